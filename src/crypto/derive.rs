@@ -1,0 +1,132 @@
+//! Key derivation: HKDF (RFC 5869) with SHA-256, and the names under which keys are derived.
+
+use ring::hkdf;
+
+use super::Secret;
+
+/// Length in bytes of a state disk's key, of the measurement secret, of the SSH CA seed.
+pub const KEY_LEN: usize = 32;
+/// Length in bytes of a cluster ID.
+pub const CLUSTER_ID_LEN: usize = 32;
+/// The most bytes that HKDF-SHA-256 can give: 255 blocks (RFC 5869 §2.3).
+pub const MAX_DERIVED_LEN: usize = 255 * 32;
+/// Id of the key from which the cluster ID is derived.
+pub const MEASUREMENT_SECRET_ID: &str = "measurementSecret";
+/// Id of the seed of the emergency SSH certificate authority.
+pub const SSH_CA_SEED_ID: &str = "ca_emergency_ssh";
+
+/// Every id that the key service derives under is prefixed by this in the HKDF info.
+const DEK_PREFIX: &str = "key-";
+const CLUSTER_ID_INFO: &str = "clusterID";
+
+/// The name of a data encryption key: the HKDF info `key-` + id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dek(String);
+
+impl Dek {
+    /// The key of the given id, e.g. [`MEASUREMENT_SECRET_ID`].
+    pub fn named(id: &str) -> Self {
+        Dek(format!("{DEK_PREFIX}{id}"))
+    }
+
+    /// The key of the disk whose LUKS UUID this is; in lower case, since HKDF infos are compared byte for byte.
+    pub fn disk(uuid: &str) -> Self {
+        Self::named(&uuid.to_lowercase())
+    }
+
+    /// The HKDF info.
+    pub fn info(&self) -> &str {
+        &self.0
+    }
+}
+
+/// HKDF-SHA-256 of `secret` and `salt` under `info`; `None` when `len` is 0 or above [`MAX_DERIVED_LEN`].
+pub fn derive_key(secret: &[u8], salt: &[u8], info: &str, len: usize) -> Option<Secret> {
+    struct Len(usize);
+    impl hkdf::KeyType for Len {
+        fn len(&self) -> usize {
+            self.0
+        }
+    }
+    if len == 0 || len > MAX_DERIVED_LEN {
+        return None;
+    }
+    let mut out = vec![0; len];
+    let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(secret);
+    prk.expand(&[info.as_bytes()], Len(len)).ok()?.fill(&mut out).ok()?;
+    Some(Secret::new(out))
+}
+
+/// The cluster ID, which is measured into PCR 15: HKDF(measurement secret, measurement salt, `key-clusterID`, 32).
+pub fn cluster_id(measurement_secret: &Secret, measurement_salt: &[u8]) -> [u8; CLUSTER_ID_LEN] {
+    let info = Dek::named(CLUSTER_ID_INFO);
+    let id = derive_key(measurement_secret.expose(), measurement_salt, info.info(), CLUSTER_ID_LEN);
+    // the length is a constant within HKDF's bounds
+    id.and_then(|id| id.expose().try_into().ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    fn range(from: u8, len: u8) -> Vec<u8> {
+        (from..from + len).collect()
+    }
+
+    fn derived(secret: &[u8], salt: &[u8], info: &str) -> String {
+        hex(derive_key(secret, salt, info, KEY_LEN).unwrap().expose())
+    }
+
+    #[test]
+    fn disk_keys_match_the_vectors_of_the_old_system() {
+        let zero = Dek::disk("00000000-0000-0000-0000-000000000000");
+        assert_eq!(
+            derived(&[0; 32], &[0; 32], zero.info()),
+            "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665"
+        );
+        let ones = Dek::disk("FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF");
+        assert_eq!(
+            derived(&[0xff; 32], &[0xff; 32], ones.info()),
+            "1484aa39d3415e906e07940ff215d8b1eee705d3027dba93306af4abff4f70be"
+        );
+    }
+
+    #[test]
+    fn named_keys_match_the_vectors_of_the_old_system() {
+        assert_eq!(
+            derived(&range(0x40, 32), &range(0x60, 32), Dek::named(MEASUREMENT_SECRET_ID).info()),
+            "4790578891f3fe6cc22cb661ecdc1b7e33121b1287546a52ba33a9136719c213"
+        );
+        assert_eq!(
+            derived(&[0; 32], &[0; 32], Dek::named(SSH_CA_SEED_ID).info()),
+            "9e713c43390b642211dac2251376b4ac901635b197ccd2288393cc61bb73e127"
+        );
+    }
+
+    #[test]
+    fn cluster_id_matches_the_vectors_of_the_old_system() {
+        let id = cluster_id(&Secret::new(range(0, 32)), &range(0x20, 32));
+        assert_eq!(hex(&id), "128c164378fe8767f998fbdfe4b4d6463ec5ae1b664ea5999bc27417607ae9b6");
+    }
+
+    #[test]
+    fn rfc_5869_test_case_3() {
+        // the one case of RFC 5869 appendix A whose info is UTF-8, as ours always is
+        let okm = derive_key(&[0x0b; 22], &[], "", 42).unwrap();
+        assert_eq!(
+            hex(okm.expose()),
+            "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
+        );
+    }
+
+    #[test]
+    fn lengths_that_hkdf_cannot_give_are_refused() {
+        assert!(derive_key(&[1], &[2], "x", 0).is_none());
+        assert!(derive_key(&[1], &[2], "x", MAX_DERIVED_LEN + 1).is_none());
+        assert!(derive_key(&[1], &[2], "x", MAX_DERIVED_LEN).is_some());
+    }
+}

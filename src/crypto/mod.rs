@@ -1,0 +1,9 @@
+//! Plain helpers: secrets that wipe themselves, and the key derivations that all programs share.
+
+mod derive;
+mod secret;
+
+pub use derive::{
+    CLUSTER_ID_LEN, Dek, KEY_LEN, MAX_DERIVED_LEN, MEASUREMENT_SECRET_ID, SSH_CA_SEED_ID, cluster_id, derive_key,
+};
+pub use secret::{Secret, random};

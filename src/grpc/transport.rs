@@ -1,0 +1,45 @@
+//! What gRPC runs over: a connection whose two directions can be used from two threads at once.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Instant;
+
+/// One established connection: plain TCP, or TLS over it.
+pub struct Transport {
+    /// Bytes from the peer. One thread blocks in it.
+    pub reader: Box<dyn Read + Send>,
+    /// Bytes to the peer, usable while another thread blocks in `reader`.
+    pub writer: Box<dyn Write + Send>,
+    /// The socket beneath: time-outs, the peer's address, and `shutdown`, which wakes both halves.
+    pub socket: TcpStream,
+    /// The `:scheme` of requests: `http` or `https`.
+    pub scheme: &'static str,
+}
+
+impl Transport {
+    /// Plain TCP.
+    pub fn plain(socket: TcpStream) -> io::Result<Transport> {
+        socket.set_nodelay(true)?;
+        Ok(Transport {
+            reader: Box::new(socket.try_clone()?),
+            writer: Box::new(socket.try_clone()?),
+            socket,
+            scheme: "http",
+        })
+    }
+}
+
+/// How a server makes a [`Transport`] of an accepted socket; runs on the connection's own thread.
+pub trait Accept: Send + Sync {
+    /// Completes before `deadline` or fails. The error's text is for the server's log.
+    fn accept(&self, socket: TcpStream, deadline: Instant) -> io::Result<Transport>;
+}
+
+impl<F> Accept for F
+where
+    F: Fn(TcpStream, Instant) -> io::Result<Transport> + Send + Sync,
+{
+    fn accept(&self, socket: TcpStream, deadline: Instant) -> io::Result<Transport> {
+        self(socket, deadline)
+    }
+}

@@ -1,0 +1,23 @@
+//! Firstlight makes a fresh confidential VM a trusted node of a Kubernetes cluster.
+//!
+//! One library under four programs (`src/bin`). The arrows point one way: flows ([`bootstrapper`], [`state_disk`],
+//! [`join_service`], [`key_service`]) use mechanisms ([`grpc`], [`atls`], [`attestation`], [`luks`], [`device_mapper`],
+//! [`tpm`], [`kms`], [`metadata`]), which use plain helpers ([`crypto`], [`sys`]). `docs/architecture.md` has the picture.
+#![deny(unsafe_code)]
+
+pub mod atls;
+pub mod attestation;
+pub mod bootstrapper;
+pub mod crypto;
+pub mod device_mapper;
+pub mod grpc;
+pub mod h2;
+pub mod join_service;
+pub mod key_service;
+pub mod kms;
+pub mod luks;
+pub mod metadata;
+pub mod proto;
+pub mod state_disk;
+pub mod sys;
+pub mod tpm;

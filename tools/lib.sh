@@ -1,0 +1,24 @@
+# Sourced by the scripts beside it: where things are kept, and how they speak.
+set -euo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+CACHE=${FIRSTLIGHT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/firstlight}
+MUSL=x86_64-unknown-linux-musl
+GNU=x86_64-unknown-linux-gnu
+
+say() { printf '>> %s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# The Debian mirror that this machine already uses.
+mirror() { apt-get indextargets --format '$(REPO_URI)' | grep -m1 '/debian/*$'; }
+
+# apt-get with lists and sources of our own, so that a source package or another suite can be fetched without touching
+# the machine's configuration. Usage: private_apt "deb-src … suite main" -- apt-get arguments
+private_apt() {
+  local state=$CACHE/apt lines=()
+  mkdir -p "$state"/lists/partial "$state"/cache/archives/partial
+  while [ "$1" != -- ]; do lines+=("$1"); shift; done
+  shift
+  printf '%s\n' "${lines[@]}" >"$state/sources.list"
+  apt-get -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::Lists="$state/lists" \
+    -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root -qq "$@"
+}
