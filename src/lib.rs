@@ -8,6 +8,7 @@
 pub mod atls;
 pub mod attestation;
 pub mod bootstrapper;
+pub mod cli;
 pub mod crypto;
 pub mod device_mapper;
 pub mod grpc;
@@ -15,8 +16,12 @@ pub mod h2;
 pub mod join_service;
 pub mod key_service;
 pub mod kms;
+pub mod logger;
 pub mod luks;
 pub mod metadata;
+#[cfg(test)]
+mod mutation;
+pub mod program;
 pub mod proto;
 pub mod state_disk;
 pub mod sys;
