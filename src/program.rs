@@ -14,6 +14,13 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::Duration;
+
+use log::LevelFilter;
+
+use crate::logger;
+use crate::sys::process;
+use crate::sys::signal::StopSignals;
 
 /// Why a program ends before its work is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +70,22 @@ pub fn main(name: &str, program: impl FnOnce(lexopt::Parser) -> Result<(), Failu
         }
     };
     ExitCode::from(code)
+}
+
+/// What a service's main does before it starts a thread: logs from `level` on, keeps its memory to itself, and holds back
+/// the signals that ask it to stop until it waits for them.
+pub fn prepare_service(level: LevelFilter) -> Result<StopSignals, Failure> {
+    logger::init(level);
+    process::keep_memory_private()
+        .map_err(|error| Failure::failed(format!("cannot keep memory out of core dumps: {error}")))?;
+    StopSignals::block().map_err(|error| Failure::failed(format!("cannot block signals: {error}")))
+}
+
+/// Waits until the service is asked to stop, and says so in the log.
+pub fn wait_until_stopped(signals: &StopSignals, grace: Duration) -> Result<(), Failure> {
+    let signal = signals.wait().map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))?;
+    log::info!("{signal}: callers have {} s to finish", grace.as_secs());
+    Ok(())
 }
 
 fn complain(text: impl Display) {
