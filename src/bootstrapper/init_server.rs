@@ -15,7 +15,8 @@ use super::secret_guard::{SecretGuard, Verdict};
 use crate::attestation::Issuer;
 use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id};
 use crate::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
-use crate::kms::{self, ClusterKms};
+use crate::kms::ClusterKms;
+use crate::metadata::Role;
 use crate::proto::init::init_response::Kind;
 use crate::proto::init::{InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse};
 use crate::state_disk::{NewDisk, NodeState, SALT_LEN, mark_complete};
@@ -135,7 +136,7 @@ fn set_up(
     let failed = |what: &str, error: &dyn std::fmt::Display| Status::new(Code::Internal, format!("{what}: {error}"));
     let disk = NewDisk::open(&node.disk).map_err(|error| failed("opening the state disk", &error))?;
     let key = derive(kms, &Dek::disk(disk.uuid()))?;
-    let state = NodeState { role: "ControlPlane".into(), measurement_salt: salt };
+    let state = NodeState { role: Role::ControlPlane, measurement_salt: salt };
     disk.commit(&node.root, &state, &key).map_err(|error| failed("setting up the state disk", &error))?;
     node.timeline.event("committed", "the state disk has its permanent key");
     let kubeconfig = cluster::set_up(request).map_err(|error| failed("initializing the cluster", &error))?;
@@ -173,7 +174,7 @@ fn check_secret(call: &Call, request: &InitRequest, node: &Node) -> Result<(), S
 }
 
 fn parse(request: &InitRequest) -> Result<(ClusterKms, [u8; SALT_LEN]), Status> {
-    let kms = kms::open(&request.kms_uri, &request.storage_uri)
+    let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri)
         .map_err(|error| Status::new(Code::InvalidArgument, error.to_string()))?;
     let salt = request.measurement_salt.as_slice().try_into().map_err(|_| {
         let length = request.measurement_salt.len();

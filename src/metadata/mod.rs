@@ -62,10 +62,10 @@ pub enum Metadata {
 
 impl Metadata {
     /// Of the cloud named as on the kernel command line and the command lines of the services (`qemu`, `aws`, ..), in any
-    /// case.
-    pub fn of(cloud: &str) -> Result<Metadata, Error> {
+    /// case; at `url` when the service is not at its usual place.
+    pub fn of(cloud: &str, url: Option<&str>) -> Result<Metadata, Error> {
         match cloud.to_ascii_lowercase().as_str() {
-            "qemu" => Ok(Metadata::Qemu(qemu::Client::new(qemu::BASE_URL))),
+            "qemu" => Ok(Metadata::Qemu(qemu::Client::new(url.unwrap_or(qemu::BASE_URL)))),
             "aws" | "azure" | "gcp" | "openstack" | "stackit" => Err(Error::NotSupported(cloud.to_owned())),
             _ => Err(Error::UnknownCloud(cloud.to_owned())),
         }

@@ -12,6 +12,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
+use crate::metadata::Role;
+
 /// Length in bytes of a measurement salt; the old system demands it at each boot but not at init, so we demand it at both.
 pub const SALT_LEN: usize = 32;
 
@@ -27,8 +29,8 @@ const MAX_FILE: u64 = 4096;
 /// The content of the state file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeState {
-    /// `ControlPlane` or `Worker`; nothing reads it back, the role of a reboot comes from the metadata service.
-    pub role: String,
+    /// Nothing reads it back: the role of a reboot comes from the metadata service.
+    pub role: Role,
     /// Not secret: HKDF salt of the cluster ID.
     pub measurement_salt: [u8; SALT_LEN],
 }
@@ -87,12 +89,12 @@ impl NodeState {
         let length = salt.len();
         let measurement_salt =
             salt.try_into().map_err(|_| format!("MeasurementSalt has {length} bytes, expected {SALT_LEN}"))?;
-        Ok(NodeState { role: json.role, measurement_salt })
+        Ok(NodeState { role: Role::parse(&json.role), measurement_salt })
     }
 
     /// Writes the state below `root`, durably: it is on the disk when this returns, whole.
     pub fn write(&self, root: &Path) -> Result<(), Error> {
-        let state = Json { role: self.role.clone(), measurement_salt: STANDARD.encode(self.measurement_salt) };
+        let state = Json { role: self.role.to_string(), measurement_salt: STANDARD.encode(self.measurement_salt) };
         let mut json = Vec::new();
         let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");
         state
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     fn state() -> NodeState {
-        NodeState { role: "ControlPlane".into(), measurement_salt: [b'S'; 32] }
+        NodeState { role: Role::ControlPlane, measurement_salt: [b'S'; 32] }
     }
 
     #[test]

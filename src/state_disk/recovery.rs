@@ -13,7 +13,8 @@ use crate::attestation::Issuer;
 use crate::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use crate::grpc::{Call, Code, Limits, Router, Server, Status};
 use crate::proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
-use crate::{atls, kms};
+use crate::atls;
+use crate::kms::{self, ClusterKms};
 
 /// TCP port of the recovery server.
 pub const PORT: u16 = 9999;
@@ -60,7 +61,7 @@ fn recover(call: &Call, message: &RecoverMessage, waiting: &Waiting) -> Result<R
 
 fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candidate, Status> {
     let invalid = |error: kms::Error| Status::new(Code::InvalidArgument, error.to_string());
-    let kms = kms::open(&message.kms_uri, &message.storage_uri).map_err(invalid)?;
+    let kms = ClusterKms::from_uris(&message.kms_uri, &message.storage_uri).map_err(invalid)?;
     Ok(Candidate {
         disk_key: kms.dek(&Dek::disk(uuid), KEY_LEN).map_err(invalid)?,
         measurement_secret: kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(invalid)?,

@@ -103,12 +103,9 @@ struct Listed {
 fn endpoints(metadata: &Metadata) -> Listed {
     let mut listed = Listed { hosts: vec![], errors: vec![] };
     match metadata.load_balancer_endpoint() {
-        Ok(endpoint) => match endpoint.host.parse() {
-            Ok(address) => listed.hosts.push(address),
-            Err(_) => match sys::net::resolve(&endpoint.host) {
-                Ok(addresses) => listed.hosts.extend(addresses),
-                Err(error) => listed.errors.push(format!("load balancer {}: {error}", endpoint.host)),
-            },
+        Ok(host) => match sys::net::resolve(&host) {
+            Ok(addresses) => listed.hosts.extend(addresses),
+            Err(error) => listed.errors.push(format!("load balancer {host}: {error}")),
         },
         Err(error) => listed.errors.push(error.to_string()),
     }
