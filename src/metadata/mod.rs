@@ -176,8 +176,8 @@ mod tests {
 
     #[test]
     fn other_clouds_are_refused_by_name() {
-        assert_eq!(Metadata::of("AWS").err(), Some(Error::NotSupported("AWS".into())));
-        assert_eq!(Metadata::of("home").err(), Some(Error::UnknownCloud("home".into())));
-        assert!(Metadata::of("QEMU").is_ok());
+        assert_eq!(Metadata::of("AWS", None).err(), Some(Error::NotSupported("AWS".into())));
+        assert_eq!(Metadata::of("home", None).err(), Some(Error::UnknownCloud("home".into())));
+        assert!(Metadata::of("QEMU", None).is_ok());
     }
 }
