@@ -135,7 +135,7 @@ fn set_up(
 ) -> Result<Done, Status> {
     let failed = |what: &str, error: &dyn std::fmt::Display| Status::new(Code::Internal, format!("{what}: {error}"));
     let disk = NewDisk::open(&node.disk).map_err(|error| failed("opening the state disk", &error))?;
-    let key = derive(kms, &Dek::disk(disk.uuid()))?;
+    let key = derive(kms, &Dek::disk(&disk.uuid()))?;
     let state = NodeState { role: Role::ControlPlane, measurement_salt: salt };
     disk.commit(&node.root, &state, &key).map_err(|error| failed("setting up the state disk", &error))?;
     node.timeline.event("committed", "the state disk has its permanent key");

@@ -54,20 +54,22 @@ impl Handover {
 pub struct NewDisk {
     handover: Handover,
     header: luks::Header,
-    passphrase: Secret,
+    volume_key: Secret,
 }
 
 impl NewDisk {
-    /// Reads and verifies the disk's header once more.
+    /// Reads and verifies the disk's header once more, and opens it with the passphrase of this boot.
     pub fn open(handover: &Handover) -> Result<NewDisk, Error> {
         let passphrase = handover.take()?;
         let mut device = open(&handover.device, false)?;
         let header = super::classify::ours(&mut device, &handover.device)?;
-        Ok(NewDisk { handover: handover.clone(), header, passphrase })
+        let volume_key =
+            header.unlock(&mut device, &passphrase).map_err(|error| Error::Luks(handover.device.clone(), error))?;
+        Ok(NewDisk { handover: handover.clone(), header, volume_key })
     }
 
     /// Lower case; names the key that the disk gets.
-    pub fn uuid(&self) -> &str {
+    pub fn uuid(&self) -> String {
         self.header.uuid()
     }
 
@@ -77,7 +79,7 @@ impl NewDisk {
         state.write(root).map_err(Error::NodeState)?;
         let mut device = open(&self.handover.device, true)?;
         self.header
-            .replace_passphrase_and_mark(&mut device, &self.passphrase, key)
+            .replace_passphrase_and_mark(&mut device, &self.volume_key, key)
             .map_err(|error| Error::Luks(self.handover.device.clone(), error))?;
         // the passphrase of this boot opens nothing any more; what remains of it is forgotten
         if let Err(error) = fs::remove_file(&self.handover.key_file) {

@@ -59,7 +59,7 @@ pub use node_state::{NodeState, SALT_LEN, is_complete, mark_complete};
 use crate::attestation::Issuer;
 use crate::crypto::{KEY_LEN, Secret, cluster_id};
 use crate::device_mapper::{self, FirstUse, Mapping};
-use crate::luks::{self, VolumeKey};
+use crate::luks::{self, VOLUME_KEY_LEN};
 use crate::metadata::Metadata;
 use crate::stop::Stop;
 use crate::timeline::Timeline;
@@ -104,13 +104,13 @@ impl Unlock {
         self.timeline.event("disk", format_args!("{}: {}", device.display(), describe(&disk)));
         match disk {
             Disk::New(_) => self.first_boot(&device),
-            Disk::Initialized(header) => self.reboot(&device, *header),
+            Disk::Initialised(header) => self.reboot(&device, *header),
         }
     }
 
     fn first_boot(&self, device: &Path) -> Result<(), Error> {
         let passphrase = Secret::random(KEY_LEN);
-        let volume_key = VolumeKey::random();
+        let volume_key = Secret::random(VOLUME_KEY_LEN);
         let header = luks::format(&mut handover::open(device, true)?, &volume_key, &passphrase)
             .map_err(|error| Error::Luks(device.into(), error))?;
         self.timeline.event("formatted", format_args!("LUKS2 with integrity, {}", header.uuid()));
@@ -157,7 +157,7 @@ impl Unlock {
         &self,
         device: &Path,
         header: &luks::Header,
-        volume_key: &VolumeKey,
+        volume_key: &Secret,
         first_use: FirstUse,
     ) -> Result<PathBuf, Error> {
         let mapping = Mapping::of(MAPPING, device, header, volume_key);
@@ -187,7 +187,7 @@ impl Unlock {
 fn describe(disk: &Disk) -> String {
     match disk {
         Disk::New(why) => format!("{why}: formatting it"),
-        Disk::Initialized(header) => format!("state disk {} of a cluster's node", header.uuid()),
+        Disk::Initialised(header) => format!("state disk {} of a cluster's node", header.uuid()),
     }
 }
 

@@ -48,7 +48,7 @@ impl Drop for RecoveryServer {
 fn recover(call: &Call, message: &RecoverMessage, waiting: &Waiting) -> Result<RecoverResponse, Status> {
     let peer = call.peer().map_or("an unknown address".into(), |address| address.to_string());
     let from = format!("the operator at {peer}");
-    let candidate = candidate(message, waiting.uuid(), from)?;
+    let candidate = candidate(message, &waiting.uuid(), from)?;
     waiting.offer(candidate).map(|()| RecoverResponse {}).map_err(|refused| match refused {
         Refused::WrongKey => {
             let uuid = waiting.uuid();
@@ -72,7 +72,7 @@ fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candi
 fn status(waiting: &Waiting) -> StatusResponse {
     let (since, notes) = waiting.report();
     StatusResponse {
-        disk_uuid: waiting.uuid().into(),
+        disk_uuid: waiting.uuid(),
         state: "waiting for the key of the state disk".into(),
         waiting_for: notes
             .into_iter()

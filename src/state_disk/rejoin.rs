@@ -156,7 +156,7 @@ fn ticket(host: IpAddr, asking: &Asking) -> Result<IssueRejoinTicketResponse, St
     let client = atls::Client::new(Some(asking.issuer.clone()), vec![]);
     let transport = client.connect(socket, Instant::now() + HANDSHAKE_TIME).map_err(|error| error.to_string())?;
     let call = || -> Result<IssueRejoinTicketResponse, Status> {
-        let request = IssueRejoinTicketRequest { disk_uuid: asking.waiting.uuid().into() };
+        let request = IssueRejoinTicketRequest { disk_uuid: asking.waiting.uuid() };
         let options = CallOptions { timeout: Some(CALL_TIME), ..CallOptions::default() };
         Channel::new(transport, &address.to_string())?.unary("/join.API/IssueRejoinTicket", &request, &options)
     };

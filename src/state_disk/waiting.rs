@@ -29,7 +29,7 @@ pub struct Candidate {
 /// A key that opened the disk.
 pub struct Opened {
     /// The key of the data.
-    pub volume_key: luks::VolumeKey,
+    pub volume_key: Secret,
     /// As in [`Candidate`].
     pub measurement_secret: Secret,
     /// As in [`Candidate`].
@@ -89,7 +89,7 @@ impl Waiting {
     }
 
     /// The disk's UUID, lower case.
-    pub fn uuid(&self) -> &str {
+    pub fn uuid(&self) -> String {
         self.header.uuid()
     }
 
@@ -108,7 +108,7 @@ impl Waiting {
             .map_err(|error| Refused::Disk(format!("{}: {error}", self.device.display())))
             .and_then(|mut device| match self.header.unlock(&mut device, &candidate.disk_key) {
                 Ok(key) => Ok(key),
-                Err(luks::Error::WrongPassphrase) => Err(Refused::WrongKey),
+                Err(luks::Error::WrongPassphrase { .. }) => Err(Refused::WrongKey),
                 Err(error) => Err(Refused::Disk(format!("{}: {error}", self.device.display()))),
             });
         match unlocked {
