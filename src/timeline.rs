@@ -31,6 +31,14 @@ impl Timeline {
         let _ = writeln!(std::io::stdout(), "firstlight[{}] {time:8.3}s {name}: {text}", self.stage);
     }
 
+    /// Prints the most memory that this process has had resident so far (proc_pid_status(5), `VmHWM`).
+    pub fn peak_memory(&self) {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if let Some(peak) = status.lines().find_map(|line| line.strip_prefix("VmHWM:")) {
+            self.event("memory", format_args!("at most {} resident", peak.trim()));
+        }
+    }
+
     /// An issuer that notes the `quote` event each time it made a document.
     pub fn issuer(&self, inner: Arc<dyn Issuer>) -> Arc<dyn Issuer> {
         Arc::new(Noted { inner, timeline: *self })

@@ -85,6 +85,7 @@ fn main() -> ExitCode {
             Command::Unlock => unlock(options, timeline, &stop),
             Command::Run => run(options, timeline, &stop),
         };
+        timeline.peak_memory();
         match result {
             Ok(Ending::Reset) => Err(Failure::Failed(RESET, "reboot this machine: its state disk starts afresh".into())),
             _ if stop.is_stopped() => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
