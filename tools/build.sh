@@ -16,7 +16,7 @@ if [ "$target" = "$MUSL" ] && ! target_works "$MUSL"; then
   say "no standard library for $MUSL: building a static $GNU instead"
 fi
 libc=${target##*-}
-case $target in "$MUSL") cc=musl-gcc ;; "$GNU") cc=gcc ;; *) die "unknown target $target" ;; esac
+case $target in "$MUSL" | "$GNU") ;; *) die "unknown target $target" ;; esac
 mkdir -p "$ROOT/.deps"
 ln -sfn "$("$ROOT/tools/tss.sh" "$libc")" "$ROOT/.deps/$libc"
 
@@ -26,10 +26,9 @@ dist=${DIST:-$out/dist}
 [ "$target" = "$MUSL" ] || dist=$dist-$libc
 home=${CARGO_HOME:-$HOME/.cargo}
 remap() { printf '%s' "$1=$2"; }
-flags=(-Ctarget-feature=+crt-static "-Clinker=$cc"
+flags=(-Ctarget-feature=+crt-static
   "--remap-path-prefix=$(remap "$out" /target)" "--remap-path-prefix=$(remap "$ROOT" /firstlight)"
   "--remap-path-prefix=$(remap "$home" /cargo)" "--remap-path-prefix=$(remap "$(rustc --print sysroot)" /rust)")
-[ "$libc" = gnu ] || flags+=(-Clink-self-contained=yes -Clinker="$cc")
 export CARGO_ENCODED_RUSTFLAGS
 CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}")
 export "CFLAGS_${target//-/_}=-ffile-prefix-map=$out=/target -ffile-prefix-map=$home=/cargo -ffile-prefix-map=$ROOT=/firstlight"
