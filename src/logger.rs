@@ -10,6 +10,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -38,6 +39,11 @@ pub fn level_of_verbosity(v: i32) -> LevelFilter {
         1 => LevelFilter::Warn,
         2.. => LevelFilter::Error,
     }
+}
+
+/// The caller of a service, for its log.
+pub fn peer(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "a caller that is gone".into(), |address| address.to_string())
 }
 
 struct Stderr {

@@ -6,7 +6,7 @@
 //! # fn parse(_: lexopt::Parser) -> Result<Options, Failure> { Ok(Options) }
 //! # fn serve(_: Options) -> Result<(), Failure> { Ok(()) }
 //! fn main() -> std::process::ExitCode {
-//!     program::main("key-service", "Usage: key-service ..", |args| serve(parse(args)?))
+//!     program::main("key-service", |args| serve(parse(args)?))
 //! }
 //! ```
 
@@ -14,12 +14,19 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::Duration;
+
+use log::LevelFilter;
+
+use crate::logger;
+use crate::sys::process;
+use crate::sys::signal::StopSignals;
 
 /// Why a program ends before its work is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// `--help`: the usage goes to standard output, exit code 0.
-    Help,
+    /// `--help`: this text goes to standard output, exit code 0.
+    Help(&'static str),
     /// `--version`: exit code 0.
     Version,
     /// The arguments make no sense: what is wrong, then a hint at `--help`, on standard error; exit code [`USAGE`].
@@ -47,11 +54,11 @@ impl From<lexopt::Error> for Failure {
 }
 
 /// Runs `program` on the process's arguments and turns its result into output and exit code.
-pub fn main(name: &str, usage: &str, program: impl FnOnce(lexopt::Parser) -> Result<(), Failure>) -> ExitCode {
+pub fn main(name: &str, program: impl FnOnce(lexopt::Parser) -> Result<(), Failure>) -> ExitCode {
     let code = match program(lexopt::Parser::from_env()) {
         Ok(()) => 0,
         // whoever closed standard output does not want the text
-        Err(Failure::Help) => io::stdout().write_all(usage.as_bytes()).map_or(FAILED, |()| 0),
+        Err(Failure::Help(usage)) => io::stdout().write_all(usage.as_bytes()).map_or(FAILED, |()| 0),
         Err(Failure::Version) => writeln!(io::stdout(), "{name} {}", env!("CARGO_PKG_VERSION")).map_or(FAILED, |()| 0),
         Err(Failure::Usage(what)) => {
             complain(format_args!("{name}: {what}\nTry `{name} --help`."));
@@ -63,6 +70,22 @@ pub fn main(name: &str, usage: &str, program: impl FnOnce(lexopt::Parser) -> Res
         }
     };
     ExitCode::from(code)
+}
+
+/// What a service's main does before it starts a thread: logs from `level` on, keeps its memory to itself, and holds back
+/// the signals that ask it to stop until it waits for them.
+pub fn prepare_service(level: LevelFilter) -> Result<StopSignals, Failure> {
+    logger::init(level);
+    process::keep_memory_private()
+        .map_err(|error| Failure::failed(format!("cannot keep memory out of core dumps: {error}")))?;
+    StopSignals::block().map_err(|error| Failure::failed(format!("cannot block signals: {error}")))
+}
+
+/// Waits until the service is asked to stop, and says so in the log.
+pub fn wait_until_stopped(signals: &StopSignals, grace: Duration) -> Result<(), Failure> {
+    let signal = signals.wait().map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))?;
+    log::info!("{signal}: callers have {} s to finish", grace.as_secs());
+    Ok(())
 }
 
 fn complain(text: impl Display) {

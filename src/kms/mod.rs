@@ -1,15 +1,18 @@
 //! Key management: where data keys come from, and the URIs that name such a place.
 //!
 //! A key URI travels in `InitRequest` and `RecoverMessage`; that of the cluster's own back end carries the master secret
-//! itself, so it is a secret too. [`uri`] reads and writes them; the one back end of this version derives every key from
+//! itself, so it is a secret too. `uri` reads and writes them; the one back end of this version derives every key from
 //! the master secret, needs no storage, and is [`ClusterKms`]. Those that wrap random keys in a cloud's key service are
-//! known by name and refused.
+//! known by name and refused. [`Uuid`] names a disk and so its key.
 
 mod uri;
+mod uuid;
 
 use std::fmt;
 
 use zeroize::Zeroizing;
+
+pub use uuid::Uuid;
 
 use crate::crypto::{Dek, MAX_DERIVED_LEN, Secret, derive_key};
 
