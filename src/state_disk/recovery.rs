@@ -78,6 +78,6 @@ fn status(waiting: &Waiting) -> StatusResponse {
             .into_iter()
             .map(|(name, note)| format!("{name}: {} (try {})", note.text, note.tries))
             .collect(),
-        seconds_waiting: since.as_secs(),
+        waiting_seconds: since.as_secs(),
     }
 }
