@@ -320,10 +320,33 @@ fn fields_that_the_old_reader_does_not_know_are_refused_by_name() {
 }
 
 #[test]
-fn a_header_whose_keyslots_were_erased_is_refused() {
+fn a_header_whose_keyslots_were_erased_is_refused_but_one_that_never_had_any_is_formatted() {
     let mut it = Fixture::ours();
     it.ok("luksErase", &[], &["disk"]);
     assert!(it.refused().contains("no keyslot"), "{}", it.refused());
+    assert!(!it.header().is_keyless());
+    assert!(luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).is_err());
+
+    // as Constellation leaves it when the power goes between its format and its first keyslot
+    it.ok("token", &["--token-id", "0"], &["remove", "disk"]);
+    assert!(it.header().is_keyless());
+    luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).unwrap();
+    assert!(it.opens("new"));
+}
+
+#[test]
+fn only_a_reset_makes_an_initialised_disk_one_to_be_formatted() {
+    let mut it = Fixture::ours();
+    it.commit();
+    let format = |it: &mut Fixture| luks::format(&mut it.disk, &volume_key(), &Secret::new(OLD.into()));
+    assert!(format(&mut it).unwrap_err().to_string().contains("an initialised state disk"));
+    let mut header = it.header();
+    header.mark_for_reset(&mut it.disk).unwrap();
+    let formatted = format(&mut it).unwrap();
+    assert_ne!(formatted.uuid(), header.uuid());
+    // the keyslot of the disk's former life was in the second area
+    assert!(it.bytes()[(32 << 10) + 385_024..].iter().all(|b| *b == 0));
+    assert!(it.opens("old") && !it.opens("new"));
 }
 
 #[test]

@@ -129,6 +129,14 @@ impl Header {
         self.checked(integrity).map(drop)
     }
 
+    /// Whether this is a header as in [`Header::check_ours`] with integrity, but without any keyslot and token: what is
+    /// left of a format of Constellation's that was cut short. No key opens it, so that nothing is lost with it.
+    pub fn is_keyless(&self) -> bool {
+        let tokens = self.metadata["tokens"].as_object();
+        tokens.is_some_and(Map::is_empty)
+            && check(self, Integrity::Required, 0).is_ok_and(|metadata| metadata.keyslots.is_empty())
+    }
+
     /// How to map the data segment.
     pub fn geometry(&self) -> Result<Geometry, Error> {
         let metadata = self.checked(Integrity::Optional)?;
@@ -146,7 +154,7 @@ impl Header {
 
     /// The metadata in its types, with every rule checked.
     pub(super) fn checked(&self, integrity: Integrity) -> Result<Metadata, Error> {
-        check(self, integrity).map_err(Error::NotOurs)
+        check(self, integrity, 1).map_err(Error::NotOurs)
     }
 }
 
@@ -304,7 +312,7 @@ fn equal<T: PartialEq + std::fmt::Debug>(what: &str, field: &str, got: T, expect
     ensure(got == expected, || format!("{what}: {field} is {got:?}, expected {expected:?}"))
 }
 
-fn check(header: &Header, integrity: Integrity) -> Result<Metadata, String> {
+fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, String> {
     let uuid = header.uuid();
     ensure(header::is_uuid(&uuid), || format!("its UUID {uuid:?} is not one"))?;
     equal("binary header", "the size", header.binary.hdr_size, HDR_SIZE)?;
@@ -326,6 +334,7 @@ fn check(header: &Header, integrity: Integrity) -> Result<Metadata, String> {
     })?;
     let key_size = if segment.integrity.is_some() { VOLUME_KEY_LEN } else { VOLUME_KEY_LEN_PLAIN };
     let keyslots = check_keyslots(&header.metadata["keyslots"], key_size)?;
+    ensure(keyslots.len() >= least_keyslots, || "it has no keyslot: no key can open it".into())?;
     check_areas(&keyslots, areas_start, areas_end)?;
     let (digest_id, digest) = check_digest(&header.metadata["digests"], &keyslots)?;
     check_tokens(&header.metadata["tokens"])?;
@@ -376,7 +385,6 @@ fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Key
         }
     }
     let keyslots: BTreeMap<u32, Keyslot> = objects("keyslot", keyslots)?;
-    ensure(!keyslots.is_empty(), || "it has no keyslot: no key can open it".into())?;
     let mut work: u64 = 0;
     for (id, keyslot) in &keyslots {
         let it = format!("keyslot {id}");

@@ -31,6 +31,8 @@ mod header;
 mod keyslot;
 mod metadata;
 mod probe;
+#[cfg(test)]
+mod tests;
 mod write;
 
 pub use header::Header;

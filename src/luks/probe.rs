@@ -42,20 +42,22 @@ pub fn probe(dev: &mut (impl Read + Seek)) -> Result<Probe, Error> {
 
 fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
     let size = dev.seek(SeekFrom::End(0))?;
-    let mut head = vec![0; SIGNATURES_LEN.min(size) as usize];
-    read_at(dev, 0, &mut head)?;
-
     let primary = read_copy(dev, size, Copy::Primary, 0)?;
     let secondary = read_secondary(dev, size, &primary)?;
-    let foreign = if primary.is_whole() { None } else { signature(&head) };
-    if let Some(what) = foreign {
-        return Ok(Probe::Unknown(what.into()));
+    if !primary.is_whole() {
+        // only where our headers are: further on, a keyslot's random bytes may look like anything
+        if let Some(what) = signature(&head(dev, size, FIRST_AREA)?) {
+            return Ok(Probe::Unknown(what.into()));
+        }
     }
     if let Some(header) = newer(&primary, &secondary, size) {
         return Ok(Probe::Luks(header));
     }
     if is_unfinished(dev, size)? {
         return Ok(Probe::Unfinished);
+    }
+    if let Some(what) = signature(&head(dev, size, SIGNATURES_LEN)?) {
+        return Ok(Probe::Unknown(what.into()));
     }
     if !(primary.is_absent() && secondary.is_absent()) {
         let what = format!("a LUKS header of which no copy is usable (primary: {primary}; secondary: {secondary})");
@@ -65,6 +67,13 @@ fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
         None => Probe::Blank,
         Some(at) => Probe::Unknown(format!("data of an unknown kind (the first byte that is not zero is byte {at})")),
     })
+}
+
+/// The first `len` bytes of the device, or what there are of them.
+fn head(dev: &mut (impl Read + Seek), size: u64, len: u64) -> io::Result<Vec<u8>> {
+    let mut head = vec![0; len.min(size) as usize];
+    read_at(dev, 0, &mut head)?;
+    Ok(head)
 }
 
 /// One copy of the header, as found on the device.
@@ -169,7 +178,8 @@ fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header>
     Some(Header { binary: binary.clone(), metadata: metadata.clone(), good, failed: false, device_size })
 }
 
-/// Whether all that is there is what a format of a blank disk writes before it is done.
+/// Whether all that is there is what a format of a blank disk writes before it is done; no whole header, no signature of
+/// another format within the first [`FIRST_AREA`] bytes.
 fn is_unfinished(dev: &mut (impl Read + Seek), size: u64) -> io::Result<bool> {
     if size < DATA_OFFSET {
         return Ok(false);
@@ -177,11 +187,7 @@ fn is_unfinished(dev: &mut (impl Read + Seek), size: u64) -> io::Result<bool> {
     let mut marker = MARKER;
     marker.fill(0);
     read_at(dev, MARKER_OFFSET, &mut marker)?;
-    let mut headers = [0; FIRST_AREA as usize];
-    read_at(dev, 0, &mut headers)?;
-    Ok(marker == MARKER
-        && signature(&headers).is_none()
-        && first_nonzero_outside(dev, size, &UNFINISHED_AREAS)?.is_none())
+    Ok(marker == MARKER && first_nonzero_outside(dev, size, &UNFINISHED_AREAS)?.is_none())
 }
 
 /// The first byte of the device's head and tail that is not zero and in none of the sorted ranges `except`.

@@ -64,8 +64,8 @@ const fn marker() -> [u8; 512] {
     sector
 }
 
-/// Makes a state disk of a blank disk, of one whose format was cut short, or of our own uninitialised one: a new UUID,
-/// `volume_key` (96 bytes) in keyslot 0 under `passphrase`, the token saying "not initialised". Durable on return.
+/// Makes a state disk of a blank disk, of one whose format was cut short (by us: [`Probe::Unfinished`], by Constellation:
+/// [`Header::is_keyless`]), or of our own uninitialised one, see [`Header::mark_for_reset`]: a new UUID, `volume_key` (96 bytes) in keyslot 0 under `passphrase`, the token saying "not initialised". Durable on return.
 ///
 /// Anything else on the disk is left alone: [`Error::WouldOverwrite`]. Other errors: [`Error::TooSmall`],
 /// [`Error::KeyLength`], [`Error::Io`].
@@ -119,6 +119,7 @@ fn overwritable(dev: &mut (impl Read + Seek)) -> Result<Option<Header>, Error> {
     match probe(dev)? {
         Probe::Blank | Probe::Unfinished => Ok(None),
         Probe::Unknown(what) => refuse(what),
+        Probe::Luks(header) if header.is_keyless() => Ok(Some(header)),
         Probe::Luks(header) => match (header.check_ours(Integrity::Optional), header.state()) {
             (Err(why), _) => refuse(format!("something else ({why})")),
             (Ok(()), State::Initialised) => refuse("an initialised state disk".into()),
