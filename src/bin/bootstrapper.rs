@@ -101,6 +101,9 @@ fn main() -> ExitCode {
 /// What comes before the first secret and the first thread.
 fn prepare() -> io::Result<Stop> {
     sys::process::keep_memory_private()?;
+    if let Err(error) = sys::process::lock_memory() {
+        log::warn!("memory is not locked: {error}");
+    }
     let signals = sys::signal::StopSignals::block()?;
     let stop = Stop::new();
     let on_signal = stop.clone();

@@ -160,7 +160,18 @@ impl Unlock {
         volume_key: &Secret,
         first_use: FirstUse,
     ) -> Result<PathBuf, Error> {
-        let mapping = Mapping::of(MAPPING, device, header, volume_key);
+        let geometry = header.geometry().map_err(|error| Error::Luks(device.into(), error))?;
+        let mapping = Mapping {
+            name: MAPPING,
+            luks_uuid: &geometry.uuid,
+            device,
+            data_offset: geometry.data_offset,
+            sector_size: geometry.sector_size,
+            cipher: &geometry.cipher,
+            integrity: geometry.integrity.as_deref(),
+            key: volume_key,
+            digest: geometry.digest_id,
+        };
         let mapped = device_mapper::open(&mapping, first_use).map_err(Error::DeviceMapper)?;
         self.timeline.event("mapped", mapped.display());
         Ok(mapped)
