@@ -1,7 +1,7 @@
 //! Our LUKS2 against the real `cryptsetup`, both ways, on plain files: what it makes of our headers, and we of its.
 //!
-//! Without device mapper, so nothing is mapped here, and `cryptsetup` cannot format with integrity: its 96-byte keyslots
-//! come from adding and changing keys in headers of ours.
+//! Without device mapper, so nothing is mapped here, and `cryptsetup` cannot format with integrity: its 96-byte
+//! keyslots come from adding and changing keys in headers of ours.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};

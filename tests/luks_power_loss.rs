@@ -1,8 +1,8 @@
-//! Cuts the power at every instant of every operation that changes a LUKS2 header, and looks at what the next boot finds.
+//! Cuts the power at every instant of every operation that changes a LUKS2 header: what does the next boot find?
 //!
 //! The disk records writes and syncs. A cut leaves all writes before the last completed sync, and of those after it any
-//! part in whole 512-byte sectors, in any order: of few sectors every subset, of many a choice of prefixes, suffixes, single
-//! ones, all but one, and random subsets.
+//! part in whole 512-byte sectors, in any order: of few sectors every subset, of many a choice of prefixes, suffixes,
+//! single ones, all but one, and random subsets.
 
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 

@@ -105,7 +105,8 @@ impl Header {
 }
 
 impl Binary {
-    /// Reads the fields of the binary header `bytes`, found at byte `at` of the device; the checksum is yet to be checked.
+    /// Reads the fields of the binary header `bytes`, found at byte `at` of the device; the checksum is yet to be
+    /// checked.
     ///
     /// The error says what is wrong with this copy.
     pub fn parse(bytes: &[u8; BINARY_LEN], copy: Copy, at: u64) -> Result<Self, String> {

@@ -25,9 +25,9 @@ type AreaKey = Zeroizing<[u8; AREA_KEY_LEN]>;
 impl Header {
     /// The volume key, from the first keyslot that `passphrase` opens.
     ///
-    /// Checks the header first ([`Header::check_ours`] without integrity); the key is checked against the digest of this
-    /// header, so that a changed keyslot area can only fail. Errors: [`Error::WrongPassphrase`], [`Error::NotOurs`],
-    /// [`Error::OutOfMemory`], [`Error::Io`].
+    /// Checks the header first ([`Header::check_ours`], integrity optional); the key is checked against the digest of
+    /// this header, so that a changed keyslot area can only fail. Errors: [`Error::WrongPassphrase`],
+    /// [`Error::NotOurs`], [`Error::OutOfMemory`], [`Error::Io`].
     pub fn unlock(&self, dev: &mut (impl Read + Seek), passphrase: &Secret) -> Result<Secret, Error> {
         let metadata = self.checked(Integrity::Optional)?;
         for keyslot in metadata.keyslots.values() {

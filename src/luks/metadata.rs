@@ -47,7 +47,7 @@ pub(super) const OUR_DIGEST_ITERATIONS: u32 = 1000;
 /// Keyslots and tokens: LUKS2_KEYSLOTS_MAX, LUKS2_TOKENS_MAX of libcryptsetup.
 const MAX_OBJECTS: usize = 32;
 /// argon2id memory in KiB: libcryptsetup's default maximum, which Constellation's permanent slot may have.
-pub const MAX_KDF_MEMORY_KIB: u32 = 1 << 20;
+const MAX_KDF_MEMORY_KIB: u32 = 1 << 20;
 /// argon2id lanes: libcryptsetup's maximum.
 const MAX_KDF_CPUS: u32 = 4;
 /// Sum over all keyslots of passes × memory in KiB, that is the time that a wrong passphrase takes: 48 passes over

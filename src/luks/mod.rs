@@ -20,7 +20,7 @@
 //! - `header`: the 4096 binary bytes and their checksum
 //! - `metadata`: the JSON: which disks are ours, the bounds that a hostile header must keep, edits
 //! - `keyslot`: argon2id, area encryption, splitter, digest
-//! - `write`: what changes the disk ([`format`], [`Header::replace_passphrase_and_mark`], [`Header::mark_for_reset`]),
+//! - `write`: what changes the disk ([`format()`], [`Header::replace_passphrase_and_mark`], [`Header::mark_for_reset`]),
 //!   with the table of what a power loss at each instant leaves behind
 
 use std::fmt;
@@ -120,8 +120,8 @@ impl fmt::Display for Error {
             }
             Error::WouldOverwrite(what) => write!(
                 f,
-                "refusing to format: the disk holds {what}; wipe its first 17 MiB and its last MiB with zeros if nobody \
-                 needs it"
+                "refusing to format: the disk holds {what}; if that is of no use, fill its first 17 MiB and its last MiB \
+                 with zeros"
             ),
             Error::TooSmall { size } => {
                 write!(f, "the device has {size} bytes, a state disk needs at least {}", MIN_DEVICE_SIZE)

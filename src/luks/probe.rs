@@ -178,8 +178,8 @@ fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header>
     Some(Header { binary: binary.clone(), metadata: metadata.clone(), good, failed: false, device_size })
 }
 
-/// Whether all that is there is what a format of a blank disk writes before it is done; no whole header, no signature of
-/// another format within the first [`FIRST_AREA`] bytes.
+/// Whether all that is there is what a format of a blank disk writes before it is done, given that there is no whole
+/// header and no signature of another format within the first [`FIRST_AREA`] bytes.
 fn is_unfinished(dev: &mut (impl Read + Seek), size: u64) -> io::Result<bool> {
     if size < DATA_OFFSET {
         return Ok(false);

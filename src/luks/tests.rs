@@ -521,7 +521,7 @@ fn signatures_of_other_formats_are_named() {
             Probe::Unknown(what) => assert!(what.contains(expected), "{what}"),
             other => panic!("{expected}: {other:?}"),
         }
-        // a format under way excuses nothing but what it writes itself: torn headers, and a keyslot area of random bytes
+        // a format under way excuses nothing but what it writes itself: torn headers, a keyslot area of random bytes
         head.resize(head.len().max(DATA_OFFSET as usize), 0);
         head[MARKER_OFFSET as usize..][..MARKER.len()].copy_from_slice(&MARKER);
         match Sparse::of(head).probe() {
@@ -574,7 +574,7 @@ fn metadata_that_does_not_fit_is_refused_before_anything_is_written() {
 #[test]
 fn errors_say_what_and_what_next() {
     let text = Error::WouldOverwrite("an XFS file system".into()).to_string();
-    assert!(text.contains("an XFS file system") && text.contains("wipe"), "{text}");
+    assert!(text.contains("an XFS file system") && text.contains("first 17 MiB"), "{text}");
     assert_eq!(
         Error::WrongPassphrase { keyslots: 2 }.to_string(),
         "the key opens none of the 2 keyslots of the LUKS2 header"

@@ -3,22 +3,22 @@
 //! Every write is followed by a sync before the next step, so that a power loss leaves: all earlier steps done, any
 //! part of the current one (in whole 512-byte sectors), nothing of a later one. What [`probe`] then says:
 //!
-//! | power loss | primary | secondary | keyslot area | probe |
+//! | power loss while writing | primary | secondary | keyslot area | probe |
 //! |---|---|---|---|---|
-//! | **format of a blank disk**, before or while the marker is written | zeros | zeros | zeros | `Blank`, or `Unfinished` |
-//! | ... while the keyslot area is written | zeros | zeros | torn | `Unfinished` |
-//! | ... while the primary is written | torn | zeros | new | `Unfinished`, or `Luks`: uninitialised |
-//! | ... while the secondary is written | new | torn | new | `Luks`: uninitialised |
-//! | ... while the marker is cleared | new | new | new | `Luks`: uninitialised |
-//! | **format of an uninitialised disk**, before its headers | old | old | torn | `Luks`: uninitialised |
-//! | ... while the primary is written | torn | old | new | `Luks` (old): uninitialised |
-//! | ... while the secondary is written | new | torn | new | `Luks` (new): uninitialised |
-//! | **commit** ([`Header::replace_passphrase_and_mark`]), in the new area | old | old | old whole, new torn | uninitialised, old passphrase |
-//! | ... while the primary is written | torn | old | both whole | uninitialised, old passphrase |
-//! | ... while the secondary is written | new | torn | both whole | **initialised, new passphrase** |
-//! | ... while the old area is wiped | new | new | old torn, new whole | initialised, new passphrase |
-//! | **reset** ([`Header::mark_for_reset`]), while the primary is written | torn | old | untouched | initialised |
-//! | ... while the secondary is written | new | torn | untouched | uninitialised |
+//! | **format of a blank disk**: the marker | zeros | zeros | zeros | `Blank` or `Unfinished` |
+//! | ... the keyslot area | zeros | zeros | torn | `Unfinished` |
+//! | ... the primary | torn | zeros | new | `Unfinished`, or uninitialised |
+//! | ... the secondary | new | torn | new | uninitialised |
+//! | ... the cleared marker | new | new | new | uninitialised |
+//! | **format of an uninitialised disk**: the area | old | old | torn | uninitialised |
+//! | ... the primary | torn | old | new | uninitialised (old) |
+//! | ... the secondary | new | torn | new | uninitialised (new) |
+//! | **commit**: the new area | old | old | old whole, new torn | uninitialised, old passphrase |
+//! | ... the primary | torn | old | both whole | uninitialised, old passphrase |
+//! | ... the secondary | new | torn | both whole | **initialised, new passphrase** |
+//! | ... zeros over the old area | new | new | old torn, new whole | initialised, new passphrase |
+//! | **reset**: the primary | torn | old | untouched | initialised |
+//! | ... the secondary | new | torn | untouched | uninitialised |
 //!
 //! If only one copy was whole and current to begin with, the other one is written first, so that there is always one.
 //! An area that a keyslot of an initialised disk uses is only ever written when neither copy refers to it any more.
@@ -64,11 +64,14 @@ const fn marker() -> [u8; 512] {
     sector
 }
 
-/// Makes a state disk of a blank disk, of one whose format was cut short (by us: [`Probe::Unfinished`], by Constellation:
-/// [`Header::is_keyless`]), or of our own uninitialised one, see [`Header::mark_for_reset`]: a new UUID, `volume_key` (96 bytes) in keyslot 0 under `passphrase`, the token saying "not initialised". Durable on return.
+/// Makes a state disk: a new UUID, `volume_key` (96 bytes) in keyslot 0 under `passphrase`, the token saying "not
+/// initialised". Durable on return. The rest of the header area is zeros afterwards: no key of the disk's former life
+/// stays behind. So is the place of dm-integrity's superblock, for the kernel to initialise.
 ///
-/// Anything else on the disk is left alone: [`Error::WouldOverwrite`]. Other errors: [`Error::TooSmall`],
-/// [`Error::KeyLength`], [`Error::Io`].
+/// Of what [`probe`] may find, this overwrites a blank disk, one whose format was cut short (by us:
+/// [`Probe::Unfinished`]; by Constellation: [`Header::is_keyless`]), and our own uninitialised one; to start over on an
+/// initialised disk, [`Header::mark_for_reset`] first. Anything else is left alone: [`Error::WouldOverwrite`]. Other
+/// errors: [`Error::TooSmall`], [`Error::KeyLength`], [`Error::Io`].
 pub fn format(dev: &mut impl Device, volume_key: &Secret, passphrase: &Secret) -> Result<Header, Error> {
     if volume_key.len() != VOLUME_KEY_LEN {
         return Err(Error::KeyLength { what: "volume key", got: volume_key.len(), expected: "96" });
@@ -102,7 +105,6 @@ pub fn format(dev: &mut impl Device, volume_key: &Secret, passphrase: &Secret) -
 
     write_durably(dev, MARKER_OFFSET, &MARKER, "write the format marker")?;
     if old.is_some() {
-        // no key of the disk's former life stays behind
         wipe(dev, FIRST_AREA + AREA_SIZE..MARKER_OFFSET)?;
     }
     write_at(dev, DATA_OFFSET, &[0; INTEGRITY_SUPERBLOCK_LEN]).map_err(io_error("clear the integrity superblock"))?;
