@@ -68,8 +68,7 @@ impl InitServer {
     pub fn start(listener: TcpListener, issuer: Arc<dyn Issuer>, node: Node) -> std::io::Result<InitServer> {
         let outcome = Arc::new(Mutex::new(Outcome::None));
         let shared = outcome.clone();
-        let mut router = Router::new();
-        router.server_streaming(
+        let router = Router::new().server_streaming(
             "/init.API/Init",
             move |call: &Call, request: InitRequest, answer: &mut Sender<InitResponse>| {
                 let result = init(call, &request, &node, &shared);

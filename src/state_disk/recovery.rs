@@ -27,12 +27,10 @@ pub struct RecoveryServer(Server);
 impl RecoveryServer {
     /// Serves on `address` until dropped.
     pub fn start(address: SocketAddr, issuer: Arc<dyn Issuer>, waiting: Arc<Waiting>) -> std::io::Result<Self> {
-        let mut router = Router::new();
         let disk = waiting.clone();
-        router.unary("/recoverproto.API/Recover", move |call: &Call, message: RecoverMessage| {
-            recover(call, &message, &disk)
-        });
-        router.unary("/recoverproto.API/Status", move |_: &Call, _: StatusRequest| Ok(status(&waiting)));
+        let recover = move |call: &Call, message: RecoverMessage| recover(call, &message, &disk);
+        let router = Router::new().unary("/recoverproto.API/Recover", recover);
+        let router = router.unary("/recoverproto.API/Status", move |_: &Call, _: StatusRequest| Ok(status(&waiting)));
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
         let listener = TcpListener::bind(address)?;
         Server::start("recovery", listener, transport, router, Limits::default()).map(RecoveryServer)
