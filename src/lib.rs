@@ -7,6 +7,7 @@
 
 pub mod atls;
 pub mod attestation;
+pub mod backoff;
 pub mod bootstrapper;
 pub mod cli;
 pub mod crypto;
@@ -24,5 +25,7 @@ mod mutation;
 pub mod program;
 pub mod proto;
 pub mod state_disk;
+pub mod stop;
 pub mod sys;
+pub mod timeline;
 pub mod tpm;

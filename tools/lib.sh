@@ -22,3 +22,6 @@ private_apt() {
   apt-get -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::Lists="$state/lists" \
     -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root -qq "$@"
 }
+
+# Whether rustc has a standard library for a target.
+target_works() { [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ]; }

@@ -62,10 +62,10 @@ pub enum Metadata {
 
 impl Metadata {
     /// Of the cloud named as on the kernel command line and the command lines of the services (`qemu`, `aws`, ..), in any
-    /// case.
-    pub fn of(cloud: &str) -> Result<Metadata, Error> {
+    /// case; at `url` when the service is not at its usual place.
+    pub fn of(cloud: &str, url: Option<&str>) -> Result<Metadata, Error> {
         match cloud.to_ascii_lowercase().as_str() {
-            "qemu" => Ok(Metadata::Qemu(qemu::Client::new(qemu::BASE_URL))),
+            "qemu" => Ok(Metadata::Qemu(qemu::Client::new(url.unwrap_or(qemu::BASE_URL)))),
             "aws" | "azure" | "gcp" | "openstack" | "stackit" => Err(Error::NotSupported(cloud.to_owned())),
             _ => Err(Error::UnknownCloud(cloud.to_owned())),
         }
@@ -176,8 +176,8 @@ mod tests {
 
     #[test]
     fn other_clouds_are_refused_by_name() {
-        assert_eq!(Metadata::of("AWS").err(), Some(Error::NotSupported("AWS".into())));
-        assert_eq!(Metadata::of("home").err(), Some(Error::UnknownCloud("home".into())));
-        assert!(Metadata::of("QEMU").is_ok());
+        assert_eq!(Metadata::of("AWS", None).err(), Some(Error::NotSupported("AWS".into())));
+        assert_eq!(Metadata::of("home", None).err(), Some(Error::UnknownCloud("home".into())));
+        assert!(Metadata::of("QEMU", None).is_ok());
     }
 }

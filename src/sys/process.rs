@@ -1,18 +1,26 @@
-//! What the kernel may do with this process.
+//! What keeps this process's memory to itself.
 
 use std::io;
 
-/// No core dump, and no other process of the same user may read this one's memory: it holds keys (prctl(2)
-/// `PR_SET_DUMPABLE`, setrlimit(2) `RLIMIT_CORE`).
+use super::check;
+
+/// No core dump, no ptrace by others, `/proc/self` owned by root (prctl(2) PR_SET_DUMPABLE, setrlimit(2) RLIMIT_CORE). Both,
+/// because a core_pattern that pipes to a program ignores the limit. Lost across execve(2): each program calls it itself.
 pub fn keep_memory_private() -> io::Result<()> {
+    // SAFETY: PR_SET_DUMPABLE takes integers only.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) })?;
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `none` lives through the call, which only reads it.
-    if unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: this option takes one integer and touches no memory of ours.
-    if unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // SAFETY: the kernel reads one rlimit from a valid reference.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) })?;
+    Ok(())
+}
+
+/// Keeps all memory of the process, now and later, out of swap (mlockall(2)). Pages are locked as they are first touched
+/// (MCL_ONFAULT), so that untouched thread stacks cost nothing. `ENOMEM` or `EPERM` where RLIMIT_MEMLOCK forbids it.
+pub fn lock_memory() -> io::Result<()> {
+    // MCL_ONFAULT, linux/mman.h (asm-generic); not in libc for musl
+    const MCL_ONFAULT: i32 = 4;
+    // SAFETY: takes flags only.
+    check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | MCL_ONFAULT) })?;
     Ok(())
 }
