@@ -866,6 +866,13 @@ impl Connection {
         Ok(length)
     }
 
+    /// Whether [`Connection::send_data`] would take something now, or fail because the stream is closed.
+    pub fn may_send(&self, stream: u32) -> bool {
+        self.streams
+            .get(&stream)
+            .is_none_or(|stream| !stream.local_open || stream.send_window > 0 && self.send_window > 0)
+    }
+
     fn end_local(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.local_open = false;
@@ -904,9 +911,9 @@ impl Connection {
         frame::goaway(&mut self.out, self.promised_last, code, reason);
     }
 
-    /// Open streams, of either side.
-    pub fn open_streams(&self) -> usize {
-        self.streams.len()
+    /// Server: whether the peer knows that it must open no further streams.
+    pub fn is_drained(&self) -> bool {
+        self.promised_last != MAX_31_BITS
     }
 
     /// Whether the peer said who it is: its preface and SETTINGS have come.
