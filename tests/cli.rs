@@ -1,6 +1,9 @@
 //! The operator's command as the operator sees it: output, exit codes, files. No node here proves anything; those that do
 //! are in tests/services.rs.
 
+#[path = "common/swtpm.rs"]
+mod swtpm;
+
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -10,6 +13,8 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use firstlight::attestation::Policy;
+use swtpm::Swtpm;
 use tempfile::TempDir;
 
 const POLICY: &str = r#"{"measurements":{"11":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
@@ -191,5 +196,36 @@ fn nodes_that_hang_hang_up_or_talk_nonsense_do_not_outlast_the_timeout() {
         assert_eq!(code, 4, "{stderr}");
         assert!(started.elapsed() < Duration::from_secs(8), "{:?}: {stderr}", started.elapsed());
         assert!(!stderr.contains("correct horse"), "{stderr}");
+    }
+}
+
+#[test]
+fn measure_prints_the_policy_of_what_the_tpm_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let tpm = Swtpm::start();
+    tpm.tool("tpm2_pcrextend", &[&format!("9:sha256={}", "ab".repeat(32))]);
+    tpm.tool("tpm2_pcrextend", &[&format!("15:sha256={}", "cd".repeat(32))]);
+    let output = firstlight(dir.path(), &["measure", "--tpm", &tpm.location()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let policy = text(&output.stdout);
+    Policy::from_json(&policy).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&policy).unwrap();
+    let measurements = json["measurements"].as_object().unwrap();
+    assert_eq!(measurements.len(), 7, "{policy}");
+    let pcr9 = measurements["9"]["expected"].as_str().unwrap();
+    let shown = tpm.tool("tpm2_pcrread", &["sha256:9"]).to_lowercase();
+    assert!(shown.contains(pcr9) && pcr9 != "0".repeat(64), "{shown}");
+    // of a machine that belongs to no cluster yet, though this one does
+    assert_eq!(measurements["15"]["expected"], "0".repeat(64));
+    assert!(text(&output.stderr).contains("belongs to a cluster already"));
+}
+
+#[test]
+fn measure_says_which_tpm_it_did_not_reach() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, stderr) = failure(dir.path(), &["measure", "--tpm", "device:/nonexistent/tpm"]);
+    assert!(code == 1 && stderr.contains("/nonexistent/tpm"), "{code} {stderr}");
+    for args in [["measure", "--tpm", "tpm0"], ["measure", "--pcrs", "4;9"]] {
+        assert_eq!(failure(dir.path(), &args).0, 2, "{args:?}");
     }
 }

@@ -5,6 +5,8 @@
 mod attested;
 #[path = "common/program.rs"]
 mod program;
+#[path = "common/swtpm.rs"]
+mod swtpm;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -22,8 +24,9 @@ use firstlight::key_service::GET_DATA_KEY;
 use firstlight::proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
 use firstlight::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use firstlight::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
-use firstlight::{atls, crypto};
+use firstlight::{atls, attestation, crypto};
 use program::Program;
+use swtpm::Swtpm;
 use tempfile::TempDir;
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
@@ -347,4 +350,37 @@ fn a_join_service_that_cannot_work_does_not_start() {
     assert!(code == 1 && stderr.contains("azure-tdx"), "{code} {stderr}");
     let (code, stderr) = run(&mut Command::new(env!("CARGO_BIN_EXE_join-service")));
     assert!(code == 2 && stderr.contains("--key-service is missing"), "{code} {stderr}");
+}
+
+/// Calls as a machine with this TPM.
+fn rejoin_from(tpm: &Swtpm, address: SocketAddr) -> Result<IssueRejoinTicketResponse, Status> {
+    let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
+    let socket = TcpStream::connect(address).unwrap();
+    let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
+    let request = IssueRejoinTicketRequest { disk_uuid: UUID.into() };
+    firstlight::grpc::Channel::new(transport, "x")?.unary(ISSUE_REJOIN_TICKET, &request, &within(20))
+}
+
+#[test]
+fn sigterm_lets_a_ticket_that_is_being_made_come_to_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("attestationConfig"), POLICY).unwrap();
+    let slow = TcpListener::bind("127.0.0.1:0").unwrap();
+    let keys = slow.local_addr().unwrap().to_string();
+    let mut program = Program::start(&mut join_program(&dir, &["--key-service", &keys]));
+    let join = address(&program.expect("letting nodes in"));
+    let tpm = Swtpm::start();
+    thread::scope(|scope| {
+        let ticket = scope.spawn(|| rejoin_from(&tpm, join));
+        // the call has come as far as the key service
+        let _held = slow.accept().unwrap();
+        let started = Instant::now();
+        program.terminate();
+        let status = ticket.join().unwrap().err().unwrap();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("try again"), "the service's own answer: {status}");
+        assert!(program.exit().success());
+        assert!(started.elapsed() < join_service::GRACE, "{:?}", started.elapsed());
+    });
 }
