@@ -152,10 +152,8 @@ impl ClientConnection {
         let mut core = self.link.lock();
         if core.ended.is_none() {
             core.h2.goaway(ErrorCode::NO_ERROR, "");
-            core.end(Status::new(Code::Unavailable, "the channel was closed"));
-            core = self.link.flush(core);
+            drop(self.link.end_after_flush(core, Status::new(Code::Unavailable, "the channel was closed")));
         }
-        self.link.end(&mut core, Status::new(Code::Unavailable, "the channel was closed"));
     }
 }
 

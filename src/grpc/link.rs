@@ -221,6 +221,17 @@ impl Link {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
+    /// Ends it politely: what is to be written goes out, then whatever the transport says at its end.
+    pub(super) fn end_after_flush<'a>(&'a self, mut core: Guard<'a>, status: Status) -> Guard<'a> {
+        core.end(status);
+        core = self.flush(core);
+        let writer = core.writer.take();
+        drop(core);
+        drop(writer);
+        let _ = self.socket.shutdown(Shutdown::Both);
+        self.lock()
+    }
+
     /// Reads once, for at most `timeout`, and processes what came. Returns at once if another thread reads.
     pub(super) fn read_turn<'a>(&'a self, mut core: Guard<'a>, timeout: Option<Duration>) -> Guard<'a> {
         let Some(mut reader) = core.reader.take() else { return core };
@@ -241,10 +252,8 @@ impl Link {
         core.reader = Some(reader);
         self.turns.fetch_add(1, Ordering::SeqCst);
         core.upkeep(self.peer);
-        if core.ended.is_some() {
-            // the peer should learn why
-            core = self.flush(core);
-            let _ = self.socket.shutdown(Shutdown::Both);
+        if let Some(status) = core.ended.clone() {
+            core = self.end_after_flush(core, status);
         }
         core
     }
@@ -434,12 +443,11 @@ impl Core {
     }
 
     fn data(&mut self, stream: u32, data: &[u8], end: bool) {
-        let Some(call) = self.calls.get_mut(&stream) else {
-            return self.h2.release(stream, data.len() as u32);
+        let Some(call) = self.calls.get_mut(&stream).filter(|call| call.end.is_none()) else {
+            // RFC 9113 §8.1: our answer was complete before the request. Only now that more comes do we cut it off: some
+            // clients forget the answer when RST_STREAM follows it closely.
+            return self.h2.reset(stream, ErrorCode::NO_ERROR);
         };
-        if call.end.is_some() {
-            return;
-        }
         // a message that is awaited must get through whatever its size; what comes behind one that waits must wait too
         if call.inbound.waiting() == 0 {
             self.h2.release(stream, data.len() as u32);

@@ -342,7 +342,7 @@ impl Shared {
         loop {
             core = link.flush(core);
             if core.ended.is_none() && self.is_stopping() && core.calls.is_empty() && core.h2.is_drained() {
-                link.end(&mut core, stopped());
+                core = link.end_after_flush(core, stopped());
             }
             if core.ended.is_some() {
                 core.ready.clear();
@@ -428,7 +428,7 @@ impl Shared {
         core.upkeep.last_call = Instant::now();
         core = link.flush(core);
         if self.is_stopping() && core.calls.is_empty() && core.h2.is_drained() {
-            link.end(&mut core, stopped());
+            drop(link.end_after_flush(core, stopped()));
         }
     }
 }
@@ -570,7 +570,7 @@ impl Core {
             let fields: [(&[u8], &[u8], Indexing); 1] = [(b":status", status, Indexing::Yes)];
             // the stream was opened just now
             let _ = self.h2.send_headers(stream, fields.into_iter(), true);
-            return self.h2.reset(stream, ErrorCode::NO_ERROR);
+            return;
         }
         let malformed = || Status::new(Code::Internal, "a malformed grpc-timeout");
         let timeout = headers.get(b"grpc-timeout").map(|value| parse_timeout(value).ok_or_else(malformed)).transpose();
@@ -663,8 +663,6 @@ impl Core {
         fields.extend(custom.1.fields());
         // a stream that is closed by now needs no answer
         let _ = self.h2.send_headers(stream, fields.into_iter(), true);
-        // RFC 9113 §8.1: the answer is complete before the request was
-        self.h2.reset(stream, ErrorCode::NO_ERROR);
     }
 }
 

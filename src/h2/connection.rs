@@ -15,6 +15,9 @@ const DEFAULT_WINDOW: u32 = 65_535;
 const CLOSED_REMEMBERED: usize = 256;
 /// CONTINUATION frames for one header block; ours need at most 4 for the largest that any peer accepts by default.
 const CONTINUATIONS: u32 = 16;
+/// How much larger a header block may be than the list that we accept, so that only its stream is refused and not the
+/// connection; larger ones are an attack (CVE-2024-24549 and its kin).
+const BLOCK_SLACK: usize = 64 << 10;
 /// What our PINGs carry, to tell their answers apart.
 const PING_KEEPALIVE: [u8; 8] = *b"keepaliv";
 const PING_DRAIN: [u8; 8] = *b"draining";
@@ -469,7 +472,8 @@ impl Connection {
         };
         block.fragments.extend_from_slice(payload);
         block.continuations += 1;
-        if block.continuations > CONTINUATIONS || block.fragments.len() > self.limits.header_list as usize + MAX_FRAME {
+        if block.continuations > CONTINUATIONS || block.fragments.len() > self.limits.header_list as usize + BLOCK_SLACK
+        {
             return Ok(error(ErrorCode::ENHANCE_YOUR_CALM, "a header block that is too large")?);
         }
         if head.has(flag::END_HEADERS) {
