@@ -61,8 +61,9 @@ pub struct Mapping<'a> {
 /// Whether a mapping's data was ever written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstUse {
-    /// Just formatted: a dm-integrity superblock that an earlier life of the disk left is destroyed and a new one made, so
-    /// nothing that was on the disk can be read again. Means nothing without integrity.
+    /// Just formatted: what an earlier life of the disk left of a dm-integrity superblock is destroyed, and a new one with an
+    /// empty journal made. (Old sectors stay on the disk; they are unreadable because each format makes a new key.) Means nothing
+    /// without integrity.
     Create,
     /// In use before: the superblock must be there and fit
     Existing,
