@@ -52,7 +52,7 @@ const CHUNK: usize = 1 << 20;
 const OUTPUT_MAX: usize = 500;
 
 /// Makes an ext4 file system on the device at `mapped`, whatever it holds, with the program `mke2fs` (e2fsprogs 1.45 or later).
-/// Durable on return. Takes memory of about 0.1 MiB a GiB of the disk.
+/// Durable on return. Takes memory while it runs: 5 MiB for a disk of 64 GiB, 29 MiB for 2 TiB.
 pub fn create(mapped: &Path, mke2fs: &Path) -> Result<(), Error> {
     let failed = |doing| move |error| Error::Device { device: mapped.into(), doing, error };
     let device = block::open_direct(mapped).map_err(failed("open it for writing"))?;

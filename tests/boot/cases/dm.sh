@@ -124,6 +124,24 @@ dm_guest open state $UUID $D1 $T/pass integrity create >$T/refused 2>&1 && fail 
 }
 verdict failure-leaves-nothing "$(dmsetup ls)" [ "$(dmsetup ls | grep -c state)" = 0 ]
 
+# ---- what a killed process left, the integrity device alone, is refused and can be closed
+must ours $D1 create
+must dmsetup remove state
+ours $D1 existing >$T/refused 2>&1 && fail leftover-refused "mapped" || {
+  verdict leftover-refused "$(cat $T/refused)" grep -q 'state_dif is already active' $T/refused
+}
+verdict leftover-closes "$(dmsetup ls)" dm_guest close state
+verdict leftover-is-gone "$(dmsetup ls)" [ "$(dmsetup ls | grep -c state)" = 0 ]
+
+# ---- a mapping that is in use stays
+must ours $D1 create
+exec 3</dev/mapper/state
+dm_guest close state >$T/refused 2>&1 && fail busy-not-closed "closed while open" || {
+  verdict busy-not-closed "$(cat $T/refused)" grep -q 'still in use' $T/refused
+}
+exec 3<&-
+verdict busy-closes-later "close" dm_guest close state
+
 # ---- a kernel that takes no key from its keyring (simulated: no room for a key)
 keys=$(cat /proc/sys/kernel/keys/root_maxkeys)
 echo 1 >/proc/sys/kernel/keys/root_maxkeys
