@@ -43,8 +43,9 @@ const JOURNAL_MAX_MIB: u64 = 32;
 const JOURNAL_PART: u64 = 16;
 /// mke2fs's smallest journal: 1024 blocks.
 const JOURNAL_MIN_MIB: u64 = 4;
-/// How much at the start and at the end of the disk libblkid 2.38 looks at (the farthest from the end: sector 3087, Promise RAID).
-const PROBED_START: u64 = 2 << 20;
+/// How much at the start of the disk libblkid 2.38 looks at: up to a sector at 4 MiB, whatever the disk's size.
+const PROBED_START: u64 = (4 << 20) + BLOCK;
+/// The same at the end: it starts 3087 sectors of 512 bytes before (Promise RAID).
 const PROBED_END: u64 = 2 << 20;
 /// Bytes a write; one such buffer is all the memory that copying takes.
 const CHUNK: usize = 1 << 20;

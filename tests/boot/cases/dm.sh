@@ -180,6 +180,11 @@ for d in /dev/mapper/small $D1 $D8 $D64; do
   must dm_guest mkfs /dev/mapper/state $MKE2FS; f=$(grep -o '\[.*\]' $T/out)
   must dm_guest mount /dev/mapper/state $T/mnt rw; o=$(grep -o '\[.*\]' $T/out)
   echo "TIME $g GiB: map $m file system $f mount $o all $(awk "BEGIN{print $(cut -d' ' -f1 /proc/uptime)-$start}") s"
+  # without the page cache's read-ahead, the log shows what a program itself reads
+  ahead=$(blockdev --getra /dev/mapper/state)
+  must blockdev --setra 0 /dev/mapper/state
+  verdict fs-$g-blkid-when-new "ext4 is found" sh -c "$BLKID -p /dev/mapper/state | grep -q 'TYPE=\"ext4\"'"
+  must blockdev --setra $ahead /dev/mapper/state
   verdict fs-$g-files "400 files and a big one" files $T/mnt
   drop
   verdict fs-$g-read-back "the same bytes" cmp $T/big $T/mnt/big
@@ -190,7 +195,6 @@ for d in /dev/mapper/small $D1 $D8 $D64; do
   must dm_guest mount /dev/mapper/state $T/mnt ro
   verdict fs-$g-after-remap "the same bytes" cmp $T/big $T/mnt/big
   must dm_guest unmount $T/mnt
-  # without the page cache's read-ahead, the log shows what these programs themselves read
   must blockdev --setra 0 /dev/mapper/state
   verdict fs-$g-e2fsck "clean" $E2FSCK -f -n /dev/mapper/state
   verdict fs-$g-blkid "ext4 is found" sh -c "$BLKID -p /dev/mapper/state | grep -q 'TYPE=\"ext4\"'"
