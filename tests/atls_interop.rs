@@ -234,6 +234,17 @@ fn a_go_client_that_does_not_prove_itself_is_refused() {
     }
 }
 
+/// A server that closed at once would answer the data under way with a reset, and the client would never see why.
+#[test]
+fn a_refused_go_client_sees_the_alert_though_it_has_written_before_it_reads() {
+    for _ in 0..5 {
+        let (address, served) = serve(server_for("client"), 1);
+        let (_, said) = go_client(address, &["-mode=client", "-tls=1.3", "-bad-nonce", "-chatty"]);
+        assert!(said.contains("remote error: tls: access denied"), "{said}");
+        assert!(served.join().unwrap()[0].is_err());
+    }
+}
+
 #[test]
 fn a_go_client_without_a_certificate_is_refused() {
     // mode none: the Go client still answers with an empty certificate, as a reference client without issuer does

@@ -136,9 +136,6 @@ impl Issuer for Broken {
 fn outcome(client: Result<Transport, Error>) -> Result<(), Error> {
     let mut transport = client?;
     transport.socket.set_read_timeout(Some(TIME)).unwrap();
-    // as HTTP/2 clients do; a server that closed with this unread would reset the connection, and the alert were lost
-    let _ = transport.writer.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-    thread::sleep(Duration::from_millis(5));
     match transport.reader.read_exact(&mut [0]) {
         Ok(()) => Ok(()),
         Err(error) => Err(match error.downcast::<Error>() {

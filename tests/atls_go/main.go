@@ -55,6 +55,7 @@ var (
 	firstOID  = flag.String("first-oid", "", "an extension of this OID before the document")
 	critical  = flag.Bool("critical", false, "an unknown critical extension")
 	clientEKU = flag.Bool("client-eku", false, "extended key usage clientAuth only")
+	chatty    = flag.Bool("chatty", false, "write twice, with pauses, before the first read, as HTTP/2 clients may")
 	size      = flag.Int("bytes", 0, "bytes that the client sends at once instead of a line; the server echoes all of them")
 )
 
@@ -423,7 +424,14 @@ func callOne() error {
 	if *size > 0 {
 		return callBulk(conn)
 	}
-	if _, err := io.WriteString(conn, "hello\n"); err != nil {
+	if *chatty {
+		for i := 0; i < 2; i++ {
+			time.Sleep(20 * time.Millisecond)
+			if _, err := io.WriteString(conn, "hello\n"); err != nil {
+				return err
+			}
+		}
+	} else if _, err := io.WriteString(conn, "hello\n"); err != nil {
 		return err
 	}
 	line, err := bufio.NewReader(conn).ReadString('\n')
