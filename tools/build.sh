@@ -38,6 +38,7 @@ cargo build --release --locked --bins --target "$target"
 mkdir -p "$dist"
 for program in $PROGRAMS; do
   built=$CARGO_TARGET_DIR/$target/release/$program
+  [ -e "$built" ] || die "there is no program $program in src/bin"
   if readelf -lW "$built" | grep -q INTERP || readelf -dW "$built" | grep -q NEEDED; then
     die "$program is not static"
   fi

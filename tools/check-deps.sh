@@ -15,5 +15,5 @@ found=$(grep -xE "$SECOND_WAYS" <<<"$tree" || true)
 [ -z "$found" ] || die "a second library for a job that another already does is linked: $found"
 say "$(wc -l <<<"$tree") crates on the way to the programs, no asynchronous runtime"
 
-twice=$(cargo tree --locked --target $MUSL --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | sort -u)
+twice=$(cargo tree --locked --target $MUSL --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | sed '/^$/d' | sort -u)
 [ -z "$twice" ] || { say "in more than one version:"; echo "$twice" >&2; }
