@@ -17,13 +17,23 @@ fn a_machine_boots_with_tpm_disk_and_network() -> Result<()> {
     let metadata = Metadata::start(Answers { this, peers, ..Answers::default() })?;
     let case = Case {
         script: "machine.sh",
-        host_programs: &[],
-        files: Vec::new(),
-        programs: &[],
         disks: &[("state", 64 * MIB)],
         host_ports: &[(8080, metadata.address.port())],
-        memory: 512,
-        limit: Duration::from_secs(120),
+        ..Case::default()
+    };
+    case.run().map(|passed| println!("passed:\n  {}", passed.join("\n  ")))
+}
+
+#[test]
+fn disk_mapping_and_first_file_system_agree_with_cryptsetup() -> Result<()> {
+    let case = Case {
+        script: "dm.sh",
+        host_programs: &["cryptsetup", "dmsetup", "e2fsck", "blkid"],
+        files: vec![("/usr/bin/dm_guest".to_owned(), harness::example("dm_guest")?)],
+        disks: &[("disk1", 1 << 30), ("disk8", 8 << 30), ("disk64", 64 << 30)],
+        memory: 1024,
+        limit: Duration::from_secs(300),
+        ..Case::default()
     };
     case.run().map(|passed| println!("passed:\n  {}", passed.join("\n  ")))
 }

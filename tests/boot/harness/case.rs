@@ -25,6 +25,21 @@ pub struct Case<'a> {
     pub limit: Duration,
 }
 
+impl Default for Case<'_> {
+    fn default() -> Self {
+        Case {
+            script: "",
+            host_programs: &[],
+            files: Vec::new(),
+            programs: &[],
+            disks: &[],
+            host_ports: &[],
+            memory: 512,
+            limit: Duration::from_secs(120),
+        }
+    }
+}
+
 impl Case<'_> {
     /// Boots a machine, runs the script in it, returns what passed; an error if anything failed, nothing passed, or the
     /// script did not come to its end.

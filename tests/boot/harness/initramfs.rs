@@ -21,7 +21,7 @@ impl Overlay {
 
     /// A program of the host and the shared libraries that it names, each under the path that it has on the host.
     pub fn host_program(&mut self, name: &str) -> Result<&mut Overlay> {
-        let found = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].iter().map(|dir| Path::new(dir).join(name));
+        let found = ["/sbin", "/bin", "/usr/sbin", "/usr/bin"].iter().map(|dir| Path::new(dir).join(name));
         let path =
             found.into_iter().find(|path| path.is_file()).ok_or_else(|| Failure(format!("{name} is not installed")))?;
         let libraries = Command::new("ldd").arg(&path).output().context("run ldd")?;

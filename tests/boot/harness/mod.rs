@@ -69,6 +69,33 @@ pub fn program(name: &str) -> Result<PathBuf> {
     }
 }
 
+/// An example of this package, built if need be, without its debug sections: what a case runs in a machine.
+pub fn example(name: &str) -> Result<Vec<u8>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .current_dir(root())
+        .args(["build", "--quiet", "--locked", "--example", name])
+        .status()
+        .context(&format!("build the example {name}"))?;
+    if !built.success() {
+        return Err(Failure(format!("the example {name} cannot be built")));
+    }
+    // .../TARGET/debug/deps/boot-HASH is what runs now
+    let this = std::env::current_exe().context("find the folder of the examples")?;
+    let folder = this.ancestors().nth(2).ok_or_else(|| Failure(format!("{} has no folder above", this.display())))?;
+    let stripped = tempfile::NamedTempFile::new().context("make a file")?;
+    let strip = Command::new("strip")
+        .arg("-o")
+        .arg(stripped.path())
+        .arg(folder.join("examples").join(name))
+        .status()
+        .context("run strip")?;
+    if !strip.success() {
+        return Err(Failure(format!("strip of the example {name} ended with {strip}")));
+    }
+    std::fs::read(stripped.path()).context(&format!("read the example {name}"))
+}
+
 /// Runs a script of the checkout and returns the last line that it printed. What it says on stderr is shown.
 pub fn script(path: &str, arguments: &[&Path]) -> Result<String> {
     let output = Command::new(root().join(path))
