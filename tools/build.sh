@@ -1,49 +1,50 @@
 #!/usr/bin/env bash
-# Builds the four programs into target/dist: release, static, the same bytes wherever the checkout stands.
+# Builds the four programs, static and stripped, into target/dist, and checks what SPECIFICATION.md promises of them.
 #
-#   tools/build.sh [musl|gnu]      gnu builds into target/dist-gnu
+#   tools/build.sh [musl|gnu]     gnu, a static glibc, goes to target/dist-gnu
 #
-# It fails when one of them is not static or larger than promised.
+# The bytes depend on the sources, the lock file, the compilers and the standard library, and on no path: DIST and
+# CARGO_TARGET_DIR may be anywhere.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
-libc=${1:-$(cat .deps/target 2>/dev/null || echo musl)}
+PROGRAMS=(bootstrapper join-service key-service firstlight)
+BOOTSTRAPPER_MAX=$((6 << 20))
+
+# a folder of its own: the flags are not those of `cargo build`, and neither is to undo the other's work
+out=${CARGO_TARGET_DIR:-$ROOT/target/release-build}
+dist=${DIST:-$ROOT/target/dist}
+libc=${1:-musl}
 case $libc in
-musl) target=$MUSL; dist=target/dist ;;
-gnu) target=$GNU; dist=target/dist-gnu ;;
+musl)
+  target=$MUSL
+  if ! target_works "$MUSL"; then
+    say "no standard library for $MUSL: building against a static glibc instead"
+    libc=gnu target=$GNU
+  fi
+  ;;
+gnu) target=$GNU dist=$dist-gnu ;;
 *) die "unknown C library $libc: musl or gnu" ;;
 esac
-if [ "$libc" = "$(cat .deps/target 2>/dev/null)" ]; then dist=target/dist; fi
+link_tss "$libc"
 
-PROGRAMS="bootstrapper join-service key-service firstlight"
-# SPECIFICATION.md promises it
-BOOTSTRAPPER_LIMIT=$((6 << 20))
-
-# a folder of its own: its flags are not those of `cargo build`, and the two must not undo each other's work
-export CARGO_TARGET_DIR=$ROOT/target/release-build
-export SOURCE_DATE_EPOCH=1
+home=${CARGO_HOME:-$HOME/.cargo}
 # paths of this machine that would end up in panic messages and debug sections
-cargo_home=${CARGO_HOME:-$HOME/.cargo}
-declare -A places=([$ROOT]=/firstlight [$cargo_home]=/cargo [$(rustc --print sysroot)]=/rust)
-rust_flags='-C target-feature=+crt-static' c_flags=
-for place in "${!places[@]}"; do
-  rust_flags+=" --remap-path-prefix=$place=${places[$place]}"
-  c_flags+=" -ffile-prefix-map=$place=${places[$place]}"
-done
-export RUSTFLAGS=$rust_flags "CFLAGS_${target//-/_}=$c_flags"
+places=("$out=/target" "$ROOT=/firstlight" "$home=/cargo" "$(rustc --print sysroot)=/rust")
+CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; flags=(-Ctarget-feature=+crt-static "${places[@]/#/--remap-path-prefix=}"); echo "${flags[*]}")
+export CARGO_TARGET_DIR=$out CARGO_ENCODED_RUSTFLAGS "CFLAGS_${target//-/_}=${places[*]/#/-ffile-prefix-map=}"
+export SOURCE_DATE_EPOCH=1 CARGO_INCREMENTAL=0
 
-say "building for $target"
-cargo build --release --locked --bins --target "$target"
-
+say "building ${PROGRAMS[*]} for $target"
+cargo build --locked --release --target "$target" --bins
 mkdir -p "$dist"
-for program in $PROGRAMS; do
-  built=$CARGO_TARGET_DIR/$target/release/$program
+for program in "${PROGRAMS[@]}"; do
+  built=$out/$target/release/$program
   [ -e "$built" ] || die "there is no program $program in src/bin"
-  if readelf -lW "$built" | grep -q INTERP || readelf -dW "$built" | grep -q NEEDED; then
-    die "$program is not static"
-  fi
-  cmp -s "$built" "$dist/$program" || install -m 755 "$built" "$dist/$program"
-  printf '%9d bytes  %s\n' "$(stat -c %s "$dist/$program")" "$dist/$program" >&2
+  if readelf -lW "$built" | grep -q INTERP; then die "$program has an interpreter"; fi
+  if readelf -dW "$built" 2>/dev/null | grep -q NEEDED; then die "$program needs a shared library"; fi
+  cmp -s "$built" "$dist/$program" || install -m755 "$built" "$dist/$program"
+  printf '%9d bytes  static  %s\n' "$(stat -c %s "$dist/$program")" "$program" >&2
 done
 size=$(stat -c %s "$dist/bootstrapper")
-[ "$size" -le $BOOTSTRAPPER_LIMIT ] || die "bootstrapper has $size bytes, more than the promised $BOOTSTRAPPER_LIMIT"
+[ "$size" -le $BOOTSTRAPPER_MAX ] || die "bootstrapper has $size bytes, more than the promised $BOOTSTRAPPER_MAX"

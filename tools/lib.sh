@@ -24,3 +24,14 @@ private_apt() {
   "$tool" -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::Lists="$state/lists" \
     -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root -qq "$@"
 }
+
+# Whether rustc has a standard library for a target.
+target_works() { [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ]; }
+
+# .deps/LIBC, which .cargo/config.toml names, leads to the static tpm2-tss for that C library.
+link_tss() {
+  local prefix
+  prefix=$("$ROOT/tools/tss.sh" "$1")
+  mkdir -p "$ROOT/.deps"
+  if [ "$(readlink "$ROOT/.deps/$1")" != "$prefix" ]; then ln -sfn "$prefix" "$ROOT/.deps/$1"; fi
+}

@@ -1,28 +1,25 @@
 #!/usr/bin/env bash
-# Builds the programs a second time in another folder, with another CARGO_HOME and a tpm2-tss compiled anew, and compares.
+# Builds the programs once more in another directory, with another Cargo home and target directory and a tpm2-tss compiled
+# anew, and compares every byte.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
-tools/build.sh musl
+tools/build.sh
 
 other=$(mktemp -d); trap 'rm -rf "$other"' EXIT
-say "building once more in $other"
-mkdir -p "$other/somewhere/else/cargo" "$other/cache/sources"
-git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$other/somewhere/else"
-# what was downloaded is shared, by a path that differs
-for part in registry git; do
-  [ ! -e "${CARGO_HOME:-$HOME/.cargo}/$part" ] || ln -s "${CARGO_HOME:-$HOME/.cargo}/$part" "$other/somewhere/else/cargo/$part"
+mkdir -p "$other"/elsewhere "$other"/home/registry "$other"/cache/sources
+git ls-files -z --cached --others --exclude-standard | tar c --null -T - --ignore-failed-read | tar x -C "$other/elsewhere"
+# what was downloaded is shared, the unpacked sources lie at other paths
+home=${CARGO_HOME:-$HOME/.cargo}
+for shared in registry/cache registry/index config.toml config credentials.toml; do
+  [ ! -e "$home/$shared" ] || ln -s "$home/$shared" "$other/home/$shared"
 done
 cp "$CACHE"/sources/*.orig.tar.* "$other/cache/sources/"
-(
-  cd "$other/somewhere/else"
-  export FIRSTLIGHT_CACHE=$other/cache RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup} CARGO_HOME=$other/somewhere/else/cargo
-  mkdir .deps; ln -s "$(tools/tss.sh musl)" .deps/musl
-  tools/build.sh musl
-)
-different=0
+
+say "building once more, in $other"
+export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
+CARGO_HOME=$other/home CARGO_TARGET_DIR=$other/target DIST=$other/dist FIRSTLIGHT_CACHE=$other/cache "$other/elsewhere/tools/build.sh"
 for program in target/dist/*; do
-  if ! cmp "$program" "$other/somewhere/else/$program"; then different=1; fi
+  cmp "$program" "$other/dist/$(basename "$program")" || die "$(basename "$program") differs between two directories"
 done
-[ $different = 0 ] || die "the two builds differ"
 (cd target/dist && sha256sum ./*)
-say "two builds in two folders gave the same bytes"
+say "two builds in different directories are identical"

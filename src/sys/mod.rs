@@ -3,9 +3,11 @@
 #![allow(unsafe_code)]
 
 pub mod block;
+pub mod clock;
 pub mod device_mapper;
 pub mod keyring;
 pub mod mount;
+pub mod net;
 pub mod process;
 pub mod signal;
 

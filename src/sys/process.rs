@@ -6,7 +6,7 @@ use super::check;
 
 /// No core dump, no ptrace by others, `/proc/self` owned by root (prctl(2) PR_SET_DUMPABLE, setrlimit(2) RLIMIT_CORE). Both,
 /// because a core_pattern that pipes to a program ignores the limit. Lost across execve(2): each program calls it itself.
-pub fn forbid_core_dumps() -> io::Result<()> {
+pub fn keep_memory_private() -> io::Result<()> {
     // SAFETY: PR_SET_DUMPABLE takes integers only.
     check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) })?;
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -23,10 +23,4 @@ pub fn lock_memory() -> io::Result<()> {
     // SAFETY: takes flags only.
     check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | MCL_ONFAULT) })?;
     Ok(())
-}
-
-/// Writes every dirty page of every file system to its device (sync(2)); returns when that is done.
-pub fn sync_all() {
-    // SAFETY: no arguments, cannot fail.
-    unsafe { libc::sync() }
 }

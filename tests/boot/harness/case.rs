@@ -1,7 +1,7 @@
 //! Tests that are a shell script inside the machine: each of its lines `PASS what` is a proof, `FAIL what: why` a failure.
 
 use super::initramfs::{self, Overlay};
-use super::vm::Machine;
+use super::vm::{Firmware, Machine};
 use super::{Context, Failure, Result, root};
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ pub struct Case<'a> {
     pub disks: &'a [(&'a str, u64)],
     /// Ports of the host at 10.42.0.1, and the loopback port that each leads to.
     pub host_ports: &'a [(u16, u16)],
+    /// What starts the kernel.
+    pub firmware: Firmware,
     /// The machine's memory in MiB.
     pub memory: u32,
     /// When to give up.
@@ -34,6 +36,7 @@ impl Default for Case<'_> {
             programs: &[],
             disks: &[],
             host_ports: &[],
+            firmware: Firmware::Bios,
             memory: 512,
             limit: Duration::from_secs(120),
         }
@@ -46,6 +49,7 @@ impl Case<'_> {
     pub fn run(&self) -> Result<Vec<String>> {
         let mut machine = Machine::new(self.script)?;
         machine.memory = self.memory;
+        machine.firmware = self.firmware;
         machine.host_ports.extend(self.host_ports.iter().copied());
         self.disks.iter().try_for_each(|(serial, size)| machine.add_disk(serial, *size))?;
         let script = root().join("tests/boot/cases").join(self.script);

@@ -1,7 +1,7 @@
 //! The small initramfs, and what a test adds to it: a cpio archive in the `newc` format of the kernel's
 //! Documentation/driver-api/early-userspace/buffer-format.rst, of which several may stand one after the other.
 
-use super::{Context, Failure, Result, program, script};
+use super::{Context, Failure, Result, dist, script};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -70,7 +70,7 @@ fn entry(out: &mut Vec<u8>, inode: usize, path: &str, mode: u32, content: &[u8])
 
 /// The initramfs with the named programs of `make build` in it, and `overlay` behind it, written to `out`.
 pub fn build(out: &Path, programs: &[&str], overlay: &Overlay) -> Result<()> {
-    let programs: Vec<PathBuf> = programs.iter().map(|name| program(name)).collect::<Result<_>>()?;
+    let programs: Vec<PathBuf> = programs.iter().map(|name| dist(name)).collect::<Result<_>>()?;
     let arguments: Vec<&Path> = std::iter::once(out).chain(programs.iter().map(PathBuf::as_path)).collect();
     script("initramfs/build.sh", &arguments)?;
     if !overlay.files.is_empty() {

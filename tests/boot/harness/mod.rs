@@ -3,8 +3,11 @@
 //!
 //! - `vm`: one computer (its TPM's state, its disks) and one boot of it (QEMU, swtpm, console, forwarded ports)
 //! - `console`: the serial line, each line with its time, and waiting for one
+//! - `flow`: the machine of the demo, the services and the operator around it, and the demo itself
 //! - `initramfs`: the small initramfs of `initramfs/`, and what a test appends to it
 //! - `metadata`: the metadata service that a QEMU machine asks who it is
+//! - `predict`: the measurement policy of what a machine boots
+//! - `program`: our programs on the host, run beside the machine
 //! - `timeline`: the `firstlight[stage] 1.23s event` lines of a boot as a table
 //! - `case`: a shell script that runs inside the machine and says PASS or FAIL
 //!
@@ -13,8 +16,13 @@
 
 pub mod case;
 pub mod console;
+pub mod flow;
 pub mod initramfs;
+#[path = "../../common/metadata.rs"]
 pub mod metadata;
+pub mod predict;
+#[path = "../../common/program.rs"]
+pub mod program;
 pub mod timeline;
 pub mod vm;
 
@@ -60,7 +68,7 @@ pub fn root() -> &'static Path {
 }
 
 /// A shipped program as `make build` made it.
-pub fn program(name: &str) -> Result<PathBuf> {
+pub fn dist(name: &str) -> Result<PathBuf> {
     let path = root().join("target/dist").join(name);
     if path.is_file() {
         Ok(path)

@@ -5,7 +5,7 @@
 //! which needs no privilege and lets several machines run at once.
 
 use super::console::Console;
-use super::{Context, Failure, Result, free_port, root, script};
+use super::{Context, Failure, Result, free_port, predict, root, script};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
@@ -18,8 +18,25 @@ pub const HOST: &str = "10.42.0.1";
 /// The guest's own address: the first that QEMU's DHCP server hands out.
 pub const GUEST: &str = "10.42.0.15";
 
+/// The kernel's command line.
+pub const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
+/// OVMF's code, and the template of the variables that each machine has for itself.
+const UEFI_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+const UEFI_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
+
+/// What starts the kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Firmware {
+    /// SeaBIOS: a second to the kernel, but the TPM learns nothing of the kernel, its command line and the initramfs.
+    Bios,
+    /// OVMF: some seconds more; measures the kernel into PCR 4, command line and initramfs into PCR 9.
+    Uefi,
+}
+
 /// A computer, switched off.
 pub struct Machine {
+    /// What starts the kernel.
+    pub firmware: Firmware,
     /// The machine's memory in MiB.
     pub memory: u32,
     /// Whether it has a TPM.
@@ -37,12 +54,13 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A computer with a TPM, 512 MiB, without a disk. `name` is used for its logs, target/boot/NAME-BOOT.log.
+    /// A computer with SeaBIOS, a TPM and 512 MiB, without a disk. `name` is used for its logs, target/boot/NAME-BOOT.log.
     pub fn new(name: &str) -> Result<Machine> {
         let folder =
             tempfile::Builder::new().prefix("firstlight-").tempdir().context("make a folder for the machine")?;
         std::fs::create_dir(folder.path().join("tpm")).context("make a folder for the TPM")?;
         Ok(Machine {
+            firmware: Firmware::Bios,
             memory: 512,
             tpm: true,
             open_ports: Vec::new(),
@@ -75,6 +93,13 @@ impl Machine {
         self.folder.path().join("initramfs.cpio")
     }
 
+    /// The measurement policy that this machine meets when it boots with UEFI: computed from the files that it boots.
+    pub fn policy(&self) -> Result<String> {
+        let kernel = std::fs::read(kernel()?).context("read the kernel")?;
+        let initramfs = std::fs::read(self.initramfs()).context("read the initramfs")?;
+        Ok(predict::policy(&kernel, &initramfs, COMMAND_LINE, self.memory << 20))
+    }
+
     /// A folder for whatever else belongs to this machine.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.path()
@@ -101,11 +126,6 @@ impl Machine {
     }
 
     fn start(&self) -> Result<Vm> {
-        let kernel = PathBuf::from(script("tools/kernel.sh", &[])?);
-        let version = std::fs::read_dir(kernel.join("lib/modules")).context("read the kernel's folder")?.next();
-        let version = version.ok_or_else(|| Failure("the kernel has no modules".to_owned()))?;
-        let version = version.context("read the kernel's folder")?.file_name();
-        let vmlinuz = kernel.join("boot").join(format!("vmlinuz-{}", version.to_string_lossy()));
         let processor = script("tools/accel.sh", &[])?;
 
         let mut ports = BTreeMap::new();
@@ -127,8 +147,15 @@ impl Machine {
         qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
         qemu.args(processor.split_whitespace()).args(["-M", "q35", "-smp", "1", "-m", &self.memory.to_string()]);
         qemu.args(["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"]);
-        qemu.arg("-kernel").arg(vmlinuz).arg("-initrd").arg(self.initramfs());
-        qemu.args(["-append", "console=ttyS0 panic=-1 quiet no_timer_check"]);
+        if self.firmware == Firmware::Uefi {
+            let variables = self.folder.path().join("uefi-variables");
+            if !variables.exists() {
+                std::fs::copy(UEFI_VARIABLES, &variables).context(&format!("copy {UEFI_VARIABLES}"))?;
+            }
+            qemu.args(["-drive", &format!("if=pflash,unit=0,format=raw,readonly=on,file={UEFI_CODE}")]);
+            qemu.args(["-drive", &format!("if=pflash,unit=1,format=raw,file={}", variables.display())]);
+        }
+        qemu.arg("-kernel").arg(kernel()?).arg("-initrd").arg(self.initramfs()).args(["-append", COMMAND_LINE]);
         qemu.args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci"]);
         for serial in &self.disks {
             let file = self.disk(serial);
@@ -142,7 +169,7 @@ impl Machine {
         if self.tpm {
             let socket = self.folder.path().join("tpm.socket");
             qemu.args(["-chardev", &format!("socket,id=tpm,path={}", socket.display())]);
-            qemu.args(["-tpmdev", "emulator,id=tpm0,chardev=tpm", "-device", "tpm-tis,tpmdev=tpm0"]);
+            qemu.args(["-tpmdev", "emulator,id=tpm0,chardev=tpm", "-device", "tpm-crb,tpmdev=tpm0"]);
         }
 
         let errors = self.folder.path().join("qemu.errors");
@@ -184,6 +211,15 @@ impl Machine {
     }
 }
 
+/// The kernel that every machine boots.
+fn kernel() -> Result<PathBuf> {
+    let folder = PathBuf::from(script("tools/kernel.sh", &[])?);
+    let version = std::fs::read_dir(folder.join("lib/modules")).context("read the kernel's folder")?.next();
+    let version = version.ok_or_else(|| Failure("the kernel has no modules".to_owned()))?;
+    let version = version.context("read the kernel's folder")?.file_name();
+    Ok(folder.join("boot").join(format!("vmlinuz-{}", version.to_string_lossy())))
+}
+
 /// A computer that is switched on; the power is cut when this value ends.
 pub struct Vm {
     /// Its serial line.
@@ -222,7 +258,7 @@ impl Vm {
     }
 
     /// Has the OS stage shut down in order, and waits until the machine is off.
-    pub fn shut_down(mut self, limit: Duration) -> Result<()> {
+    pub fn shut_down(&mut self, limit: Duration) -> Result<()> {
         self.type_line("end shut_down")?;
         self.wait_off(limit).map(|_| ())
     }

@@ -1,0 +1,6 @@
+//! (to come)
+
+mod files;
+mod master_secret;
+mod progress;
+mod state;
