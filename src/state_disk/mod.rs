@@ -125,7 +125,9 @@ impl Unlock {
         let opened = self.wait_for_key(device, &header)?;
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
         let Some(state) = self.read_state(&mapped)? else {
-            log::warn!("the disk is marked as initialised, but has no node state: this node never worked; starting over");
+            log::warn!(
+                "the disk is marked as initialised, but has no node state: this node never worked; starting over"
+            );
             device_mapper::close(MAPPING).map_err(Error::DeviceMapper)?;
             return self.first_boot(device);
         };
