@@ -75,7 +75,7 @@ const RESET: u8 = 3;
 const STOPPED: u8 = 143;
 
 fn main() -> ExitCode {
-    program::main("bootstrapper", |arguments| {
+    program::main("bootstrapper", HELP, |arguments| {
         let (command, options) = parse(arguments)?;
         logger::init(if options.debug { LevelFilter::Debug } else { LevelFilter::Info });
         let timeline = Timeline::new(command.name());
@@ -185,7 +185,7 @@ fn parse(mut arguments: lexopt::Parser) -> Result<(Command, Options), Failure> {
     let mut command = None;
     while let Some(argument) = arguments.next()? {
         match argument {
-            Short('h') | Long("help") => return Err(Failure::Help(HELP)),
+            Short('h') | Long("help") => return Err(Failure::Help),
             Long("version") => return Err(Failure::Version),
             Long("csp") => options.csp = program::text(arguments.value()?)?,
             Long("variant") => options.variant = program::text(arguments.value()?)?,
