@@ -1,30 +1,31 @@
 # Everything here installs what it needs first (tools/setup.sh) and keeps it in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-gnu test unit lint boot demo bench proto fuzz check-deps reproducible deny
+.PHONY: help setup build test unit boot lint demo bench proto fuzz check-deps reproducible deny
+
+# the C library of the shipped programs: musl, or gnu (a static glibc) where there is no musl standard library
+TARGET = musl
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: ## install what is missing: Debian packages, the musl standard library, a static tpm2-tss
+setup: ## install what is missing: Debian packages, the musl standard library, a static tpm2-tss, a kernel
 	@tools/setup.sh
 
-build: setup ## the four programs, static, in target/dist
-	@tools/build.sh
-
-build-gnu: setup ## the same against a static glibc, for where there is no musl standard library
-	@tools/build.sh x86_64-unknown-linux-gnu
+build: setup ## the four programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
+	@tools/build.sh $(TARGET)
 
 test: lint unit boot ## everything that must pass before a change lands
 
-lint: setup ## formatting and clippy
+lint: setup ## formatting, clippy, shell syntax
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
+	@for script in tools/*.sh initramfs/build.sh .ci/run; do bash -n $$script || exit; done
 
 unit: setup ## unit tests, and the tests against real peers that need no VM
 	cargo test --locked
 
-boot: build ## the tests that boot VMs
-	cargo test --locked --test boot -- --ignored --nocapture --test-threads=1
+boot: build ## the tests that boot VMs; each console is kept in target/boot
+	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
 
 demo: build ## a VM: first boot, init, a reboot that unlocks itself, a reboot with recovery
 	@cargo run --locked --quiet --example demo

@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
-# Builds the programs in a second directory, with another Cargo home and target directory, and compares every byte.
+# Builds the programs once more in another directory, with another Cargo home and target directory and a tpm2-tss compiled
+# anew, and compares every byte.
 . "$(dirname "$0")/lib.sh"
-"$ROOT/tools/build.sh" >/dev/null
+cd "$ROOT"
+tools/build.sh
+
 other=$(mktemp -d); trap 'rm -rf "$other"' EXIT
-mkdir "$other/elsewhere" "$other/home"
-(cd "$ROOT" && git ls-files -z --cached --others --exclude-standard | tar c --null -T - --ignore-failed-read) | tar x -C "$other/elsewhere"
-# the registry's downloads are shared, the unpacked sources lie at other paths
+mkdir -p "$other"/elsewhere "$other"/home/registry "$other"/cache/sources
+git ls-files -z --cached --others --exclude-standard | tar c --null -T - --ignore-failed-read | tar x -C "$other/elsewhere"
+# what was downloaded is shared, the unpacked sources lie at other paths
 home=${CARGO_HOME:-$HOME/.cargo}
-for shared in registry/cache registry/index; do
-  [ ! -d "$home/$shared" ] || { mkdir -p "$other/home/registry"; ln -s "$home/$shared" "$other/home/$shared"; }
+for shared in registry/cache registry/index config.toml config credentials.toml; do
+  [ ! -e "$home/$shared" ] || ln -s "$home/$shared" "$other/home/$shared"
 done
-for file in config.toml config credentials.toml; do [ ! -e "$home/$file" ] || ln -s "$home/$file" "$other/home/$file"; done
+cp "$CACHE"/sources/*.orig.tar.* "$other/cache/sources/"
+
 say "building once more, in $other"
-CARGO_HOME=$other/home CARGO_TARGET_DIR=$other/target "$other/elsewhere/tools/build.sh" >/dev/null
-for program in "$ROOT"/target/dist/*; do
-  cmp "$program" "$other/target/dist/$(basename "$program")" || die "$(basename "$program") differs between two directories"
+export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
+CARGO_HOME=$other/home CARGO_TARGET_DIR=$other/target DIST=$other/dist FIRSTLIGHT_CACHE=$other/cache "$other/elsewhere/tools/build.sh"
+for program in target/dist/*; do
+  cmp "$program" "$other/dist/$(basename "$program")" || die "$(basename "$program") differs between two directories"
 done
+(cd target/dist && sha256sum ./*)
 say "two builds in different directories are identical"

@@ -195,7 +195,10 @@ mod tests {
         let of_9: Vec<_> = events.iter().filter(|event| event.pcr == 9).cloned().collect();
         let value = replay(&of_9).unwrap();
         let text = explain(LOG, 9, &value);
-        assert!(text.contains("EV_EVENT_TAG") && text.contains("Linux initrd") && text.contains("LoadOptions"), "{text}");
+        assert!(
+            text.contains("EV_EVENT_TAG") && text.contains("Linux initrd") && text.contains("LoadOptions"),
+            "{text}"
+        );
         let of_4: Vec<_> = events.iter().filter(|event| event.pcr == 4).cloned().collect();
         let text = explain(LOG, 4, &replay(&of_4).unwrap());
         assert!(text.contains("Calling EFI Application from Boot Option") && text.contains("kernel"), "{text}");

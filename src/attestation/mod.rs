@@ -99,13 +99,7 @@ mod tests {
             0x12, 0x8c, 0x16, 0x43, 0x78, 0xfe, 0x87, 0x67, 0xf9, 0x98, 0xfb, 0xdf, 0xe4, 0xb4, 0xd6, 0x46, 0x3e, 0xc5,
             0xae, 0x1b, 0x66, 0x4e, 0xa5, 0x99, 0x9b, 0xc2, 0x74, 0x17, 0x60, 0x7a, 0xe9, 0xb6,
         ];
-        assert_eq!(
-            hex(&pcr15_after(&id)),
-            "23400370357e846478cce7cc0c76cdfe4da077cc57b36dee0f665ede2c8b3f2f"
-        );
-        assert_eq!(
-            hex(&pcr15_after(&[0x11; 32])),
-            "1e60f81404c2f085dc1bb30642c0c23cd3f77bd32424888abb3fc0f9908f1adf"
-        );
+        assert_eq!(hex(&pcr15_after(&id)), "23400370357e846478cce7cc0c76cdfe4da077cc57b36dee0f665ede2c8b3f2f");
+        assert_eq!(hex(&pcr15_after(&[0x11; 32])), "1e60f81404c2f085dc1bb30642c0c23cd3f77bd32424888abb3fc0f9908f1adf");
     }
 }

@@ -9,10 +9,10 @@ use std::{io, thread};
 use firstlight::attestation::{Issuer, qemu_vtpm};
 use firstlight::bootstrapper::{Bootstrapper, Ending, init_server};
 use firstlight::metadata::Metadata;
+use firstlight::program::{self, Failure};
 use firstlight::state_disk::{Unlock, handover, recovery};
 use firstlight::stop::Stop;
 use firstlight::timeline::Timeline;
-use firstlight::program::{self, Failure};
 use firstlight::{logger, sys, tpm};
 use lexopt::prelude::*;
 use log::LevelFilter;
@@ -87,7 +87,9 @@ fn main() -> ExitCode {
         };
         timeline.peak_memory();
         match result {
-            Ok(Ending::Reset) => Err(Failure::Failed(RESET, "reboot this machine: its state disk starts afresh".into())),
+            Ok(Ending::Reset) => {
+                Err(Failure::Failed(RESET, "reboot this machine: its state disk starts afresh".into()))
+            }
             _ if stop.is_stopped() => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
             Ok(_) => Ok(()),
             Err(error) => {

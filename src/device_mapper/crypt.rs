@@ -42,7 +42,7 @@ impl Cipher {
         if !matches!(sector_size, 512 | 1024 | 2048 | 4096) {
             return Err(invalid(format!("sector size {sector_size} instead of 512, 1024, 2048 or 4096")));
         }
-        if mapping.data_offset % 4096 != 0 {
+        if !mapping.data_offset.is_multiple_of(4096) {
             return Err(invalid(format!("data offset {} is not a multiple of 4096", mapping.data_offset)));
         }
         if mapping.cipher != "aes-xts-plain64" {

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::waiting::{Candidate, Refused, Waiting};
+use crate::atls;
 use crate::attestation::Issuer;
 use crate::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use crate::grpc::{Call, Code, Limits, Router, Server, Status};
-use crate::proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
-use crate::atls;
 use crate::kms::{self, ClusterKms};
+use crate::proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
 
 /// TCP port of the recovery server.
 pub const PORT: u16 = 9999;

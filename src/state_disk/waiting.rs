@@ -158,11 +158,8 @@ impl Waiting {
                 self.tell(&state);
             }
             // the node's stop does not know this condition variable: look at it a few times a second
-            state = self
-                .changed
-                .wait_timeout(state, Duration::from_millis(200))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state =
+                self.changed.wait_timeout(state, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -29,9 +29,8 @@ pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
         log::warn!("the TPM holds another key at {HANDLE:#x}: replacing it by an attestation key");
         evict(context, handle)?;
     }
-    let made = with_owner(context, |context| {
-        context.create_primary(Hierarchy::Owner, template()?, None, None, None, None)
-    })?;
+    let made =
+        with_owner(context, |context| context.create_primary(Hierarchy::Owner, template()?, None, None, None, None))?;
     let kept = evict(context, made.key_handle.into());
     context.flush_context(made.key_handle.into())?;
     Ok((kept?.into(), made.out_public))

@@ -17,9 +17,7 @@ use tss_esapi::constants::CapabilityType;
 use tss_esapi::handles::PcrHandle;
 use tss_esapi::interface_types::algorithm::HashingAlgorithm;
 use tss_esapi::interface_types::session_handles::AuthSession;
-use tss_esapi::structures::{
-    CapabilityData, Data, Digest, DigestValues, PcrSelectionList, PcrSlot, SignatureScheme,
-};
+use tss_esapi::structures::{CapabilityData, Data, Digest, DigestValues, PcrSelectionList, PcrSlot, SignatureScheme};
 use tss_esapi::traits::Marshall;
 use tss_esapi::{Context, TctiNameConf};
 
@@ -181,7 +179,8 @@ impl Tpm {
 
     /// The attestation key (TPMT_PUBLIC) and, signed by it over `nonce` (at most 64 bytes), a quote of each allocated bank.
     pub fn quotes(&mut self, nonce: &[u8]) -> Result<(Vec<u8>, Vec<Quote>), Error> {
-        let (key, public) = attestation_key::load(&mut self.context).map_err(self.failed("loading the attestation key"))?;
+        let (key, public) =
+            attestation_key::load(&mut self.context).map_err(self.failed("loading the attestation key"))?;
         let mut quotes = vec![];
         for (bank, slots) in self.banks()? {
             quotes.push(self.quote(key, nonce, bank, &slots)?);

@@ -23,7 +23,8 @@ struct Answers {
 
 impl MetadataServer {
     pub fn start(address: SocketAddr) -> MetadataServer {
-        let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("metadata service on {address}: {error}"));
+        let listener =
+            TcpListener::bind(address).unwrap_or_else(|error| panic!("metadata service on {address}: {error}"));
         let answers = Arc::new(Mutex::new(Answers::default()));
         let server = MetadataServer { address: listener.local_addr().unwrap(), answers: answers.clone() };
         thread::spawn(move || {

@@ -19,10 +19,8 @@ const ACPI_DATA_SIZE: u32 = 0x28000;
 /// The measurement policy of a machine with `memory` bytes: PCRs 4 and 9 as computed, and zero for those that nothing may
 /// touch before the node belongs to a cluster.
 pub fn policy(kernel: &[u8], initrd: &[u8], command_line: &str, memory: u32) -> String {
-    let mut registers = vec![
-        (4, pcr4(kernel, u32::try_from(initrd.len()).unwrap(), memory)),
-        (9, pcr9(initrd, command_line)),
-    ];
+    let mut registers =
+        vec![(4, pcr4(kernel, u32::try_from(initrd.len()).unwrap(), memory)), (9, pcr9(initrd, command_line))];
     registers.extend([8, 11, 12, 13, 15].map(|index| (index, [0; 32])));
     let entries: Vec<String> = registers
         .into_iter()
