@@ -6,7 +6,7 @@
 //! # fn parse(_: lexopt::Parser) -> Result<Options, Failure> { Ok(Options) }
 //! # fn serve(_: Options) -> Result<(), Failure> { Ok(()) }
 //! fn main() -> std::process::ExitCode {
-//!     program::main("key-service", |args| serve(parse(args)?))
+//!     program::main("key-service", "Usage: key-service ..", |args| serve(parse(args)?))
 //! }
 //! ```
 
@@ -25,8 +25,10 @@ use crate::sys::signal::StopSignals;
 /// Why a program ends before its work is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// `--help`: this text goes to standard output, exit code 0.
-    Help(&'static str),
+    /// `--help`: the usage goes to standard output, exit code 0.
+    Help,
+    /// `--help` after a command: this text instead.
+    HelpOn(&'static str),
     /// `--version`: exit code 0.
     Version,
     /// The arguments make no sense: what is wrong, then a hint at `--help`, on standard error; exit code [`USAGE`].
@@ -54,12 +56,14 @@ impl From<lexopt::Error> for Failure {
 }
 
 /// Runs `program` on the process's arguments and turns its result into output and exit code.
-pub fn main(name: &str, program: impl FnOnce(lexopt::Parser) -> Result<(), Failure>) -> ExitCode {
+pub fn main(name: &str, usage: &str, program: impl FnOnce(lexopt::Parser) -> Result<(), Failure>) -> ExitCode {
+    let print = |text: &str| io::stdout().write_all(text.as_bytes()).map_or(FAILED, |()| 0);
     let code = match program(lexopt::Parser::from_env()) {
         Ok(()) => 0,
         // whoever closed standard output does not want the text
-        Err(Failure::Help(usage)) => io::stdout().write_all(usage.as_bytes()).map_or(FAILED, |()| 0),
-        Err(Failure::Version) => writeln!(io::stdout(), "{name} {}", env!("CARGO_PKG_VERSION")).map_or(FAILED, |()| 0),
+        Err(Failure::Help) => print(usage),
+        Err(Failure::HelpOn(text)) => print(text),
+        Err(Failure::Version) => print(&format!("{name} {}\n", env!("CARGO_PKG_VERSION"))),
         Err(Failure::Usage(what)) => {
             complain(format_args!("{name}: {what}\nTry `{name} --help`."));
             USAGE

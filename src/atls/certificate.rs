@@ -240,3 +240,169 @@ fn no_document(extensions: &[Extension<'_>], validators: &[Arc<dyn Validator>]) 
         if got.is_empty() { "no extension".into() } else { got.join(", ") }
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::atls::dummy::{Dummy, OID, OTHER_OID};
+    use crate::atls::testing::Xorshift;
+
+    const NONCE: &[u8] = &[9; 32];
+
+    fn attested() -> CertificateDer<'static> {
+        issue(Some(&Dummy(OID)), NONCE).unwrap().cert[0].clone()
+    }
+
+    fn judge(certificate: &CertificateDer<'_>) -> Result<(), String> {
+        judge_at(certificate, UnixTime::now())
+    }
+
+    fn judge_at(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), String> {
+        verify(certificate, &[Arc::new(Dummy(OID))], NONCE, now).map_err(|refusal| refusal.to_string())
+    }
+
+    /// As the real one, with other extensions and another subject, properly signed.
+    fn signed(change: impl FnOnce(Vec<u8>) -> Vec<u8>, extensions: &[u8]) -> CertificateDer<'static> {
+        let key = generate_key().unwrap();
+        let public_key = key.public_key().unwrap();
+        let body = change(to_be_signed(&public_key, extensions, SystemTime::now()));
+        let signer = key.choose_scheme(&[SignatureScheme::ECDSA_NISTP256_SHA256]).unwrap();
+        let signature = signer.sign(&body).unwrap();
+        let signature = der::element(der::BIT_STRING, &[&[0], &signature]);
+        der::element(der::SEQUENCE, &[&body, ECDSA_WITH_SHA256, &signature]).into()
+    }
+
+    #[test]
+    fn an_issued_certificate_has_exactly_the_old_system_s_fields() {
+        let certificate = attested();
+        let mut outer = Reader::new(Reader::new(&certificate).expect(der::SEQUENCE).unwrap());
+        let mut body = Reader::new(outer.expect(der::SEQUENCE).unwrap());
+        assert_eq!(body.next().unwrap(), (0xa0, &[2, 1, 2][..]));
+        assert_eq!(body.expect(der::INTEGER).unwrap().len(), 16);
+        assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), ECDSA_WITH_SHA256);
+        let name = b"\x30\x18\x31\x16\x30\x14\x06\x03\x55\x04\x03\x13\x0dConstellation";
+        assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), name);
+        let mut validity = Reader::new(body.expect(der::SEQUENCE).unwrap());
+        assert_eq!(validity.expect(der::UTC_TIME).unwrap().len(), 13);
+        assert_eq!(validity.expect(der::UTC_TIME).unwrap().len(), 13);
+        assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), name);
+        let public_key = body.expect_whole(der::SEQUENCE).unwrap();
+        assert_eq!((public_key.len(), public_key[26]), (91, 4));
+        let extensions = body.expect(der::context(3)).unwrap();
+        body.end().unwrap();
+        let document = Dummy(OID).issue(&user_data(public_key), NONCE).unwrap();
+        let value = der::element(der::OCTET_STRING, &[&document]);
+        let extension = der::element(der::SEQUENCE, &[&der::element(der::SEQUENCE, &[OID, &value])]);
+        assert_eq!(extensions, extension);
+    }
+
+    #[test]
+    fn an_issued_certificate_is_accepted_for_its_nonce_only() {
+        assert_eq!(judge(&attested()), Ok(()));
+        let other = verify(&attested(), &[Arc::new(Dummy(OID))], &[8; 32], UnixTime::now()).unwrap_err();
+        assert_eq!(other.to_string(), "the document is for another nonce");
+    }
+
+    #[test]
+    fn a_certificate_without_issuer_has_no_extension_and_is_refused() {
+        let certificate = issue(None, NONCE).unwrap().cert[0].clone();
+        assert!(read_extensions(&certificate).unwrap().is_empty());
+        assert!(judge(&certificate).unwrap_err().contains("got no extension"));
+    }
+
+    #[test]
+    fn the_first_extension_that_a_validator_knows_decides() {
+        let extension =
+            |oid: &[u8], value: &[u8]| der::element(der::SEQUENCE, &[oid, &der::element(der::OCTET_STRING, &[value])]);
+        let list = |parts: &[&[u8]]| der::element(der::context(3), &[&der::element(der::SEQUENCE, parts)]);
+        let good = Dummy(OID).issue(&[0; 32], NONCE).unwrap();
+
+        let order = list(&[&extension(OTHER_OID, b"unknown"), &extension(OID, b"bad"), &extension(OID, &good)]);
+        assert!(judge(&signed(|body| body, &order)).unwrap_err().starts_with("no JSON"));
+        let order = list(&[&extension(OTHER_OID, b"unknown"), &extension(OID, &good), &extension(OID, b"bad")]);
+        let only_the_key_is_wrong = "its attestation document is for another key than its certificate's";
+        assert_eq!(judge(&signed(|body| body, &order)).unwrap_err(), only_the_key_is_wrong);
+    }
+
+    #[test]
+    fn the_self_signature_is_checked() {
+        let mut bytes = attested().to_vec();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        assert!(judge(&bytes.into()).unwrap_err().contains("not properly self-signed"));
+        // another subject than issuer: no root of its own
+        let certificate = signed(
+            |body| {
+                let at = body.windows(13).rposition(|window| window == NAME).unwrap();
+                [&body[..at], b"Konstellation", &body[at + 13..]].concat()
+            },
+            &[],
+        );
+        assert!(judge(&certificate).unwrap_err().contains("not properly self-signed"));
+    }
+
+    #[test]
+    fn a_certificate_is_valid_for_two_hours_before_and_after_its_issue() {
+        let certificate = attested();
+        let at = |offset: i64| {
+            let now = UnixTime::now().as_secs().checked_add_signed(offset).unwrap();
+            judge_at(&certificate, UnixTime::since_unix_epoch(Duration::from_secs(now)))
+        };
+        for offset in [-7100, 7100] {
+            assert_eq!(at(offset), Ok(()));
+        }
+        assert!(at(7300).unwrap_err().contains("expired 1"));
+        assert!(at(-7300).unwrap_err().contains("valid only in 1"));
+    }
+
+    #[test]
+    fn times_are_written_as_rfc_5280_wants_them() {
+        // from date -u -d @...
+        for (seconds, text) in [
+            (0, &b"\x17\x0d700101000000Z"[..]),
+            (951_782_399, b"\x17\x0d000228235959Z"),
+            (951_782_400, b"\x17\x0d000229000000Z"),
+            (1_735_689_599, b"\x17\x0d241231235959Z"),
+            (1_795_240_800, b"\x17\x0d261121060000Z"),
+            (2_524_607_999, b"\x17\x0d491231235959Z"),
+            (2_524_608_000, b"\x18\x0f20500101000000Z"),
+            (4_107_542_400, b"\x18\x0f21000301000000Z"),
+        ] {
+            assert_eq!(String::from_utf8_lossy(&time(seconds)), String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn a_document_that_does_not_fit_is_the_issuer_s_fault() {
+        struct Long(usize);
+        impl Issuer for Long {
+            fn oid(&self) -> crate::attestation::Oid {
+                OID
+            }
+            fn issue(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, IssueError> {
+                Ok(vec![b' '; self.0])
+            }
+        }
+        assert!(matches!(issue(Some(&Long(MAX_DOCUMENT + 1)), NONCE), Err(Error::Issuer(_))));
+        // the longest one is read by webpki: what is wrong is the document
+        let certificate = issue(Some(&Long(MAX_DOCUMENT)), NONCE).unwrap().cert[0].clone();
+        assert!(judge(&certificate).unwrap_err().starts_with("no JSON"));
+    }
+
+    #[test]
+    fn mutated_certificates_cause_no_panic_and_are_refused() {
+        let original = attested();
+        let mut random = Xorshift::new(4);
+        for round in 0..20_000 {
+            let mut bytes = original.to_vec();
+            random.mutate(&mut bytes);
+            let _ = read_extensions(&bytes);
+            // the whole judgement has a signature check in it: fewer of them
+            if round % 10 == 0 && bytes != *original {
+                assert!(judge(&bytes.into()).is_err());
+            }
+        }
+    }
+}

@@ -43,6 +43,11 @@ impl Client {
     /// judges the client after the client's handshake has ended: its refusal is then what the first read returns, an
     /// [`std::io::Error`] around [`Error::PeerRefused`]. The connection has no socket time-outs.
     pub fn connect(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
+        let connection = self.establish(&socket, deadline)?;
+        handshake::finish(connection, socket)
+    }
+
+    pub(super) fn establish(&self, socket: &TcpStream, deadline: Instant) -> Result<Connection, Error> {
         let (nonce, server_name) = nonce::client();
         let session = Arc::new(Session {
             issuer: self.issuer.clone(),
@@ -54,13 +59,12 @@ impl Client {
         let mut connection = Connection::Client(ClientConnection::new(Arc::new(config), server_name)?);
 
         socket.set_nodelay(true)?;
-        let result = handshake::complete(&mut connection, &mut Timed { socket: &socket, deadline }, None);
+        let result = handshake::complete(&mut connection, &mut Timed { socket, deadline }, None);
         // our own reason says more than what rustls makes of it
         if let Some(failure) = session.take_failure() {
             return Err(failure);
         }
-        result?;
-        handshake::finish(connection, socket)
+        result.map(|()| connection)
     }
 
     fn config(&self, session: &Arc<Session>) -> Result<ClientConfig, Error> {
@@ -151,8 +155,9 @@ impl ResolvesClientCert for Session {
         self.certify(authorities).map_err(|error| self.fail(error)).ok()
     }
 
+    /// Without an issuer the certificate has no document: the server's refusal is clearer than of a missing certificate.
     fn has_certs(&self) -> bool {
-        self.issuer.is_some()
+        true
     }
 }
 

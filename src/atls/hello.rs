@@ -210,11 +210,12 @@ impl HelloFilter {
         }
         let mut pending = std::mem::take(&mut self.pending);
         pending.extend_from_slice(input);
-        let mut rest = &pending[..];
-        while let Some(used) = self.step(rest, output)? {
-            rest = &rest[used..];
+        let mut done = 0;
+        while let Some(used) = self.step(&pending[done..], output)? {
+            done += used;
         }
-        self.pending = rest.to_vec();
+        pending.drain(..done);
+        self.pending = pending;
         Ok(())
     }
 
@@ -314,5 +315,214 @@ fn hello_record(input: &[u8]) -> Result<Option<&[u8]>, HelloError> {
         0 => Err(HelloError::Malformed("it sent an empty handshake record")),
         len if len > MAX_FRAGMENT => Err(HelloError::Malformed("it sent a record longer than 16 KiB")),
         len => Ok(input.get(..RECORD_HEADER + len)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::atls::testing::Xorshift;
+
+    /// A ClientHello with these extensions.
+    fn hello(extensions: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut list = Vec::new();
+        for (kind, body) in extensions {
+            list.extend_from_slice(&kind.to_be_bytes());
+            list.extend_from_slice(&(body.len() as u16).to_be_bytes());
+            list.extend_from_slice(body);
+        }
+        let mut body = vec![3, 3];
+        body.extend_from_slice(&[7; 32]);
+        body.extend_from_slice(&[4, 1, 2, 3, 4]); // legacy_session_id
+        body.extend_from_slice(&[0, 4, 0x13, 0x01, 0x13, 0x02]); // cipher_suites
+        body.extend_from_slice(&[1, 0]); // legacy_compression_methods
+        body.extend_from_slice(&(list.len() as u16).to_be_bytes());
+        body.extend_from_slice(&list);
+        let mut message = vec![CLIENT_HELLO];
+        message.extend_from_slice(&(body.len() as u32).to_be_bytes()[1..]);
+        message.extend_from_slice(&body);
+        message
+    }
+
+    fn name_list(name: &[u8]) -> Vec<u8> {
+        let len = name.len() as u16;
+        [&(len + 3).to_be_bytes()[..], &[0], &len.to_be_bytes(), name].concat()
+    }
+
+    /// With the illegal name, between two other extensions.
+    fn named(name: &[u8]) -> Vec<u8> {
+        hello(&[(0x002b, &[2, 3, 4]), (0, &name_list(name)), (0x0010, &[0, 3, 2, b'h', b'2'])])
+    }
+
+    fn records(message: &[u8], size: usize) -> Vec<u8> {
+        let record = |part: &[u8]| [&[HANDSHAKE, 3, 1][..], &(part.len() as u16).to_be_bytes(), part].concat();
+        message.chunks(size).flat_map(record).collect()
+    }
+
+    /// Pushes `input` in pieces of `size`.
+    fn filter(input: &[u8], size: usize) -> (HelloFilter, Result<Vec<u8>, HelloError>) {
+        let mut filter = HelloFilter::new();
+        let mut output = Vec::new();
+        let result = input.chunks(size).try_for_each(|part| filter.push(part, &mut output));
+        (filter, result.map(|()| output))
+    }
+
+    const NONCE: &[u8] = b"ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=";
+
+    #[test]
+    fn a_hidden_name_is_found_in_its_place_and_revealed_exactly() {
+        let original = named(NONCE);
+        let mut hidden = original.clone();
+        assert_eq!(hide_server_name(&mut hidden), Ok(Some(NONCE.to_vec())));
+        let changed: Vec<_> = (0..original.len()).filter(|i| original[*i] != hidden[*i]).collect();
+        assert_eq!(changed.len(), 2);
+        assert_eq!(reveal_server_name(&hidden), Some(original));
+    }
+
+    #[test]
+    fn only_client_hellos_of_a_transcript_are_revealed() {
+        let mut hidden = named(NONCE);
+        hide_server_name(&mut hidden).unwrap();
+        let other = [&[2, 0, 0, 2][..], &HIDDEN_NAME].concat();
+        let transcript = [&other[..], &hidden, &other, &hidden].concat();
+        let expected = [&other[..], &named(NONCE), &other, &named(NONCE)].concat();
+        assert_eq!(reveal_server_name(&transcript), Some(expected));
+        assert_eq!(reveal_server_name(&other), None);
+        assert_eq!(reveal_server_name(&[]), None);
+    }
+
+    #[test]
+    fn a_hello_without_a_name_stays_as_it_is() {
+        let mut message = hello(&[(0x002b, &[2, 3, 4])]);
+        let before = message.clone();
+        assert_eq!(hide_server_name(&mut message), Ok(None));
+        assert_eq!(message, before);
+        assert_eq!(reveal_server_name(&message), None);
+    }
+
+    #[test]
+    fn a_hello_against_the_rules_is_refused() {
+        let list = name_list(NONCE);
+        for (extensions, what) in [
+            (&[(0xff53, &[][..])][..], "the private type on the wire"),
+            (&[(0, &list), (0xff53, &[])], "the private type beside a name"),
+            (&[(0, &list), (0, &list)], "two names"),
+            (&[(0, &list[..list.len() - 1])], "a list longer than its extension"),
+            (&[(0, &[&list[..], &[0]].concat())], "an extension longer than its list"),
+            (&[(0, &[0, 3, 1, 0, 0])], "a name of another type"),
+            (&[(0, &[0, 6, 0, 0, 0, 0, 0, 0])], "two names in the list"),
+            (&[(0, &[])], "no list"),
+        ] {
+            let refused = hide_server_name(&mut hello(extensions));
+            assert!(matches!(refused, Err(HelloError::Malformed(_))), "{what}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn the_filter_hides_the_name_however_its_input_is_cut() {
+        let mut expected = named(NONCE);
+        hide_server_name(&mut expected).unwrap();
+        for record_size in [1, 3, 4, 5, 50, 1000] {
+            for piece in [1, 2, 7, 100, 10_000] {
+                let input = [records(&named(NONCE), record_size), b"\x17\x03\x03\x00\x01x and more".to_vec()].concat();
+                let (filter, output) = filter(&input, piece);
+                let expected = [records(&expected, 1 << 14), b"\x17\x03\x03\x00\x01x and more".to_vec()].concat();
+                assert_eq!(output.unwrap(), expected);
+                assert_eq!(filter.server_name(), Some(NONCE));
+            }
+        }
+    }
+
+    #[test]
+    fn the_filter_hides_the_name_of_the_second_hello_and_compares_it() {
+        let ccs = [CHANGE_CIPHER_SPEC, 3, 3, 0, 1, 1];
+        let mut hidden = named(NONCE);
+        hide_server_name(&mut hidden).unwrap();
+        for piece in [1, 6, 10_000] {
+            let first = records(&named(NONCE), 1 << 14);
+            let tail = b"anything";
+            let (_, output) = filter(&[&first[..], &ccs, &records(&named(NONCE), 9), tail].concat(), piece);
+            let hidden = records(&hidden, 1 << 14);
+            assert_eq!(output.unwrap(), [&hidden[..], &ccs, &hidden, tail].concat());
+            for second in [named(b"another"), hello(&[])] {
+                let (_, output) = filter(&[&first[..], &ccs, &records(&second, 1 << 14)].concat(), piece);
+                assert_eq!(output, Err(HelloError::Malformed("its second ClientHello has another server name")));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_tls_is_told_from_broken_tls() {
+        for input in [&b"GET / HTTP/1.1\r\n"[..], b"PRI * HTTP/2.0", &[0x80, 0x2e], &[22, 2], &[21, 3, 3, 0, 2, 2, 40]]
+        {
+            assert!(matches!(filter(input, 1).1, Err(HelloError::NotTls(_))), "{input:02x?}");
+        }
+        for input in [
+            &[22, 3, 1, 0, 0][..],                         // an empty record
+            &[22, 3, 1, 0x40, 1],                          // a record of more than 2^14 bytes
+            &[22, 3, 1, 0, 4, 2, 0, 0, 0],                 // a ServerHello
+            &[22, 3, 1, 0, 4, 1, 1, 0, 0],                 // a ClientHello of more than 64 KiB
+            &[22, 3, 1, 0, 5, 1, 0, 0, 0, 0],              // data behind the ClientHello
+            &[22, 3, 1, 0, 4, 1, 0, 0, 0],                 // an empty ClientHello
+            &[22, 3, 1, 0, 2, 1, 0, 23, 3, 3, 0, 1, 0, 0], // another record within the ClientHello
+        ] {
+            let end = filter(input, 1).1;
+            assert!(end.is_err(), "{input:02x?}: {end:?}");
+        }
+    }
+
+    #[test]
+    fn the_filter_never_holds_more_than_a_hello_and_a_record() {
+        let mut filter = HelloFilter::new();
+        let mut output = Vec::new();
+        // the longest ClientHello that is allowed, and then more of it than it has
+        filter.push(&[22, 3, 1, 0, 4, 1, 0, 0xff, 0xfc], &mut output).unwrap();
+        let record = [&[22, 3, 1, 0x40, 0][..], &[0; 1 << 14]].concat();
+        let mut pushed = 0;
+        while record.chunks(1000).all(|part| filter.push(part, &mut output).is_ok()) {
+            assert!(filter.hello.len() + filter.pending.len() <= MAX_HELLO + record.len());
+            pushed += 1;
+        }
+        assert_eq!(pushed, 3);
+    }
+
+    #[test]
+    fn mutated_hellos_cause_no_panic_and_hide_and_reveal_stay_inverse() {
+        let seeds =
+            [named(NONCE), named(b"x"), hello(&[]), hello(&[(0xff53, b"x")]), hello(&[(0, &name_list(NONCE)[..]); 2])];
+        let mut random = Xorshift::new(1);
+        let mut hidden = 0;
+        for round in 0..200_000 {
+            let mut message = seeds[round % seeds.len()].clone();
+            random.mutate(&mut message);
+            let original = message.clone();
+            match hide_server_name(&mut message) {
+                Ok(Some(_)) => {
+                    hidden += 1;
+                    assert_eq!(reveal_server_name(&message).as_ref(), Some(&original));
+                }
+                // without a name nothing changes, and nothing is changed back
+                Ok(None) => assert!(message == original && reveal_server_name(&message).is_none()),
+                Err(_) => assert_eq!(message, original),
+            }
+            let _ = reveal_server_name(&original);
+        }
+        assert!(hidden > 1000, "only {hidden} mutations were still a ClientHello with a name");
+    }
+
+    #[test]
+    fn mutated_connections_cause_no_panic_in_the_filter() {
+        let ccs = [CHANGE_CIPHER_SPEC, 3, 3, 0, 1, 1];
+        let again = records(&named(NONCE), 100);
+        let seed = [&records(&named(NONCE), 60)[..], &ccs, &again, b"\x17\x03\x03\x00\x01x"].concat();
+        let mut random = Xorshift::new(2);
+        for _ in 0..50_000 {
+            let mut input = seed.clone();
+            random.mutate(&mut input);
+            let piece = 1 + random.below(input.len().max(1));
+            let (_, output) = filter(&input, piece);
+            // records may be joined and so lose headers, never gain bytes
+            assert!(output.is_err() || output.is_ok_and(|output| output.len() <= input.len()));
+        }
     }
 }

@@ -58,6 +58,8 @@ mod stream;
 #[cfg(test)]
 mod dummy;
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
 
 pub use certificate::MAX_DOCUMENT;

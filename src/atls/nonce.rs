@@ -117,3 +117,88 @@ fn decode(text: &[u8]) -> Result<Vec<u8>, String> {
         len => Err(format!("has {len} bytes, not {MIN_LEN} to {MAX_LEN}")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::atls::testing::Xorshift;
+
+    /// 20..3f
+    fn example() -> Vec<u8> {
+        (0x20..0x40).collect()
+    }
+
+    #[test]
+    fn client_nonces_are_fresh_and_legal_names_that_decode_to_them() {
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..500 {
+            let (nonce, name) = client();
+            let ServerName::DnsName(name) = name else { panic!("no host name: {name:?}") };
+            assert_eq!(from_server_name(Some(name.as_ref().as_bytes())), Ok(nonce.clone()));
+            assert!(seen.insert(nonce));
+        }
+    }
+
+    #[test]
+    fn the_server_nonce_s_name_is_the_old_system_s() {
+        // made from Go's encoding of a pkix.Name with this common name
+        let expected: Vec<u8> = [
+            &[0x30, 0x37, 0x31, 0x35, 0x30, 0x33, 0x06, 0x03, 0x55, 0x04, 0x03, 0x13, 0x2c][..],
+            b"ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=",
+        ]
+        .concat();
+        assert_eq!(to_distinguished_name(&example()), expected);
+        assert_eq!(from_distinguished_names(&[&expected]), Ok(example()));
+    }
+
+    #[test]
+    fn a_nonce_in_another_string_type_or_behind_other_attributes_is_read() {
+        let text = STANDARD.encode(example());
+        for tag in [0x0c, 0x12, 0x13, 0x14, 0x16] {
+            let organization = [der::OBJECT_IDENTIFIER, 3, 0x55, 4, 0x0a];
+            let attribute =
+                |oid: &[u8], text: &str| der::element(der::SEQUENCE, &[oid, &der::element(tag, &[text.as_bytes()])]);
+            let name = der::element(
+                der::SEQUENCE,
+                &[
+                    &der::element(der::SET, &[&attribute(&organization, "somebody")]),
+                    &der::element(der::SET, &[&attribute(COMMON_NAME, &text)]),
+                ],
+            );
+            assert_eq!(from_distinguished_names(&[&name]), Ok(example()), "{tag:02x}");
+        }
+    }
+
+    #[test]
+    fn unusable_names_are_refused() {
+        let good = to_distinguished_name(&example());
+        assert!(from_distinguished_names(&[]).is_err());
+        assert!(from_distinguished_names(&[&good, &good]).is_err());
+        assert!(from_distinguished_names(&[&der::element(der::SEQUENCE, &[])]).is_err());
+        for bad in [&b"not base64"[..], &[b'A'; 20], &[b'A'; 92], &[b'A'; 43], b""] {
+            assert!(from_distinguished_names(&[&common_name(bad)]).is_err(), "{bad:02x?}");
+            assert!(from_server_name(Some(bad)).is_err(), "{bad:02x?}");
+        }
+        assert!(from_server_name(None).is_err());
+    }
+
+    #[test]
+    fn nonces_of_16_to_64_bytes_are_accepted() {
+        for len in 0..100 {
+            let text = STANDARD.encode(vec![1; len]);
+            assert_eq!(from_server_name(Some(text.as_bytes())).is_ok(), (16..=64).contains(&len), "{len}");
+        }
+    }
+
+    #[test]
+    fn mutated_names_cause_no_panic() {
+        let mut random = Xorshift::new(3);
+        for _ in 0..100_000 {
+            let mut name = to_distinguished_name(&example());
+            random.mutate(&mut name);
+            if let Ok(nonce) = from_distinguished_names(&[&name]) {
+                assert!((MIN_LEN..=MAX_LEN).contains(&nonce.len()));
+            }
+        }
+    }
+}

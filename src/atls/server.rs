@@ -55,8 +55,13 @@ impl Server {
     /// issuer and the validators run within; their own time is only bounded by themselves. The connection has no
     /// socket time-outs.
     pub fn handshake(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
+        let connection = self.establish(&socket, deadline)?;
+        handshake::finish(connection, socket)
+    }
+
+    pub(super) fn establish(&self, socket: &TcpStream, deadline: Instant) -> Result<Connection, Error> {
         socket.set_nodelay(true)?;
-        let mut peer = Timed { socket: &socket, deadline };
+        let mut peer = Timed { socket, deadline };
         let mut filter = HelloFilter::new();
         let opened = handshake::read_hello(&mut peer, &mut filter)
             .and_then(|hello| Ok((hello, self.session(filter.server_name(), deadline)?)));
@@ -75,8 +80,7 @@ impl Server {
         if let Some(failure) = session.take_failure() {
             return Err(failure);
         }
-        result?;
-        handshake::finish(connection, socket)
+        result.map(|()| connection)
     }
 
     fn session(&self, server_name: Option<&[u8]>, deadline: Instant) -> Result<Arc<Session>, Error> {

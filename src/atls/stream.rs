@@ -255,3 +255,224 @@ impl Drop for Writer {
         let _ = self.shared.close();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Shutdown, TcpListener};
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::atls::{Client, Server};
+
+    /// Two ends of a TLS connection over loopback, handshake done, not split yet.
+    fn ends() -> ((Connection, TcpStream), (Connection, TcpStream)) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let server = thread::spawn(move || (Server::new(None, vec![]).establish(&far, deadline).unwrap(), far));
+        let client = Client::new(None, vec![]).establish(&near, deadline).unwrap();
+        let (server, far) = server.join().unwrap();
+        for socket in [&near, &far] {
+            // a test that hangs is to fail
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            socket.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+        }
+        ((client, near), (server, far))
+    }
+
+    fn pair() -> (Transport, Transport) {
+        let ((client, near), (server, far)) = ends();
+        (split(client, near).unwrap(), split(server, far).unwrap())
+    }
+
+    /// Bytes that depend on their position, so that order counts.
+    fn pattern(start: usize, len: usize) -> Vec<u8> {
+        (start..start + len).map(|i| (i ^ i >> 8 ^ i >> 16) as u8).collect()
+    }
+
+    fn send(mut writer: Box<dyn Write + Send>, total: usize, piece: usize) {
+        let mut sent = 0;
+        while sent < total {
+            let len = piece.min(total - sent);
+            writer.write_all(&pattern(sent, len)).unwrap();
+            sent += len;
+        }
+        writer.flush().unwrap();
+    }
+
+    /// Reads to the end; returns how much that was.
+    fn check(mut reader: Box<dyn Read + Send>) -> usize {
+        let mut buffer = vec![0; 50_000];
+        let mut received = 0;
+        loop {
+            match reader.read(&mut buffer).unwrap() {
+                0 => return received,
+                len => {
+                    assert!(buffer[..len] == pattern(received, len), "wrong bytes at {received}");
+                    received += len;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn both_ends_send_32_mib_at_once_and_all_arrives_in_order() {
+        const TOTAL: usize = 32 << 20;
+        let (near, far) = pair();
+        // writes larger than a record and than the socket's buffers; small ones that share no boundary with records
+        let senders = [
+            thread::spawn(move || send(near.writer, TOTAL, 3 << 20)),
+            thread::spawn(move || send(far.writer, TOTAL, 10_007)),
+        ];
+        let receivers = [thread::spawn(move || check(near.reader)), thread::spawn(move || check(far.reader))];
+        senders.into_iter().for_each(|thread| thread.join().unwrap());
+        receivers.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), TOTAL));
+    }
+
+    #[test]
+    fn a_blocked_write_does_not_keep_the_reader_from_reading() {
+        const TOTAL: usize = 8 << 20;
+        let (near, far) = pair();
+        let blocked = thread::spawn(move || send(near.writer, TOTAL, TOTAL));
+        thread::sleep(Duration::from_millis(200));
+        assert!(!blocked.is_finished(), "it fits into the buffers");
+        // nobody reads at the far end until all of its own data has arrived at the near end
+        let reading = thread::spawn(move || check(near.reader));
+        send(far.writer, TOTAL, TOTAL);
+        assert_eq!(reading.join().unwrap(), TOTAL);
+        assert!(!blocked.is_finished());
+        assert_eq!(check(far.reader), TOTAL);
+        blocked.join().unwrap();
+    }
+
+    #[test]
+    fn dropping_the_writer_ends_one_direction_only() {
+        let (mut near, mut far) = pair();
+        near.writer.write_all(b"last words").unwrap();
+        drop(near.writer);
+        let mut received = Vec::new();
+        far.reader.read_to_end(&mut received).unwrap();
+        assert_eq!(received, b"last words");
+        far.writer.write_all(b"an answer").unwrap();
+        drop(far.writer);
+        received.clear();
+        near.reader.read_to_end(&mut received).unwrap();
+        assert_eq!(received, b"an answer");
+    }
+
+    #[test]
+    fn a_connection_cut_without_close_notify_is_an_error_after_the_data() {
+        let (mut near, mut far) = pair();
+        near.writer.write_all(b"half a mess").unwrap();
+        near.socket.shutdown(Shutdown::Write).unwrap();
+        let mut received = Vec::new();
+        let error = far.reader.read_to_end(&mut received).unwrap_err();
+        assert_eq!((error.kind(), &received[..]), (io::ErrorKind::UnexpectedEof, &b"half a mess"[..]));
+        assert_eq!(far.reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_forged_record_is_an_error_after_the_data_and_the_peer_is_alerted() {
+        let (mut near, mut far) = pair();
+        near.writer.write_all(b"true").unwrap();
+        (&near.socket).write_all(&[&[23, 3, 3, 0, 30][..], &[7; 30]].concat()).unwrap();
+        let mut received = Vec::new();
+        let error = far.reader.read_to_end(&mut received).unwrap_err();
+        assert_eq!((error.kind(), &received[..]), (io::ErrorKind::InvalidData, &b"true"[..]));
+        assert_eq!(far.reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let error = near.reader.read(&mut [0]).unwrap_err();
+        let error = error.downcast::<Error>().unwrap();
+        assert!(matches!(error, Error::PeerRefused(rustls::AlertDescription::BadRecordMac)), "{error}");
+    }
+
+    #[test]
+    fn shutting_the_socket_down_wakes_a_blocked_reader_and_a_blocked_writer() {
+        let (near, far) = pair();
+        let mut reader = near.reader;
+        let reading = thread::spawn(move || reader.read(&mut [0]));
+        let mut writer = near.writer;
+        let writing = thread::spawn(move || writer.write_all(&vec![0; 32 << 20]));
+        thread::sleep(Duration::from_millis(200));
+        assert!(!reading.is_finished() && !writing.is_finished());
+        near.socket.shutdown(Shutdown::Both).unwrap();
+        assert_eq!(reading.join().unwrap().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert!(writing.join().unwrap().is_err());
+        drop(far);
+    }
+
+    #[test]
+    fn a_writer_is_dropped_in_bounded_time_though_the_peer_does_not_read() {
+        let (near, far) = pair();
+        near.socket.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        let mut writer = near.writer;
+        let error = writer.write_all(&vec![0; 32 << 20]).unwrap_err();
+        assert!(matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut), "{error}");
+        // final, since part of a record was sent
+        assert!(writer.write(b"more").is_err());
+        let begin = Instant::now();
+        drop(writer);
+        assert!(begin.elapsed() < CLOSE_TIME);
+
+        // and when the socket's buffers are full, but nothing has failed yet
+        far.socket.set_nonblocking(true).unwrap();
+        while (&far.socket).write(&[0; 4096]).is_ok() {}
+        far.socket.set_nonblocking(false).unwrap();
+        let begin = Instant::now();
+        drop(far.writer);
+        assert!((CLOSE_TIME..CLOSE_TIME * 3).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+    }
+
+    #[test]
+    fn data_that_came_with_the_end_of_the_handshake_is_read_first() {
+        let ((mut client, mut near), (mut server, far)) = ends();
+        client.writer().write_all(b"early").unwrap();
+        client.write_tls(&mut near).unwrap();
+        server.read_tls(&mut &far).unwrap();
+        server.process_new_packets().unwrap();
+        let mut transport = split(server, far).unwrap();
+        let mut received = [0; 5];
+        transport.reader.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"early");
+    }
+
+    #[test]
+    fn key_updates_are_followed_and_answered() {
+        let ((mut client, mut near), (server, far)) = ends();
+        let mut transport = split(server, far).unwrap();
+        for round in 0..3 {
+            client.refresh_traffic_keys().unwrap();
+            client.writer().write_all(&[round; 5]).unwrap();
+            while client.wants_write() {
+                client.write_tls(&mut near).unwrap();
+            }
+            let mut received = [0; 5];
+            transport.reader.read_exact(&mut received).unwrap();
+            transport.writer.write_all(&received).unwrap();
+            let mut echo = Vec::new();
+            while echo.len() < 5 {
+                client.read_tls(&mut near).unwrap();
+                client.process_new_packets().unwrap();
+                let mut part = [0; 5];
+                if let Ok(len) = client.reader().read(&mut part) {
+                    echo.extend_from_slice(&part[..len]);
+                }
+            }
+            assert_eq!(echo, [round; 5]);
+        }
+    }
+
+    #[test]
+    fn a_read_time_out_of_the_socket_ends_the_read_and_nothing_else() {
+        let (mut near, mut far) = pair();
+        far.socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let kind = far.reader.read(&mut [0]).unwrap_err().kind();
+        assert!(matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut), "{kind:?}");
+        near.writer.write_all(b"late").unwrap();
+        far.socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut received = [0; 4];
+        far.reader.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"late");
+    }
+}

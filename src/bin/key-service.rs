@@ -33,7 +33,7 @@ Examples:
 ";
 
 fn main() -> ExitCode {
-    program::main("key-service", run)
+    program::main("key-service", HELP, run)
 }
 
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
@@ -52,7 +52,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("master-secret") => config.master_secret = args.value()?.into(),
             Long("salt") => config.salt = args.value()?.into(),
             Short('v') => verbosity = program::parsed("v", args.value()?)?,
-            Long("help") | Short('h') => return Err(Failure::Help(HELP)),
+            Long("help") | Short('h') => return Err(Failure::Help),
             Long("version") => return Err(Failure::Version),
             other => return Err(other.unexpected().into()),
         }

@@ -135,7 +135,7 @@ impl Superblock {
     }
 }
 
-/// Refuses a device that is not the integrity device of a LUKS2 mapping (cryptsetup from 2.7 on calls them SUBDEV).
+/// Refuses a device that is not the integrity device of a LUKS2 mapping (cryptsetup from 2.8 on calls them SUBDEV).
 pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
     let known = ["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"].iter().any(|prefix| uuid.starts_with(prefix));
     if known && uuid.ends_with(&format!("-{name}")) {

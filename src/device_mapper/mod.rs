@@ -1,8 +1,8 @@
 //! An encrypted disk as a block device: dm-crypt, over dm-integrity where sectors are authenticated, set up through the
 //! kernel's ioctls (linux/dm-ioctl.h, the kernel's Documentation/admin-guide/device-mapper/{dm-crypt,dm-integrity}.rst).
 //!
-//! Tables, names and UUIDs are those that cryptsetup (2.6 and later) gives a LUKS2 device, so that its `status` and `close`
-//! work on a mapping of ours, and either program reads what the other wrote:
+//! Tables, names and UUIDs are those that cryptsetup (2.6; 2.7 and 2.8 understand them) gives a LUKS2 device, so that its `status`
+//! and `close` work on a mapping of ours, and either program reads what the other wrote:
 //!
 //! ```text
 //!   /dev/mapper/NAME       crypt      encrypts a sector and computes its 32-byte tag (authenc: AES-XTS, HMAC-SHA256)
@@ -76,7 +76,8 @@ pub enum FirstUse {
 /// with integrity, `dm_integrity` and `authenc` loaded or loadable.
 ///
 /// # Errors
-/// [`Error::AlreadyActive`] if the name is taken; then neither the mapping nor the disk is touched.
+/// [`Error::AlreadyActive`] if the name is taken, or that of the integrity device by what a killed process left ([`close`] clears
+/// it); then neither the mapping nor the disk is touched.
 pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     let cipher = crypt::Cipher::of(mapping)?;
     let control = Control::open()?;

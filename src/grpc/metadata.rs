@@ -5,6 +5,7 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use super::status::{Code, Status};
+use crate::h2::{HeaderList, Indexing};
 
 /// The protocol sends `-bin` values without padding and accepts both.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -68,9 +69,24 @@ impl Metadata {
         self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
+    /// The custom metadata among received headers.
+    pub(super) fn of(headers: &HeaderList) -> Metadata {
+        let mut metadata = Metadata::new();
+        headers.iter().for_each(|(name, value)| metadata.receive(name, value));
+        metadata
+    }
+
+    /// As header fields; what may be a credential never enters a compression table.
+    pub(super) fn fields(&self) -> impl Iterator<Item = (&[u8], &[u8], Indexing)> {
+        self.entries.iter().map(|(key, value)| {
+            let indexing = if key == "authorization" { Indexing::Never } else { Indexing::No };
+            (key.as_bytes(), value.as_bytes(), indexing)
+        })
+    }
+
     /// Keeps a received header if it is custom metadata with a value of the allowed form; others are the protocol's, or
     /// not worth failing a call.
-    pub(super) fn receive(&mut self, name: &[u8], value: &[u8]) {
+    fn receive(&mut self, name: &[u8], value: &[u8]) {
         if is_custom_key(name)
             && is_ascii_value(value)
             && let (Ok(name), Ok(value)) = (std::str::from_utf8(name), std::str::from_utf8(value))

@@ -7,15 +7,21 @@
 //! - [`client`](Channel), [`server`](Server) with its [`Router`], [`Limits`] and thread `pool`.
 
 mod client;
+mod link;
+mod message;
 mod metadata;
+mod pool;
 mod router;
 mod server;
 mod status;
 mod transport;
 
-pub use client::{CallOptions, Channel, Responses};
+pub use client::{CallOptions, Channel, Requests, Responses};
 pub use metadata::Metadata;
-pub use router::{Call, Router, Sender};
+pub use router::{Call, Receiver, Router, Sender};
 pub use server::{Limits, Server};
 pub use status::{Code, Status};
 pub use transport::{Accept, Transport};
+
+#[cfg(test)]
+mod tests;

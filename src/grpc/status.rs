@@ -3,6 +3,9 @@
 use std::error::Error;
 use std::fmt;
 
+use super::metadata;
+use crate::h2::HeaderList;
+
 /// The codes of gRPC's `statuscodes.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
@@ -51,6 +54,16 @@ impl Code {
     pub(super) fn from_header(value: &[u8]) -> Code {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<usize>().ok());
         number.and_then(|number| Code::ALL.get(number).copied()).unwrap_or(Code::Unknown)
+    }
+
+    /// The value of `grpc-status`.
+    pub(super) fn as_header(self) -> &'static [u8] {
+        const DIGITS: &[u8; 10] = b"0123456789";
+        const TENS: &[u8; 14] = b"10111213141516";
+        match self as usize {
+            code @ 0..10 => &DIGITS[code..=code],
+            code => &TENS[2 * (code - 10)..2 * (code - 9)],
+        }
     }
 
     /// The code for an HTTP answer without `grpc-status` (gRPC's `http-grpc-status-mapping.md`).
@@ -152,6 +165,17 @@ pub(super) fn percent_decode(encoded: &[u8]) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
+/// The status that trailers carry, if they do.
+pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
+    let code = Code::from_header(trailers.get(b"grpc-status")?);
+    if code == Code::Ok {
+        return Some(Ok(()));
+    }
+    let message = percent_decode(trailers.get(b"grpc-message").unwrap_or_default());
+    let details = trailers.get(b"grpc-status-details-bin").and_then(metadata::decode_bin).unwrap_or_default();
+    Some(Err(Status::new(code, message).with_details(details)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,8 +198,10 @@ mod tests {
 
     #[test]
     fn codes_are_read_from_headers() {
-        assert_eq!(Code::from_header(b"0"), Code::Ok);
-        assert_eq!(Code::from_header(b"16"), Code::Unauthenticated);
+        for (number, code) in Code::ALL.into_iter().enumerate() {
+            assert_eq!(code.as_header(), number.to_string().as_bytes());
+            assert_eq!(Code::from_header(code.as_header()), code);
+        }
         for strange in [&b"17"[..], b"", b"-1", b"x", b"99999999999999999999999"] {
             assert_eq!(Code::from_header(strange), Code::Unknown);
         }

@@ -24,8 +24,9 @@ impl Budget {
 
     /// Takes one; `false` when there is none left.
     pub(super) fn spend(&mut self, now: Instant) -> bool {
+        let filled = *self.filled.get_or_insert(now);
         if self.left == 0 {
-            self.fill(now);
+            self.fill(now, filled);
         }
         let enough = self.left > 0;
         self.left = self.left.saturating_sub(1);
@@ -37,8 +38,7 @@ impl Budget {
         self.left = self.left.saturating_add(amount).min(self.allowance.burst);
     }
 
-    fn fill(&mut self, now: Instant) {
-        let filled = *self.filled.get_or_insert(now);
+    fn fill(&mut self, now: Instant, filled: Instant) {
         let due = now.saturating_duration_since(filled).as_millis() * u128::from(self.allowance.per_second) / 1000;
         if due > 0 {
             self.earn(u32::try_from(due).unwrap_or(u32::MAX));

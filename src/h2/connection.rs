@@ -15,6 +15,9 @@ const DEFAULT_WINDOW: u32 = 65_535;
 const CLOSED_REMEMBERED: usize = 256;
 /// CONTINUATION frames for one header block; ours need at most 4 for the largest that any peer accepts by default.
 const CONTINUATIONS: u32 = 16;
+/// How much larger a header block may be than the list that we accept, so that only its stream is refused and not the
+/// connection; larger ones are an attack (CVE-2024-24549 and its kin).
+const BLOCK_SLACK: usize = 64 << 10;
 /// What our PINGs carry, to tell their answers apart.
 const PING_KEEPALIVE: [u8; 8] = *b"keepaliv";
 const PING_DRAIN: [u8; 8] = *b"draining";
@@ -469,7 +472,8 @@ impl Connection {
         };
         block.fragments.extend_from_slice(payload);
         block.continuations += 1;
-        if block.continuations > CONTINUATIONS || block.fragments.len() > self.limits.header_list as usize + MAX_FRAME {
+        if block.continuations > CONTINUATIONS || block.fragments.len() > self.limits.header_list as usize + BLOCK_SLACK
+        {
             return Ok(error(ErrorCode::ENHANCE_YOUR_CALM, "a header block that is too large")?);
         }
         if head.has(flag::END_HEADERS) {
@@ -866,6 +870,13 @@ impl Connection {
         Ok(length)
     }
 
+    /// Whether [`Connection::send_data`] would take something now, or fail because the stream is closed.
+    pub fn may_send(&self, stream: u32) -> bool {
+        self.streams
+            .get(&stream)
+            .is_none_or(|stream| !stream.local_open || stream.send_window > 0 && self.send_window > 0)
+    }
+
     fn end_local(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.local_open = false;
@@ -904,9 +915,9 @@ impl Connection {
         frame::goaway(&mut self.out, self.promised_last, code, reason);
     }
 
-    /// Open streams, of either side.
-    pub fn open_streams(&self) -> usize {
-        self.streams.len()
+    /// Server: whether the peer knows that it must open no further streams.
+    pub fn is_drained(&self) -> bool {
+        self.promised_last != MAX_31_BITS
     }
 
     /// Whether the peer said who it is: its preface and SETTINGS have come.

@@ -84,3 +84,6 @@ pub(crate) mod testing {
         (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

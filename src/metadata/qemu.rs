@@ -91,7 +91,7 @@ impl Client {
             Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
             // all but the hash itself would be no secret, but what if it is the init secret?
             _ => {
-                Err(nonsense(&url, "a bcrypt hash of 60 characters", format!("{} bytes of something else", body.len())))
+                Err(nonsense(&url, "a bcrypt hash of 60 characters", format!("{} bytes that are no bcrypt hash", body.len())))
             }
         }
     }

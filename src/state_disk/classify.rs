@@ -21,6 +21,8 @@ pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
         Probe::Blank => Ok(Disk::New("blank")),
         Probe::Unfinished => Ok(Disk::New("a format of it was cut short")),
         Probe::Unknown(what) => Err(Error::Foreign(path.into(), what)),
+        // where the old system lost power while it formatted: no key opens it, so there is nothing to lose
+        Probe::Luks(header) if header.is_keyless() => Ok(Disk::New("formatted before, but never given a key")),
         Probe::Luks(header) => {
             check(&header, path)?;
             match header.state() {

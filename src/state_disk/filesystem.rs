@@ -43,8 +43,9 @@ const JOURNAL_MAX_MIB: u64 = 32;
 const JOURNAL_PART: u64 = 16;
 /// mke2fs's smallest journal: 1024 blocks.
 const JOURNAL_MIN_MIB: u64 = 4;
-/// How much at the start and at the end of the disk libblkid 2.38 looks at (the farthest from the end: sector 3087, Promise RAID).
-const PROBED_START: u64 = 2 << 20;
+/// How much at the start of the disk libblkid 2.38 looks at: up to a sector at 4 MiB, whatever the disk's size.
+const PROBED_START: u64 = (4 << 20) + BLOCK;
+/// The same at the end: it starts 3087 sectors of 512 bytes before (Promise RAID).
 const PROBED_END: u64 = 2 << 20;
 /// Bytes a write; one such buffer is all the memory that copying takes.
 const CHUNK: usize = 1 << 20;
@@ -52,7 +53,7 @@ const CHUNK: usize = 1 << 20;
 const OUTPUT_MAX: usize = 500;
 
 /// Makes an ext4 file system on the device at `mapped`, whatever it holds, with the program `mke2fs` (e2fsprogs 1.45 or later).
-/// Durable on return. Takes memory of about 0.1 MiB a GiB of the disk.
+/// Durable on return. Takes memory while it runs: 5 MiB for a disk of 64 GiB, 29 MiB for 2 TiB.
 pub fn create(mapped: &Path, mke2fs: &Path) -> Result<(), Error> {
     let failed = |doing| move |error| Error::Device { device: mapped.into(), doing, error };
     let device = block::open_direct(mapped).map_err(failed("open it for writing"))?;
@@ -274,9 +275,81 @@ impl std::error::Error for Error {}
 mod tests {
     use super::*;
 
+    const MKE2FS: &str = "/sbin/mke2fs";
+
+    fn disk(len: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(len).unwrap();
+        file
+    }
+
+    #[test]
+    fn e2fsck_finds_nothing_wrong_and_what_must_be_readable_is_written() {
+        for len in [SMALLEST, 64 << 20, 1 << 30] {
+            let disk = disk(len);
+            create(disk.path(), Path::new(MKE2FS)).unwrap();
+
+            let check = Command::new("/sbin/e2fsck").args(["-f", "-n"]).arg(disk.path()).output().unwrap();
+            assert!(check.status.success(), "{len}: {}", String::from_utf8_lossy(&check.stdout));
+
+            let written = data_extents(disk.as_file()).unwrap();
+            let mut needed = journal(&read_superblock(disk.as_file()).unwrap()).unwrap();
+            let journal_len: u64 = needed.iter().map(|extent| extent.end - extent.start).sum();
+            assert!((JOURNAL_MIN_MIB << 20..=JOURNAL_MAX_MIB << 20).contains(&journal_len), "{len}: {journal_len}");
+            needed.extend([0..PROBED_START, len - PROBED_END..len]);
+            for extent in needed {
+                assert!(
+                    written.iter().any(|data| data.start <= extent.start && extent.end <= data.end),
+                    "{len}: {extent:?} is not in {written:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_failing_mke2fs_is_named_with_what_it_printed() {
+        let disk = disk(SMALLEST);
+        let error = create(disk.path(), Path::new("/bin/ls")).unwrap_err().to_string();
+        assert!(error.starts_with("no file system: /bin/ls ended with exit status: 2: /bin/ls: "), "{error}");
+        let error = create(disk.path(), Path::new("/no/such/program")).unwrap_err().to_string();
+        assert!(error.starts_with("no file system: /no/such/program cannot be started: "), "{error}");
+        let error = create(disk.path(), Path::new("/bin/true")).unwrap_err().to_string();
+        assert!(error.contains("it is not an ext4 file system"), "{error}");
+        assert_eq!(data_extents(disk.as_file()).unwrap(), [], "the disk is untouched");
+    }
+
+    #[test]
+    fn a_disk_too_small_is_refused() {
+        let error = create(disk(SMALLEST - 1).path(), Path::new(MKE2FS)).unwrap_err();
+        assert!(matches!(error, Error::TooSmall { size, .. } if size == SMALLEST - BLOCK), "{error}");
+    }
+
     #[test]
     fn extents_are_merged_aligned_and_cut_to_the_device() {
-        let extents = vec![8192..8200, 0..1, 4096..8192, 20480..u64::MAX - 8192, 16384..16384];
+        let extents = vec![8192..8200, 0..1, 4096..8192, 20480..u64::MAX - 8192, 16384..16384, 1 << 60..1 << 61];
         assert_eq!(union(extents, 28672), [0..12288, 20480..28672]);
+    }
+
+    #[test]
+    fn no_mutated_superblock_leads_outside_the_device() {
+        let disk = disk(64 << 20);
+        run_mke2fs(Path::new(MKE2FS), disk.as_file(), 64 << 20).unwrap();
+        let superblock = read_superblock(disk.as_file()).unwrap();
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = move || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random
+        };
+        for _ in 0..20_000 {
+            let mut bytes = superblock;
+            for _ in 0..=next() % 4 {
+                bytes[0x10c + (next() % 64) as usize] = next() as u8;
+            }
+            if let Ok(extents) = journal(&bytes) {
+                assert!(union(extents, 64 << 20).iter().all(|extent| extent.end <= 64 << 20));
+            }
+        }
     }
 }

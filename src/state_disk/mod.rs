@@ -121,14 +121,17 @@ impl Unlock {
         self.mount(&mapped)
     }
 
-    fn reboot(self, device: &Path, header: luks::Header) -> Result<(), Error> {
+    fn reboot(self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
         let opened = self.wait_for_key(device, &header)?;
+        // an older copy says what the disk was before, and must not be all that is left one day
+        header.repair(&mut handover::open(device, true)?).map_err(|error| Error::Luks(device.into(), error))?;
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
         let Some(state) = self.read_state(&mapped)? else {
             log::warn!(
                 "the disk is marked as initialised, but has no node state: this node never worked; starting over"
             );
             device_mapper::close(MAPPING).map_err(Error::DeviceMapper)?;
+            mark_for_reset(device)?;
             return self.first_boot(device);
         };
         let cluster = cluster_id(&opened.measurement_secret, &state.measurement_salt);

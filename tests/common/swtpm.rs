@@ -1,6 +1,6 @@
 //! A software TPM on loopback, and tpm2-tools as a second opinion about it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -65,7 +65,11 @@ impl Drop for Swtpm {
 }
 
 fn run(state: &TempDir, port: u16) -> Option<Child> {
-    let mut process = Command::new("swtpm")
+    // tpm2-tss leaves its sockets open in children: a TPM that is started while this process talks to another one would
+    // keep that conversation open for ever
+    let close_all = "for fd in /proc/self/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec \"$@\"";
+    let mut process = Command::new("bash")
+        .args(["-c", close_all, "bash", "swtpm"])
         .args(["socket", "--tpm2", "--flags", "not-need-init,startup-clear", "--tpmstate"])
         .arg(format!("dir={}", state.path().display()))
         .args(["--server", &format!("type=tcp,port={port},bindaddr=127.0.0.1")])
@@ -79,14 +83,19 @@ fn run(state: &TempDir, port: u16) -> Option<Child> {
         if process.try_wait().ok()?.is_some() {
             return None;
         }
-        // the control channel: a connection to the other one would end the server with it
-        if TcpStream::connect(address(port + 1)).is_ok() {
+        if listens(port) && listens(port + 1) {
             return Some(process);
         }
         std::thread::sleep(Duration::from_millis(10));
     }
     let _ = process.kill();
     None
+}
+
+/// Asked of the kernel: swtpm takes a connection that comes and goes for its client, and may hang over it.
+fn listens(port: u16) -> bool {
+    let listening = format!("0100007F:{port:04X} 00000000:0000 0A");
+    std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&listening)
 }
 
 /// Two ports in a row that nobody has now.

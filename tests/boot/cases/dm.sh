@@ -124,6 +124,24 @@ dm_guest open state $UUID $D1 $T/pass integrity create >$T/refused 2>&1 && fail 
 }
 verdict failure-leaves-nothing "$(dmsetup ls)" [ "$(dmsetup ls | grep -c state)" = 0 ]
 
+# ---- what a killed process left, the integrity device alone, is refused and can be closed
+must ours $D1 create
+must dmsetup remove state
+ours $D1 existing >$T/refused 2>&1 && fail leftover-refused "mapped" || {
+  verdict leftover-refused "$(cat $T/refused)" grep -q 'state_dif is already active' $T/refused
+}
+verdict leftover-closes "$(dmsetup ls)" dm_guest close state
+verdict leftover-is-gone "$(dmsetup ls)" [ "$(dmsetup ls | grep -c state)" = 0 ]
+
+# ---- a mapping that is in use stays
+must ours $D1 create
+exec 3</dev/mapper/state
+dm_guest close state >$T/refused 2>&1 && fail busy-not-closed "closed while open" || {
+  verdict busy-not-closed "$(cat $T/refused)" grep -q 'still in use' $T/refused
+}
+exec 3<&-
+verdict busy-closes-later "close" dm_guest close state
+
 # ---- a kernel that takes no key from its keyring (simulated: no room for a key)
 keys=$(cat /proc/sys/kernel/keys/root_maxkeys)
 echo 1 >/proc/sys/kernel/keys/root_maxkeys
@@ -147,11 +165,14 @@ must dd if=/dev/mapper/state of=$T/read bs=1M count=8 iflag=direct
 verdict plain-reads-cryptsetups "the same bytes" cmp $T/data $T/read
 verdict plain-closes "close" dm_guest close state
 
-# ---- the first file system, at three sizes
+# ---- the first file system, on 64 MiB and on 1, 8 and 64 GiB
 files() { for i in $(seq 400); do mkdir $1/d$i && echo "content $i" >$1/d$i/f || return 1; done; cp $T/big $1/big; sync; }
-pattern $T/big 64
-for d in $D1 $D8 $D64; do
-  g=$(($(cat /sys/block/${d#/dev/}/size) / 2097152))
+must dmsetup create small --table "0 131072 linear $D1 0"
+must dmsetup mknodes small
+for d in /dev/mapper/small $D1 $D8 $D64; do
+  g=$(($(blockdev --getsize64 $d) / 1073741824))
+  big=64; [ $d = /dev/mapper/small ] && big=8
+  pattern $T/big $big
   must format $d
   forget_log
   start=$(cut -d' ' -f1 /proc/uptime)
@@ -159,7 +180,12 @@ for d in $D1 $D8 $D64; do
   must dm_guest mkfs /dev/mapper/state $MKE2FS; f=$(grep -o '\[.*\]' $T/out)
   must dm_guest mount /dev/mapper/state $T/mnt rw; o=$(grep -o '\[.*\]' $T/out)
   echo "TIME $g GiB: map $m file system $f mount $o all $(awk "BEGIN{print $(cut -d' ' -f1 /proc/uptime)-$start}") s"
-  verdict fs-$g-files "files and 64 MiB" files $T/mnt
+  # without the page cache's read-ahead, the log shows what a program itself reads
+  ahead=$(blockdev --getra /dev/mapper/state)
+  must blockdev --setra 0 /dev/mapper/state
+  verdict fs-$g-blkid-when-new "ext4 is found" sh -c "$BLKID -p /dev/mapper/state | grep -q 'TYPE=\"ext4\"'"
+  must blockdev --setra $ahead /dev/mapper/state
+  verdict fs-$g-files "400 files and a big one" files $T/mnt
   drop
   verdict fs-$g-read-back "the same bytes" cmp $T/big $T/mnt/big
   verdict fs-$g-all-files "400 files" [ "$(cat $T/mnt/d*/f | grep -c content)" = 400 ]
@@ -169,13 +195,13 @@ for d in $D1 $D8 $D64; do
   must dm_guest mount /dev/mapper/state $T/mnt ro
   verdict fs-$g-after-remap "the same bytes" cmp $T/big $T/mnt/big
   must dm_guest unmount $T/mnt
-  # without the page cache's read-ahead, the log shows what these programs themselves read
   must blockdev --setra 0 /dev/mapper/state
   verdict fs-$g-e2fsck "clean" $E2FSCK -f -n /dev/mapper/state
   verdict fs-$g-blkid "ext4 is found" sh -c "$BLKID -p /dev/mapper/state | grep -q 'TYPE=\"ext4\"'"
   verdict fs-$g-no-error-in-log "$(dmesg | grep -E 'AEAD ERROR|EXT4-fs error|I/O error' | head -3 | tr '\n' ' ')" \
     not sh -c "dmesg | grep -E 'AEAD ERROR|EXT4-fs error|I/O error'"
   must dm_guest close state
+  [ $g -gt 0 ] || must dmsetup remove small
 done
 
 # ---- power fails while the file system is in use: its journal is replayed, over blocks that only mkfs wrote
