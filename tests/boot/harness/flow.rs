@@ -119,10 +119,12 @@ impl Setting {
         );
         let join_service = Program::start(
             Command::new(dist("join-service")?)
-                .args(["--key-service-endpoint", &keys, "--attestation-variant", "qemu-vtpm"])
-                .args(["--listen", &format!("127.0.0.1:{}", self.join_port), "--config-dir"])
+                .args(["--key-service", &keys, "--attestation-variant", "qemu-vtpm"])
+                .args(["--listen", &format!("127.0.0.1:{}", self.join_port), "--config"])
                 .arg(self.path("config")),
         );
+        key_service.expect("serving data keys");
+        join_service.expect("letting nodes in");
         self.services = vec![key_service, join_service];
         Ok(())
     }
