@@ -615,6 +615,7 @@ impl Core {
     /// Answers a call without its handler, which is told if it runs already.
     pub(super) fn refuse(&mut self, stream: u32, status: &Status) {
         self.answer(stream, &Err(status.clone()), &Mutex::default());
+        self.upkeep.last_call = Instant::now();
         match self.calls.get(&stream) {
             Some(call) if call.request.is_none() && call.held.is_some() => self.finish(stream, Err(status.clone())),
             _ => drop(self.calls.remove(&stream)),

@@ -407,7 +407,7 @@ impl Connection {
     }
 
     fn is_idle(&self, stream: u32) -> bool {
-        let is_own = (stream % 2 == 0) == self.is_server;
+        let is_own = stream.is_multiple_of(2) == self.is_server;
         if is_own { stream >= self.next_own_stream } else { stream > self.last_peer_stream }
     }
 
