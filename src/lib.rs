@@ -7,7 +7,9 @@
 
 pub mod atls;
 pub mod attestation;
+pub mod backoff;
 pub mod bootstrapper;
+pub mod cli;
 pub mod crypto;
 pub mod device_mapper;
 pub mod grpc;
@@ -15,9 +17,15 @@ pub mod h2;
 pub mod join_service;
 pub mod key_service;
 pub mod kms;
+pub mod logger;
 pub mod luks;
 pub mod metadata;
+#[cfg(test)]
+mod mutation;
+pub mod program;
 pub mod proto;
 pub mod state_disk;
+pub mod stop;
 pub mod sys;
+pub mod timeline;
 pub mod tpm;

@@ -12,13 +12,26 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 mirror() { apt-get indextargets --format '$(REPO_URI)' | grep -m1 '/debian/*$'; }
 
 # apt-get with lists and sources of our own, so that a source package or another suite can be fetched without touching
-# the machine's configuration. Usage: private_apt "deb-src … suite main" -- apt-get arguments
+# the machine's configuration. Usage: private_apt "deb-src … suite main" -- apt-get arguments; where the first of them is
+# `depends`, apt-cache answers.
 private_apt() {
-  local state=$CACHE/apt lines=()
+  local state=$CACHE/apt lines=() tool=apt-get
   mkdir -p "$state"/lists/partial "$state"/cache/archives/partial
   while [ "$1" != -- ]; do lines+=("$1"); shift; done
   shift
+  if [ "$1" = depends ]; then tool=apt-cache; fi
   printf '%s\n' "${lines[@]}" >"$state/sources.list"
-  apt-get -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::Lists="$state/lists" \
+  "$tool" -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::Lists="$state/lists" \
     -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root -qq "$@"
+}
+
+# Whether rustc has a standard library for a target.
+target_works() { [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ]; }
+
+# .deps/LIBC, which .cargo/config.toml names, leads to the static tpm2-tss for that C library.
+link_tss() {
+  local prefix
+  prefix=$("$ROOT/tools/tss.sh" "$1")
+  mkdir -p "$ROOT/.deps"
+  if [ "$(readlink "$ROOT/.deps/$1")" != "$prefix" ]; then ln -sfn "$prefix" "$ROOT/.deps/$1"; fi
 }

@@ -1,9 +1,23 @@
 //! Attestation: documents that prove to a peer what software a machine runs.
 //!
 //! An [`Issuer`] makes a document on the machine itself, a [`Validator`] judges one that came from a peer; attested TLS
-//! ([`crate::atls`]) carries it in a certificate extension whose OID names the variant. One file or folder a variant.
+//! ([`crate::atls`]) carries it in a certificate extension whose OID names the variant.
+//!
+//! Files: [`qemu_vtpm`] is the variant; [`policy`] says which register values are accepted; `document` is the JSON that
+//! travels, `quote` checks what the TPM signed in it, [`event_log`] explains a register's value to a person.
+
+mod document;
+pub mod event_log;
+pub mod policy;
+pub mod qemu_vtpm;
+mod quote;
 
 use std::sync::Arc;
+
+pub use policy::{Measurement, Policy};
+
+use crate::crypto::CLUSTER_ID_LEN;
+use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
 /// Names an attestation variant in a certificate: the DER of the OID with tag and length, e.g. `06 05 2b cd 2c 05 01`.
 pub type Oid = &'static [u8];
@@ -46,5 +60,46 @@ impl std::fmt::Display for ValidateError {
     }
 }
 
+/// Whether this boot's node has measured a cluster ID, or was unlocked as a member: SHA-256 PCR 15 is not zero.
+pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
+    let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
+    // every TPM for PCs has PCRs 0 to 23 (TCG PC Client Platform TPM Profile)
+    let value = pcrs.get(&CLUSTER_ID_PCR).ok_or(tpm::Error::NoBank(Bank::Sha256))?;
+    Ok(value.iter().any(|byte| *byte != 0))
+}
+
+/// What SHA-256 PCR 15 holds after a cluster ID was measured into it, once, from zero.
+pub fn pcr15_after(cluster_id: &[u8; CLUSTER_ID_LEN]) -> [u8; 32] {
+    sha256(&[&[0; 32], &sha256(&[cluster_id])])
+}
+
+/// SHA-256 of the parts, one after the other.
+fn sha256(parts: &[&[u8]]) -> [u8; 32] {
+    let mut context = ring::digest::Context::new(&ring::digest::SHA256);
+    parts.iter().for_each(|part| context.update(part));
+    let mut hash = [0; 32];
+    hash.copy_from_slice(context.finish().as_ref());
+    hash
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 impl std::error::Error for IssueError {}
 impl std::error::Error for ValidateError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pcr_15_matches_the_vector_of_the_old_system() {
+        let id: [u8; 32] = [
+            0x12, 0x8c, 0x16, 0x43, 0x78, 0xfe, 0x87, 0x67, 0xf9, 0x98, 0xfb, 0xdf, 0xe4, 0xb4, 0xd6, 0x46, 0x3e, 0xc5,
+            0xae, 0x1b, 0x66, 0x4e, 0xa5, 0x99, 0x9b, 0xc2, 0x74, 0x17, 0x60, 0x7a, 0xe9, 0xb6,
+        ];
+        assert_eq!(hex(&pcr15_after(&id)), "23400370357e846478cce7cc0c76cdfe4da077cc57b36dee0f665ede2c8b3f2f");
+        assert_eq!(hex(&pcr15_after(&[0x11; 32])), "1e60f81404c2f085dc1bb30642c0c23cd3f77bd32424888abb3fc0f9908f1adf");
+    }
+}

@@ -11,3 +11,22 @@ pub struct RecoverMessage {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct RecoverResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct StatusRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct StatusResponse {
+    /// Lower case; empty while the disk is not known.
+    #[prost(string, tag = "1")]
+    pub disk_uuid: ::prost::alloc::string::String,
+    /// What the node is doing, a phrase for a person: `waiting for a key to open the state disk`.
+    #[prost(string, tag = "2")]
+    pub state: ::prost::alloc::string::String,
+    /// One line for each source of a key that was tried: its address, how often, the last error.
+    #[prost(string, repeated, tag = "3")]
+    pub waiting_for: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// For how long it has been in this state.
+    #[prost(uint64, tag = "4")]
+    pub waiting_seconds: u64,
+}

@@ -1,1 +1,270 @@
-//! (to come)
+//! The state disk's life: from whatever a boot finds on it to a mounted file system.
+//!
+//! ```text
+//!              blank, or ours without a cluster                    ours, initialised
+//!                           │                                             │
+//!                        format                           rejoin ║ recovery: a key that opens it
+//!                           │                                             │
+//!                          map                                           map
+//!                           │                                             │
+//!                   make the file system                   cluster ID ──► PCR 15
+//!                           │                                             │
+//!                         mount                                         mount
+//!                           │
+//!          (booted system) commit: permanent key
+//! ```
+//!
+//! Every change is ordered so that the next boot finishes, starts over, or unlocks, whenever the power goes:
+//!
+//! | power lost …                                    | on the disk                           | the next boot             |
+//! |-------------------------------------------------|---------------------------------------|---------------------------|
+//! | while formatting                                | blank, or ours without a token        | formats                   |
+//! | after formatting, until the node joins or inits | ours, token `false`                   | formats                   |
+//! | after PCR 15 was extended                       | ours, token `false`; PCR 15 forgets   | formats                   |
+//! | while the node state is written                 | ours, token `false`                   | formats                   |
+//! | while the new keyslot's area is written         | ours, token `false`, old slot whole   | formats                   |
+//! | in the header write that commits, first copy    | the second copy: token `false`        | formats                   |
+//! | in that write, second copy                      | the first copy: token `true`, new key | unlocks                   |
+//! | while the old keyslot's area is wiped           | token `true`, new key                 | unlocks                   |
+//! | after the commit, before the cluster's set-up   | token `true`, not complete            | unlocks, resets, formats  |
+//! |   has ended                                     |                                       |                           |
+//! | while marking for reset                         | either token                          | as the token says         |
+//! | while unlocking                                 | unchanged but for ext4's journal      | unlocks                   |
+//!
+//! Disks that the old system left in one of its dead ends come out of them: a header without any keyslot and token is
+//! formatted; an initialised disk without node state never belonged to a working node, and starts over.
+//!
+//! Files: [`device`] finds the disk, `classify` says what it is, [`waiting`] is where keys are tried, [`rejoin`] and
+//! [`recovery`] bring them, [`filesystem`] makes and mounts ext4, [`node_state`] is what the node keeps about itself,
+//! [`handover`] is the booted system's side with the commit.
+
+mod classify;
+pub mod device;
+pub mod filesystem;
+pub mod handover;
+pub mod node_state;
+pub mod recovery;
+pub mod rejoin;
+pub mod waiting;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use handover::{Handover, NewDisk, mark_for_reset};
+pub use node_state::{NodeState, SALT_LEN, is_complete, mark_complete};
+
+use crate::attestation::Issuer;
+use crate::crypto::{KEY_LEN, Secret, cluster_id};
+use crate::device_mapper::{self, FirstUse, Mapping};
+use crate::luks::{self, VOLUME_KEY_LEN};
+use crate::metadata::Metadata;
+use crate::stop::Stop;
+use crate::timeline::Timeline;
+use crate::tpm;
+use classify::Disk;
+use recovery::RecoveryServer;
+use rejoin::Rejoin;
+use waiting::{Opened, Waiting};
+
+/// Name of the mapping: `/dev/mapper/state`.
+pub const MAPPING: &str = "state";
+
+/// What unlocking needs to know.
+pub struct Unlock {
+    /// The disk; found by its serial number when absent.
+    pub disk: Option<PathBuf>,
+    /// Where to mount it.
+    pub root: PathBuf,
+    /// Where the passphrase of a new disk is left.
+    pub key_file: PathBuf,
+    /// The program that makes ext4.
+    pub mke2fs: PathBuf,
+    /// Where the recovery server listens while a key is missing.
+    pub recovery: SocketAddr,
+    /// Who this node and its peers are.
+    pub metadata: Arc<Metadata>,
+    /// Proves what this machine runs.
+    pub issuer: Arc<dyn Issuer>,
+    /// The TPM that the cluster ID is measured into.
+    pub tpm: tpm::Location,
+    /// Ends every wait.
+    pub stop: Stop,
+    /// Tells the console.
+    pub timeline: Timeline,
+}
+
+impl Unlock {
+    /// Turns whatever is on the state disk into a mounted file system; the module's picture is this function.
+    pub fn run(self) -> Result<(), Error> {
+        let device = device::find(self.disk.as_deref(), &self.stop, &self.timeline)?;
+        let disk = classify::classify(&mut handover::open(&device, false)?, &device)?;
+        self.timeline.event("disk", format_args!("{}: {}", device.display(), describe(&disk)));
+        match disk {
+            Disk::New(_) => self.first_boot(&device),
+            Disk::Initialised(header) => self.reboot(&device, *header),
+        }
+    }
+
+    fn first_boot(&self, device: &Path) -> Result<(), Error> {
+        let passphrase = Secret::random(KEY_LEN);
+        let volume_key = Secret::random(VOLUME_KEY_LEN);
+        let header = luks::format(&mut handover::open(device, true)?, &volume_key, &passphrase)
+            .map_err(|error| Error::Luks(device.into(), error))?;
+        self.timeline.event("formatted", format_args!("LUKS2 with integrity, {}", header.uuid()));
+        let mapped = self.map(device, &header, &volume_key, FirstUse::Create)?;
+        filesystem::create(&mapped, &self.mke2fs).map_err(Error::Filesystem)?;
+        self.timeline.event("file-system", "ext4");
+        Handover { device: device.into(), key_file: self.key_file.clone() }.leave(&passphrase)?;
+        self.mount(&mapped)
+    }
+
+    fn reboot(self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
+        let opened = self.wait_for_key(device, &header)?;
+        // an older copy says what the disk was before, and must not be all that is left one day
+        header.repair(&mut handover::open(device, true)?).map_err(|error| Error::Luks(device.into(), error))?;
+        let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
+        let Some(state) = self.read_state(&mapped)? else {
+            log::warn!(
+                "the disk is marked as initialised, but has no node state: this node never worked; starting over"
+            );
+            device_mapper::close(MAPPING).map_err(Error::DeviceMapper)?;
+            mark_for_reset(device)?;
+            return self.first_boot(device);
+        };
+        let cluster = cluster_id(&opened.measurement_secret, &state.measurement_salt);
+        measure(&self.tpm, &cluster)?;
+        self.timeline.event("measured", "cluster ID into PCR 15");
+        self.mount(&mapped)
+    }
+
+    /// Rejoin and recovery, side by side, until one of them has brought a key that opens the disk.
+    fn wait_for_key(&self, device: &Path, header: &luks::Header) -> Result<Opened, Error> {
+        let over = Stop::new();
+        let waiting = Arc::new(Waiting::new(header.clone(), device, over.clone(), self.timeline));
+        let recovery = RecoveryServer::start(self.recovery, self.issuer.clone(), waiting.clone());
+        if let Err(error) = &recovery {
+            waiting.note("recovery server", format!("cannot listen on {}: {error}", self.recovery));
+        }
+        let rejoin = Rejoin::start(self.metadata.clone(), self.issuer.clone(), waiting.clone(), self.timeline);
+        if let Err(error) = &rejoin {
+            waiting.note("rejoin", format!("cannot start: {error}"));
+        }
+        let opened = waiting.wait(&self.stop);
+        over.stop();
+        drop((recovery, rejoin));
+        opened.ok_or(Error::Stopped("waiting for the disk's key"))
+    }
+
+    fn map(
+        &self,
+        device: &Path,
+        header: &luks::Header,
+        volume_key: &Secret,
+        first_use: FirstUse,
+    ) -> Result<PathBuf, Error> {
+        let geometry = header.geometry().map_err(|error| Error::Luks(device.into(), error))?;
+        let mapping = Mapping {
+            name: MAPPING,
+            luks_uuid: &geometry.uuid,
+            device,
+            data_offset: geometry.data_offset,
+            sector_size: geometry.sector_size,
+            cipher: &geometry.cipher,
+            integrity: geometry.integrity.as_deref(),
+            key: volume_key,
+            digest: geometry.digest_id,
+        };
+        let mapped = device_mapper::open(&mapping, first_use).map_err(Error::DeviceMapper)?;
+        self.timeline.event("mapped", mapped.display());
+        Ok(mapped)
+    }
+
+    fn mount(&self, mapped: &Path) -> Result<(), Error> {
+        filesystem::mount(mapped, &self.root, false).map_err(Error::Filesystem)?;
+        self.timeline.event("mounted", self.root.display());
+        Ok(())
+    }
+
+    fn read_state(&self, mapped: &Path) -> Result<Option<NodeState>, Error> {
+        filesystem::mount(mapped, &self.root, true).map_err(Error::Filesystem)?;
+        let state = NodeState::read(&self.root);
+        filesystem::unmount(&self.root).map_err(Error::Filesystem)?;
+        match state {
+            Ok(state) => Ok(Some(state)),
+            Err(node_state::Error::Missing(_)) => Ok(None),
+            Err(error) => Err(Error::NodeState(error)),
+        }
+    }
+}
+
+fn describe(disk: &Disk) -> String {
+    match disk {
+        Disk::New(why) => format!("{why}: formatting it"),
+        Disk::Initialised(header) => format!("state disk {} of a cluster's node", header.uuid()),
+    }
+}
+
+fn measure(location: &tpm::Location, cluster: &[u8; 32]) -> Result<(), Error> {
+    tpm::Tpm::open(location).and_then(|mut tpm| tpm.pcr_event(tpm::CLUSTER_ID_PCR, cluster)).map_err(Error::Tpm)
+}
+
+/// Why there is no mounted state disk. `Display` is for the console of a machine that cannot boot.
+#[derive(Debug)]
+pub enum Error {
+    /// The disk never appeared.
+    NoDisk {
+        /// What was looked for.
+        wanted: String,
+        /// The block devices that are there.
+        seen: String,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// Something on the disk that is not ours to format.
+    Foreign(PathBuf, String),
+    /// The header.
+    Luks(PathBuf, luks::Error),
+    /// The kernel's mapping.
+    DeviceMapper(device_mapper::Error),
+    /// Making or mounting ext4.
+    Filesystem(filesystem::Error),
+    /// What the node keeps about itself.
+    NodeState(node_state::Error),
+    /// Measuring the cluster ID.
+    Tpm(tpm::Error),
+    /// An action, a path, the system's answer.
+    Io(&'static str, PathBuf, io::Error),
+    /// SIGTERM, in the middle of what.
+    Stopped(&'static str),
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Error::NoDisk { wanted, seen, waited } => write!(
+                f,
+                "no state disk: waited {} s for {wanted}; the block devices are: {seen}. Attach the disk, or name it with \
+                 --disk",
+                waited.as_secs()
+            ),
+            Error::Foreign(device, what) => write!(
+                f,
+                "{} holds {what}. Nothing was written to it: attach the right disk, or wipe this one if it is to become \
+                 the state disk",
+                device.display()
+            ),
+            Error::Luks(device, error) => write!(f, "{}: {error}", device.display()),
+            Error::DeviceMapper(error) => error.fmt(f),
+            Error::Filesystem(error) => error.fmt(f),
+            Error::NodeState(error) => error.fmt(f),
+            Error::Tpm(error) => write!(f, "measuring the cluster ID: {error}"),
+            Error::Io(action, path, error) => write!(f, "{action} {}: {error}", path.display()),
+            Error::Stopped(what) => write!(f, "stopped while {what}; the disk is as it was"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,49 @@
+# Everything here installs what it needs first (tools/setup.sh) and keeps it in a cache outside the checkout.
+.DEFAULT_GOAL := help
+.PHONY: help setup build test unit boot lint demo bench proto fuzz check-deps reproducible deny
+
+# the C library of the shipped programs: musl, or gnu (a static glibc) where there is no musl standard library
+TARGET = musl
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: ## install what is missing: Debian packages, the musl standard library, a static tpm2-tss, a kernel
+	@tools/setup.sh
+
+build: setup ## the four programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
+	@tools/build.sh $(TARGET)
+
+test: lint unit boot ## everything that must pass before a change lands
+
+lint: setup ## formatting, clippy, shell syntax
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	@for script in tools/*.sh initramfs/build.sh .ci/run; do bash -n $$script || exit; done
+
+unit: setup ## unit tests, and the tests against real peers that need no VM
+	cargo test --locked
+
+boot: build ## the tests that boot VMs; each console is kept in target/boot
+	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
+
+demo: build ## a VM: first boot, init, a reboot that unlocks itself, a reboot with recovery
+	@cargo run --locked --quiet --example demo
+
+bench: build ## compare with the peers
+	cargo bench --locked
+
+proto: setup ## write src/proto anew from proto/
+	UPDATE_PROTO=1 cargo test --locked --test proto
+
+fuzz: setup ## one minute of each fuzz target
+	@tools/fuzz.sh
+
+check-deps: setup ## no async runtime in a shipped program
+	@tools/check-deps.sh
+
+reproducible: setup ## two builds in different directories give the same bytes
+	@tools/reproducible.sh
+
+deny: setup ## licenses, bans and sources of all crates
+	@tools/deny.sh

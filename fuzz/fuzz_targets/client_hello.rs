@@ -1,0 +1,36 @@
+//! The ClientHello filter: hiding and revealing are inverse, and no cut of the input changes what comes out.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+// the file alone, which needs nothing else: so the fuzzer needs no static tpm2-tss for its target
+#[path = "../../src/atls/hello.rs"]
+#[allow(dead_code)] // of it, this fuzzer does not need all
+mod hello;
+use hello::{HelloFilter, hide_server_name, reveal_server_name};
+
+fuzz_target!(|input: &[u8]| {
+    let mut hidden = input.to_vec();
+    match hide_server_name(&mut hidden) {
+        Ok(Some(_)) => assert_eq!(reveal_server_name(&hidden).as_deref(), Some(input)),
+        Ok(None) => assert!(hidden == input && reveal_server_name(input).is_none()),
+        Err(_) => assert_eq!(hidden, input),
+    }
+    let _ = reveal_server_name(input);
+
+    let whole = filter(input, input.len().max(1));
+    let bytes = filter(input, 1);
+    assert_eq!(whole.is_ok(), bytes.is_ok());
+    if whole.is_ok() {
+        assert_eq!(whole, bytes);
+    }
+});
+
+fn filter(input: &[u8], piece: usize) -> Result<(Vec<u8>, Option<Vec<u8>>), ()> {
+    let mut filter = HelloFilter::new();
+    let mut output = Vec::new();
+    for part in input.chunks(piece) {
+        filter.push(part, &mut output).map_err(drop)?;
+    }
+    Ok((output, filter.server_name().map(<[u8]>::to_vec)))
+}

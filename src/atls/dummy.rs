@@ -1,0 +1,53 @@
+//! The old system's `dummy` variant, for tests: a document that anyone can make, JSON `{"UserData": base64, "Nonce": base64}`.
+
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::attestation::{IssueError, Issuer, Oid, ValidateError, Validator};
+
+/// 1.3.9900.1.1
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
+/// 1.3.9900.1.2: of the same arc, another variant.
+#[allow(dead_code)]
+pub const OTHER_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x02];
+
+/// The variant with this OID.
+#[derive(Clone, Copy)]
+pub struct Dummy(pub Oid);
+
+impl Issuer for Dummy {
+    fn oid(&self) -> Oid {
+        self.0
+    }
+
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        let document = json!({"UserData": STANDARD.encode(user_data), "Nonce": STANDARD.encode(nonce)});
+        Ok(document.to_string().into_bytes())
+    }
+}
+
+impl Validator for Dummy {
+    fn oid(&self) -> Oid {
+        self.0
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        let document: Value =
+            serde_json::from_slice(document).map_err(|error| refusal(&format!("no JSON: {error}")))?;
+        let field = |name: &str| {
+            let text = document.get(name).and_then(Value::as_str).ok_or_else(|| refusal(&format!("no {name}")))?;
+            STANDARD.decode(text).map_err(|error| refusal(&format!("{name} is no base64: {error}")))
+        };
+        if field("Nonce")? != nonce {
+            return Err(refusal("the document is for another nonce"));
+        }
+        field("UserData")
+    }
+}
+
+fn refusal(text: &str) -> ValidateError {
+    ValidateError(Arc::from(text))
+}

@@ -1,0 +1,528 @@
+//! Hides the server name of a ClientHello (RFC 8446 §4.1.2) from a TLS stack that insists on host names.
+//!
+//! Old clients put base64 there, with `+`, `/` and `=`, which rustls 0.23 refuses. The filter gives the `server_name`
+//! extension another type, of the range that IANA keeps for private use; rustls ignores it like any unknown extension, and the
+//! transcript hashes (`provider.rs`) rename it back. Renaming keeps the length, needs no state, and is undone exactly. A
+//! ClientHello that already has the private type is refused: else someone on the path could rename the extension and the
+//! transcript would still match.
+//!
+//! [`HelloFilter`] does that to the bytes of a connection. It has no I/O: bytes from the client go in, bytes for rustls
+//! come out.
+//!
+//! ```text
+//!            ClientHello            ClientHello again: HelloRetryRequest
+//! [First] --------------> [Between] ------------------------------------> [Second] ---+
+//!                           |    ^ |                                       (same name)  |
+//!                           |    +-+ change_cipher_spec                                 v
+//!                           +---------------- anything else -----------------------> [Open]: bytes pass as they are
+//! ```
+
+use std::fmt;
+use std::ops::Range;
+
+/// Largest ClientHello that is read. Real ones have 200 to 2000 bytes; rustls' own limit for any handshake message.
+pub const MAX_HELLO: usize = 64 * 1024;
+
+/// IANA "TLS ExtensionType Values": server_name (RFC 6066).
+const SERVER_NAME: [u8; 2] = [0x00, 0x00];
+/// Of the same registry's private-use range 0xff00-0xffff; neither 0xff01 (renegotiation_info) nor 0xffa5 (a QUIC draft).
+const HIDDEN_NAME: [u8; 2] = [0xff, 0x53];
+
+/// RFC 8446 §4: HandshakeType client_hello.
+const CLIENT_HELLO: u8 = 1;
+/// Type and 24-bit length of a handshake message.
+const MESSAGE_HEADER: usize = 4;
+/// RFC 8446 §5.1: ContentType.
+const CHANGE_CIPHER_SPEC: u8 = 20;
+const HANDSHAKE: u8 = 22;
+/// Type, version, 16-bit length of a record.
+const RECORD_HEADER: usize = 5;
+/// RFC 8446 §5.1: a plaintext record's fragment is at most 2^14 bytes.
+const MAX_FRAGMENT: usize = 1 << 14;
+
+/// Why a client's first bytes were refused; the text is a clause about them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HelloError {
+    /// They do not begin with a TLS handshake record.
+    NotTls(String),
+    /// They begin as TLS, but the ClientHello is malformed or against this protocol.
+    Malformed(&'static str),
+}
+
+impl fmt::Display for HelloError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HelloError::NotTls(what) => f.write_str(what),
+            HelloError::Malformed(what) => f.write_str(what),
+        }
+    }
+}
+
+/// Renames `server_name` in one whole ClientHello message (with its four-byte header) and returns the name, if there is one.
+pub fn hide_server_name(hello: &mut [u8]) -> Result<Option<Vec<u8>>, HelloError> {
+    let found = find_names(hello).ok_or(HelloError::Malformed("its ClientHello is malformed"))?;
+    if found.hidden.is_some() {
+        return Err(HelloError::Malformed("its ClientHello has an extension of type 0xff53, which is used internally"));
+    }
+    let Some((at, body)) = found.server_name else { return Ok(None) };
+    let name =
+        host_name(&hello[body]).ok_or(HelloError::Malformed("the server name in its ClientHello is malformed"))?;
+    let name = name.to_vec();
+    hello[at..at + 2].copy_from_slice(&HIDDEN_NAME);
+    Ok(Some(name))
+}
+
+/// Undoes [`hide_server_name`] in every ClientHello of a sequence of whole handshake messages; `None` if there is
+/// nothing to undo.
+pub fn reveal_server_name(messages: &[u8]) -> Option<Vec<u8>> {
+    let mut revealed = None;
+    let mut at = 0;
+    while let Some(len) = message_len(&messages[at..]) {
+        let Some(message) = messages[at..].get(..len) else { break };
+        if message[0] == CLIENT_HELLO
+            && let Some(Names { hidden: Some(offset), .. }) = find_names(message)
+        {
+            let copy = revealed.get_or_insert_with(|| messages.to_vec());
+            copy[at + offset..at + offset + 2].copy_from_slice(&SERVER_NAME);
+        }
+        at += len;
+    }
+    revealed
+}
+
+/// Where a ClientHello has the two extensions.
+struct Names {
+    /// Where its type is, and its body.
+    server_name: Option<(usize, Range<usize>)>,
+    /// Where its type is.
+    hidden: Option<usize>,
+}
+
+/// Reads a whole ClientHello strictly; `None` if it is malformed or has one of the two extensions twice.
+fn find_names(hello: &[u8]) -> Option<Names> {
+    if *hello.first()? != CLIENT_HELLO || message_len(hello)? != hello.len() {
+        return None;
+    }
+    let mut names = Names { server_name: None, hidden: None };
+    let mut cursor = Cursor { bytes: hello, at: MESSAGE_HEADER };
+    cursor.skip(2 + 32)?; // legacy_version, random
+    cursor.vector8()?; // legacy_session_id
+    cursor.vector16()?; // cipher_suites
+    cursor.vector8()?; // legacy_compression_methods
+    if cursor.at == hello.len() {
+        return Some(names); // TLS 1.2 allows a ClientHello without extensions
+    }
+    let extensions = cursor.vector16()?;
+    if cursor.at != hello.len() {
+        return None;
+    }
+    cursor = Cursor { bytes: &hello[..extensions.end], at: extensions.start };
+    while cursor.at < extensions.end {
+        let at = cursor.at;
+        let kind = cursor.skip(2)?;
+        let body = cursor.vector16()?;
+        match [hello[kind.start], hello[kind.start + 1]] {
+            SERVER_NAME if names.server_name.is_none() => names.server_name = Some((at, body)),
+            HIDDEN_NAME if names.hidden.is_none() => names.hidden = Some(at),
+            SERVER_NAME | HIDDEN_NAME => return None,
+            _ => {}
+        }
+    }
+    Some(names)
+}
+
+/// The name of a ServerNameList (RFC 6066 §3) with exactly one entry, of type host_name (0).
+fn host_name(body: &[u8]) -> Option<&[u8]> {
+    let mut cursor = Cursor { bytes: body, at: 0 };
+    let list = cursor.vector16()?;
+    if list.end != body.len() {
+        return None;
+    }
+    cursor.at = list.start;
+    let kind = cursor.skip(1)?;
+    let name = cursor.vector16()?;
+    (body[kind.start] == 0 && name.end == body.len()).then_some(&body[name])
+}
+
+/// Length of the handshake message that begins here, with its header.
+fn message_len(bytes: &[u8]) -> Option<usize> {
+    match bytes {
+        [_, a, b, c, ..] => Some(MESSAGE_HEADER + (usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c))),
+        _ => None,
+    }
+}
+
+/// Walks TLS' length-prefixed vectors; every range that it returns lies within `bytes`.
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Cursor<'_> {
+    fn skip(&mut self, len: usize) -> Option<Range<usize>> {
+        let range = self.at..self.at.checked_add(len)?;
+        self.bytes.get(range.clone())?;
+        self.at = range.end;
+        Some(range)
+    }
+
+    fn vector8(&mut self) -> Option<Range<usize>> {
+        let len = self.skip(1)?;
+        self.skip(usize::from(self.bytes[len.start]))
+    }
+
+    fn vector16(&mut self) -> Option<Range<usize>> {
+        let len = self.skip(2)?;
+        self.skip(usize::from(u16::from_be_bytes([self.bytes[len.start], self.bytes[len.start + 1]])))
+    }
+}
+
+/// Hides the server name in what a client sends.
+pub struct HelloFilter {
+    stage: Stage,
+    /// Received but not yet dealt with: less than one record.
+    pending: Vec<u8>,
+    /// The ClientHello so far, without record headers.
+    hello: Vec<u8>,
+    server_name: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    First,
+    Between,
+    Second,
+    Open,
+}
+
+impl HelloFilter {
+    /// At the start of a connection.
+    #[allow(clippy::new_without_default)] // it is a state, not a value
+    pub fn new() -> Self {
+        HelloFilter { stage: Stage::First, pending: Vec::new(), hello: Vec::new(), server_name: None }
+    }
+
+    /// Takes bytes from the client and appends what rustls may see to `output`. After an error the connection is to be ended.
+    pub fn push(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(), HelloError> {
+        if self.stage == Stage::Open {
+            output.extend_from_slice(input);
+            return Ok(());
+        }
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.extend_from_slice(input);
+        let mut done = 0;
+        while let Some(used) = self.step(&pending[done..], output)? {
+            done += used;
+        }
+        pending.drain(..done);
+        self.pending = pending;
+        Ok(())
+    }
+
+    /// Whether the first ClientHello was complete, so that [`HelloFilter::server_name`] is final.
+    pub fn has_hello(&self) -> bool {
+        self.stage != Stage::First
+    }
+
+    /// The server name of the first ClientHello, exactly as sent.
+    pub fn server_name(&self) -> Option<&[u8]> {
+        self.server_name.as_deref()
+    }
+
+    /// Deals with what is at the front of `input` and says how many bytes that was; `None` if it needs more.
+    fn step(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Option<usize>, HelloError> {
+        match self.stage {
+            Stage::First | Stage::Second => {
+                let Some(record) = hello_record(input)? else { return Ok(None) };
+                self.hello.extend_from_slice(&record[RECORD_HEADER..]);
+                self.finish_hello([record[1], record[2]], output)?;
+                Ok(Some(record.len()))
+            }
+            Stage::Between => match input {
+                [HANDSHAKE, _, _, _, _, CLIENT_HELLO, ..] => {
+                    self.stage = Stage::Second;
+                    Ok(Some(0))
+                }
+                // one byte, by RFC 8446 §5; rustls bounds how many there may be
+                [CHANGE_CIPHER_SPEC, _, _, 0, 1, _, ..] => {
+                    output.extend_from_slice(&input[..RECORD_HEADER + 1]);
+                    Ok(Some(RECORD_HEADER + 1))
+                }
+                [HANDSHAKE | CHANGE_CIPHER_SPEC, rest @ ..] if rest.len() < RECORD_HEADER => Ok(None),
+                [] => Ok(None),
+                _ => {
+                    self.stage = Stage::Open;
+                    Ok(Some(0))
+                }
+            },
+            Stage::Open => {
+                output.extend_from_slice(input);
+                Ok((!input.is_empty()).then_some(input.len()))
+            }
+        }
+    }
+
+    /// If the ClientHello is complete: hides its server name, puts it into `output` in records of `version`, goes on.
+    fn finish_hello(&mut self, version: [u8; 2], output: &mut Vec<u8>) -> Result<(), HelloError> {
+        if self.hello.first().is_some_and(|kind| *kind != CLIENT_HELLO) {
+            return Err(HelloError::Malformed("its first handshake message is no ClientHello"));
+        }
+        let Some(len) = message_len(&self.hello) else { return Ok(()) };
+        if len > MAX_HELLO {
+            return Err(HelloError::Malformed("its ClientHello is longer than 64 KiB"));
+        }
+        if self.hello.len() < len {
+            return Ok(());
+        }
+        if self.hello.len() > len {
+            return Err(HelloError::Malformed("it sent handshake data behind its ClientHello"));
+        }
+        let mut hello = std::mem::take(&mut self.hello);
+        let server_name = hide_server_name(&mut hello)?;
+        if self.stage == Stage::First {
+            self.server_name = server_name;
+            self.stage = Stage::Between;
+        } else {
+            // RFC 8446 §4.1.2: the second ClientHello is the same but for some listed extensions
+            if self.server_name != server_name {
+                return Err(HelloError::Malformed("its second ClientHello has another server name"));
+            }
+            self.stage = Stage::Open;
+        }
+        for fragment in hello.chunks(MAX_FRAGMENT) {
+            output.extend_from_slice(&[HANDSHAKE, version[0], version[1]]);
+            output.extend_from_slice(&(fragment.len() as u16).to_be_bytes());
+            output.extend_from_slice(fragment);
+        }
+        Ok(())
+    }
+}
+
+/// The record at the front of `input`, which must belong to a ClientHello; `None` if it is not whole yet.
+fn hello_record(input: &[u8]) -> Result<Option<&[u8]>, HelloError> {
+    if let [kind, ..] = input
+        && *kind != HANDSHAKE
+    {
+        return Err(HelloError::NotTls(format!("byte 0x{kind:02x} where a handshake record should begin")));
+    }
+    if let [_, major, ..] = input
+        && *major != 3
+    {
+        return Err(HelloError::NotTls(format!("a record of major version {major}")));
+    }
+    let Some(header) = input.first_chunk::<RECORD_HEADER>() else { return Ok(None) };
+    match usize::from(u16::from_be_bytes([header[3], header[4]])) {
+        0 => Err(HelloError::Malformed("it sent an empty handshake record")),
+        len if len > MAX_FRAGMENT => Err(HelloError::Malformed("it sent a record longer than 16 KiB")),
+        len => Ok(input.get(..RECORD_HEADER + len)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::atls::testing::Xorshift;
+
+    /// A ClientHello with these extensions.
+    fn hello(extensions: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut list = Vec::new();
+        for (kind, body) in extensions {
+            list.extend_from_slice(&kind.to_be_bytes());
+            list.extend_from_slice(&(body.len() as u16).to_be_bytes());
+            list.extend_from_slice(body);
+        }
+        let mut body = vec![3, 3];
+        body.extend_from_slice(&[7; 32]);
+        body.extend_from_slice(&[4, 1, 2, 3, 4]); // legacy_session_id
+        body.extend_from_slice(&[0, 4, 0x13, 0x01, 0x13, 0x02]); // cipher_suites
+        body.extend_from_slice(&[1, 0]); // legacy_compression_methods
+        body.extend_from_slice(&(list.len() as u16).to_be_bytes());
+        body.extend_from_slice(&list);
+        let mut message = vec![CLIENT_HELLO];
+        message.extend_from_slice(&(body.len() as u32).to_be_bytes()[1..]);
+        message.extend_from_slice(&body);
+        message
+    }
+
+    fn name_list(name: &[u8]) -> Vec<u8> {
+        let len = name.len() as u16;
+        [&(len + 3).to_be_bytes()[..], &[0], &len.to_be_bytes(), name].concat()
+    }
+
+    /// With the illegal name, between two other extensions.
+    fn named(name: &[u8]) -> Vec<u8> {
+        hello(&[(0x002b, &[2, 3, 4]), (0, &name_list(name)), (0x0010, &[0, 3, 2, b'h', b'2'])])
+    }
+
+    fn records(message: &[u8], size: usize) -> Vec<u8> {
+        let record = |part: &[u8]| [&[HANDSHAKE, 3, 1][..], &(part.len() as u16).to_be_bytes(), part].concat();
+        message.chunks(size).flat_map(record).collect()
+    }
+
+    /// Pushes `input` in pieces of `size`.
+    fn filter(input: &[u8], size: usize) -> (HelloFilter, Result<Vec<u8>, HelloError>) {
+        let mut filter = HelloFilter::new();
+        let mut output = Vec::new();
+        let result = input.chunks(size).try_for_each(|part| filter.push(part, &mut output));
+        (filter, result.map(|()| output))
+    }
+
+    const NONCE: &[u8] = b"ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=";
+
+    #[test]
+    fn a_hidden_name_is_found_in_its_place_and_revealed_exactly() {
+        let original = named(NONCE);
+        let mut hidden = original.clone();
+        assert_eq!(hide_server_name(&mut hidden), Ok(Some(NONCE.to_vec())));
+        let changed: Vec<_> = (0..original.len()).filter(|i| original[*i] != hidden[*i]).collect();
+        assert_eq!(changed.len(), 2);
+        assert_eq!(reveal_server_name(&hidden), Some(original));
+    }
+
+    #[test]
+    fn only_client_hellos_of_a_transcript_are_revealed() {
+        let mut hidden = named(NONCE);
+        hide_server_name(&mut hidden).unwrap();
+        let other = [&[2, 0, 0, 2][..], &HIDDEN_NAME].concat();
+        let transcript = [&other[..], &hidden, &other, &hidden].concat();
+        let expected = [&other[..], &named(NONCE), &other, &named(NONCE)].concat();
+        assert_eq!(reveal_server_name(&transcript), Some(expected));
+        assert_eq!(reveal_server_name(&other), None);
+        assert_eq!(reveal_server_name(&[]), None);
+    }
+
+    #[test]
+    fn a_hello_without_a_name_stays_as_it_is() {
+        let mut message = hello(&[(0x002b, &[2, 3, 4])]);
+        let before = message.clone();
+        assert_eq!(hide_server_name(&mut message), Ok(None));
+        assert_eq!(message, before);
+        assert_eq!(reveal_server_name(&message), None);
+    }
+
+    #[test]
+    fn a_hello_against_the_rules_is_refused() {
+        let list = name_list(NONCE);
+        for (extensions, what) in [
+            (&[(0xff53, &[][..])][..], "the private type on the wire"),
+            (&[(0, &list), (0xff53, &[])], "the private type beside a name"),
+            (&[(0, &list), (0, &list)], "two names"),
+            (&[(0, &list[..list.len() - 1])], "a list longer than its extension"),
+            (&[(0, &[&list[..], &[0]].concat())], "an extension longer than its list"),
+            (&[(0, &[0, 3, 1, 0, 0])], "a name of another type"),
+            (&[(0, &[0, 6, 0, 0, 0, 0, 0, 0])], "two names in the list"),
+            (&[(0, &[])], "no list"),
+        ] {
+            let refused = hide_server_name(&mut hello(extensions));
+            assert!(matches!(refused, Err(HelloError::Malformed(_))), "{what}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn the_filter_hides_the_name_however_its_input_is_cut() {
+        let mut expected = named(NONCE);
+        hide_server_name(&mut expected).unwrap();
+        for record_size in [1, 3, 4, 5, 50, 1000] {
+            for piece in [1, 2, 7, 100, 10_000] {
+                let input = [records(&named(NONCE), record_size), b"\x17\x03\x03\x00\x01x and more".to_vec()].concat();
+                let (filter, output) = filter(&input, piece);
+                let expected = [records(&expected, 1 << 14), b"\x17\x03\x03\x00\x01x and more".to_vec()].concat();
+                assert_eq!(output.unwrap(), expected);
+                assert_eq!(filter.server_name(), Some(NONCE));
+            }
+        }
+    }
+
+    #[test]
+    fn the_filter_hides_the_name_of_the_second_hello_and_compares_it() {
+        let ccs = [CHANGE_CIPHER_SPEC, 3, 3, 0, 1, 1];
+        let mut hidden = named(NONCE);
+        hide_server_name(&mut hidden).unwrap();
+        for piece in [1, 6, 10_000] {
+            let first = records(&named(NONCE), 1 << 14);
+            let tail = b"anything";
+            let (_, output) = filter(&[&first[..], &ccs, &records(&named(NONCE), 9), tail].concat(), piece);
+            let hidden = records(&hidden, 1 << 14);
+            assert_eq!(output.unwrap(), [&hidden[..], &ccs, &hidden, tail].concat());
+            for second in [named(b"another"), hello(&[])] {
+                let (_, output) = filter(&[&first[..], &ccs, &records(&second, 1 << 14)].concat(), piece);
+                assert_eq!(output, Err(HelloError::Malformed("its second ClientHello has another server name")));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_tls_is_told_from_broken_tls() {
+        for input in [&b"GET / HTTP/1.1\r\n"[..], b"PRI * HTTP/2.0", &[0x80, 0x2e], &[22, 2], &[21, 3, 3, 0, 2, 2, 40]]
+        {
+            assert!(matches!(filter(input, 1).1, Err(HelloError::NotTls(_))), "{input:02x?}");
+        }
+        for input in [
+            &[22, 3, 1, 0, 0][..],                         // an empty record
+            &[22, 3, 1, 0x40, 1],                          // a record of more than 2^14 bytes
+            &[22, 3, 1, 0, 4, 2, 0, 0, 0],                 // a ServerHello
+            &[22, 3, 1, 0, 4, 1, 1, 0, 0],                 // a ClientHello of more than 64 KiB
+            &[22, 3, 1, 0, 5, 1, 0, 0, 0, 0],              // data behind the ClientHello
+            &[22, 3, 1, 0, 4, 1, 0, 0, 0],                 // an empty ClientHello
+            &[22, 3, 1, 0, 2, 1, 0, 23, 3, 3, 0, 1, 0, 0], // another record within the ClientHello
+        ] {
+            let end = filter(input, 1).1;
+            assert!(end.is_err(), "{input:02x?}: {end:?}");
+        }
+    }
+
+    #[test]
+    fn the_filter_never_holds_more_than_a_hello_and_a_record() {
+        let mut filter = HelloFilter::new();
+        let mut output = Vec::new();
+        // the longest ClientHello that is allowed, and then more of it than it has
+        filter.push(&[22, 3, 1, 0, 4, 1, 0, 0xff, 0xfc], &mut output).unwrap();
+        let record = [&[22, 3, 1, 0x40, 0][..], &[0; 1 << 14]].concat();
+        let mut pushed = 0;
+        while record.chunks(1000).all(|part| filter.push(part, &mut output).is_ok()) {
+            assert!(filter.hello.len() + filter.pending.len() <= MAX_HELLO + record.len());
+            pushed += 1;
+        }
+        assert_eq!(pushed, 3);
+    }
+
+    #[test]
+    fn mutated_hellos_cause_no_panic_and_hide_and_reveal_stay_inverse() {
+        let seeds =
+            [named(NONCE), named(b"x"), hello(&[]), hello(&[(0xff53, b"x")]), hello(&[(0, &name_list(NONCE)[..]); 2])];
+        let mut random = Xorshift::new(1);
+        let mut hidden = 0;
+        for round in 0..200_000 {
+            let mut message = seeds[round % seeds.len()].clone();
+            random.mutate(&mut message);
+            let original = message.clone();
+            match hide_server_name(&mut message) {
+                Ok(Some(_)) => {
+                    hidden += 1;
+                    assert_eq!(reveal_server_name(&message).as_ref(), Some(&original));
+                }
+                // without a name nothing changes, and nothing is changed back
+                Ok(None) => assert!(message == original && reveal_server_name(&message).is_none()),
+                Err(_) => assert_eq!(message, original),
+            }
+            let _ = reveal_server_name(&original);
+        }
+        assert!(hidden > 1000, "only {hidden} mutations were still a ClientHello with a name");
+    }
+
+    #[test]
+    fn mutated_connections_cause_no_panic_in_the_filter() {
+        let ccs = [CHANGE_CIPHER_SPEC, 3, 3, 0, 1, 1];
+        let again = records(&named(NONCE), 100);
+        let seed = [&records(&named(NONCE), 60)[..], &ccs, &again, b"\x17\x03\x03\x00\x01x"].concat();
+        let mut random = Xorshift::new(2);
+        for _ in 0..50_000 {
+            let mut input = seed.clone();
+            random.mutate(&mut input);
+            let piece = 1 + random.below(input.len().max(1));
+            let (_, output) = filter(&input, piece);
+            // records may be joined and so lose headers, never gain bytes
+            assert!(output.is_err() || output.is_ok_and(|output| output.len() <= input.len()));
+        }
+    }
+}

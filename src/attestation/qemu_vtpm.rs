@@ -1,0 +1,180 @@
+//! The variant `qemu-vtpm`: a machine's TPM 2.0, and nothing that vouches for the TPM.
+//!
+//! The attestation key is taken from the document itself, as the system does whose protocol this is: whoever can pose as the
+//! machine on the network and emulate a TPM passes. It is for tests, and for clouds whose virtual TPM one trusts.
+//!
+//! ```text
+//! extra data = SHA-256(user data ‖ verifier's nonce)        TPM's nonce = SHA-256(instance info ‖ extra data)
+//! document   = { attestation key, a quote of each bank over the TPM's nonce with the values, event log, user data }
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
+use super::quote::{Attest, Key};
+use super::{IssueError, Measurement, Oid, Policy, ValidateError, event_log, hex, sha256};
+use crate::tpm::{self, Bank, Tpm};
+
+/// Its name on command lines and in the environment.
+pub const VARIANT: &str = "qemu-vtpm";
+/// 1.3.9900.5.1
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
+/// Where the kernel shows the firmware's event log.
+pub const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";
+/// A certificate has to fit a TLS handshake message of 64 KiB, and base64 adds a third: a longer log is left out.
+const MAX_EVENT_LOG: usize = 24 << 10;
+
+/// Makes documents from this machine's TPM.
+pub struct Issuer {
+    location: tpm::Location,
+    event_log: Option<PathBuf>,
+}
+
+impl Issuer {
+    /// Of the TPM at `location`, with the event log of this file, usually [`EVENT_LOG`], if it is there.
+    pub fn new(location: tpm::Location, event_log: Option<PathBuf>) -> Issuer {
+        Issuer { location, event_log }
+    }
+
+    /// The log, or nothing: a verifier does without.
+    fn read_event_log(&self) -> Vec<u8> {
+        let Some(path) = &self.event_log else { return vec![] };
+        match std::fs::read(path) {
+            Ok(log) if log.len() <= MAX_EVENT_LOG => return log,
+            Ok(log) => log::debug!("{}: {} bytes are too many to send", path.display(), log.len()),
+            Err(error) => log::debug!("no event log: {}: {error}", path.display()),
+        }
+        vec![]
+    }
+}
+
+impl super::Issuer for Issuer {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        let (ak_pub, quotes) = Tpm::open(&self.location)
+            .and_then(|mut tpm| tpm.quotes(&tpm_nonce(&[], user_data, nonce)))
+            .map_err(|error| IssueError(error.to_string()))?;
+        let document = Document {
+            attestation: Attestation {
+                ak_pub: Base64(ak_pub),
+                quotes: quotes.into_iter().map(wire_quote).collect(),
+                event_log: Base64(self.read_event_log()),
+                tee_attestation: (),
+            },
+            instance_info: None,
+            user_data: Base64(user_data.into()),
+        };
+        serde_json::to_vec(&document).map_err(|error| IssueError(error.to_string()))
+    }
+}
+
+fn wire_quote(quote: tpm::Quote) -> Quote {
+    let pcrs = quote.pcrs.into_iter().map(|(index, value)| (index.to_string(), Base64(value))).collect();
+    Quote {
+        quote: Base64(quote.attest),
+        raw_sig: Base64(quote.signature),
+        pcrs: Pcrs { hash: quote.bank as u16, pcrs },
+    }
+}
+
+fn tpm_nonce(instance_info: &[u8], user_data: &[u8], nonce: &[u8]) -> [u8; 32] {
+    sha256(&[instance_info, &sha256(&[user_data, nonce])])
+}
+
+/// Judges documents by a policy.
+pub struct Validator {
+    policy: Arc<Policy>,
+}
+
+impl Validator {
+    /// Accepts what meets `policy`.
+    pub fn new(policy: Arc<Policy>) -> Validator {
+        Validator { policy }
+    }
+
+    fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, String> {
+        if document.len() > MAX_DOCUMENT {
+            return Err(format!("the document has {} bytes, more than {MAX_DOCUMENT}", document.len()));
+        }
+        let document: Document =
+            serde_json::from_slice(document).map_err(|error| format!("the document cannot be read: {error}"))?;
+        let values = quoted_values(&document, nonce)?;
+        self.compare(&values, &document.attestation.event_log.0)?;
+        Ok(document.user_data.0)
+    }
+
+    fn compare(&self, values: &BTreeMap<u32, Vec<u8>>, log: &[u8]) -> Result<(), String> {
+        let mut refused = vec![];
+        for (index, measurement, got) in self.policy.mismatches(values) {
+            let text = mismatch(index, measurement, got, log);
+            if measurement.warn_only {
+                log::warn!("accepted all the same: {text}");
+            } else {
+                refused.push(text);
+            }
+        }
+        if refused.is_empty() { Ok(()) } else { Err(refused.join("\n")) }
+    }
+}
+
+impl super::Validator for Validator {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        self.check(document, nonce).map_err(|why| ValidateError(why.into()))
+    }
+}
+
+/// The SHA-256 PCRs of a document: only those of the very quote whose signature, nonce and digest were checked. Quotes of
+/// other banks are not looked at.
+fn quoted_values(document: &Document, nonce: &[u8]) -> Result<BTreeMap<u32, Vec<u8>>, String> {
+    let attestation = &document.attestation;
+    let mut of_bank = attestation.quotes.iter().filter(|quote| quote.pcrs.hash == Bank::Sha256 as u16);
+    let (quote, None) = (of_bank.next().ok_or("the document has no quote of the SHA-256 bank")?, of_bank.next()) else {
+        return Err("the document has more than one quote of the SHA-256 bank".into());
+    };
+    let key = Key::parse(&attestation.ak_pub.0)?;
+    if !key.signed(&quote.quote.0, &quote.raw_sig.0) {
+        return Err("the quote is not signed by the attestation key".into());
+    }
+    let attest = Attest::parse(&quote.quote.0).ok_or("what the TPM signed is no quote of one bank")?;
+    let instance_info = document.instance_info.as_ref().map_or(&[][..], |info| &info.0);
+    if attest.extra_data != tpm_nonce(instance_info, &document.user_data.0, nonce) {
+        return Err("the quote was made for another connection: its nonce does not fit".into());
+    }
+    let values = quote.pcrs.by_number().ok_or("the document names a PCR that cannot be")?;
+    let values_in_order: Vec<&[u8]> = values.values().map(Vec::as_slice).collect();
+    // each of 32 bytes: else two values could trade bytes, and their concatenation stay the same
+    if attest.bank != Bank::Sha256 as u16
+        || !attest.pcrs.iter().eq(values.keys())
+        || values_in_order.iter().any(|value| value.len() != 32)
+        || attest.pcr_digest != sha256(&values_in_order)
+    {
+        return Err("the register values in the document are not those that the TPM signed".into());
+    }
+    Ok(values)
+}
+
+fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8]) -> String {
+    let expected = hex(&measurement.expected);
+    match got {
+        Some(got) => {
+            format!("PCR {index}: expected {expected}, got {}; {}", hex(got), event_log::explain(log, index, got))
+        }
+        None => format!("PCR {index}: expected {expected}, but it was not quoted"),
+    }
+}
+
+/// The values of this machine's SHA-256 PCRs, each to be enforced: a policy made of what is there.
+pub fn measure(location: &tpm::Location) -> Result<BTreeMap<u32, Measurement>, tpm::Error> {
+    let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
+    let enforced = |value: Vec<u8>| Some(Measurement { expected: value.try_into().ok()?, warn_only: false });
+    Ok(pcrs.into_iter().filter_map(|(index, value)| Some((index, enforced(value)?))).collect())
+}

@@ -1,0 +1,9 @@
+//! The operator's command.
+
+use std::process::ExitCode;
+
+use firstlight::{cli, program};
+
+fn main() -> ExitCode {
+    program::main("firstlight", cli::HELP, cli::run)
+}

@@ -1,0 +1,62 @@
+//! Lets nodes in that prove what they run.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+
+use firstlight::join_service::{self, Config, JoinService};
+use firstlight::logger;
+use firstlight::program::{self, Failure};
+use lexopt::prelude::*;
+
+const HELP: &str = "\
+join-service: lets nodes in that prove what they run
+
+Callers prove themselves by attested TLS; the policy that they must meet is read from a file, and again when it changes.
+
+Usage: join-service --key-service HOST:PORT [OPTION]..
+
+  --key-service HOST:PORT        where keys come from; --key-service-endpoint is its old name
+  --listen ADDRESS:PORT          where to listen [0.0.0.0:9090]
+  --config DIR                   holds attestationConfig, the policy (JSON) [/var/config]
+  --attestation-variant VARIANT  of the nodes; this version has qemu-vtpm alone [qemu-vtpm]
+  --cloud-provider CLOUD         taken for the old command line; nothing depends on it yet
+  -v LEVEL                       -1 debug, 0 info, 1 warnings, 2 errors [0]
+  -h, --help                     this text
+      --version                  the version
+
+Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 2 the arguments make no sense.
+
+Example:
+  join-service --key-service 127.0.0.1:9000 --config ./config --listen 0.0.0.0:30090
+";
+
+fn main() -> ExitCode {
+    program::main("join-service", HELP, run)
+}
+
+fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
+    let mut verbosity = 0;
+    let mut key_service = None;
+    let mut listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), join_service::PORT);
+    let mut config_dir = join_service::CONFIG_DIR.into();
+    let mut variant = join_service::QEMU_VTPM.to_owned();
+    while let Some(arg) = args.next()? {
+        match arg {
+            Long("key-service" | "key-service-endpoint") => key_service = Some(program::text(args.value()?)?),
+            Long("listen") => listen = program::parsed("listen", args.value()?)?,
+            Long("config") => config_dir = args.value()?.into(),
+            Long("attestation-variant") => variant = program::text(args.value()?)?,
+            Long("cloud-provider") => drop(args.value()?),
+            Short('v') => verbosity = program::parsed("v", args.value()?)?,
+            Long("help") | Short('h') => return Err(Failure::Help),
+            Long("version") => return Err(Failure::Version),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    let key_service = key_service.ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
+    let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
+    let service = JoinService::start(&Config { listen, key_service, config_dir, variant }).map_err(Failure::failed)?;
+    program::wait_until_stopped(&signals, join_service::GRACE)?;
+    service.stop(join_service::GRACE);
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! The node lock: the point of no return between a fresh VM and a member of a cluster.
+//!
+//! ```text
+//!   unlocked ── lock(cluster ID): PCR 15 is extended ──► locked        (there is no way back but a reboot)
+//! ```
+//!
+//! Whoever takes it (InitServer or JoinClient) owns the node's set-up; everybody else is told that it is taken. The TPM
+//! keeps it beyond this process: a node whose PCR 15 is not zero never passes attestation as a fresh one.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::crypto::CLUSTER_ID_LEN;
+use crate::tpm::{self, Tpm};
+
+/// One a process.
+pub struct NodeLock {
+    tpm: tpm::Location,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Unlocked,
+    Locked([u8; CLUSTER_ID_LEN]),
+    /// The TPM failed in the middle: nobody knows what the PCR holds.
+    Broken,
+}
+
+/// How a [`NodeLock::lock`] ended.
+#[derive(Debug)]
+pub enum Locking {
+    /// The caller has the lock now.
+    Taken,
+    /// Somebody took it before, for this cluster.
+    Already([u8; CLUSTER_ID_LEN]),
+    /// The TPM failed; the node is good for nothing until it reboots.
+    Failed(String),
+}
+
+impl NodeLock {
+    /// An unlocked node whose TPM is at `tpm`.
+    pub fn new(tpm: tpm::Location) -> NodeLock {
+        NodeLock { tpm, state: Mutex::new(State::Unlocked) }
+    }
+
+    /// Takes the lock for a cluster and measures its ID.
+    pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Locking {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match *state {
+            State::Locked(id) => Locking::Already(id),
+            State::Broken => Locking::Failed("an earlier attempt failed in the middle; reboot the node".into()),
+            State::Unlocked => match measure(&self.tpm, &cluster_id) {
+                Ok(()) => {
+                    *state = State::Locked(cluster_id);
+                    Locking::Taken
+                }
+                Err(error) => {
+                    *state = State::Broken;
+                    Locking::Failed(error.to_string())
+                }
+            },
+        }
+    }
+}
+
+fn measure(location: &tpm::Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), tpm::Error> {
+    Tpm::open(location)?.pcr_event(tpm::CLUSTER_ID_PCR, cluster_id)
+}

@@ -1,0 +1,188 @@
+//! Reaching a node over attested TLS, however long it takes to boot.
+
+use std::fmt;
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::progress::{Progress, human, printable};
+use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
+use crate::atls;
+use crate::attestation::{Policy, Validator, qemu_vtpm};
+use crate::backoff::Backoff;
+use crate::grpc::{Channel, Transport};
+use crate::program::Failure;
+
+/// A SYN that is lost is sent again after 1, 3 and 7 seconds (RFC 6298 §2.1).
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
+/// A TPM under load takes seconds to sign a quote.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A node's address: `host:port`, where the host is a name or an address (IPv6 in brackets).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    host: String,
+    port: u16,
+}
+
+impl Endpoint {
+    /// Of `HOST` or `HOST:PORT`.
+    pub fn parse(text: &str, default_port: u16) -> Result<Endpoint, String> {
+        let wrong = || format!("{text:?} is no endpoint: expected HOST or HOST:PORT");
+        let (host, port) = match text.rsplit_once(':') {
+            // an IPv6 address without a port has colons of its own
+            _ if text.parse::<IpAddr>().is_ok() => (text, None),
+            Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
+            None => (text, None),
+            Some(_) if text.ends_with(']') => (text, None),
+            Some(_) => return Err(wrong()),
+        };
+        let host = host.strip_prefix('[').map_or(Some(host), |host| host.strip_suffix(']')).ok_or_else(wrong)?;
+        let port = port.map_or(Ok(default_port), u16::from_str).map_err(|_| wrong())?;
+        if host.is_empty() || port == 0 || host.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
+            return Err(wrong());
+        }
+        Ok(Endpoint { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Endpoint { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// A node that must meet a policy before anything is said to it.
+pub struct Node {
+    /// Where it is.
+    pub endpoint: Endpoint,
+    /// What judges it.
+    pub client: atls::Client,
+}
+
+impl Node {
+    /// The node at `endpoint`, judged by the policy in a file.
+    pub fn new(endpoint: &Endpoint, policy: &Path) -> Result<Node, Failure> {
+        let text = files::read(policy).map_err(Failure::failed)?;
+        let text = String::from_utf8_lossy(&text);
+        let policy = Policy::from_json(&text)
+            .map_err(|error| Failure::failed(format!("the attestation policy {}: {error}", policy.display())))?;
+        let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::Validator::new(Arc::new(policy)));
+        Ok(Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) })
+    }
+
+    /// A connection to it, tried until `deadline`. A node that does not meet the policy is not asked again.
+    pub fn reach(&self, deadline: Instant, progress: &Progress) -> Result<Channel, Failure> {
+        let started = Instant::now();
+        let mut pause = Pause::new();
+        progress.phase(format!("waiting for {}", self.endpoint));
+        loop {
+            let reason = match self.attempt(deadline) {
+                Ok(channel) => return Ok(channel),
+                Err(Attempt::Refused(why)) => {
+                    let text = format!("{}: attestation refused: {}", self.endpoint, printable(&why));
+                    return Err(Failure::Failed(ATTESTATION_REFUSED, text));
+                }
+                Err(Attempt::Passing(reason)) => reason,
+            };
+            if !pause.take(deadline) {
+                let waited = human(started.elapsed());
+                let text = format!("{}: gave up after {waited}: {}", self.endpoint, printable(&reason));
+                return Err(Failure::Failed(UNREACHABLE, text));
+            }
+            progress.line(format!("{}: {reason}", self.endpoint));
+        }
+    }
+
+    fn attempt(&self, deadline: Instant) -> Result<Channel, Attempt> {
+        let passing = |error: &dyn fmt::Display| Attempt::Passing(error.to_string());
+        let socket = self.dial(deadline)?;
+        let handshake = deadline.min(Instant::now() + HANDSHAKE_TIMEOUT);
+        let transport: Transport = self.client.connect(socket, handshake).map_err(|error| match error {
+            atls::Error::Refused(why) => Attempt::Refused(why.to_string()),
+            other => passing(&other),
+        })?;
+        Channel::new(transport, &self.endpoint.to_string()).map_err(|status| passing(&status))
+    }
+
+    fn dial(&self, deadline: Instant) -> Result<TcpStream, Attempt> {
+        let addresses = (self.endpoint.host.as_str(), self.endpoint.port).to_socket_addrs();
+        let addresses = addresses.map_err(|error| Attempt::Passing(format!("cannot look up its address: {error}")))?;
+        let mut failure = "its name has no address".to_owned();
+        for address in addresses {
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            match TcpStream::connect_timeout(&address, left.min(CONNECT_TIMEOUT)) {
+                Ok(socket) => return Ok(socket),
+                Err(error) => failure = format!("cannot connect to {address}: {error}"),
+            }
+        }
+        Err(Attempt::Passing(failure))
+    }
+}
+
+enum Attempt {
+    /// It proved to be something else than the policy wants: the validator's words.
+    Refused(String),
+    /// It may work in a while.
+    Passing(String),
+}
+
+/// Pauses between tries, none of which lasts beyond the deadline.
+pub struct Pause {
+    lengths: Backoff,
+}
+
+impl Pause {
+    /// From a second to ten.
+    pub fn new() -> Pause {
+        Pause { lengths: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)) }
+    }
+
+    /// Sleeps; `false`, at once, when the pause would last beyond the deadline.
+    pub fn take(&mut self, deadline: Instant) -> bool {
+        let pause = self.lengths.pause();
+        let fits = Instant::now() + pause < deadline;
+        if fits {
+            thread::sleep(pause);
+        }
+        fits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read_in_every_usual_form() {
+        for (text, expected) in [
+            ("node", "node:9000"),
+            ("node:1", "node:1"),
+            ("10.0.0.1", "10.0.0.1:9000"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+            ("::1", "[::1]:9000"),
+            ("[::1]", "[::1]:9000"),
+            ("[::1]:80", "[::1]:80"),
+        ] {
+            assert_eq!(Endpoint::parse(text, 9000).unwrap().to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_no_endpoint_is_refused() {
+        for text in ["", ":", ":80", "node:", "node:0", "node:65536", "node:x", "a:b:c", "[::1", "http://node", "a b"] {
+            assert!(Endpoint::parse(text, 9000).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pause_beyond_the_deadline_is_not_begun() {
+        let started = Instant::now();
+        assert!(!Pause::new().take(started + Duration::from_millis(400)));
+        assert!(started.elapsed() < Duration::from_millis(300));
+    }
+}

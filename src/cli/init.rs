@@ -1,0 +1,472 @@
+//! `firstlight init`: makes a booted node the first of a new cluster.
+//!
+//! What must not be lost is on disk before the node learns of it: the master secret, the measurement salt. Until the
+//! request is sent, everything is tried again; afterwards nothing is, since the node commits itself to the first request.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::connect::{Endpoint, Node};
+use super::progress::{Progress, printable};
+use super::state::{SALT_LEN, State, hex};
+use super::{UNREACHABLE, files, master_secret, say};
+use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
+use crate::grpc::{CallOptions, Channel, Code, Status};
+use crate::kms::{ClusterKms, NO_STORE};
+use crate::program::Failure;
+use crate::proto::init::init_response::Kind;
+use crate::proto::init::{InitRequest, InitResponse};
+
+/// The gRPC method.
+const INIT: &str = "/init.API/Init";
+/// The old system's node sends its whole journal when it fails.
+const MAX_LOG: usize = 64 << 20;
+
+/// What the command line says.
+#[derive(Debug)]
+pub struct Options {
+    /// The node.
+    pub endpoint: Endpoint,
+    /// The attestation policy that it must meet.
+    pub policy: PathBuf,
+    /// File of the init secret; `-` is standard input.
+    pub init_secret: PathBuf,
+    /// File of the master secret, made where there is none.
+    pub master_secret: PathBuf,
+    /// File of the state.
+    pub state: PathBuf,
+    /// File for the administrator's kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// File for what the node says when it fails.
+    pub log: PathBuf,
+    /// Empty for the node's default.
+    pub cluster_name: String,
+    /// For everything together.
+    pub timeout: Duration,
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    initialise(&Node::new(&options.endpoint, &options.policy)?, options)
+}
+
+fn initialise(node: &Node, options: &Options) -> Result<(), Failure> {
+    let deadline = Instant::now() + options.timeout;
+    let init_secret = read_init_secret(&options.init_secret)?;
+    if options.kubeconfig.exists() {
+        let path = options.kubeconfig.display();
+        return Err(Failure::failed(format!("{path} exists: it is another cluster's, move it away")));
+    }
+    let mut state = State::open_or_create(&options.state).map_err(Failure::failed)?;
+    if let Some(id) = state.cluster_id {
+        let path = options.state.display();
+        return Err(Failure::failed(format!(
+            "cluster {} was made already; for another one, move {path} away",
+            hex(&id)
+        )));
+    }
+    let (kms, origin) = master_secret::open_or_create(&options.master_secret).map_err(Failure::failed)?;
+    say(format_args!(
+        "{} {}",
+        match origin {
+            master_secret::Origin::Created => "A new master secret is in",
+            master_secret::Origin::Found => "Using the master secret in",
+        },
+        options.master_secret.display()
+    ))?;
+    let expected = expected_cluster_id(&kms, &state.measurement_salt)?;
+
+    let progress = Progress::on_stderr();
+    let channel = node.reach(deadline, &progress)?;
+    progress.phase(format!("initialising {}", options.endpoint));
+    let answer = exchange(&channel, &request(options, &kms, &state, &init_secret), deadline, &options.log);
+    drop(progress);
+    let success = answer.map_err(|failure| failure.into_failure(options))?;
+
+    if success.cluster_id != expected {
+        return Err(Failure::failed(format!(
+            "the node says its cluster ID is {}, but that of this master secret is {}: do not use it",
+            hex(&success.cluster_id),
+            hex(&expected)
+        )));
+    }
+    state.cluster_id = Some(expected);
+    let saved = keep(options, &state, &success.kubeconfig);
+    say(format_args!("Cluster ID: {}", hex(&expected)))?;
+    saved?;
+    match success.kubeconfig.is_empty() {
+        true => say("The node is initialised; no cluster was set up on it"),
+        false => say(format_args!("Administrator's kubeconfig: {}", options.kubeconfig.display())),
+    }
+}
+
+/// The state last, since it says that nothing is missing.
+fn keep(options: &Options, state: &State, kubeconfig: &Secret) -> Result<(), Failure> {
+    if !kubeconfig.is_empty() {
+        files::create_private(&options.kubeconfig, kubeconfig.expose()).map_err(Failure::failed)?;
+    }
+    state.save().map_err(Failure::failed)
+}
+
+/// Without the line break that editors and `echo` leave.
+fn read_init_secret(path: &Path) -> Result<Secret, Failure> {
+    let content = match path.as_os_str() == "-" {
+        true => files::read_open(Path::new("standard input"), io::stdin().lock()),
+        false => files::read_private(path),
+    };
+    let content = content.map_err(Failure::failed)?;
+    let line = content.strip_suffix(b"\n").unwrap_or(&content);
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    match line.is_empty() {
+        true => Err(Failure::failed(format!("the init secret in {} is empty", path.display()))),
+        false => Ok(Secret::new(line.to_vec())),
+    }
+}
+
+fn expected_cluster_id(kms: &ClusterKms, salt: &[u8; SALT_LEN]) -> Result<[u8; CLUSTER_ID_LEN], Failure> {
+    let measurement_secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(Failure::failed)?;
+    Ok(cluster_id(&measurement_secret, salt))
+}
+
+fn request(options: &Options, kms: &ClusterKms, state: &State, init_secret: &Secret) -> InitRequest {
+    let mut request = InitRequest::default();
+    request.kms_uri = kms.uri().to_string();
+    request.storage_uri = NO_STORE.into();
+    request.measurement_salt = state.measurement_salt.to_vec();
+    request.init_secret = init_secret.expose().to_vec();
+    request.cluster_name = options.cluster_name.clone();
+    request
+}
+
+/// What a node says when it succeeds.
+struct Success {
+    kubeconfig: Secret,
+    cluster_id: Vec<u8>,
+}
+
+enum NoSuccess {
+    /// The node said no: its words.
+    Refused(String, Log),
+    /// The call ended without the node's verdict.
+    Ended(Status),
+    /// The node sent nothing.
+    Nothing,
+    /// What the node said cannot be kept.
+    Local(files::Error),
+}
+
+fn exchange(channel: &Channel, request: &InitRequest, deadline: Instant, log: &Path) -> Result<Success, NoSuccess> {
+    let timeout = Some(deadline.saturating_duration_since(Instant::now()));
+    let options = CallOptions { timeout, ..CallOptions::default() };
+    let mut responses = channel.server_streaming(INIT, request, &options).map_err(NoSuccess::Ended)?;
+    let mut log = Log::new(log);
+    let error = loop {
+        let response: InitResponse = responses.next().ok_or(NoSuccess::Nothing)?.map_err(NoSuccess::Ended)?;
+        match response.kind {
+            Some(Kind::InitSuccess(mut success)) => {
+                let kubeconfig = Secret::new(std::mem::take(&mut success.kubeconfig));
+                return Ok(Success { kubeconfig, cluster_id: std::mem::take(&mut success.cluster_id) });
+            }
+            Some(Kind::InitFailure(failure)) => break failure.error,
+            Some(Kind::Log(chunk)) => log.add(&chunk.log)?,
+            // of a later version
+            None => {}
+        }
+    };
+    // the node's log follows; the old system ends it with an error status though all of it came
+    while let Some(Ok(InitResponse { kind: Some(Kind::Log(chunk)) })) = responses.next() {
+        log.add(&chunk.log)?;
+    }
+    Err(NoSuccess::Refused(error, log))
+}
+
+impl NoSuccess {
+    fn into_failure(self, options: &Options) -> Failure {
+        let endpoint = &options.endpoint;
+        match self {
+            NoSuccess::Refused(error, log) => {
+                let kept = match log.len {
+                    0 => String::new(),
+                    len => format!("\nIts log, {len} bytes, is in {}", options.log.display()),
+                };
+                Failure::failed(format!("{endpoint}: the node could not be initialised: {}{kept}", short(&error)))
+            }
+            NoSuccess::Ended(status) => match status.code() {
+                Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Failure::Failed(
+                    UNREACHABLE,
+                    format!(
+                        "{endpoint}: the connection ended before the node answered: {}\nIt may go on by itself: look at \
+                         its console before trying again",
+                        short(&status.to_string())
+                    ),
+                ),
+                _ => Failure::failed(format!("{endpoint}: the node refused: {}", short(&status.to_string()))),
+            },
+            NoSuccess::Nothing => Failure::failed(format!("{endpoint}: the node ended the call without an answer")),
+            NoSuccess::Local(error) => Failure::failed(error),
+        }
+    }
+}
+
+/// What a peer says, as much of it as fits on a screen.
+fn short(text: &str) -> String {
+    const MAX: usize = 2000;
+    printable(&text.chars().take(MAX).collect::<String>())
+}
+
+/// The node's log: added to the file, which is made when there is something to add.
+struct Log {
+    path: PathBuf,
+    file: Option<File>,
+    len: usize,
+}
+
+impl Log {
+    fn new(path: &Path) -> Log {
+        Log { path: path.into(), file: None, len: 0 }
+    }
+
+    fn add(&mut self, chunk: &[u8]) -> Result<(), NoSuccess> {
+        let chunk = &chunk[..chunk.len().min(MAX_LOG - self.len)];
+        if chunk.is_empty() {
+            return Ok(());
+        }
+        let file = match self.file.take() {
+            Some(file) => file,
+            None => files::append_private(&self.path).map_err(NoSuccess::Local)?,
+        };
+        let file = self.file.insert(file);
+        file.write_all(chunk).map_err(|error| NoSuccess::Local(files::Error::Io("write", self.path.clone(), error)))?;
+        self.len += chunk.len();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+    use std::thread;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::atls;
+    use crate::grpc::{Accept, Call, Limits, Router, Sender, Server};
+    use crate::proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
+
+    /// A node with attested TLS that proves nothing, and a handler of the test's.
+    fn node<F>(handler: F) -> Server
+    where
+        F: Fn(&InitRequest, &mut dyn FnMut(Kind)) -> Result<(), Status> + Send + Sync + 'static,
+    {
+        node_at(TcpListener::bind("127.0.0.1:0").unwrap(), handler)
+    }
+
+    fn node_at<F>(listener: TcpListener, handler: F) -> Server
+    where
+        F: Fn(&InitRequest, &mut dyn FnMut(Kind)) -> Result<(), Status> + Send + Sync + 'static,
+    {
+        let router = Router::new().server_streaming(
+            INIT,
+            move |_: &Call, request: InitRequest, out: &mut Sender<InitResponse>| {
+                handler(&request, &mut |kind| out.send(&InitResponse { kind: Some(kind) }).unwrap())
+            },
+        );
+        let tls: Arc<dyn Accept> = Arc::new(atls::Server::new(None, vec![]));
+        Server::start("node", listener, tls, router, Limits::default()).unwrap()
+    }
+
+    struct Operator {
+        dir: TempDir,
+        options: Options,
+    }
+
+    fn operator(node: &str, timeout: u64) -> Operator {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        files::create_private(&file("init-secret"), b"correct horse\n").unwrap();
+        let options = Options {
+            endpoint: Endpoint::parse(node, 9000).unwrap(),
+            policy: file("none"),
+            init_secret: file("init-secret"),
+            master_secret: file("master.json"),
+            state: file("state.json"),
+            kubeconfig: file("admin.conf"),
+            log: file("cluster.log"),
+            cluster_name: "green".into(),
+            timeout: Duration::from_secs(timeout),
+        };
+        Operator { dir, options }
+    }
+
+    impl Operator {
+        fn init(&self) -> Result<(), (u8, String)> {
+            let client = atls::Client::new(None, vec![]);
+            match initialise(&Node { endpoint: self.options.endpoint.clone(), client }, &self.options) {
+                Ok(()) => Ok(()),
+                Err(Failure::Failed(code, text)) => Err((code, text)),
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+
+        fn has(&self, name: &str) -> bool {
+            self.dir.path().join(name).exists()
+        }
+    }
+
+    /// What an honest node answers.
+    fn success(request: &InitRequest, kubeconfig: &[u8]) -> Kind {
+        let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).unwrap();
+        let secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).unwrap();
+        let mut success = InitSuccessResponse::default();
+        success.kubeconfig = kubeconfig.to_vec();
+        success.cluster_id = cluster_id(&secret, &request.measurement_salt).to_vec();
+        Kind::InitSuccess(success)
+    }
+
+    #[test]
+    fn a_node_gets_the_secrets_that_are_on_disk_and_the_cluster_id_is_kept() {
+        let got = Arc::new(Mutex::new(None));
+        let keep = got.clone();
+        let node = node(move |request, send| {
+            *keep.lock().unwrap() = Some(request.clone());
+            send(success(request, b""));
+            Ok(())
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        operator.init().unwrap();
+        let request = got.lock().unwrap().take().unwrap();
+        let state = State::open_or_create(&operator.options.state).unwrap();
+        let kms = master_secret::read(&operator.options.master_secret).unwrap();
+        assert_eq!(request.init_secret, b"correct horse");
+        assert_eq!(request.cluster_name, "green");
+        assert_eq!(request.measurement_salt, state.measurement_salt);
+        assert_eq!(ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).unwrap(), kms);
+        assert_eq!(state.cluster_id, Some(expected_cluster_id(&kms, &state.measurement_salt).unwrap()));
+        assert!(!operator.has("admin.conf") && !operator.has("cluster.log"));
+        let (code, text) = operator.init().unwrap_err();
+        assert!(code == 1 && text.contains("was made already"), "{text}");
+    }
+
+    #[test]
+    fn a_kubeconfig_is_kept_where_only_the_operator_reads_it() {
+        let node = node(|request, send| {
+            send(success(request, b"kind: Config"));
+            Ok(())
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        operator.init().unwrap();
+        assert_eq!(fs::read(&operator.options.kubeconfig).unwrap(), b"kind: Config");
+        assert_eq!(fs::metadata(&operator.options.kubeconfig).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_node_with_another_cluster_id_is_not_taken_for_initialised() {
+        let node = node(|_, send| {
+            let mut other = InitSuccessResponse::default();
+            other.cluster_id = vec![7; 32];
+            send(Kind::InitSuccess(other));
+            Ok(())
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        let (code, text) = operator.init().unwrap_err();
+        assert!(code == 1 && text.contains(&"07".repeat(32)) && text.contains("do not use it"), "{text}");
+        assert_eq!(State::open_or_create(&operator.options.state).unwrap().cluster_id, None);
+    }
+
+    #[test]
+    fn a_failure_is_shown_and_the_nodes_log_kept_though_the_old_system_ends_it_with_an_error() {
+        let node = node(|_, send| {
+            send(Kind::InitFailure(InitFailureResponse { error: "creating kms client: \x1b[2Jno".into() }));
+            for chunk in [vec![b'a'; 1024], vec![b'b'; 1024], vec![b'c'; 5]] {
+                send(Kind::Log(LogResponseType { log: chunk }));
+            }
+            Err(Status::new(Code::Unknown, "creating kms client: no"))
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        for _ in 0..2 {
+            let (code, text) = operator.init().unwrap_err();
+            assert!(code == 1 && text.contains("creating kms client: \\u{1b}[2Jno"), "{text}");
+            assert!(text.contains("2053 bytes") && text.contains("cluster.log"), "{text}");
+        }
+        let log = fs::read(&operator.options.log).unwrap();
+        assert_eq!((log.len(), &log[2048..2054]), (2 * 2053, &b"ccccca"[..]));
+        assert_eq!(fs::metadata(&operator.options.log).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_refusal_by_status_and_an_empty_answer_are_failures() {
+        let refusing = node(|_, _| Err(Status::new(Code::PermissionDenied, "wrong init secret")));
+        let (code, text) = operator(&refusing.local_addr().to_string(), 20).init().unwrap_err();
+        assert!(code == 1 && text.contains("wrong init secret"), "{text}");
+        let silent = node(|_, _| Ok(()));
+        let (code, text) = operator(&silent.local_addr().to_string(), 20).init().unwrap_err();
+        assert!(code == 1 && text.contains("without an answer"), "{text}");
+    }
+
+    /// Passes connections on to `to`, and cuts the first one when told to.
+    fn cutting_proxy(to: std::net::SocketAddr, cut: Arc<Mutex<Option<TcpStream>>>) -> std::net::SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, node) = (client.unwrap(), TcpStream::connect(to).unwrap());
+                cut.lock().unwrap().get_or_insert(client.try_clone().unwrap());
+                for (mut from, mut to) in [(client.try_clone().unwrap(), node.try_clone().unwrap()), (node, client)] {
+                    thread::spawn(move || io::copy(&mut from, &mut to));
+                }
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn a_connection_that_breaks_after_the_request_is_reported_and_not_tried_again() {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let cut: Arc<Mutex<Option<TcpStream>>> = Arc::default();
+        let (counted, cutting) = (requests.clone(), cut.clone());
+        let node = node(move |_, _| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            cutting.lock().unwrap().as_ref().unwrap().shutdown(Shutdown::Both).unwrap();
+            thread::sleep(Duration::from_millis(300));
+            Ok(())
+        });
+        let proxy = cutting_proxy(node.local_addr(), cut);
+        let (code, text) = operator(&proxy.to_string(), 20).init().unwrap_err();
+        assert!(code == UNREACHABLE && text.contains("look at its console"), "{text}");
+        assert_eq!(requests.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_node_that_is_still_booting_is_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let operator = operator(&address.to_string(), 30);
+        thread::scope(|scope| {
+            let result = scope.spawn(|| operator.init());
+            thread::sleep(Duration::from_millis(700));
+            let _node = node_at(TcpListener::bind(address).unwrap(), |request, send| {
+                send(success(request, b""));
+                Ok(())
+            });
+            assert_eq!(result.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn a_node_that_takes_too_long_is_given_up() {
+        let node = node(|_, _| {
+            thread::sleep(Duration::from_secs(3));
+            Ok(())
+        });
+        let (code, text) = operator(&node.local_addr().to_string(), 1).init().unwrap_err();
+        assert_eq!(code, UNREACHABLE, "{text}");
+    }
+}

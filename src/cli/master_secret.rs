@@ -1,0 +1,159 @@
+//! The master secret file: the operator's one secret, from which every key of the cluster is derived.
+//!
+//! The old system's format: a JSON object, indented by tabs, of two byte strings in base64 (RFC 4648 §4).
+//!
+//! ```text
+//! {
+//!         "key": "..",
+//!         "salt": ".."
+//! }
+//! ```
+//!
+//! Whoever loses it cannot recover the cluster, so it is durable before a node gets to know it, and never overwritten.
+
+use std::io;
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
+
+use super::files::{self, Error};
+use crate::crypto::{KEY_LEN, Secret};
+use crate::kms::ClusterKms;
+
+/// The least that the key service accepts, and the old system: bytes.
+pub const MIN_KEY_LEN: usize = 16;
+/// As [`MIN_KEY_LEN`], of the salt.
+pub const MIN_SALT_LEN: usize = 32;
+
+/// Where a master secret came from.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It was made now, and written.
+    Created,
+    /// It was there.
+    Found,
+}
+
+/// The one in the file, or where there is none a new one, written to it with mode 0600.
+pub fn open_or_create(path: &Path) -> Result<(ClusterKms, Origin), Error> {
+    match create(path) {
+        Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => Ok((read(path)?, Origin::Found)),
+        created => Ok((created?, Origin::Created)),
+    }
+}
+
+/// The one in the file, which nobody but its owner may read.
+pub fn read(path: &Path) -> Result<ClusterKms, Error> {
+    parse(&files::read_private(path)?).map_err(|what| Error::Content(path.into(), format!("no master secret: {what}")))
+}
+
+fn create(path: &Path) -> Result<ClusterKms, Error> {
+    let (key, salt) = (Secret::random(KEY_LEN), Secret::random(MIN_SALT_LEN));
+    files::create_private(path, text(&key, &salt).as_bytes())?;
+    ClusterKms::new(key, salt).map_err(|error| Error::Content(path.into(), error.to_string()))
+}
+
+/// Without a line break at the end, as the old system writes it.
+fn text(key: &Secret, salt: &Secret) -> Zeroizing<String> {
+    let base64 = |secret: &Secret| Zeroizing::new(STANDARD.encode(secret.expose()));
+    Zeroizing::new(format!("{{\n\t\"key\": \"{}\",\n\t\"salt\": \"{}\"\n}}", *base64(key), *base64(salt)))
+}
+
+/// The error holds nothing of the content.
+fn parse(content: &[u8]) -> Result<ClusterKms, String> {
+    #[derive(Deserialize, Zeroize, ZeroizeOnDrop)]
+    struct File {
+        key: String,
+        salt: String,
+    }
+    if content.is_empty() {
+        return Err("the file is empty, as a run that was cut short leaves it: no node knows it, remove it".into());
+    }
+    let file: File = serde_json::from_slice(content)
+        .map_err(|error| format!("expected a JSON object with key and salt (line {})", error.line()))?;
+    let key = field("key", &file.key, MIN_KEY_LEN)?;
+    let salt = field("salt", &file.salt, MIN_SALT_LEN)?;
+    ClusterKms::new(key, salt).map_err(|error| error.to_string())
+}
+
+fn field(name: &str, base64: &str, min: usize) -> Result<Secret, String> {
+    let bytes = STANDARD.decode(base64).map_err(|_| format!("{name} is not base64"))?;
+    let secret = Secret::new(bytes);
+    match secret.len() {
+        len if len < min => Err(format!("{name} has {len} bytes, expected at least {min}")),
+        _ => Ok(secret),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::mutation::mutations;
+
+    const OLD: &str = "{\n\t\"key\": \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\",\n\t\"salt\": \"AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=\"\n}";
+
+    fn ones_and_twos() -> ClusterKms {
+        ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap()
+    }
+
+    #[test]
+    fn the_format_is_the_old_systems() {
+        assert_eq!(text(&Secret::new(vec![1; 32]), &Secret::new(vec![2; 32])).as_str(), OLD);
+        assert_eq!(parse(OLD.as_bytes()).unwrap(), ones_and_twos());
+    }
+
+    #[test]
+    fn a_new_secret_is_written_once_and_found_ever_after() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("master.json");
+        let (first, origin) = open_or_create(&path).unwrap();
+        assert_eq!(origin, Origin::Created);
+        let written = fs::read(&path).unwrap();
+        let (second, origin) = open_or_create(&path).unwrap();
+        assert_eq!((second, origin), (first, Origin::Found));
+        assert_eq!(fs::read(&path).unwrap(), written);
+    }
+
+    #[test]
+    fn a_file_that_is_no_secret_is_neither_used_nor_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("master.json");
+        for (content, expected) in [
+            ("", "the file is empty"),
+            ("{}", "expected a JSON object"),
+            (r#"{"key":"AQ==","salt":"AQ=="}"#, "key has 1 bytes"),
+            (r#"{"key":"!","salt":"AQ=="}"#, "key is not base64"),
+            (r#"{"key":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","salt":"AQ=="}"#, "salt has 1 bytes"),
+        ] {
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+            let error = open_or_create(&path).unwrap_err().to_string();
+            assert!(error.contains(expected), "{content}: {error}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+        }
+    }
+
+    #[test]
+    fn a_secret_that_others_may_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("master.json");
+        fs::write(&path, OLD).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(open_or_create(&path), Err(Error::Loose(..))));
+    }
+
+    #[test]
+    fn mutated_files_give_a_secret_or_an_error_without_its_text() {
+        for bytes in mutations(OLD.as_bytes(), 20_000) {
+            if let Err(error) = parse(&bytes) {
+                assert!(!error.contains("AQE") && !error.contains("AgI"), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! `firstlight recover`: brings the key to a node that waits for one to open its disk.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::connect::{Endpoint, Node, Pause};
+use super::progress::{Progress, human, printable};
+use super::{UNREACHABLE, master_secret, say};
+use crate::grpc::{CallOptions, Channel, Code, Status};
+use crate::kms::{ClusterKms, NO_STORE};
+use crate::program::Failure;
+use crate::proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
+
+/// Brings the key.
+const RECOVER: &str = "/recoverproto.API/Recover";
+/// Asks what the node waits for.
+const STATUS: &str = "/recoverproto.API/Status";
+
+/// The node answers from memory.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
+/// A key slot of the old system may take argon2 a GiB of memory and its time, on a small machine.
+const RECOVER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What the command line says.
+#[derive(Debug)]
+pub struct Options {
+    /// The node.
+    pub endpoint: Endpoint,
+    /// The attestation policy that it must meet.
+    pub policy: PathBuf,
+    /// What to do there.
+    pub action: Action,
+    /// For everything together.
+    pub timeout: Duration,
+}
+
+/// What to do at a node.
+#[derive(Debug)]
+pub enum Action {
+    /// Push the master secret in this file.
+    Push(PathBuf),
+    /// Ask what it waits for, and print it.
+    Status,
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    recover_at(&Node::new(&options.endpoint, &options.policy)?, options)
+}
+
+fn recover_at(node: &Node, options: &Options) -> Result<(), Failure> {
+    let deadline = Instant::now() + options.timeout;
+    match &options.action {
+        Action::Status => print_status(options, node, deadline),
+        Action::Push(path) => {
+            let kms = master_secret::read(path).map_err(Failure::failed)?;
+            push(options, node, &kms, deadline)
+        }
+    }
+}
+
+fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(), Failure> {
+    let progress = Progress::on_stderr();
+    let channel = node.reach(deadline, &progress)?;
+    drop(progress);
+    match status(&channel) {
+        Ok(status) => {
+            for (name, value) in facts(&status) {
+                say(format_args!("{name} {value}"))?;
+            }
+            Ok(())
+        }
+        Err(status) if status.code() == Code::Unimplemented => {
+            Err(Failure::failed(format!("{}: the node is of a version that does not say", options.endpoint)))
+        }
+        Err(status) => Err(failure(options, &status, false)),
+    }
+}
+
+/// Pushing the key twice does no harm, so a connection that breaks is made again.
+fn push(options: &Options, node: &Node, kms: &ClusterKms, deadline: Instant) -> Result<(), Failure> {
+    let progress = Progress::on_stderr();
+    let mut pause = Pause::new();
+    let mut pushed = false;
+    loop {
+        let channel = node.reach(deadline, &progress).map_err(|failure| remember(failure, pushed))?;
+        let before = status(&channel);
+        if let Ok(status) = &before {
+            progress.line(format!("{}: {}", options.endpoint, summary(status)));
+        }
+        progress.phase(format!("bringing the key to {}", options.endpoint));
+        let answer = bring(&channel, kms, deadline);
+        pushed = true;
+        match answer {
+            Ok(()) => {
+                drop(progress);
+                return say(match before {
+                    Ok(status) if !status.disk_uuid.is_empty() => {
+                        format!("{} opened its disk {}", options.endpoint, printable(&status.disk_uuid))
+                    }
+                    Ok(_) => format!("{} opened its disk", options.endpoint),
+                    Err(_) => {
+                        format!("{} took the key; whether it opens the disk, its console shows", options.endpoint)
+                    }
+                });
+            }
+            Err(status)
+                if matches!(status.code(), Code::Unavailable | Code::ResourceExhausted) && pause.take(deadline) =>
+            {
+                progress.line(format!("{}: {status}", options.endpoint));
+            }
+            Err(status) => return Err(failure(options, &status, pushed)),
+        }
+    }
+}
+
+fn status(channel: &Channel) -> Result<StatusResponse, Status> {
+    let options = CallOptions { timeout: Some(STATUS_TIMEOUT), ..CallOptions::default() };
+    channel.unary(STATUS, &StatusRequest {}, &options)
+}
+
+fn bring(channel: &Channel, kms: &ClusterKms, deadline: Instant) -> Result<(), Status> {
+    let timeout = deadline.saturating_duration_since(Instant::now()).min(RECOVER_TIMEOUT);
+    let options = CallOptions { timeout: Some(timeout), ..CallOptions::default() };
+    let message = RecoverMessage { kms_uri: kms.uri().to_string(), storage_uri: NO_STORE.into() };
+    channel.unary(RECOVER, &message, &options).map(|RecoverResponse {}| ())
+}
+
+fn facts(status: &StatusResponse) -> Vec<(&'static str, String)> {
+    let or = |text: &str, other: &str| printable(if text.is_empty() { other } else { text });
+    let mut facts = vec![
+        ("Disk:       ", or(&status.disk_uuid, "not known yet")),
+        ("State:      ", or(&status.state, "not said")),
+        ("Since:      ", human(Duration::from_secs(status.waiting_seconds))),
+    ];
+    facts.extend(status.waiting_for.iter().map(|source| ("Waiting for:", printable(source))));
+    facts
+}
+
+fn summary(status: &StatusResponse) -> String {
+    let disk = if status.disk_uuid.is_empty() { "not known yet" } else { &status.disk_uuid };
+    format!("disk {disk}, {} for {}", status.state, human(Duration::from_secs(status.waiting_seconds)))
+}
+
+/// What a status other than OK means for the operator.
+fn failure(options: &Options, status: &Status, pushed: bool) -> Failure {
+    let endpoint = &options.endpoint;
+    let text = printable(&status.to_string());
+    match status.code() {
+        Code::FailedPrecondition | Code::InvalidArgument => Failure::failed(format!(
+            "{endpoint}: the key does not open the node's disk, which goes on waiting: {text}\n\
+             Is this the master secret of the node's cluster?"
+        )),
+        Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded => {
+            remember(Failure::Failed(UNREACHABLE, format!("{endpoint}: no answer: {text}")), pushed)
+        }
+        _ => Failure::failed(format!("{endpoint}: the node refused: {text}")),
+    }
+}
+
+/// A node that got the key and is gone may be one that went on to boot.
+fn remember(failure: Failure, pushed: bool) -> Failure {
+    match failure {
+        Failure::Failed(UNREACHABLE, text) if pushed => Failure::Failed(
+            UNREACHABLE,
+            format!("{text}\nThe key was sent before: the node may have opened its disk and gone on"),
+        ),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::atls;
+    use crate::grpc::{Call, Limits, Router, Server};
+
+    const UUID: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
+
+    fn waiting() -> StatusResponse {
+        StatusResponse {
+            disk_uuid: UUID.into(),
+            state: "waiting for a key".into(),
+            waiting_for: vec!["10.42.1.100:30090: 7 tries: connection refused".into()],
+            waiting_seconds: 125,
+        }
+    }
+
+    fn start(router: Router) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let tls = atls::Server::new(None, vec![]);
+        Server::start("node", listener, Arc::new(tls), router, Limits::default()).unwrap()
+    }
+
+    fn recovering<F>(answer: F) -> Router
+    where
+        F: Fn(&RecoverMessage) -> Result<RecoverResponse, Status> + Send + Sync + 'static,
+    {
+        Router::new().unary(RECOVER, move |_: &Call, message: RecoverMessage| answer(&message))
+    }
+
+    fn with_status(router: Router) -> Router {
+        router.unary(STATUS, |_: &Call, _: StatusRequest| Ok(waiting()))
+    }
+
+    fn run_at(node: &Server, action: impl FnOnce(&TempDir) -> Action) -> Result<(), (u8, String)> {
+        let dir = tempfile::tempdir().unwrap();
+        let endpoint = Endpoint::parse(&node.local_addr().to_string(), 9999).unwrap();
+        let timeout = Duration::from_secs(10);
+        let options = Options { endpoint: endpoint.clone(), policy: "none".into(), action: action(&dir), timeout };
+        match recover_at(&Node { endpoint, client: atls::Client::new(None, vec![]) }, &options) {
+            Ok(()) => Ok(()),
+            Err(Failure::Failed(code, text)) => Err((code, text)),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    fn push_to(node: &Server) -> Result<(), (u8, String)> {
+        run_at(node, |dir| {
+            let path = dir.path().join("master.json");
+            master_secret::open_or_create(&path).unwrap();
+            Action::Push(path)
+        })
+    }
+
+    #[test]
+    fn the_node_gets_the_master_secret_once() {
+        let got: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
+        let keep = got.clone();
+        let node = start(with_status(recovering(move |message| {
+            keep.lock().unwrap().push((message.kms_uri.clone(), message.storage_uri.clone()));
+            Ok(RecoverResponse {})
+        })));
+        push_to(&node).unwrap();
+        let got = got.lock().unwrap();
+        assert_eq!(got.len(), 1);
+        assert!(ClusterKms::from_uris(&got[0].0, &got[0].1).is_ok());
+    }
+
+    #[test]
+    fn a_node_of_the_old_system_gets_it_too() {
+        let node = start(recovering(|_| Ok(RecoverResponse {})));
+        assert_eq!(push_to(&node), Ok(()));
+    }
+
+    #[test]
+    fn a_key_that_does_not_open_the_disk_is_a_failure_that_says_so() {
+        for code in [Code::FailedPrecondition, Code::InvalidArgument] {
+            let node = start(with_status(recovering(move |_| Err(Status::new(code, "no keyslot opens")))));
+            let (exit, text) = push_to(&node).unwrap_err();
+            assert!(exit == 1 && text.contains("does not open") && text.contains("no keyslot opens"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_busy_is_asked_again() {
+        let tries = AtomicUsize::new(0);
+        let node = start(recovering(move |_| match tries.fetch_add(1, Ordering::SeqCst) {
+            0 => Err(Status::new(Code::Unavailable, "busy")),
+            _ => Ok(RecoverResponse {}),
+        }));
+        assert_eq!(push_to(&node), Ok(()));
+    }
+
+    #[test]
+    fn a_node_that_is_gone_after_the_push_may_have_gone_on() {
+        let node = start(recovering(|_| Err(Status::new(Code::DeadlineExceeded, "too long"))));
+        let (exit, text) = push_to(&node).unwrap_err();
+        assert!(exit == UNREACHABLE && text.contains("may have opened its disk"), "{text}");
+    }
+
+    #[test]
+    fn the_status_is_told_in_full_and_cannot_drive_the_terminal() {
+        let facts = facts(&StatusResponse { state: "waiting\x1b[2J".into(), ..waiting() });
+        let text: String = facts.iter().map(|(name, value)| format!("{name} {value}\n")).collect();
+        for part in [UUID, "waiting\\u{1b}[2J", "2 min 5 s", "10.42.1.100:30090: 7 tries: connection refused"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let node = start(with_status(Router::new()));
+        assert_eq!(run_at(&node, |_| Action::Status), Ok(()));
+    }
+
+    #[test]
+    fn a_node_of_the_old_system_has_no_status_to_tell() {
+        let node = start(recovering(|_| Ok(RecoverResponse {})));
+        let (exit, text) = run_at(&node, |_| Action::Status).unwrap_err();
+        assert!(exit == 1 && text.contains("does not say"), "{text}");
+    }
+}

@@ -1,0 +1,135 @@
+//! What the operator's machine remembers between two runs: the measurement salt, so that a second try makes the same
+//! cluster ID as the first, and what came of it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use super::files::{self, Error};
+use crate::crypto::{self, CLUSTER_ID_LEN};
+
+/// Length in bytes of a measurement salt; nodes refuse any other.
+pub const SALT_LEN: usize = 32;
+
+const VERSION: u32 = 1;
+
+/// The state file, in memory and on disk.
+#[derive(Debug)]
+pub struct State {
+    path: PathBuf,
+    /// Goes into the cluster ID together with the master secret.
+    pub measurement_salt: [u8; SALT_LEN],
+    /// Of the cluster that was made, once it was.
+    pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    version: u32,
+    measurement_salt: String,
+    #[serde(rename = "clusterID", skip_serializing_if = "Option::is_none", default)]
+    cluster_id: Option<String>,
+}
+
+impl State {
+    /// The state in the file, or where there is none a new one with a salt of its own, written to it.
+    pub fn open_or_create(path: &Path) -> Result<State, Error> {
+        match files::read(path) {
+            Ok(content) => parse(path, &content).map_err(|what| Error::Content(path.into(), what)),
+            Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => {
+                let state = State { path: path.into(), measurement_salt: crypto::random(), cluster_id: None };
+                state.save()?;
+                Ok(state)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Puts it on disk.
+    pub fn save(&self) -> Result<(), Error> {
+        files::replace_private(&self.path, self.text().as_bytes())
+    }
+
+    fn text(&self) -> String {
+        let file = File {
+            version: VERSION,
+            measurement_salt: STANDARD.encode(self.measurement_salt),
+            cluster_id: self.cluster_id.map(|id| hex(&id)),
+        };
+        let mut out = Vec::new();
+        let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");
+        file.serialize(&mut serde_json::Serializer::with_formatter(&mut out, tabs))
+            .expect("two strings and a number are JSON, and a vector takes any number of bytes");
+        out.push(b'\n');
+        String::from_utf8(out).expect("JSON is UTF-8")
+    }
+}
+
+fn parse(path: &Path, content: &[u8]) -> Result<State, String> {
+    let file: File = serde_json::from_slice(content).map_err(|error| format!("no state file: {error}"))?;
+    if file.version != VERSION {
+        return Err(format!("state file of version {}, expected {VERSION}", file.version));
+    }
+    let salt = STANDARD.decode(&file.measurement_salt).ok().and_then(|salt| salt.try_into().ok());
+    let cluster_id = match &file.cluster_id {
+        Some(id) => Some(unhex(id).ok_or_else(|| format!("clusterID {id:?} is not {CLUSTER_ID_LEN} bytes in hex"))?),
+        None => None,
+    };
+    Ok(State {
+        path: path.into(),
+        measurement_salt: salt.ok_or_else(|| format!("measurementSalt is not {SALT_LEN} bytes in base64"))?,
+        cluster_id,
+    })
+}
+
+/// Lower case.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
+    let digits = digits.filter(|digits| digits.len() == 2 * N)?;
+    digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect::<Vec<u8>>().try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mutation::mutations;
+
+    #[test]
+    fn a_second_run_uses_the_salt_of_the_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        let mut first = State::open_or_create(&path).unwrap();
+        assert_eq!(State::open_or_create(&path).unwrap().measurement_salt, first.measurement_salt);
+        first.cluster_id = Some([0xab; 32]);
+        first.save().unwrap();
+        assert_eq!(State::open_or_create(&path).unwrap().cluster_id, Some([0xab; 32]));
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_refused_and_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        for content in ["", "{}", r#"{"version":2,"measurementSalt":""}"#, r#"{"version":1,"measurementSalt":"AQ=="}"#]
+        {
+            std::fs::write(&path, content).unwrap();
+            assert!(matches!(State::open_or_create(&path), Err(Error::Content(..))), "{content}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+        }
+    }
+
+    #[test]
+    fn mutated_files_give_a_state_or_an_error() {
+        let path = Path::new("state.json");
+        let valid = State { path: path.into(), measurement_salt: [7; 32], cluster_id: Some([9; 32]) }.text();
+        let good = mutations(valid.as_bytes(), 20_000).filter(|bytes| parse(path, bytes).is_ok()).count();
+        assert!((10..20_000).contains(&good), "{good}");
+    }
+}

@@ -1,0 +1,154 @@
+//! Custom metadata of a call: headers and trailers that are not the protocol's own.
+
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+
+use super::status::{Code, Status};
+use crate::h2::{HeaderList, Indexing};
+
+/// The protocol sends `-bin` values without padding and accepts both.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_encode_padding(false).with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Ordered key-value pairs. Keys are lower-case ASCII; a key that ends in `-bin` has bytes for a value
+/// ([`Metadata::get_bin`]), any other printable ASCII.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Metadata {
+    /// A `-bin` value is kept as base64, its form on the wire.
+    entries: Vec<(String, String)>,
+}
+
+impl Metadata {
+    /// No entries.
+    pub fn new() -> Metadata {
+        Metadata::default()
+    }
+
+    /// The first value of `key`; of a `-bin` key its base64 form.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.entries.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    /// The first value of the `-bin` key `key`, decoded; `None` also when it is not base64.
+    pub fn get_bin(&self, key: &str) -> Option<Vec<u8>> {
+        // several values may have been joined with commas on the way
+        let first = self.get(key)?.split(',').next()?;
+        BASE64.decode(first.trim()).ok()
+    }
+
+    /// Appends an ASCII entry. Errors with [`Code::InvalidArgument`] when the protocol has no form for it, or the key is
+    /// the protocol's own.
+    pub fn insert(&mut self, key: &str, value: &str) -> Result<(), Status> {
+        if !is_custom_key(key.as_bytes()) || key.ends_with("-bin") {
+            return Err(Status::new(Code::InvalidArgument, format!("{key:?} cannot be the key of ASCII metadata")));
+        }
+        if !is_ascii_value(value.as_bytes()) {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!("the value of metadata {key:?} is not plain ASCII"),
+            ));
+        }
+        self.entries.push((key.to_owned(), value.to_owned()));
+        Ok(())
+    }
+
+    /// Appends a binary entry; `key` ends in `-bin`.
+    pub fn insert_bin(&mut self, key: &str, value: &[u8]) -> Result<(), Status> {
+        if !is_custom_key(key.as_bytes()) || !key.ends_with("-bin") {
+            return Err(Status::new(Code::InvalidArgument, format!("{key:?} cannot be the key of binary metadata")));
+        }
+        self.entries.push((key.to_owned(), BASE64.encode(value)));
+        Ok(())
+    }
+
+    /// All entries in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    /// The custom metadata among received headers.
+    pub(super) fn of(headers: &HeaderList) -> Metadata {
+        let mut metadata = Metadata::new();
+        headers.iter().for_each(|(name, value)| metadata.receive(name, value));
+        metadata
+    }
+
+    /// As header fields; what may be a credential never enters a compression table.
+    pub(super) fn fields(&self) -> impl Iterator<Item = (&[u8], &[u8], Indexing)> {
+        self.entries.iter().map(|(key, value)| {
+            let indexing = if key == "authorization" { Indexing::Never } else { Indexing::No };
+            (key.as_bytes(), value.as_bytes(), indexing)
+        })
+    }
+
+    /// Keeps a received header if it is custom metadata with a value of the allowed form; others are the protocol's, or
+    /// not worth failing a call.
+    fn receive(&mut self, name: &[u8], value: &[u8]) {
+        if is_custom_key(name)
+            && is_ascii_value(value)
+            && let (Ok(name), Ok(value)) = (std::str::from_utf8(name), std::str::from_utf8(value))
+        {
+            self.entries.push((name.to_owned(), value.to_owned()));
+        }
+    }
+}
+
+/// `Custom-Metadata` of the protocol: not reserved (`grpc-`), not one of the headers that HTTP and gRPC themselves use.
+fn is_custom_key(key: &[u8]) -> bool {
+    const PROTOCOL: [&[u8]; 4] = [b"content-type", b"te", b"user-agent", b"content-length"];
+    let legal = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-' | b'.');
+    !key.is_empty() && key.iter().all(legal) && !key.starts_with(b"grpc-") && !PROTOCOL.contains(&key)
+}
+
+/// Printable ASCII without space at either end, which HTTP would not keep.
+fn is_ascii_value(value: &[u8]) -> bool {
+    value.iter().all(|byte| (0x20..0x7f).contains(byte)) && value.trim_ascii().len() == value.len()
+}
+
+/// Decodes a header that is base64 whatever its name, as `grpc-status-details-bin`.
+pub(super) fn decode_bin(value: &[u8]) -> Option<Vec<u8>> {
+    BASE64.decode(value.trim_ascii()).ok()
+}
+
+/// The form of a `-bin` value on the wire.
+pub(super) fn encode_bin(value: &[u8]) -> String {
+    BASE64.encode(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_back_by_key_in_order() {
+        let mut metadata = Metadata::new();
+        metadata.insert("x-a", "1").unwrap();
+        metadata.insert("x-a", "2").unwrap();
+        metadata.insert_bin("x-bin", &[0xff, 0, 1]).unwrap();
+        assert_eq!(metadata.get("x-a"), Some("1"));
+        assert_eq!(metadata.get_bin("x-bin"), Some(vec![0xff, 0, 1]));
+        assert_eq!(metadata.iter().count(), 3);
+    }
+
+    #[test]
+    fn what_has_no_form_on_the_wire_is_refused() {
+        let mut metadata = Metadata::new();
+        for key in ["", "X-Upper", "grpc-status", ":path", "te", "a b", "x-bin"] {
+            assert!(metadata.insert(key, "v").is_err(), "{key}");
+        }
+        for value in ["line\nbreak", "ü", " padded"] {
+            assert!(metadata.insert("x-a", value).is_err(), "{value}");
+        }
+        assert!(metadata.insert_bin("x-a", b"v").is_err());
+    }
+
+    #[test]
+    fn padded_base64_is_read_as_well() {
+        let mut metadata = Metadata::new();
+        metadata.receive(b"x-bin", b"AQ==");
+        assert_eq!(metadata.get_bin("x-bin"), Some(vec![1]));
+    }
+}

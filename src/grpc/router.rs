@@ -1,0 +1,196 @@
+//! Which handler answers which path, and what a handler is given.
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use prost::Message;
+
+use super::link::Link;
+use super::message;
+use super::metadata::Metadata;
+use super::status::{Code, Status};
+
+/// One call, as its handler sees it.
+pub struct Call {
+    pub(super) link: Arc<Link>,
+    pub(super) stream: u32,
+    pub(super) metadata: Metadata,
+    pub(super) deadline: Option<Instant>,
+    /// What the handler adds to the response's headers and trailers.
+    pub(super) answer: Mutex<(Metadata, Metadata)>,
+}
+
+impl Call {
+    /// The address at the other end of the connection.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.link.peer
+    }
+
+    /// The custom headers of the request.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// When the caller stops waiting, if it said so.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Whether nobody waits for the answer any more: cancelled, past its deadline, or the connection is gone. A handler
+    /// that works for long looks from time to time.
+    pub fn is_cancelled(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now()) || self.link.lock().is_cancelled(self.stream)
+    }
+
+    /// Sets the custom headers of the response; too late once a response was sent.
+    pub fn set_headers(&self, headers: Metadata) {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner).0 = headers;
+    }
+
+    /// Sets the custom trailers of the response.
+    pub fn set_trailers(&self, trailers: Metadata) {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner).1 = trailers;
+    }
+
+    /// The next request message; `None` at the end of the client's side.
+    fn receive<Q: Message + Default>(&self) -> Result<Option<Q>, Status> {
+        let received = self.link.receive(self.link.lock(), self.stream, self.deadline).1?;
+        received.map(|bytes| message::decode(&bytes, "request")).transpose()
+    }
+
+    /// The only request message of a method that takes one.
+    fn receive_one<Q: Message + Default>(&self) -> Result<Q, Status> {
+        let missing = || Status::new(Code::Internal, "the request has no message");
+        let request = self.receive()?.ok_or_else(missing)?;
+        match self.receive::<Q>()? {
+            None => Ok(request),
+            Some(_) => Err(Status::new(Code::Internal, "the request has several messages, the method takes one")),
+        }
+    }
+
+    /// Sends a response; `now` or together with what follows.
+    fn send<R: Message>(&self, response: &R, now: bool) -> Result<(), Status> {
+        let response = message::encode(response)?;
+        let mut core = self.link.lock();
+        core.answer_headers(self.stream, &self.answer);
+        let (core, result) = self.link.send(core, self.stream, &response, false, self.deadline);
+        if now {
+            drop(self.link.flush(core));
+        }
+        result
+    }
+}
+
+/// Where a streaming handler puts its responses.
+pub struct Sender<'a, R> {
+    call: &'a Call,
+    message: PhantomData<fn(&R)>,
+}
+
+impl<R: Message> Sender<'_, R> {
+    /// Sends one response; blocks while the caller reads slower than we send. Errors once the caller is gone or the
+    /// deadline has passed: the handler should then return.
+    pub fn send(&mut self, response: &R) -> Result<(), Status> {
+        self.call.send(response, true)
+    }
+}
+
+/// The requests of a streaming call as they arrive; ends after the first error.
+pub struct Receiver<'a, Q> {
+    call: &'a Call,
+    ended: bool,
+    message: PhantomData<fn() -> Q>,
+}
+
+impl<Q: Message + Default> Iterator for Receiver<'_, Q> {
+    type Item = Result<Q, Status>;
+
+    fn next(&mut self) -> Option<Result<Q, Status>> {
+        if self.ended {
+            return None;
+        }
+        let received = self.call.receive();
+        self.ended = !matches!(received, Ok(Some(_)));
+        received.transpose()
+    }
+}
+
+pub(super) struct Method {
+    /// The handler starts when the whole request is there; else with its headers.
+    pub(super) takes_one: bool,
+    #[allow(clippy::type_complexity)]
+    pub(super) run: Box<dyn Fn(&Call) -> Result<(), Status> + Send + Sync>,
+}
+
+/// The methods of a server. Paths are `/package.Service/Method`.
+#[derive(Default)]
+pub struct Router {
+    methods: HashMap<String, Arc<Method>>,
+}
+
+impl Router {
+    /// A router that answers every call with [`Code::Unimplemented`].
+    pub fn new() -> Router {
+        Router::default()
+    }
+
+    /// Adds a method with one request and one response.
+    pub fn unary<Q, R, F>(self, path: &str, handler: F) -> Router
+    where
+        Q: Message + Default,
+        R: Message,
+        F: Fn(&Call, Q) -> Result<R, Status> + Send + Sync + 'static,
+    {
+        self.add(path, true, move |call| call.send(&handler(call, call.receive_one()?)?, false))
+    }
+
+    /// Adds a method with one request and any number of responses, which the handler sends before it returns.
+    pub fn server_streaming<Q, R, F>(self, path: &str, handler: F) -> Router
+    where
+        Q: Message + Default,
+        R: Message,
+        F: Fn(&Call, Q, &mut Sender<R>) -> Result<(), Status> + Send + Sync + 'static,
+    {
+        self.add(path, true, move |call| handler(call, call.receive_one()?, &mut Sender { call, message: PhantomData }))
+    }
+
+    /// Adds a method with any number of requests and of responses.
+    pub fn streaming<Q, R, F>(self, path: &str, handler: F) -> Router
+    where
+        Q: Message + Default,
+        R: Message,
+        F: Fn(&Call, &mut Receiver<Q>, &mut Sender<R>) -> Result<(), Status> + Send + Sync + 'static,
+    {
+        self.add(path, false, move |call| {
+            let mut receiver = Receiver { call, ended: false, message: PhantomData };
+            handler(call, &mut receiver, &mut Sender { call, message: PhantomData })
+        })
+    }
+
+    fn add(
+        mut self,
+        path: &str,
+        takes_one: bool,
+        run: impl Fn(&Call) -> Result<(), Status> + Send + Sync + 'static,
+    ) -> Router {
+        self.methods.insert(path.to_owned(), Arc::new(Method { takes_one, run: Box::new(run) }));
+        self
+    }
+
+    /// The method at `path`, or why there is none.
+    pub(super) fn find(&self, path: &[u8]) -> Result<Arc<Method>, Status> {
+        let path = String::from_utf8_lossy(path);
+        if let Some(method) = self.methods.get(&*path) {
+            return Ok(method.clone());
+        }
+        let service = path.rfind('/').map_or("", |end| &path[..=end]);
+        let known = service.len() > 1 && self.methods.keys().any(|known| known.starts_with(service));
+        let what = if known { "method" } else { "service" };
+        // a path may be as long as all headers: no need to send it back whole
+        let shown: String = path.chars().take(200).collect();
+        Err(Status::new(Code::Unimplemented, format!("unknown {what} {shown}")))
+    }
+}

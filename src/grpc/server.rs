@@ -1,0 +1,672 @@
+//! The server: threads under limits.
+//!
+//! ```text
+//!   accept thread ── a socket within the limits ──► pool: handshake, then attend ◄── watcher: nobody reads a connection
+//!                                                        │                            for a tick, since its thread is
+//!                                                        ▼                            busy with a handler
+//!                     attend: read ─► a request is complete ─► run its handler right here ─► write ─► read …
+//! ```
+//!
+//! So the common call is served by one thread without a hand-over, and a slow handler costs the other calls of its
+//! connection at most two ticks.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::link::{CallState, Core, Link, Side, TICK, h2_limits};
+use super::message::parse_timeout;
+use super::metadata::{Metadata, encode_bin};
+use super::pool::Pool;
+use super::router::{Call, Method, Router};
+use super::status::{Code, Status, percent_encode};
+use super::transport::Accept;
+use crate::h2::{Connection, ErrorCode, Indexing};
+
+/// How often a connection on which something is due is looked at; also how precise its time-outs are.
+const UPKEEP: Duration = Duration::from_secs(1);
+/// How long to wait before the next accept when the system had no descriptor for one.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a server spends on its peers at most. Over a limit it sheds, and says so in the log.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Connections at once; a further one is closed at once.
+    pub connections: usize,
+    /// Connections at once from one IP address.
+    pub connections_per_peer: usize,
+    /// From accept to the end of the peer's HTTP/2 preface, TLS included.
+    pub handshake: Duration,
+    /// A connection without a call is closed (GOAWAY) after this long.
+    pub idle: Duration,
+    /// Without a byte from the peer for this long, a PING is sent (grpc-go's keepalive `Time`).
+    pub keepalive: Duration,
+    /// The connection is closed when such a PING is not answered within this time (grpc-go's keepalive `Timeout`).
+    pub keepalive_timeout: Duration,
+    /// From a call's headers to the end of its request, for methods that take one message; also the longest time without
+    /// progress while a peer does not take what we send.
+    pub stall: Duration,
+    /// Calls at once on one connection (SETTINGS_MAX_CONCURRENT_STREAMS).
+    pub streams: u32,
+    /// Handlers at once in the whole server; a further call ends with RESOURCE_EXHAUSTED.
+    pub handlers: usize,
+    /// Bytes of one request's headers (SETTINGS_MAX_HEADER_LIST_SIZE, RFC 9113 §6.5.2).
+    pub header_bytes: u32,
+    /// Bytes of one request message; a larger one ends with RESOURCE_EXHAUSTED.
+    pub message_bytes: usize,
+    /// Bytes of requests that no handler has taken yet, in the whole server.
+    pub buffered_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connections: 1024,
+            connections_per_peer: 256,
+            // the reference server's (grpc-go) is 120 s; an attested handshake takes under one
+            handshake: Duration::from_secs(20),
+            idle: Duration::from_secs(600),
+            keepalive: Duration::from_secs(15),
+            keepalive_timeout: Duration::from_secs(20),
+            stall: Duration::from_secs(60),
+            streams: 100,
+            handlers: 128,
+            header_bytes: 16 << 10,
+            // gRPC's usual default
+            message_bytes: 4 << 20,
+            buffered_bytes: 64 << 20,
+        }
+    }
+}
+
+/// A listening server; dropping it stops it without grace.
+pub struct Server {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    listener: Mutex<Option<TcpStream>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What the server's threads share.
+pub(super) struct Shared {
+    name: &'static str,
+    router: Router,
+    limits: Limits,
+    accept: Arc<dyn Accept>,
+    pool: Arc<Pool>,
+    connections: Mutex<HashMap<u64, Peer>>,
+    /// A connection ended.
+    changed: Condvar,
+    stopping: AtomicBool,
+    watcher_sleeps: AtomicBool,
+    watcher: Mutex<Option<thread::Thread>>,
+    running: AtomicUsize,
+    buffered: AtomicUsize,
+    shed: Mutex<Shed>,
+}
+
+/// An accepted connection.
+struct Peer {
+    ip: IpAddr,
+    state: PeerState,
+}
+
+enum PeerState {
+    /// The socket, to cut the handshake short.
+    Handshake(TcpStream),
+    Open(Arc<Link>),
+}
+
+/// What was shed since the last line in the log.
+#[derive(Default)]
+struct Shed {
+    count: u64,
+    told: Option<Instant>,
+}
+
+impl Server {
+    /// Serves `router` on `listener` until [`Server::stop`]. `name` names its threads and log lines.
+    pub fn start(
+        name: &'static str,
+        listener: TcpListener,
+        accept: Arc<dyn Accept>,
+        router: Router,
+        limits: Limits,
+    ) -> io::Result<Server> {
+        let address = listener.local_addr()?;
+        let waker = TcpStream::from(OwnedFd::from(listener.try_clone()?));
+        let shared = Arc::new(Shared {
+            name,
+            router,
+            accept,
+            pool: Arc::new(Pool::new(name, limits.connections + limits.handlers)),
+            limits,
+            connections: Mutex::default(),
+            changed: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            watcher_sleeps: AtomicBool::new(false),
+            watcher: Mutex::new(None),
+            running: AtomicUsize::new(0),
+            buffered: AtomicUsize::new(0),
+            shed: Mutex::default(),
+        });
+        let server = Server { address, shared, listener: Mutex::new(Some(waker)), threads: Mutex::default() };
+        let watcher = server.spawn("watch", |shared| shared.watch())?;
+        *lock(&server.shared.watcher) = Some(watcher);
+        server.spawn("accept", move |shared| shared.accept_all(&listener))?;
+        Ok(server)
+    }
+
+    /// On an error the server is dropped, which ends the threads that it has.
+    fn spawn(&self, what: &str, run: impl FnOnce(Arc<Shared>) + Send + 'static) -> io::Result<thread::Thread> {
+        let shared = self.shared.clone();
+        let name = format!("{}-{what}", shared.name);
+        let handle = thread::Builder::new().name(name).spawn(move || run(shared))?;
+        let thread = handle.thread().clone();
+        lock(&self.threads).push(handle);
+        Ok(thread)
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Takes no further connections and calls (GOAWAY), gives running calls `grace` to end, closes what is left and joins
+    /// all threads, so it waits for handlers that do not look at [`Call::is_cancelled`]. Further calls of it do nothing.
+    /// Not to be called from a handler.
+    pub fn stop(&self, grace: Duration) {
+        let Some(listener) = lock(&self.listener).take() else { return };
+        let shared = &self.shared;
+        shared.stopping.store(true, Ordering::SeqCst);
+        // wakes the accept thread
+        let _ = listener.shutdown(Shutdown::Both);
+        for link in shared.links() {
+            let mut core = link.lock();
+            core.h2.shutdown();
+            drop(link.flush(core));
+        }
+        let deadline = Instant::now() + grace;
+        let mut connections = lock(&shared.connections);
+        while !connections.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            connections = shared.changed.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        for peer in connections.values() {
+            match &peer.state {
+                PeerState::Handshake(socket) => drop(socket.shutdown(Shutdown::Both)),
+                PeerState::Open(link) => link.end(&mut link.lock(), stopped()),
+            }
+        }
+        drop(connections);
+        for thread in std::mem::take(&mut *lock(&self.threads)) {
+            thread.thread().unpark();
+            // neither runs code of others
+            let _ = thread.join();
+        }
+        shared.pool.stop();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop(Duration::ZERO);
+    }
+}
+
+fn stopped() -> Status {
+    Status::new(Code::Unavailable, "the server stops")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// ---- connections ----
+
+impl Shared {
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    fn links(&self) -> Vec<Arc<Link>> {
+        let links = |peer: &Peer| match &peer.state {
+            PeerState::Open(link) => Some(link.clone()),
+            PeerState::Handshake(_) => None,
+        };
+        lock(&self.connections).values().filter_map(links).collect()
+    }
+
+    /// The accept thread's life.
+    fn accept_all(self: Arc<Self>, listener: &TcpListener) {
+        let mut next_id = 0;
+        while !self.is_stopping() {
+            match listener.accept() {
+                Ok(_) if self.is_stopping() => return,
+                Ok((socket, address)) => {
+                    next_id += 1;
+                    self.admit(next_id, socket, address.ip());
+                }
+                Err(error) if self.is_stopping() => log::debug!("{}: listening ended: {error}", self.name),
+                Err(error) => {
+                    // a connection that broke before it was accepted, or no descriptor is free: there may be soon
+                    log::warn!("{}: a connection could not be accepted: {error}", self.name);
+                    thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Lets a connection in, or sheds it.
+    fn admit(self: &Arc<Self>, id: u64, socket: TcpStream, ip: IpAddr) {
+        let Ok(handle) = socket.try_clone() else { return self.shed("no file descriptor is free", ip) };
+        let mut connections = lock(&self.connections);
+        if connections.len() >= self.limits.connections {
+            drop(connections);
+            return self.shed("the limit of connections is reached", ip);
+        }
+        if connections.values().filter(|peer| peer.ip == ip).count() >= self.limits.connections_per_peer {
+            drop(connections);
+            return self.shed("the limit of connections from one address is reached", ip);
+        }
+        connections.insert(id, Peer { ip, state: PeerState::Handshake(handle) });
+        drop(connections);
+        let shared = self.clone();
+        self.pool.submit(move || shared.connect(id, socket));
+    }
+
+    /// Logs what was shed, at most one line a second.
+    fn shed(&self, why: &str, ip: IpAddr) {
+        let mut shed = lock(&self.shed);
+        shed.count += 1;
+        if shed.told.is_none_or(|told| told.elapsed() >= Duration::from_secs(1)) {
+            log::warn!("{}: {why}; turned away {} since the last such line, now {ip}", self.name, shed.count);
+            *shed = Shed { count: 0, told: Some(Instant::now()) };
+        }
+    }
+
+    /// A connection's first thread: the handshake, then its calls.
+    fn connect(self: Arc<Self>, id: u64, socket: TcpStream) {
+        let deadline = Instant::now() + self.limits.handshake;
+        let peer = socket.peer_addr();
+        let opened = panic::catch_unwind(AssertUnwindSafe(|| self.accept.accept(socket, deadline)))
+            .unwrap_or_else(|_| Err(io::Error::other("a panic in the handshake")))
+            .and_then(|transport| {
+                let h2 = Connection::server(h2_limits(self.limits.streams, self.limits.header_bytes));
+                let link = Link::new(transport, h2, Side::Server(self.clone()), self.limits.stall)?;
+                let mut core = link.lock();
+                core.upkeep.id = id;
+                core.upkeep.established_by = deadline;
+                drop(core);
+                Ok(link)
+            });
+        match opened {
+            Ok(link) => {
+                let known = lock(&self.connections).get_mut(&id).map(|peer| peer.state = PeerState::Open(link.clone()));
+                if known.is_some() && !self.is_stopping() {
+                    self.attend(&link);
+                }
+                // between the two lines above, stop() may have seen neither the socket nor the link
+                if self.is_stopping() {
+                    let mut core = link.lock();
+                    core.h2.shutdown();
+                    drop(link.flush(core));
+                    self.attend(&link);
+                }
+            }
+            Err(error) => {
+                let peer = peer.map_or("an unknown address".into(), |peer| peer.to_string());
+                log::info!("{}: no connection with {peer}: {error}", self.name);
+                self.forget(id);
+            }
+        }
+    }
+
+    fn forget(&self, id: u64) {
+        lock(&self.connections).remove(&id);
+        self.changed.notify_all();
+    }
+
+    /// Serves a connection until it ends or another thread does so: runs the handlers of complete requests, else reads.
+    fn attend(self: &Arc<Self>, link: &Arc<Link>) {
+        let mut core = link.lock();
+        loop {
+            core = link.flush(core);
+            if core.ended.is_none() && self.is_stopping() && core.calls.is_empty() && core.h2.is_drained() {
+                core = link.end_after_flush(core, stopped());
+            }
+            if core.ended.is_some() {
+                core.ready.clear();
+                core.calls.retain(|_, call| call.request.is_none());
+                let id = core.upkeep.id;
+                drop(core);
+                return self.forget(id);
+            }
+            if let Some(stream) = core.ready.pop_front() {
+                let request = core.calls.get_mut(&stream).and_then(|call| call.request.take());
+                drop(core);
+                if let Some(request) = request {
+                    self.rouse_watcher();
+                    self.run(link, stream, request);
+                }
+                core = link.lock();
+                continue;
+            }
+            if !core.is_free() {
+                return;
+            }
+            core = link.read_turn(core, None);
+        }
+    }
+
+    /// Has `calls` calls of a connection, which are ready, run by other threads.
+    pub(super) fn attend_later(self: &Arc<Self>, link: &Arc<Link>, calls: usize) {
+        for _ in 0..calls {
+            let (shared, link) = (self.clone(), link.clone());
+            self.pool.submit(move || shared.attend(&link));
+        }
+    }
+
+    /// The watcher's life: finds connections that nobody reads, and gives them a thread. It sleeps while there is none.
+    fn watch(self: Arc<Self>) {
+        while !self.is_stopping() || !lock(&self.connections).is_empty() {
+            thread::park_timeout(TICK);
+            let links = self.links();
+            for link in links.iter().filter(|link| link.is_neglected()) {
+                let ready = link.lock().ready.len();
+                self.attend_later(link, ready.max(1));
+            }
+            self.watcher_sleeps.store(true, Ordering::SeqCst);
+            if links.iter().all(|link| link.is_attended()) && !self.is_stopping() {
+                thread::park();
+            }
+            self.watcher_sleeps.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// To be called before a handler runs: its connection has nobody who reads it for now.
+    fn rouse_watcher(&self) {
+        if self.watcher_sleeps.swap(false, Ordering::SeqCst)
+            && let Some(watcher) = &*lock(&self.watcher)
+        {
+            watcher.unpark();
+        }
+    }
+
+    // ---- calls ----
+
+    /// Runs a handler and answers with its result.
+    fn run(self: &Arc<Self>, link: &Arc<Link>, stream: u32, request: Request) {
+        let Request { method, metadata, deadline } = request;
+        let call = Call { link: link.clone(), stream, metadata, deadline, answer: Mutex::default() };
+        let result = if self.running.fetch_add(1, Ordering::SeqCst) < self.limits.handlers {
+            panic::catch_unwind(AssertUnwindSafe(|| (method.run)(&call))).unwrap_or_else(|_| {
+                log::error!("{}: a handler panicked", self.name);
+                Err(Status::new(Code::Internal, "the handler failed"))
+            })
+        } else {
+            self.shed("the limit of running calls is reached", link.peer.map_or([0; 4].into(), |peer| peer.ip()));
+            Err(Status::new(Code::ResourceExhausted, "the server is busy"))
+        };
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let result = if is_late { Err(Status::new(Code::DeadlineExceeded, "the deadline passed")) } else { result };
+        let mut core = link.lock();
+        if !core.is_cancelled(stream) {
+            core.answer(stream, &result, &call.answer);
+        }
+        core.calls.remove(&stream);
+        core.upkeep.last_call = Instant::now();
+        core = link.flush(core);
+        if self.is_stopping() && core.calls.is_empty() && core.h2.is_drained() {
+            drop(link.end_after_flush(core, stopped()));
+        }
+    }
+}
+
+/// What a handler needs to start.
+pub(super) struct Request {
+    method: Arc<Method>,
+    metadata: Metadata,
+    deadline: Option<Instant>,
+}
+
+/// Received bytes that count against [`Limits::buffered_bytes`].
+pub(super) struct Held {
+    shared: Arc<Shared>,
+    bytes: usize,
+}
+
+impl Held {
+    /// Whether `bytes` more are within the limit.
+    pub(super) fn grow(&mut self, bytes: usize) -> bool {
+        self.bytes += bytes;
+        self.shared.buffered.fetch_add(bytes, Ordering::Relaxed) + bytes <= self.shared.limits.buffered_bytes
+    }
+
+    pub(super) fn shrink(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.shared.buffered.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.shrink(self.bytes);
+    }
+}
+
+/// The timers of a connection.
+pub(super) struct Upkeep {
+    /// The connection's number in the server.
+    id: u64,
+    next: Instant,
+    established_by: Instant,
+    last_call: Instant,
+    ping_sent: Option<Instant>,
+    within_headers_since: Option<Instant>,
+}
+
+impl Upkeep {
+    pub(super) fn new(now: Instant) -> Upkeep {
+        Upkeep {
+            id: 0,
+            next: now + UPKEEP,
+            established_by: now,
+            last_call: now,
+            ping_sent: None,
+            within_headers_since: None,
+        }
+    }
+}
+
+impl Core {
+    /// Server: the longest that one read may take, for the sake of the timers.
+    pub(super) fn upkeep_within(&self) -> Option<Duration> {
+        let Side::Server(shared) = &self.side else { return None };
+        let is_due = !self.h2.is_established()
+            || self.h2.is_within_headers()
+            || self.upkeep.ping_sent.is_some()
+            || self.calls.values().any(|call| call.end.is_none());
+        Some(if is_due { UPKEEP } else { shared.limits.keepalive.min(shared.limits.idle) })
+    }
+
+    /// Server: does what is due by the clock.
+    pub(super) fn upkeep(&mut self, peer: Option<SocketAddr>) {
+        let Side::Server(shared) = &self.side else { return };
+        let (shared, now) = (shared.clone(), Instant::now());
+        if now < self.upkeep.next || self.ended.is_some() {
+            return;
+        }
+        self.upkeep.next = now + UPKEEP;
+        let limits = &shared.limits;
+        let end = |core: &mut Core, code, why: &str| {
+            let peer = peer.map_or("an unknown address".into(), |peer| peer.to_string());
+            log::info!("{}: the connection with {peer} is closed: {why}", shared.name);
+            core.h2.goaway(code, why);
+            core.end(Status::new(Code::Unavailable, why));
+        };
+        if !self.h2.is_established() {
+            if now >= self.upkeep.established_by {
+                end(self, ErrorCode::SETTINGS_TIMEOUT, "it did not begin in time");
+            }
+            return;
+        }
+        if !self.h2.is_within_headers() {
+            self.upkeep.within_headers_since = None;
+        } else if now - *self.upkeep.within_headers_since.get_or_insert(now) > limits.stall {
+            return end(self, ErrorCode::ENHANCE_YOUR_CALM, "a header block did not end in time");
+        }
+        let is_late = |call: &CallState| {
+            call.end.is_none() && call.request.is_some() && now.duration_since(call.started) > limits.stall
+        };
+        let late: Vec<u32> = self.calls.iter().filter(|(_, call)| is_late(call)).map(|(&stream, _)| stream).collect();
+        for stream in late {
+            self.refuse(stream, &Status::new(Code::DeadlineExceeded, "the request did not end in time"));
+        }
+        if self.calls.is_empty() && now.duration_since(self.upkeep.last_call) >= limits.idle {
+            return end(self, ErrorCode::NO_ERROR, "it was idle");
+        }
+        let quiet = now.duration_since(self.last_read);
+        match self.upkeep.ping_sent {
+            Some(sent) if self.last_read > sent => self.upkeep.ping_sent = None,
+            Some(sent) if now.duration_since(sent) >= limits.keepalive_timeout => {
+                end(self, ErrorCode::NO_ERROR, "a PING was not answered in time");
+            }
+            Some(_) => {}
+            None if quiet >= limits.keepalive => {
+                self.h2.ping();
+                self.upkeep.ping_sent = Some(now);
+                if self.calls.is_empty() {
+                    self.trim();
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// A request's headers.
+    pub(super) fn request(&mut self, shared: &Arc<Shared>, stream: u32, end: bool, now: Instant) {
+        self.upkeep.last_call = now;
+        let headers = self.h2.headers();
+        let kind = headers.get(b"content-type").unwrap_or_default();
+        // gRPC over HTTP2: "servers SHOULD respond with HTTP status of 415"
+        let not_grpc = match headers.get(b":method") {
+            Some(b"POST") if kind.starts_with(b"application/grpc") => None,
+            Some(b"POST") => Some(b"415"),
+            _ => Some(b"405"),
+        };
+        if let Some(status) = not_grpc {
+            let fields: [(&[u8], &[u8], Indexing); 1] = [(b":status", status, Indexing::Yes)];
+            // the stream was opened just now
+            let _ = self.h2.send_headers(stream, fields.into_iter(), true);
+            return;
+        }
+        let malformed = || Status::new(Code::Internal, "a malformed grpc-timeout");
+        let timeout = headers.get(b"grpc-timeout").map(|value| parse_timeout(value).ok_or_else(malformed)).transpose();
+        let method = shared.router.find(headers.get(b":path").unwrap_or_default());
+        let metadata = Metadata::of(headers);
+        let mut call = CallState::new(shared.limits.message_bytes, now);
+        let (method, timeout) = match (method, timeout) {
+            (Ok(method), Ok(timeout)) => (method, timeout),
+            (Err(status), _) | (_, Err(status)) => {
+                self.calls.insert(stream, call);
+                return self.refuse(stream, &status);
+            }
+        };
+        let takes_one = method.takes_one;
+        let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
+        call.request = Some(Request { method, metadata, deadline });
+        call.held = Some(Held { shared: shared.clone(), bytes: 0 });
+        self.calls.insert(stream, call);
+        if !takes_one {
+            self.ready.push_back(stream);
+        }
+        if end {
+            self.end_inbound(stream);
+        }
+    }
+
+    /// A method that takes one message can start.
+    pub(super) fn request_is_complete(&mut self, stream: u32) {
+        let takes_one = |call: &CallState| call.request.as_ref().is_some_and(|request| request.method.takes_one);
+        if self.calls.get(&stream).is_some_and(takes_one) {
+            self.ready.push_back(stream);
+        }
+    }
+
+    /// A call that ended badly before its handler started needs none.
+    pub(super) fn drop_if_unstarted(&mut self, stream: u32) {
+        if self.calls.get(&stream).is_some_and(|call| call.request.is_some() && matches!(call.end, Some(Err(_)))) {
+            self.calls.remove(&stream);
+        }
+    }
+
+    /// Answers a call without its handler, which is told if it runs already.
+    pub(super) fn refuse(&mut self, stream: u32, status: &Status) {
+        self.answer(stream, &Err(status.clone()), &Mutex::default());
+        self.upkeep.last_call = Instant::now();
+        match self.calls.get(&stream) {
+            Some(call) if call.request.is_none() && call.held.is_some() => self.finish(stream, Err(status.clone())),
+            _ => drop(self.calls.remove(&stream)),
+        }
+    }
+
+    /// Sends the response's headers unless they went out before.
+    pub(super) fn answer_headers(&mut self, stream: u32, custom: &Mutex<(Metadata, Metadata)>) {
+        let Some(call) = self.calls.get_mut(&stream) else { return };
+        if !std::mem::replace(&mut call.has_answered, true) {
+            let custom = lock(custom);
+            let fields = RESPONSE.into_iter().chain(custom.0.fields());
+            // a closed stream will be noticed by who sends the message
+            let _ = self.h2.send_headers(stream, fields, false);
+        }
+    }
+
+    /// Sends the trailers, with the headers if these did not go out before ("Trailers-Only").
+    fn answer(&mut self, stream: u32, result: &Result<(), Status>, custom: &Mutex<(Metadata, Metadata)>) {
+        let has_answered = self.calls.get(&stream).is_some_and(|call| call.has_answered);
+        if result.is_ok() && !has_answered {
+            self.answer_headers(stream, custom);
+            return self.answer(stream, result, custom);
+        }
+        let status = result.as_ref().err();
+        let code = status.map_or(Code::Ok, Status::code);
+        let message = status.map(|status| percent_encode(status.message())).unwrap_or_default();
+        let details = status.map(|status| encode_bin(status.details())).unwrap_or_default();
+        let custom = lock(custom);
+        let mut fields: Vec<(&[u8], &[u8], Indexing)> = Vec::with_capacity(8);
+        if !has_answered {
+            fields.extend(RESPONSE);
+            fields.extend(custom.0.fields());
+        }
+        fields.push((b"grpc-status", code.as_header(), Indexing::Yes));
+        if !message.is_empty() {
+            fields.push((b"grpc-message", &message, Indexing::No));
+        }
+        if !details.is_empty() {
+            fields.push((b"grpc-status-details-bin", details.as_bytes(), Indexing::No));
+        }
+        if code == Code::Unimplemented {
+            // "Compression": a refusal says what would be accepted
+            fields.push((b"grpc-accept-encoding", b"identity", Indexing::Yes));
+        }
+        fields.extend(custom.1.fields());
+        // a stream that is closed by now needs no answer
+        let _ = self.h2.send_headers(stream, fields.into_iter(), true);
+    }
+}
+
+/// What every gRPC response begins with.
+const RESPONSE: [(&[u8], &[u8], Indexing); 2] =
+    [(b":status", b"200", Indexing::Yes), (b"content-type", b"application/grpc", Indexing::Yes)];

@@ -1,0 +1,563 @@
+//! Our client against our server. Other implementations are in `tests/grpc_interop.rs`.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::h2;
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Blob {
+    #[prost(bytes = "vec", tag = "1")]
+    data: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    count: u32,
+}
+
+fn blob(data: &[u8], count: u32) -> Blob {
+    Blob { data: data.to_vec(), count }
+}
+
+/// A server, how many of its handlers began to wait for their cancellation, and how many saw it.
+struct TestServer {
+    server: Server,
+    begun: Arc<AtomicUsize>,
+    cancelled: Arc<AtomicUsize>,
+}
+
+impl TestServer {
+    fn begun(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    fn cancelled(&self) -> usize {
+        self.cancelled.load(Ordering::SeqCst)
+    }
+}
+
+impl std::ops::Deref for TestServer {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.server
+    }
+}
+
+fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
+    let begun = begun.clone();
+    let (until_cancelled, endless) = (cancelled.clone(), cancelled.clone());
+    Router::new()
+        .unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request))
+        .unary("/t.T/Sleep", |_: &Call, request: Blob| {
+            thread::sleep(Duration::from_millis(request.count.into()));
+            Ok(request)
+        })
+        .unary("/t.T/Fail", |_: &Call, _: Blob| -> Result<Blob, _> {
+            Err(Status::new(Code::NotFound, "schlüssel 100 %\n").with_details(vec![1, 2, 3]))
+        })
+        .unary("/t.T/Panic", |_: &Call, _: Blob| -> Result<Blob, _> { panic!("on purpose") })
+        .unary("/t.T/UntilCancelled", move |call: &Call, request: Blob| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            while !call.is_cancelled() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            until_cancelled.fetch_add(1, Ordering::SeqCst);
+            Ok(request)
+        })
+        .unary("/t.T/Metadata", |call: &Call, request: Blob| {
+            let mut headers = Metadata::new();
+            headers.insert("x-echo", call.metadata().get("x-ascii").unwrap_or("none"))?;
+            call.set_headers(headers);
+            assert_eq!(call.metadata().get_bin("x-data-bin"), Some(vec![0, 0xff]));
+            assert!(call.deadline().is_some() && call.peer().is_some());
+            Ok(request)
+        })
+        .server_streaming("/t.T/Many", |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
+            (0..request.count).try_for_each(|count| responses.send(&blob(&request.data, count)))
+        })
+        .server_streaming("/t.T/Endless", move |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
+            loop {
+                if let Err(status) = responses.send(&request) {
+                    endless.fetch_add(1, Ordering::SeqCst);
+                    return Err(status);
+                }
+            }
+        })
+        .streaming("/t.T/PingPong", |_: &Call, requests: &mut Receiver<Blob>, responses: &mut Sender<Blob>| {
+            for request in requests {
+                responses.send(&request?)?;
+            }
+            Ok(())
+        })
+}
+
+fn start(limits: Limits) -> TestServer {
+    let (begun, cancelled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let accept: Arc<dyn Accept> = Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
+    let server = Server::start("test", listener, accept, router(&begun, &cancelled), limits).unwrap();
+    TestServer { server, begun, cancelled }
+}
+
+fn connect(server: &Server) -> Channel {
+    let socket = TcpStream::connect(server.local_addr()).unwrap();
+    Channel::new(Transport::plain(socket).unwrap(), "localhost").unwrap()
+}
+
+fn within(timeout: Duration) -> CallOptions {
+    CallOptions { timeout: Some(timeout), ..CallOptions::default() }
+}
+
+fn soon() -> CallOptions {
+    within(Duration::from_secs(20))
+}
+
+fn echo(channel: &Channel, request: &Blob) -> Result<Blob, Status> {
+    channel.unary("/t.T/Echo", request, &soon())
+}
+
+/// Waits for `what`, which must come soon.
+fn eventually(what: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !what() {
+        assert!(Instant::now() < deadline, "it never happened");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn unary_calls_are_answered() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    for count in 0..200 {
+        assert_eq!(echo(&channel, &blob(b"abc", count)).unwrap(), blob(b"abc", count));
+    }
+    assert_eq!(echo(&channel, &Blob::default()).unwrap(), Blob::default());
+}
+
+#[test]
+fn large_messages_pass_both_windows_both_ways() {
+    let server = start(Limits { message_bytes: 20 << 20, ..Limits::default() });
+    let channel = connect(&server).with_message_bytes(20 << 20);
+    let large = blob(&vec![0xa5; 16 << 20], 1);
+    for _ in 0..2 {
+        assert!(echo(&channel, &large).unwrap() == large);
+    }
+}
+
+#[test]
+fn messages_above_the_limit_are_refused_on_either_side() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let large = blob(&vec![1; 5 << 20], 0);
+    assert_eq!(echo(&channel, &large).unwrap_err().code(), Code::ResourceExhausted);
+    let small = connect(&server).with_message_bytes(1000);
+    assert_eq!(echo(&small, &blob(&[1; 1001], 0)).unwrap_err().code(), Code::ResourceExhausted);
+    assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1, "the connection goes on");
+}
+
+#[test]
+fn streams_of_responses_arrive_in_order() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    for (size, count) in [(0, 0), (10, 1000), (100_000, 100)] {
+        let request = blob(&vec![3; size], count);
+        let responses = channel.server_streaming("/t.T/Many", &request, &soon()).unwrap();
+        let counts: Vec<u32> = responses.map(|response: Result<Blob, _>| response.unwrap().count).collect();
+        assert_eq!(counts, (0..count).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_slow_reader_holds_the_sender_back_and_no_other_call() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let endless = |request: &Blob| channel.server_streaming("/t.T/Endless", request, &soon()).unwrap();
+    let mut streams: Vec<Responses<Blob>> = (0..10).map(|_| endless(&blob(&[9; 50_000], 7))).collect();
+    for _ in 0..3 {
+        thread::sleep(Duration::from_millis(30));
+        assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
+        streams.iter_mut().for_each(|stream| assert_eq!(stream.next().unwrap().unwrap().count, 7));
+    }
+    drop(streams);
+    eventually(|| server.cancelled() == 10);
+    assert_eq!(echo(&channel, &blob(b"", 2)).unwrap().count, 2);
+}
+
+#[test]
+fn requests_and_responses_stream_together() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let (mut requests, mut responses) = channel.streaming::<Blob, Blob>("/t.T/PingPong", &soon()).unwrap();
+    for size in [0, 10, 300_000, 1] {
+        requests.send(&blob(&vec![1; size], size as u32)).unwrap();
+        assert_eq!(responses.next().unwrap().unwrap().count, size as u32);
+        // a unary call meanwhile, though the streaming handler is the one who reads
+        assert_eq!(echo(&channel, &blob(b"", 5)).unwrap().count, 5);
+    }
+    requests.finish().unwrap();
+    assert!(responses.next().is_none());
+}
+
+#[test]
+fn errors_carry_code_message_and_details() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let status = channel.unary::<_, Blob>("/t.T/Fail", &Blob::default(), &soon()).unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::NotFound, "schlüssel 100 %\n"));
+    assert_eq!(status.details(), [1, 2, 3]);
+    for (path, message) in [("/t.T/Nope", "unknown method /t.T/Nope"), ("/x.X/Echo", "unknown service /x.X/Echo")] {
+        let status = channel.unary::<_, Blob>(path, &Blob::default(), &soon()).unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::Unimplemented, message));
+    }
+}
+
+#[test]
+fn a_panicking_handler_answers_internal_and_the_server_lives() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    for _ in 0..3 {
+        let status = channel.unary::<_, Blob>("/t.T/Panic", &Blob::default(), &soon()).unwrap_err();
+        assert_eq!(status.code(), Code::Internal);
+    }
+    assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
+}
+
+#[test]
+fn metadata_reaches_the_handler_and_comes_back() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let mut options = soon();
+    options.metadata.insert("x-ascii", "value").unwrap();
+    options.metadata.insert_bin("x-data-bin", &[0, 0xff]).unwrap();
+    let mut responses = channel.server_streaming::<_, Blob>("/t.T/Metadata", &blob(b"", 4), &options).unwrap();
+    assert_eq!(responses.headers().unwrap().unwrap().get("x-echo"), Some("value"));
+    assert_eq!(responses.next().unwrap().unwrap().count, 4);
+    assert!(responses.next().is_none());
+}
+
+#[test]
+fn a_deadline_ends_the_call_on_both_sides() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let started = Instant::now();
+    let options = within(Duration::from_millis(50));
+    let status = channel.unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &options).unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    assert!(started.elapsed() < Duration::from_secs(5));
+    eventually(|| server.cancelled() == 1);
+}
+
+#[test]
+fn a_dropped_call_and_a_lost_peer_cancel_the_handler() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let call = channel.server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()).unwrap();
+    eventually(|| server.begun() == 1);
+    drop(call);
+    eventually(|| server.cancelled() == 1);
+    let _call = channel.server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()).unwrap();
+    eventually(|| server.begun() == 2);
+    channel.close();
+    eventually(|| server.cancelled() == 2);
+}
+
+#[test]
+fn a_slow_handler_keeps_nobody_waiting() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let started = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| channel.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 1500), &soon()).unwrap());
+        }
+        thread::sleep(Duration::from_millis(50));
+        for _ in 0..20 {
+            echo(&channel, &blob(b"", 1)).unwrap();
+        }
+        assert!(started.elapsed() < Duration::from_millis(1400), "{:?}", started.elapsed());
+    });
+    assert!(started.elapsed() < Duration::from_millis(4000), "{:?}", started.elapsed());
+}
+
+#[test]
+fn many_threads_share_a_channel() {
+    let server = start(Limits { streams: 10, ..Limits::default() });
+    let channel = connect(&server);
+    thread::scope(|scope| {
+        for thread in 0..32 {
+            let channel = &channel;
+            scope.spawn(move || {
+                for count in 0..100 {
+                    let request = blob(&vec![1; 10 * count], thread * 1000 + count as u32);
+                    // the server's limit of streams may be unknown yet
+                    match echo(channel, &request) {
+                        Ok(response) => assert_eq!(response, request),
+                        Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn closing_a_channel_wakes_a_blocked_call() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let (send, receive) = mpsc::channel();
+    let other = channel.clone();
+    let caller = thread::spawn(move || {
+        send.send(()).unwrap();
+        other.unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon())
+    });
+    receive.recv().unwrap();
+    thread::sleep(Duration::from_millis(30));
+    channel.close();
+    let status = caller.join().unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(echo(&channel, &Blob::default()).unwrap_err().code(), Code::Unavailable);
+}
+
+#[test]
+fn stop_lets_running_calls_end_and_takes_no_new_ones() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let idle = connect(&server);
+    echo(&idle, &Blob::default()).unwrap();
+    let stopped = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| channel.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 400), &soon()));
+        thread::sleep(Duration::from_millis(100));
+        let started = Instant::now();
+        scope.spawn(|| {
+            server.stop(Duration::from_secs(10));
+            stopped.store(true, Ordering::SeqCst);
+        });
+        thread::sleep(Duration::from_millis(100));
+        assert!(!stopped.load(Ordering::SeqCst));
+        assert_eq!(echo(&channel, &Blob::default()).unwrap_err().code(), Code::Unavailable);
+        assert_eq!(call.join().unwrap().unwrap().count, 400);
+        eventually(|| stopped.load(Ordering::SeqCst));
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    });
+    assert!(TcpStream::connect(server.local_addr()).is_err());
+    server.stop(Duration::ZERO);
+}
+
+#[test]
+fn stop_without_grace_cuts_what_runs() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let mut call = channel.server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()).unwrap();
+    eventually(|| server.begun() == 1);
+    let _half_open = TcpStream::connect(server.local_addr()).unwrap();
+    let started = Instant::now();
+    server.stop(Duration::ZERO);
+    assert!(started.elapsed() < Duration::from_secs(2));
+    assert_eq!(call.next().unwrap().unwrap_err().code(), Code::Unavailable);
+    assert!(server.cancelled() == 1);
+}
+
+// ---- peers that misbehave ----
+
+/// Waits until the server has closed `socket`, and returns what it said before.
+fn until_closed(mut socket: TcpStream, within: Duration) -> Vec<u8> {
+    socket.set_read_timeout(Some(within)).unwrap();
+    let (mut said, started) = (Vec::new(), Instant::now());
+    let result = socket.read_to_end(&mut said);
+    assert!(started.elapsed() < within, "the connection stayed open: {result:?}");
+    said
+}
+
+/// A client by hand: our state machine, no gRPC.
+fn by_hand(server: &Server) -> (TcpStream, h2::Connection) {
+    let mut client = h2::Connection::client(h2::Limits::default());
+    let mut socket = TcpStream::connect(server.local_addr()).unwrap();
+    socket.write_all(&std::mem::take(client.output())).unwrap();
+    (socket, client)
+}
+
+fn open(client: &mut h2::Connection, path: &'static str) -> u32 {
+    let fields: [(&[u8], &[u8], h2::Indexing); 4] = [
+        (b":method", b"POST", h2::Indexing::Yes),
+        (b":scheme", b"http", h2::Indexing::Yes),
+        (b":path", path.as_bytes(), h2::Indexing::Yes),
+        (b"content-type", b"application/grpc", h2::Indexing::Yes),
+    ];
+    client.open(fields.into_iter(), false).unwrap()
+}
+
+fn hurried() -> Limits {
+    Limits {
+        handshake: Duration::from_millis(500),
+        idle: Duration::from_millis(1500),
+        keepalive: Duration::from_millis(1000),
+        keepalive_timeout: Duration::from_millis(1000),
+        stall: Duration::from_millis(1000),
+        ..Limits::default()
+    }
+}
+
+#[test]
+fn garbage_and_half_open_connections_end_and_harm_nobody() {
+    let server = start(hurried());
+    let channel = connect(&server);
+    let mut garbage = TcpStream::connect(server.local_addr()).unwrap();
+    garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    until_closed(garbage, Duration::from_secs(5));
+    // says nothing; says the preface and nothing more
+    let silent = TcpStream::connect(server.local_addr()).unwrap();
+    let mut begun = TcpStream::connect(server.local_addr()).unwrap();
+    begun.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
+    until_closed(silent, Duration::from_secs(5));
+    until_closed(begun, Duration::from_secs(5));
+}
+
+#[test]
+fn a_client_that_answers_no_ping_is_dropped_and_its_call_cancelled() {
+    let server = start(Limits { keepalive: Duration::from_millis(500), ..hurried() });
+    let (mut socket, mut client) = by_hand(&server);
+    let stream = open(&mut client, "/t.T/UntilCancelled");
+    client.send_data(stream, &[0; 5], true).unwrap();
+    socket.write_all(client.output()).unwrap();
+    eventually(|| server.begun() == 1);
+    let said = until_closed(socket, Duration::from_secs(8));
+    assert!(said.windows(8).any(|bytes| bytes == b"keepaliv"));
+    eventually(|| server.cancelled() == 1);
+}
+
+#[test]
+fn a_client_that_answers_pings_stays_while_it_has_a_call() {
+    let server = start(Limits { keepalive: Duration::from_millis(300), ..hurried() });
+    let channel = connect(&server);
+    assert_eq!(channel.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 4000), &soon()).unwrap().count, 4000);
+    // and is sent away when it has none
+    eventually(|| echo(&channel, &Blob::default()).is_ok());
+    thread::sleep(Duration::from_millis(3500));
+    assert_eq!(echo(&channel, &Blob::default()).unwrap_err().code(), Code::Unavailable);
+}
+
+#[test]
+fn a_request_that_does_not_end_is_refused() {
+    let server = start(hurried());
+    let (mut socket, mut client) = by_hand(&server);
+    open(&mut client, "/t.T/Echo");
+    socket.write_all(&std::mem::take(client.output())).unwrap();
+    // the peer keeps the connection busy meanwhile
+    for _ in 0..50 {
+        thread::sleep(Duration::from_millis(50));
+        client.ping();
+        socket.write_all(&std::mem::take(client.output())).unwrap();
+    }
+    let mut said = vec![0; 4096];
+    let length = socket.read(&mut said).unwrap();
+    let (mut rest, mut refused) = (&said[..length], false);
+    while let Ok((taken, event)) = client.receive(rest, Instant::now())
+        && taken > 0
+    {
+        rest = &rest[taken..];
+        refused |= matches!(event, Some(h2::Event::Headers { end: true, .. }));
+    }
+    assert!(refused);
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_dropped() {
+    let server = start(hurried());
+    let (mut socket, mut client) = by_hand(&server);
+    // windows that never are in the way: only the socket's buffers are
+    let stream = open(&mut client, "/t.T/Endless");
+    let message = message::encode(&blob(&[7; 30_000], 0)).unwrap();
+    client.send_data(stream, &message, true).unwrap();
+    let mut bytes = std::mem::take(client.output());
+    for stream in [0, stream] {
+        bytes.extend([0, 0, 4, 8, 0]);
+        bytes.extend(stream.to_be_bytes());
+        bytes.extend(0x7000_0000_u32.to_be_bytes());
+    }
+    socket.write_all(&bytes).unwrap();
+    eventually(|| server.cancelled() == 1);
+    drop(socket);
+}
+
+#[test]
+fn connections_above_the_limits_are_shed_and_places_come_back() {
+    let server = start(Limits { connections_per_peer: 2, ..Limits::default() });
+    let (first, second) = (connect(&server), connect(&server));
+    assert!(echo(&first, &Blob::default()).is_ok() && echo(&second, &Blob::default()).is_ok());
+    assert_eq!(until_closed(TcpStream::connect(server.local_addr()).unwrap(), Duration::from_secs(5)), b"");
+    drop(first);
+    eventually(|| echo(&connect(&server), &Blob::default()).is_ok());
+}
+
+#[test]
+fn handlers_above_the_limit_are_refused() {
+    let server = start(Limits { handlers: 2, ..Limits::default() });
+    let channel = connect(&server);
+    let hold = || channel.server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()).unwrap();
+    let held = [hold(), hold()];
+    eventually(|| server.begun() == 2);
+    assert_eq!(echo(&channel, &Blob::default()).unwrap_err().code(), Code::ResourceExhausted);
+    drop(held);
+    eventually(|| echo(&channel, &Blob::default()).is_ok());
+}
+
+#[test]
+fn requests_that_wait_are_bounded_in_the_whole_server() {
+    let server = start(Limits { buffered_bytes: 1 << 20, ..Limits::default() });
+    let (mut socket, mut client) = by_hand(&server);
+    // ten requests of 200 KiB that do not end
+    let mut refused = 0;
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    for _ in 0..10 {
+        let stream = open(&mut client, "/t.T/Echo");
+        let mut message = vec![0, 0, 4, 0, 0];
+        message.resize(200 << 10, 0);
+        let mut rest = &message[..];
+        while let Ok(sent) = client.send_data(stream, rest, false) {
+            rest = &rest[sent..];
+            socket.write_all(&std::mem::take(client.output())).unwrap();
+            if rest.is_empty() {
+                break;
+            }
+            refused += refusals(&mut socket, &mut client);
+        }
+    }
+    refused += refusals(&mut socket, &mut client);
+    assert!((4..=6).contains(&refused), "{refused}");
+    drop(socket);
+    let channel = connect(&server);
+    eventually(|| echo(&channel, &blob(&[0; 900_000], 0)).is_ok());
+}
+
+/// Reads what is there and counts answers that came before the request ended.
+fn refusals(socket: &mut TcpStream, client: &mut h2::Connection) -> usize {
+    let (mut bytes, mut refused) = (vec![0; 64 << 10], 0);
+    let mut filled = 0;
+    while let Ok(length @ 1..) = socket.read(&mut bytes[filled..]) {
+        filled += length;
+    }
+    let mut rest = &bytes[..filled];
+    while let Ok((taken @ 1.., event)) = client.receive(rest, Instant::now()) {
+        rest = &rest[taken..];
+        refused += usize::from(matches!(event, Some(h2::Event::Headers { end: true, .. })));
+    }
+    refused
+}
+
+#[test]
+fn a_flood_ends_its_connection_and_no_other() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let (mut socket, _) = by_hand(&server);
+    let ping = [&[0, 0, 8, 6, 0, 0, 0, 0, 0][..], &[0; 8]].concat();
+    let _ = socket.write_all(&ping.repeat(5000));
+    until_closed(socket, Duration::from_secs(5));
+    assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
+}

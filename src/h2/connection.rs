@@ -1,0 +1,949 @@
+//! The connection's state machine. Section numbers are RFC 9113's.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::time::Instant;
+
+use super::budget::{Allowance, Budget};
+use super::frame::{self, ErrorCode, HEAD, Head, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
+use super::headers::HeaderList;
+use super::hpack::{Decoder, Encoder, Indexing};
+
+/// Both windows before any SETTINGS or WINDOW_UPDATE (§6.9.2).
+const DEFAULT_WINDOW: u32 = 65_535;
+/// How many closed streams we remember the end of, to tell a late frame from a broken peer (§5.1).
+const CLOSED_REMEMBERED: usize = 256;
+/// CONTINUATION frames for one header block; ours need at most 4 for the largest that any peer accepts by default.
+const CONTINUATIONS: u32 = 16;
+/// How much larger a header block may be than the list that we accept, so that only its stream is refused and not the
+/// connection; larger ones are an attack (CVE-2024-24549 and its kin).
+const BLOCK_SLACK: usize = 64 << 10;
+/// What our PINGs carry, to tell their answers apart.
+const PING_KEEPALIVE: [u8; 8] = *b"keepaliv";
+const PING_DRAIN: [u8; 8] = *b"draining";
+
+/// What a connection grants its peer, and what it endures from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Streams at once that the peer may open (SETTINGS_MAX_CONCURRENT_STREAMS); more are refused.
+    pub streams: u32,
+    /// Size of a header list as §6.5.2 counts it, and of a header block on the wire.
+    pub header_list: u32,
+    /// Bytes of one stream that were not released yet, at least 65 535 (SETTINGS_INITIAL_WINDOW_SIZE).
+    pub stream_window: u32,
+    /// Bytes of all streams that were not released yet, at least 65 535.
+    pub connection_window: u32,
+    /// Streams that the peer opens only to reset them or to have them reset (CVE-2023-44487, CVE-2025-8671).
+    pub resets: Allowance,
+    /// Frames that cost us work and bring nothing: SETTINGS, PING, PRIORITY, empty DATA, unknown ones, and WINDOW_UPDATE
+    /// beyond what our own DATA explains.
+    pub control: Allowance,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            streams: 100,
+            header_list: 16 << 10,
+            stream_window: 256 << 10,
+            connection_window: 1 << 20,
+            // nghttp2's defaults for the same attack
+            resets: Allowance { burst: 1000, per_second: 33 },
+            control: Allowance { burst: 1000, per_second: 100 },
+        }
+    }
+}
+
+/// The peer broke a rule for which the connection ends (§5.4.1), or exceeded a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// What GOAWAY says.
+    pub code: ErrorCode,
+    /// The rule.
+    pub reason: &'static str,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.reason)
+    }
+}
+
+impl std::error::Error for Error {}
+
+fn error<T>(code: ErrorCode, reason: &'static str) -> Result<T, Error> {
+    Err(Error { code, reason })
+}
+
+/// What a received frame means to the layer above.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// A request, or the final response. The fields are in [`Connection::headers`] until the next call of `receive`.
+    Headers {
+        /// The stream; new when we are the server.
+        stream: u32,
+        /// No body and no trailers follow.
+        end: bool,
+    },
+    /// The fields after the body, in [`Connection::headers`]; they end the peer's side of the stream.
+    Trailers {
+        /// The stream.
+        stream: u32,
+    },
+    /// A piece of the body. Its length counts against the stream's window until [`Connection::release`].
+    Data {
+        /// The stream.
+        stream: u32,
+        /// The bytes without padding.
+        data: &'a [u8],
+        /// Nothing follows.
+        end: bool,
+    },
+    /// The stream is gone before its end.
+    Reset {
+        /// The stream.
+        stream: u32,
+        /// The code of RST_STREAM.
+        code: ErrorCode,
+        /// Whether the peer did it; else we did, because the peer broke a rule of the stream.
+        by_peer: bool,
+    },
+    /// There may be room to send again: on one stream, or on all (0).
+    Window {
+        /// The stream or 0.
+        stream: u32,
+    },
+    /// The peer accepts no new streams and knows nothing of ours above `last`.
+    GoAway {
+        /// The last stream that it may have acted on.
+        last: u32,
+        /// Why.
+        code: ErrorCode,
+    },
+    /// Our keepalive PING came back.
+    Pong,
+}
+
+/// Why no stream could be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// As many as the peer allows are open.
+    TooMany,
+    /// The peer sent GOAWAY, or the identifiers are used up: another connection is needed.
+    GoingAway,
+}
+
+/// The stream is closed, or our side of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamClosed;
+
+struct Stream {
+    local_open: bool,
+    remote_open: bool,
+    /// Client: the final response's headers have come; what follows are trailers.
+    has_headers: bool,
+    /// May be negative after SETTINGS (§6.9.2).
+    send_window: i64,
+    receive_window: i64,
+    /// Released, but not yet told to the peer.
+    unannounced: u32,
+    /// What `content-length` still lets come (§8.1.1).
+    length_left: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Closed {
+    Ended,
+    ResetByPeer,
+    ResetByUs,
+}
+
+/// A header block that is not complete.
+struct Block {
+    stream: u32,
+    end_stream: bool,
+    depends_on_itself: bool,
+    fragments: Vec<u8>,
+    continuations: u32,
+}
+
+/// A stream error (§5.4.2) or a connection error.
+enum Fault {
+    Stream(u32, ErrorCode),
+    Connection(Error),
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        Fault::Connection(error)
+    }
+}
+
+type Outcome<'a> = Result<Option<Event<'a>>, Fault>;
+
+/// One side of an HTTP/2 connection.
+pub struct Connection {
+    is_server: bool,
+    limits: Limits,
+    out: Vec<u8>,
+
+    preface_left: &'static [u8],
+    has_settings: bool,
+    block: Option<Block>,
+    headers: HeaderList,
+    decoder: Decoder,
+    encoder: Encoder,
+
+    streams: HashMap<u32, Stream>,
+    closed: VecDeque<(u32, Closed)>,
+    /// The highest stream that the peer opened.
+    last_peer_stream: u32,
+    next_own_stream: u32,
+
+    send_window: i64,
+    receive_window: i64,
+    unannounced: u32,
+    peer_stream_window: u32,
+    peer_streams: u32,
+
+    is_draining: bool,
+    /// What our last GOAWAY promised; later streams are ignored (§6.8).
+    promised_last: u32,
+    peer_goes_away: bool,
+
+    resets: Budget,
+    control: Budget,
+}
+
+impl Connection {
+    /// The client's side; its preface and SETTINGS are in the output at once.
+    pub fn client(limits: Limits) -> Connection {
+        let mut connection = Connection::new(false, limits);
+        connection.out.extend_from_slice(PREFACE);
+        connection.send_settings(&[(setting::ENABLE_PUSH, 0)]);
+        connection
+    }
+
+    /// The server's side; its SETTINGS are in the output at once.
+    pub fn server(limits: Limits) -> Connection {
+        let mut connection = Connection::new(true, limits);
+        connection.send_settings(&[(setting::MAX_CONCURRENT_STREAMS, limits.streams)]);
+        connection
+    }
+
+    fn new(is_server: bool, limits: Limits) -> Connection {
+        Connection {
+            is_server,
+            limits,
+            out: Vec::new(),
+            preface_left: if is_server { PREFACE } else { &[] },
+            has_settings: false,
+            block: None,
+            headers: HeaderList::new(limits.header_list as usize),
+            decoder: Decoder::new(),
+            encoder: Encoder::new(),
+            streams: HashMap::new(),
+            closed: VecDeque::new(),
+            last_peer_stream: 0,
+            next_own_stream: if is_server { 2 } else { 1 },
+            send_window: i64::from(DEFAULT_WINDOW),
+            receive_window: i64::from(limits.connection_window),
+            unannounced: 0,
+            peer_stream_window: DEFAULT_WINDOW,
+            // no limit until the peer sets one (§6.5.2)
+            peer_streams: u32::MAX,
+            is_draining: false,
+            promised_last: MAX_31_BITS,
+            peer_goes_away: false,
+            resets: Budget::new(limits.resets),
+            control: Budget::new(limits.control),
+        }
+    }
+
+    fn send_settings(&mut self, own: &[(u16, u32)]) {
+        let common = [
+            (setting::INITIAL_WINDOW_SIZE, self.limits.stream_window),
+            (setting::MAX_HEADER_LIST_SIZE, self.limits.header_list),
+        ];
+        frame::settings(&mut self.out, &[own, &common].concat());
+        let grown = self.limits.connection_window.saturating_sub(DEFAULT_WINDOW);
+        if grown > 0 {
+            frame::window_update(&mut self.out, 0, grown);
+        }
+    }
+
+    // ---- receiving ----
+
+    /// Takes at most one frame from the start of `input`: returns how many bytes to skip, and what they mean. Nothing
+    /// skipped: the frame is not complete. At most 16 393 bytes are ever needed. After an error the output ends with
+    /// GOAWAY, and the connection is of no more use.
+    pub fn receive<'a>(&mut self, input: &'a [u8], now: Instant) -> Result<(usize, Option<Event<'a>>), Error> {
+        self.receive_frame(input, now).inspect_err(|error| {
+            frame::goaway(&mut self.out, self.last_peer_stream, error.code, error.reason);
+        })
+    }
+
+    fn receive_frame<'a>(&mut self, input: &'a [u8], now: Instant) -> Result<(usize, Option<Event<'a>>), Error> {
+        if !self.preface_left.is_empty() {
+            let length = input.len().min(self.preface_left.len());
+            let (expected, rest) = self.preface_left.split_at(length);
+            if input[..length] != *expected {
+                return error(ErrorCode::PROTOCOL_ERROR, "not the HTTP/2 preface (§3.4)");
+            }
+            self.preface_left = rest;
+            return Ok((length, None));
+        }
+        let Some(head) = Head::parse(input) else { return Ok((0, None)) };
+        if head.length > MAX_FRAME {
+            return error(ErrorCode::FRAME_SIZE_ERROR, "a frame larger than SETTINGS_MAX_FRAME_SIZE (§4.2)");
+        }
+        let Some(payload) = input.get(HEAD..HEAD + head.length) else { return Ok((0, None)) };
+        let event = match self.frame(head, payload, now) {
+            Ok(event) => event,
+            Err(Fault::Stream(stream, code)) => self.stream_error(stream, code, now)?,
+            Err(Fault::Connection(error)) => return Err(error),
+        };
+        Ok((HEAD + head.length, event))
+    }
+
+    /// The fields of the last [`Event::Headers`] or [`Event::Trailers`].
+    pub fn headers(&self) -> &HeaderList {
+        &self.headers
+    }
+
+    fn frame<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
+        if !self.has_settings && (head.kind != kind::SETTINGS || head.has(flag::ACK)) {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "the first frame is not SETTINGS (§3.4)")?);
+        }
+        if let Some(block) = &self.block
+            && (head.kind != kind::CONTINUATION || head.stream != block.stream)
+        {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "a frame within a header block (§4.3)")?);
+        }
+        match head.kind {
+            kind::DATA => self.data(head, payload, now),
+            kind::HEADERS => self.headers_frame(head, payload, now),
+            kind::CONTINUATION => self.continuation(head, payload, now),
+            kind::RST_STREAM => self.rst_stream(head, payload, now),
+            kind::WINDOW_UPDATE => self.window_update(head, payload, now),
+            kind::SETTINGS => self.settings(head, payload, now),
+            kind::PING => self.ping_frame(head, payload, now),
+            kind::GOAWAY => self.goaway_frame(head, payload, now),
+            kind::PRIORITY => self.priority(head, payload, now),
+            kind::PUSH_PROMISE => Ok(error(ErrorCode::PROTOCOL_ERROR, "PUSH_PROMISE, which is disabled (§8.4)")?),
+            // §5.5
+            _ => self.useless(now).map(|()| None),
+        }
+    }
+
+    /// Counts a frame that brings nothing.
+    fn useless(&mut self, now: Instant) -> Result<(), Fault> {
+        match self.control.spend(now) {
+            true => Ok(()),
+            false => Ok(error(ErrorCode::ENHANCE_YOUR_CALM, "too many frames without use")?),
+        }
+    }
+
+    /// §6.1
+    fn data<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
+        if head.stream == 0 {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "DATA on stream 0 (§6.1)")?);
+        }
+        let data = unpad(head, payload)?;
+        let end = head.has(flag::END_STREAM);
+        if data.is_empty() && !end {
+            self.useless(now)?;
+        }
+        self.receive_window -= payload.len() as i64;
+        if self.receive_window < 0 {
+            return Ok(error(ErrorCode::FLOW_CONTROL_ERROR, "more DATA than the connection's window (§6.9)")?);
+        }
+        // The connection's window is given back at once: memory is bounded by the streams' windows and their number, and
+        // one stream that nobody reads must not stop the others.
+        self.unannounced += payload.len() as u32;
+        if self.unannounced >= self.limits.connection_window / 2 {
+            frame::window_update(&mut self.out, 0, self.unannounced);
+            self.receive_window += i64::from(self.unannounced);
+            self.unannounced = 0;
+        }
+        let Some(stream) = self.streams.get_mut(&head.stream) else {
+            return self.absent(head.stream, now).map(|()| None);
+        };
+        if !stream.remote_open {
+            return Err(Fault::Stream(head.stream, ErrorCode::STREAM_CLOSED));
+        }
+        // DATA before the response's headers
+        if !stream.has_headers {
+            return Err(Fault::Stream(head.stream, ErrorCode::PROTOCOL_ERROR));
+        }
+        stream.receive_window -= payload.len() as i64;
+        if stream.receive_window < 0 {
+            return Err(Fault::Stream(head.stream, ErrorCode::FLOW_CONTROL_ERROR));
+        }
+        if let Some(left) = &mut stream.length_left {
+            match left.checked_sub(data.len() as u64) {
+                Some(rest) => *left = rest,
+                None => return Err(Fault::Stream(head.stream, ErrorCode::PROTOCOL_ERROR)),
+            }
+        }
+        if end {
+            self.end_remote(head.stream)?;
+        } else {
+            self.release(head.stream, (payload.len() - data.len()) as u32);
+        }
+        Ok(Some(Event::Data { stream: head.stream, data, end }))
+    }
+
+    /// A frame on a stream that is not open: idle is the peer's mistake, closed may be late (§5.1).
+    fn absent(&mut self, stream: u32, now: Instant) -> Result<(), Fault> {
+        if self.is_idle(stream) {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "a frame on an idle stream (§5.1)")?);
+        }
+        match self.how_closed(stream) {
+            Some(Closed::Ended) => Ok(error(ErrorCode::STREAM_CLOSED, "a frame on an ended stream (§5.1)")?),
+            Some(Closed::ResetByPeer) => Err(Fault::Stream(stream, ErrorCode::STREAM_CLOSED)),
+            Some(Closed::ResetByUs) | None => self.useless(now),
+        }
+    }
+
+    fn is_idle(&self, stream: u32) -> bool {
+        let is_own = stream.is_multiple_of(2) == self.is_server;
+        if is_own { stream >= self.next_own_stream } else { stream > self.last_peer_stream }
+    }
+
+    fn how_closed(&self, stream: u32) -> Option<Closed> {
+        self.closed.iter().rev().find(|(id, _)| *id == stream).map(|(_, how)| *how)
+    }
+
+    /// The peer's END_STREAM.
+    fn end_remote(&mut self, id: u32) -> Result<(), Fault> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
+        if stream.length_left.is_some_and(|left| left > 0) {
+            return Err(Fault::Stream(id, ErrorCode::PROTOCOL_ERROR));
+        }
+        stream.remote_open = false;
+        if !stream.local_open {
+            self.close(id, Closed::Ended);
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, stream: u32, how: Closed) {
+        self.streams.remove(&stream);
+        if self.closed.len() == CLOSED_REMEMBERED {
+            self.closed.pop_front();
+        }
+        self.closed.push_back((stream, how));
+    }
+
+    /// §6.2
+    fn headers_frame<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
+        if head.stream == 0 {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "HEADERS on stream 0 (§6.2)")?);
+        }
+        let mut fragment = unpad(head, payload)?;
+        let mut depends_on_itself = false;
+        if head.has(flag::PRIORITY) {
+            let Some((priority, rest)) = fragment.split_first_chunk::<5>() else {
+                return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "HEADERS too short for its priority (§6.2)")?);
+            };
+            depends_on_itself = dependency(priority) == head.stream;
+            fragment = rest;
+        }
+        let mut block = Block {
+            stream: head.stream,
+            end_stream: head.has(flag::END_STREAM),
+            depends_on_itself,
+            fragments: Vec::new(),
+            continuations: 0,
+        };
+        if head.has(flag::END_HEADERS) {
+            return self.header_block(&block, fragment, now);
+        }
+        block.fragments.extend_from_slice(fragment);
+        self.block = Some(block);
+        Ok(None)
+    }
+
+    /// §6.10
+    fn continuation<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
+        let Some(mut block) = self.block.take() else {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "CONTINUATION without HEADERS (§6.10)")?);
+        };
+        block.fragments.extend_from_slice(payload);
+        block.continuations += 1;
+        if block.continuations > CONTINUATIONS || block.fragments.len() > self.limits.header_list as usize + BLOCK_SLACK
+        {
+            return Ok(error(ErrorCode::ENHANCE_YOUR_CALM, "a header block that is too large")?);
+        }
+        if head.has(flag::END_HEADERS) {
+            let fragments = std::mem::take(&mut block.fragments);
+            return self.header_block(&block, &fragments, now);
+        }
+        self.block = Some(block);
+        Ok(None)
+    }
+
+    /// A complete header block: decoded in any case, since the table depends on it (§4.3).
+    fn header_block<'a>(&mut self, block: &Block, fragments: &[u8], now: Instant) -> Outcome<'a> {
+        self.headers.clear();
+        if let Err(broken) = self.decoder.decode(fragments, &mut self.headers) {
+            return Ok(error(ErrorCode::COMPRESSION_ERROR, broken.0)?);
+        }
+        if self.streams.contains_key(&block.stream) {
+            self.headers_on_open_stream(block, now)
+        } else if self.is_server {
+            self.request(block, now)
+        } else {
+            self.absent(block.stream, now).map(|()| None)
+        }
+    }
+
+    fn request<'a>(&mut self, block: &Block, now: Instant) -> Outcome<'a> {
+        let id = block.stream;
+        if id.is_multiple_of(2) {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "a request on an even stream (§5.1.1)")?);
+        }
+        if id <= self.last_peer_stream {
+            if self.how_closed(id).is_none() {
+                return Ok(error(
+                    ErrorCode::PROTOCOL_ERROR,
+                    "a stream identifier that is not above the last (§5.1.1)",
+                )?);
+            }
+            return self.absent(id, now).map(|()| None);
+        }
+        self.last_peer_stream = id;
+        if id > self.promised_last {
+            self.close(id, Closed::ResetByUs);
+            return Ok(None);
+        }
+        if self.streams.len() >= self.limits.streams as usize {
+            return Err(Fault::Stream(id, ErrorCode::REFUSED_STREAM));
+        }
+        if self.headers.is_too_large() {
+            return Err(Fault::Stream(id, ErrorCode::ENHANCE_YOUR_CALM));
+        }
+        let length_left = self.headers.content_length();
+        if block.depends_on_itself || !self.headers.is_request() || length_left == Some(None) {
+            return Err(Fault::Stream(id, ErrorCode::PROTOCOL_ERROR));
+        }
+        self.streams.insert(id, self.new_stream(length_left.flatten()));
+        self.finish_headers(block, Event::Headers { stream: id, end: block.end_stream })
+    }
+
+    fn new_stream(&self, length_left: Option<u64>) -> Stream {
+        Stream {
+            local_open: true,
+            remote_open: true,
+            has_headers: self.is_server,
+            send_window: i64::from(self.peer_stream_window),
+            receive_window: i64::from(self.limits.stream_window),
+            unannounced: 0,
+            length_left,
+        }
+    }
+
+    /// A response or trailers (§8.1).
+    fn headers_on_open_stream<'a>(&mut self, block: &Block, now: Instant) -> Outcome<'a> {
+        let id = block.stream;
+        let Some(stream) = self.streams.get_mut(&id) else { return Ok(None) };
+        if !stream.remote_open {
+            return Err(Fault::Stream(id, ErrorCode::STREAM_CLOSED));
+        }
+        if self.headers.is_too_large() {
+            return Err(Fault::Stream(id, ErrorCode::ENHANCE_YOUR_CALM));
+        }
+        let malformed = Err(Fault::Stream(id, ErrorCode::PROTOCOL_ERROR));
+        if block.depends_on_itself {
+            return malformed;
+        }
+        if stream.has_headers {
+            if !block.end_stream || !self.headers.are_trailers() {
+                return malformed;
+            }
+            return self.finish_headers(block, Event::Trailers { stream: id });
+        }
+        if !self.headers.is_response() {
+            return malformed;
+        }
+        if self.headers.is_interim() {
+            self.useless(now)?;
+            return if block.end_stream { malformed } else { Ok(None) };
+        }
+        match self.headers.content_length() {
+            Some(None) => return malformed,
+            length => stream.length_left = length.flatten(),
+        }
+        stream.has_headers = true;
+        self.finish_headers(block, Event::Headers { stream: id, end: block.end_stream })
+    }
+
+    fn finish_headers<'a>(&mut self, block: &Block, event: Event<'a>) -> Outcome<'a> {
+        if block.end_stream {
+            self.end_remote(block.stream)?;
+        }
+        Ok(Some(event))
+    }
+
+    /// §5.4.2: RST_STREAM, and the layer above learns of it if it knew the stream.
+    fn stream_error<'a>(&mut self, id: u32, code: ErrorCode, now: Instant) -> Result<Option<Event<'a>>, Error> {
+        if !self.resets.spend(now) {
+            return error(ErrorCode::ENHANCE_YOUR_CALM, "too many stream errors");
+        }
+        let existed = self.streams.contains_key(&id);
+        frame::rst_stream(&mut self.out, id, code);
+        if existed || self.how_closed(id).is_none() {
+            self.close(id, Closed::ResetByUs);
+        }
+        Ok(existed.then_some(Event::Reset { stream: id, code, by_peer: false }))
+    }
+
+    /// §5.3.2, §6.3: checked and ignored.
+    fn priority<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
+        self.useless(now)?;
+        if head.stream == 0 {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "PRIORITY on stream 0 (§6.3)")?);
+        }
+        match payload.first_chunk::<5>() {
+            Some(priority) if payload.len() == 5 => {
+                if dependency(priority) == head.stream {
+                    return Err(Fault::Stream(head.stream, ErrorCode::PROTOCOL_ERROR));
+                }
+                Ok(None)
+            }
+            _ => Err(Fault::Stream(head.stream, ErrorCode::FRAME_SIZE_ERROR)),
+        }
+    }
+
+    /// §6.4
+    fn rst_stream<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
+        let Ok(code) = <[u8; 4]>::try_from(payload) else {
+            return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "RST_STREAM not of 4 bytes (§6.4)")?);
+        };
+        if head.stream == 0 || self.is_idle(head.stream) {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "RST_STREAM on an idle stream (§6.4)")?);
+        }
+        if !self.resets.spend(now) {
+            return Ok(error(ErrorCode::ENHANCE_YOUR_CALM, "too many RST_STREAM")?);
+        }
+        if !self.streams.contains_key(&head.stream) {
+            return Ok(None);
+        }
+        self.close(head.stream, Closed::ResetByPeer);
+        let code = ErrorCode(u32::from_be_bytes(code));
+        Ok(Some(Event::Reset { stream: head.stream, code, by_peer: true }))
+    }
+
+    /// §6.5
+    fn settings<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
+        self.useless(now)?;
+        if head.stream != 0 {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "SETTINGS on a stream (§6.5)")?);
+        }
+        if head.has(flag::ACK) && !payload.is_empty() || !payload.len().is_multiple_of(6) {
+            return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "SETTINGS of a wrong length (§6.5)")?);
+        }
+        if head.has(flag::ACK) {
+            return Ok(None);
+        }
+        for &[i0, i1, v0, v1, v2, v3] in payload.as_chunks::<6>().0 {
+            self.setting(u16::from_be_bytes([i0, i1]), u32::from_be_bytes([v0, v1, v2, v3]))?;
+        }
+        self.has_settings = true;
+        frame::head(&mut self.out, 0, kind::SETTINGS, flag::ACK, 0);
+        Ok(Some(Event::Window { stream: 0 }))
+    }
+
+    /// §6.5.2
+    fn setting(&mut self, id: u16, value: u32) -> Result<(), Error> {
+        match id {
+            setting::HEADER_TABLE_SIZE => self.encoder.resize(value),
+            setting::ENABLE_PUSH if value > 1 || value == 1 && !self.is_server => {
+                return error(ErrorCode::PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH of a wrong value (§6.5.2)");
+            }
+            setting::MAX_CONCURRENT_STREAMS => self.peer_streams = value,
+            setting::INITIAL_WINDOW_SIZE => {
+                if value > MAX_31_BITS {
+                    return error(ErrorCode::FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1 (§6.5.2)");
+                }
+                let change = i64::from(value) - i64::from(self.peer_stream_window);
+                self.peer_stream_window = value;
+                for stream in self.streams.values_mut() {
+                    stream.send_window += change;
+                    if stream.send_window > i64::from(MAX_31_BITS) {
+                        return error(ErrorCode::FLOW_CONTROL_ERROR, "a stream's window above 2^31-1 (§6.9.2)");
+                    }
+                }
+            }
+            // ours are never larger than the smallest legal value
+            setting::MAX_FRAME_SIZE if !(1 << 14..1 << 24).contains(&value) => {
+                return error(ErrorCode::PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE of a wrong value (§6.5.2)");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// §6.7
+    fn ping_frame<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
+        self.useless(now)?;
+        if head.stream != 0 {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "PING on a stream (§6.7)")?);
+        }
+        let Ok(data) = <[u8; 8]>::try_from(payload) else {
+            return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "PING not of 8 bytes (§6.7)")?);
+        };
+        if !head.has(flag::ACK) {
+            frame::ping(&mut self.out, flag::ACK, &data);
+            return Ok(None);
+        }
+        if data == PING_DRAIN && self.is_draining && self.promised_last == MAX_31_BITS {
+            self.promised_last = self.last_peer_stream;
+            frame::goaway(&mut self.out, self.last_peer_stream, ErrorCode::NO_ERROR, "");
+        }
+        Ok((data == PING_KEEPALIVE).then_some(Event::Pong))
+    }
+
+    /// §6.8
+    fn goaway_frame<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
+        self.useless(now)?;
+        if head.stream != 0 {
+            return Ok(error(ErrorCode::PROTOCOL_ERROR, "GOAWAY on a stream (§6.8)")?);
+        }
+        let Some(&[l0, l1, l2, l3, c0, c1, c2, c3]) = payload.first_chunk::<8>() else {
+            return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "GOAWAY shorter than 8 bytes (§6.8)")?);
+        };
+        let last = u32::from_be_bytes([l0, l1, l2, l3]) & MAX_31_BITS;
+        self.peer_goes_away = true;
+        if !self.is_server {
+            self.streams.retain(|&id, _| id <= last);
+        }
+        Ok(Some(Event::GoAway { last, code: ErrorCode(u32::from_be_bytes([c0, c1, c2, c3])) }))
+    }
+
+    /// §6.9
+    fn window_update<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
+        self.useless(now)?;
+        let Ok(increment) = <[u8; 4]>::try_from(payload) else {
+            return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "WINDOW_UPDATE not of 4 bytes (§6.9)")?);
+        };
+        let increment = i64::from(u32::from_be_bytes(increment) & MAX_31_BITS);
+        if head.stream == 0 {
+            self.send_window += increment;
+            if increment == 0 {
+                return Ok(error(ErrorCode::PROTOCOL_ERROR, "WINDOW_UPDATE of nothing (§6.9)")?);
+            }
+            if self.send_window > i64::from(MAX_31_BITS) {
+                return Ok(error(ErrorCode::FLOW_CONTROL_ERROR, "the connection's window above 2^31-1 (§6.9.1)")?);
+            }
+        } else {
+            let Some(stream) = self.streams.get_mut(&head.stream) else {
+                if self.is_idle(head.stream) {
+                    return Ok(error(ErrorCode::PROTOCOL_ERROR, "WINDOW_UPDATE on an idle stream (§5.1)")?);
+                }
+                return Ok(None);
+            };
+            stream.send_window += increment;
+            if increment == 0 {
+                return Err(Fault::Stream(head.stream, ErrorCode::PROTOCOL_ERROR));
+            }
+            if stream.send_window > i64::from(MAX_31_BITS) {
+                return Err(Fault::Stream(head.stream, ErrorCode::FLOW_CONTROL_ERROR));
+            }
+        }
+        Ok(Some(Event::Window { stream: head.stream }))
+    }
+
+    /// The layer above has no more need of `bytes` bytes of a stream's data: its window opens again. What is released
+    /// comes to the peer in steps of half a window.
+    pub fn release(&mut self, stream: u32, bytes: u32) {
+        let threshold = self.limits.stream_window / 2;
+        let Some(state) = self.streams.get_mut(&stream).filter(|state| state.remote_open) else { return };
+        state.unannounced += bytes;
+        if state.unannounced >= threshold {
+            frame::window_update(&mut self.out, stream, state.unannounced);
+            state.receive_window += i64::from(state.unannounced);
+            state.unannounced = 0;
+        }
+    }
+
+    // ---- sending ----
+
+    /// What is to be written to the peer, in order. The caller takes bytes from its front, or all.
+    pub fn output(&mut self) -> &mut Vec<u8> {
+        &mut self.out
+    }
+
+    /// Client: a request, `end` when it has no body. Returns its stream.
+    pub fn open<'f>(
+        &mut self,
+        fields: impl Iterator<Item = (&'f [u8], &'f [u8], Indexing)>,
+        end: bool,
+    ) -> Result<u32, OpenError> {
+        let id = self.next_own_stream;
+        if self.peer_goes_away || id > MAX_31_BITS {
+            return Err(OpenError::GoingAway);
+        }
+        if self.streams.len() >= self.peer_streams as usize {
+            return Err(OpenError::TooMany);
+        }
+        self.next_own_stream += 2;
+        self.streams.insert(id, self.new_stream(None));
+        // just inserted, with our side open
+        let _ = self.send_headers(id, fields, end);
+        Ok(id)
+    }
+
+    /// A response's headers, or trailers (`end`).
+    pub fn send_headers<'f>(
+        &mut self,
+        stream: u32,
+        fields: impl Iterator<Item = (&'f [u8], &'f [u8], Indexing)>,
+        end: bool,
+    ) -> Result<(), StreamClosed> {
+        if !self.streams.get(&stream).is_some_and(|stream| stream.local_open) {
+            return Err(StreamClosed);
+        }
+        let start = self.out.len();
+        frame::head(&mut self.out, 0, 0, 0, 0);
+        self.encoder.begin(&mut self.out);
+        for (name, value, indexing) in fields {
+            self.encoder.field(name, value, indexing, &mut self.out);
+        }
+        self.frame_block(start, stream, end);
+        self.control.earn(1);
+        if end {
+            self.end_local(stream);
+        }
+        Ok(())
+    }
+
+    /// Puts frame heads around the block that is in the output behind `start` and an empty head.
+    fn frame_block(&mut self, start: usize, stream: u32, end: bool) {
+        let length = self.out.len() - start - HEAD;
+        let end_stream = if end { flag::END_STREAM } else { 0 };
+        let mut head = Vec::with_capacity(HEAD);
+        if length <= MAX_FRAME {
+            frame::head(&mut head, length, kind::HEADERS, end_stream | flag::END_HEADERS, stream);
+            self.out[start..start + HEAD].copy_from_slice(&head);
+            return;
+        }
+        let block = self.out.split_off(start + HEAD);
+        self.out.truncate(start);
+        let last = block.len().div_ceil(MAX_FRAME) - 1;
+        for (index, fragment) in block.chunks(MAX_FRAME).enumerate() {
+            let end_headers = if index == last { flag::END_HEADERS } else { 0 };
+            let (kind, flags) = if index == 0 { (kind::HEADERS, end_stream) } else { (kind::CONTINUATION, 0) };
+            frame::head(&mut self.out, fragment.len(), kind, flags | end_headers, stream);
+            self.out.extend_from_slice(fragment);
+        }
+    }
+
+    /// Frames as much of `data` as both windows allow and returns how much that was; `end` counts once all of it went.
+    pub fn send_data(&mut self, stream: u32, data: &[u8], end: bool) -> Result<usize, StreamClosed> {
+        let state = self.streams.get_mut(&stream).filter(|stream| stream.local_open).ok_or(StreamClosed)?;
+        let window = usize::try_from(state.send_window.min(self.send_window)).unwrap_or(0);
+        let length = data.len().min(window);
+        state.send_window -= length as i64;
+        self.send_window -= length as i64;
+        let end = end && length == data.len();
+        let mut rest = &data[..length];
+        loop {
+            let (piece, behind) = rest.split_at(rest.len().min(MAX_FRAME));
+            if piece.is_empty() && !end {
+                break;
+            }
+            let flags = if end && behind.is_empty() { flag::END_STREAM } else { 0 };
+            frame::head(&mut self.out, piece.len(), kind::DATA, flags, stream);
+            self.out.extend_from_slice(piece);
+            // an answer to each: WINDOW_UPDATE for stream and connection, and peers that measure the line with PING
+            self.control.earn(3);
+            rest = behind;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        if end {
+            self.end_local(stream);
+        }
+        Ok(length)
+    }
+
+    /// Whether [`Connection::send_data`] would take something now, or fail because the stream is closed.
+    pub fn may_send(&self, stream: u32) -> bool {
+        self.streams
+            .get(&stream)
+            .is_none_or(|stream| !stream.local_open || stream.send_window > 0 && self.send_window > 0)
+    }
+
+    fn end_local(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.local_open = false;
+        if !stream.remote_open {
+            self.close(id, Closed::Ended);
+        }
+    }
+
+    /// Ends a stream with RST_STREAM; nothing happens if it is closed.
+    pub fn reset(&mut self, stream: u32, code: ErrorCode) {
+        if self.streams.contains_key(&stream) {
+            frame::rst_stream(&mut self.out, stream, code);
+            self.close(stream, Closed::ResetByUs);
+        }
+    }
+
+    /// Sends a keepalive PING; its answer is [`Event::Pong`].
+    pub fn ping(&mut self) {
+        frame::ping(&mut self.out, 0, &PING_KEEPALIVE);
+    }
+
+    /// Server: starts the graceful end (§6.8). New requests are still taken until the peer must have seen the GOAWAY (it
+    /// answered the PING behind it), then ignored, so that the peer may repeat them elsewhere.
+    pub fn shutdown(&mut self) {
+        if !self.is_draining {
+            self.is_draining = true;
+            frame::goaway(&mut self.out, MAX_31_BITS, ErrorCode::NO_ERROR, "");
+            frame::ping(&mut self.out, 0, &PING_DRAIN);
+        }
+    }
+
+    /// Ends the connection from our side with GOAWAY; the caller writes the output and closes.
+    pub fn goaway(&mut self, code: ErrorCode, reason: &str) {
+        self.is_draining = true;
+        self.promised_last = self.promised_last.min(self.last_peer_stream);
+        frame::goaway(&mut self.out, self.promised_last, code, reason);
+    }
+
+    /// Server: whether the peer knows that it must open no further streams.
+    pub fn is_drained(&self) -> bool {
+        self.promised_last != MAX_31_BITS
+    }
+
+    /// Whether the peer said who it is: its preface and SETTINGS have come.
+    pub fn is_established(&self) -> bool {
+        self.has_settings
+    }
+
+    /// Whether a header block is under way.
+    pub fn is_within_headers(&self) -> bool {
+        self.block.is_some()
+    }
+}
+
+/// Takes the padding off DATA and HEADERS (§6.1).
+fn unpad(head: Head, payload: &[u8]) -> Result<&[u8], Error> {
+    if !head.has(flag::PADDED) {
+        return Ok(payload);
+    }
+    match payload.split_first() {
+        Some((&padding, rest)) if usize::from(padding) <= rest.len() => Ok(&rest[..rest.len() - usize::from(padding)]),
+        Some(_) => error(ErrorCode::PROTOCOL_ERROR, "padding longer than its frame (§6.1)"),
+        None => error(ErrorCode::FRAME_SIZE_ERROR, "a padded frame without a padding length (§6.1)"),
+    }
+}
+
+/// The stream dependency of a priority (RFC 7540 §6.3).
+fn dependency(&[s0, s1, s2, s3, _]: &[u8; 5]) -> u32 {
+    u32::from_be_bytes([s0, s1, s2, s3]) & MAX_31_BITS
+}

@@ -1,0 +1,455 @@
+//! HPACK (RFC 7541): header fields to bytes and back, with a dynamic table on either side.
+
+use std::collections::VecDeque;
+
+use super::headers::HeaderList;
+use super::huffman;
+
+/// The dynamic table's size that both sides start with (RFC 9113 §6.5.2) and that we keep, as encoder at most.
+pub(super) const TABLE_SIZE: usize = 4096;
+/// What an entry counts beside its bytes (§4.1).
+const ENTRY_OVERHEAD: usize = 32;
+
+/// Appendix A; the index on the wire is one more.
+#[rustfmt::skip]
+const STATIC_TABLE: [(&str, &str); 61] = [
+    (":authority", ""), (":method", "GET"), (":method", "POST"), (":path", "/"), (":path", "/index.html"),
+    (":scheme", "http"), (":scheme", "https"), (":status", "200"), (":status", "204"), (":status", "206"),
+    (":status", "304"), (":status", "400"), (":status", "404"), (":status", "500"), ("accept-charset", ""),
+    ("accept-encoding", "gzip, deflate"), ("accept-language", ""), ("accept-ranges", ""), ("accept", ""),
+    ("access-control-allow-origin", ""), ("age", ""), ("allow", ""), ("authorization", ""), ("cache-control", ""),
+    ("content-disposition", ""), ("content-encoding", ""), ("content-language", ""), ("content-length", ""),
+    ("content-location", ""), ("content-range", ""), ("content-type", ""), ("cookie", ""), ("date", ""), ("etag", ""),
+    ("expect", ""), ("expires", ""), ("from", ""), ("host", ""), ("if-match", ""), ("if-modified-since", ""),
+    ("if-none-match", ""), ("if-range", ""), ("if-unmodified-since", ""), ("last-modified", ""), ("link", ""),
+    ("location", ""), ("max-forwards", ""), ("proxy-authenticate", ""), ("proxy-authorization", ""), ("range", ""),
+    ("referer", ""), ("refresh", ""), ("retry-after", ""), ("server", ""), ("set-cookie", ""),
+    ("strict-transport-security", ""), ("transfer-encoding", ""), ("user-agent", ""), ("vary", ""), ("via", ""),
+    ("www-authenticate", ""),
+];
+
+/// A header block that breaks RFC 7541: a connection error of type COMPRESSION_ERROR.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct CompressionError(pub(super) &'static str);
+
+/// §2.3.2: first in, first out, the newest entry at the front.
+struct DynamicTable {
+    /// Name and value one after the other, and where the value starts.
+    entries: VecDeque<(Vec<u8>, usize)>,
+    size: usize,
+    max_size: usize,
+}
+
+impl DynamicTable {
+    fn new() -> DynamicTable {
+        DynamicTable { entries: VecDeque::new(), size: 0, max_size: TABLE_SIZE }
+    }
+
+    fn get(&self, index: usize) -> Option<(&[u8], &[u8])> {
+        self.entries.get(index).map(|(bytes, name)| bytes.split_at(*name))
+    }
+
+    /// §4.4: an entry that is larger than the table empties it.
+    fn insert(&mut self, name: &[u8], value: &[u8]) {
+        let size = name.len() + value.len() + ENTRY_OVERHEAD;
+        self.evict(size);
+        if size <= self.max_size {
+            self.size += size;
+            self.entries.push_front(([name, value].concat(), name.len()));
+        }
+    }
+
+    fn resize(&mut self, max_size: usize) {
+        self.max_size = max_size;
+        self.evict(0);
+    }
+
+    /// §4.3: drops the oldest entries until `room` bytes fit or nothing is left.
+    fn evict(&mut self, room: usize) {
+        while self.size + room > self.max_size {
+            let Some((bytes, _)) = self.entries.pop_back() else { return };
+            self.size -= bytes.len() + ENTRY_OVERHEAD;
+        }
+    }
+}
+
+/// Reads header blocks. After an error the connection cannot go on: the table no longer matches the peer's.
+pub(super) struct Decoder {
+    table: DynamicTable,
+    /// Reused for names of literals, which are needed twice.
+    name: Vec<u8>,
+    value: Vec<u8>,
+}
+
+impl Decoder {
+    pub(super) fn new() -> Decoder {
+        Decoder { table: DynamicTable::new(), name: Vec::new(), value: Vec::new() }
+    }
+
+    /// Decodes a whole header block into `list`. What exceeds the list's limit is decoded as well, for the sake of the
+    /// table, but not kept.
+    pub(super) fn decode(&mut self, block: &[u8], list: &mut HeaderList) -> Result<(), CompressionError> {
+        let mut input = Input(block);
+        let mut started = false;
+        while let Some(&first) = input.0.first() {
+            match first {
+                0x80.. => {
+                    let (name, value) = self.field(input.integer(7)?)?;
+                    list.push(name, value);
+                }
+                0x40..0x80 => {
+                    self.literal(&mut input, 6)?;
+                    list.push(&self.name, &self.value);
+                    self.table.insert(&self.name, &self.value);
+                }
+                // without indexing (0x00) and never indexed (0x10): the same to us, who forward nothing
+                0x00..0x20 => {
+                    self.literal(&mut input, 4)?;
+                    list.push(&self.name, &self.value);
+                }
+                0x20..0x40 => {
+                    let size = input.integer(5)?;
+                    if started {
+                        return Err(CompressionError("a table size update after a field (RFC 7541 §4.2)"));
+                    }
+                    if size > TABLE_SIZE {
+                        return Err(CompressionError("a table size update above the limit (RFC 7541 §6.3)"));
+                    }
+                    self.table.resize(size);
+                    continue;
+                }
+            }
+            started = true;
+        }
+        Ok(())
+    }
+
+    /// §2.3.3: one index space, the static table first.
+    fn field(&self, index: usize) -> Result<(&[u8], &[u8]), CompressionError> {
+        let field = match index {
+            0 => None,
+            1..=61 => Some(STATIC_TABLE[index - 1]).map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+            62.. => self.table.get(index - 62),
+        };
+        field.ok_or(CompressionError("an index outside of both tables (RFC 7541 §2.3.3)"))
+    }
+
+    /// §6.2: the name by index or in full, then the value.
+    fn literal(&mut self, input: &mut Input<'_>, prefix: u8) -> Result<(), CompressionError> {
+        let index = input.integer(prefix)?;
+        let mut name = std::mem::take(&mut self.name);
+        name.clear();
+        match index {
+            0 => input.string(&mut name)?,
+            _ => name.extend_from_slice(self.field(index)?.0),
+        }
+        self.name = name;
+        self.value.clear();
+        input.string(&mut self.value)
+    }
+}
+
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn byte(&mut self) -> Result<u8, CompressionError> {
+        let (&first, rest) = self.0.split_first().ok_or(CompressionError("a header block that ends within a field"))?;
+        self.0 = rest;
+        Ok(first)
+    }
+
+    /// §5.1, up to 2^28 and five bytes: more than any length or index that we could accept.
+    fn integer(&mut self, prefix: u8) -> Result<usize, CompressionError> {
+        let mask = (1usize << prefix) - 1;
+        let mut value = usize::from(self.byte()?) & mask;
+        if value < mask {
+            return Ok(value);
+        }
+        for shift in [0, 7, 14, 21] {
+            let byte = self.byte()?;
+            value += usize::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(CompressionError("an integer that is too large (RFC 7541 §5.1)"))
+    }
+
+    /// §5.2
+    fn string(&mut self, out: &mut Vec<u8>) -> Result<(), CompressionError> {
+        let huffman = self.0.first().is_some_and(|first| first & 0x80 != 0);
+        let length = self.integer(7)?;
+        let (text, rest) =
+            self.0.split_at_checked(length).ok_or(CompressionError("a string that is longer than its header block"))?;
+        self.0 = rest;
+        if huffman {
+            huffman::decode(text, out).ok_or(CompressionError("a broken Huffman code (RFC 7541 §5.2)"))?;
+        } else {
+            out.extend_from_slice(text);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a field may enter the dynamic table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Indexing {
+    /// Repeated on most calls.
+    Yes,
+    /// Different on each call.
+    No,
+    /// Secret: no intermediary may index it either (RFC 7541 §7.1.3).
+    Never,
+}
+
+/// Writes header blocks.
+pub(super) struct Encoder {
+    table: DynamicTable,
+    /// The smallest size that the table had since the last block, which must be told (§4.2).
+    smallest: Option<usize>,
+}
+
+impl Encoder {
+    pub(super) fn new() -> Encoder {
+        Encoder { table: DynamicTable::new(), smallest: None }
+    }
+
+    /// The peer's SETTINGS_HEADER_TABLE_SIZE.
+    pub(super) fn resize(&mut self, peer_limit: u32) {
+        let size = TABLE_SIZE.min(peer_limit as usize);
+        if size != self.table.max_size {
+            self.smallest = Some(self.smallest.unwrap_or(usize::MAX).min(size));
+            self.table.resize(size);
+        }
+    }
+
+    /// Starts a block.
+    pub(super) fn begin(&mut self, out: &mut Vec<u8>) {
+        if let Some(smallest) = self.smallest.take() {
+            if smallest < self.table.max_size {
+                integer(smallest, 5, 0x20, out);
+            }
+            integer(self.table.max_size, 5, 0x20, out);
+        }
+    }
+
+    /// Appends one field to the block.
+    pub(super) fn field(&mut self, name: &[u8], value: &[u8], indexing: Indexing, out: &mut Vec<u8>) {
+        let (name_index, whole) = self.find(name, value);
+        if whole && indexing != Indexing::Never {
+            return integer(name_index, 7, 0x80, out);
+        }
+        let (prefix, pattern) = match indexing {
+            Indexing::Yes => (6, 0x40),
+            Indexing::No => (4, 0x00),
+            Indexing::Never => (4, 0x10),
+        };
+        integer(name_index, prefix, pattern, out);
+        if name_index == 0 {
+            string(name, out);
+        }
+        string(value, out);
+        if indexing == Indexing::Yes {
+            self.table.insert(name, value);
+        }
+    }
+
+    /// The index of the whole field (and `true`), or else of its name, or else 0.
+    fn find(&self, name: &[u8], value: &[u8]) -> (usize, bool) {
+        let mut name_index = 0;
+        for (index, (bytes, name_length)) in self.table.entries.iter().enumerate() {
+            let (entry_name, entry_value) = bytes.split_at(*name_length);
+            if entry_name == name {
+                if entry_value == value {
+                    return (index + 62, true);
+                }
+                name_index = index + 62;
+            }
+        }
+        for (index, (entry_name, entry_value)) in STATIC_TABLE.iter().enumerate() {
+            if entry_name.as_bytes() == name {
+                if entry_value.as_bytes() == value {
+                    return (index + 1, true);
+                }
+                name_index = index + 1;
+            }
+        }
+        (name_index, false)
+    }
+}
+
+/// §5.1: `value` behind the bits of `pattern` in the first byte.
+fn integer(value: usize, prefix: u8, pattern: u8, out: &mut Vec<u8>) {
+    let mask = (1usize << prefix) - 1;
+    if value < mask {
+        return out.push(pattern | value as u8);
+    }
+    out.push(pattern | mask as u8);
+    let mut rest = value - mask;
+    while rest >= 0x80 {
+        out.push(rest as u8 | 0x80);
+        rest >>= 7;
+    }
+    out.push(rest as u8);
+}
+
+/// §5.2: in the Huffman code where that is shorter.
+fn string(text: &[u8], out: &mut Vec<u8>) {
+    let coded = huffman::encoded_len(text);
+    if coded < text.len() {
+        integer(coded, 7, 0x80, out);
+        huffman::encode(text, out);
+    } else {
+        integer(text.len(), 7, 0, out);
+        out.extend_from_slice(text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::h2::testing::{Random, unhex};
+
+    fn decode(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<(String, String)>, CompressionError> {
+        let mut list = HeaderList::new(1 << 20);
+        decoder.decode(block, &mut list)?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(list.iter().map(|(name, value)| (text(name), text(value))).collect())
+    }
+
+    fn fields(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
+    }
+
+    const FIRST: [(&str, &str); 4] =
+        [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "www.example.com")];
+
+    #[test]
+    fn the_requests_of_appendix_c4_decode_and_encode() {
+        let third = [
+            (":method", "GET"),
+            (":scheme", "https"),
+            (":path", "/index.html"),
+            (":authority", "www.example.com"),
+            ("custom-key", "custom-value"),
+        ];
+        let second = [FIRST.as_slice(), &[("cache-control", "no-cache")]].concat();
+        let (mut decoder, mut encoder) = (Decoder::new(), Encoder::new());
+        for (block, expected) in [
+            ("828684418cf1e3c2e5f23a6ba0ab90f4ff", FIRST.as_slice()),
+            ("828684be5886a8eb10649cbf", &second),
+            ("828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf", &third),
+        ] {
+            assert_eq!(decode(&mut decoder, &unhex(block)).unwrap(), fields(expected));
+            let mut out = Vec::new();
+            encoder.begin(&mut out);
+            for (name, value) in expected {
+                encoder.field(name.as_bytes(), value.as_bytes(), Indexing::Yes, &mut out);
+            }
+            assert_eq!(out, unhex(block));
+        }
+        assert_eq!(decoder.table.size, 164);
+        assert_eq!(encoder.table.size, 164);
+    }
+
+    #[test]
+    fn the_responses_of_appendix_c6_evict_as_there() {
+        let mut decoder = Decoder::new();
+        decoder.table.resize(256);
+        for (block, size) in [
+            (
+                "488264025885aec3771a4b6196d07abe941054d444a8200595040b8166e082a62d1bff6e919d29ad171863c78f0b97c8e9ae82ae43d3",
+                222,
+            ),
+            ("4883640effc1c0bf", 222),
+            (
+                "88c16196d07abe941054d444a8200595040b8166e084a62d1bffc05a839bd9ab77ad94e7821dd7f2e6c7b335dfdfcd5b3960d5af27087f3672c1ab270fb5291f9587316065c003ed4ee5b1063d5007",
+                215,
+            ),
+        ] {
+            decode(&mut decoder, &unhex(block)).unwrap();
+            assert_eq!(decoder.table.size, size);
+        }
+        assert_eq!(decoder.table.get(0).unwrap().0, b"set-cookie");
+    }
+
+    #[test]
+    fn a_smaller_table_is_announced_and_followed() {
+        let (mut decoder, mut encoder) = (Decoder::new(), Encoder::new());
+        let mut send = |encoder: &mut Encoder, value: &str| {
+            let mut out = Vec::new();
+            encoder.begin(&mut out);
+            encoder.field(b"x", value.as_bytes(), Indexing::Yes, &mut out);
+            assert_eq!(decode(&mut decoder, &out).unwrap(), fields(&[("x", value)]));
+            (out[0], decoder.table.size)
+        };
+        assert_eq!(send(&mut encoder, "1").1, 34);
+        encoder.resize(0);
+        encoder.resize(100);
+        assert_eq!(send(&mut encoder, "2"), (0x20, 34), "the smallest size first");
+        encoder.resize(1 << 31);
+        assert_eq!(encoder.table.max_size, TABLE_SIZE);
+        assert_eq!(send(&mut encoder, "3"), (0x3f, 68));
+        encoder.resize(20);
+        assert_eq!(send(&mut encoder, "4"), (0x34, 0), "no entry fits");
+    }
+
+    #[test]
+    fn secrets_stay_out_of_the_tables() {
+        let mut encoder = Encoder::new();
+        let mut out = Vec::new();
+        encoder.field(b"authorization", b"secret", Indexing::Never, &mut out);
+        assert_eq!(out[0], 0x1f);
+        assert_eq!(encoder.table.size, 0);
+    }
+
+    #[test]
+    fn broken_blocks_are_refused() {
+        for (block, why) in [
+            ("80", "index 0"),
+            ("be", "an index beyond the tables"),
+            ("8220", "a size update after a field"),
+            ("3fe21f", "a size update above 4096"),
+            ("ffffffffff7f", "a huge integer"),
+            ("ff", "an integer without end"),
+            ("400a61", "a string beyond the block"),
+            ("4001", "no name"),
+            ("400161", "no value"),
+            ("408106", "bad padding"),
+        ] {
+            assert!(decode(&mut Decoder::new(), &unhex(block)).is_err(), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_list_above_the_limit_is_cut_but_the_table_goes_on() {
+        let mut decoder = Decoder::new();
+        let mut list = HeaderList::new(100);
+        // one entry of 34 bytes, then 16 000 references to it
+        decoder.decode(&[vec![0x40, 1, b'a', 1, b'b'], vec![0xbe; 16_000]].concat(), &mut list).unwrap();
+        assert!(list.is_too_large());
+        assert_eq!(list.iter().count(), 2);
+        assert_eq!(decoder.table.size, 34);
+    }
+
+    #[test]
+    fn mutated_blocks_never_panic_and_never_grow_the_table() {
+        let seeds = [
+            unhex("828684418cf1e3c2e5f23a6ba0ab90f4ff"),
+            unhex("3fe11f828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf"),
+            unhex(
+                "488264025885aec3771a4b6196d07abe941054d444a8200595040b8166e082a62d1bff6e919d29ad171863c78f0b97c8e9ae82ae43d3",
+            ),
+        ];
+        let mut random = Random::new(0x7541);
+        let mut decoder = Decoder::new();
+        for round in 0..20_000 {
+            let block = random.mutate(&seeds[round % seeds.len()]);
+            let mut list = HeaderList::new(500);
+            if decoder.decode(&block, &mut list).is_err() {
+                decoder = Decoder::new();
+            }
+            assert!(decoder.table.size <= TABLE_SIZE);
+        }
+    }
+}

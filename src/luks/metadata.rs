@@ -1,0 +1,663 @@
+//! The JSON metadata (LUKS2 specification §3): which of it is ours, within which bounds, and how it is edited.
+//!
+//! The acceptance rules are Constellation's (it refuses every unknown field and every cipher, hash or KDF but one, so
+//! that a host cannot hand a weak header to a node), and bounds on top of them, so that a header cannot make a node
+//! allocate or compute without limit. Editing works on the [`Value`] as it was read and keeps what it does not know.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Map, Value, json};
+
+use super::header::{self, BINARY_LEN, HDR_SIZE, Header};
+use super::{DATA_OFFSET, Error, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN};
+
+/// Cipher of the data and of keyslot areas.
+const CIPHER: &str = "aes-xts-plain64";
+const HASH: &str = "sha256";
+const INTEGRITY: &str = "hmac(sha256)";
+const KDF: &str = "argon2id";
+const SECTOR_SIZE: u32 = 4096;
+/// Stripes of the anti-forensic splitter; fixed by the specification.
+pub(super) const STRIPES: usize = 4000;
+/// Key size of the keyslot area's cipher in bytes: AES-256-XTS.
+pub(super) const AREA_KEY_LEN: usize = 64;
+/// Keyslot areas start and end on multiples of this many bytes, as libcryptsetup's do.
+pub(super) const AREA_ALIGN: u64 = 4096;
+/// Length in bytes of the salts of keyslot and digest, and of the digest (LUKS_SALTSIZE, SHA-256).
+pub(super) const SALT_LEN: usize = 32;
+/// The token of a state disk is token 0 and has this type.
+const TOKEN: &str = "0";
+const TOKEN_TYPE: &str = "constellation-state-disk";
+/// The keyslot whose passphrase is a node's disk key.
+const KEYSLOT: &str = "0";
+
+/// argon2id's cost when we write a keyslot: the least that libcryptsetup accepts. The passphrases are 256 random bits,
+/// which no cost makes harder to guess.
+const OUR_KDF_TIME: u32 = 4;
+const OUR_KDF_MEMORY_KIB: u32 = 32;
+const OUR_KDF_CPUS: u32 = 1;
+/// PBKDF2's iterations for the digest of a random key: the least that libcryptsetup accepts.
+pub(super) const OUR_DIGEST_ITERATIONS: u32 = 1000;
+
+// Bounds of what a header may ask of us.
+/// Keyslots and tokens: LUKS2_KEYSLOTS_MAX, LUKS2_TOKENS_MAX of libcryptsetup.
+const MAX_OBJECTS: usize = 32;
+/// argon2id memory in KiB: libcryptsetup's default maximum, which Constellation's permanent slot may have.
+const MAX_KDF_MEMORY_KIB: u32 = 1 << 20;
+/// argon2id lanes: libcryptsetup's maximum.
+const MAX_KDF_CPUS: u32 = 4;
+/// Sum over all keyslots of passes × memory in KiB, that is the time that a wrong passphrase takes: 48 passes over
+/// 1 GiB, about a minute. Two seconds of four threads, as Constellation asks for, are 4 to 12 such passes.
+const MAX_KDF_WORK_KIB: u64 = 48 << 20;
+/// PBKDF2 iterations of the digest: some seconds. libcryptsetup measures out 125 ms, up to about 500 000.
+const MAX_DIGEST_ITERATIONS: u32 = 16_000_000;
+/// Headers that count up to here were not written by counting.
+const MAX_SEQID: u64 = u64::MAX / 2;
+
+/// What token 0 says about the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// No token 0, or one without a boolean `diskIsInitialized`. Constellation takes this for an uninitialised disk,
+    /// which it is if a format of Constellation's was cut short; but it may be anybody's LUKS2 disk.
+    Unmarked,
+    /// `diskIsInitialized` is false: formatted, holds no node's state.
+    Uninitialised,
+    /// `diskIsInitialized` is true: holds a node's state.
+    Initialised,
+}
+
+/// Whether a header without integrity protection passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Integrity {
+    /// It does not: a state disk must be authenticated.
+    Required,
+    /// It does: for volumes that were made without.
+    Optional,
+}
+
+/// What the kernel's mapping of the data segment needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Geometry {
+    /// UUID of the header, in lower case.
+    pub uuid: String,
+    /// Where the segment starts on the device, in bytes; it reaches to the device's end.
+    pub data_offset: u64,
+    /// Size of an encrypted sector in bytes.
+    pub sector_size: u32,
+    /// Cipher in dm-crypt's short notation: `aes-xts-plain64`.
+    pub cipher: String,
+    /// Added to the sector number for the IV, in 512-byte sectors.
+    pub iv_offset: u64,
+    /// `hmac(sha256)`, or none.
+    pub integrity: Option<String>,
+    /// Length of the volume key in bytes: 96 with integrity, else 64.
+    pub key_size: usize,
+    /// The digest of the volume key, by which cryptsetup names the key in a keyring.
+    pub digest_id: u32,
+}
+
+impl Geometry {
+    /// The name under which cryptsetup puts the volume key into a keyring: `cryptsetup:<uuid>-d<digest>`.
+    pub fn key_description(&self) -> String {
+        format!("cryptsetup:{}-d{}", self.uuid, self.digest_id)
+    }
+}
+
+impl Header {
+    /// What token 0 says. Its `type` does not matter here: [`Header::check_ours`] looks at it.
+    pub fn state(&self) -> State {
+        match self.metadata["tokens"][TOKEN]["diskIsInitialized"].as_bool() {
+            None => State::Unmarked,
+            Some(false) => State::Uninitialised,
+            Some(true) => State::Initialised,
+        }
+    }
+
+    /// Whether the disk holds a node's state.
+    pub fn initialized(&self) -> bool {
+        self.state() == State::Initialised
+    }
+
+    /// Whether this is a header that Constellation or we made, in full, and that is safe to work with.
+    ///
+    /// [`Error::NotOurs`] names the object, what it has and what it must have.
+    pub fn check_ours(&self, integrity: Integrity) -> Result<(), Error> {
+        self.checked(integrity).map(drop)
+    }
+
+    /// Whether this is a header as in [`Header::check_ours`] with integrity, but without any keyslot and token: what is
+    /// left of a format of Constellation's that was cut short. No key opens it, so that nothing is lost with it.
+    pub fn is_keyless(&self) -> bool {
+        let tokens = self.metadata["tokens"].as_object();
+        tokens.is_some_and(Map::is_empty)
+            && check(self, Integrity::Required, 0).is_ok_and(|metadata| metadata.keyslots.is_empty())
+    }
+
+    /// How to map the data segment.
+    pub fn geometry(&self) -> Result<Geometry, Error> {
+        let metadata = self.checked(Integrity::Optional)?;
+        Ok(Geometry {
+            uuid: self.uuid(),
+            data_offset: metadata.segment.offset.0,
+            sector_size: metadata.segment.sector_size,
+            cipher: metadata.segment.encryption,
+            iv_offset: 0,
+            key_size: metadata.key_size,
+            integrity: metadata.segment.integrity.map(|integrity| integrity.kind),
+            digest_id: metadata.digest_id,
+        })
+    }
+
+    /// The metadata in its types, with every rule checked.
+    pub(super) fn checked(&self, integrity: Integrity) -> Result<Metadata, Error> {
+        check(self, integrity, 1).map_err(Error::NotOurs)
+    }
+}
+
+/// Metadata that passed every rule.
+#[derive(Debug)]
+pub(super) struct Metadata {
+    pub keyslots: BTreeMap<u32, Keyslot>,
+    pub segment: Segment,
+    /// The one digest, over the volume key.
+    pub digest: Digest,
+    pub digest_id: u32,
+    /// Length of the volume key in bytes.
+    pub key_size: usize,
+    /// Where keyslot areas may be, in bytes.
+    pub areas_start: u64,
+    pub areas_end: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Keyslot {
+    #[serde(rename = "type")]
+    kind: String,
+    pub key_size: usize,
+    af: Af,
+    pub area: Area,
+    pub kdf: Kdf,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Af {
+    #[serde(rename = "type")]
+    kind: String,
+    stripes: usize,
+    hash: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Area {
+    #[serde(rename = "type")]
+    kind: String,
+    pub offset: Decimal,
+    pub size: Decimal,
+    encryption: String,
+    key_size: usize,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Kdf {
+    #[serde(rename = "type")]
+    kind: String,
+    pub time: u32,
+    pub memory: u32,
+    pub cpus: u32,
+    pub salt: Base64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Segment {
+    #[serde(rename = "type")]
+    kind: String,
+    offset: Decimal,
+    size: String,
+    #[serde(default)]
+    flags: Vec<String>,
+    iv_tweak: String,
+    encryption: String,
+    sector_size: u32,
+    integrity: Option<SegmentIntegrity>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SegmentIntegrity {
+    #[serde(rename = "type")]
+    kind: String,
+    journal_encryption: String,
+    journal_integrity: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Digest {
+    #[serde(rename = "type")]
+    kind: String,
+    pub keyslots: Vec<String>,
+    segments: Vec<String>,
+    hash: String,
+    pub iterations: u32,
+    pub salt: Base64,
+    pub digest: Base64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    json_size: Decimal,
+    keyslots_size: Decimal,
+}
+
+/// A 64-bit number, which LUKS2 writes as a decimal string (specification §3).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Decimal(pub u64);
+
+impl<'de> Deserialize<'de> for Decimal {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let digits = text.bytes().all(|b| b.is_ascii_digit());
+        match text.parse() {
+            Ok(number) if digits => Ok(Decimal(number)),
+            _ => Err(de::Error::custom(format!("{text:?} is not a decimal number of 64 bits"))),
+        }
+    }
+}
+
+/// Bytes in standard base64.
+#[derive(Debug)]
+pub(super) struct Base64(pub Vec<u8>);
+
+impl<'de> Deserialize<'de> for Base64 {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        BASE64_STANDARD.decode(&text).map(Base64).map_err(|e| de::Error::custom(format!("not base64: {e}")))
+    }
+}
+
+/// The JSON area of a header copy: one JSON object, then zero bytes to the end, at least one (specification §3).
+///
+/// The error says what is wrong with it.
+pub(super) fn parse(area: &[u8]) -> Result<Value, String> {
+    let end = area.iter().position(|b| *b == 0).ok_or("the JSON area has no end")?;
+    if area[end..].iter().any(|b| *b != 0) {
+        return Err("the JSON area has bytes after its end".into());
+    }
+    let value: Value = serde_json::from_slice(&area[..end]).map_err(|e| format!("the JSON area: {e}"))?;
+    for section in ["keyslots", "tokens", "segments", "digests", "config"] {
+        if !value[section].is_object() {
+            return Err(format!("the JSON area has no object {section:?}"));
+        }
+    }
+    Ok(value)
+}
+
+/// `holds`, or the sentence of `otherwise`.
+fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(otherwise()) }
+}
+
+/// `got` is `expected`, or a sentence that names the field.
+fn equal<T: PartialEq + std::fmt::Debug>(what: &str, field: &str, got: T, expected: T) -> Result<(), String> {
+    ensure(got == expected, || format!("{what}: {field} is {got:?}, expected {expected:?}"))
+}
+
+fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, String> {
+    let uuid = header.uuid();
+    ensure(header::is_uuid(&uuid), || format!("its UUID {uuid:?} is not one"))?;
+    equal("binary header", "the size", header.binary.hdr_size, HDR_SIZE)?;
+    ensure(header.binary.seqid <= MAX_SEQID, || format!("its sequence id {} is out of bounds", header.binary.seqid))?;
+    let metadata = header.metadata.as_object().ok_or("the metadata is no JSON object")?;
+    for section in metadata.keys() {
+        let known = ["keyslots", "tokens", "segments", "digests", "config"].contains(&section.as_str());
+        ensure(known, || format!("the metadata has an unknown field {section:?}"))?;
+    }
+
+    let (areas_start, areas_end) = check_config(header)?;
+    let segment = check_segment(&header.metadata["segments"], integrity)?;
+    let data_offset = segment.offset.0;
+    ensure(areas_end <= data_offset, || {
+        format!("segment 0: starts at byte {data_offset}, within the keyslots area, which ends at {areas_end}")
+    })?;
+    ensure(data_offset.is_multiple_of(u64::from(SECTOR_SIZE)) && data_offset < header.device_size, || {
+        format!("segment 0: starts at byte {data_offset} of a device of {} bytes", header.device_size)
+    })?;
+    let key_size = if segment.integrity.is_some() { VOLUME_KEY_LEN } else { VOLUME_KEY_LEN_PLAIN };
+    let keyslots = check_keyslots(&header.metadata["keyslots"], key_size)?;
+    ensure(keyslots.len() >= least_keyslots, || "it has no keyslot: no key can open it".into())?;
+    check_areas(&keyslots, areas_start, areas_end)?;
+    let (digest_id, digest) = check_digest(&header.metadata["digests"], &keyslots)?;
+    check_tokens(&header.metadata["tokens"])?;
+    Ok(Metadata { keyslots, segment, digest, digest_id, key_size, areas_start, areas_end })
+}
+
+/// Where keyslot areas may be: from, to.
+fn check_config(header: &Header) -> Result<(u64, u64), String> {
+    let config: Config = typed("config", &header.metadata["config"])?;
+    equal("config", "json_size", config.json_size.0, header.binary.hdr_size - BINARY_LEN as u64)?;
+    let start = 2 * header.binary.hdr_size;
+    let size = config.keyslots_size.0;
+    let end = start.checked_add(size).filter(|end| *end <= header.device_size && size.is_multiple_of(AREA_ALIGN));
+    let end =
+        end.ok_or_else(|| format!("config: keyslots_size is {size} on a device of {} bytes", header.device_size))?;
+    Ok((start, end))
+}
+
+fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, String> {
+    let mut segments: BTreeMap<u32, Segment> = objects("segment", segments)?;
+    let ids: Vec<u32> = segments.keys().copied().collect();
+    equal("segments", "the list of ids", ids, vec![0])?;
+    let segment = segments.remove(&0).ok_or("no segment 0")?;
+    equal("segment 0", "type", segment.kind.as_str(), "crypt")?;
+    equal("segment 0", "size", segment.size.as_str(), "dynamic")?;
+    equal("segment 0", "flags", &segment.flags, &vec![])?;
+    equal("segment 0", "iv_tweak", segment.iv_tweak.as_str(), "0")?;
+    equal("segment 0", "encryption", segment.encryption.as_str(), CIPHER)?;
+    equal("segment 0", "sector_size", segment.sector_size, SECTOR_SIZE)?;
+    match &segment.integrity {
+        None => ensure(integrity == Integrity::Optional, || {
+            format!("segment 0: integrity is missing, expected {INTEGRITY:?}: its data is not authenticated")
+        })?,
+        Some(integrity) => {
+            equal("segment 0: integrity", "type", integrity.kind.as_str(), INTEGRITY)?;
+            equal("segment 0: integrity", "journal_encryption", integrity.journal_encryption.as_str(), "none")?;
+            equal("segment 0: integrity", "journal_integrity", integrity.journal_integrity.as_str(), "none")?;
+        }
+    }
+    Ok(segment)
+}
+
+fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Keyslot>, String> {
+    // before the types, since the fields of other key derivations are unknown ones
+    for (id, keyslot) in keyslots.as_object().into_iter().flatten() {
+        if let Some(kind) = keyslot["kdf"]["type"].as_str() {
+            equal(&format!("keyslot {id}: kdf"), "type", kind, KDF)?;
+        }
+    }
+    let keyslots: BTreeMap<u32, Keyslot> = objects("keyslot", keyslots)?;
+    let mut work: u64 = 0;
+    for (id, keyslot) in &keyslots {
+        let it = format!("keyslot {id}");
+        equal(&it, "type", keyslot.kind.as_str(), "luks2")?;
+        equal(&it, "key_size", keyslot.key_size, key_size)?;
+        equal(&it, "af type", keyslot.af.kind.as_str(), "luks1")?;
+        equal(&it, "af stripes", keyslot.af.stripes, STRIPES)?;
+        equal(&it, "af hash", keyslot.af.hash.as_str(), HASH)?;
+        equal(&it, "area type", keyslot.area.kind.as_str(), "raw")?;
+        equal(&it, "area encryption", keyslot.area.encryption.as_str(), CIPHER)?;
+        equal(&it, "area key_size", keyslot.area.key_size, AREA_KEY_LEN)?;
+        let Kdf { kind, time, memory, cpus, salt } = &keyslot.kdf;
+        equal(&it, "kdf type", kind.as_str(), KDF)?;
+        equal(&it, "length of the kdf salt", salt.0.len(), SALT_LEN)?;
+        ensure((1..=MAX_KDF_CPUS).contains(cpus), || {
+            format!("{it}: kdf cpus is {cpus}, expected 1 to {MAX_KDF_CPUS}")
+        })?;
+        // argon2's own minimum, RFC 9106 §3.1
+        ensure((8 * cpus..=MAX_KDF_MEMORY_KIB).contains(memory), || {
+            format!("{it}: kdf memory is {memory} KiB, expected {} to {MAX_KDF_MEMORY_KIB}", 8 * cpus)
+        })?;
+        ensure(*time >= 1, || format!("{it}: kdf time is {time}, expected at least 1"))?;
+        work = work.saturating_add(u64::from(*time) * u64::from(*memory));
+    }
+    ensure(work <= MAX_KDF_WORK_KIB, || {
+        format!("the keyslots' kdf passes over {work} KiB of memory in all, expected at most {MAX_KDF_WORK_KIB}")
+    })?;
+    Ok(keyslots)
+}
+
+/// Every area within the keyslots area, large enough for its key, and none over another.
+fn check_areas(keyslots: &BTreeMap<u32, Keyslot>, start: u64, end: u64) -> Result<(), String> {
+    let mut areas: Vec<(u64, u64, u32)> = Vec::new();
+    for (id, keyslot) in keyslots {
+        let (offset, size) = (keyslot.area.offset.0, keyslot.area.size.0);
+        let area_end = offset.checked_add(size).filter(|area_end| offset >= start && *area_end <= end);
+        let area_end = area_end.ok_or_else(|| {
+            format!("keyslot {id}: its area of {size} bytes at {offset} is not within the keyslots area {start}..{end}")
+        })?;
+        let least = keyslot.key_size * STRIPES;
+        ensure(size >= least as u64, || format!("keyslot {id}: its area has {size} bytes, expected at least {least}"))?;
+        areas.push((offset, area_end, *id));
+    }
+    areas.sort();
+    for pair in areas.windows(2) {
+        ensure(pair[0].1 <= pair[1].0, || format!("the areas of keyslots {} and {} overlap", pair[0].2, pair[1].2))?;
+    }
+    Ok(())
+}
+
+fn check_digest(digests: &Value, keyslots: &BTreeMap<u32, Keyslot>) -> Result<(u32, Digest), String> {
+    let mut digests: BTreeMap<u32, Digest> = objects("digest", digests)?;
+    let count = digests.len();
+    let (id, digest) = digests.pop_first().filter(|_| count == 1).ok_or(format!("{count} digests, expected 1"))?;
+    let it = format!("digest {id}");
+    equal(&it, "type", digest.kind.as_str(), "pbkdf2")?;
+    equal(&it, "hash", digest.hash.as_str(), HASH)?;
+    equal(&it, "segments", &digest.segments, &vec!["0".to_string()])?;
+    equal(&it, "length of the salt", digest.salt.0.len(), SALT_LEN)?;
+    equal(&it, "length of the digest", digest.digest.0.len(), SALT_LEN)?;
+    ensure((1..=MAX_DIGEST_ITERATIONS).contains(&digest.iterations), || {
+        format!("{it}: iterations is {}, expected 1 to {MAX_DIGEST_ITERATIONS}", digest.iterations)
+    })?;
+    for keyslot in keyslots.keys() {
+        ensure(digest.keyslots.contains(&keyslot.to_string()), || format!("{it}: it lacks keyslot {keyslot}"))?;
+    }
+    ensure(digest.keyslots.len() == keyslots.len(), || {
+        format!("{it}: it is of keyslots {:?}, which are not those that there are", digest.keyslots)
+    })?;
+    Ok((id, digest))
+}
+
+/// Tokens are free-form, but a token 0 must be the one of a state disk.
+fn check_tokens(tokens: &Value) -> Result<(), String> {
+    let tokens = tokens.as_object().ok_or("tokens is no object")?;
+    ensure(tokens.len() <= MAX_OBJECTS, || format!("{} tokens, expected at most {MAX_OBJECTS}", tokens.len()))?;
+    if let Some(token) = tokens.get(TOKEN) {
+        equal("token 0", "type", token["type"].as_str().unwrap_or_default(), TOKEN_TYPE)?;
+        let initialized = &token["diskIsInitialized"];
+        ensure(initialized.is_boolean(), || {
+            format!("token 0: diskIsInitialized is {initialized}, expected a boolean")
+        })?;
+    }
+    Ok(())
+}
+
+/// The objects of a section by their number; `what` is the name of one.
+fn objects<T: de::DeserializeOwned>(what: &str, section: &Value) -> Result<BTreeMap<u32, T>, String> {
+    let section = section.as_object().ok_or(format!("{what}s is no object"))?;
+    ensure(section.len() <= MAX_OBJECTS, || format!("{} {what}s, expected at most {MAX_OBJECTS}", section.len()))?;
+    let mut objects = BTreeMap::new();
+    for (id, object) in section {
+        let number: u32 = id.parse().map_err(|_| format!("{what} id {id:?} is not a number"))?;
+        equal(what, "id", id.as_str(), &number.to_string())?;
+        objects.insert(number, typed(&format!("{what} {id}"), object)?);
+    }
+    Ok(objects)
+}
+
+fn typed<T: de::DeserializeOwned>(what: &str, value: &Value) -> Result<T, String> {
+    T::deserialize(value).map_err(|e| format!("{what}: {e}"))
+}
+
+impl Metadata {
+    /// Where a keyslot area for a key of `key_size` bytes has room beside the areas in use: offset in bytes.
+    pub fn free_area(&self, key_size: usize) -> Option<u64> {
+        let mut used: Vec<(u64, u64)> =
+            self.keyslots.values().map(|slot| (slot.area.offset.0, slot.area.offset.0 + slot.area.size.0)).collect();
+        used.sort();
+        let size = area_size(key_size);
+        let mut at = self.areas_start;
+        for (start, end) in used {
+            if at + size <= start {
+                break;
+            }
+            at = end.next_multiple_of(AREA_ALIGN);
+        }
+        (at + size <= self.areas_end).then_some(at)
+    }
+
+    /// The area of keyslot 0 (offset, size in bytes), if there is one.
+    pub fn keyslot_area(&self) -> Option<(u64, u64)> {
+        self.keyslots.get(&0).map(|slot| (slot.area.offset.0, slot.area.size.0))
+    }
+}
+
+/// Size in bytes of the area for the 4000 stripes of a key.
+pub(super) fn area_size(key_size: usize) -> u64 {
+    ((key_size * STRIPES) as u64).next_multiple_of(AREA_ALIGN)
+}
+
+/// The key derivation of the keyslots that we write.
+pub(super) fn our_kdf(salt: [u8; SALT_LEN]) -> Kdf {
+    Kdf {
+        kind: KDF.into(),
+        time: OUR_KDF_TIME,
+        memory: OUR_KDF_MEMORY_KIB,
+        cpus: OUR_KDF_CPUS,
+        salt: Base64(salt.to_vec()),
+    }
+}
+
+/// The metadata of a disk that we format: one keyslot, one segment with integrity, the token saying false.
+pub(super) fn new(keyslot: Value, digest_salt: &[u8], digest: &[u8]) -> Value {
+    let areas_start = 2 * HDR_SIZE;
+    let mut metadata = json!({
+        "keyslots": { KEYSLOT: keyslot },
+        "tokens": {},
+        "segments": { "0": {
+            "type": "crypt",
+            "offset": DATA_OFFSET.to_string(),
+            "size": "dynamic",
+            "iv_tweak": "0",
+            "encryption": CIPHER,
+            "sector_size": SECTOR_SIZE,
+            "integrity": { "type": INTEGRITY, "journal_encryption": "none", "journal_integrity": "none" },
+        }},
+        "digests": { "0": {
+            "type": "pbkdf2",
+            "keyslots": [KEYSLOT],
+            "segments": ["0"],
+            "hash": HASH,
+            "iterations": OUR_DIGEST_ITERATIONS,
+            "salt": BASE64_STANDARD.encode(digest_salt),
+            "digest": BASE64_STANDARD.encode(digest),
+        }},
+        "config": {
+            "json_size": (HDR_SIZE - BINARY_LEN as u64).to_string(),
+            "keyslots_size": (DATA_OFFSET - areas_start).to_string(),
+        },
+    });
+    set_token(&mut metadata, false);
+    metadata
+}
+
+/// A keyslot object for a key of `key_size` bytes in the area at `offset`.
+pub(super) fn keyslot(key_size: usize, offset: u64, kdf: &Kdf) -> Value {
+    json!({
+        "type": "luks2",
+        "key_size": key_size,
+        "af": { "type": "luks1", "stripes": STRIPES, "hash": HASH },
+        "area": {
+            "type": "raw",
+            "offset": offset.to_string(),
+            "size": area_size(key_size).to_string(),
+            "encryption": CIPHER,
+            "key_size": AREA_KEY_LEN,
+        },
+        "kdf": {
+            "type": kdf.kind,
+            "time": kdf.time,
+            "memory": kdf.memory,
+            "cpus": kdf.cpus,
+            "salt": BASE64_STANDARD.encode(&kdf.salt.0),
+        },
+    })
+}
+
+/// Makes `keyslot` keyslot 0 of the digest `digest_id`.
+pub(super) fn set_keyslot(metadata: &mut Value, keyslot: Value, digest_id: u32) {
+    metadata["keyslots"][KEYSLOT] = keyslot;
+    if let Some(list) = metadata["digests"][digest_id.to_string()]["keyslots"].as_array_mut()
+        && !list.iter().any(|id| id == KEYSLOT)
+    {
+        list.push(KEYSLOT.into());
+    }
+}
+
+/// Sets token 0.
+pub(super) fn set_token(metadata: &mut Value, initialized: bool) {
+    metadata["tokens"][TOKEN] = json!({ "type": TOKEN_TYPE, "keyslots": [], "diskIsInitialized": initialized });
+}
+
+/// The text of `value` with the members of objects in the order in which libcryptsetup and Constellation write them.
+pub(super) fn to_text(value: &Value) -> String {
+    let mut text = String::new();
+    put(value, &mut text);
+    text
+}
+
+/// One order does for every kind of object; members that are not listed follow in alphabetical order.
+const MEMBER_ORDER: [&str; 29] = [
+    "type",
+    "keyslots",
+    "diskIsInitialized",
+    "tokens",
+    "segments",
+    "digests",
+    "config",
+    "offset",
+    "size",
+    "flags",
+    "iv_tweak",
+    "encryption",
+    "sector_size",
+    "integrity",
+    "key_size",
+    "af",
+    "area",
+    "kdf",
+    "journal_encryption",
+    "journal_integrity",
+    "stripes",
+    "time",
+    "memory",
+    "cpus",
+    "hash",
+    "iterations",
+    "salt",
+    "digest",
+    "json_size",
+];
+
+fn put(value: &Value, text: &mut String) {
+    match value {
+        Value::Object(members) => {
+            text.push('{');
+            for (n, (name, member)) in in_order(members).into_iter().enumerate() {
+                let comma = if n == 0 { "" } else { "," };
+                // Value's Display is compact JSON, with the quotes and escapes of a string
+                let _ = write!(text, "{comma}{}:", Value::from(name));
+                put(member, text);
+            }
+            text.push('}');
+        }
+        other => {
+            let _ = write!(text, "{other}");
+        }
+    }
+}
+
+fn in_order(members: &Map<String, Value>) -> Vec<(&str, &Value)> {
+    let mut members: Vec<(&str, &Value)> = members.iter().map(|(name, member)| (name.as_str(), member)).collect();
+    members.sort_by_key(|(name, _)| MEMBER_ORDER.iter().position(|known| known == name).unwrap_or(MEMBER_ORDER.len()));
+    members
+}

@@ -1,0 +1,275 @@
+//! What is on a device: nothing, LUKS2, a format of ours that was cut short, or something else.
+
+use std::fmt;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::header::{BINARY_LEN, Binary, Copy, Header, checksum_holds, has_magic, secondary_offsets};
+use super::write::{FIRST_AREA, MARKER, MARKER_OFFSET, UNFINISHED_AREAS};
+use super::{DATA_OFFSET, Error, io_error, metadata, read_at};
+
+/// A device counts as blank if its first 17 MiB (the header area of a LUKS2 disk and the start of its data) ...
+const HEAD: u64 = DATA_OFFSET + (1 << 20);
+/// ... and its last MiB, where GPT and Linux RAID keep their metadata, are zeros.
+const TAIL: u64 = 1 << 20;
+/// Read at once when looking for something that is not zero.
+const CHUNK: usize = 256 << 10;
+/// The signatures of other formats that are looked for lie within this many bytes.
+const SIGNATURES_LEN: u64 = 256 << 10;
+
+/// What [`probe`] found.
+#[derive(Debug)]
+pub enum Probe {
+    /// The first 17 MiB and the last MiB are zeros.
+    Blank,
+    /// A [`format`](super::format) over a blank disk was cut short. Nothing of value is there.
+    Unfinished,
+    /// A LUKS2 header with at least one whole copy; whether it is ours is for [`Header::check_ours`] to say.
+    Luks(Header),
+    /// Something else; the text says what, e.g. "an ext2, ext3 or ext4 file system", or how a LUKS2 header is damaged.
+    Unknown(String),
+}
+
+/// Finds out what is on `dev`. Reads at most 26 MiB; the only error is [`Error::Io`].
+///
+/// Of two whole header copies the one with the higher sequence id counts; of a damaged and a whole one the whole one,
+/// unless another format's signature in the place of the primary says that the disk was given a new purpose.
+pub fn probe(dev: &mut (impl Read + Seek)) -> Result<Probe, Error> {
+    probe_io(dev).map_err(io_error("read the disk to find out what it holds"))
+}
+
+fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
+    let size = dev.seek(SeekFrom::End(0))?;
+    let primary = read_copy(dev, size, Copy::Primary, 0)?;
+    let secondary = read_secondary(dev, size, &primary)?;
+    if !primary.is_whole() {
+        // only where our headers are: further on, a keyslot's random bytes may look like anything
+        if let Some(what) = signature(&head(dev, size, FIRST_AREA)?) {
+            return Ok(Probe::Unknown(what.into()));
+        }
+    }
+    if let Some(header) = newer(&primary, &secondary, size) {
+        return Ok(Probe::Luks(header));
+    }
+    if is_unfinished(dev, size)? {
+        return Ok(Probe::Unfinished);
+    }
+    if let Some(what) = signature(&head(dev, size, SIGNATURES_LEN)?) {
+        return Ok(Probe::Unknown(what.into()));
+    }
+    if !(primary.is_absent() && secondary.is_absent()) {
+        let what = format!("a LUKS header of which no copy is usable (primary: {primary}; secondary: {secondary})");
+        return Ok(Probe::Unknown(what));
+    }
+    Ok(match first_nonzero_outside(dev, size, &[])? {
+        None => Probe::Blank,
+        Some(at) => Probe::Unknown(format!("data of an unknown kind (the first byte that is not zero is byte {at})")),
+    })
+}
+
+/// The first `len` bytes of the device, or what there are of them.
+fn head(dev: &mut (impl Read + Seek), size: u64, len: u64) -> io::Result<Vec<u8>> {
+    let mut head = vec![0; len.min(size) as usize];
+    read_at(dev, 0, &mut head)?;
+    Ok(head)
+}
+
+/// One copy of the header, as found on the device.
+enum Found {
+    /// No LUKS magic.
+    Absent,
+    /// The magic, and what is wrong with the rest.
+    Damaged(String),
+    Whole(Binary, Value),
+}
+
+impl Found {
+    fn is_absent(&self) -> bool {
+        matches!(self, Found::Absent)
+    }
+
+    fn is_whole(&self) -> bool {
+        matches!(self, Found::Whole(..))
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Found::Absent => f.write_str("no LUKS magic"),
+            Found::Damaged(why) => f.write_str(why),
+            Found::Whole(..) => f.write_str("whole"),
+        }
+    }
+}
+
+fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io::Result<Found> {
+    if size < at + BINARY_LEN as u64 {
+        return Ok(Found::Absent);
+    }
+    let mut bytes = [0; BINARY_LEN];
+    read_at(dev, at, &mut bytes)?;
+    if !has_magic(&bytes, copy) {
+        return Ok(Found::Absent);
+    }
+    let binary = match Binary::parse(&bytes, copy, at) {
+        Ok(binary) => binary,
+        Err(why) => return Ok(Found::Damaged(why)),
+    };
+    if size < at + binary.hdr_size {
+        return Ok(Found::Damaged(format!("its {} bytes reach over the end of the device", binary.hdr_size)));
+    }
+    // at most 4 MiB: Binary::parse bounds it
+    let mut whole = vec![0; binary.hdr_size as usize];
+    read_at(dev, at, &mut whole)?;
+    if !checksum_holds(&whole) || whole[..BINARY_LEN] != bytes {
+        return Ok(Found::Damaged("its checksum is wrong".into()));
+    }
+    Ok(match metadata::parse(&whole[BINARY_LEN..]) {
+        Ok(metadata) => Found::Whole(binary, metadata),
+        Err(why) => Found::Damaged(why),
+    })
+}
+
+/// The secondary of a whole primary is where that says; else the first whole one, or the first damaged one.
+fn read_secondary(dev: &mut (impl Read + Seek), size: u64, primary: &Found) -> io::Result<Found> {
+    if let Found::Whole(binary, _) = primary {
+        return read_copy(dev, size, Copy::Secondary, binary.hdr_size);
+    }
+    let mut best = Found::Absent;
+    for at in secondary_offsets() {
+        let found = read_copy(dev, size, Copy::Secondary, at)?;
+        if found.is_whole() {
+            return Ok(found);
+        }
+        if best.is_absent() {
+            best = found;
+        }
+    }
+    Ok(best)
+}
+
+/// The header of the newer whole copy; of equals the primary, as libcryptsetup decides.
+fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header> {
+    let (binary, metadata, good) = match (primary, secondary) {
+        (Found::Whole(first, json), Found::Whole(second, _)) if first.seqid > second.seqid => {
+            log::warn!("the secondary LUKS2 header is older than the primary one, which counts");
+            (first, json, [true, false])
+        }
+        (Found::Whole(first, _), Found::Whole(second, json)) if first.seqid < second.seqid => {
+            log::warn!("the primary LUKS2 header is older than the secondary one, which counts");
+            (second, json, [false, true])
+        }
+        (Found::Whole(first, json), Found::Whole(second, other)) => {
+            (first, json, [true, first == second && json == other])
+        }
+        (Found::Whole(binary, json), damaged) => {
+            log::warn!("the secondary LUKS2 header is unusable ({damaged}), the primary one counts");
+            (binary, json, [true, false])
+        }
+        (damaged, Found::Whole(binary, json)) => {
+            log::warn!("the primary LUKS2 header is unusable ({damaged}), the secondary one counts");
+            (binary, json, [false, true])
+        }
+        _ => return None,
+    };
+    Some(Header { binary: binary.clone(), metadata: metadata.clone(), good, failed: false, device_size })
+}
+
+/// Whether all that is there is what a format of a blank disk writes before it is done, given that there is no whole
+/// header and no signature of another format within the first [`FIRST_AREA`] bytes.
+fn is_unfinished(dev: &mut (impl Read + Seek), size: u64) -> io::Result<bool> {
+    if size < DATA_OFFSET {
+        return Ok(false);
+    }
+    let mut marker = MARKER;
+    marker.fill(0);
+    read_at(dev, MARKER_OFFSET, &mut marker)?;
+    Ok(marker == MARKER && first_nonzero_outside(dev, size, &UNFINISHED_AREAS)?.is_none())
+}
+
+/// The first byte of the device's head and tail that is not zero and in none of the sorted ranges `except`.
+fn first_nonzero_outside(dev: &mut (impl Read + Seek), size: u64, except: &[Range<u64>]) -> io::Result<Option<u64>> {
+    let mut from = 0;
+    for hole in except {
+        if let Some(at) = first_nonzero(dev, from..hole.start.min(size))? {
+            return Ok(Some(at));
+        }
+        from = hole.end;
+    }
+    let head_end = HEAD.min(size);
+    if let Some(at) = first_nonzero(dev, from..head_end)? {
+        return Ok(Some(at));
+    }
+    first_nonzero(dev, size.saturating_sub(TAIL).max(head_end)..size)
+}
+
+/// The first byte within `range` that is not zero.
+fn first_nonzero(dev: &mut (impl Read + Seek), range: Range<u64>) -> io::Result<Option<u64>> {
+    let zeros = vec![0u8; CHUNK];
+    let mut buf = vec![0u8; CHUNK];
+    let mut at = range.start;
+    while at < range.end {
+        let len = (range.end - at).min(CHUNK as u64) as usize;
+        read_at(dev, at, &mut buf[..len])?;
+        // comparing slices is a memcmp; looking at each byte is not
+        if buf[..len] != zeros[..len] {
+            let offset = buf[..len].iter().position(|b| *b != 0).unwrap_or_default();
+            return Ok(Some(at + offset as u64));
+        }
+        at += len as u64;
+    }
+    Ok(None)
+}
+
+/// Signatures of what else disks hold: offset, bytes, name; the offsets are those of each format's own documentation
+/// (UEFI specification for GPT; the kernel's headers for Linux file systems). The more specific ones come first.
+const SIGNATURES: &[(usize, &[u8], &str)] = &[
+    (512, b"EFI PART", "a GPT partition table"),
+    (4096, b"EFI PART", "a GPT partition table"),
+    (0, b"XFSB", "an XFS file system"),
+    (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
+    (65600, b"_BHRfS_M", "a btrfs file system"),
+    (1024, b"\x10\x20\xf5\xf2", "an F2FS file system"),
+    (1024, b"\xe2\xe1\xf5\xe0", "an EROFS file system"),
+    (0, b"hsqs", "a squashfs file system"),
+    (65588, b"ReIsEr", "a ReiserFS file system"),
+    (32768, b"JFS1", "a JFS file system"),
+    (32769, b"CD001", "an ISO 9660 file system"),
+    (4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", "a bcache or bcachefs disk"),
+    (0, b"LABELONE", "an LVM physical volume"),
+    (512, b"LABELONE", "an LVM physical volume"),
+    (1024, b"LABELONE", "an LVM physical volume"),
+    (1536, b"LABELONE", "an LVM physical volume"),
+    (4086, b"SWAPSPACE2", "swap space"),
+    (4086, b"SWAP-SPACE", "swap space"),
+    (0, b"\xfc\x4e\x2b\xa9", "a member of a Linux RAID"),
+    (4096, b"\xfc\x4e\x2b\xa9", "a member of a Linux RAID"),
+    (0, b"integrt\0", "a dm-integrity device without LUKS"),
+    (0, b"verity\0\0", "a dm-verity hash device"),
+    (0, b"bluestore block device", "a Ceph BlueStore device"),
+    (0, b"QFI\xfb", "a qcow2 image given as a raw disk"),
+    (3, b"-FVE-FS-", "a BitLocker volume"),
+    (3, b"NTFS    ", "an NTFS file system"),
+    (3, b"EXFAT   ", "an exFAT file system"),
+    (0, b"LUKS\xba\xbe\x00\x01", "a LUKS1 header; state disks are LUKS2"),
+    (510, b"\x55\xaa", "an MBR partition table or a boot sector"),
+];
+/// ZFS: uberblocks of the first label, from 128 to 256 KiB, at least 1 KiB apart, in either byte order.
+const ZFS_UBERBLOCKS: Range<usize> = 128 << 10..256 << 10;
+const ZFS_MAGIC: [[u8; 8]; 2] = [0x00ba_b10c_u64.to_le_bytes(), 0x00ba_b10c_u64.to_be_bytes()];
+
+/// The name of another format whose signature `head`, the start of the disk, has.
+fn signature(head: &[u8]) -> Option<&'static str> {
+    let has = |offset: usize, bytes: &[u8]| head.get(offset..).is_some_and(|rest| rest.starts_with(bytes));
+    let plain = SIGNATURES.iter().find(|(offset, bytes, _)| has(*offset, bytes)).map(|(_, _, name)| *name);
+    let zfs = || {
+        ZFS_UBERBLOCKS
+            .step_by(1024)
+            .any(|offset| ZFS_MAGIC.iter().any(|magic| has(offset, magic)))
+            .then_some("a ZFS disk")
+    };
+    plain.or_else(zfs)
+}

@@ -1,0 +1,193 @@
+//! What a node keeps about itself on its state disk: its role and the salt of its cluster ID, and whether it ever became a
+//! working member.
+//!
+//! `constellation/node_state.json` has the old system's form, which its initramfs reads too. The completion mark is
+//! Firstlight's own: the old system has no such phase, and a node that lost power halfway came back as a zombie.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use crate::metadata::Role;
+
+/// Length in bytes of a measurement salt; the old system demands it at each boot but not at init, so we demand it at both.
+pub const SALT_LEN: usize = 32;
+
+/// The file below the mounted state disk.
+pub const FILE: &str = "constellation/node_state.json";
+/// Present once the node's cluster set-up has ended well.
+const COMPLETE_MARK: &str = "firstlight/complete";
+/// Written by kubeadm at its end; tells the same of a disk that the old system set up.
+const KUBELET_CONFIG: &str = "kubernetes/kubelet.conf";
+/// Far above any real file: 32 bytes of salt and a role.
+const MAX_FILE: u64 = 4096;
+
+/// The content of the state file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeState {
+    /// Nothing reads it back: the role of a reboot comes from the metadata service.
+    pub role: Role,
+    /// Not secret: HKDF salt of the cluster ID.
+    pub measurement_salt: [u8; SALT_LEN],
+}
+
+#[derive(Serialize, Deserialize)]
+struct Json {
+    #[serde(rename = "Role")]
+    role: String,
+    #[serde(rename = "MeasurementSalt")]
+    measurement_salt: String,
+}
+
+/// Why there is no usable node state.
+#[derive(Debug)]
+pub enum Error {
+    /// The file is not there, or empty: the node never got so far as to be part of a cluster.
+    Missing(PathBuf),
+    /// It is there and says nothing usable.
+    Malformed(PathBuf, String),
+    /// The system's answer.
+    Io(PathBuf, io::Error),
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Error::Missing(path) => write!(f, "{} is missing or empty", path.display()),
+            Error::Malformed(path, why) => write!(f, "{} is malformed: {why}", path.display()),
+            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl NodeState {
+    /// Reads the state of the disk mounted at `root`.
+    pub fn read(root: &Path) -> Result<NodeState, Error> {
+        let path = root.join(FILE);
+        let mut text = String::new();
+        let read = File::open(&path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
+        match read {
+            Ok(0) => Err(Error::Missing(path)),
+            Ok(_) => Self::parse(&text).map_err(|why| Error::Malformed(path, why)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing(path)),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                Err(Error::Malformed(path, "it is no UTF-8".into()))
+            }
+            Err(error) => Err(Error::Io(path, error)),
+        }
+    }
+
+    fn parse(text: &str) -> Result<NodeState, String> {
+        let json: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let salt = STANDARD.decode(&json.measurement_salt).map_err(|error| format!("MeasurementSalt: {error}"))?;
+        let length = salt.len();
+        let measurement_salt =
+            salt.try_into().map_err(|_| format!("MeasurementSalt has {length} bytes, expected {SALT_LEN}"))?;
+        Ok(NodeState { role: Role::parse(&json.role), measurement_salt })
+    }
+
+    /// Writes the state below `root`, durably: it is on the disk when this returns, whole.
+    pub fn write(&self, root: &Path) -> Result<(), Error> {
+        let state = Json { role: self.role.to_string(), measurement_salt: STANDARD.encode(self.measurement_salt) };
+        let mut json = Vec::new();
+        let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");
+        state
+            .serialize(&mut serde_json::Serializer::with_formatter(&mut json, tabs))
+            .map_err(|error| Error::Malformed(root.join(FILE), error.to_string()))?;
+        write_durably(root, FILE, &json)
+    }
+}
+
+/// Marks the node as a working member, durably.
+pub fn mark_complete(root: &Path) -> Result<(), Error> {
+    write_durably(root, COMPLETE_MARK, b"")
+}
+
+/// Whether the node of the disk mounted at `root` ever became a working member.
+pub fn is_complete(root: &Path) -> bool {
+    root.join(COMPLETE_MARK).exists() || root.join(KUBELET_CONFIG).exists()
+}
+
+/// Temporary file, fsync, rename, fsync of each directory up to `root`.
+fn write_durably(root: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
+    let path = root.join(name);
+    let temporary = path.with_extension("new");
+    let write = || {
+        let directory = path.parent().unwrap_or(root);
+        fs::create_dir_all(directory)?;
+        let mut file = File::create(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, &path)?;
+        File::open(directory)?.sync_all()?;
+        File::open(root)?.sync_all()
+    };
+    write().map_err(|error| Error::Io(path.clone(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> NodeState {
+        NodeState { role: Role::ControlPlane, measurement_salt: [b'S'; 32] }
+    }
+
+    #[test]
+    fn the_file_has_the_form_that_the_old_initramfs_reads() {
+        let disk = tempfile::tempdir().unwrap();
+        state().write(disk.path()).unwrap();
+        assert_eq!(
+            fs::read_to_string(disk.path().join(FILE)).unwrap(),
+            "{\n\t\"Role\": \"ControlPlane\",\n\t\"MeasurementSalt\": \"U1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1M=\"\n}"
+        );
+        assert_eq!(NodeState::read(disk.path()).unwrap(), state());
+    }
+
+    #[test]
+    fn a_second_write_replaces_the_first() {
+        let disk = tempfile::tempdir().unwrap();
+        state().write(disk.path()).unwrap();
+        let other = NodeState { measurement_salt: [7; 32], ..state() };
+        other.write(disk.path()).unwrap();
+        assert_eq!(NodeState::read(disk.path()).unwrap(), other);
+    }
+
+    #[test]
+    fn an_absent_or_empty_file_is_missing() {
+        let disk = tempfile::tempdir().unwrap();
+        assert!(matches!(NodeState::read(disk.path()), Err(Error::Missing(_))));
+        fs::create_dir_all(disk.path().join("constellation")).unwrap();
+        fs::write(disk.path().join(FILE), "").unwrap();
+        assert!(matches!(NodeState::read(disk.path()), Err(Error::Missing(_))));
+    }
+
+    #[test]
+    fn malformed_files_say_what_is_wrong() {
+        for (text, why) in [
+            ("{", "EOF"),
+            (r#"{"Role":"Worker","MeasurementSalt":"?"}"#, "MeasurementSalt"),
+            (r#"{"Role":"Worker","MeasurementSalt":"U2FsdA=="}"#, "has 4 bytes, expected 32"),
+        ] {
+            assert!(NodeState::parse(text).unwrap_err().contains(why), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_disk_is_complete_by_our_mark_or_by_what_kubeadm_leaves() {
+        let disk = tempfile::tempdir().unwrap();
+        assert!(!is_complete(disk.path()));
+        mark_complete(disk.path()).unwrap();
+        assert!(is_complete(disk.path()));
+        let old = tempfile::tempdir().unwrap();
+        fs::create_dir_all(old.path().join("kubernetes")).unwrap();
+        fs::write(old.path().join(KUBELET_CONFIG), "").unwrap();
+        assert!(is_complete(old.path()));
+    }
+}

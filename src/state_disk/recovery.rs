@@ -1,0 +1,81 @@
+//! Recovery: the operator brings the master secret to a node that nobody in the cluster can help.
+//!
+//! A gRPC server on TCP 9999 of the initramfs, over attested TLS: the operator verifies the node before it sends anything.
+//! The node derives its key itself, tries it, and answers OK only when the disk opened; a wrong one costs nothing. Anybody
+//! may call, so the answers tell nothing but that, and what the node waits for.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::waiting::{Candidate, Refused, Waiting};
+use crate::atls;
+use crate::attestation::Issuer;
+use crate::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
+use crate::grpc::{Call, Code, Limits, Router, Server, Status};
+use crate::kms::{self, ClusterKms};
+use crate::proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
+
+/// TCP port of the recovery server.
+pub const PORT: u16 = 9999;
+/// How long an answer may still be on its way when the disk is open.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A running recovery server; stops when dropped.
+pub struct RecoveryServer(Server);
+
+impl RecoveryServer {
+    /// Serves on `address` until dropped.
+    pub fn start(address: SocketAddr, issuer: Arc<dyn Issuer>, waiting: Arc<Waiting>) -> std::io::Result<Self> {
+        let disk = waiting.clone();
+        let recover = move |call: &Call, message: RecoverMessage| recover(call, &message, &disk);
+        let router = Router::new().unary("/recoverproto.API/Recover", recover);
+        let router = router.unary("/recoverproto.API/Status", move |_: &Call, _: StatusRequest| Ok(status(&waiting)));
+        let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
+        let listener = TcpListener::bind(address)?;
+        Server::start("recovery", listener, transport, router, Limits::default()).map(RecoveryServer)
+    }
+}
+
+impl Drop for RecoveryServer {
+    fn drop(&mut self) {
+        self.0.stop(GRACE);
+    }
+}
+
+fn recover(call: &Call, message: &RecoverMessage, waiting: &Waiting) -> Result<RecoverResponse, Status> {
+    let peer = call.peer().map_or("an unknown address".into(), |address| address.to_string());
+    let from = format!("the operator at {peer}");
+    let candidate = candidate(message, &waiting.uuid(), from)?;
+    waiting.offer(candidate).map(|()| RecoverResponse {}).map_err(|refused| match refused {
+        Refused::WrongKey => {
+            let uuid = waiting.uuid();
+            Status::new(Code::FailedPrecondition, format!("this master secret does not open disk {uuid}"))
+        }
+        Refused::TooLate => Status::new(Code::Unavailable, refused.to_string()),
+        Refused::Disk(_) => Status::new(Code::Internal, "the node could not read its disk; its console says why"),
+    })
+}
+
+fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candidate, Status> {
+    let invalid = |error: kms::Error| Status::new(Code::InvalidArgument, error.to_string());
+    let kms = ClusterKms::from_uris(&message.kms_uri, &message.storage_uri).map_err(invalid)?;
+    Ok(Candidate {
+        disk_key: kms.dek(&Dek::disk(uuid), KEY_LEN).map_err(invalid)?,
+        measurement_secret: kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(invalid)?,
+        from,
+    })
+}
+
+fn status(waiting: &Waiting) -> StatusResponse {
+    let (since, notes) = waiting.report();
+    StatusResponse {
+        disk_uuid: waiting.uuid(),
+        state: "waiting for the key of the state disk".into(),
+        waiting_for: notes
+            .into_iter()
+            .map(|(name, note)| format!("{name}: {} (try {})", note.text, note.tries))
+            .collect(),
+        waiting_seconds: since.as_secs(),
+    }
+}

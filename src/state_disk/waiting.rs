@@ -1,0 +1,193 @@
+//! Where the sources of a key meet: each offer is tried on the disk, the first that opens it wins, a wrong one is answered
+//! with an error while the others go on.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::crypto::Secret;
+use crate::luks;
+use crate::stop::Stop;
+use crate::timeline::Timeline;
+
+/// How often the console hears what is waited for.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+
+/// A key that a source found, not yet tried.
+pub struct Candidate {
+    /// The passphrase of the disk's keyslot.
+    pub disk_key: Secret,
+    /// From which the cluster ID is derived.
+    pub measurement_secret: Secret,
+    /// Who brought it, for people: `join service 10.42.0.1:30090`.
+    pub from: String,
+}
+
+/// A key that opened the disk.
+pub struct Opened {
+    /// The key of the data.
+    pub volume_key: Secret,
+    /// As in [`Candidate`].
+    pub measurement_secret: Secret,
+    /// As in [`Candidate`].
+    pub from: String,
+}
+
+/// Why an offer was not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The key does not open the disk.
+    WrongKey,
+    /// Another source was first, or the node is shutting down.
+    TooLate,
+    /// The disk could not be read: the sentence is for the console.
+    Disk(String),
+}
+
+/// What one source is doing.
+#[derive(Clone)]
+pub struct Note {
+    /// How often it has tried.
+    pub tries: u32,
+    /// What came of the last try.
+    pub text: String,
+}
+
+/// A disk that waits for its key.
+pub struct Waiting {
+    header: luks::Header,
+    device: PathBuf,
+    over: Stop,
+    timeline: Timeline,
+    since: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    opened: Option<Opened>,
+    done: bool,
+    notes: BTreeMap<String, Note>,
+}
+
+impl Waiting {
+    /// A disk on `device` whose verified header is `header`; `over` tells the sources that the wait is over.
+    pub fn new(header: luks::Header, device: &Path, over: Stop, timeline: Timeline) -> Waiting {
+        Waiting {
+            header,
+            device: device.into(),
+            over,
+            timeline,
+            since: Instant::now(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// The disk's UUID, lower case.
+    pub fn uuid(&self) -> String {
+        self.header.uuid()
+    }
+
+    /// Stopped when no key is wanted any more.
+    pub fn over(&self) -> &Stop {
+        &self.over
+    }
+
+    /// Tries a key. Offers are tried one at a time: a keyslot may ask for a lot of memory.
+    pub fn offer(&self, candidate: Candidate) -> Result<(), Refused> {
+        let mut state = self.lock();
+        if state.done || self.over.is_stopped() {
+            return Err(Refused::TooLate);
+        }
+        let unlocked = open_device(&self.device)
+            .map_err(|error| Refused::Disk(format!("{}: {error}", self.device.display())))
+            .and_then(|mut device| match self.header.unlock(&mut device, &candidate.disk_key) {
+                Ok(key) => Ok(key),
+                Err(luks::Error::WrongPassphrase { .. }) => Err(Refused::WrongKey),
+                Err(error) => Err(Refused::Disk(format!("{}: {error}", self.device.display()))),
+            });
+        match unlocked {
+            Ok(volume_key) => {
+                self.timeline.event("key-slot", format_args!("opened with the key from {}", candidate.from));
+                let Candidate { measurement_secret, from, .. } = candidate;
+                state.opened = Some(Opened { volume_key, measurement_secret, from });
+                state.done = true;
+                drop(state);
+                self.changed.notify_all();
+                Ok(())
+            }
+            Err(refused) => {
+                log::warn!("the key from {} was not accepted: {refused}", candidate.from);
+                Err(refused)
+            }
+        }
+    }
+
+    /// Records what the source `name` is doing; replaces what it said before and counts one more try.
+    pub fn note(&self, name: &str, text: impl Into<String>) {
+        let mut state = self.lock();
+        let tries = state.notes.get(name).map_or(0, |note| note.tries) + 1;
+        state.notes.insert(name.into(), Note { tries, text: text.into() });
+    }
+
+    /// What is waited for, and since when.
+    pub fn report(&self) -> (Duration, Vec<(String, Note)>) {
+        let notes = self.lock().notes.iter().map(|(name, note)| (name.clone(), note.clone())).collect();
+        (self.since.elapsed(), notes)
+    }
+
+    /// Blocks until an offer opened the disk; `None` when `node` stops first. Says on the console what it waits for.
+    pub fn wait(&self, node: &Stop) -> Option<Opened> {
+        let mut next_report = REPORT_EVERY;
+        let mut state = self.lock();
+        loop {
+            if let Some(opened) = state.opened.take() {
+                return Some(opened);
+            }
+            if node.is_stopped() {
+                state.done = true;
+                return None;
+            }
+            if self.since.elapsed() >= next_report {
+                next_report += REPORT_EVERY;
+                self.tell(&state);
+            }
+            // the node's stop does not know this condition variable: look at it a few times a second
+            state =
+                self.changed.wait_timeout(state, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn tell(&self, state: &State) {
+        let seconds = self.since.elapsed().as_secs();
+        self.timeline.event("waiting", format_args!("for a key of disk {} since {seconds} s", self.uuid()));
+        for (name, note) in &state.notes {
+            self.timeline.event("waiting", format_args!("  {name}: {} (try {})", note.text, note.tries));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn open_device(path: &Path) -> io::Result<File> {
+    File::open(path)
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Refused::WrongKey => f.write_str("it does not open this disk"),
+            Refused::TooLate => f.write_str("the disk is being opened by another key, or the node is stopping"),
+            Refused::Disk(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}

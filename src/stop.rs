@@ -1,0 +1,149 @@
+//! One way to stop what several threads wait in: a flag that, once set, stays set and wakes everybody.
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A one-way stop signal. Clones share it.
+#[derive(Clone, Default)]
+pub struct Stop(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    stopped: bool,
+    next: u64,
+    sockets: Vec<(u64, TcpStream)>,
+}
+
+/// Ends the hold of [`Stop::hold`] when dropped.
+pub struct Held<'a> {
+    stop: &'a Stop,
+    number: u64,
+}
+
+impl Stop {
+    /// Not stopped yet.
+    pub fn new() -> Stop {
+        Stop::default()
+    }
+
+    /// Stops: wakes every wait and shuts every held socket down.
+    pub fn stop(&self) {
+        let mut state = self.lock();
+        state.stopped = true;
+        for (_, socket) in state.sockets.drain(..) {
+            // fails on a socket that the peer has closed already, which is as good
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        self.0.changed.notify_all();
+    }
+
+    /// Whether [`Stop::stop`] was called.
+    pub fn is_stopped(&self) -> bool {
+        self.lock().stopped
+    }
+
+    /// Waits for `time` or for the stop, whichever is first; true when stopped.
+    pub fn wait(&self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        let mut state = self.lock();
+        while !state.stopped {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Waits until stopped.
+    pub fn wait_forever(&self) {
+        while !self.wait(Duration::from_secs(3600)) {}
+    }
+
+    /// Shuts `socket` down when the stop comes, or at once when it has come, so that no thread stays blocked in it.
+    pub fn hold(&self, socket: &TcpStream) -> std::io::Result<Held<'_>> {
+        let socket = socket.try_clone()?;
+        let mut state = self.lock();
+        let number = state.next;
+        state.next += 1;
+        if state.stopped {
+            let _ = socket.shutdown(Shutdown::Both);
+        } else {
+            state.sockets.push((number, socket));
+        }
+        Ok(Held { stop: self, number })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // no code panics while it holds this lock
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.stop.lock().sockets.retain(|(number, _)| *number != self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_by_time_when_nothing_stops_it() {
+        assert!(!Stop::new().wait(Duration::from_millis(5)));
+    }
+
+    #[test]
+    fn a_stop_wakes_waits_in_other_threads_and_stays() {
+        let stop = Stop::new();
+        let waiting = thread::spawn({
+            let stop = stop.clone();
+            move || stop.wait(Duration::from_secs(3600))
+        });
+        stop.stop();
+        assert!(waiting.join().unwrap());
+        assert!(stop.wait(Duration::from_secs(3600)) && stop.is_stopped());
+    }
+
+    #[test]
+    fn a_stop_wakes_a_read_of_a_held_socket() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let _peer = listener.accept().unwrap();
+        let stop = Stop::new();
+        let reading = thread::spawn({
+            let stop = stop.clone();
+            move || {
+                let _held = stop.hold(&socket).unwrap();
+                socket.read(&mut [0; 1]).unwrap_or(0)
+            }
+        });
+        thread::sleep(Duration::from_millis(20));
+        stop.stop();
+        assert_eq!(reading.join().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_socket_held_after_the_stop_is_shut_down_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stop = Stop::new();
+        stop.stop();
+        let _held = stop.hold(&socket).unwrap();
+        assert_eq!(socket.read(&mut [0; 1]).unwrap(), 0);
+    }
+}

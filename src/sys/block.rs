@@ -1,0 +1,132 @@
+//! Block devices: size, direct reads and writes that bypass the page cache, and the holes of sparse files.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::check;
+
+/// Alignment, in bytes, of address, offset and length that satisfies O_DIRECT on every device with sectors up to 4096 bytes
+/// (open(2), NOTES).
+pub const DIRECT_ALIGNMENT: usize = 4096;
+
+// _IOR(0x12, 114, size_t), linux/fs.h; not in libc for musl
+const BLKGETSIZE64: u32 = 0x8008_1272;
+
+/// Size in bytes of a block device, or length of a regular file.
+pub fn size(file: &File) -> io::Result<u64> {
+    let metadata = file.metadata()?;
+    if !metadata.file_type().is_block_device() {
+        return Ok(metadata.len());
+    }
+    let mut bytes = 0_u64;
+    // SAFETY: BLKGETSIZE64 writes one u64 (on 64-bit; blkdev_ioctl puts a u64 on every architecture) to the pointer given.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64 as _, &mut bytes) })?;
+    Ok(bytes)
+}
+
+/// `(major, minor)` of the block device at `path`; `InvalidInput` for any other kind of file.
+pub fn number(path: &Path) -> io::Result<(u32, u32)> {
+    let metadata = path.metadata()?;
+    if !metadata.file_type().is_block_device() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a block device"));
+    }
+    Ok((libc::major(metadata.rdev()), libc::minor(metadata.rdev())))
+}
+
+/// Opens a device for reads and writes that bypass the page cache. Use [`PageBuffer`]s with it.
+pub fn open_direct(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)
+}
+
+/// Where the next data at or after `offset` starts in a sparse file; `None` behind the last data (lseek(2), SEEK_DATA).
+pub fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    match seek(file, offset, libc::SEEK_DATA) {
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Where the next hole at or after `offset` starts; the end of the file counts as one (lseek(2), SEEK_HOLE).
+pub fn next_hole(file: &File, offset: u64) -> io::Result<u64> {
+    seek(file, offset, libc::SEEK_HOLE)
+}
+
+fn seek(file: &File, offset: u64, whence: i32) -> io::Result<u64> {
+    let offset = i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: no memory is involved, and the descriptor is open for as long as `file` is borrowed.
+    let found = check(unsafe { libc::lseek(file.as_raw_fd(), offset, whence) })?;
+    Ok(found as u64)
+}
+
+/// An empty file in memory, without a name, sparse like one of tmpfs (memfd_create(2)). Gone when the last descriptor is.
+pub fn memory_file(label: &'static std::ffi::CStr) -> io::Result<File> {
+    // SAFETY: `label` is a valid C string; the descriptor returned is new and ours alone.
+    unsafe {
+        let descriptor = check(libc::memfd_create(label.as_ptr(), libc::MFD_CLOEXEC))?;
+        Ok(OwnedFd::from_raw_fd(descriptor).into())
+    }
+}
+
+#[repr(C, align(4096))]
+#[derive(Clone, Copy)]
+struct Page([u8; DIRECT_ALIGNMENT]);
+
+/// Zeroed memory aligned for O_DIRECT, a whole number of pages.
+pub struct PageBuffer(Vec<Page>);
+
+impl PageBuffer {
+    /// At least `len` bytes, rounded up to whole pages.
+    pub fn new(len: usize) -> Self {
+        PageBuffer(vec![Page([0; DIRECT_ALIGNMENT]); len.div_ceil(DIRECT_ALIGNMENT)])
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        let len = self.0.len() * DIRECT_ALIGNMENT;
+        // SAFETY: a Page is exactly 4096 initialised bytes without padding, so n of them are n * 4096 bytes.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), len) }
+    }
+
+    /// The bytes, to fill.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let len = self.0.len() * DIRECT_ALIGNMENT;
+        // SAFETY: as in `bytes`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn data_and_holes_of_a_memory_file_are_found() {
+        let file = memory_file(c"test").unwrap();
+        file.set_len(1 << 36).unwrap();
+        assert_eq!(next_data(&file, 0).unwrap(), None);
+        file.write_all_at(&[1; 4096], 1 << 30).unwrap();
+        assert_eq!(next_data(&file, 0).unwrap(), Some(1 << 30));
+        assert_eq!(next_hole(&file, 1 << 30).unwrap(), (1 << 30) + 4096);
+        assert_eq!(next_data(&file, (1 << 30) + 4096).unwrap(), None);
+        assert_eq!(size(&file).unwrap(), 1 << 36);
+    }
+
+    #[test]
+    fn page_buffers_are_aligned_and_whole_pages() {
+        let mut buffer = PageBuffer::new(5000);
+        assert_eq!(buffer.bytes().len(), 8192);
+        assert_eq!(buffer.bytes().as_ptr() as usize % DIRECT_ALIGNMENT, 0);
+        buffer.bytes_mut()[8191] = 7;
+        assert_eq!(buffer.bytes()[8191], 7);
+    }
+
+    #[test]
+    fn only_block_devices_have_a_device_number() {
+        assert_eq!(number(Path::new("/dev/null")).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}

@@ -1,0 +1,60 @@
+//! mount(2) and umount2(2).
+
+use std::ffi::CString;
+use std::io;
+use std::path::Path;
+use std::ptr;
+
+use super::{c_path, check};
+
+/// How a file system is mounted (mount(2)): a bit each.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Flags {
+    /// MS_RDONLY
+    pub read_only: bool,
+    /// MS_NOSUID and MS_NODEV
+    pub no_devices: bool,
+    /// MS_BIND: `source` is a directory to show at `target`; file system type and options are ignored
+    pub bind: bool,
+}
+
+impl Flags {
+    fn bits(self) -> libc::c_ulong {
+        [
+            (self.read_only, libc::MS_RDONLY),
+            (self.no_devices, libc::MS_NOSUID | libc::MS_NODEV),
+            (self.bind, libc::MS_BIND),
+        ]
+        .into_iter()
+        .filter_map(|(set, bits)| set.then_some(bits))
+        .fold(0, |all, bits| all | bits)
+    }
+}
+
+/// Mounts the file system of type `kind` from `source` at the existing directory `target`. `options` are the file system's
+/// own, separated by commas.
+pub fn mount(source: &Path, target: &Path, kind: &str, flags: Flags, options: &str) -> io::Result<()> {
+    let (source, target) = (c_path(source)?, c_path(target)?);
+    let (kind, options) = (CString::new(kind)?, CString::new(options)?);
+    // SAFETY: four valid C strings that outlive the call; the kernel only reads them.
+    check(unsafe {
+        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags.bits(), options.as_ptr().cast())
+    })?;
+    Ok(())
+}
+
+/// Unmounts what is mounted at `target`; `EBUSY` while a file in it is open.
+pub fn unmount(target: &Path) -> io::Result<()> {
+    let target = c_path(target)?;
+    // SAFETY: a valid C string that outlives the call.
+    check(unsafe { libc::umount2(target.as_ptr(), 0) })?;
+    Ok(())
+}
+
+/// Moves the mount at `source` to `target` (MS_MOVE).
+pub fn move_mount(source: &Path, target: &Path) -> io::Result<()> {
+    let (source, target) = (c_path(source)?, c_path(target)?);
+    // SAFETY: two valid C strings that outlive the call; MS_MOVE ignores type and data, which may be null.
+    check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), ptr::null(), libc::MS_MOVE, ptr::null()) })?;
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! What keeps this process's memory to itself.
+
+use std::io;
+
+use super::check;
+
+/// No core dump, no ptrace by others, `/proc/self` owned by root (prctl(2) PR_SET_DUMPABLE, setrlimit(2) RLIMIT_CORE). Both,
+/// because a core_pattern that pipes to a program ignores the limit. Lost across execve(2): each program calls it itself.
+pub fn keep_memory_private() -> io::Result<()> {
+    // SAFETY: PR_SET_DUMPABLE takes integers only.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) })?;
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel reads one rlimit from a valid reference.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) })?;
+    Ok(())
+}
+
+/// Keeps all memory of the process, now and later, out of swap (mlockall(2)). Pages are locked as they are first touched
+/// (MCL_ONFAULT), so that untouched thread stacks cost nothing. `ENOMEM` or `EPERM` where RLIMIT_MEMLOCK forbids it.
+pub fn lock_memory() -> io::Result<()> {
+    // MCL_ONFAULT, linux/mman.h (asm-generic); not in libc for musl
+    const MCL_ONFAULT: i32 = 4;
+    // SAFETY: takes flags only.
+    check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | MCL_ONFAULT) })?;
+    Ok(())
+}

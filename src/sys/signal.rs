@@ -1,0 +1,73 @@
+//! Being told to stop: SIGTERM and SIGINT as something that a thread waits for, instead of a handler.
+
+use std::{fmt, io, mem, ptr};
+
+/// SIGTERM and SIGINT, blocked for the thread that made this and for all that it starts afterwards, so that they wait until
+/// [`StopSignals::wait`] takes them. Made by `main` before any other thread runs.
+pub struct StopSignals(libc::sigset_t);
+
+/// A request to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopSignal {
+    /// From a service manager.
+    Term,
+    /// From the keyboard.
+    Int,
+}
+
+impl fmt::Display for StopSignal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            StopSignal::Term => "SIGTERM",
+            StopSignal::Int => "SIGINT",
+        })
+    }
+}
+
+impl StopSignals {
+    /// Blocks both (pthread_sigmask(3)).
+    pub fn block() -> io::Result<StopSignals> {
+        // SAFETY: a sigset_t is plain data, for which zeros are a valid value; sigemptyset then sets it properly.
+        let mut set: libc::sigset_t = unsafe { mem::zeroed() };
+        // SAFETY: `set` lives through the three calls, and the signal numbers exist.
+        unsafe {
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, libc::SIGTERM);
+            libc::sigaddset(&mut set, libc::SIGINT);
+        }
+        // SAFETY: `set` is initialised, and no old mask is asked for.
+        match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, ptr::null_mut()) } {
+            0 => Ok(StopSignals(set)),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Sleeps until one comes (sigwait(3)).
+    pub fn wait(&self) -> io::Result<StopSignal> {
+        let mut signal = 0;
+        // SAFETY: the set is initialised, and `signal` lives through the call.
+        match unsafe { libc::sigwait(&self.0, &mut signal) } {
+            0 if signal == libc::SIGINT => Ok(StopSignal::Int),
+            0 => Ok(StopSignal::Term),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_came_before_the_wait_is_not_lost() {
+        // a thread of its own, since the mask stays; the signal is sent to it alone
+        std::thread::spawn(|| {
+            let signals = StopSignals::block().unwrap();
+            // SAFETY: the thread signals itself.
+            unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGTERM) };
+            assert_eq!(signals.wait().unwrap(), StopSignal::Term);
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -1,0 +1,106 @@
+//! The attestation key: an RSA primary key of the owner hierarchy that signs nothing but what the TPM itself says
+//! (restricted), kept at a persistent handle. Template and handle are those of the old system, so that a machine keeps its
+//! key when it changes from one to the other.
+
+use tss_esapi::attributes::ObjectAttributesBuilder;
+use tss_esapi::constants::CapabilityType;
+use tss_esapi::handles::{KeyHandle, ObjectHandle, PersistentTpmHandle, TpmHandle};
+use tss_esapi::interface_types::algorithm::{HashingAlgorithm, PublicAlgorithm};
+use tss_esapi::interface_types::dynamic_handles::Persistent;
+use tss_esapi::interface_types::key_bits::RsaKeyBits;
+use tss_esapi::interface_types::resource_handles::{Hierarchy, Provision};
+use tss_esapi::interface_types::session_handles::AuthSession;
+use tss_esapi::structures::{
+    CapabilityData, HashScheme, Public, PublicBuilder, PublicKeyRsa, PublicRsaParametersBuilder, RsaExponent, RsaScheme,
+};
+use tss_esapi::{Context, Result};
+
+/// go-tpm-tools' default handle for an RSA attestation key.
+const HANDLE: u32 = 0x8100_8f01;
+
+/// The key, from its handle if it is there and of our template, else made and put there.
+pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
+    if let Some(handle) = persistent(context)? {
+        let (public, _, _) = context.read_public(handle.into())?;
+        if fits(&public)? {
+            return Ok((handle.into(), public));
+        }
+        log::warn!("the TPM holds another key at {HANDLE:#x}: replacing it by an attestation key");
+        evict(context, handle)?;
+    }
+    let made =
+        with_owner(context, |context| context.create_primary(Hierarchy::Owner, template()?, None, None, None, None))?;
+    let kept = evict(context, made.key_handle.into());
+    context.flush_context(made.key_handle.into())?;
+    Ok((kept?.into(), made.out_public))
+}
+
+fn persistent(context: &mut Context) -> Result<Option<ObjectHandle>> {
+    let handle = TpmHandle::Persistent(PersistentTpmHandle::new(HANDLE)?);
+    // asking for the object itself would log an error where it is not there yet
+    let (CapabilityData::Handles(handles), _) = context.get_capability(CapabilityType::Handles, HANDLE, 1)? else {
+        return Ok(None);
+    };
+    if !handles.into_inner().contains(&handle) {
+        return Ok(None);
+    }
+    context.tr_from_tpm_public(handle).map(Some)
+}
+
+/// TPM2_EvictControl: makes a transient object persistent, removes a persistent one.
+fn evict(context: &mut Context, object: ObjectHandle) -> Result<ObjectHandle> {
+    let persistent = Persistent::Persistent(PersistentTpmHandle::new(HANDLE)?);
+    with_owner(context, |context| context.evict_control(Provision::Owner, object, persistent))
+}
+
+/// Authorised by the owner hierarchy's empty password.
+fn with_owner<T>(context: &mut Context, command: impl FnOnce(&mut Context) -> Result<T>) -> Result<T> {
+    context.execute_with_session(Some(AuthSession::Password), command)
+}
+
+/// Whether a key was made by our template: all but its modulus is the same.
+fn fits(public: &Public) -> Result<bool> {
+    Ok(match (public, template()?) {
+        (
+            Public::Rsa { object_attributes, name_hashing_algorithm, auth_policy, parameters, .. },
+            Public::Rsa {
+                object_attributes: our_attributes,
+                name_hashing_algorithm: our_hash,
+                auth_policy: our_policy,
+                parameters: our_parameters,
+                ..
+            },
+        ) => {
+            (*object_attributes, *name_hashing_algorithm, auth_policy, *parameters)
+                == (our_attributes, our_hash, &our_policy, our_parameters)
+        }
+        _ => false,
+    })
+}
+
+/// RSA 2048, RSASSA with SHA-256, attributes 0x00050072.
+fn template() -> Result<Public> {
+    let attributes = ObjectAttributesBuilder::new()
+        .with_fixed_tpm(true)
+        .with_fixed_parent(true)
+        .with_sensitive_data_origin(true)
+        .with_user_with_auth(true)
+        .with_restricted(true)
+        .with_sign_encrypt(true)
+        .build()?;
+    let scheme = RsaScheme::RsaSsa(HashScheme::new(HashingAlgorithm::Sha256));
+    let parameters = PublicRsaParametersBuilder::new()
+        .with_scheme(scheme)
+        .with_key_bits(RsaKeyBits::Rsa2048)
+        .with_exponent(RsaExponent::default())
+        .with_is_signing_key(true)
+        .with_is_decryption_key(false)
+        .with_restricted(true);
+    PublicBuilder::new()
+        .with_public_algorithm(PublicAlgorithm::Rsa)
+        .with_name_hashing_algorithm(HashingAlgorithm::Sha256)
+        .with_object_attributes(attributes)
+        .with_rsa_parameters(parameters.build()?)
+        .with_rsa_unique_identifier(PublicKeyRsa::default())
+        .build()
+}

@@ -1,0 +1,3 @@
+module firstlight.test/atls
+
+go 1.19

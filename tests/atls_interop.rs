@@ -1,0 +1,479 @@
+//! Attested TLS against real peers of another kind: a Go program (`tests/atls_go`) that follows the old system's rules with Go's
+//! own TLS, in both roles.
+//!
+//! The program is built once a run, from the standard library only, so a Go tool chain (1.19 or newer) is all that it
+//! takes. Go peers offer a post-quantum key exchange (X25519MLKEM768) beside X25519 where their version has it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use firstlight::atls::{Client, Error, Server};
+use firstlight::attestation;
+use firstlight::attestation::{Issuer, Validator};
+use firstlight::grpc::Transport;
+
+#[path = "../src/atls/dummy.rs"]
+mod dummy;
+use dummy::{Dummy, OID, OTHER_OID};
+
+const TIME: Duration = Duration::from_secs(30);
+
+/// Who attests itself.
+const MODES: [&str; 4] = ["server", "client", "mutual", "none"];
+const VERSIONS: [&str; 2] = ["1.3", "1.2"];
+
+fn go_peer() -> &'static PathBuf {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let binary = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("atls-go");
+        let built = Command::new("go")
+            .args(["build", "-o"])
+            .arg(&binary)
+            .arg(".")
+            .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/atls_go"))
+            .envs([("GOFLAGS", "-mod=mod"), ("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("CGO_ENABLED", "0")])
+            .status()
+            .expect("the Go tool chain is installed (Debian: golang-go)");
+        assert!(built.success(), "go build failed in tests/atls_go");
+        binary
+    })
+}
+
+fn go(role: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(go_peer());
+    // the default of Go 1.24, which an older version in go.mod turns off
+    command.arg(role).args(args).env("GODEBUG", "tlsmlkem=1").stdout(Stdio::piped());
+    command
+}
+
+/// A Go server; ends when dropped.
+struct GoServer {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    address: SocketAddr,
+}
+
+impl GoServer {
+    fn start(args: &[&str]) -> GoServer {
+        let mut child = go("server", args).stdin(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening ").expect("its first line is its address").parse().unwrap();
+        // what it says about refused connections is not to block it
+        thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
+        GoServer { stdin: child.stdin.take(), child, address }
+    }
+
+    fn socket(&self) -> TcpStream {
+        TcpStream::connect(self.address).unwrap()
+    }
+}
+
+impl Drop for GoServer {
+    fn drop(&mut self) {
+        self.stdin = None; // its sign to end
+        self.child.wait().unwrap();
+    }
+}
+
+/// What a Go client said, and whether it was content.
+fn go_client(address: SocketAddr, args: &[&str]) -> (bool, String) {
+    let output = go("client", args).arg(format!("-addr={address}")).output().unwrap();
+    (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn server_for(mode: &str) -> Server {
+    let issuer: Option<Arc<dyn Issuer>> = matches!(mode, "server" | "mutual").then(|| Arc::new(Dummy(OID)) as _);
+    let validators: Vec<Arc<dyn Validator>> =
+        if matches!(mode, "client" | "mutual") { vec![Arc::new(Dummy(OID))] } else { vec![] };
+    Server::new(issuer, validators)
+}
+
+fn client_for(mode: &str) -> Client {
+    let issuer: Option<Arc<dyn Issuer>> = matches!(mode, "client" | "mutual").then(|| Arc::new(Dummy(OID)) as _);
+    let validators: Vec<Arc<dyn Validator>> =
+        if matches!(mode, "server" | "mutual") { vec![Arc::new(Dummy(OID))] } else { vec![] };
+    Client::new(issuer, validators)
+}
+
+/// Serves `count` connections one after the other, as the Go server does; returns how each ended.
+fn serve(server: Server, count: usize) -> (SocketAddr, JoinHandle<Vec<Result<(), Error>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let thread = thread::spawn(move || {
+        let mut ends = Vec::new();
+        for _ in 0..count {
+            let (socket, _) = listener.accept().unwrap();
+            ends.push(server.handshake(socket, Instant::now() + TIME).map(echo));
+        }
+        ends
+    });
+    (address, thread)
+}
+
+/// Sends back a line; whether the client stays for it is the client's own test.
+fn echo(mut transport: Transport) {
+    transport.socket.set_read_timeout(Some(TIME)).unwrap();
+    let mut line = String::new();
+    let mut reader = BufReader::new(&mut transport.reader);
+    if reader.read_line(&mut line).is_ok() {
+        let _ = transport.writer.write_all(format!("echo {line}").as_bytes());
+    }
+}
+
+/// A line there and back.
+fn ask(transport: &mut Transport) -> std::io::Result<()> {
+    transport.socket.set_read_timeout(Some(TIME)).unwrap();
+    transport.writer.write_all(b"hello\n")?;
+    let mut line = String::new();
+    BufReader::new(&mut transport.reader).read_line(&mut line)?;
+    assert_eq!(line, "echo hello\n");
+    Ok(())
+}
+
+fn connect(client: &Client, server: &GoServer) -> Result<Transport, Error> {
+    client.connect(server.socket(), Instant::now() + TIME)
+}
+
+// A Go client and our server
+
+#[test]
+fn a_go_client_is_served_in_every_mode_and_version() {
+    for mode in MODES {
+        for version in VERSIONS {
+            let (address, served) = serve(server_for(mode), 1);
+            let (content, said) = go_client(address, &[&format!("-mode={mode}"), &format!("-tls={version}")]);
+            assert!(content, "{mode} {version}: {said}");
+            assert!(said.contains("alpn h2\n"), "{mode} {version}: {said}");
+            assert!(served.join().unwrap()[0].is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_go_client_is_served_whatever_its_key_exchange() {
+    for curve in ["x25519", "p256", "p384", "retry"] {
+        for version in VERSIONS {
+            for mode in ["server", "mutual"] {
+                let (address, served) = serve(server_for(mode), 1);
+                let args = [format!("-mode={mode}"), format!("-tls={version}"), format!("-curve={curve}")];
+                let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
+                assert!(content, "{args:?}: {said}; {:?}", served.join());
+                assert!(served.join().unwrap()[0].is_ok());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_go_client_is_served_however_its_client_hello_is_cut() {
+    for (version, size) in [("1.3", 100), ("1.2", 7), ("1.3", 1), ("1.3", 4), ("1.3", 5)] {
+        let (address, served) = serve(server_for("mutual"), 1);
+        let args = ["-mode=mutual".into(), format!("-tls={version}"), format!("-fragment={size}")];
+        let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
+        assert!(content, "{args:?}: {said}");
+        assert!(served.join().unwrap()[0].is_ok());
+    }
+}
+
+#[test]
+fn a_go_client_is_served_whatever_protocols_it_offers() {
+    for (offer, chosen) in
+        [("http/1.1,h2", "alpn h2\n"), ("h2", "alpn h2\n"), ("http/1.1", "alpn http/1.1\n"), ("", "alpn \n")]
+    {
+        let (address, served) = serve(server_for("mutual"), 1);
+        let (content, said) = go_client(address, &["-mode=mutual", &format!("-alpn={offer}")]);
+        assert!(content && said.contains(chosen), "{offer}: {said}");
+        assert!(served.join().unwrap()[0].is_ok());
+    }
+    let (address, served) = serve(server_for("mutual"), 1);
+    assert!(!go_client(address, &["-mode=mutual", "-alpn=spdy/3"]).0);
+    assert!(matches!(served.join().unwrap()[0], Err(Error::Incompatible(_))));
+}
+
+#[test]
+fn go_clients_are_served_in_long_rows_with_nonces_of_every_shape() {
+    for version in VERSIONS {
+        let (address, served) = serve(server_for("mutual"), 200);
+        let (content, said) = go_client(address, &["-mode=mutual", "-n=200", &format!("-tls={version}")]);
+        assert!(content, "{version}: {said}");
+        assert!(served.join().unwrap().iter().all(Result::is_ok));
+    }
+}
+
+/// What is wrong with the Go client, what our side is told; the client must see an alert and no more.
+#[test]
+fn a_go_client_that_does_not_prove_itself_is_refused() {
+    for (flag, expected) in [
+        ("-bad-nonce", "for another nonce"),
+        ("-bad-key", "for another key"),
+        ("-no-issuer", "got no extension"),
+        ("-issue-oid=1.3.9900.1.2", "expected OID 06052bcd2c0101, got 06052bcd2c0102"),
+        ("-age=4h", "expired 72"),
+        ("-age=-4h", "valid only in 7"),
+        ("-critical", "UnsupportedCriticalExtension"),
+        ("-client-eku", "RequiredEkuNotFound"),
+        ("-first-oid=1.3.9900.1.1", "no Nonce"),
+    ] {
+        for version in VERSIONS {
+            // Go makes no certificate with two extensions of one OID
+            let mode = if flag.starts_with("-first-oid") { "-no-issuer" } else { "-mode=client" };
+            let (address, served) = serve(server_for("client"), 1);
+            let (content, said) = go_client(address, &["-mode=client", mode, flag, &format!("-tls={version}")]);
+            assert!(!content && said.contains("remote error: tls: access denied"), "{flag} {version}: {said}");
+            let end = served.join().unwrap().remove(0).unwrap_err();
+            let reason = end.refused().unwrap_or_else(|| panic!("{flag} {version}: {end}"));
+            assert!(reason.to_string().contains(expected), "{flag} {version}: {reason}");
+        }
+    }
+}
+
+/// A server that closed at once would answer the data under way with a reset, and the client would never see why.
+#[test]
+fn a_refused_go_client_sees_the_alert_though_it_has_written_before_it_reads() {
+    for _ in 0..5 {
+        let (address, served) = serve(server_for("client"), 1);
+        let (_, said) = go_client(address, &["-mode=client", "-tls=1.3", "-bad-nonce", "-chatty"]);
+        assert!(said.contains("remote error: tls: access denied"), "{said}");
+        assert!(served.join().unwrap()[0].is_err());
+    }
+}
+
+#[test]
+fn a_go_client_without_a_certificate_is_refused() {
+    // mode none: the Go client still answers with an empty certificate, as a reference client without issuer does
+    let (address, served) = serve(server_for("client"), 1);
+    assert!(!go_client(address, &["-mode=none"]).0);
+    let end = served.join().unwrap().remove(0).unwrap_err();
+    assert!(end.refused().is_some(), "{end}");
+}
+
+#[test]
+fn a_go_client_without_a_usable_nonce_is_refused_by_an_issuer_and_accepted_by_a_server_without() {
+    for flag in ["-no-sni", "-sni=node.example.com", "-sni=QUJD", "-sni=not base64!"] {
+        let (address, served) = serve(server_for("mutual"), 1);
+        let (content, said) = go_client(address, &["-mode=mutual", flag]);
+        assert!(!content && said.contains("remote error: tls: illegal parameter"), "{flag}: {said}");
+        assert!(matches!(served.join().unwrap()[0], Err(Error::Misbehaved(_))), "{flag}");
+
+        let (address, served) = serve(server_for("client"), 1);
+        let (content, said) = go_client(address, &["-mode=client", flag]);
+        assert!(content, "{flag}: {said}");
+        assert!(served.join().unwrap()[0].is_ok());
+    }
+}
+
+#[test]
+fn an_unrelated_extension_before_the_document_is_passed_over() {
+    let (address, served) = serve(server_for("client"), 1);
+    let (content, said) = go_client(address, &["-mode=client", "-first-oid=1.3.9900.77.1"]);
+    assert!(content, "{said}");
+    assert!(served.join().unwrap()[0].is_ok());
+}
+
+#[test]
+fn a_go_client_that_knows_only_tls12_is_refused_where_13_is_required() {
+    let (address, served) = serve(server_for("server").require_tls13(), 1);
+    let (content, said) = go_client(address, &["-mode=server", "-tls=1.2"]);
+    assert!(!content && said.contains("protocol version"), "{said}");
+    assert!(matches!(served.join().unwrap()[0], Err(Error::Incompatible(_))));
+}
+
+#[test]
+fn a_go_client_and_our_server_exchange_megabytes_in_both_directions_at_once() {
+    const SIZE: usize = 16 << 20;
+    for version in VERSIONS {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let served = thread::spawn(move || {
+            let transport =
+                server_for("mutual").handshake(listener.accept().unwrap().0, Instant::now() + TIME).unwrap();
+            transport.socket.set_read_timeout(Some(TIME)).unwrap();
+            let Transport { mut reader, mut writer, .. } = transport;
+            std::io::copy(&mut reader, &mut writer)
+        });
+        let args = ["-mode=mutual".into(), format!("-tls={version}"), format!("-bytes={SIZE}")];
+        let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
+        assert!(content, "{version}: {said}");
+        // the Go client ends with close_notify: 0 for the reader, no error
+        assert_eq!(served.join().unwrap().unwrap(), SIZE as u64);
+    }
+}
+
+// Our client and a Go server
+
+#[test]
+fn a_go_server_is_reached_in_every_mode_and_version() {
+    for mode in MODES {
+        for version in VERSIONS {
+            let server = GoServer::start(&[&format!("-mode={mode}"), &format!("-tls={version}")]);
+            let mut transport = connect(&client_for(mode), &server).unwrap_or_else(|e| panic!("{mode} {version}: {e}"));
+            ask(&mut transport).unwrap_or_else(|e| panic!("{mode} {version}: {e}"));
+        }
+    }
+}
+
+#[test]
+fn a_go_server_is_reached_after_a_hello_retry_request_and_with_other_protocols() {
+    for args in [["-mode=mutual", "-curve=p384"], ["-mode=mutual", "-alpn=h2"], ["-mode=mutual", "-alpn="]] {
+        let server = GoServer::start(&args);
+        ask(&mut connect(&client_for("mutual"), &server).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn a_go_server_is_reached_in_long_rows() {
+    for version in VERSIONS {
+        let server = GoServer::start(&["-mode=mutual", &format!("-tls={version}")]);
+        let client = client_for("mutual");
+        for _ in 0..100 {
+            ask(&mut connect(&client, &server).unwrap()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_go_server_that_does_not_prove_itself_is_refused() {
+    for (flag, text) in [
+        ("-bad-nonce", "for another nonce"),
+        ("-bad-key", "for another key"),
+        ("-no-issuer", "got no extension"),
+        ("-issue-oid=1.3.9900.1.2", "expected OID 06052bcd2c0101, got 06052bcd2c0102"),
+        ("-age=4h", "expired 72"),
+        ("-critical", "UnsupportedCriticalExtension"),
+    ] {
+        for version in VERSIONS {
+            let server = GoServer::start(&["-mode=server", flag, &format!("-tls={version}")]);
+            let error = connect(&client_for("server"), &server).err().expect(flag);
+            let reason = error.refused().unwrap_or_else(|| panic!("{flag} {version}: {error}"));
+            assert!(reason.to_string().contains(text), "{flag} {version}: {reason}");
+        }
+    }
+}
+
+#[test]
+fn a_client_without_validators_does_not_mind_the_server_s_clock() {
+    let server = GoServer::start(&["-mode=client", "-age=1000h"]);
+    ask(&mut connect(&client_for("client"), &server).unwrap()).unwrap();
+}
+
+#[test]
+fn a_refusal_by_a_go_server_is_told() {
+    let wrong: Client = Client::new(Some(Arc::new(Dummy(OTHER_OID))), vec![]);
+    // TLS 1.2: the handshake fails
+    let server = GoServer::start(&["-mode=client", "-tls=1.2"]);
+    for client in [&wrong, &client_for("none")] {
+        let error = connect(client, &server).err().unwrap();
+        assert!(matches!(error, Error::PeerRefused(_)), "{error}");
+    }
+    // TLS 1.3: the first read does
+    let server = GoServer::start(&["-mode=client", "-tls=1.3"]);
+    for client in [&wrong, &client_for("none")] {
+        let error = ask(&mut connect(client, &server).unwrap()).unwrap_err();
+        let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).expect("an error of attested TLS");
+        assert!(matches!(error, Error::PeerRefused(_)), "{error}");
+        assert!(error.to_string().contains("attestation"), "{error}");
+    }
+}
+
+#[test]
+fn a_go_server_that_knows_only_tls12_is_refused_where_13_is_required() {
+    let server = GoServer::start(&["-mode=server", "-tls=1.2"]);
+    let error = connect(&client_for("server").require_tls13(), &server).err().unwrap();
+    assert!(matches!(error, Error::PeerRefused(_)), "{error}");
+}
+
+#[test]
+fn a_long_document_is_carried_both_ways() {
+    let server = GoServer::start(&["-mode=server", "-pad=60000"]);
+    ask(&mut connect(&client_for("server"), &server).unwrap()).unwrap();
+    let (address, served) = serve(server_for("client"), 1);
+    let (content, said) = go_client(address, &["-mode=client", "-pad=60000"]);
+    assert!(content, "{said}");
+    assert!(served.join().unwrap()[0].is_ok());
+}
+
+// Someone on the path
+
+/// Forwards one connection, with `change` made to the client's first bytes (its ClientHello).
+fn tamper(server: SocketAddr, change: impl Fn(&mut [u8]) + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut client = listener.accept().unwrap().0;
+        let mut server = TcpStream::connect(server).unwrap();
+        let mut hello = vec![0; 16 << 10];
+        let len = client.read(&mut hello).unwrap();
+        hello.truncate(len);
+        change(&mut hello);
+        server.write_all(&hello).unwrap();
+        let (mut from_server, mut to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        let back = thread::spawn(move || {
+            let _ = std::io::copy(&mut from_server, &mut to_client);
+            let _ = to_client.shutdown(Shutdown::Write);
+        });
+        let _ = std::io::copy(&mut client, &mut server);
+        let _ = server.shutdown(Shutdown::Write);
+        back.join().unwrap();
+    });
+    address
+}
+
+/// Where the ClientHello record has its server_name extension: by its value, base64 of 44 characters.
+fn server_name_at(hello: &[u8]) -> usize {
+    let lengths = [0x00, 0x00, 0x00, 0x31, 0x00, 0x2f, 0x00, 0x00, 0x2c];
+    hello.windows(lengths.len()).position(|window| window == lengths).expect("a nonce of 44 characters")
+}
+
+fn flip_nonce(hello: &mut [u8]) {
+    let at = server_name_at(hello) + 9 + 20;
+    hello[at] = if hello[at] == b'A' { b'B' } else { b'A' };
+}
+
+fn rename_server_name(hello: &mut [u8]) {
+    let at = server_name_at(hello);
+    hello[at..at + 2].copy_from_slice(&[0xff, 0x53]);
+}
+
+/// To a type that means nothing, so that the server sees no nonce.
+fn hide_server_name(hello: &mut [u8]) {
+    let at = server_name_at(hello);
+    hello[at..at + 2].copy_from_slice(&[0xff, 0x54]);
+}
+
+#[test]
+fn a_changed_client_hello_of_a_go_client_ends_the_handshake_at_our_server() {
+    for version in VERSIONS {
+        for (mode, change) in [
+            ("none", flip_nonce as fn(&mut [u8])),
+            ("none", rename_server_name),
+            ("none", hide_server_name),
+            ("client", flip_nonce),
+            ("client", hide_server_name),
+            ("mutual", flip_nonce),
+        ] {
+            let (address, served) = serve(server_for(mode), 1);
+            let address = tamper(address, change);
+            let (content, said) = go_client(address, &[&format!("-mode={mode}"), &format!("-tls={version}")]);
+            assert!(!content, "{mode} {version}: {said}");
+            assert!(served.join().unwrap()[0].is_err(), "{mode} {version}");
+        }
+    }
+}
+
+#[test]
+fn a_changed_client_hello_of_ours_ends_the_handshake_at_a_go_server() {
+    for version in VERSIONS {
+        for change in [flip_nonce as fn(&mut [u8]), hide_server_name] {
+            let server = GoServer::start(&["-mode=none", &format!("-tls={version}")]);
+            let socket = TcpStream::connect(tamper(server.address, change)).unwrap();
+            assert!(client_for("none").connect(socket, Instant::now() + TIME).is_err(), "{version}");
+        }
+    }
+}

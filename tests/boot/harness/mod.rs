@@ -1,0 +1,126 @@
+//! What the boot tests and the demo share: a virtual machine with a TPM under QEMU, the services around it, and the
+//! record of what its console said.
+//!
+//! - `vm`: one computer (its TPM's state, its disks) and one boot of it (QEMU, swtpm, console, forwarded ports)
+//! - `console`: the serial line, each line with its time, and waiting for one
+//! - `flow`: the machine of the demo, the services and the operator around it, and the demo itself
+//! - `initramfs`: the small initramfs of `initramfs/`, and what a test appends to it
+//! - `metadata`: the metadata service that a QEMU machine asks who it is
+//! - `predict`: the measurement policy of what a machine boots
+//! - `program`: our programs on the host, run beside the machine
+//! - `timeline`: the `firstlight[stage] 1.23s event` lines of a boot as a table
+//! - `case`: a shell script that runs inside the machine and says PASS or FAIL
+//!
+//! Two runs at once share nothing: each has its own folder, and every port on the host is one that was free.
+#![allow(dead_code)] // the tests and the demo each use a part of it
+
+pub mod case;
+pub mod console;
+pub mod flow;
+pub mod initramfs;
+#[path = "../../common/metadata.rs"]
+pub mod metadata;
+pub mod predict;
+#[path = "../../common/program.rs"]
+pub mod program;
+pub mod timeline;
+pub mod vm;
+
+use std::fmt;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Why a test or the demo cannot go on: a sentence for the person who reads its output.
+pub struct Failure(pub String);
+
+/// What most functions of the harness return.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The same sentence: a test that returns `Result` prints its error by `Debug`.
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Adds what was tried to an error.
+pub trait Context<T> {
+    /// `what` reads as "cannot `what`: cause".
+    fn context(self, what: &str) -> Result<T>;
+}
+
+impl<T, E: fmt::Display> Context<T> for std::result::Result<T, E> {
+    fn context(self, what: &str) -> Result<T> {
+        self.map_err(|cause| Failure(format!("cannot {what}: {cause}")))
+    }
+}
+
+/// The folder of the checkout.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A shipped program as `make build` made it.
+pub fn dist(name: &str) -> Result<PathBuf> {
+    let path = root().join("target/dist").join(name);
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(Failure(format!("there is no {}: run `make build` first", path.display())))
+    }
+}
+
+/// An example of this package, built if need be, without its debug sections: what a case runs in a machine.
+pub fn example(name: &str) -> Result<Vec<u8>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .current_dir(root())
+        .args(["build", "--quiet", "--locked", "--example", name])
+        .status()
+        .context(&format!("build the example {name}"))?;
+    if !built.success() {
+        return Err(Failure(format!("the example {name} cannot be built")));
+    }
+    // .../TARGET/debug/deps/boot-HASH is what runs now
+    let this = std::env::current_exe().context("find the folder of the examples")?;
+    let folder = this.ancestors().nth(2).ok_or_else(|| Failure(format!("{} has no folder above", this.display())))?;
+    let stripped = tempfile::NamedTempFile::new().context("make a file")?;
+    let strip = Command::new("strip")
+        .arg("-o")
+        .arg(stripped.path())
+        .arg(folder.join("examples").join(name))
+        .status()
+        .context("run strip")?;
+    if !strip.success() {
+        return Err(Failure(format!("strip of the example {name} ended with {strip}")));
+    }
+    std::fs::read(stripped.path()).context(&format!("read the example {name}"))
+}
+
+/// Runs a script of the checkout and returns the last line that it printed. What it says on stderr is shown.
+pub fn script(path: &str, arguments: &[&Path]) -> Result<String> {
+    let output = Command::new(root().join(path))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context(&format!("run {path}"))?;
+    if !output.status.success() {
+        return Err(Failure(format!("{path} ended with {}", output.status)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned())
+}
+
+/// A port on 127.0.0.1 that nobody listens on at this moment. Another process may take it before its user does: the user
+/// of it must be ready to ask again.
+pub fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a free port")?;
+    Ok(listener.local_addr().context("find a free port")?.port())
+}

@@ -1,0 +1,67 @@
+//! The steps of a boot, out of the lines `firstlight[stage] 1.23s event: text` that `initramfs/init` and `bootstrapper`
+//! print on the console.
+
+use super::console::Line;
+
+/// One step, as the machine said it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Who said it: `init`, `unlock` or `run`.
+    pub stage: String,
+    /// Seconds since the kernel started, by the machine's own clock.
+    pub at: f64,
+    /// Its name, such as `network-up` or `mapped`.
+    pub name: String,
+    /// What else there was to say; may be empty.
+    pub text: String,
+}
+
+/// Reads a line of the console; `None` for any other line.
+pub fn parse(line: &str) -> Option<Event> {
+    let (stage, rest) = line.strip_prefix("firstlight[")?.split_once(']')?;
+    let (at, rest) = rest.trim_start().split_once("s ")?;
+    let (name, text) = rest.trim_start().split_once(": ").unwrap_or((rest.trim(), ""));
+    let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
+    let is_stage = matches!(stage, "init" | "unlock" | "run");
+    (is_name && is_stage).then_some(Event {
+        stage: stage.to_owned(),
+        at: at.parse().ok()?,
+        name: name.to_owned(),
+        text: text.to_owned(),
+    })
+}
+
+/// The steps of a boot in the order in which they were said.
+pub fn events(console: &[Line]) -> Vec<Event> {
+    console.iter().filter_map(|line| parse(&line.text)).collect()
+}
+
+/// A table of them: when by the machine's clock, how long after the step before, what.
+pub fn table(title: &str, events: &[Event]) -> String {
+    let mut out = format!("{title}\n     clock   took  stage   step\n");
+    let mut before = 0.0;
+    for event in events {
+        let Event { stage, at, name, text } = event;
+        let text = if text.is_empty() { String::new() } else { format!(": {text}") };
+        out.push_str(&format!("  {at:7.2}s {:+6.2}  {stage:6}  {name}{text}\n", at - before));
+        before = *at;
+    }
+    out
+}
+
+#[test]
+fn a_line_of_the_bootstrapper_is_a_step() {
+    let event = parse("firstlight[unlock]    3.214s key-slot: opened by the ticket: slot 0").unwrap();
+    assert_eq!((event.stage.as_str(), event.at, event.name.as_str()), ("unlock", 3.214, "key-slot"));
+    assert_eq!(event.text, "opened by the ticket: slot 0");
+    assert_eq!(parse("firstlight[init] 1.72s start").unwrap().text, "");
+}
+
+#[test]
+fn other_lines_are_no_steps() {
+    for line in
+        ["", "firstlight", "firstlight[x] 1s a", "firstlight[run] s a", "firstlight[run] 1.0s A B", "[ 1.0] usb"]
+    {
+        assert_eq!(parse(line), None, "{line}");
+    }
+}

@@ -1,0 +1,310 @@
+//! A computer under QEMU, with a TPM by swtpm.
+//!
+//! `Machine` is what survives when the power is off: the TPM's state, the disks. `Vm` is one boot of it. The guest's
+//! network is QEMU's user-mode network with the host at 10.42.0.1: a port there leads to a loopback port of the host,
+//! which needs no privilege and lets several machines run at once.
+
+use super::console::Console;
+use super::{Context, Failure, Result, free_port, predict, root, script};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// The host as the guest sees it.
+pub const HOST: &str = "10.42.0.1";
+/// The guest's own address: the first that QEMU's DHCP server hands out.
+pub const GUEST: &str = "10.42.0.15";
+
+/// The kernel's command line.
+pub const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
+/// OVMF's code, and the template of the variables that each machine has for itself.
+const UEFI_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+const UEFI_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
+
+/// What starts the kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Firmware {
+    /// SeaBIOS: a second to the kernel, but the TPM learns nothing of the kernel, its command line and the initramfs.
+    Bios,
+    /// OVMF: some seconds more; measures the kernel into PCR 4, command line and initramfs into PCR 9.
+    Uefi,
+}
+
+/// A computer, switched off.
+pub struct Machine {
+    /// What starts the kernel.
+    pub firmware: Firmware,
+    /// The machine's memory in MiB.
+    pub memory: u32,
+    /// Whether it has a TPM.
+    pub tpm: bool,
+    /// Guest ports that can be reached through a free loopback port of the host.
+    pub open_ports: Vec<u16>,
+    /// Ports of the host as the guest sees it (10.42.0.1), and the loopback port that each leads to.
+    pub host_ports: BTreeMap<u16, u16>,
+    /// Shows the console on stderr, each line after this.
+    pub show_console: Option<String>,
+    name: String,
+    folder: tempfile::TempDir,
+    disks: Vec<String>,
+    boots: u32,
+}
+
+impl Machine {
+    /// A computer with SeaBIOS, a TPM and 512 MiB, without a disk. `name` is used for its logs, target/boot/NAME-BOOT.log.
+    pub fn new(name: &str) -> Result<Machine> {
+        let folder =
+            tempfile::Builder::new().prefix("firstlight-").tempdir().context("make a folder for the machine")?;
+        std::fs::create_dir(folder.path().join("tpm")).context("make a folder for the TPM")?;
+        Ok(Machine {
+            firmware: Firmware::Bios,
+            memory: 512,
+            tpm: true,
+            open_ports: Vec::new(),
+            host_ports: BTreeMap::new(),
+            show_console: None,
+            name: name.to_owned(),
+            folder,
+            disks: Vec::new(),
+            boots: 0,
+        })
+    }
+
+    /// Adds a blank disk of `size` bytes, sparse on the host.
+    pub fn add_disk(&mut self, serial: &str, size: u64) -> Result<()> {
+        let path = self.disk(serial);
+        File::create_new(&path)
+            .and_then(|file| file.set_len(size))
+            .context(&format!("make the disk {}", path.display()))?;
+        self.disks.push(serial.to_owned());
+        Ok(())
+    }
+
+    /// The file that holds a disk, to be looked at while the machine is off.
+    pub fn disk(&self, serial: &str) -> PathBuf {
+        self.folder.path().join(format!("{serial}.disk"))
+    }
+
+    /// The file that it boots; `initramfs::build` writes it.
+    pub fn initramfs(&self) -> PathBuf {
+        self.folder.path().join("initramfs.cpio")
+    }
+
+    /// The measurement policy that this machine meets when it boots with UEFI: computed from the files that it boots.
+    pub fn policy(&self) -> Result<String> {
+        let kernel = std::fs::read(kernel()?).context("read the kernel")?;
+        let initramfs = std::fs::read(self.initramfs()).context("read the initramfs")?;
+        Ok(predict::policy(&kernel, &initramfs, COMMAND_LINE, self.memory << 20))
+    }
+
+    /// A folder for whatever else belongs to this machine.
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
+    /// Switches it on. Another process may take a port between our look and QEMU's use of it, hence the three attempts.
+    pub fn boot(&mut self) -> Result<Vm> {
+        self.boots += 1;
+        for _ in 0..2 {
+            let mut vm = self.start()?;
+            let early = Instant::now() + Duration::from_millis(300);
+            while vm.is_running() && Instant::now() < early {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            if vm.is_running() {
+                return Ok(vm);
+            }
+            vm.console.join();
+            if !vm.errors().contains("host forwarding") {
+                return Err(Failure(format!("QEMU did not start: {}", vm.errors())));
+            }
+        }
+        self.start()
+    }
+
+    fn start(&self) -> Result<Vm> {
+        let processor = script("tools/accel.sh", &[])?;
+
+        let mut ports = BTreeMap::new();
+        // 10.42.0.1 must not be QEMU's own gateway address, to which it refuses forwards
+        let mut network = format!("user,id=net,net=10.42.0.0/16,host=10.42.0.2,dns=10.42.0.3,dhcpstart={GUEST}");
+        for guest in &self.open_ports {
+            let port = free_port()?;
+            ports.insert(*guest, port);
+            network.push_str(&format!(",hostfwd=tcp:127.0.0.1:{port}-:{guest}"));
+        }
+        for (seen, port) in &self.host_ports {
+            // one nc for each connection; where nobody listens, the guest sees the connection closed at once
+            let relay = format!("sh -c 'exec busybox nc 127.0.0.1 {port} 2>/dev/null'");
+            network.push_str(&format!(",guestfwd=tcp:{HOST}:{seen}-cmd:{relay}"));
+        }
+
+        // dies with the thread that started it, however that ends
+        let mut qemu = Command::new("setpriv");
+        qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+        qemu.args(processor.split_whitespace()).args(["-M", "q35", "-smp", "1", "-m", &self.memory.to_string()]);
+        qemu.args(["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"]);
+        if self.firmware == Firmware::Uefi {
+            let variables = self.folder.path().join("uefi-variables");
+            if !variables.exists() {
+                std::fs::copy(UEFI_VARIABLES, &variables).context(&format!("copy {UEFI_VARIABLES}"))?;
+            }
+            qemu.args(["-drive", &format!("if=pflash,unit=0,format=raw,readonly=on,file={UEFI_CODE}")]);
+            qemu.args(["-drive", &format!("if=pflash,unit=1,format=raw,file={}", variables.display())]);
+        }
+        qemu.arg("-kernel").arg(kernel()?).arg("-initrd").arg(self.initramfs()).args(["-append", COMMAND_LINE]);
+        qemu.args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci"]);
+        for serial in &self.disks {
+            let file = self.disk(serial);
+            qemu.args([
+                "-drive",
+                &format!("if=none,id={serial},file={},format=raw,cache=unsafe,discard=unmap", file.display()),
+            ]);
+            qemu.args(["-device", &format!("virtio-blk-pci,drive={serial},serial={serial}")]);
+        }
+        let swtpm = if self.tpm { Some(self.start_tpm()?) } else { None };
+        if self.tpm {
+            let socket = self.folder.path().join("tpm.socket");
+            qemu.args(["-chardev", &format!("socket,id=tpm,path={}", socket.display())]);
+            qemu.args(["-tpmdev", "emulator,id=tpm0,chardev=tpm", "-device", "tpm-crb,tpmdev=tpm0"]);
+        }
+
+        let errors = self.folder.path().join("qemu.errors");
+        let stderr = File::create(&errors).context("write QEMU's errors")?;
+        let logs = root().join("target/boot");
+        std::fs::create_dir_all(&logs).context("make the folder of the logs")?;
+        let log = logs.join(format!("{}-{}.log", self.name, self.boots));
+        let log = File::create(&log).context(&format!("write {}", log.display()))?;
+        let mut qemu =
+            qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).spawn().context("start QEMU")?;
+        let stdout = qemu.stdout.take().ok_or_else(|| Failure("QEMU has no console".to_owned()))?;
+        let console = Console::new(stdout, log, self.show_console.clone());
+        Ok(Vm { console, ports, qemu, swtpm, commands: 0, errors })
+    }
+
+    /// Starts swtpm on the machine's TPM state, as after power-on, and waits for its socket.
+    fn start_tpm(&self) -> Result<Child> {
+        let socket = self.folder.path().join("tpm.socket");
+        let _ = std::fs::remove_file(&socket);
+        let swtpm = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "swtpm", "socket", "--tpm2", "--flags", "startup-clear", "--terminate"])
+            .arg("--tpmstate")
+            .arg(format!("dir={}", self.folder.path().join("tpm").display()))
+            .arg("--ctrl")
+            .arg(format!("type=unixio,path={}", socket.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("start swtpm")?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !socket.exists() {
+            if Instant::now() > deadline {
+                return Err(Failure(format!("swtpm did not make its socket {} within 10 s", socket.display())));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(swtpm)
+    }
+}
+
+/// The kernel that every machine boots.
+fn kernel() -> Result<PathBuf> {
+    let folder = PathBuf::from(script("tools/kernel.sh", &[])?);
+    let version = std::fs::read_dir(folder.join("lib/modules")).context("read the kernel's folder")?.next();
+    let version = version.ok_or_else(|| Failure("the kernel has no modules".to_owned()))?;
+    let version = version.context("read the kernel's folder")?.file_name();
+    Ok(folder.join("boot").join(format!("vmlinuz-{}", version.to_string_lossy())))
+}
+
+/// A computer that is switched on; the power is cut when this value ends.
+pub struct Vm {
+    /// Its serial line.
+    pub console: Console,
+    /// For each open port of the guest the loopback port that leads to it.
+    pub ports: BTreeMap<u16, u16>,
+    qemu: Child,
+    swtpm: Option<Child>,
+    commands: u32,
+    errors: PathBuf,
+}
+
+impl Vm {
+    /// Runs a shell command in the OS stage and returns what it printed; its exit code other than 0 is an error.
+    pub fn command(&mut self, command: &str, limit: Duration) -> Result<String> {
+        self.commands += 1;
+        let id = format!("c{}", self.commands);
+        self.type_line(&format!("{id} {command}"))?;
+        let done = format!("{id} done ");
+        let before = self.console.lines().len();
+        let end = self.console.wait_until(&format!("the end of `{command}`"), limit, |line| line.starts_with(&done))?;
+        let prefix = format!("{id}| ");
+        let lines = self.console.lines();
+        let output: Vec<&str> = lines[before..].iter().filter_map(|line| line.text.strip_prefix(&prefix)).collect();
+        let output = output.join("\n");
+        match end.text.strip_prefix(&done) {
+            Some("0") => Ok(output),
+            code => Err(Failure(format!("`{command}` ended with {} in the machine: {output}", code.unwrap_or("?")))),
+        }
+    }
+
+    /// Types a line on the serial console.
+    pub fn type_line(&mut self, line: &str) -> Result<()> {
+        let input = self.qemu.stdin.as_mut().ok_or_else(|| Failure("the console is closed".to_owned()))?;
+        writeln!(input, "{line}").and_then(|()| input.flush()).context("type on the console")
+    }
+
+    /// Has the OS stage shut down in order, and waits until the machine is off.
+    pub fn shut_down(&mut self, limit: Duration) -> Result<()> {
+        self.type_line("end shut_down")?;
+        self.wait_off(limit).map(|_| ())
+    }
+
+    /// Waits until the machine has switched itself off.
+    pub fn wait_off(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.qemu.try_wait().context("wait for QEMU")? {
+                self.console.join();
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                return Err(Failure(format!("the machine did not switch off within {} s", limit.as_secs())));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Cuts the power. What the guest handed to its disk before stays there.
+    pub fn cut_power(self) {
+        drop(self);
+    }
+
+    fn is_running(&mut self) -> bool {
+        matches!(self.qemu.try_wait(), Ok(None))
+    }
+
+    fn errors(&self) -> String {
+        std::fs::read_to_string(&self.errors).unwrap_or_default()
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+        if let Some(swtpm) = &mut self.swtpm {
+            // it ends by itself when QEMU is gone, and has then written its state
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while matches!(swtpm.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let _ = swtpm.kill();
+            let _ = swtpm.wait();
+        }
+        self.console.join();
+    }
+}

@@ -1,0 +1,232 @@
+//! The operator's command as the operator sees it: output, exit codes, files. No node here proves anything; those that do
+//! are in tests/services.rs.
+
+#[allow(dead_code)] // no test here reboots
+#[path = "common/swtpm.rs"]
+mod swtpm;
+
+use std::fs::{self, Permissions};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use firstlight::attestation::Policy;
+use swtpm::Swtpm;
+use tempfile::TempDir;
+
+const POLICY: &str = r#"{"measurements":{"11":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+
+fn firstlight(dir: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
+    command.args(args).current_dir(dir).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Exit code and standard error.
+fn failure(dir: &Path, args: &[&str]) -> (i32, String) {
+    let output = firstlight(dir, args);
+    (output.status.code().unwrap(), text(&output.stderr))
+}
+
+fn write(dir: &Path, name: &str, content: &str, mode: u32) {
+    fs::write(dir.join(name), content).unwrap();
+    fs::set_permissions(dir.join(name), Permissions::from_mode(mode)).unwrap();
+}
+
+/// With a policy and an init secret.
+fn workspace() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "policy.json", POLICY, 0o644);
+    write(dir.path(), "init-secret", "correct horse\n", 0o600);
+    dir
+}
+
+fn init<'a>(endpoint: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    // a test that goes wrong must not wait for the default of ten minutes
+    let needed =
+        ["init", "--timeout", "5s", "--endpoint", endpoint, "--policy", "policy.json", "--init-secret", "init-secret"];
+    [&needed, more].concat()
+}
+
+/// An address where nobody listens.
+fn nobody() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+#[test]
+fn help_goes_to_standard_output_and_has_examples() {
+    let dir = tempfile::tempdir().unwrap();
+    for args in
+        [&["--help"][..], &["-h"], &["help"], &["init", "--help"], &["recover", "--help"], &["measure", "--help"]]
+    {
+        let output = firstlight(dir.path(), args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        assert!(text(&output.stdout).contains("Example"), "{args:?}");
+        assert!(output.stderr.is_empty(), "{args:?}");
+    }
+    assert_eq!(
+        text(&firstlight(dir.path(), &["--version"]).stdout),
+        concat!("firstlight ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+}
+
+#[test]
+fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
+    let dir = workspace();
+    let cases: [(&[&str], &str); 10] = [
+        (&[], "a command is missing"),
+        (&["destroy"], "no command \"destroy\""),
+        (&["--fast"], "--fast"),
+        (&["init"], "--endpoint is missing"),
+        (&["recover", "--endpoint", "x"], "--policy is missing"),
+        (&["init", "--endpoint", "http://x/"], "is no endpoint"),
+        (&["init", "--endpoint"], "--endpoint"),
+        (&["init", "--timeout", "soon"], "expected 1s to 24h"),
+        (&["init", "extra"], "extra"),
+        (&["recover", "--endpoint", "x", "--policy", "p", "--status", "--master-secret", "m"], "--status needs no"),
+    ];
+    for (args, expected) in cases {
+        let (code, stderr) = failure(dir.path(), args);
+        assert_eq!(code, 2, "{args:?}: {stderr}");
+        assert!(stderr.contains(expected) && stderr.contains("--help"), "{args:?}: {stderr}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing was written");
+}
+
+#[test]
+fn files_that_are_missing_or_wrong_exit_with_1_and_are_named() {
+    let dir = workspace();
+    write(dir.path(), "bad.json", "{", 0o644);
+    write(dir.path(), "empty", "\n", 0o600);
+    write(dir.path(), "loose", "secret", 0o640);
+    for (args, expected) in [
+        (init("x", &["--policy", "nothing.json"]), "nothing.json"),
+        (init("x", &["--policy", "bad.json"]), "bad.json"),
+        (init("x", &["--init-secret", "nothing"]), "nothing"),
+        (init("x", &["--init-secret", "empty"]), "is empty"),
+        (init("x", &["--init-secret", "loose"]), "chmod 600 loose"),
+        (init("x", &["--init-secret", "-"]), "the init secret in - is empty"),
+        (init("x", &["--kubeconfig", "policy.json"]), "policy.json exists"),
+        (
+            vec!["recover", "--timeout", "5s", "--endpoint", "x", "--policy", "policy.json"],
+            "firstlight-mastersecret.json",
+        ),
+    ] {
+        let (code, stderr) = failure(dir.path(), &args);
+        assert_eq!(code, 1, "{args:?}: {stderr}");
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
+    }
+    assert!(!dir.path().join("firstlight-mastersecret.json").exists());
+}
+
+#[test]
+fn a_master_secret_that_others_may_read_is_neither_used_nor_changed() {
+    let dir = workspace();
+    let content = r#"{"key":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","salt":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="}"#;
+    write(dir.path(), "firstlight-mastersecret.json", content, 0o644);
+    for args in [init("x", &[]), vec!["recover", "--timeout", "5s", "--endpoint", "x", "--policy", "policy.json"]] {
+        let (code, stderr) = failure(dir.path(), &args);
+        assert_eq!(code, 1, "{stderr}");
+        assert!(stderr.contains("chmod 600 firstlight-mastersecret.json"), "{stderr}");
+    }
+    assert_eq!(fs::read_to_string(dir.path().join("firstlight-mastersecret.json")).unwrap(), content);
+}
+
+#[test]
+fn a_node_that_is_not_there_exits_with_4_and_a_second_try_uses_the_same_secrets() {
+    let dir = workspace();
+    let endpoint = nobody().to_string();
+    let files = ["firstlight-mastersecret.json", "firstlight-state.json"].map(|name| dir.path().join(name));
+
+    let (code, stderr) = failure(dir.path(), &init(&endpoint, &["--timeout", "2s"]));
+    assert_eq!(code, 4, "{stderr}");
+    assert!(stderr.contains("waiting for") && stderr.contains("refused") && stderr.contains("gave up"), "{stderr}");
+    assert!(stderr.contains(&endpoint), "{stderr}");
+    let first = files.clone().map(|file| fs::read(file).unwrap());
+    for file in &files {
+        assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600, "{}", file.display());
+    }
+
+    let output = firstlight(dir.path(), &init(&endpoint, &["--timeout", "1s"]));
+    assert_eq!(output.status.code(), Some(4));
+    assert!(text(&output.stdout).contains("Using the master secret"), "{}", text(&output.stdout));
+    assert_eq!(files.map(|file| fs::read(file).unwrap()), first);
+}
+
+#[test]
+fn a_cluster_that_was_made_is_not_made_again() {
+    let dir = workspace();
+    let id = "ab".repeat(32);
+    let state = format!(
+        r#"{{"version":1,"measurementSalt":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","clusterID":"{id}"}}"#
+    );
+    write(dir.path(), "firstlight-state.json", &state, 0o600);
+    let (code, stderr) = failure(dir.path(), &init("x", &[]));
+    assert_eq!(code, 1);
+    assert!(stderr.contains(&id) && stderr.contains("firstlight-state.json"), "{stderr}");
+}
+
+/// Accepts connections for as long as the test runs, and leaves each to `talk`.
+fn strange_node(talk: impl Fn(&mut std::net::TcpStream) + Send + Sync + Copy + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            thread::spawn(move || talk(&mut stream.unwrap()));
+        }
+    });
+    address.to_string()
+}
+
+#[test]
+fn nodes_that_hang_hang_up_or_talk_nonsense_do_not_outlast_the_timeout() {
+    let silent = strange_node(|stream| drop(stream.read_to_end(&mut vec![])));
+    let closing = strange_node(|_| {});
+    let noisy = strange_node(|stream| while stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").is_ok() {});
+    for endpoint in [silent, closing, noisy] {
+        let dir = workspace();
+        let started = Instant::now();
+        let (code, stderr) = failure(dir.path(), &init(&endpoint, &["--timeout", "3s"]));
+        assert_eq!(code, 4, "{stderr}");
+        assert!(started.elapsed() < Duration::from_secs(8), "{:?}: {stderr}", started.elapsed());
+        assert!(!stderr.contains("correct horse"), "{stderr}");
+    }
+}
+
+#[test]
+fn measure_prints_the_policy_of_what_the_tpm_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let tpm = Swtpm::start();
+    tpm.tool("tpm2_pcrextend", &[&format!("9:sha256={}", "ab".repeat(32))]);
+    tpm.tool("tpm2_pcrextend", &[&format!("15:sha256={}", "cd".repeat(32))]);
+    let output = firstlight(dir.path(), &["measure", "--tpm", &tpm.location()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let policy = text(&output.stdout);
+    Policy::from_json(&policy).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&policy).unwrap();
+    let measurements = json["measurements"].as_object().unwrap();
+    assert_eq!(measurements.len(), 7, "{policy}");
+    let pcr9 = measurements["9"]["expected"].as_str().unwrap();
+    let shown = tpm.tool("tpm2_pcrread", &["sha256:9"]).to_lowercase();
+    assert!(shown.contains(pcr9) && pcr9 != "0".repeat(64), "{shown}");
+    // of a machine that belongs to no cluster yet, though this one does
+    assert_eq!(measurements["15"]["expected"], "0".repeat(64));
+    assert!(text(&output.stderr).contains("belongs to a cluster already"));
+}
+
+#[test]
+fn measure_says_which_tpm_it_did_not_reach() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, stderr) = failure(dir.path(), &["measure", "--tpm", "device:/nonexistent/tpm"]);
+    assert!(code == 1 && stderr.contains("/nonexistent/tpm"), "{code} {stderr}");
+    for args in [["measure", "--tpm", "tpm0"], ["measure", "--pcrs", "4;9"]] {
+        assert_eq!(failure(dir.path(), &args).0, 2, "{args:?}");
+    }
+}

@@ -1,0 +1,314 @@
+//! Our gRPC against others', over TCP and TLS: grpcio (Python, C core), tonic, nghttp2's tools. `tests/interop/peer.py` is
+//! grpcio's side; `tools/python.sh` installs it.
+
+mod interop {
+    pub mod tls;
+    pub mod tonic;
+}
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use firstlight::grpc::{
+    Accept, Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server, Status, Transport,
+};
+use interop::tls;
+
+const MIB: usize = 1 << 20;
+const TEXT: &str = "schlüssel 🔑 100 %\n";
+
+/// The only message of these tests.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Blob {
+    #[prost(bytes = "vec", tag = "1")]
+    /// Any bytes.
+    pub data: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    /// A number, milliseconds, or how many.
+    pub count: u32,
+}
+
+fn blob(data: &[u8], count: u32) -> Blob {
+    Blob { data: data.to_vec(), count }
+}
+
+// ---- our side ----
+
+fn router() -> Router {
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let seen = cancelled.clone();
+    Router::new()
+        .unary("/test.Interop/Echo", |_: &Call, request: Blob| Ok(request))
+        .unary("/test.Interop/Fail", |_: &Call, _: Blob| -> Result<Blob, _> { Err(Status::new(Code::NotFound, TEXT)) })
+        .unary("/test.Interop/Panic", |_: &Call, _: Blob| -> Result<Blob, _> { panic!("on purpose") })
+        .unary("/test.Interop/Sleep", |_: &Call, request: Blob| {
+            thread::sleep(Duration::from_millis(request.count.into()));
+            Ok(request)
+        })
+        .unary("/test.Interop/Metadata", |call: &Call, request: Blob| {
+            let mut headers = Metadata::new();
+            headers.insert("x-echo", call.metadata().get("x-ascii").unwrap_or_default())?;
+            headers.insert_bin("x-echo-bin", &call.metadata().get_bin("x-data-bin").unwrap_or_default())?;
+            call.set_headers(headers);
+            Ok(request)
+        })
+        .server_streaming("/test.Interop/Many", |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
+            (0..request.count).try_for_each(|count| responses.send(&blob(&request.data, count)))
+        })
+        .server_streaming("/test.Interop/Endless", move |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
+            while responses.send(&request).is_ok() {}
+            cancelled.store(true, Ordering::SeqCst);
+            Err(Status::new(Code::Cancelled, ""))
+        })
+        .unary("/test.Interop/WasCancelled", move |_: &Call, _: Blob| {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while !seen.load(Ordering::SeqCst) && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(5));
+            }
+            Ok(blob(b"", seen.load(Ordering::SeqCst).into()))
+        })
+        .streaming("/test.Interop/PingPong", |_: &Call, requests: &mut Receiver<Blob>, responses: &mut Sender<Blob>| {
+            for request in requests {
+                responses.send(&request?)?;
+            }
+            Ok(())
+        })
+}
+
+fn start(accept: Arc<dyn Accept>) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let limits = Limits { message_bytes: 16 * MIB, ..Limits::default() };
+    Server::start("interop", listener, accept, router(), limits).unwrap()
+}
+
+fn start_plain() -> Server {
+    start(Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)))
+}
+
+fn connect_plain(port: u16) -> Channel {
+    let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    Channel::new(Transport::plain(socket).unwrap(), &format!("127.0.0.1:{port}")).unwrap().with_message_bytes(64 * MIB)
+}
+
+fn connect_tls(port: u16, identity: &tls::Identity) -> Channel {
+    let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let transport = tls::connect(socket, identity).unwrap();
+    Channel::new(transport, &format!("localhost:{port}")).unwrap().with_message_bytes(64 * MIB)
+}
+
+fn within(timeout: Duration) -> CallOptions {
+    CallOptions { timeout: Some(timeout), ..CallOptions::default() }
+}
+
+fn soon() -> CallOptions {
+    within(Duration::from_secs(30))
+}
+
+fn unary(channel: &Channel, method: &str, request: &Blob) -> Result<Blob, Status> {
+    channel.unary(&format!("/test.Interop/{method}"), request, &soon())
+}
+
+/// What every server can do.
+fn basic_cases(channel: &Channel) {
+    assert_eq!(unary(channel, "Echo", &Blob::default()).unwrap(), Blob::default());
+    for count in 0..300 {
+        let request = blob(&vec![b'x'; count as usize], count);
+        assert_eq!(unary(channel, "Echo", &request).unwrap(), request);
+    }
+    for (size, count) in [(0, 0), (1000, 1000), (MIB, 24)] {
+        let request = blob(&vec![1; size], count);
+        let responses = channel.server_streaming("/test.Interop/Many", &request, &soon()).unwrap();
+        let counts: Vec<u32> = responses.map(|response: Result<Blob, _>| response.unwrap().count).collect();
+        assert_eq!(counts, (0..count).collect::<Vec<_>>());
+    }
+}
+
+/// What grpcio's server can do, and ours.
+fn all_cases(channel: &Channel) {
+    basic_cases(channel);
+    let large = blob(&[1, 2, 3, 4].repeat(3 * MIB), 7);
+    assert!(unary(channel, "Echo", &large).unwrap() == large, "large_unary");
+
+    thread::scope(|scope| {
+        for thread in 0..8 {
+            scope.spawn(move || {
+                for count in 0..50 {
+                    assert_eq!(unary(channel, "Echo", &blob(b"", 100 * thread + count)).unwrap().count % 100, count);
+                }
+            });
+        }
+    });
+
+    let (mut requests, mut responses) = channel.streaming::<Blob, Blob>("/test.Interop/PingPong", &soon()).unwrap();
+    for size in [0, 1, 100_000, 5] {
+        requests.send(&blob(&vec![2; size], size as u32)).unwrap();
+        assert_eq!(responses.next().unwrap().unwrap(), blob(&vec![2; size], size as u32));
+    }
+    requests.finish().unwrap();
+    assert!(responses.next().is_none());
+
+    let slept = channel.unary::<_, Blob>("/test.Interop/Sleep", &blob(b"", 2000), &within(Duration::from_millis(100)));
+    assert_eq!(slept.unwrap_err().code(), Code::DeadlineExceeded);
+
+    let mut endless =
+        channel.server_streaming::<_, Blob>("/test.Interop/Endless", &blob(&[5; 1000], 1), &soon()).unwrap();
+    assert_eq!(endless.next().unwrap().unwrap().count, 1);
+    drop(endless);
+    assert_eq!(unary(channel, "WasCancelled", &Blob::default()).unwrap().count, 1, "cancel_after_first_response");
+
+    let status = unary(channel, "Fail", &Blob::default()).unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::NotFound, TEXT));
+    assert_eq!(unary(channel, "Nope", &Blob::default()).unwrap_err().code(), Code::Unimplemented);
+    let nowhere = channel.unary::<_, Blob>("/test.Nope/Echo", &Blob::default(), &soon());
+    assert_eq!(nowhere.unwrap_err().code(), Code::Unimplemented);
+
+    let mut options = soon();
+    options.metadata.insert("x-ascii", "value").unwrap();
+    options.metadata.insert_bin("x-data-bin", &[0, 0xff, 1]).unwrap();
+    let request = Blob::default();
+    let mut responses = channel.server_streaming::<_, Blob>("/test.Interop/Metadata", &request, &options).unwrap();
+    let headers = responses.headers().unwrap().unwrap();
+    assert_eq!(headers.get("x-echo"), Some("value"));
+    assert_eq!(headers.get_bin("x-echo-bin"), Some(vec![0, 0xff, 1]));
+    assert_eq!(responses.next().unwrap().unwrap(), Blob::default());
+    assert!(responses.next().is_none());
+}
+
+// ---- grpcio ----
+
+fn python() -> Command {
+    static INTERPRETER: OnceLock<PathBuf> = OnceLock::new();
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let interpreter = INTERPRETER.get_or_init(|| {
+        let output = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
+        assert!(output.status.success(), "tools/python.sh failed");
+        PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
+    });
+    let mut command = Command::new(interpreter);
+    command.arg(root.join("tests/interop/peer.py"));
+    command
+}
+
+/// Runs every case of `peer.py client` and shows what it said if one failed.
+fn run_grpcio_client(port: u16, certificate: Option<&str>) {
+    let output = python().arg("client").arg(port.to_string()).args(certificate).output().unwrap();
+    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}\n{complained}");
+    assert_eq!(said.lines().count(), 17, "{said}");
+}
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start_grpcio_server(files: &[&str]) -> (Running, u16) {
+    let mut command = python();
+    command.arg("server").args(files).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    (Running(child), line.trim().parse().unwrap())
+}
+
+#[test]
+fn grpcio_client_against_our_server() {
+    let server = start_plain();
+    run_grpcio_client(server.local_addr().port(), None);
+}
+
+#[test]
+fn grpcio_client_against_our_server_over_tls() {
+    let identity = tls::Identity::new();
+    let server = start(identity.accept());
+    run_grpcio_client(server.local_addr().port(), identity.certificate_file().to_str());
+}
+
+#[test]
+fn our_client_against_grpcio_server() {
+    let (_process, port) = start_grpcio_server(&[]);
+    all_cases(&connect_plain(port));
+}
+
+#[test]
+fn our_client_against_grpcio_server_over_tls() {
+    let identity = tls::Identity::new();
+    let files = [identity.certificate_file(), identity.key_file()];
+    let (_process, port) = start_grpcio_server(&files.each_ref().map(|file| file.to_str().unwrap()));
+    all_cases(&connect_tls(port, &identity));
+}
+
+#[test]
+fn our_client_against_our_server() {
+    let server = start_plain();
+    all_cases(&connect_plain(server.local_addr().port()));
+    let identity = tls::Identity::new();
+    let server = start(identity.accept());
+    all_cases(&connect_tls(server.local_addr().port(), &identity));
+}
+
+// ---- tonic ----
+
+#[test]
+fn tonic_client_against_our_server() {
+    let server = start_plain();
+    interop::tonic::client_cases(server.local_addr().port());
+}
+
+#[test]
+fn our_client_against_tonic_server() {
+    let (_runtime, port) = interop::tonic::start_server();
+    basic_cases(&connect_plain(port));
+}
+
+// ---- nghttp2's tools and curl ----
+
+#[test]
+fn h2load_sees_no_failed_request() {
+    let server = start_plain();
+    let mut message = tempfile::NamedTempFile::new().unwrap();
+    // a message of five bytes: count 300 and a letter
+    message.write_all(b"\0\0\0\0\x06\x0a\x01x\x10\xac\x02").unwrap();
+    let url = format!("http://{}/test.Interop/Echo", server.local_addr());
+    for concurrency in [["-c1", "-m1"], ["-c4", "-m50"]] {
+        let output = Command::new("h2load")
+            .args(["-n4000", "-t1", "-H", "content-type: application/grpc", "-H", "te: trailers", "-d"])
+            .arg(message.path())
+            .args(concurrency)
+            .arg(&url)
+            .output()
+            .expect("h2load is installed (nghttp2-client)");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("4000 succeeded, 0 failed, 0 errored, 0 timeout"), "{said}");
+        assert!(said.contains("status codes: 4000 2xx"), "{said}");
+    }
+}
+
+#[test]
+fn nghttp_and_curl_are_told_that_this_is_grpc() {
+    let server = start_plain();
+    let url = format!("http://{}/", server.local_addr());
+    let output = Command::new("nghttp").args(["-v", &url]).output().expect("nghttp is installed (nghttp2-client)");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains(":status: 405"), "{said}");
+    assert!(
+        !said.contains(
+            "GOAWAY frame <length=8, flags=0x00, stream_id=0>\n          (last_stream_id=0, error_code=PROTOCOL"
+        ),
+        "{said}"
+    );
+    let curl = ["-sv", "--http2-prior-knowledge", "-o", "/dev/null", "-w", "%{http_code}", "--data", "x"];
+    let output = Command::new("curl").args(curl).arg(&url).output().expect("curl is installed");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "415", "{}", String::from_utf8_lossy(&output.stderr));
+}

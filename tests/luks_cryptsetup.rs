@@ -1,0 +1,478 @@
+//! Our LUKS2 against the real `cryptsetup`, both ways, on plain files: what it makes of our headers, and we of its.
+//!
+//! Without device mapper, so nothing is mapped here, and `cryptsetup` cannot format with integrity: its 96-byte
+//! keyslots come from adding and changing keys in headers of ours.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use firstlight::crypto::Secret;
+use firstlight::luks::{self, Error, Header, Integrity, Probe, State};
+use serde_json::Value;
+
+const OLD: &[u8] = b"\x00\x01binary\nold passphrase\xff";
+const NEW: &[u8] = b"\xfe\x00\nnew passphrase";
+/// argon2id at about the cost of Constellation's first slot.
+const OLD_SYSTEM_COST: [&str; 6] =
+    ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "65536", "--pbkdf-parallel", "2"];
+const CHEAPEST: [&str; 6] = ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "32", "--pbkdf-parallel", "1"];
+/// What Constellation formats with, apart from the integrity.
+const PARAMETERS: [&str; 8] =
+    ["--type", "luks2", "--cipher", "aes-xts-plain64", "--key-size", "512", "--sector-size", "4096"];
+
+/// A disk image and key files in a directory of their own.
+struct Fixture {
+    dir: tempfile::TempDir,
+    disk: File,
+}
+
+impl Fixture {
+    fn blank() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("old"), OLD).unwrap();
+        std::fs::write(dir.path().join("new"), NEW).unwrap();
+        let disk = OpenOptions::new().read(true).write(true).create_new(true).open(dir.path().join("disk")).unwrap();
+        disk.set_len(32 << 20).unwrap();
+        Fixture { dir, disk }
+    }
+
+    /// Formatted by us, with the old passphrase.
+    fn ours() -> Self {
+        let mut it = Self::blank();
+        luks::format(&mut it.disk, &volume_key(), &Secret::new(OLD.into())).unwrap();
+        it
+    }
+
+    /// Formatted by cryptsetup, with the old passphrase.
+    fn theirs(options: &[&[&str]]) -> Self {
+        let it = Self::blank();
+        it.ok("luksFormat", &options.concat(), &["disk", "old"]);
+        it
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Runs `cryptsetup ACTION OPTIONS FILES`, the files relative to the directory.
+    fn cryptsetup(&self, action: &str, options: &[&str], files: &[&str]) -> Output {
+        let mut command = Command::new("cryptsetup");
+        command.args(["--batch-mode", action]).args(options).args(files).current_dir(self.dir.path());
+        // nothing here may wait for a passphrase from a terminal
+        command.stdin(Stdio::null()).output().expect("cryptsetup is installed (make setup)")
+    }
+
+    /// The same; must succeed and gives back what it says.
+    fn ok(&self, action: &str, options: &[&str], files: &[&str]) -> String {
+        let output = self.cryptsetup(action, options, files);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "cryptsetup {action} {options:?}: {errors}");
+        String::from_utf8_lossy(&output.stdout).into_owned() + &errors
+    }
+
+    /// Whether cryptsetup opens the disk with this key file.
+    fn opens(&self, key: &str) -> bool {
+        let output = self.cryptsetup("open", &["--test-passphrase", "--key-file", key], &["disk"]);
+        match output.status.code() {
+            Some(0) => true,
+            // "no permission (bad passphrase)"
+            Some(2) => false,
+            _ => panic!("{}", String::from_utf8_lossy(&output.stderr)),
+        }
+    }
+
+    fn header(&mut self) -> Header {
+        match luks::probe(&mut self.disk).unwrap() {
+            Probe::Luks(header) => header,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Why [`Header::check_ours`] refuses the disk.
+    fn refused(&mut self) -> String {
+        match self.header().check_ours(Integrity::Optional) {
+            Err(Error::NotOurs(why)) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn unlock(&mut self, key: &[u8]) -> Result<Secret, Error> {
+        self.header().unlock(&mut self.disk, &Secret::new(key.into()))
+    }
+
+    fn commit(&mut self) {
+        let mut header = self.header();
+        let volume_key = self.unlock(OLD).unwrap();
+        header.replace_passphrase_and_mark(&mut self.disk, &volume_key, &Secret::new(NEW.into())).unwrap();
+    }
+
+    fn damage(&mut self, at: u64) {
+        self.disk.seek(SeekFrom::Start(at)).unwrap();
+        self.disk.write_all(&[0xff; 16]).unwrap();
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        std::fs::read(self.path("disk")).unwrap()
+    }
+}
+
+fn volume_key() -> Secret {
+    Secret::new((100..196).collect())
+}
+
+#[test]
+fn cryptsetup_finds_our_header_as_we_meant_it() {
+    let mut it = Fixture::ours();
+    let header = it.header();
+    let json: Value = serde_json::from_str(&it.ok("luksDump", &["--dump-json-metadata"], &["disk"])).unwrap();
+    assert_eq!(json, *header.metadata());
+    let dump = it.ok("luksDump", &[], &["disk"]);
+    let lines: Vec<String> = dump.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for line in [
+        "Version: 2",
+        "Metadata area: 16384 [bytes]",
+        "Keyslots area: 16744448 [bytes]",
+        &format!("UUID: {}", header.uuid()),
+        "offset: 16777216 [bytes]",
+        "length: (whole device)",
+        "cipher: aes-xts-plain64",
+        "sector: 4096 [bytes]",
+        "integrity: hmac(sha256)",
+        "Key: 768 bits",
+        "Cipher key: 512 bits",
+        "PBKDF: argon2id",
+        "Time cost: 4",
+        "Memory: 32",
+        "Threads: 1",
+        "AF stripes: 4000",
+        "AF hash: sha256",
+        "Area offset:32768 [bytes]",
+        "Area length:385024 [bytes]",
+        "0: constellation-state-disk",
+        "Iterations: 1000",
+    ] {
+        assert!(lines.iter().any(|l| l == line), "no line {line:?} in {dump}");
+    }
+}
+
+#[test]
+fn cryptsetup_opens_what_we_format_and_gets_our_volume_key() {
+    let it = Fixture::ours();
+    assert!(it.opens("old"));
+    assert!(!it.opens("new"));
+    let dump = it.ok("luksDump", &["--dump-volume-key", "--key-file", "old"], &["disk"]);
+    // "MK dump:" or "Volume key dump:", then hexadecimal bytes over some lines
+    let (_, hex) = dump.split_once("dump:").unwrap();
+    let key: Vec<u8> = hex.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
+    assert_eq!(Secret::new(key), volume_key());
+}
+
+#[test]
+fn cryptsetup_has_nothing_to_repair_and_changes_no_byte() {
+    let mut it = Fixture::ours();
+    for _ in 0..2 {
+        let before = it.bytes();
+        let said = it.ok("repair", &[], &["disk"]);
+        assert_eq!(said, "");
+        // reading both copies, it would recover one that it does not like
+        it.ok("luksDump", &[], &["disk"]);
+        assert!(it.bytes() == before, "cryptsetup changed our header");
+        if !it.header().initialized() {
+            it.commit();
+        }
+    }
+}
+
+#[test]
+fn token_0_is_the_text_that_constellation_writes() {
+    let mut it = Fixture::ours();
+    let token = |it: &Fixture| it.ok("token", &["--token-id", "0"], &["export", "disk"]);
+    let text = |initialised: bool| {
+        format!(r#"{{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":{initialised}}}"#)
+    };
+    assert_eq!(token(&it).trim(), text(false));
+    assert_eq!(it.header().state(), State::Uninitialised);
+    it.commit();
+    assert_eq!(token(&it).trim(), text(true));
+    assert!(it.header().initialized());
+    let mut header = it.header();
+    header.mark_for_reset(&mut it.disk).unwrap();
+    assert_eq!(token(&it).trim(), text(false));
+    assert_eq!(it.header().state(), State::Uninitialised);
+}
+
+#[test]
+fn after_our_commit_cryptsetup_opens_with_the_new_key_only() {
+    let mut it = Fixture::ours();
+    it.commit();
+    assert!(it.opens("new"));
+    assert!(!it.opens("old"));
+    assert_eq!(it.unlock(NEW).unwrap(), volume_key());
+    assert!(matches!(it.unlock(OLD), Err(Error::WrongPassphrase { keyslots: 1 })));
+}
+
+#[test]
+fn we_open_after_cryptsetup_changed_the_key() {
+    let mut it = Fixture::ours();
+    it.ok("luksChangeKey", &[&["--key-file", "old"], &OLD_SYSTEM_COST[..]].concat(), &["disk", "new"]);
+    assert_eq!(it.unlock(NEW).unwrap(), volume_key());
+    assert!(matches!(it.unlock(OLD), Err(Error::WrongPassphrase { keyslots: 1 })));
+    it.header().check_ours(Integrity::Required).unwrap();
+    let kdf = it.header().metadata()["keyslots"]["0"]["kdf"].clone();
+    assert_eq!((kdf["memory"].as_u64(), kdf["cpus"].as_u64()), (Some(65536), Some(2)));
+}
+
+#[test]
+fn we_open_with_each_key_after_cryptsetup_added_one_and_our_commit_keeps_the_other_slot() {
+    let mut it = Fixture::ours();
+    it.ok("luksAddKey", &[&["--key-file", "old"], &OLD_SYSTEM_COST[..]].concat(), &["disk", "new"]);
+    std::fs::write(it.path("third"), b"a third key").unwrap();
+    assert_eq!(it.unlock(OLD).unwrap(), volume_key());
+    assert_eq!(it.unlock(NEW).unwrap(), volume_key());
+    assert!(matches!(it.unlock(b"a third key"), Err(Error::WrongPassphrase { keyslots: 2 })));
+    it.header().check_ours(Integrity::Required).unwrap();
+
+    let mut header = it.header();
+    header.replace_passphrase_and_mark(&mut it.disk, &volume_key(), &Secret::new(b"a third key".to_vec())).unwrap();
+    assert!(it.opens("third") && it.opens("new") && !it.opens("old"));
+}
+
+#[test]
+fn our_commit_and_cryptsetups_changes_take_turns() {
+    let mut it = Fixture::ours();
+    for _ in 0..3 {
+        it.commit();
+        it.ok("luksChangeKey", &[&["--key-file", "new"], &CHEAPEST[..]].concat(), &["disk", "old"]);
+        assert_eq!(it.unlock(OLD).unwrap(), volume_key());
+        assert!(it.header().initialized());
+    }
+}
+
+#[test]
+fn we_open_what_cryptsetup_formats_at_any_argon2id_cost() {
+    for cost in [
+        CHEAPEST,
+        OLD_SYSTEM_COST,
+        ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "165892", "--pbkdf-parallel", "2"],
+        ["--pbkdf-force-iterations", "7", "--pbkdf-memory", "1000", "--pbkdf-parallel", "2"],
+    ] {
+        let mut it = Fixture::theirs(&[&PARAMETERS, &["--pbkdf", "argon2id"], &cost]);
+        let header = it.header();
+        header.check_ours(Integrity::Optional).unwrap();
+        let why = header.check_ours(Integrity::Required).unwrap_err().to_string();
+        assert!(why.contains("integrity is missing"), "{why}");
+        assert_eq!(header.state(), State::Unmarked);
+        assert!(matches!(it.unlock(NEW), Err(Error::WrongPassphrase { keyslots: 1 })));
+        assert_eq!(it.unlock(OLD).unwrap().len(), 64);
+
+        let geometry = header.geometry().unwrap();
+        let uuid = it.ok("luksUUID", &[], &["disk"]);
+        assert_eq!(geometry.key_description(), format!("cryptsetup:{}-d0", uuid.trim()));
+        assert_eq!((geometry.data_offset, geometry.key_size, geometry.integrity), (16 << 20, 64, None));
+
+        it.commit();
+        assert!(it.opens("new") && !it.opens("old") && it.header().initialized());
+    }
+}
+
+#[test]
+fn headers_with_other_parameters_are_refused_by_the_field() {
+    let cases: [(&[&str], &str); 6] = [
+        (&["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"], r#"keyslot 0: kdf: type is "pbkdf2""#),
+        (
+            &["--pbkdf", "argon2i", "--pbkdf-force-iterations", "4", "--pbkdf-memory", "32"],
+            r#"keyslot 0: kdf: type is "argon2i""#,
+        ),
+        (&["--sector-size", "512"], "segment 0: sector_size is 512"),
+        (
+            &["--cipher", "aes-cbc-essiv:sha256", "--key-size", "256"],
+            r#"segment 0: encryption is "aes-cbc-essiv:sha256""#,
+        ),
+        (&["--hash", "sha512"], r#"keyslot 0: af hash is "sha512""#),
+        (&["--luks2-metadata-size", "32k"], "the size is 32768, expected 16384"),
+    ];
+    for (options, expected) in cases {
+        let cost: &[&str] = if options.contains(&"--pbkdf") { &[] } else { &CHEAPEST };
+        let mut it = Fixture::theirs(&[&PARAMETERS, cost, options]);
+        let why = it.refused();
+        assert!(why.contains(expected), "{options:?}: {why}");
+        let before = it.bytes();
+        let error = luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).unwrap_err();
+        assert!(matches!(error, Error::WouldOverwrite(_)), "{error}");
+        assert!(it.bytes() == before);
+    }
+}
+
+#[test]
+fn fields_that_the_old_reader_does_not_know_are_refused_by_name() {
+    let mut it = Fixture::ours();
+    it.ok("config", &["--priority", "prefer", "--key-slot", "0"], &["disk"]);
+    assert!(it.refused().contains("keyslot 0: unknown field `priority`"), "{}", it.refused());
+
+    // an unbound keyslot holds another key than the volume's
+    let mut it = Fixture::ours();
+    let unbound = [&["--unbound", "--key-file", "old", "--key-size", "512"], &CHEAPEST[..]].concat();
+    it.ok("luksAddKey", &unbound, &["disk", "new"]);
+    assert!(it.refused().contains("keyslot 1: key_size is 64, expected 96"), "{}", it.refused());
+}
+
+#[test]
+fn a_header_whose_keyslots_were_erased_is_refused_but_one_that_never_had_any_is_formatted() {
+    let mut it = Fixture::ours();
+    it.ok("luksErase", &[], &["disk"]);
+    assert!(it.refused().contains("no keyslot"), "{}", it.refused());
+    assert!(!it.header().is_keyless());
+    assert!(luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).is_err());
+
+    // as Constellation leaves it when the power goes between its format and its first keyslot
+    it.ok("token", &["--token-id", "0"], &["remove", "disk"]);
+    assert!(it.header().is_keyless());
+    luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).unwrap();
+    assert!(it.opens("new"));
+}
+
+#[test]
+fn only_a_reset_makes_an_initialised_disk_one_to_be_formatted() {
+    let mut it = Fixture::ours();
+    it.commit();
+    let format = |it: &mut Fixture| luks::format(&mut it.disk, &volume_key(), &Secret::new(OLD.into()));
+    assert!(format(&mut it).unwrap_err().to_string().contains("an initialised state disk"));
+    let mut header = it.header();
+    header.mark_for_reset(&mut it.disk).unwrap();
+    let formatted = format(&mut it).unwrap();
+    assert_ne!(formatted.uuid(), header.uuid());
+    // the keyslot of the disk's former life was in the second area
+    assert!(it.bytes()[(32 << 10) + 385_024..].iter().all(|b| *b == 0));
+    assert!(it.opens("old") && !it.opens("new"));
+}
+
+#[test]
+fn labels_and_foreign_tokens_survive_our_writes() {
+    let mut it = Fixture::ours();
+    it.ok("config", &["--label", "a label", "--subsystem", "a subsystem"], &["disk"]);
+    let token = r#"{"type":"someone-elses","keyslots":["0"],"a":{"b":[1,2.5,"\u00e9\n\""]}}"#;
+    std::fs::write(it.path("token"), token).unwrap();
+    it.ok("token", &["--token-id", "3", "--json-file", "token"], &["import", "disk"]);
+    it.header().check_ours(Integrity::Required).unwrap();
+    it.commit();
+    let dump = it.ok("luksDump", &[], &["disk"]);
+    assert!(dump.contains("a label") && dump.contains("a subsystem"), "{dump}");
+    let kept = it.ok("token", &["--token-id", "3"], &["export", "disk"]);
+    assert_eq!(serde_json::from_str::<Value>(&kept).unwrap(), serde_json::from_str::<Value>(token).unwrap());
+    assert!(it.opens("new"));
+}
+
+#[test]
+fn a_token_0_of_another_kind_is_refused() {
+    let mut it = Fixture::theirs(&[&PARAMETERS, &CHEAPEST]);
+    std::fs::write(it.path("token"), r#"{"type":"someone-elses","keyslots":[]}"#).unwrap();
+    it.ok("token", &["--token-id", "0", "--json-file", "token"], &["import", "disk"]);
+    assert!(it.refused().contains(r#"token 0: type is "someone-elses""#), "{}", it.refused());
+}
+
+#[test]
+fn of_a_damaged_copy_and_a_whole_one_the_whole_one_counts_and_repair_satisfies_cryptsetup() {
+    for (damaged, primary_whole) in [(0, false), (4096, false), (16384, true), (16384 + 4100, true)] {
+        let mut it = Fixture::ours();
+        it.commit();
+        let uuid = it.header().uuid();
+        it.damage(damaged);
+        let mut header = it.header();
+        assert!(!header.copies_agree());
+        assert_eq!(header.uuid(), uuid);
+        assert_eq!(it.unlock(NEW).unwrap(), volume_key(), "damaged at {damaged}");
+        header.repair(&mut it.disk).unwrap();
+        assert!(it.header().copies_agree());
+
+        let before = it.bytes();
+        assert!(it.opens("new"));
+        assert!(it.bytes() == before, "cryptsetup repaired what we had repaired (primary whole: {primary_whole})");
+    }
+}
+
+#[test]
+fn of_two_damaged_copies_none_counts_for_us_nor_for_cryptsetup() {
+    let mut it = Fixture::ours();
+    it.damage(4096);
+    it.damage(16384 + 4100);
+    assert!(!it.cryptsetup("luksDump", &[], &["disk"]).status.success());
+    match luks::probe(&mut it.disk).unwrap() {
+        Probe::Unknown(why) => assert_eq!(
+            why,
+            "a LUKS header of which no copy is usable (primary: its checksum is wrong; secondary: its checksum is wrong)"
+        ),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn of_two_whole_copies_the_newer_one_counts_as_with_cryptsetup() {
+    // the primary of the committed disk with the secondary of before, and the other way round
+    for (old_copy_at, len) in [(0u64, 16384usize), (16384, 16384)] {
+        let mut it = Fixture::ours();
+        let mut old = vec![0; len];
+        it.disk.read_exact_at(&mut old, old_copy_at).unwrap();
+        it.commit();
+        it.disk.write_all_at(&old, old_copy_at).unwrap();
+        assert!(it.header().initialized() && !it.header().copies_agree());
+        assert_eq!(it.unlock(NEW).unwrap(), volume_key());
+        let token = it.ok("token", &["--token-id", "0"], &["export", "disk"]);
+        assert!(token.contains("true"), "{token}");
+        // cryptsetup has rewritten the older copy by now
+        assert!(it.header().copies_agree());
+    }
+}
+
+#[test]
+fn we_repair_a_header_of_cryptsetups_in_the_way_that_cryptsetup_does() {
+    let mut it = Fixture::theirs(&[&PARAMETERS, &CHEAPEST]);
+    it.damage(16384);
+    let mut header = it.header();
+    header.repair(&mut it.disk).unwrap();
+    let before = it.bytes();
+    assert!(it.opens("old"));
+    assert!(it.bytes() == before, "cryptsetup was not content with our repair");
+}
+
+#[test]
+fn cryptsetups_header_backup_is_a_header_and_restores_ours() {
+    let mut it = Fixture::ours();
+    it.ok("luksHeaderBackup", &["--header-backup-file", "backup"], &["disk"]);
+    it.commit();
+    it.ok("luksHeaderRestore", &["--header-backup-file", "backup"], &["disk"]);
+    assert_eq!(it.header().state(), State::Uninitialised);
+    assert_eq!(it.unlock(OLD).unwrap(), volume_key());
+}
+
+#[test]
+fn luks1_is_unknown() {
+    let mut it = Fixture::theirs(&[&["--type", "luks1", "--pbkdf-force-iterations", "1000"]]);
+    match luks::probe(&mut it.disk).unwrap() {
+        Probe::Unknown(why) => assert!(why.contains("LUKS1"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn other_tools_disks_are_named_and_never_formatted() {
+    for (program, args, expected) in [("mke2fs", "-q -F -t ext4", "ext4"), ("mkswap", "", "swap")] {
+        // on a blank disk, and over a state disk, whose secondary header it leaves
+        for mut it in [Fixture::blank(), Fixture::ours()] {
+            let mut command = Command::new("sh");
+            let line = format!("PATH=$PATH:/sbin:/usr/sbin exec {program} {args} disk");
+            let output = command.args(["-c", &line]).current_dir(it.dir.path()).output().unwrap();
+            assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+            let before = it.bytes();
+            match luks::probe(&mut it.disk).unwrap() {
+                Probe::Unknown(why) => assert!(why.contains(expected), "{program}: {why}"),
+                other => panic!("{program}: {other:?}"),
+            }
+            let error = luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).unwrap_err();
+            assert!(matches!(error, Error::WouldOverwrite(_)), "{error}");
+            assert!(it.bytes() == before);
+        }
+    }
+}

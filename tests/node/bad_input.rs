@@ -1,0 +1,145 @@
+//! Disks that are not ours, machines without a TPM, and peers that talk no sense.
+
+use std::fs;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::program::Program;
+use crate::setting::{MASTER_KEY, Setting, wait_for_port};
+
+/// The disk is refused with these words, and not a byte of it changes.
+fn expect_refused(setting: &Setting, disk: &Path, words: &[&str]) {
+    let before = fs::read(disk).unwrap();
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", disk));
+    assert_eq!(node.exit().code(), Some(1), "{}", node.output());
+    let error = node.expect("error:");
+    for word in words {
+        assert!(error.contains(word), "{word:?} is not in: {error}");
+    }
+    assert!(fs::read(disk).unwrap() == before, "the disk was written to");
+}
+
+#[test]
+fn a_disk_with_a_file_system_is_refused() {
+    let setting = Setting::new();
+    let disk = setting.blank_disk();
+    let made = Command::new("/sbin/mke2fs").args(["-q", "-t", "ext4"]).arg(&disk).status().unwrap();
+    assert!(made.success());
+    expect_refused(&setting, &disk, &["ext4", "Nothing was written"]);
+}
+
+#[test]
+fn a_disk_of_unknown_bytes_is_refused() {
+    let setting = Setting::new();
+    let disk = setting.file("disk", vec![0x5a; 64 << 20]);
+    expect_refused(&setting, &disk, &["data of an unknown kind", "Nothing was written"]);
+}
+
+#[test]
+fn an_initialised_disk_whose_headers_are_both_damaged_is_refused() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    let file = fs::OpenOptions::new().write(true).open(&disk).unwrap();
+    for offset in [5000, 16384 + 5000] {
+        file.write_all_at(b"damage", offset).unwrap();
+    }
+    expect_refused(&setting, &disk, &["checksum"]);
+}
+
+#[test]
+fn one_damaged_header_copy_keeps_nobody_from_the_disk() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    let file = fs::OpenOptions::new().write(true).open(&disk).unwrap();
+    file.write_all_at(b"damage", 5000).unwrap();
+    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    node.expect("state disk");
+    wait_for_port(setting.node(9999));
+}
+
+#[test]
+fn a_luks_disk_of_somebody_else_is_refused() {
+    let setting = Setting::new();
+    let disk = setting.blank_disk();
+    let key = setting.file("key", [1; 32]);
+    let format = ["luksFormat", "-q", "--type", "luks2", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+    let made = Command::new("/sbin/cryptsetup").args(format).arg(&disk).arg(&key).status().unwrap();
+    assert!(made.success());
+    expect_refused(&setting, &disk, &["not one of a state disk"]);
+}
+
+#[test]
+fn a_machine_without_a_tpm_says_so() {
+    let setting = Setting::new();
+    let disk = setting.blank_disk();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bootstrapper"));
+    command.args(["unlock", "--csp", "qemu", "--variant", "qemu-vtpm", "--disk"]).arg(&disk);
+    let mut node = Program::start(&mut command);
+    assert_eq!(node.exit().code(), Some(1));
+    let error = node.expect("error:");
+    assert!(error.contains("/dev/tpmrm0") && error.contains("/dev/tpm0"), "{error}");
+}
+
+#[test]
+fn a_tpm_that_does_not_answer_is_named() {
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    let mut command = setting.bootstrapper("run", &disk);
+    // the last of an option counts
+    command.args(["--tpm", "swtpm:host=127.0.0.1,port=1"]);
+    let mut node = Program::start(&mut command);
+    assert_eq!(node.exit().code(), Some(1));
+    assert!(node.expect("error:").contains("port=1"));
+}
+
+/// Bytes that are no TLS, connections that say nothing, and one that stops in the middle of a handshake.
+fn bother(address: SocketAddr) -> Vec<TcpStream> {
+    let starts: [&[u8]; 5] = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        &[0xff; 4096],
+        b"",
+        &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00],
+    ];
+    starts
+        .iter()
+        .cycle()
+        .take(20)
+        .map(|bytes| {
+            let mut socket = TcpStream::connect(address).unwrap();
+            // it may have been closed on us already
+            let _ = socket.write_all(bytes);
+            socket
+        })
+        .collect()
+}
+
+#[test]
+fn garbage_and_half_open_connections_on_the_recovery_port_keep_no_operator_away() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    wait_for_port(setting.node(9999));
+    let _held = bother(setting.node(9999));
+    let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
+    let master = setting.master_secret(MASTER_KEY);
+    let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+    let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
+    assert!(recover.exit().success(), "{}", recover.output());
+    node.expect("key-slot:");
+}
+
+#[test]
+fn garbage_and_half_open_connections_on_the_services_keep_no_node_away() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    setting.set_control_planes(&[3]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    let _held = (bother(keys), bother(SocketAddr::new(setting.host(3), 30090)));
+    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    node.expect("key-slot:");
+}

@@ -1,0 +1,17 @@
+//! A node without a kernel of its own: the shipped programs against each other on loopback, with a real TPM (swtpm) and a
+//! disk in a file. What needs device-mapper is left to `tests/boot`; here a boot ends when its key has opened the disk.
+//!
+//! Each test has a loopback network of its own, 127.a.b.0/24: `.1` is the metadata service, `.2` the node, `.3` and up are
+//! control planes with their fixed ports.
+
+#[path = "../common/metadata.rs"]
+mod metadata;
+#[path = "../common/program.rs"]
+mod program;
+#[path = "../common/swtpm.rs"]
+mod swtpm;
+
+mod bad_input;
+mod init;
+mod setting;
+mod unlock;

@@ -1,0 +1,164 @@
+//! Rejoin and recovery of an initialised disk.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use crate::program::Program;
+use crate::setting::{MASTER_KEY, Setting};
+
+/// On this machine the boot ends behind the key: there is no device-mapper.
+fn expect_opened(node: &mut Program, by: &str) {
+    let line = node.expect("key-slot:");
+    assert!(line.contains(by), "{line}");
+    assert!(!node.exit().success());
+    node.expect("/dev/mapper/control");
+}
+
+#[test]
+fn an_attested_node_gets_its_key_from_a_join_service() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    setting.set_control_planes(&[3]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    node.expect("quote:");
+    node.expect("ticket:");
+    expect_opened(&mut node, &setting.host(3).to_string());
+}
+
+#[test]
+fn the_operator_brings_the_key_when_no_join_service_is_there() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
+    let master = setting.master_secret(MASTER_KEY);
+    let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap()];
+    let mut status = Program::start(setting.firstlight(&arguments).arg("--status"));
+    assert!(status.exit().success());
+    status.expect("no other control plane is known");
+    let mut recover = Program::start(setting.firstlight(&arguments).arg("--master-secret").arg(master));
+    assert!(recover.exit().success(), "{}", recover.output());
+    expect_opened(&mut node, "the operator at");
+}
+
+#[test]
+fn a_wrong_master_secret_is_answered_and_the_node_waits_on() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
+    let recover = |master: std::path::PathBuf| {
+        let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+        Program::start(setting.firstlight(&arguments).arg(master))
+    };
+    let mut wrong = recover(setting.master_secret([9; 32]));
+    assert!(!wrong.exit().success());
+    wrong.expect("does not open disk");
+    node.expect("does not open this disk");
+    let mut right = recover(setting.master_secret(MASTER_KEY));
+    assert!(right.exit().success(), "{}", right.output());
+    expect_opened(&mut node, "the operator at");
+}
+
+#[test]
+fn a_join_service_with_a_wrong_key_does_not_stop_the_right_one() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    setting.set_control_planes(&[3]);
+    let (_wrong_keys, wrong_keys) = setting.key_service(3, [7; 32]);
+    let policy = setting.policy();
+    let _wrong = setting.join_service(3, wrong_keys, &policy);
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    node.expect("was not accepted: it does not open this disk");
+    let (_keys, keys) = setting.key_service(4, MASTER_KEY);
+    let _join = setting.join_service(4, keys, &policy);
+    setting.set_control_planes(&[3, 4]);
+    expect_opened(&mut node, &setting.host(4).to_string());
+}
+
+#[test]
+fn a_join_service_that_hangs_does_not_delay_one_that_answers() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    setting.set_control_planes(&[3, 4]);
+    // accepts, and never says a word
+    let _hanging = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
+    let (_keys, keys) = setting.key_service(4, MASTER_KEY);
+    let _join = setting.join_service(4, keys, &setting.policy());
+    let start = Instant::now();
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    expect_opened(&mut node, &setting.host(4).to_string());
+    // not a matter of speed: the hanging one would have held it for 30 seconds
+    assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_node_with_other_software_is_refused_and_only_the_service_learns_why() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    setting.set_control_planes(&[3]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let join = setting.join_service(3, keys, &setting.policy_of(&[(4, [0xab; 32]), (15, [0; 32])]));
+    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let refusal = join.expect("PCR 4");
+    assert!(refusal.contains(&"ab".repeat(32)), "{refusal}");
+    let endpoint = setting.node(9999).to_string();
+    let policy = setting.policy();
+    let arguments = ["recover", "--status", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap()];
+    let mut status = Program::start(&mut setting.firstlight(&arguments));
+    assert!(status.exit().success());
+    status.expect(&setting.host(3).to_string());
+    assert!(!node.output().contains(&"ab".repeat(32)), "{}", node.output());
+    assert!(!node.output().contains("key-slot:"));
+}
+
+#[test]
+fn the_operator_sends_no_secret_to_a_node_with_other_software() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let endpoint = setting.node(9999).to_string();
+    let policy = setting.policy_of(&[(9, [0xcd; 32]), (15, [0; 32])]);
+    let master = setting.master_secret(MASTER_KEY);
+    let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+    let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
+    assert_eq!(recover.exit().code(), Some(3));
+    let refusal = recover.expect("PCR 9");
+    assert!(refusal.contains(&"cd".repeat(32)), "{refusal}");
+    assert!(!node.output().contains("key-slot:"));
+}
+
+#[test]
+fn metadata_that_is_down_slow_or_nonsense_keeps_no_operator_away() {
+    for spoil in [
+        (|setting: &Setting| setting.metadata.set_down(true)) as fn(&Setting),
+        |setting| setting.metadata.set_delay(Duration::from_secs(3600)),
+        |setting| setting.metadata.set_peers("<html>"),
+    ] {
+        let setting = Setting::new();
+        spoil(&setting);
+        let disk = setting.initialised_disk();
+        let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+        let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
+        let master = setting.master_secret(MASTER_KEY);
+        let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+        let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
+        assert!(recover.exit().success(), "{}", recover.output());
+        expect_opened(&mut node, "the operator at");
+    }
+}
+
+#[test]
+fn sigterm_ends_the_wait_and_leaves_the_disk_as_it_was() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    let before = std::fs::read(&disk).unwrap();
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    node.expect("disk:");
+    crate::setting::wait_for_port(setting.node(9999));
+    node.terminate();
+    assert_eq!(node.exit().code(), Some(143));
+    assert!(std::fs::read(&disk).unwrap() == before);
+}

@@ -1,0 +1,409 @@
+//! The key service's program and the join service, against clients over real connections: ours, and tonic and grpcio as clients
+//! of another make.
+
+#[path = "common/attested.rs"]
+mod attested;
+#[path = "common/program.rs"]
+mod program;
+#[allow(dead_code)] // no test here reboots
+#[path = "common/swtpm.rs"]
+mod swtpm;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use attested::{Anybody, attested, attested_channel, plain_channel, within};
+use firstlight::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
+use firstlight::join_service::keys::KeyClient;
+use firstlight::join_service::{self, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET};
+use firstlight::key_service::GET_DATA_KEY;
+use firstlight::proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
+use firstlight::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use firstlight::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use firstlight::{atls, attestation, crypto};
+use program::Program;
+use swtpm::Swtpm;
+use tempfile::TempDir;
+
+const UUID: &str = "00000000-0000-0000-0000-000000000000";
+/// Of a master secret and a salt of 32 zeros each, and [`UUID`].
+const DISK_KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
+const MEASUREMENT_SECRET: &str = "54d67b1d917d3464757d9b699f3ee416c209a2270e3876da90535e4108898cdd";
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+struct KeyService {
+    program: Program,
+    address: SocketAddr,
+    _dir: TempDir,
+}
+
+/// The program, with a master secret of zeros.
+fn key_service(listen: &str) -> KeyService {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("mastersecret"), [0; 32]).unwrap();
+    fs::write(dir.path().join("salt"), [0; 32]).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
+    command.args(["--listen", listen, "--master-secret", "mastersecret", "--salt=salt", "-v", "-1"]);
+    let program = Program::start(command.current_dir(dir.path()));
+    let address = address(&program.expect("serving data keys"));
+    KeyService { program, address, _dir: dir }
+}
+
+/// The first address that a line names.
+fn address(line: &str) -> SocketAddr {
+    let words = line.split(|c: char| c.is_whitespace() || c == ',');
+    words.filter_map(|word| word.parse().ok()).next().unwrap()
+}
+
+fn key_request(id: &str, length: u32) -> GetDataKeyRequest {
+    GetDataKeyRequest { data_key_id: id.into(), length }
+}
+
+fn ask(address: SocketAddr, id: &str, length: u32) -> Result<GetDataKeyResponse, Status> {
+    plain_channel(address).unary(GET_DATA_KEY, &key_request(id, length), &within(5))
+}
+
+#[test]
+fn key_service_gives_keys_and_names_what_is_wrong_with_a_request() {
+    let service = key_service("127.0.0.1:0");
+    let channel = plain_channel(service.address);
+    let ask = |id: &str, length| -> Result<GetDataKeyResponse, Status> {
+        channel.unary(GET_DATA_KEY, &key_request(id, length), &within(5))
+    };
+    assert_eq!(hex(&ask(UUID, 32).unwrap().data_key), DISK_KEY);
+    assert_eq!(hex(&ask("measurementSecret", 32).unwrap().data_key), MEASUREMENT_SECRET);
+    for (id, length) in [("", 32), ("a b", 32), (UUID, 0), (UUID, 65), (UUID, u32::MAX), (&UUID.replace('0', "A"), 32)]
+    {
+        assert_eq!(ask(id, length).err().unwrap().code(), Code::InvalidArgument, "{id} {length}");
+    }
+    // larger than any id
+    assert_eq!(ask(&"x".repeat(1 << 20), 32).err().unwrap().code(), Code::ResourceExhausted);
+    let other: Result<GetDataKeyResponse, _> = channel.unary("/kms.API/Other", &key_request(UUID, 32), &within(5));
+    assert_eq!(other.err().unwrap().code(), Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn key_service_serves_a_client_of_another_make() {
+    let service = key_service("127.0.0.1:0");
+    let channel = tonic::transport::Endpoint::new(format!("http://{}", service.address)).unwrap();
+    let mut client = tonic::client::Grpc::new(channel.connect().await.unwrap());
+    for (id, length, expected) in [(UUID, 32, Ok(DISK_KEY)), (UUID, 0, Err(tonic::Code::InvalidArgument))] {
+        client.ready().await.unwrap();
+        let codec = tonic_prost::ProstCodec::<GetDataKeyRequest, GetDataKeyResponse>::default();
+        let request = tonic::Request::new(key_request(id, length));
+        let path = tonic::codegen::http::uri::PathAndQuery::from_static(GET_DATA_KEY);
+        let answer = client.unary(request, path, codec).await;
+        let answer = answer.map(|response| hex(&response.into_inner().data_key)).map_err(|status| status.code());
+        assert_eq!(answer, expected.map(str::to_owned));
+    }
+}
+
+#[test]
+fn key_service_serves_grpcio_as_the_old_callers_ask() {
+    let service = key_service("127.0.0.1:0");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
+    assert!(python.status.success(), "tools/python.sh failed");
+    let answers = Command::new(String::from_utf8(python.stdout).unwrap().trim())
+        .arg(root.join("tests/interop/key_client.py"))
+        .arg(service.address.to_string())
+        .args([UUID, "32", "measurementSecret", "32", "s3proxy-kek", "64", "", "32", UUID, "0", UUID, "4294967295"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(answers.stdout).unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 6, "{said}\n{}", String::from_utf8_lossy(&answers.stderr));
+    assert_eq!(lines[0], format!("OK {DISK_KEY}"));
+    assert_eq!(lines[1], format!("OK {MEASUREMENT_SECRET}"));
+    assert_eq!(lines[2].len(), "OK ".len() + 128);
+    assert_eq!(lines[3..], ["INVALID_ARGUMENT"; 3]);
+}
+
+#[test]
+fn key_service_outlives_garbage_and_half_open_connections() {
+    let service = key_service("127.0.0.1:0");
+    let mut open = vec![];
+    for garbage in [
+        &b""[..],
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        &[0xff; 70_000],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ] {
+        let mut stream = TcpStream::connect(service.address).unwrap();
+        // it may hang up before it has read all
+        let _ = stream.write_all(garbage);
+        open.push(stream);
+    }
+    assert_eq!(hex(&ask(service.address, UUID, 32).unwrap().data_key), DISK_KEY);
+}
+
+#[test]
+fn sigterm_ends_the_key_service_with_success_though_connections_are_open() {
+    let mut service = key_service("127.0.0.1:0");
+    let _half_open = TcpStream::connect(service.address).unwrap();
+    let channel = plain_channel(service.address);
+    let _: GetDataKeyResponse = channel.unary(GET_DATA_KEY, &key_request(UUID, 32), &within(5)).unwrap();
+    service.program.terminate();
+    assert!(service.program.exit().success());
+    service.program.expect("SIGTERM");
+    assert!(!service.program.output().contains("2b5c"), "{}", service.program.output());
+}
+
+#[test]
+fn key_service_refuses_to_expose_keys_and_short_secrets() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("short"), [0; 15]).unwrap();
+    fs::write(dir.path().join("good"), [0; 32]).unwrap();
+    let run = |args: &[&str]| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_key-service")).args(args).current_dir(dir.path()).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, stderr) = run(&["--listen", "0.0.0.0:0", "--master-secret", "good", "--salt", "good"]);
+    assert!(code == 1 && stderr.contains("--allow-plaintext"), "{code} {stderr}");
+    let (code, stderr) = run(&["--listen", "127.0.0.1:0", "--master-secret", "short", "--salt", "good"]);
+    assert!(code == 1 && stderr.contains("short: expected 16"), "{code} {stderr}");
+    let (code, stderr) = run(&["--listen", "here"]);
+    assert!(code == 2 && stderr.contains("--listen"), "{code} {stderr}");
+}
+
+/// The join service as its program makes it, but with attestation that anybody can issue.
+fn join_service(keys: &str) -> Server {
+    let tls = atls::Server::new(None, vec![Arc::new(Anybody)]);
+    let router = join_service::router(Arc::new(KeyClient::new(keys)));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    Server::start("join-service", listener, Arc::new(tls), router, Limits::default()).unwrap()
+}
+
+fn rejoin(address: SocketAddr, uuid: &str) -> Result<IssueRejoinTicketResponse, Status> {
+    let request = IssueRejoinTicketRequest { disk_uuid: uuid.into() };
+    attested_channel(address).unary(ISSUE_REJOIN_TICKET, &request, &within(20))
+}
+
+#[test]
+fn a_node_that_returns_gets_the_key_of_its_disk() {
+    let keys = key_service("127.0.0.1:0");
+    let join = join_service(&keys.address.to_string());
+    for uuid in [UUID, &UUID.to_uppercase()] {
+        let ticket = rejoin(join.local_addr(), uuid).unwrap();
+        assert_eq!(hex(&ticket.state_disk_key), DISK_KEY);
+        assert_eq!(hex(&ticket.measurement_secret), MEASUREMENT_SECRET);
+    }
+}
+
+#[test]
+fn a_disk_that_has_no_uuid_gets_no_key() {
+    let keys = key_service("127.0.0.1:0");
+    let join = join_service(&keys.address.to_string());
+    for uuid in ["", "measurementSecret", "ca_emergency_ssh", &UUID[1..], "00000000-0000-0000-0000-00000000000g"] {
+        assert_eq!(rejoin(join.local_addr(), uuid).err().unwrap().code(), Code::InvalidArgument, "{uuid}");
+    }
+}
+
+#[test]
+fn new_nodes_are_told_that_there_are_no_join_tickets() {
+    let join = join_service("127.0.0.1:1");
+    let request = IssueJoinTicketRequest { disk_uuid: UUID.into(), ..Default::default() };
+    let answer: Result<IssueJoinTicketResponse, _> =
+        attested_channel(join.local_addr()).unary(ISSUE_JOIN_TICKET, &request, &within(5));
+    assert_eq!(answer.err().unwrap().code(), Code::Unimplemented);
+}
+
+#[test]
+fn who_is_not_attested_does_not_get_as_far_as_asking() {
+    let keys = key_service("127.0.0.1:0");
+    let join = join_service(&keys.address.to_string());
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let socket = TcpStream::connect(join.local_addr()).unwrap();
+    // TLS 1.3 clients are done before the server has judged them: the refusal may come with the first call
+    if let Ok(transport) = atls::Client::new(None, vec![]).connect(socket, deadline) {
+        let request = IssueRejoinTicketRequest { disk_uuid: UUID.into() };
+        let answer = firstlight::grpc::Channel::new(transport, "x").and_then(|channel| {
+            channel.unary::<_, IssueRejoinTicketResponse>(ISSUE_REJOIN_TICKET, &request, &within(5))
+        });
+        assert_eq!(answer.err().unwrap().code(), Code::Unavailable);
+    }
+    let plain = TcpStream::connect(join.local_addr()).unwrap();
+    (&plain).write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+    let mut answer = vec![];
+    plain.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    // an alert, a reset or nothing, but no HTTP/2
+    let _ = (&plain).read_to_end(&mut answer);
+    assert!(answer.first().is_none_or(|byte| *byte == 21), "{answer:?}");
+    assert!(rejoin(join.local_addr(), UUID).is_ok());
+}
+
+#[test]
+fn a_key_service_that_is_down_is_a_passing_failure_and_its_return_is_noticed() {
+    let mut keys = key_service("127.0.0.1:0");
+    let join = join_service(&keys.address.to_string());
+    assert!(rejoin(join.local_addr(), UUID).is_ok());
+    keys.program.terminate();
+    keys.program.exit();
+    for _ in 0..3 {
+        let started = Instant::now();
+        let status = rejoin(join.local_addr(), UUID).err().unwrap();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(!status.message().contains("127.0.0.1"), "{status}");
+        assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    }
+    let _keys = key_service(&keys.address.to_string());
+    thread::sleep(Duration::from_millis(1100));
+    assert!(rejoin(join.local_addr(), UUID).is_ok());
+}
+
+#[test]
+fn a_restart_of_the_key_service_between_two_tickets_goes_unnoticed() {
+    let mut keys = key_service("127.0.0.1:0");
+    let join = join_service(&keys.address.to_string());
+    assert!(rejoin(join.local_addr(), UUID).is_ok());
+    keys.program.terminate();
+    keys.program.exit();
+    let _keys = key_service(&keys.address.to_string());
+    assert!(rejoin(join.local_addr(), UUID).is_ok());
+}
+
+#[test]
+fn a_key_service_that_hangs_is_given_up_in_seconds() {
+    let hanging = TcpListener::bind("127.0.0.1:0").unwrap();
+    let join = join_service(&hanging.local_addr().unwrap().to_string());
+    let started = Instant::now();
+    assert_eq!(rejoin(join.local_addr(), UUID).err().unwrap().code(), Code::Unavailable);
+    assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_key_of_the_wrong_length_is_a_lasting_failure_whose_reason_stays_inside() {
+    let router = Router::new().unary(GET_DATA_KEY, |_: &Call, _: GetDataKeyRequest| {
+        Ok(GetDataKeyResponse { data_key: crypto::random::<16>().to_vec() })
+    });
+    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
+    let join = join_service(&keys.local_addr().to_string());
+    let status = rejoin(join.local_addr(), UUID).err().unwrap();
+    assert_eq!(status.code(), Code::Internal);
+    assert!(!status.message().contains("16"), "{status}");
+}
+
+#[test]
+fn the_client_of_the_tests_is_refused_where_attestation_is_another() {
+    // guards the guard: a server that let anybody in would pass the tests above
+    let tls = atls::Server::new(None, vec![Arc::new(Never)]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start("never", listener, Arc::new(tls), Router::new(), Limits::default()).unwrap();
+    let socket = TcpStream::connect(server.local_addr()).unwrap();
+    let answer = attested()
+        .connect(socket, Instant::now() + Duration::from_secs(10))
+        .map_err(|error| error.to_string())
+        .and_then(|transport| firstlight::grpc::Channel::new(transport, "x").map_err(|status| status.to_string()))
+        .and_then(|channel| {
+            channel
+                .unary::<_, IssueRejoinTicketResponse>("/x.Y/Z", &IssueRejoinTicketRequest::default(), &within(5))
+                .map_err(|status| format!("{:?}", status.code()))
+        });
+    assert_ne!(answer.err().unwrap(), "Unimplemented");
+}
+
+struct Never;
+
+impl firstlight::attestation::Validator for Never {
+    fn oid(&self) -> firstlight::attestation::Oid {
+        firstlight::attestation::Validator::oid(&Anybody)
+    }
+
+    fn validate(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, firstlight::attestation::ValidateError> {
+        Err(firstlight::attestation::ValidateError("never".into()))
+    }
+}
+
+/// A policy of the old system's form that any machine with 32 zeros in PCR 15 meets.
+const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+
+fn join_program(dir: &TempDir, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_join-service"));
+    command.args(["--key-service-endpoint=127.0.0.1:1", "--listen", "127.0.0.1:0", "--config", "."]);
+    command.args(args).current_dir(dir.path());
+    command
+}
+
+#[test]
+fn the_join_service_follows_its_policy_file_and_ends_on_sigterm() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = dir.path().join("attestationConfig");
+    fs::write(&policy, POLICY).unwrap();
+    // the old command line
+    let mut program =
+        Program::start(&mut join_program(&dir, &["--cloud-provider=qemu", "--attestation-variant=qemu-vtpm", "-v=0"]));
+    let address = address(&program.expect("letting nodes in"));
+    let _half_open = TcpStream::connect(address).unwrap();
+    fs::write(dir.path().join("new"), "{").unwrap();
+    fs::rename(dir.path().join("new"), &policy).unwrap();
+    program.expect("the old one stays in force");
+    fs::write(dir.path().join("new"), POLICY.replacen("00", "01", 1)).unwrap();
+    fs::rename(dir.path().join("new"), &policy).unwrap();
+    program.expect("a new one is in force");
+    program.terminate();
+    assert!(program.exit().success());
+}
+
+#[test]
+fn a_join_service_that_cannot_work_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |command: &mut Command| {
+        let output = command.output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, stderr) = run(&mut join_program(&dir, &[]));
+    assert!(code == 1 && stderr.contains("attestationConfig"), "{code} {stderr}");
+    fs::write(dir.path().join("attestationConfig"), "nonsense").unwrap();
+    let (code, stderr) = run(&mut join_program(&dir, &[]));
+    assert!(code == 1 && stderr.contains("attestationConfig"), "{code} {stderr}");
+    let (code, stderr) = run(&mut join_program(&dir, &["--attestation-variant", "azure-tdx"]));
+    assert!(code == 1 && stderr.contains("azure-tdx"), "{code} {stderr}");
+    let (code, stderr) = run(&mut Command::new(env!("CARGO_BIN_EXE_join-service")));
+    assert!(code == 2 && stderr.contains("--key-service is missing"), "{code} {stderr}");
+}
+
+/// Calls as a machine with this TPM.
+fn rejoin_from(tpm: &Swtpm, address: SocketAddr) -> Result<IssueRejoinTicketResponse, Status> {
+    let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
+    let socket = TcpStream::connect(address).unwrap();
+    let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
+    let request = IssueRejoinTicketRequest { disk_uuid: UUID.into() };
+    firstlight::grpc::Channel::new(transport, "x")?.unary(ISSUE_REJOIN_TICKET, &request, &within(20))
+}
+
+#[test]
+fn sigterm_lets_a_ticket_that_is_being_made_come_to_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("attestationConfig"), POLICY).unwrap();
+    let slow = TcpListener::bind("127.0.0.1:0").unwrap();
+    let keys = slow.local_addr().unwrap().to_string();
+    let mut program = Program::start(&mut join_program(&dir, &["--key-service", &keys]));
+    let join = address(&program.expect("letting nodes in"));
+    let tpm = Swtpm::start();
+    thread::scope(|scope| {
+        let ticket = scope.spawn(|| rejoin_from(&tpm, join));
+        // the call has come as far as the key service
+        let _held = slow.accept().unwrap();
+        let started = Instant::now();
+        program.terminate();
+        let status = ticket.join().unwrap().err().unwrap();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("try again"), "the service's own answer: {status}");
+        assert!(program.exit().success());
+        assert!(started.elapsed() < join_service::GRACE, "{:?}", started.elapsed());
+    });
+}

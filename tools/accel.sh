@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Prints the arguments that give QEMU its processor: KVM where a probe machine really boots with it, else emulation.
+#
+# A /dev/kvm proves nothing: in a nested machine it may be there and hang. So a kernel is booted up to a line of its
+# init, within a time limit; the answer is kept until this machine itself boots anew. FIRSTLIGHT_ACCEL=kvm|tcg decides
+# without asking.
+. "$(dirname "$0")/lib.sh"
+
+LIMIT=15
+KVM="-accel kvm -cpu host"
+# without cmpxchg16b: QEMU 7.2 emulates it in a way that crashes guest kernels
+TCG="-accel tcg,thread=multi -cpu qemu64,-cx16"
+
+case ${FIRSTLIGHT_ACCEL:-} in
+kvm) echo "$KVM"; exit ;;
+tcg) echo "$TCG"; exit ;;
+'') ;;
+*) die "FIRSTLIGHT_ACCEL is ${FIRSTLIGHT_ACCEL}, it must be kvm or tcg" ;;
+esac
+
+answer=$CACHE/accel-$(cat /proc/sys/kernel/random/boot_id)
+if [ -e "$answer" ]; then cat "$answer"; exit; fi
+
+probe() {
+  [ -r /dev/kvm ] && [ -w /dev/kvm ] || { say "no /dev/kvm for this user: QEMU emulates the processor"; return 1; }
+  local kernel tree
+  kernel=$("$(dirname "$0")/kernel.sh")
+  tree=$(mktemp -d); trap 'rm -rf "$tree"' RETURN
+  mkdir "$tree/root" "$tree/root/bin"
+  cp "$(command -v busybox)" "$tree/root/bin/busybox"
+  printf '#!/bin/busybox sh\necho the probe is up\n' >"$tree/root/init"; chmod +x "$tree/root/init"
+  (cd "$tree/root" && find . | cpio --quiet -o -H newc >"$tree/probe.cpio")
+  say "probing KVM (at most $LIMIT s)"
+  # its init ends after the line, so the kernel panics, so QEMU ends
+  timeout -k 1 "$LIMIT" qemu-system-x86_64 $KVM -M q35 -m 256 -nodefaults -no-reboot -display none -serial stdio \
+    -kernel "$kernel"/boot/vmlinuz-* -initrd "$tree/probe.cpio" -append "console=ttyS0 quiet panic=-1" \
+    </dev/null >"$tree/log" 2>&1 || true
+  grep -q 'the probe is up' "$tree/log" || { say "KVM does not boot a kernel here: QEMU emulates the processor"; return 1; }
+}
+
+mkdir -p "$CACHE"; rm -f "$CACHE"/accel-*
+if probe; then echo "$KVM"; else echo "$TCG"; fi >"$answer.$$"
+mv "$answer.$$" "$answer"; cat "$answer"

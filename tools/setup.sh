@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Makes a Debian machine with Rust by rustup ready to build and test: packages, Rust's musl target, a static tpm2-tss, a
+# kernel to boot. Installs only what is missing, and says what; takes a fraction of a second when nothing is.
+. "$(dirname "$0")/lib.sh"
+cd "$ROOT"
+
+PACKAGES=(
+  # to build: a C compiler for ring and tpm2-tss, for glibc and for musl
+  gcc libc6-dev make binutils pkg-config musl-tools dpkg-dev xz-utils bzip2 ca-certificates
+  # to boot: a machine, its firmware, its TPM, its kernel and its initramfs
+  qemu-system-x86 seabios ipxe-qemu ovmf swtpm swtpm-tools busybox-static cpio kmod e2fsprogs
+  # the real programs that ours are tested against
+  cryptsetup-bin dmsetup tpm2-tools nghttp2-client nghttp2-server python3 python3-venv
+)
+
+packages() {
+  local missing=() root=() package status
+  local -A there
+  while read -r package status; do
+    if [ "$status" = installed ]; then there[$package]=yes; fi
+  done < <(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${PACKAGES[@]}" 2>/dev/null)
+  for package in "${PACKAGES[@]}"; do [ -n "${there[$package]:-}" ] || missing+=("$package"); done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || die "installing packages needs root: apt-get install ${missing[*]}"
+    root=(sudo)
+  fi
+  say "installing Debian packages: ${missing[*]}"
+  "${root[@]}" apt-get update -qq >&2
+  "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+rust() {
+  command -v cargo >/dev/null || die "cargo is missing: install Rust with rustup (https://rustup.rs)"
+  if ! target_works "$MUSL"; then
+    say "adding the standard library for $MUSL"
+    if ! rustup target add "$MUSL" >&2 || ! target_works "$MUSL"; then
+      say "NO MUSL STANDARD LIBRARY TO BE HAD: the programs are built against a static glibc instead (make build TARGET=gnu)"
+    fi
+  fi
+  if ! { cargo fmt --version && cargo clippy --version; } >/dev/null 2>&1; then
+    say "adding rustfmt and clippy"
+    rustup component add rustfmt clippy >&2 || say "they were not to be had: make lint will not run"
+  fi
+}
+
+packages
+rust
+link_tss musl
+tools/kernel.sh >/dev/null
