@@ -240,18 +240,19 @@ impl Link {
         drop(core);
         let result = reader.read(&self.socket, timeout);
         let mut core = self.lock();
+        let now = Instant::now();
         match result {
             Ok(0) => core.end(Status::new(Code::Unavailable, "the peer closed the connection")),
             Ok(length) => {
                 reader.filled += length;
-                core.process(&mut reader);
+                core.process(&mut reader, now);
             }
             Err(error) if is_timeout(&error) => {}
             Err(error) => core.end(Status::new(Code::Unavailable, format!("the connection broke: {error}"))),
         }
         core.reader = Some(reader);
         self.turns.fetch_add(1, Ordering::SeqCst);
-        core.upkeep(self.peer);
+        core.upkeep(self.peer, now);
         if let Some(status) = core.ended.clone() {
             core = self.end_after_flush(core, status);
         }
@@ -398,8 +399,7 @@ impl Link {
 }
 
 impl Core {
-    fn process(&mut self, reader: &mut Reader) {
-        let now = Instant::now();
+    fn process(&mut self, reader: &mut Reader, now: Instant) {
         self.last_read = now;
         let mut taken = 0;
         while self.ended.is_none() {
