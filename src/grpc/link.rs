@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::message::{Assembler, Bytes, wipe};
+use super::message::{Assembler, Bytes, reserve, wipe};
 use super::metadata::Metadata;
 use super::server::{Held, Request, Shared, Upkeep};
 use super::status::{Code, Status};
@@ -165,6 +165,12 @@ impl Reader {
     }
 }
 
+impl Drop for Reader {
+    fn drop(&mut self) {
+        wipe(&mut self.buffer);
+    }
+}
+
 pub(super) type Guard<'a> = MutexGuard<'a, Core>;
 
 impl Link {
@@ -274,6 +280,7 @@ impl Link {
             core.writer = Some(writer);
             core.spare = bytes;
             if let Err(error) = result {
+                wipe(core.h2.output());
                 core.h2.output().clear();
                 self.end(&mut core, Status::new(Code::Unavailable, format!("the connection broke: {error}")));
             }
@@ -357,6 +364,8 @@ impl Link {
             }
             let piece = &message[..message.len().min(OUTPUT)];
             let is_last = piece.len() == message.len();
+            // and the heads of its frames
+            reserve(core.h2.output(), piece.len() + 64);
             let Ok(sent) = core.h2.send_data(stream, piece, end && is_last) else {
                 let status = core.why_closed(stream);
                 return (core, Err(status));

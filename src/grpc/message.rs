@@ -19,6 +19,16 @@ pub(super) fn wipe(bytes: &mut [u8]) {
     zeroize::optimization_barrier(bytes);
 }
 
+/// Makes room for `more` bytes without leaving an unwiped copy behind, as a vector does that grows by itself.
+pub(super) fn reserve(buffer: &mut Vec<u8>, more: usize) {
+    if buffer.capacity() - buffer.len() < more {
+        let mut grown = Vec::with_capacity((2 * buffer.capacity()).max(buffer.len() + more));
+        grown.extend_from_slice(buffer);
+        wipe(buffer);
+        *buffer = grown;
+    }
+}
+
 /// Message bytes, wiped on drop.
 #[derive(Default)]
 pub(super) struct Bytes(Vec<u8>);
