@@ -39,6 +39,8 @@ const OUTPUT: usize = 64 << 10;
 /// The read buffer: small until it was full once, at least one frame then; small again when idle.
 const READ_FIRST: usize = 4 << 10;
 const READ_MOST: usize = 64 << 10;
+/// How often a thread that wants to close looks whether another one has finished writing.
+const WRITER_PAUSE: Duration = Duration::from_millis(1);
 
 /// A connection.
 pub(super) struct Link {
@@ -70,6 +72,8 @@ pub(super) struct Core {
     has_woken: bool,
     /// The connection is over, and calls without an answer end with this.
     pub(super) ended: Option<Status>,
+    /// Nothing is written any more: the last of it has gone out, as far as it could.
+    is_closed: bool,
     pub(super) last_read: Instant,
     /// Server: the timers.
     pub(super) upkeep: Upkeep,
@@ -191,6 +195,7 @@ impl Link {
             waiting: Vec::new(),
             has_woken: false,
             ended: None,
+            is_closed: false,
             last_read: now,
             upkeep: Upkeep::new(now),
         };
@@ -227,15 +232,25 @@ impl Link {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Ends it politely: what is to be written goes out, then whatever the transport says at its end.
+    /// Ends it politely: what is to be written goes out, then whatever the transport says at its end. Several threads may
+    /// do so at once; for each of them the connection is closed when this returns.
     pub(super) fn end_after_flush<'a>(&'a self, mut core: Guard<'a>, status: Status) -> Guard<'a> {
         core.end(status);
         core = self.flush(core);
-        let writer = core.writer.take();
-        drop(core);
-        drop(writer);
-        let _ = self.socket.shutdown(Shutdown::Both);
-        self.lock()
+        // another thread may be writing the last answer: closing now would cut it off
+        while core.writer.is_none() && !core.is_closed {
+            drop(core);
+            thread::sleep(WRITER_PAUSE);
+            core = self.flush(self.lock());
+        }
+        if let Some(writer) = core.writer.take() {
+            drop(core);
+            drop(writer);
+            let _ = self.socket.shutdown(Shutdown::Both);
+            core = self.lock();
+            core.is_closed = true;
+        }
+        core
     }
 
     /// Reads once, for at most `timeout`, and processes what came. Returns at once if another thread reads.

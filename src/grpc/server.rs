@@ -344,7 +344,9 @@ impl Shared {
             if core.ended.is_none() && self.is_stopping() && core.calls.is_empty() && core.h2.is_drained() {
                 core = link.end_after_flush(core, stopped());
             }
-            if core.ended.is_some() {
+            if let Some(status) = core.ended.clone() {
+                // stop() waits for this connection no longer than until it is forgotten
+                core = link.end_after_flush(core, status);
                 core.ready.clear();
                 core.calls.retain(|_, call| call.request.is_none());
                 let id = core.upkeep.id;

@@ -350,6 +350,30 @@ fn stop_lets_running_calls_end_and_takes_no_new_ones() {
 }
 
 #[test]
+fn an_answer_that_is_ready_while_the_server_stops_arrives() {
+    for round in 0..300 {
+        let (entered, in_handler) = mpsc::channel();
+        let router = Router::new().unary("/t.T/Last", move |_: &Call, request: Blob| {
+            let _ = entered.send(());
+            // a little earlier and a little later than the client's answer to the GOAWAY
+            thread::sleep(Duration::from_micros(u64::from(request.count) * 10));
+            Ok(request)
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = Server::start("last", listener, Arc::new(|s, _| Transport::plain(s)), router, Limits::default());
+        let server = server.unwrap();
+        let channel = connect(&server);
+        let answer =
+            thread::spawn(move || channel.unary::<_, Blob>("/t.T/Last", &blob(b"last words", round % 60), &soon()));
+        in_handler.recv().unwrap();
+        server.stop(Duration::from_secs(10));
+        // as a process does that has nothing left to do
+        drop(server);
+        assert_eq!(answer.join().unwrap().unwrap().data, b"last words", "round {round}");
+    }
+}
+
+#[test]
 fn stop_without_grace_cuts_what_runs() {
     let server = start(Limits::default());
     let channel = connect(&server);
