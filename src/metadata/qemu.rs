@@ -90,9 +90,11 @@ impl Client {
         match std::str::from_utf8(&body).map(str::trim_ascii_end) {
             Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
             // all but the hash itself would be no secret, but what if it is the init secret?
-            _ => {
-                Err(nonsense(&url, "a bcrypt hash of 60 characters", format!("{} bytes that are no bcrypt hash", body.len())))
-            }
+            _ => Err(nonsense(
+                &url,
+                "a bcrypt hash of 60 characters",
+                format!("{} bytes that are no bcrypt hash", body.len()),
+            )),
         }
     }
 

@@ -14,7 +14,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What the operator and the node share before the node is initialised.
 const INIT_SECRET: &str = "correct-horse-battery-staple";
@@ -150,8 +150,8 @@ fn instance(name: &str, address: &str) -> String {
 }
 
 fn succeeded(what: &str, output: Output) -> Result<String> {
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text).trim_end().to_owned();
+    let text = [output.stderr, output.stdout].concat();
+    let text = String::from_utf8_lossy(&text).lines().map(|line| format!("\n           {line}")).collect::<String>();
     if output.status.success() {
         Ok(text)
     } else {
@@ -172,8 +172,8 @@ pub fn demo(setting: &mut Setting, tell: Tell) -> Result<Vec<(String, Vec<Event>
     vm.console.wait_for(" formatted:", PATIENCE)?;
     vm.console.wait_for(" mounted:", PATIENCE)?;
     vm.console.wait_for(" ready:", PATIENCE)?;
-    tell("the disk is formatted and mounted, the OS runs; the operator initialises the node (firstlight init)");
-    tell(&setting.init(&vm)?);
+    tell("the disk is formatted and mounted, the OS runs; the operator initialises the node");
+    tell(&format!("firstlight init said:{}", setting.init(&vm)?));
     vm.console.wait_for(" complete:", PATIENCE)?;
     vm.command("echo written before the reboot >/run/state/proof && sync", PATIENCE)?;
     let cluster = pcr15(&mut vm)?;
@@ -194,15 +194,9 @@ pub fn demo(setting: &mut Setting, tell: Tell) -> Result<Vec<(String, Vec<Event>
     setting.stop_services();
     let mut vm = setting.machine.boot()?;
     let waiting = vm.console.wait_for(" waiting:", PATIENCE)?;
-    tell(&format!("the node says on its console: {}", waiting.text));
-    let status = setting.recovery_status(&vm)?;
-    tell(&format!("and over the network (firstlight recover --status):\n{status}"));
-    let pushed = Instant::now();
-    let said = setting.recover(&vm)?;
-    tell(&format!(
-        "the operator brings the master secret (firstlight recover, {:.1} s): {said}",
-        pushed.elapsed().as_secs_f64()
-    ));
+    tell(&format!("the node says on its console:\n           {}", waiting.text));
+    tell(&format!("firstlight recover --status said:{}", setting.recovery_status(&vm)?));
+    tell(&format!("the operator brings the master secret; firstlight recover said:{}", setting.recover(&vm)?));
     let vm = member_again(vm, " key-slot:", &cluster)?;
     tell("the disk opened; the file is there");
     timelines.push(shut_down("reboot: recovery", vm)?);
