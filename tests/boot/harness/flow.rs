@@ -79,7 +79,15 @@ impl Setting {
         let forwarded = vm.ports.get(&port).ok_or_else(|| Failure(format!("port {port} is not forwarded")))?;
         Command::new(dist("firstlight")?)
             .current_dir(self.machine.folder())
-            .args([command, "--endpoint", &format!("127.0.0.1:{forwarded}"), "--policy", "policy.json"])
+            .args([
+                command,
+                "--endpoint",
+                &format!("127.0.0.1:{forwarded}"),
+                "--policy",
+                "policy.json",
+                "--timeout",
+                "90s",
+            ])
             .args(arguments)
             .stdin(Stdio::null())
             .output()
