@@ -1,6 +1,7 @@
 //! The operator's command as the operator sees it: output, exit codes, files. No node here proves anything; those that do
 //! are in tests/services.rs.
 
+#[allow(dead_code)] // no test here reboots
 #[path = "common/swtpm.rs"]
 mod swtpm;
 

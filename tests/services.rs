@@ -1,17 +1,19 @@
-//! The key service's program and the join service, against clients over real connections: ours, and tonic as a client of
-//! another make.
+//! The key service's program and the join service, against clients over real connections: ours, and tonic and grpcio as clients
+//! of another make.
 
 #[path = "common/attested.rs"]
 mod attested;
 #[path = "common/program.rs"]
 mod program;
+#[allow(dead_code)] // no test here reboots
 #[path = "common/swtpm.rs"]
 mod swtpm;
 
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -103,6 +105,27 @@ async fn key_service_serves_a_client_of_another_make() {
         let answer = answer.map(|response| hex(&response.into_inner().data_key)).map_err(|status| status.code());
         assert_eq!(answer, expected.map(str::to_owned));
     }
+}
+
+#[test]
+fn key_service_serves_grpcio_as_the_old_callers_ask() {
+    let service = key_service("127.0.0.1:0");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
+    assert!(python.status.success(), "tools/python.sh failed");
+    let answers = Command::new(String::from_utf8(python.stdout).unwrap().trim())
+        .arg(root.join("tests/interop/key_client.py"))
+        .arg(service.address.to_string())
+        .args([UUID, "32", "measurementSecret", "32", "s3proxy-kek", "64", "", "32", UUID, "0", UUID, "4294967295"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(answers.stdout).unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 6, "{said}\n{}", String::from_utf8_lossy(&answers.stderr));
+    assert_eq!(lines[0], format!("OK {DISK_KEY}"));
+    assert_eq!(lines[1], format!("OK {MEASUREMENT_SECRET}"));
+    assert_eq!(lines[2].len(), "OK ".len() + 128);
+    assert_eq!(lines[3..], ["INVALID_ARGUMENT"; 3]);
 }
 
 #[test]

@@ -241,18 +241,23 @@ fn what_other_issuers_add_is_passed_over() {
     assert!(validate(ZERO_15, &serde_json::to_vec(&document).unwrap(), NONCE).is_ok());
 }
 
+/// The same numbers in each run, each below what is asked.
+fn xorshift() -> impl FnMut(usize) -> usize {
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    move |below| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random as usize % below
+    }
+}
+
 /// Every change of a genuine document is refused, or changes nothing that was checked; none panics.
 #[test]
 fn hostile_documents_are_refused_without_a_panic() {
     let tpm = Swtpm::start();
     let genuine = issue(&tpm);
-    let mut random = 0x2545_f491_4f6c_dd1d_u64;
-    let mut next = |below: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random as usize % below
-    };
+    let mut next = xorshift();
     let validator = qemu_vtpm::Validator::new(Arc::new(policy(&[(15, [1; 32])])));
     for _ in 0..3000 {
         let mut document = genuine.clone();
@@ -273,13 +278,7 @@ fn hostile_documents_are_refused_without_a_panic() {
 fn hostile_quotes_and_keys_are_refused_without_a_panic() {
     let tpm = Swtpm::start();
     let genuine = as_json(&issue(&tpm));
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = |below: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random as usize % below
-    };
+    let mut next = xorshift();
     let validator = qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15)));
     let quotes = genuine["Attestation"]["quotes"].as_array().unwrap();
     let quote = quotes.iter().position(|quote| quote["pcrs"]["hash"] == 11).unwrap();

@@ -26,10 +26,10 @@ probe() {
   local kernel tree
   kernel=$("$(dirname "$0")/kernel.sh")
   tree=$(mktemp -d); trap 'rm -rf "$tree"' RETURN
-  mkdir "$tree/root" "$tree/root/bin"
-  cp "$(command -v busybox)" "$tree/root/bin/busybox"
-  printf '#!/bin/busybox sh\necho the probe is up\n' >"$tree/root/init"; chmod +x "$tree/root/init"
-  (cd "$tree/root" && find . | cpio --quiet -o -H newc >"$tree/probe.cpio")
+  mkdir "$tree/guest" "$tree/guest/bin"
+  cp "$(command -v busybox)" "$tree/guest/bin/busybox"
+  printf '#!/bin/busybox sh\necho the probe is up\n' >"$tree/guest/init"; chmod +x "$tree/guest/init"
+  (cd "$tree/guest" && find . | cpio --quiet -o -H newc >"$tree/probe.cpio")
   say "probing KVM (at most $LIMIT s)"
   # its init ends after the line, so the kernel panics, so QEMU ends
   timeout -k 1 "$LIMIT" qemu-system-x86_64 $KVM -M q35 -m 256 -nodefaults -no-reboot -display none -serial stdio \

@@ -10,8 +10,10 @@ PACKAGES=(
   # to boot: a machine, its firmware, its TPM, its kernel and its initramfs
   qemu-system-x86 seabios ipxe-qemu ovmf swtpm swtpm-tools busybox-static cpio kmod e2fsprogs
   # the real programs that ours are tested against
-  cryptsetup-bin dmsetup tpm2-tools nghttp2-client nghttp2-server python3 python3-venv
+  cryptsetup-bin dmsetup tpm2-tools nghttp2-client nghttp2-server curl python3 python3-venv
 )
+# the attested-TLS peer is written in Go; any Go since Debian 12's will do
+command -v go >/dev/null || PACKAGES+=(golang-go)
 
 packages() {
   local missing=() root=() package status

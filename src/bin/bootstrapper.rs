@@ -87,14 +87,15 @@ fn main() -> ExitCode {
         };
         timeline.peak_memory();
         match result {
+            Ok(Ending::Member | Ending::Initialized) => Ok(()),
             Ok(Ending::Reset) => {
                 Err(Failure::Failed(RESET, "reboot this machine: its state disk starts afresh".into()))
             }
-            _ if stop.is_stopped() => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
-            Ok(_) => Ok(()),
+            Ok(Ending::Stopped) => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
             Err(error) => {
                 timeline.event("error", &error);
-                Err(Failure::failed(error))
+                let code = if stop.is_stopped() { STOPPED } else { program::FAILED };
+                Err(Failure::Failed(code, error))
             }
         }
     })

@@ -104,8 +104,8 @@ Examples:
 const MEASURE_HELP: &str = "\
 firstlight measure: writes the attestation policy that this machine meets
 
-Run on a node of known good software, it prints what the TPM's SHA-256 registers hold now as a policy (JSON) that demands
-just that. PCR 15 is put down as zero, as it is in a node that belongs to no cluster yet.
+Run on a node of known good software, it prints a policy (JSON) that demands what the TPM's SHA-256 registers hold now.
+PCR 15 is put down as zero, as it is in a node that belongs to no cluster yet.
 
 Usage: firstlight measure [OPTION]..
 

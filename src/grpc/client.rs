@@ -13,7 +13,7 @@ use super::metadata::Metadata;
 use super::server::Limits;
 use super::status::{Code, Status, status_of};
 use super::transport::Transport;
-use crate::h2::{Connection, ErrorCode, Indexing, OpenError};
+use crate::h2::{Connection, ErrorCode, Field, Indexing, OpenError};
 
 /// How long a server may refuse to take what we send.
 const STALL: Duration = Duration::from_secs(60);
@@ -117,7 +117,7 @@ impl Channel {
         let timeout = options.timeout.map(message::format_timeout);
         let connection = &self.connection;
         let fields = || {
-            let fixed: [(&[u8], &[u8], Indexing); 7] = [
+            let fixed: [Field; 7] = [
                 (b":method", b"POST", Indexing::Yes),
                 (b":scheme", connection.scheme.as_bytes(), Indexing::Yes),
                 (b":path", path.as_bytes(), Indexing::Yes),

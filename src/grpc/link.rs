@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::message::{Assembler, Bytes, wipe};
+use super::message::{Assembler, Bytes, reserve, wipe};
 use super::metadata::Metadata;
 use super::server::{Held, Request, Shared, Upkeep};
 use super::status::{Code, Status};
@@ -165,6 +165,12 @@ impl Reader {
     }
 }
 
+impl Drop for Reader {
+    fn drop(&mut self) {
+        wipe(&mut self.buffer);
+    }
+}
+
 pub(super) type Guard<'a> = MutexGuard<'a, Core>;
 
 impl Link {
@@ -240,18 +246,19 @@ impl Link {
         drop(core);
         let result = reader.read(&self.socket, timeout);
         let mut core = self.lock();
+        let now = Instant::now();
         match result {
             Ok(0) => core.end(Status::new(Code::Unavailable, "the peer closed the connection")),
             Ok(length) => {
                 reader.filled += length;
-                core.process(&mut reader);
+                core.process(&mut reader, now);
             }
             Err(error) if is_timeout(&error) => {}
             Err(error) => core.end(Status::new(Code::Unavailable, format!("the connection broke: {error}"))),
         }
         core.reader = Some(reader);
         self.turns.fetch_add(1, Ordering::SeqCst);
-        core.upkeep(self.peer);
+        core.upkeep(self.peer, now);
         if let Some(status) = core.ended.clone() {
             core = self.end_after_flush(core, status);
         }
@@ -273,6 +280,7 @@ impl Link {
             core.writer = Some(writer);
             core.spare = bytes;
             if let Err(error) = result {
+                wipe(core.h2.output());
                 core.h2.output().clear();
                 self.end(&mut core, Status::new(Code::Unavailable, format!("the connection broke: {error}")));
             }
@@ -356,6 +364,8 @@ impl Link {
             }
             let piece = &message[..message.len().min(OUTPUT)];
             let is_last = piece.len() == message.len();
+            // and the heads of its frames
+            reserve(core.h2.output(), piece.len() + 64);
             let Ok(sent) = core.h2.send_data(stream, piece, end && is_last) else {
                 let status = core.why_closed(stream);
                 return (core, Err(status));
@@ -398,8 +408,7 @@ impl Link {
 }
 
 impl Core {
-    fn process(&mut self, reader: &mut Reader) {
-        let now = Instant::now();
+    fn process(&mut self, reader: &mut Reader, now: Instant) {
         self.last_read = now;
         let mut taken = 0;
         while self.ended.is_none() {

@@ -19,6 +19,16 @@ pub(super) fn wipe(bytes: &mut [u8]) {
     zeroize::optimization_barrier(bytes);
 }
 
+/// Makes room for `more` bytes without leaving an unwiped copy behind, as a vector does that grows by itself.
+pub(super) fn reserve(buffer: &mut Vec<u8>, more: usize) {
+    if buffer.capacity() - buffer.len() < more {
+        let mut grown = Vec::with_capacity((2 * buffer.capacity()).max(buffer.len() + more));
+        grown.extend_from_slice(buffer);
+        wipe(buffer);
+        *buffer = grown;
+    }
+}
+
 /// Message bytes, wiped on drop.
 #[derive(Default)]
 pub(super) struct Bytes(Vec<u8>);
@@ -80,7 +90,9 @@ pub(super) struct Assembler {
     prefix_length: usize,
     /// Length and content of the message under way, once its prefix is complete.
     partial: Option<(usize, Bytes)>,
-    complete: VecDeque<Bytes>,
+    /// Complete messages. The first has a place of its own, as most streams bring one and a queue costs an allocation.
+    first: Option<Bytes>,
+    more: VecDeque<Bytes>,
 }
 
 impl Assembler {
@@ -124,18 +136,21 @@ impl Assembler {
 
     fn complete_if_whole(&mut self) {
         if let Some((_, bytes)) = self.partial.take_if(|(length, bytes)| bytes.len() == *length) {
-            self.complete.push_back(bytes);
+            match self.first {
+                None => self.first = Some(bytes),
+                Some(_) => self.more.push_back(bytes),
+            }
         }
     }
 
     /// The next complete message.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
-        self.complete.pop_front()
+        std::mem::replace(&mut self.first, self.more.pop_front())
     }
 
     /// Complete messages that wait.
     pub(super) fn waiting(&self) -> usize {
-        self.complete.len()
+        usize::from(self.first.is_some()) + self.more.len()
     }
 
     /// Whether the stream may end here.

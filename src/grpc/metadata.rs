@@ -5,7 +5,7 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use super::status::{Code, Status};
-use crate::h2::{HeaderList, Indexing};
+use crate::h2::{Field, HeaderList, Indexing};
 
 /// The protocol sends `-bin` values without padding and accepts both.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -77,7 +77,7 @@ impl Metadata {
     }
 
     /// As header fields; what may be a credential never enters a compression table.
-    pub(super) fn fields(&self) -> impl Iterator<Item = (&[u8], &[u8], Indexing)> {
+    pub(super) fn fields(&self) -> impl Iterator<Item = Field<'_>> {
         self.entries.iter().map(|(key, value)| {
             let indexing = if key == "authorization" { Indexing::Never } else { Indexing::No };
             (key.as_bytes(), value.as_bytes(), indexing)

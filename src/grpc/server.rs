@@ -27,7 +27,7 @@ use super::pool::Pool;
 use super::router::{Call, Method, Router};
 use super::status::{Code, Status, percent_encode};
 use super::transport::Accept;
-use crate::h2::{Connection, ErrorCode, Indexing};
+use crate::h2::{Connection, ErrorCode, Field, Indexing};
 
 /// How often a connection on which something is due is looked at; also how precise its time-outs are.
 const UPKEEP: Duration = Duration::from_secs(1);
@@ -425,7 +425,9 @@ impl Shared {
             core.answer(stream, &result, &call.answer);
         }
         core.calls.remove(&stream);
-        core.upkeep.last_call = Instant::now();
+        if core.calls.is_empty() {
+            core.upkeep.last_call = Instant::now();
+        }
         core = link.flush(core);
         if self.is_stopping() && core.calls.is_empty() && core.h2.is_drained() {
             drop(link.end_after_flush(core, stopped()));
@@ -502,12 +504,12 @@ impl Core {
     }
 
     /// Server: does what is due by the clock.
-    pub(super) fn upkeep(&mut self, peer: Option<SocketAddr>) {
+    pub(super) fn upkeep(&mut self, peer: Option<SocketAddr>, now: Instant) {
         let Side::Server(shared) = &self.side else { return };
-        let (shared, now) = (shared.clone(), Instant::now());
         if now < self.upkeep.next || self.ended.is_some() {
             return;
         }
+        let shared = shared.clone();
         self.upkeep.next = now + UPKEEP;
         let limits = &shared.limits;
         let end = |core: &mut Core, code, why: &str| {
@@ -567,7 +569,7 @@ impl Core {
             _ => Some(b"405"),
         };
         if let Some(status) = not_grpc {
-            let fields: [(&[u8], &[u8], Indexing); 1] = [(b":status", status, Indexing::Yes)];
+            let fields: [Field; 1] = [(b":status", status, Indexing::Yes)];
             // the stream was opened just now
             let _ = self.h2.send_headers(stream, fields.into_iter(), true);
             return;
@@ -615,6 +617,7 @@ impl Core {
     /// Answers a call without its handler, which is told if it runs already.
     pub(super) fn refuse(&mut self, stream: u32, status: &Status) {
         self.answer(stream, &Err(status.clone()), &Mutex::default());
+        self.upkeep.last_call = Instant::now();
         match self.calls.get(&stream) {
             Some(call) if call.request.is_none() && call.held.is_some() => self.finish(stream, Err(status.clone())),
             _ => drop(self.calls.remove(&stream)),
@@ -644,28 +647,20 @@ impl Core {
         let message = status.map(|status| percent_encode(status.message())).unwrap_or_default();
         let details = status.map(|status| encode_bin(status.details())).unwrap_or_default();
         let custom = lock(custom);
-        let mut fields: Vec<(&[u8], &[u8], Indexing)> = Vec::with_capacity(8);
-        if !has_answered {
-            fields.extend(RESPONSE);
-            fields.extend(custom.0.fields());
-        }
-        fields.push((b"grpc-status", code.as_header(), Indexing::Yes));
-        if !message.is_empty() {
-            fields.push((b"grpc-message", &message, Indexing::No));
-        }
-        if !details.is_empty() {
-            fields.push((b"grpc-status-details-bin", details.as_bytes(), Indexing::No));
-        }
-        if code == Code::Unimplemented {
+        let headers = RESPONSE.into_iter().chain(custom.0.fields()).filter(|_| !has_answered);
+        let trailers: [Option<Field>; 4] = [
+            Some((b"grpc-status", code.as_header(), Indexing::Yes)),
+            (!message.is_empty()).then_some((b"grpc-message", &message, Indexing::No)),
+            (!details.is_empty()).then_some((b"grpc-status-details-bin", details.as_bytes(), Indexing::No)),
             // "Compression": a refusal says what would be accepted
-            fields.push((b"grpc-accept-encoding", b"identity", Indexing::Yes));
-        }
-        fields.extend(custom.1.fields());
+            (code == Code::Unimplemented).then_some((b"grpc-accept-encoding", b"identity", Indexing::Yes)),
+        ];
+        let fields = headers.chain(trailers.into_iter().flatten()).chain(custom.1.fields());
         // a stream that is closed by now needs no answer
-        let _ = self.h2.send_headers(stream, fields.into_iter(), true);
+        let _ = self.h2.send_headers(stream, fields, true);
     }
 }
 
 /// What every gRPC response begins with.
-const RESPONSE: [(&[u8], &[u8], Indexing); 2] =
+const RESPONSE: [Field; 2] =
     [(b":status", b"200", Indexing::Yes), (b"content-type", b"application/grpc", Indexing::Yes)];

@@ -1,5 +1,6 @@
 //! Our client against our server. Other implementations are in `tests/grpc_interop.rs`.
 
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -7,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::h2;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Blob {
@@ -359,4 +361,203 @@ fn stop_without_grace_cuts_what_runs() {
     assert!(started.elapsed() < Duration::from_secs(2));
     assert_eq!(call.next().unwrap().unwrap_err().code(), Code::Unavailable);
     assert!(server.cancelled() == 1);
+}
+
+// ---- peers that misbehave ----
+
+/// Waits until the server has closed `socket`, and returns what it said before.
+fn until_closed(mut socket: TcpStream, within: Duration) -> Vec<u8> {
+    socket.set_read_timeout(Some(within)).unwrap();
+    let (mut said, started) = (Vec::new(), Instant::now());
+    let result = socket.read_to_end(&mut said);
+    assert!(started.elapsed() < within, "the connection stayed open: {result:?}");
+    said
+}
+
+/// A client by hand: our state machine, no gRPC.
+fn by_hand(server: &Server) -> (TcpStream, h2::Connection) {
+    let mut client = h2::Connection::client(h2::Limits::default());
+    let mut socket = TcpStream::connect(server.local_addr()).unwrap();
+    socket.write_all(&std::mem::take(client.output())).unwrap();
+    (socket, client)
+}
+
+fn open(client: &mut h2::Connection, path: &'static str) -> u32 {
+    let fields: [(&[u8], &[u8], h2::Indexing); 4] = [
+        (b":method", b"POST", h2::Indexing::Yes),
+        (b":scheme", b"http", h2::Indexing::Yes),
+        (b":path", path.as_bytes(), h2::Indexing::Yes),
+        (b"content-type", b"application/grpc", h2::Indexing::Yes),
+    ];
+    client.open(fields.into_iter(), false).unwrap()
+}
+
+fn hurried() -> Limits {
+    Limits {
+        handshake: Duration::from_millis(500),
+        idle: Duration::from_millis(1500),
+        keepalive: Duration::from_millis(1000),
+        keepalive_timeout: Duration::from_millis(1000),
+        stall: Duration::from_millis(1000),
+        ..Limits::default()
+    }
+}
+
+#[test]
+fn garbage_and_half_open_connections_end_and_harm_nobody() {
+    let server = start(hurried());
+    let channel = connect(&server);
+    let mut garbage = TcpStream::connect(server.local_addr()).unwrap();
+    garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    until_closed(garbage, Duration::from_secs(5));
+    // says nothing; says the preface and nothing more
+    let silent = TcpStream::connect(server.local_addr()).unwrap();
+    let mut begun = TcpStream::connect(server.local_addr()).unwrap();
+    begun.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
+    until_closed(silent, Duration::from_secs(5));
+    until_closed(begun, Duration::from_secs(5));
+}
+
+#[test]
+fn a_client_that_answers_no_ping_is_dropped_and_its_call_cancelled() {
+    let server = start(Limits { keepalive: Duration::from_millis(500), ..hurried() });
+    let (mut socket, mut client) = by_hand(&server);
+    let stream = open(&mut client, "/t.T/UntilCancelled");
+    client.send_data(stream, &[0; 5], true).unwrap();
+    socket.write_all(client.output()).unwrap();
+    eventually(|| server.begun() == 1);
+    let said = until_closed(socket, Duration::from_secs(8));
+    assert!(said.windows(8).any(|bytes| bytes == b"keepaliv"));
+    eventually(|| server.cancelled() == 1);
+}
+
+#[test]
+fn a_client_that_answers_pings_stays_while_it_has_a_call() {
+    let server = start(Limits { keepalive: Duration::from_millis(300), ..hurried() });
+    let channel = connect(&server);
+    assert_eq!(channel.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 4000), &soon()).unwrap().count, 4000);
+    // and is sent away when it has none
+    eventually(|| echo(&channel, &Blob::default()).is_ok());
+    thread::sleep(Duration::from_millis(3500));
+    assert_eq!(echo(&channel, &Blob::default()).unwrap_err().code(), Code::Unavailable);
+}
+
+#[test]
+fn a_request_that_does_not_end_is_refused() {
+    let server = start(hurried());
+    let (mut socket, mut client) = by_hand(&server);
+    open(&mut client, "/t.T/Echo");
+    socket.write_all(&std::mem::take(client.output())).unwrap();
+    // the peer keeps the connection busy meanwhile
+    for _ in 0..50 {
+        thread::sleep(Duration::from_millis(50));
+        client.ping();
+        socket.write_all(&std::mem::take(client.output())).unwrap();
+    }
+    let mut said = vec![0; 4096];
+    let length = socket.read(&mut said).unwrap();
+    let (mut rest, mut refused) = (&said[..length], false);
+    while let Ok((taken, event)) = client.receive(rest, Instant::now())
+        && taken > 0
+    {
+        rest = &rest[taken..];
+        refused |= matches!(event, Some(h2::Event::Headers { end: true, .. }));
+    }
+    assert!(refused);
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_dropped() {
+    let server = start(hurried());
+    let (mut socket, mut client) = by_hand(&server);
+    // windows that never are in the way: only the socket's buffers are
+    let stream = open(&mut client, "/t.T/Endless");
+    let message = message::encode(&blob(&[7; 30_000], 0)).unwrap();
+    client.send_data(stream, &message, true).unwrap();
+    let mut bytes = std::mem::take(client.output());
+    for stream in [0, stream] {
+        bytes.extend([0, 0, 4, 8, 0]);
+        bytes.extend(stream.to_be_bytes());
+        bytes.extend(0x7000_0000_u32.to_be_bytes());
+    }
+    socket.write_all(&bytes).unwrap();
+    eventually(|| server.cancelled() == 1);
+    drop(socket);
+}
+
+#[test]
+fn connections_above_the_limits_are_shed_and_places_come_back() {
+    let server = start(Limits { connections_per_peer: 2, ..Limits::default() });
+    let (first, second) = (connect(&server), connect(&server));
+    assert!(echo(&first, &Blob::default()).is_ok() && echo(&second, &Blob::default()).is_ok());
+    assert_eq!(until_closed(TcpStream::connect(server.local_addr()).unwrap(), Duration::from_secs(5)), b"");
+    drop(first);
+    eventually(|| echo(&connect(&server), &Blob::default()).is_ok());
+}
+
+#[test]
+fn handlers_above_the_limit_are_refused() {
+    let server = start(Limits { handlers: 2, ..Limits::default() });
+    let channel = connect(&server);
+    let hold = || channel.server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()).unwrap();
+    let held = [hold(), hold()];
+    eventually(|| server.begun() == 2);
+    assert_eq!(echo(&channel, &Blob::default()).unwrap_err().code(), Code::ResourceExhausted);
+    drop(held);
+    eventually(|| echo(&channel, &Blob::default()).is_ok());
+}
+
+#[test]
+fn requests_that_wait_are_bounded_in_the_whole_server() {
+    let server = start(Limits { buffered_bytes: 1 << 20, ..Limits::default() });
+    let (mut socket, mut client) = by_hand(&server);
+    // ten requests of 200 KiB that do not end
+    let mut refused = 0;
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    for _ in 0..10 {
+        let stream = open(&mut client, "/t.T/Echo");
+        let mut message = vec![0, 0, 4, 0, 0];
+        message.resize(200 << 10, 0);
+        let mut rest = &message[..];
+        while let Ok(sent) = client.send_data(stream, rest, false) {
+            rest = &rest[sent..];
+            socket.write_all(&std::mem::take(client.output())).unwrap();
+            if rest.is_empty() {
+                break;
+            }
+            refused += refusals(&mut socket, &mut client);
+        }
+    }
+    refused += refusals(&mut socket, &mut client);
+    assert!((4..=6).contains(&refused), "{refused}");
+    drop(socket);
+    let channel = connect(&server);
+    eventually(|| echo(&channel, &blob(&[0; 900_000], 0)).is_ok());
+}
+
+/// Reads what is there and counts answers that came before the request ended.
+fn refusals(socket: &mut TcpStream, client: &mut h2::Connection) -> usize {
+    let (mut bytes, mut refused) = (vec![0; 64 << 10], 0);
+    let mut filled = 0;
+    while let Ok(length @ 1..) = socket.read(&mut bytes[filled..]) {
+        filled += length;
+    }
+    let mut rest = &bytes[..filled];
+    while let Ok((taken @ 1.., event)) = client.receive(rest, Instant::now()) {
+        rest = &rest[taken..];
+        refused += usize::from(matches!(event, Some(h2::Event::Headers { end: true, .. })));
+    }
+    refused
+}
+
+#[test]
+fn a_flood_ends_its_connection_and_no_other() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let (mut socket, _) = by_hand(&server);
+    let ping = [&[0, 0, 8, 6, 0, 0, 0, 0, 0][..], &[0; 8]].concat();
+    let _ = socket.write_all(&ping.repeat(5000));
+    until_closed(socket, Duration::from_secs(5));
+    assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
 }

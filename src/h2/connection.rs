@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::budget::{Allowance, Budget};
 use super::frame::{self, ErrorCode, HEAD, Head, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
 use super::headers::HeaderList;
-use super::hpack::{Decoder, Encoder, Indexing};
+use super::hpack::{Decoder, Encoder, Field};
 
 /// Both windows before any SETTINGS or WINDOW_UPDATE (§6.9.2).
 const DEFAULT_WINDOW: u32 = 65_535;
@@ -407,7 +407,7 @@ impl Connection {
     }
 
     fn is_idle(&self, stream: u32) -> bool {
-        let is_own = (stream % 2 == 0) == self.is_server;
+        let is_own = stream.is_multiple_of(2) == self.is_server;
         if is_own { stream >= self.next_own_stream } else { stream > self.last_peer_stream }
     }
 
@@ -776,11 +776,7 @@ impl Connection {
     }
 
     /// Client: a request, `end` when it has no body. Returns its stream.
-    pub fn open<'f>(
-        &mut self,
-        fields: impl Iterator<Item = (&'f [u8], &'f [u8], Indexing)>,
-        end: bool,
-    ) -> Result<u32, OpenError> {
+    pub fn open<'f>(&mut self, fields: impl Iterator<Item = Field<'f>>, end: bool) -> Result<u32, OpenError> {
         let id = self.next_own_stream;
         if self.peer_goes_away || id > MAX_31_BITS {
             return Err(OpenError::GoingAway);
@@ -799,7 +795,7 @@ impl Connection {
     pub fn send_headers<'f>(
         &mut self,
         stream: u32,
-        fields: impl Iterator<Item = (&'f [u8], &'f [u8], Indexing)>,
+        fields: impl Iterator<Item = Field<'f>>,
         end: bool,
     ) -> Result<(), StreamClosed> {
         if !self.streams.get(&stream).is_some_and(|stream| stream.local_open) {
@@ -823,9 +819,8 @@ impl Connection {
     fn frame_block(&mut self, start: usize, stream: u32, end: bool) {
         let length = self.out.len() - start - HEAD;
         let end_stream = if end { flag::END_STREAM } else { 0 };
-        let mut head = Vec::with_capacity(HEAD);
         if length <= MAX_FRAME {
-            frame::head(&mut head, length, kind::HEADERS, end_stream | flag::END_HEADERS, stream);
+            let head = frame::head_bytes(length, kind::HEADERS, end_stream | flag::END_HEADERS, stream);
             self.out[start..start + HEAD].copy_from_slice(&head);
             return;
         }

@@ -124,11 +124,16 @@ impl Head {
     }
 }
 
-/// Appends a frame's head.
-pub(super) fn head(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, stream: u32) {
+/// A frame's head.
+pub(super) fn head_bytes(length: usize, kind: u8, flags: u8, stream: u32) -> [u8; HEAD] {
     let [_, l0, l1, l2] = (length as u32).to_be_bytes();
     let [s0, s1, s2, s3] = stream.to_be_bytes();
-    out.extend_from_slice(&[l0, l1, l2, kind, flags, s0, s1, s2, s3]);
+    [l0, l1, l2, kind, flags, s0, s1, s2, s3]
+}
+
+/// Appends a frame's head.
+pub(super) fn head(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, stream: u32) {
+    out.extend_from_slice(&head_bytes(length, kind, flags, stream));
 }
 
 pub(super) fn rst_stream(out: &mut Vec<u8>, stream: u32, code: ErrorCode) {

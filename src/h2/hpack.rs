@@ -202,6 +202,9 @@ pub enum Indexing {
     Never,
 }
 
+/// A header field to send: name, value, how to compress it.
+pub type Field<'a> = (&'a [u8], &'a [u8], Indexing);
+
 /// Writes header blocks.
 pub(super) struct Encoder {
     table: DynamicTable,

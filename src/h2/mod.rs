@@ -42,7 +42,7 @@ pub use budget::Allowance;
 pub use connection::{Connection, Error, Event, Limits, OpenError, StreamClosed};
 pub use frame::ErrorCode;
 pub use headers::HeaderList;
-pub use hpack::Indexing;
+pub use hpack::{Field, Indexing};
 
 #[cfg(test)]
 pub(crate) mod testing {

@@ -73,13 +73,12 @@ pub fn create(mapped: &Path, mke2fs: &Path) -> Result<(), Error> {
     copy(&image, &device, union(extents, size)).map_err(failed("write the file system"))
 }
 
-/// Mounts the file system at the existing directory `at`; devices and set-user-ID programs in it count.
+/// Mounts the file system at the directory `at`, made if it is not there; devices and set-user-ID programs in it count.
 pub fn mount(mapped: &Path, at: &Path, read_only: bool) -> Result<(), Error> {
-    sys_mount::mount(mapped, at, "ext4", Flags { read_only, ..Flags::default() }, "").map_err(|error| Error::Mount {
-        device: mapped.into(),
-        at: at.into(),
-        error,
-    })
+    let flags = Flags { read_only, ..Flags::default() };
+    std::fs::create_dir_all(at)
+        .and_then(|()| sys_mount::mount(mapped, at, "ext4", flags, ""))
+        .map_err(|error| Error::Mount { device: mapped.into(), at: at.into(), error })
 }
 
 /// Unmounts what is mounted at `at`; what was written is on the disk afterwards.

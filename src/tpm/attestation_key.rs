@@ -4,7 +4,6 @@
 
 use tss_esapi::attributes::ObjectAttributesBuilder;
 use tss_esapi::constants::CapabilityType;
-use tss_esapi::constants::tss::TPM2_PERSISTENT_FIRST;
 use tss_esapi::handles::{KeyHandle, ObjectHandle, PersistentTpmHandle, TpmHandle};
 use tss_esapi::interface_types::algorithm::{HashingAlgorithm, PublicAlgorithm};
 use tss_esapi::interface_types::dynamic_handles::Persistent;
@@ -37,7 +36,6 @@ pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
 }
 
 fn persistent(context: &mut Context) -> Result<Option<ObjectHandle>> {
-    debug_assert!(HANDLE > TPM2_PERSISTENT_FIRST);
     let handle = TpmHandle::Persistent(PersistentTpmHandle::new(HANDLE)?);
     // asking for the object itself would log an error where it is not there yet
     let (CapabilityData::Handles(handles), _) = context.get_capability(CapabilityType::Handles, HANDLE, 1)? else {

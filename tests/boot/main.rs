@@ -20,6 +20,8 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
+/// What SPECIFICATION.md promises of `bootstrapper unlock`.
+const MEMORY_MAX_KIB: u64 = 16 << 10;
 
 #[test]
 #[ignore = "boots a machine: make boot"]
@@ -58,6 +60,8 @@ fn an_initialised_machine_opens_its_disk_by_itself_and_by_the_operator() -> Resu
     let mut setting = Setting::new("flow", GIB)?;
     for (title, events) in flow::demo(&mut setting, &|_| ())? {
         println!("{}", timeline::table(&title, &events));
+        let peak = peak_memory(&events);
+        assert!((1..=MEMORY_MAX_KIB).contains(&peak), "{title}: bootstrapper had {peak} KiB resident");
     }
     Ok(())
 }
@@ -136,6 +140,13 @@ fn state_disks_are_exchanged_with_cryptsetup() -> Result<()> {
     setting.write(flow::MASTER_SECRET, format!(r#"{{"key": "{key}", "salt": "{salt}"}}"#).as_bytes())?;
     setting.start_services()?;
     passed(case::judge(&mut setting.machine.boot()?, flow::PATIENCE)?)
+}
+
+/// The most that `bootstrapper unlock` had resident in a boot, in KiB, as it said itself.
+fn peak_memory(events: &[timeline::Event]) -> u64 {
+    let event = events.iter().find(|event| event.stage == "unlock" && event.name == "memory");
+    let words = event.iter().flat_map(|event| event.text.split(' '));
+    words.filter_map(|word| word.parse().ok()).next().unwrap_or(0)
 }
 
 fn passed(names: Vec<String>) -> Result<()> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 /// A running service; its thread ends with the process, its answers with it.
 pub struct MetadataServer {
+    #[allow(dead_code)] // not by every test
     pub address: SocketAddr,
     answers: Arc<Mutex<Answers>>,
 }

@@ -35,6 +35,7 @@ impl Swtpm {
     }
 
     /// Power off and on.
+    #[allow(dead_code)] // not by every test
     pub fn reboot(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
