@@ -62,7 +62,9 @@ pub(super) struct Core {
     /// Server: calls whose handler can start.
     pub(super) ready: VecDeque<u32>,
     reader: Option<Reader>,
+    /// Absent while a thread writes, and for good once the connection is closed.
     writer: Option<Box<dyn Write + Send>>,
+    is_writing: bool,
     /// The output's other buffer, while one is filled and one written.
     spare: Vec<u8>,
     waiting: Vec<(For, Thread)>,
@@ -187,6 +189,7 @@ impl Link {
             ready: VecDeque::new(),
             reader: Some(reader),
             writer: Some(writer),
+            is_writing: false,
             spare: Vec::new(),
             waiting: Vec::new(),
             has_woken: false,
@@ -227,15 +230,19 @@ impl Link {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Ends it politely: what is to be written goes out, then whatever the transport says at its end.
+    /// Ends it politely: what is to be written goes out, then whatever the transport says at its end. If another thread is
+    /// writing, that one does it.
     pub(super) fn end_after_flush<'a>(&'a self, mut core: Guard<'a>, status: Status) -> Guard<'a> {
         core.end(status);
-        core = self.flush(core);
-        let writer = core.writer.take();
-        drop(core);
-        drop(writer);
-        let _ = self.socket.shutdown(Shutdown::Both);
-        self.lock()
+        self.flush(core)
+    }
+
+    /// Waits, on a connection that is over, for the thread that still writes to it.
+    pub(super) fn wait_until_written<'a>(&'a self, mut core: Guard<'a>) -> Guard<'a> {
+        while core.is_writing {
+            core = self.park(core, For::Room, Some(TICK));
+        }
+        core
     }
 
     /// Reads once, for at most `timeout`, and processes what came. Returns at once if another thread reads.
@@ -265,18 +272,21 @@ impl Link {
         core
     }
 
-    /// Writes what is to be written, unless another thread is at it: that one then also writes ours.
+    /// Writes what is to be written, unless another thread is at it: that one then also writes ours. Closes a connection
+    /// that is over.
     pub(super) fn flush<'a>(&'a self, mut core: Guard<'a>) -> Guard<'a> {
         while !core.h2.output().is_empty()
             && let Some(mut writer) = core.writer.take()
         {
             let spare = std::mem::take(&mut core.spare);
             let mut bytes = std::mem::replace(core.h2.output(), spare);
+            core.is_writing = true;
             drop(core);
             let result = write(&mut *writer, &bytes, self.stall);
             wipe(&mut bytes);
             bytes.clear();
             core = self.lock();
+            core.is_writing = false;
             core.writer = Some(writer);
             core.spare = bytes;
             if let Err(error) = result {
@@ -284,6 +294,17 @@ impl Link {
                 core.h2.output().clear();
                 self.end(&mut core, Status::new(Code::Unavailable, format!("the connection broke: {error}")));
             }
+            core.wake(For::Room);
+        }
+        if core.ended.is_some()
+            && let Some(writer) = core.writer.take()
+        {
+            core.is_writing = true;
+            drop(core);
+            drop(writer);
+            let _ = self.socket.shutdown(Shutdown::Both);
+            core = self.lock();
+            core.is_writing = false;
             core.wake(For::Room);
         }
         core

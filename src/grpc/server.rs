@@ -348,7 +348,8 @@ impl Shared {
                 core.ready.clear();
                 core.calls.retain(|_, call| call.request.is_none());
                 let id = core.upkeep.id;
-                drop(core);
+                // stop() takes a connection that is forgotten for one that is closed
+                drop(link.wait_until_written(core));
                 return self.forget(id);
             }
             if let Some(stream) = core.ready.pop_front() {

@@ -349,6 +349,44 @@ fn stop_lets_running_calls_end_and_takes_no_new_ones() {
     server.stop(Duration::ZERO);
 }
 
+/// The farewell of a stopping server is on its way, in one thread, while the handler answers in another.
+#[test]
+fn stop_never_cuts_off_an_answer() {
+    struct Slow(TcpStream);
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            thread::sleep(Duration::from_millis(20));
+            self.0.write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let slow = |socket: TcpStream, _: Instant| {
+        let writer = Box::new(Slow(socket.try_clone()?));
+        Transport::plain(socket).map(|transport| Transport { writer, ..transport })
+    };
+    thread::scope(|scope| {
+        for answered_after in 0..20 {
+            scope.spawn(move || {
+                let (begun, cancelled) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+                let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+                let router = router(&begun, &cancelled);
+                let server = Server::start("test", listener, Arc::new(slow), router, Limits::default()).unwrap();
+                let channel = connect(&server);
+                echo(&channel, &blob(b"", 0)).unwrap();
+                let call = thread::spawn(move || {
+                    let request = blob(b"", 100 + 4 * answered_after);
+                    channel.unary::<_, Blob>("/t.T/Sleep", &request, &soon())
+                });
+                thread::sleep(Duration::from_millis(70));
+                server.stop(Duration::from_secs(10));
+                assert_eq!(call.join().unwrap().map(|answer| answer.count), Ok(100 + 4 * answered_after));
+            });
+        }
+    });
+}
+
 #[test]
 fn stop_without_grace_cuts_what_runs() {
     let server = start(Limits::default());
