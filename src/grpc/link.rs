@@ -39,8 +39,6 @@ const OUTPUT: usize = 64 << 10;
 /// The read buffer: small until it was full once, at least one frame then; small again when idle.
 const READ_FIRST: usize = 4 << 10;
 const READ_MOST: usize = 64 << 10;
-/// How often a thread that wants to close looks whether another one has finished writing.
-const WRITER_PAUSE: Duration = Duration::from_millis(1);
 
 /// A connection.
 pub(super) struct Link {
@@ -64,7 +62,9 @@ pub(super) struct Core {
     /// Server: calls whose handler can start.
     pub(super) ready: VecDeque<u32>,
     reader: Option<Reader>,
+    /// Absent while a thread writes, and for good once the connection is closed.
     writer: Option<Box<dyn Write + Send>>,
+    is_writing: bool,
     /// The output's other buffer, while one is filled and one written.
     spare: Vec<u8>,
     waiting: Vec<(For, Thread)>,
@@ -72,8 +72,6 @@ pub(super) struct Core {
     has_woken: bool,
     /// The connection is over, and calls without an answer end with this.
     pub(super) ended: Option<Status>,
-    /// Nothing is written any more: the last of it has gone out, as far as it could.
-    is_closed: bool,
     pub(super) last_read: Instant,
     /// Server: the timers.
     pub(super) upkeep: Upkeep,
@@ -191,11 +189,11 @@ impl Link {
             ready: VecDeque::new(),
             reader: Some(reader),
             writer: Some(writer),
+            is_writing: false,
             spare: Vec::new(),
             waiting: Vec::new(),
             has_woken: false,
             ended: None,
-            is_closed: false,
             last_read: now,
             upkeep: Upkeep::new(now),
         };
@@ -232,23 +230,17 @@ impl Link {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Ends it politely: what is to be written goes out, then whatever the transport says at its end. Several threads may
-    /// do so at once; for each of them the connection is closed when this returns.
+    /// Ends it politely: what is to be written goes out, then whatever the transport says at its end. If another thread is
+    /// writing, that one does it.
     pub(super) fn end_after_flush<'a>(&'a self, mut core: Guard<'a>, status: Status) -> Guard<'a> {
         core.end(status);
-        core = self.flush(core);
-        // another thread may be writing the last answer: closing now would cut it off
-        while core.writer.is_none() && !core.is_closed {
-            drop(core);
-            thread::sleep(WRITER_PAUSE);
-            core = self.flush(self.lock());
-        }
-        if let Some(writer) = core.writer.take() {
-            drop(core);
-            drop(writer);
-            let _ = self.socket.shutdown(Shutdown::Both);
-            core = self.lock();
-            core.is_closed = true;
+        self.flush(core)
+    }
+
+    /// Waits, on a connection that is over, for the thread that still writes to it.
+    pub(super) fn wait_until_written<'a>(&'a self, mut core: Guard<'a>) -> Guard<'a> {
+        while core.is_writing {
+            core = self.park(core, For::Room, Some(TICK));
         }
         core
     }
@@ -280,18 +272,21 @@ impl Link {
         core
     }
 
-    /// Writes what is to be written, unless another thread is at it: that one then also writes ours.
+    /// Writes what is to be written, unless another thread is at it: that one then also writes ours. Closes a connection
+    /// that is over.
     pub(super) fn flush<'a>(&'a self, mut core: Guard<'a>) -> Guard<'a> {
         while !core.h2.output().is_empty()
             && let Some(mut writer) = core.writer.take()
         {
             let spare = std::mem::take(&mut core.spare);
             let mut bytes = std::mem::replace(core.h2.output(), spare);
+            core.is_writing = true;
             drop(core);
             let result = write(&mut *writer, &bytes, self.stall);
             wipe(&mut bytes);
             bytes.clear();
             core = self.lock();
+            core.is_writing = false;
             core.writer = Some(writer);
             core.spare = bytes;
             if let Err(error) = result {
@@ -299,6 +294,17 @@ impl Link {
                 core.h2.output().clear();
                 self.end(&mut core, Status::new(Code::Unavailable, format!("the connection broke: {error}")));
             }
+            core.wake(For::Room);
+        }
+        if core.ended.is_some()
+            && let Some(writer) = core.writer.take()
+        {
+            core.is_writing = true;
+            drop(core);
+            drop(writer);
+            let _ = self.socket.shutdown(Shutdown::Both);
+            core = self.lock();
+            core.is_writing = false;
             core.wake(For::Room);
         }
         core

@@ -344,13 +344,12 @@ impl Shared {
             if core.ended.is_none() && self.is_stopping() && core.calls.is_empty() && core.h2.is_drained() {
                 core = link.end_after_flush(core, stopped());
             }
-            if let Some(status) = core.ended.clone() {
-                // stop() waits for this connection no longer than until it is forgotten
-                core = link.end_after_flush(core, status);
+            if core.ended.is_some() {
                 core.ready.clear();
                 core.calls.retain(|_, call| call.request.is_none());
                 let id = core.upkeep.id;
-                drop(core);
+                // stop() takes a connection that is forgotten for one that is closed
+                drop(link.wait_until_written(core));
                 return self.forget(id);
             }
             if let Some(stream) = core.ready.pop_front() {

@@ -4,12 +4,18 @@
 
 mod harness;
 
-use harness::case::Case;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use firstlight::crypto::{Dek, KEY_LEN, Secret};
+use firstlight::kms::ClusterKms;
+use harness::case::{self, Case};
 use harness::flow::{self, Setting};
+use harness::initramfs::Overlay;
 use harness::metadata::MetadataServer;
 use harness::vm::Firmware;
-use harness::{Result, timeline};
+use harness::{Context, Result, timeline};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Output;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -58,6 +64,82 @@ fn an_initialised_machine_opens_its_disk_by_itself_and_by_the_operator() -> Resu
         assert!((1..=MEMORY_MAX_KIB).contains(&peak), "{title}: bootstrapper had {peak} KiB resident");
     }
     Ok(())
+}
+
+/// Another command line is another PCR 9: neither the operator nor the join service lets the machine have a key, and both
+/// say which register differs; the machine itself is only told that it was refused.
+#[test]
+#[ignore = "boots a machine: make boot"]
+fn a_machine_that_boots_something_else_gets_no_key() -> Result<()> {
+    let mut setting = Setting::new("something-else", GIB)?;
+    let usual = setting.machine.command_line.clone();
+    setting.machine.command_line.push_str(" something=else");
+    let mut vm = setting.machine.boot()?;
+    vm.console.wait_for(" ready:", flow::PATIENCE)?;
+    refused(setting.operator(&vm, "init", flow::INIT, &["--init-secret", "init-secret"])?);
+    vm.cut_power();
+
+    setting.machine.command_line.clone_from(&usual);
+    let (mut vm, cluster) = flow::first_boot(&mut setting, &|_| ())?;
+    vm.shut_down(flow::PATIENCE)?;
+    drop(vm);
+
+    setting.machine.command_line.push_str(" something=else");
+    setting.start_services()?;
+    let mut vm = setting.machine.boot()?;
+    let waiting = vm.console.wait_for("join service 10.42.0.1:30090: ", flow::PATIENCE)?;
+    assert!(!waiting.text.contains("PCR"), "{}", waiting.text);
+    assert!(names_register_9(&setting.services_said()), "{}", setting.services_said());
+    refused(setting.operator(&vm, "recover", flow::RECOVERY, &[])?);
+    assert!(!vm.console.lines().iter().any(|line| line.text.contains(" key-slot:")));
+    vm.cut_power();
+
+    setting.machine.command_line = usual;
+    flow::member_again(setting.machine.boot()?, " ticket:", &cluster).map(drop)
+}
+
+fn refused(output: Output) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(3) && names_register_9(&text), "{}: {text}", output.status);
+}
+
+fn names_register_9(text: &str) -> bool {
+    text.contains("PCR 9") && !text.contains("PCR 4")
+}
+
+#[test]
+#[ignore = "boots a machine: make boot"]
+fn without_a_tpm_the_disk_stays_closed() -> Result<()> {
+    let mut setting = Setting::new("no-tpm", GIB)?;
+    setting.machine.tpm = false;
+    let mut vm = setting.machine.boot()?;
+    let why = vm.console.wait_for("bootstrapper: ", flow::PATIENCE)?;
+    assert!(why.text.contains("TPM"), "{}", why.text);
+    vm.wait_off(flow::PATIENCE)?;
+    assert!(vm.console.lines().iter().any(|line| line.text.contains("the state disk stays closed")));
+    let disk = std::fs::File::open(setting.machine.disk("state")).context("open the disk")?;
+    let used = std::os::unix::fs::MetadataExt::blocks(&disk.metadata().context("look at the disk")?);
+    assert_eq!(used, 0, "the disk was written to");
+    Ok(())
+}
+
+/// In one machine: cryptsetup reads the disk that we made, and we open by a ticket the disk that cryptsetup made with the
+/// old system's parameters.
+#[test]
+#[ignore = "boots a machine: make boot"]
+fn state_disks_are_exchanged_with_cryptsetup() -> Result<()> {
+    const UUID: &str = "c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11";
+    let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).context("make a master secret")?;
+    let passphrase = kms.dek(&Dek::disk(UUID), KEY_LEN).context("derive the disk's key")?;
+    let mut overlay = Overlay::default();
+    case::add_script(&mut overlay, "cryptsetup.sh")?;
+    overlay.host_program("cryptsetup")?.host_program("e2fsck")?;
+    overlay.file("/etc/passphrase", 0o600, passphrase.expose()).file("/etc/uuid", 0o600, UUID);
+    let mut setting = Setting::with("cryptsetup.sh", 64 * MIB, &overlay)?;
+    let [key, salt] = [[1; 32], [2; 32]].map(|bytes| STANDARD.encode(bytes));
+    setting.write(flow::MASTER_SECRET, format!(r#"{{"key": "{key}", "salt": "{salt}"}}"#).as_bytes())?;
+    setting.start_services()?;
+    passed(case::judge(&mut setting.machine.boot()?, flow::PATIENCE)?)
 }
 
 /// The most that `bootstrapper unlock` had resident in a boot, in KiB, as it said itself.

@@ -1,7 +1,7 @@
 //! Tests that are a shell script inside the machine: each of its lines `PASS what` is a proof, `FAIL what: why` a failure.
 
 use super::initramfs::{self, Overlay};
-use super::vm::{Firmware, Machine};
+use super::vm::{Firmware, Machine, Vm};
 use super::{Context, Failure, Result, root};
 use std::time::Duration;
 
@@ -52,9 +52,8 @@ impl Case<'_> {
         machine.firmware = self.firmware;
         machine.host_ports.extend(self.host_ports.iter().copied());
         self.disks.iter().try_for_each(|(serial, size)| machine.add_disk(serial, *size))?;
-        let script = root().join("tests/boot/cases").join(self.script);
         let mut overlay = Overlay::default();
-        overlay.file("/case", 0o755, std::fs::read(&script).context(&format!("read {}", script.display()))?);
+        add_script(&mut overlay, self.script)?;
         for name in self.host_programs {
             overlay.host_program(name)?;
         }
@@ -63,22 +62,34 @@ impl Case<'_> {
         }
         initramfs::build(&machine.initramfs(), self.programs, &overlay)?;
 
-        let mut vm = machine.boot()?;
-        let end = vm.console.wait_for("END of case: ", self.limit)?;
-        let lines = vm.console.lines();
-        let said = |word: &str| -> Vec<String> {
-            lines.iter().filter_map(|line| line.text.strip_prefix(word)).map(str::to_owned).collect()
-        };
-        let (passed, failed) = (said("PASS "), said("FAIL "));
-        if !failed.is_empty() || passed.is_empty() || !end.text.ends_with("exit code 0") {
-            let all: Vec<&str> = lines.iter().map(|line| line.text.as_str()).collect();
-            let (passed, failed) = (passed.len(), failed.len());
-            return Err(Failure(format!(
-                "{passed} passed, {failed} failed, {}; the console:\n{}",
-                end.text,
-                all.join("\n")
-            )));
-        }
-        Ok(passed)
+        judge(&mut machine.boot()?, self.limit)
     }
+}
+
+/// Adds a script of tests/boot/cases to an initramfs whose init will run it instead of opening the disk.
+pub fn add_script(overlay: &mut Overlay, name: &str) -> Result<()> {
+    let path = root().join("tests/boot/cases").join(name);
+    overlay.file("/case", 0o755, std::fs::read(&path).context(&format!("read {}", path.display()))?);
+    Ok(())
+}
+
+/// Waits for the end of the script and returns what passed; an error if anything failed, nothing passed, or the script did
+/// not come to its end.
+pub fn judge(vm: &mut Vm, limit: Duration) -> Result<Vec<String>> {
+    let end = vm.console.wait_for("END of case: ", limit)?;
+    let lines = vm.console.lines();
+    let said = |word: &str| -> Vec<String> {
+        lines.iter().filter_map(|line| line.text.strip_prefix(word)).map(str::to_owned).collect()
+    };
+    let (passed, failed) = (said("PASS "), said("FAIL "));
+    if !failed.is_empty() || passed.is_empty() || !end.text.ends_with("exit code 0") {
+        let all: Vec<&str> = lines.iter().map(|line| line.text.as_str()).collect();
+        let (passed, failed) = (passed.len(), failed.len());
+        return Err(Failure(format!(
+            "{passed} passed, {failed} failed, {}; the console:\n{}",
+            end.text,
+            all.join("\n")
+        )));
+    }
+    Ok(passed)
 }

@@ -14,18 +14,20 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What the operator and the node share before the node is initialised.
 const INIT_SECRET: &str = "correct-horse-battery-staple";
+/// Where the operator's command keeps the master secret, unless told otherwise.
+pub const MASTER_SECRET: &str = "firstlight-mastersecret.json";
 /// Ports of the node: its InitServer, its recovery server.
-const INIT: u16 = 9000;
-const RECOVERY: u16 = 9999;
+pub const INIT: u16 = 9000;
+pub const RECOVERY: u16 = 9999;
 /// Where a node expects the metadata service and the control planes' join services.
 const METADATA: u16 = 8080;
 const JOIN: u16 = 30090;
 /// Loaded machines emulate slowly.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The machine of the demo and everything around it.
 pub struct Setting {
@@ -38,8 +40,13 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// A blank machine; the metadata service is up, the cluster's services are not, since there is no cluster.
+    /// A machine with a blank disk; the metadata service is up, the cluster's services are not, since there is no cluster.
     pub fn new(name: &str, disk: u64) -> Result<Setting> {
+        Setting::with(name, disk, &Overlay::default())
+    }
+
+    /// The same with something added to its initramfs.
+    pub fn with(name: &str, disk: u64, overlay: &Overlay) -> Result<Setting> {
         let metadata = MetadataServer::start(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let node = instance("control-plane-0", GUEST);
         metadata.set_self(&node);
@@ -53,7 +60,7 @@ impl Setting {
         machine.open_ports = vec![INIT, RECOVERY];
         machine.host_ports = [(METADATA, metadata.address.port()), (JOIN, join_port)].into();
         machine.add_disk("state", disk)?;
-        initramfs::build(&machine.initramfs(), &["bootstrapper"], &Overlay::default())?;
+        initramfs::build(&machine.initramfs(), &["bootstrapper"], overlay)?;
 
         let setting = Setting { machine, metadata, services: Vec::new(), join_port };
         fs::create_dir(setting.path("config")).context("make the join service's folder")?;
@@ -68,7 +75,8 @@ impl Setting {
         self.machine.folder().join(name)
     }
 
-    fn write(&self, name: &str, content: &[u8]) -> Result<()> {
+    /// Writes a file of the operator's folder that nobody else may read.
+    pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
         let path = self.path(name);
         fs::write(&path, content).context(&format!("write {}", path.display()))?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).context("make a file private")
@@ -79,7 +87,15 @@ impl Setting {
         let forwarded = vm.ports.get(&port).ok_or_else(|| Failure(format!("port {port} is not forwarded")))?;
         Command::new(dist("firstlight")?)
             .current_dir(self.machine.folder())
-            .args([command, "--endpoint", &format!("127.0.0.1:{forwarded}"), "--policy", "policy.json"])
+            .args([
+                command,
+                "--endpoint",
+                &format!("127.0.0.1:{forwarded}"),
+                "--policy",
+                "policy.json",
+                "--timeout",
+                "90s",
+            ])
             .args(arguments)
             .stdin(Stdio::null())
             .output()
@@ -103,7 +119,7 @@ impl Setting {
 
     /// Starts key service and join service, as another control plane of the cluster runs them.
     pub fn start_services(&mut self) -> Result<()> {
-        let file = fs::read(self.path("firstlight-mastersecret.json")).context("read the master secret")?;
+        let file = fs::read(self.path(MASTER_SECRET)).context("read the master secret")?;
         let file: serde_json::Value = serde_json::from_slice(&file).context("read the master secret")?;
         for (field, name) in [("key", "mastersecret"), ("salt", "salt")] {
             let value = STANDARD.decode(file[field].as_str().unwrap_or_default()).context("read the master secret")?;
@@ -150,8 +166,8 @@ fn instance(name: &str, address: &str) -> String {
 }
 
 fn succeeded(what: &str, output: Output) -> Result<String> {
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text).trim_end().to_owned();
+    let text = [output.stderr, output.stdout].concat();
+    let text = String::from_utf8_lossy(&text).lines().map(|line| format!("\n           {line}")).collect::<String>();
     if output.status.success() {
         Ok(text)
     } else {
@@ -168,18 +184,7 @@ pub fn demo(setting: &mut Setting, tell: Tell) -> Result<Vec<(String, Vec<Event>
     let mut timelines = Vec::new();
 
     tell("first boot: the disk is blank");
-    let mut vm = setting.machine.boot()?;
-    vm.console.wait_for(" formatted:", PATIENCE)?;
-    vm.console.wait_for(" mounted:", PATIENCE)?;
-    vm.console.wait_for(" ready:", PATIENCE)?;
-    tell("the disk is formatted and mounted, the OS runs; the operator initialises the node (firstlight init)");
-    tell(&setting.init(&vm)?);
-    vm.console.wait_for(" complete:", PATIENCE)?;
-    vm.command("echo written before the reboot >/run/state/proof && sync", PATIENCE)?;
-    let cluster = pcr15(&mut vm)?;
-    if cluster.bytes().all(|b| b == b'0') {
-        return Err(Failure("the node is initialised, but its PCR 15 is zero".to_owned()));
-    }
+    let (vm, cluster) = first_boot(setting, tell)?;
     timelines.push(shut_down("first boot and init", vm)?);
 
     tell("reboot, with the cluster's join service up");
@@ -194,23 +199,34 @@ pub fn demo(setting: &mut Setting, tell: Tell) -> Result<Vec<(String, Vec<Event>
     setting.stop_services();
     let mut vm = setting.machine.boot()?;
     let waiting = vm.console.wait_for(" waiting:", PATIENCE)?;
-    tell(&format!("the node says on its console: {}", waiting.text));
-    let status = setting.recovery_status(&vm)?;
-    tell(&format!("and over the network (firstlight recover --status):\n{status}"));
-    let pushed = Instant::now();
-    let said = setting.recover(&vm)?;
-    tell(&format!(
-        "the operator brings the master secret (firstlight recover, {:.1} s): {said}",
-        pushed.elapsed().as_secs_f64()
-    ));
+    tell(&format!("the node says on its console:\n           {}", waiting.text));
+    tell(&format!("firstlight recover --status said:{}", setting.recovery_status(&vm)?));
+    tell(&format!("the operator brings the master secret; firstlight recover said:{}", setting.recover(&vm)?));
     let vm = member_again(vm, " key-slot:", &cluster)?;
     tell("the disk opened; the file is there");
     timelines.push(shut_down("reboot: recovery", vm)?);
     Ok(timelines)
 }
 
+/// The first boot, and the operator's init; leaves a file on the disk. Returns the machine and its PCR 15.
+pub fn first_boot(setting: &mut Setting, tell: Tell) -> Result<(Vm, String)> {
+    let mut vm = setting.machine.boot()?;
+    vm.console.wait_for(" formatted:", PATIENCE)?;
+    vm.console.wait_for(" mounted:", PATIENCE)?;
+    vm.console.wait_for(" ready:", PATIENCE)?;
+    tell("the disk is formatted and mounted, the OS runs; the operator initialises the node");
+    tell(&format!("firstlight init said:{}", setting.init(&vm)?));
+    vm.console.wait_for(" complete:", PATIENCE)?;
+    vm.command("echo written before the reboot >/run/state/proof && sync", PATIENCE)?;
+    let cluster = pcr15(&mut vm)?;
+    if cluster.bytes().all(|b| b == b'0') {
+        return Err(Failure("the node is initialised, but its PCR 15 is zero".to_owned()));
+    }
+    Ok((vm, cluster))
+}
+
 /// Waits until the node has opened its disk, as `event` announces, and belongs to the same cluster with the same files.
-fn member_again(mut vm: Vm, event: &str, cluster: &str) -> Result<Vm> {
+pub fn member_again(mut vm: Vm, event: &str, cluster: &str) -> Result<Vm> {
     vm.console.wait_for(event, PATIENCE)?;
     vm.console.wait_for(" mounted:", PATIENCE)?;
     vm.console.wait_for(" ready:", PATIENCE)?;
@@ -226,7 +242,7 @@ fn pcr15(vm: &mut Vm) -> Result<String> {
     vm.command("cat /sys/class/tpm/tpm0/pcr-sha256/15", PATIENCE)
 }
 
-fn shut_down(title: &str, mut vm: Vm) -> Result<(String, Vec<Event>)> {
+pub fn shut_down(title: &str, mut vm: Vm) -> Result<(String, Vec<Event>)> {
     let events = timeline::events(&vm.console.lines());
     vm.shut_down(PATIENCE)?;
     Ok((title.to_owned(), events))

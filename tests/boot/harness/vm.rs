@@ -18,8 +18,8 @@ pub const HOST: &str = "10.42.0.1";
 /// The guest's own address: the first that QEMU's DHCP server hands out.
 pub const GUEST: &str = "10.42.0.15";
 
-/// The kernel's command line.
-pub const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
+/// The kernel's command line, unless a test changes it.
+const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
 /// OVMF's code, and the template of the variables that each machine has for itself.
 const UEFI_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const UEFI_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
@@ -37,6 +37,8 @@ pub enum Firmware {
 pub struct Machine {
     /// What starts the kernel.
     pub firmware: Firmware,
+    /// The kernel's command line.
+    pub command_line: String,
     /// The machine's memory in MiB.
     pub memory: u32,
     /// Whether it has a TPM.
@@ -61,6 +63,7 @@ impl Machine {
         std::fs::create_dir(folder.path().join("tpm")).context("make a folder for the TPM")?;
         Ok(Machine {
             firmware: Firmware::Bios,
+            command_line: COMMAND_LINE.to_owned(),
             memory: 512,
             tpm: true,
             open_ports: Vec::new(),
@@ -97,7 +100,7 @@ impl Machine {
     pub fn policy(&self) -> Result<String> {
         let kernel = std::fs::read(kernel()?).context("read the kernel")?;
         let initramfs = std::fs::read(self.initramfs()).context("read the initramfs")?;
-        Ok(predict::policy(&kernel, &initramfs, COMMAND_LINE, self.memory << 20))
+        Ok(predict::policy(&kernel, &initramfs, &self.command_line, self.memory << 20))
     }
 
     /// A folder for whatever else belongs to this machine.
@@ -155,7 +158,7 @@ impl Machine {
             qemu.args(["-drive", &format!("if=pflash,unit=0,format=raw,readonly=on,file={UEFI_CODE}")]);
             qemu.args(["-drive", &format!("if=pflash,unit=1,format=raw,file={}", variables.display())]);
         }
-        qemu.arg("-kernel").arg(kernel()?).arg("-initrd").arg(self.initramfs()).args(["-append", COMMAND_LINE]);
+        qemu.arg("-kernel").arg(kernel()?).arg("-initrd").arg(self.initramfs()).args(["-append", &self.command_line]);
         qemu.args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci"]);
         for serial in &self.disks {
             let file = self.disk(serial);
