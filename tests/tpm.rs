@@ -230,6 +230,23 @@ fn documents_with_holes_are_refused() {
     assert!(validate(ZERO_15, deep.as_bytes(), NONCE).is_err());
 }
 
+/// Anybody can connect: what they send must not fill the log of whoever refuses it.
+#[test]
+fn a_refusal_of_a_long_document_is_short() {
+    let tpm = Swtpm::start();
+    let mut long_data = as_json(&issue(&tpm));
+    long_data["UserData"] = json!(STANDARD.encode([0; 1025]));
+    for (text, why) in [
+        (format!(r#"{{"Attestation":"{}"}}"#, "\u{1b}".repeat(100_000)), "cannot be read"),
+        (format!(r#"{{"Attestation":{{"ak_pub":"","quotes":["{}"]}}}}"#, "x".repeat(100_000)), "cannot be read"),
+        (" ".repeat(300_000), "more than 262144"),
+        (long_data.to_string(), "user data has 1025 bytes"),
+    ] {
+        let refusal = validate(ZERO_15, text.as_bytes(), NONCE).unwrap_err().to_string();
+        assert!(refusal.contains(why) && refusal.len() < 250, "{} bytes: {refusal:.300}", refusal.len());
+    }
+}
+
 #[test]
 fn what_other_issuers_add_is_passed_over() {
     let tpm = Swtpm::start();
@@ -308,10 +325,25 @@ fn hostile_quotes_and_keys_are_refused_without_a_panic() {
 }
 
 #[test]
-fn a_tpm_that_is_not_there_is_named() {
-    let nobody: Location = "swtpm:host=127.0.0.1,port=1".parse().unwrap();
-    let error = Tpm::open(&nobody).err().unwrap().to_string();
-    assert!(error.contains("port=1"), "{error}");
+fn a_tpm_that_is_not_there_is_named_and_why() {
+    for (location, why) in [
+        ("device:/nonexistent/tpm0", "No such file or directory"),
+        ("device:/", "Is a directory"),
+        ("device:/dev/null", "it does not answer, or is no TPM 2.0"),
+        ("swtpm:host=127.0.0.1,port=1", "it does not answer, or is no TPM 2.0"),
+    ] {
+        let error = Tpm::open(&location.parse().unwrap()).err().unwrap().to_string();
+        assert!(error.starts_with(&format!("cannot open the TPM at {location}: {why}")), "{error}");
+    }
+    let nobody: Location = "device:/nonexistent/tpm0".parse().unwrap();
     let error = qemu_vtpm::Issuer::new(nobody, None).issue(USER_DATA, NONCE).unwrap_err().to_string();
-    assert!(error.contains("port=1"), "{error}");
+    assert!(error.contains("/nonexistent/tpm0: No such file"), "{error}");
+}
+
+#[test]
+fn a_tpm_whose_owner_has_a_password_says_so() {
+    let tpm = Swtpm::start();
+    tpm.tool("tpm2_changeauth", &["-c", "owner", "secret"]);
+    let error = qemu_vtpm::Issuer::new(location(&tpm), None).issue(USER_DATA, NONCE).unwrap_err().to_string();
+    assert!(error.contains("owner hierarchy has a password"), "{error}");
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
-use super::{IssueError, Measurement, Oid, Policy, ValidateError, event_log, hex, sha256};
+use super::{IssueError, Measurement, Oid, Policy, ValidateError, event_log, hex, printable, sha256};
 use crate::tpm::{self, Bank, Tpm};
 
 /// Its name on command lines and in the environment.
@@ -25,6 +25,10 @@ pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
 pub const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";
 /// A certificate has to fit a TLS handshake message of 64 KiB, and base64 adds a third: a longer log is left out.
 const MAX_EVENT_LOG: usize = 24 << 10;
+/// Most bytes of user data; attested TLS has 32 of them.
+const MAX_USER_DATA: usize = 1024;
+/// serde_json repeats what it did not expect, at any length; the line ends up in a log.
+const SHOWN_ERROR: usize = 160;
 
 /// Makes documents from this machine's TPM.
 pub struct Issuer {
@@ -101,8 +105,12 @@ impl Validator {
         if document.len() > MAX_DOCUMENT {
             return Err(format!("the document has {} bytes, more than {MAX_DOCUMENT}", document.len()));
         }
-        let document: Document =
-            serde_json::from_slice(document).map_err(|error| format!("the document cannot be read: {error}"))?;
+        let document: Document = serde_json::from_slice(document)
+            .map_err(|error| format!("the document cannot be read: {}", printable(&error.to_string(), SHOWN_ERROR)))?;
+        if document.user_data.0.len() > MAX_USER_DATA {
+            let len = document.user_data.0.len();
+            return Err(format!("the document's user data has {len} bytes, more than {MAX_USER_DATA}"));
+        }
         let values = quoted_values(&document, nonce)?;
         self.compare(&values, &document.attestation.event_log.0)?;
         Ok(document.user_data.0)
