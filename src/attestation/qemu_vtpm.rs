@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
 use super::{IssueError, Measurement, Oid, Policy, ValidateError, event_log, hex, printable, sha256};
-use crate::tpm::{self, Bank, Tpm};
+use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
 /// Its name on command lines and in the environment.
 pub const VARIANT: &str = "qemu-vtpm";
@@ -174,7 +174,12 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
     let expected = hex(&measurement.expected);
     match got {
         Some(got) => {
-            format!("PCR {index}: expected {expected}, got {}; {}", hex(got), event_log::explain(log, index, got))
+            let why = if index == CLUSTER_ID_PCR && measurement.expected == [0; 32] {
+                "the machine has joined a cluster since it started; restart it to have it judged afresh".into()
+            } else {
+                event_log::explain(log, index, got)
+            };
+            format!("PCR {index}: expected {expected}, got {}; {why}", hex(got))
         }
         None => format!("PCR {index}: expected {expected}, but it was not quoted"),
     }
