@@ -191,3 +191,31 @@ pub fn measure(location: &tpm::Location) -> Result<BTreeMap<u32, Measurement>, t
     let enforced = |value: Vec<u8>| Some(Measurement { expected: value.try_into().ok()?, warn_only: false });
     Ok(pcrs.into_iter().filter_map(|(index, value)| Some((index, enforced(value)?))).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nonces_match_the_vectors_of_the_old_system() {
+        let nonce: Vec<u8> = (0x20..0x40).collect();
+        // SHA-256 of the public key that is P-256's generator
+        let spki = [
+            0x5c, 0xd2, 0x52, 0xfb, 0x0c, 0xe8, 0x93, 0x24, 0x36, 0xfa, 0xf8, 0xcc, 0xd1, 0x04, 0x09, 0x81, 0xb8, 0x9e,
+            0xe4, 0xad, 0x6b, 0x9f, 0xe9, 0xe2, 0xa2, 0xb7, 0xe7, 0x1a, 0xac, 0xb2, 0x7c, 0xd3,
+        ];
+        for (instance_info, user_data, nonce, expected) in [
+            ("", &spki[..], &nonce[..], "8c0b07128823fb38eba3f5436d086cc51b286743a37cb05f3cc69b92b9aeeea3"),
+            ("unit-test", &spki, &nonce, "d7cfb6815058cb8c8117e9443834e995f5aac9fa2155c97f9147488ea97f5ec3"),
+            ("", b"VerifyService", &nonce, "d6b14a5151a085d6c0431837d22b66f680349331256a120274fbbca3a57e53d2"),
+            (
+                "unit-test",
+                b"Constellation",
+                &[1, 2, 3, 4],
+                "bf0af9ec39350d01ea3017136c8ec47a14498bfdbe92a37d949c2c4fb61adcf7",
+            ),
+        ] {
+            assert_eq!(hex(&tpm_nonce(instance_info.as_bytes(), user_data, nonce)), expected);
+        }
+    }
+}
