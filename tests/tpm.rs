@@ -157,6 +157,33 @@ fn another_key_at_the_handle_is_replaced() {
     assert!(validate(ZERO_15, &issue(&tpm), NONCE).is_ok());
 }
 
+/// A machine must not be kept from its disk because something else filled its TPM.
+#[test]
+fn a_tpm_with_no_room_for_the_attestation_key_makes_it_each_time() {
+    let tpm = Swtpm::start();
+    let kept = as_json(&issue(&tpm))["Attestation"]["ak_pub"].clone();
+    tpm.tool("tpm2_evictcontrol", &["-C", "o", "-c", "0x81008f01"]);
+    let dir = tempfile::tempdir().unwrap();
+    let context = dir.path().join("key").to_str().unwrap().to_owned();
+    tpm.tool("tpm2_createprimary", &["-C", "o", "-G", "ecc", "-c", &context]);
+    tpm.tool("tpm2_flushcontext", &["-t"]);
+    let fill = |handle: u32| {
+        let mut evict = std::process::Command::new("tpm2_evictcontrol");
+        evict.args(["-C", "o", "-c", &context, &format!("{handle:#x}")]).env("TPM2TOOLS_TCTI", tpm.location());
+        let done = evict.output().unwrap().status.success();
+        tpm.tool("tpm2_flushcontext", &["-t"]);
+        done
+    };
+    assert!(!(0x8100_0000..0x8100_1000).all(fill), "it has an end");
+
+    for _ in 0..4 {
+        let document = issue(&tpm);
+        assert!(validate(ZERO_15, &document, NONCE).is_ok());
+        assert_eq!(as_json(&document)["Attestation"]["ak_pub"], kept);
+    }
+    assert_eq!(tpm.tool("tpm2_getcap", &["handles-transient"]).trim(), "");
+}
+
 #[test]
 fn a_document_for_another_nonce_or_other_user_data_is_refused() {
     let tpm = Swtpm::start();

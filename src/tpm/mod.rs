@@ -194,7 +194,6 @@ impl Tpm {
         for (bank, slots) in self.banks()? {
             quotes.push(self.quote(key, nonce, bank, &slots)?);
         }
-        self.close(key);
         let public = public.marshall().map_err(self.failed("reading the attestation key"))?;
         Ok((public, quotes))
     }
@@ -239,14 +238,6 @@ impl Tpm {
         Ok(selections
             .filter_map(|selection| Some((Bank::of(selection.hashing_algorithm())?, selection.selected())))
             .collect())
-    }
-
-    /// Forgets a persistent object's handle, which leaves the object where it is.
-    fn close(&mut self, key: tss_esapi::handles::KeyHandle) {
-        let mut handle = key.into();
-        if let Err(error) = self.context.tr_close(&mut handle) {
-            log::debug!("closing the attestation key's handle: {error}");
-        }
     }
 
     fn failed(&self, what: &'static str) -> impl Fn(tss_esapi::Error) -> Error + use<> {
