@@ -5,6 +5,8 @@ mod swtpm;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 
 use base64::Engine;
@@ -131,7 +133,8 @@ fn a_marked_node_is_no_fresh_one_but_a_member_of_its_cluster() {
     let document = issue(&tpm);
     let refusal = validate(ZERO_15, &document, NONCE).unwrap_err().to_string();
     let (expected, got) = ("0".repeat(64), hex(&pcr15_after(&[1; 32])));
-    assert!(refusal.starts_with(&format!("PCR 15: expected {expected}, got {got}")), "{refusal}");
+    let why = "the machine has joined a cluster since it started; restart it to have it judged afresh";
+    assert_eq!(refusal, format!("PCR 15: expected {expected}, got {got}; {why}"));
     let member = policy(ZERO_15).expecting_cluster(&[1; 32]);
     assert!(qemu_vtpm::Validator::new(Arc::new(member)).validate(&document, NONCE).is_ok());
 }
@@ -152,6 +155,33 @@ fn another_key_at_the_handle_is_replaced() {
     tpm.tool("tpm2_createprimary", &["-C", "o", "-G", "ecc", "-c", &context]);
     tpm.tool("tpm2_evictcontrol", &["-C", "o", "-c", &context, "0x81008f01"]);
     assert!(validate(ZERO_15, &issue(&tpm), NONCE).is_ok());
+}
+
+/// A machine must not be kept from its disk because something else filled its TPM.
+#[test]
+fn a_tpm_with_no_room_for_the_attestation_key_makes_it_each_time() {
+    let tpm = Swtpm::start();
+    let kept = as_json(&issue(&tpm))["Attestation"]["ak_pub"].clone();
+    tpm.tool("tpm2_evictcontrol", &["-C", "o", "-c", "0x81008f01"]);
+    let dir = tempfile::tempdir().unwrap();
+    let context = dir.path().join("key").to_str().unwrap().to_owned();
+    tpm.tool("tpm2_createprimary", &["-C", "o", "-G", "ecc", "-c", &context]);
+    tpm.tool("tpm2_flushcontext", &["-t"]);
+    let fill = |handle: u32| {
+        let mut evict = std::process::Command::new("tpm2_evictcontrol");
+        evict.args(["-C", "o", "-c", &context, &format!("{handle:#x}")]).env("TPM2TOOLS_TCTI", tpm.location());
+        let done = evict.output().unwrap().status.success();
+        tpm.tool("tpm2_flushcontext", &["-t"]);
+        done
+    };
+    assert!(!(0x8100_0000..0x8100_1000).all(fill), "it has an end");
+
+    for _ in 0..4 {
+        let document = issue(&tpm);
+        assert!(validate(ZERO_15, &document, NONCE).is_ok());
+        assert_eq!(as_json(&document)["Attestation"]["ak_pub"], kept);
+    }
+    assert_eq!(tpm.tool("tpm2_getcap", &["handles-transient"]).trim(), "");
 }
 
 #[test]
@@ -228,6 +258,23 @@ fn documents_with_holes_are_refused() {
     }
     let deep = "[".repeat(100_000);
     assert!(validate(ZERO_15, deep.as_bytes(), NONCE).is_err());
+}
+
+/// Anybody can connect: what they send must not fill the log of whoever refuses it.
+#[test]
+fn a_refusal_of_a_long_document_is_short() {
+    let tpm = Swtpm::start();
+    let mut long_data = as_json(&issue(&tpm));
+    long_data["UserData"] = json!(STANDARD.encode([0; 1025]));
+    for (text, why) in [
+        (format!(r#"{{"Attestation":"{}"}}"#, "\u{1b}".repeat(100_000)), "cannot be read"),
+        (format!(r#"{{"Attestation":{{"ak_pub":"","quotes":["{}"]}}}}"#, "x".repeat(100_000)), "cannot be read"),
+        (" ".repeat(300_000), "more than 262144"),
+        (long_data.to_string(), "user data has 1025 bytes"),
+    ] {
+        let refusal = validate(ZERO_15, text.as_bytes(), NONCE).unwrap_err().to_string();
+        assert!(refusal.contains(why) && refusal.len() < 250, "{} bytes: {refusal:.300}", refusal.len());
+    }
 }
 
 #[test]
@@ -307,11 +354,194 @@ fn hostile_quotes_and_keys_are_refused_without_a_panic() {
     }
 }
 
+/// The nonce that the TPM is to quote for [`USER_DATA`] and [`NONCE`].
+fn qualifying() -> String {
+    let sha256 = |data: &[u8]| ring::digest::digest(&ring::digest::SHA256, data);
+    hex(sha256(sha256(&[USER_DATA, NONCE].concat()).as_ref()).as_ref())
+}
+
+/// A document made by tpm2-tools alone, with an attestation key under the endorsement key.
+fn document_of_tpm2_tools(tpm: &Swtpm, key: [&str; 2], attributes: &str) -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (ak, public, quote, signature) = (path("ak"), path("public"), path("quote"), path("signature"));
+    tpm.tool("tpm2_createprimary", &["-C", "o", "-G", key[0], "-a", attributes, "-c", &ak]);
+    tpm.tool("tpm2_flushcontext", &["-t"]);
+    tpm.tool("tpm2_readpublic", &["-c", &ak, "-o", &public]);
+    let signed = ["-c", &ak, "-l", "sha256:all", "-g", "sha256", "--scheme", key[1], "-q", &qualifying()];
+    tpm.tool("tpm2_quote", &[&signed[..], &["-m", &quote, "-s", &signature]].concat());
+    tpm.tool("tpm2_flushcontext", &["-t"]);
+    let base64 = |path: &str| STANDARD.encode(fs::read(path).unwrap());
+    let pcrs = Tpm::open(&location(tpm)).unwrap().pcrs(Bank::Sha256).unwrap();
+    let pcrs: BTreeMap<_, _> = pcrs.iter().map(|(pcr, value)| (pcr.to_string(), STANDARD.encode(value))).collect();
+    let document = json!({
+        "UserData": STANDARD.encode(USER_DATA),
+        "Attestation": {
+            // without the length of a TPM2B_PUBLIC
+            "ak_pub": STANDARD.encode(&fs::read(&public).unwrap()[2..]),
+            "quotes": [{
+                "quote": base64(&quote), "raw_sig": base64(&signature), "pcrs": {"hash": 11, "pcrs": pcrs},
+            }],
+        },
+    });
+    serde_json::to_vec(&document).unwrap()
+}
+
 #[test]
-fn a_tpm_that_is_not_there_is_named() {
-    let nobody: Location = "swtpm:host=127.0.0.1,port=1".parse().unwrap();
-    let error = Tpm::open(&nobody).err().unwrap().to_string();
-    assert!(error.contains("port=1"), "{error}");
+fn a_quote_made_by_tpm2_tools_is_accepted_if_its_key_signs_nothing_else() {
+    const ATTESTATION: &str = "fixedtpm|fixedparent|sensitivedataorigin|userwithauth|restricted|sign";
+    let tpm = Swtpm::start();
+    let rsa = ["rsa2048:rsassa-sha256:null", "rsassa"];
+    let document = document_of_tpm2_tools(&tpm, rsa, ATTESTATION);
+    assert_eq!(validate(ZERO_15, &document, NONCE).unwrap(), USER_DATA);
+    assert!(validate(ZERO_15, &document, b"another").is_err());
+
+    let unrestricted = document_of_tpm2_tools(&tpm, rsa, &ATTESTATION.replace("restricted|", ""));
+    let refusal = validate(ZERO_15, &unrestricted, NONCE).unwrap_err().to_string();
+    assert!(refusal.contains("may sign more than what its TPM generated"), "{refusal}");
+    let ecc = document_of_tpm2_tools(&tpm, ["ecc256:ecdsa-sha256:null", "ecdsa"], ATTESTATION);
+    let refusal = validate(ZERO_15, &ecc, NONCE).unwrap_err().to_string();
+    assert!(refusal.contains("not an RSA key"), "{refusal}");
+}
+
+#[test]
+fn every_banks_quote_passes_tpm2_checkquote() {
+    let tpm = Swtpm::start();
+    let document = as_json(&issue(&tpm));
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (key, message, signature) = (path("key.pem"), path("quote"), path("signature"));
+    tpm.tool("tpm2_readpublic", &["-c", "0x81008f01", "-f", "pem", "-o", &key]);
+    let quotes = document["Attestation"]["quotes"].as_array().unwrap();
+    assert_eq!(quotes.iter().map(|quote| &quote["pcrs"]["hash"]).collect::<Vec<_>>(), [4, 11, 12, 13]);
+    for quote in quotes {
+        fs::write(&message, bytes(&quote["quote"])).unwrap();
+        fs::write(&signature, bytes(&quote["raw_sig"])).unwrap();
+        let check = ["-u", &key, "-m", &message, "-s", &signature, "-g", "sha256", "-q", &qualifying()];
+        tpm.tool("tpm2_checkquote", &check);
+    }
+}
+
+/// A quote signs the values' concatenation: bytes that change places between two registers leave it as it is.
+#[test]
+fn bytes_do_not_move_from_one_register_to_the_next() {
+    let tpm = Swtpm::start();
+    let mut document = as_json(&issue(&tpm));
+    let quotes = document["Attestation"]["quotes"].as_array_mut().unwrap();
+    let pcrs = &mut quotes.iter_mut().find(|quote| quote["pcrs"]["hash"] == 11).unwrap()["pcrs"]["pcrs"];
+    (pcrs["8"], pcrs["9"]) = (json!(STANDARD.encode([0; 16])), json!(STANDARD.encode([0; 48])));
+    let refusal = validate(ZERO_15, document.to_string().as_bytes(), NONCE).unwrap_err().to_string();
+    assert!(refusal.contains("not those that the TPM signed"), "{refusal}");
+}
+
+/// Another process measures between the quote and the reading of the values.
+#[test]
+fn a_register_that_changes_meanwhile_is_quoted_again() {
+    let tpm = Swtpm::start();
+    let meddled = Meddler::before(&tpm, 1);
+    let document = qemu_vtpm::Issuer::new(meddled.location.clone(), None).issue(USER_DATA, NONCE).unwrap();
+    let value = Tpm::open(&location(&tpm)).unwrap().pcrs(Bank::Sha256).unwrap()[&15].clone();
+    assert_ne!(value, [0; 32]);
+    assert!(validate(&[(15, value.try_into().unwrap())], &document, NONCE).is_ok());
+}
+
+#[test]
+fn registers_that_never_stop_changing_are_an_error() {
+    let tpm = Swtpm::start();
+    let meddled = Meddler::before(&tpm, usize::MAX);
+    let error = qemu_vtpm::Issuer::new(meddled.location.clone(), None).issue(USER_DATA, NONCE).unwrap_err();
+    assert!(error.to_string().contains("something keeps extending them"), "{error}");
+}
+
+/// Stands between the program and a TPM, and extends SHA-256 PCR 15 after quotes of that bank.
+struct Meddler {
+    location: Location,
+}
+
+impl Meddler {
+    fn before(tpm: &Swtpm, times: usize) -> Meddler {
+        let port = |location: &Location| match location {
+            Location::Swtpm(_, port) => *port,
+            Location::Device(_) => unreachable!("a Swtpm has ports"),
+        };
+        let theirs = port(&location(tpm));
+        let local = |port: u16| (Ipv4Addr::LOCALHOST, port);
+        let (data, control) = loop {
+            let data = TcpListener::bind(local(0)).unwrap();
+            let next = data.local_addr().unwrap().port().checked_add(1);
+            if let Some(Ok(control)) = next.map(|next| TcpListener::bind(local(next))) {
+                break (data, control);
+            }
+        };
+        let location = Location::Swtpm(Ipv4Addr::LOCALHOST.into(), data.local_addr().unwrap().port());
+        // both end with the program that they serve: the test
+        std::thread::spawn(move || {
+            let mut left = times;
+            for client in data.incoming() {
+                meddle(client.unwrap(), TcpStream::connect(local(theirs)).unwrap(), &mut left);
+            }
+        });
+        std::thread::spawn(move || {
+            for client in control.incoming() {
+                let (mut client, mut server) = (client.unwrap(), TcpStream::connect(local(theirs + 1)).unwrap());
+                let mut back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                std::thread::spawn(move || std::io::copy(&mut back.0, &mut back.1));
+                let _ = std::io::copy(&mut client, &mut server);
+                let _ = server.shutdown(Shutdown::Both);
+            }
+        });
+        Meddler { location }
+    }
+}
+
+fn meddle(mut client: TcpStream, mut server: TcpStream, left: &mut usize) {
+    /// TPM2_PCR_Extend of PCR 15 by 32 bytes in the SHA-256 bank, with the empty password.
+    const EXTEND: &[u8] = b"\x80\x02\0\0\0\x41\0\0\x01\x82\0\0\0\x0f\0\0\0\x09\x40\0\0\x09\0\0\0\0\0\
+        \0\0\0\x01\0\x0bthirty-two bytes for a register.";
+    const QUOTE: [u8; 4] = 0x0000_0158_u32.to_be_bytes();
+    while let Some(command) = message(&mut client) {
+        server.write_all(&command).unwrap();
+        client.write_all(&message(&mut server).unwrap()).unwrap();
+        // a selection of one bank, SHA-256, ends the command: count, hash, size, three bytes of bits
+        let of_sha256 = command.len() > 10 && command[command.len() - 10..].starts_with(&[0, 0, 0, 1, 0, 0x0b]);
+        if command[6..10] == QUOTE && of_sha256 && *left > 0 {
+            *left -= 1;
+            server.write_all(EXTEND).unwrap();
+            assert_eq!(message(&mut server).unwrap()[6..10], [0; 4], "TPM2_PCR_Extend succeeds");
+        }
+    }
+}
+
+/// A command or response: tag, length of the whole, code, the rest.
+fn message(peer: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut message = vec![0; 10];
+    peer.read_exact(&mut message).ok()?;
+    let len = u32::from_be_bytes(message[2..6].try_into().unwrap());
+    message.resize(len as usize, 0);
+    peer.read_exact(&mut message[10..]).ok()?;
+    Some(message)
+}
+
+#[test]
+fn a_tpm_that_is_not_there_is_named_and_why() {
+    for (location, why) in [
+        ("device:/nonexistent/tpm0", "No such file or directory"),
+        ("device:/", "Is a directory"),
+        ("device:/dev/null", "it does not answer, or is no TPM 2.0"),
+        ("swtpm:host=127.0.0.1,port=1", "it does not answer, or is no TPM 2.0"),
+    ] {
+        let error = Tpm::open(&location.parse().unwrap()).err().unwrap().to_string();
+        assert!(error.starts_with(&format!("cannot open the TPM at {location}: {why}")), "{error}");
+    }
+    let nobody: Location = "device:/nonexistent/tpm0".parse().unwrap();
     let error = qemu_vtpm::Issuer::new(nobody, None).issue(USER_DATA, NONCE).unwrap_err().to_string();
-    assert!(error.contains("port=1"), "{error}");
+    assert!(error.contains("/nonexistent/tpm0: No such file"), "{error}");
+}
+
+#[test]
+fn a_tpm_whose_owner_has_a_password_says_so() {
+    let tpm = Swtpm::start();
+    tpm.tool("tpm2_changeauth", &["-c", "owner", "secret"]);
+    let error = qemu_vtpm::Issuer::new(location(&tpm), None).issue(USER_DATA, NONCE).unwrap_err().to_string();
+    assert!(error.contains("owner hierarchy has a password"), "{error}");
 }

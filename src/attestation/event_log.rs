@@ -6,13 +6,14 @@ use std::fmt::Write;
 
 use super::{hex, sha256};
 
-const SHA1: u16 = 0x0004;
 const SHA256: u16 = 0x000b;
 const EV_NO_ACTION: u32 = 3;
 const STARTUP_LOCALITY: &[u8] = b"StartupLocality\0";
 const SPEC_ID: &[u8] = b"Spec ID Event03\0";
-/// No bank beyond these is known to any TPM.
-const MAX_DIGESTS: u32 = 8;
+/// More algorithms than any TPM has banks.
+const MAX_ALGORITHMS: u32 = 8;
+/// PCRs of the dynamic root of trust, which start at all ones ("TCG PC Client Platform TPM Profile", §4.6.2).
+const DYNAMIC: std::ops::RangeInclusive<u32> = 17..=22;
 /// Enough to see what is different; a log of hundreds of entries helps nobody.
 const SHOWN_ENTRIES: usize = 12;
 const SHOWN_TEXT: usize = 48;
@@ -33,42 +34,48 @@ pub struct Event<'a> {
 /// The log's entries up to the first that cannot be read.
 pub fn parse(log: &[u8]) -> Vec<Event<'_>> {
     let mut reader = Reader(log);
-    let mut events = vec![];
     // the header is an entry in the old, SHA-1-only form; it says whether the others are, too
-    let Some((header, agile)) = reader.header() else { return events };
-    events.push(header);
-    while let Some(event) = if agile { reader.agile_event() } else { reader.old_event() } {
-        events.push(event);
+    let Some(header) = reader.old_event() else { return vec![] };
+    let spec = header.data.strip_prefix(SPEC_ID).filter(|_| header.kind == EV_NO_ACTION);
+    let mut events = vec![header];
+    match spec.map(|spec| Reader(spec).algorithms()) {
+        Some(Some(algorithms)) => events.extend(std::iter::from_fn(|| reader.agile_event(&algorithms))),
+        Some(None) => {}
+        None => events.extend(std::iter::from_fn(|| reader.old_event())),
     }
     events
 }
 
-/// Which entries made the value of a PCR: a sentence for whoever refuses it.
+/// Which entries made the value of a PCR, or that they did not: a sentence for whoever refuses it.
 pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> String {
     let events: Vec<_> = parse(log).into_iter().filter(|event| event.pcr == pcr).collect();
-    if replay(&events).is_none_or(|replayed| replayed != value) {
-        return "the event log does not explain it".into();
-    }
+    let explained = replay(pcr, &events).is_some_and(|replayed| replayed == value);
     let measured: Vec<_> = events.iter().filter(|event| event.kind != EV_NO_ACTION).collect();
-    let mut text = String::from("measured into it: ");
-    if measured.is_empty() {
-        text.push_str("nothing");
+    match (explained, measured.is_empty()) {
+        (true, true) => "measured into it: nothing".into(),
+        (true, false) => format!("measured into it: {}", list(&measured)),
+        (false, true) => "the event log does not explain it".into(),
+        (false, false) => format!("the event log does not explain it, but has {}", list(&measured)),
     }
-    for (number, event) in measured.iter().take(SHOWN_ENTRIES).enumerate() {
+}
+
+fn list(events: &[&Event]) -> String {
+    let mut text = String::new();
+    for (number, event) in events.iter().take(SHOWN_ENTRIES).enumerate() {
         let digest = event.sha256.map_or("?".into(), |digest| hex(&digest[..4]));
         let separator = if number == 0 { "" } else { ", " };
         // writing to a String cannot fail
         let _ = write!(text, "{separator}{} {digest}..{}", kind_name(event.kind), describe(event.data));
     }
-    if measured.len() > SHOWN_ENTRIES {
-        let _ = write!(text, " and {} more", measured.len() - SHOWN_ENTRIES);
+    if events.len() > SHOWN_ENTRIES {
+        let _ = write!(text, " and {} more", events.len() - SHOWN_ENTRIES);
     }
     text
 }
 
 /// The SHA-256 value that a PCR's entries give; `None` if one lacks the digest.
-fn replay(events: &[Event]) -> Option<[u8; 32]> {
-    let mut value = [0; 32];
+fn replay(pcr: u32, events: &[Event]) -> Option<[u8; 32]> {
+    let mut value = if DYNAMIC.contains(&pcr) { [0xff; 32] } else { [0; 32] };
     for event in events {
         if event.kind == EV_NO_ACTION {
             if let Some([locality]) = event.data.strip_prefix(STARTUP_LOCALITY) {
@@ -144,35 +151,29 @@ impl<'a> Reader<'a> {
         self.take(len as usize)
     }
 
-    /// TCG_PCClientPCREvent, and whether it announces crypto-agile entries.
-    fn header(&mut self) -> Option<(Event<'a>, bool)> {
-        let event = self.old_event()?;
-        let agile = event.kind == EV_NO_ACTION && event.data.starts_with(SPEC_ID);
-        Some((event, agile))
-    }
-
+    /// TCG_PCClientPCREvent.
     fn old_event(&mut self) -> Option<Event<'a>> {
         let (pcr, kind) = (self.u32()?, self.u32()?);
         self.take(20)?;
         Some(Event { pcr, kind, sha256: None, data: self.data()? })
     }
 
+    /// The digests' lengths by TPM_ALG_ID: TCG_EfiSpecIDEvent after its signature.
+    fn algorithms(&mut self) -> Option<Vec<(u16, usize)>> {
+        self.take(4 + 1 + 1 + 1 + 1)?; // class of platform, version, errata, size of a UINTN
+        let count = self.u32().filter(|count| *count <= MAX_ALGORITHMS)?;
+        (0..count).map(|_| Some((self.u16()?, self.u16()?.into()))).collect()
+    }
+
     /// TCG_PCR_EVENT2.
-    fn agile_event(&mut self) -> Option<Event<'a>> {
+    fn agile_event(&mut self, algorithms: &[(u16, usize)]) -> Option<Event<'a>> {
         let (pcr, kind) = (self.u32()?, self.u32()?);
-        let count = self.u32().filter(|count| *count <= MAX_DIGESTS)?;
+        let count = self.u32().filter(|count| *count <= MAX_ALGORITHMS)?;
         let mut sha256 = None;
         for _ in 0..count {
             let algorithm = self.u16()?;
-            let len = match algorithm {
-                SHA1 => 20,
-                SHA256 => 32,
-                0x000c => 48,
-                0x000d => 64,
-                0x0012 => 32, // SM3
-                _ => return None,
-            };
-            let digest = self.take(len)?;
+            let (_, len) = algorithms.iter().find(|(known, _)| *known == algorithm)?;
+            let digest = self.take(*len)?;
             if algorithm == SHA256 {
                 sha256 = digest.try_into().ok();
             }
@@ -188,25 +189,64 @@ mod tests {
 
     /// From OVMF and the EFI stub of Linux 6.1 in QEMU: kernel, command line and initrd given by `-kernel` and friends.
     const LOG: &[u8] = include_bytes!("../../tests/data/event-log-ovmf.bin");
+    /// From SeaBIOS in QEMU, and what the kernel showed of PCRs 0 to 15 (`/sys/class/tpm/tpm0/pcr-sha256`) in the same boot.
+    const SEABIOS: &[u8] = include_bytes!("../../tests/data/event-log-seabios.bin");
+    const SEABIOS_PCRS: &str = include_str!("../../tests/data/event-log-seabios.pcrs");
+
+    #[test]
+    fn a_log_leads_to_the_registers_of_its_boot() {
+        for line in SEABIOS_PCRS.lines() {
+            let (pcr, value) = line.split_once(' ').unwrap();
+            let pcr = pcr.parse().unwrap();
+            let events: Vec<_> = parse(SEABIOS).into_iter().filter(|event| event.pcr == pcr).collect();
+            // PCR 10 is extended by the kernel's IMA, which has a log of its own
+            if pcr != 10 {
+                assert_eq!(hex(&replay(pcr, &events).unwrap()), value, "PCR {pcr}");
+            }
+        }
+    }
+
+    #[test]
+    fn digests_are_as_long_as_the_header_says() {
+        // SHA3-256 (0x0027), which this program knows nothing of, beside SHA-256
+        let spec = b"Spec ID Event03\0\0\0\0\0\0\x02\0\x02\x02\0\0\0\x27\0\x20\0\x0b\0\x20\0\0";
+        let header = [&[0, 0, 0, 0, 3, 0, 0, 0][..], &[0; 20], &[spec.len() as u8, 0, 0, 0], spec].concat();
+        let digests = [&[0x27, 0][..], &[7; 32], &[0x0b, 0], &[8; 32]].concat();
+        let entry = [&[4, 0, 0, 0, 13, 0, 0, 0, 2, 0, 0, 0][..], &digests, &[5, 0, 0, 0], b"image"].concat();
+        let log = [header, entry.clone(), entry].concat();
+        assert_eq!(parse(&log).len(), 3);
+        let value = sha256(&[&sha256(&[&[0; 32], &[8; 32]]), &[8; 32]]);
+        let text = explain(&log, 4, &value);
+        assert_eq!(text, "measured into it: EV_IPL 08080808.. \"image\", EV_IPL 08080808.. \"image\"");
+    }
+
+    #[test]
+    fn registers_start_where_the_platform_starts_them() {
+        assert_eq!(replay(17, &[]), Some([0xff; 32]));
+        assert_eq!(replay(16, &[]), Some([0; 32]));
+        let locality = Event { pcr: 0, kind: EV_NO_ACTION, sha256: None, data: b"StartupLocality\0\x03" };
+        assert_eq!(replay(0, &[locality]).unwrap()[31], 3);
+    }
 
     #[test]
     fn a_firmware_log_replays_to_the_value_that_it_explains() {
         let events = parse(LOG);
         let of_9: Vec<_> = events.iter().filter(|event| event.pcr == 9).cloned().collect();
-        let value = replay(&of_9).unwrap();
+        let value = replay(9, &of_9).unwrap();
         let text = explain(LOG, 9, &value);
         assert!(
             text.contains("EV_EVENT_TAG") && text.contains("Linux initrd") && text.contains("LoadOptions"),
             "{text}"
         );
         let of_4: Vec<_> = events.iter().filter(|event| event.pcr == 4).cloned().collect();
-        let text = explain(LOG, 4, &replay(&of_4).unwrap());
+        let text = explain(LOG, 4, &replay(4, &of_4).unwrap());
         assert!(text.contains("Calling EFI Application from Boot Option") && text.contains("kernel"), "{text}");
     }
 
     #[test]
     fn a_value_that_the_log_does_not_give_is_not_explained() {
-        assert_eq!(explain(LOG, 9, &[1; 32]), "the event log does not explain it");
+        let text = explain(LOG, 9, &[1; 32]);
+        assert!(text.starts_with("the event log does not explain it, but has EV_EVENT_TAG "), "{text}");
         assert_eq!(explain(b"", 9, &[1; 32]), "the event log does not explain it");
         assert_eq!(explain(LOG, 14, &[0; 32]), "measured into it: nothing");
     }

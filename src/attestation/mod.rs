@@ -86,6 +86,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A peer's `text` in at most `max` characters, none of which does anything to a terminal.
+fn printable(text: &str, max: usize) -> String {
+    let plain = |c: char| if c == ' ' || c.is_ascii_graphic() { c } else { '?' };
+    let end = if text.chars().nth(max).is_some() { ".." } else { "" };
+    text.chars().take(max).map(plain).chain(end.chars()).collect()
+}
+
 impl std::error::Error for IssueError {}
 impl std::error::Error for ValidateError {}
 
@@ -101,5 +108,12 @@ mod tests {
         ];
         assert_eq!(hex(&pcr15_after(&id)), "23400370357e846478cce7cc0c76cdfe4da077cc57b36dee0f665ede2c8b3f2f");
         assert_eq!(hex(&pcr15_after(&[0x11; 32])), "1e60f81404c2f085dc1bb30642c0c23cd3f77bd32424888abb3fc0f9908f1adf");
+    }
+
+    #[test]
+    fn text_of_a_peer_is_short_and_does_nothing_to_a_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\u{202e}c\n", 60), "a?[2Jb?c?");
+        assert_eq!(printable("12345", 5), "12345");
+        assert_eq!(printable("123456", 5), "12345..");
     }
 }

@@ -15,6 +15,8 @@ use crate::tpm::CLUSTER_ID_PCR;
 
 /// Length in bytes of a SHA-256 PCR.
 const PCR_LEN: usize = 32;
+/// The old system's configurations have this, over and over, where a value has to be filled in.
+const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
 /// TPMs for PCs have PCRs 0 to 23; the format leaves room for 32.
 const MAX_INDEX: u32 = 31;
 
@@ -84,6 +86,11 @@ impl Policy {
             };
             let expected = parse_value(&expected)
                 .ok_or_else(|| PolicyError(format!("PCR {index}: expected 64 hex digits, got {:.80?}", expected)))?;
+            if !warn_only && expected.chunks(2).all(|pair| pair == PLACEHOLDER) {
+                return Err(PolicyError(format!(
+                    "PCR {index} has the placeholder 1234..: measure a machine that is right"
+                )));
+            }
             if measurements.insert(index, Measurement { expected, warn_only }).is_some() {
                 return Err(PolicyError(format!("PCR {index} is there twice")));
             }
@@ -171,6 +178,7 @@ mod tests {
         for (text, why) in [
             (with("4", "12"), "PCR 4: expected 64 hex digits"),
             (with("4", &"+1".repeat(32)), "hex digits"),
+            (with("4", &"1234".repeat(16)), "PCR 4 has the placeholder"),
             (with("x", ZERO), "\"x\" is no PCR"),
             (with("32", ZERO), "\"32\" is no PCR"),
             (format!(r#"{{"measurements":{{"4":"{ZERO}","04":"{ZERO}"}}}}"#), "twice"),

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
-use super::{IssueError, Measurement, Oid, Policy, ValidateError, event_log, hex, sha256};
-use crate::tpm::{self, Bank, Tpm};
+use super::{IssueError, Measurement, Oid, Policy, ValidateError, event_log, hex, printable, sha256};
+use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
 /// Its name on command lines and in the environment.
 pub const VARIANT: &str = "qemu-vtpm";
@@ -25,6 +25,10 @@ pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
 pub const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";
 /// A certificate has to fit a TLS handshake message of 64 KiB, and base64 adds a third: a longer log is left out.
 const MAX_EVENT_LOG: usize = 24 << 10;
+/// Most bytes of user data; attested TLS has 32 of them.
+const MAX_USER_DATA: usize = 1024;
+/// serde_json repeats what it did not expect, at any length; the line ends up in a log.
+const SHOWN_ERROR: usize = 160;
 
 /// Makes documents from this machine's TPM.
 pub struct Issuer {
@@ -101,8 +105,12 @@ impl Validator {
         if document.len() > MAX_DOCUMENT {
             return Err(format!("the document has {} bytes, more than {MAX_DOCUMENT}", document.len()));
         }
-        let document: Document =
-            serde_json::from_slice(document).map_err(|error| format!("the document cannot be read: {error}"))?;
+        let document: Document = serde_json::from_slice(document)
+            .map_err(|error| format!("the document cannot be read: {}", printable(&error.to_string(), SHOWN_ERROR)))?;
+        if document.user_data.0.len() > MAX_USER_DATA {
+            let len = document.user_data.0.len();
+            return Err(format!("the document's user data has {len} bytes, more than {MAX_USER_DATA}"));
+        }
         let values = quoted_values(&document, nonce)?;
         self.compare(&values, &document.attestation.event_log.0)?;
         Ok(document.user_data.0)
@@ -166,7 +174,12 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
     let expected = hex(&measurement.expected);
     match got {
         Some(got) => {
-            format!("PCR {index}: expected {expected}, got {}; {}", hex(got), event_log::explain(log, index, got))
+            let why = if index == CLUSTER_ID_PCR && measurement.expected == [0; 32] {
+                "the machine has joined a cluster since it started; restart it to have it judged afresh".into()
+            } else {
+                event_log::explain(log, index, got)
+            };
+            format!("PCR {index}: expected {expected}, got {}; {why}", hex(got))
         }
         None => format!("PCR {index}: expected {expected}, but it was not quoted"),
     }
@@ -177,4 +190,32 @@ pub fn measure(location: &tpm::Location) -> Result<BTreeMap<u32, Measurement>, t
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
     let enforced = |value: Vec<u8>| Some(Measurement { expected: value.try_into().ok()?, warn_only: false });
     Ok(pcrs.into_iter().filter_map(|(index, value)| Some((index, enforced(value)?))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nonces_match_the_vectors_of_the_old_system() {
+        let nonce: Vec<u8> = (0x20..0x40).collect();
+        // SHA-256 of the public key that is P-256's generator
+        let spki = [
+            0x5c, 0xd2, 0x52, 0xfb, 0x0c, 0xe8, 0x93, 0x24, 0x36, 0xfa, 0xf8, 0xcc, 0xd1, 0x04, 0x09, 0x81, 0xb8, 0x9e,
+            0xe4, 0xad, 0x6b, 0x9f, 0xe9, 0xe2, 0xa2, 0xb7, 0xe7, 0x1a, 0xac, 0xb2, 0x7c, 0xd3,
+        ];
+        for (instance_info, user_data, nonce, expected) in [
+            ("", &spki[..], &nonce[..], "8c0b07128823fb38eba3f5436d086cc51b286743a37cb05f3cc69b92b9aeeea3"),
+            ("unit-test", &spki, &nonce, "d7cfb6815058cb8c8117e9443834e995f5aac9fa2155c97f9147488ea97f5ec3"),
+            ("", b"VerifyService", &nonce, "d6b14a5151a085d6c0431837d22b66f680349331256a120274fbbca3a57e53d2"),
+            (
+                "unit-test",
+                b"Constellation",
+                &[1, 2, 3, 4],
+                "bf0af9ec39350d01ea3017136c8ec47a14498bfdbe92a37d949c2c4fb61adcf7",
+            ),
+        ] {
+            assert_eq!(hex(&tpm_nonce(instance_info.as_bytes(), user_data, nonce)), expected);
+        }
+    }
 }

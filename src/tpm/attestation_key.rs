@@ -15,10 +15,13 @@ use tss_esapi::structures::{
 };
 use tss_esapi::{Context, Result};
 
+use super::error::in_words;
+
 /// go-tpm-tools' default handle for an RSA attestation key.
 const HANDLE: u32 = 0x8100_8f01;
 
-/// The key, from its handle if it is there and of our template, else made and put there.
+/// The key, from its handle if it is there and of our template, else made and put there. The handle is good until the context
+/// is closed.
 pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
     if let Some(handle) = persistent(context)? {
         let (public, _, _) = context.read_public(handle.into())?;
@@ -30,9 +33,18 @@ pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
     }
     let made =
         with_owner(context, |context| context.create_primary(Hierarchy::Owner, template()?, None, None, None, None))?;
-    let kept = evict(context, made.key_handle.into());
-    context.flush_context(made.key_handle.into())?;
-    Ok((kept?.into(), made.out_public))
+    match evict(context, made.key_handle.into()) {
+        Ok(kept) => {
+            context.flush_context(made.key_handle.into())?;
+            Ok((kept.into(), made.out_public))
+        }
+        Err(error) => {
+            // a full TPM must not keep a machine from its disk: the hierarchy's seed and the template give the same key each
+            // time, only later; closing the context flushes it
+            log::warn!("the TPM cannot keep the attestation key, so each quote makes it anew: {}", in_words(error));
+            Ok((made.key_handle, made.out_public))
+        }
+    }
 }
 
 fn persistent(context: &mut Context) -> Result<Option<ObjectHandle>> {

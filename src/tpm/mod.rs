@@ -4,9 +4,13 @@
 //! at a time, because `/dev/tpm0` and a software TPM serve one client at a time.
 
 mod attestation_key;
+mod error;
+
+pub use error::Error;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -134,14 +138,19 @@ pub struct Tpm {
 }
 
 impl Tpm {
-    /// Opens the TPM; waits while another thread has it open.
+    /// Opens the TPM; waits while another thread has it open. [`Error::Open`] says why it cannot.
     pub fn open(location: &Location) -> Result<Tpm, Error> {
         static TURN: Mutex<()> = Mutex::new(());
         // a thread that panicked left no state behind
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Location::Device(path) = location {
+            // tpm2-tss has one code for all that can be wrong with a device; the kernel tells missing, forbidden and busy apart
+            let opened = fs::File::options().read(true).write(true).open(path);
+            opened.map_err(|error| Error::Open(location.clone(), error.to_string()))?;
+        }
         let context = TctiNameConf::from_str(&location.to_string())
             .and_then(Context::new)
-            .map_err(|error| Error::Open(location.clone(), error))?;
+            .map_err(|error| Error::Open(location.clone(), error::in_words(error)))?;
         Ok(Tpm { context, location: location.clone(), _turn: turn })
     }
 
@@ -185,7 +194,6 @@ impl Tpm {
         for (bank, slots) in self.banks()? {
             quotes.push(self.quote(key, nonce, bank, &slots)?);
         }
-        self.close(key);
         let public = public.marshall().map_err(self.failed("reading the attestation key"))?;
         Ok((public, quotes))
     }
@@ -232,14 +240,6 @@ impl Tpm {
             .collect())
     }
 
-    /// Forgets a persistent object's handle, which leaves the object where it is.
-    fn close(&mut self, key: tss_esapi::handles::KeyHandle) {
-        let mut handle = key.into();
-        if let Err(error) = self.context.tr_close(&mut handle) {
-            log::debug!("closing the attestation key's handle: {error}");
-        }
-    }
-
     fn failed(&self, what: &'static str) -> impl Fn(tss_esapi::Error) -> Error + use<> {
         let location = self.location.clone();
         move |error| Error::Command(location.clone(), what, error)
@@ -254,49 +254,6 @@ fn selection(bank: Bank, slots: &[PcrSlot]) -> tss_esapi::Result<PcrSelectionLis
 fn index(slot: PcrSlot) -> u32 {
     u32::from(slot).trailing_zeros()
 }
-
-/// Why the TPM did not do what was asked.
-#[derive(Debug, Clone)]
-pub enum Error {
-    /// None of these devices is there.
-    None([&'static str; 2]),
-    /// It is not to be opened.
-    Open(Location, tss_esapi::Error),
-    /// A command failed: where, which, the TPM's response.
-    Command(Location, &'static str, tss_esapi::Error),
-    /// The bank is not allocated.
-    NoBank(Bank),
-    /// Fewer PCRs were read than asked for.
-    ShortRead {
-        /// Asked for.
-        asked: usize,
-        /// Read.
-        got: usize,
-    },
-    /// PCRs were extended during each of several quotes.
-    Changing,
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::None(devices) => write!(
-                f,
-                "this machine has no TPM: neither {} nor {} is there. Give the VM a TPM 2.0, or load its driver",
-                devices[0], devices[1]
-            ),
-            Error::Open(location, error) => write!(f, "cannot open the TPM at {location}: {error}"),
-            Error::Command(location, what, error) => write!(f, "the TPM at {location} failed: {what}: {error}"),
-            Error::NoBank(bank) => {
-                write!(f, "the TPM has no {bank:?} bank of PCRs: allocate it in the firmware's settings")
-            }
-            Error::ShortRead { asked, got } => write!(f, "the TPM gave {got} of {asked} PCRs"),
-            Error::Changing => f.write_str("PCRs changed during each quote: something keeps extending them"),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
 
 #[cfg(test)]
 mod tests {
