@@ -36,6 +36,13 @@ mkdir "$work/tss" "$work/mbed" "$work/include" "$work/out"
 tar xf "$sources/tpm2-tss_$TSS_VERSION.orig.tar.gz" -C "$work/tss" --strip-components=1
 tar xf "$sources/mbedtls_$MBED_VERSION.orig.tar.bz2" -C "$work/mbed" --strip-components=1
 
+# its descriptors must not reach the programs that we start
+sed -i 's/O_RDWR | O_NONBLOCK/& | O_CLOEXEC/' "$work/tss/src/tss2-tcti/tcti-device.c"
+sed -i 's/SOCK_STREAM, 0/SOCK_STREAM | SOCK_CLOEXEC, 0/' "$work/tss/src/util-io/io.c"
+for file in tss2-tcti/tcti-device.c util-io/io.c; do
+  grep -q _CLOEXEC "$work/tss/src/$file" || die "$file of tpm2-tss is not as it was: look where it opens descriptors"
+done
+
 say "compiling a static tpm2-tss $TSS_VERSION for $libc"
 export SOURCE_DATE_EPOCH=1 ZERO_AR_DATE=1
 flags="-Os -fPIC -g0 -w -ffunction-sections -fdata-sections -fstack-protector-strong -ffile-prefix-map=$work=."

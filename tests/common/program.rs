@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Nothing in these tests takes longer, on a loaded machine either.
@@ -32,7 +32,8 @@ impl Program {
 
     /// What it has printed so far, on both streams.
     pub fn output(&self) -> String {
-        self.output.0.lock().unwrap().clone()
+        // a test that fails in `expect` still wants to see it
+        self.output.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits until a line contains `text`, and gives that line.

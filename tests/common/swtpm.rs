@@ -66,12 +66,7 @@ impl Drop for Swtpm {
 }
 
 fn run(state: &TempDir, port: u16) -> Option<Child> {
-    // tpm2-tss leaves its sockets open in children: a TPM that is started while this process talks to another one would
-    // keep that conversation open for ever
-    let close_all =
-        "for fd in /proc/self/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec \"$@\"";
-    let mut process = Command::new("bash")
-        .args(["-c", close_all, "bash", "swtpm"])
+    let mut process = Command::new("swtpm")
         .args(["socket", "--tpm2", "--flags", "not-need-init,startup-clear", "--tpmstate"])
         .arg(format!("dir={}", state.path().display()))
         .args(["--server", &format!("type=tcp,port={port},bindaddr=127.0.0.1")])

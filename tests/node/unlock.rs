@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use crate::program::Program;
+use crate::program::{PATIENCE, Program};
 use crate::setting::{MASTER_KEY, Setting};
 
 /// On this machine the boot ends behind the key: there is no device-mapper.
@@ -35,9 +35,16 @@ fn the_operator_brings_the_key_when_no_join_service_is_there() {
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let master = setting.master_secret(MASTER_KEY);
     let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap()];
-    let mut status = Program::start(setting.firstlight(&arguments).arg("--status"));
-    assert!(status.exit().success());
-    status.expect("no other control plane is known");
+    // the node may be asked before it has asked the metadata service
+    let asked = Instant::now();
+    loop {
+        let mut status = Program::start(setting.firstlight(&arguments).arg("--status"));
+        assert!(status.exit().success(), "{}", status.output());
+        if status.output().contains("no other control plane is known") {
+            break;
+        }
+        assert!(asked.elapsed() < PATIENCE, "{}", status.output());
+    }
     let mut recover = Program::start(setting.firstlight(&arguments).arg("--master-secret").arg(master));
     assert!(recover.exit().success(), "{}", recover.output());
     expect_opened(&mut node, "the operator at");
