@@ -66,7 +66,11 @@ impl Drop for Swtpm {
 }
 
 fn run(state: &TempDir, port: u16) -> Option<Child> {
-    let mut process = Command::new("swtpm")
+    // a descriptor that this process left open in it would keep another TPM's conversation open for ever
+    let close_all =
+        "for fd in /proc/self/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec \"$@\"";
+    let mut process = Command::new("bash")
+        .args(["-c", close_all, "bash", "swtpm"])
         .args(["socket", "--tpm2", "--flags", "not-need-init,startup-clear", "--tpmstate"])
         .arg(format!("dir={}", state.path().display()))
         .args(["--server", &format!("type=tcp,port={port},bindaddr=127.0.0.1")])
