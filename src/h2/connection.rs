@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::budget::{Allowance, Budget};
 use super::frame::{self, ErrorCode, HEAD, Head, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
-use super::headers::HeaderList;
+use super::headers::{FIELD_OVERHEAD, HeaderList};
 use super::hpack::{Decoder, Encoder, Field};
 
 /// Both windows before any SETTINGS or WINDOW_UPDATE (§6.9.2).
@@ -124,18 +124,18 @@ pub enum Event<'a> {
     Pong,
 }
 
-/// Why no stream could be opened.
+/// Why nothing was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpenError {
-    /// As many as the peer allows are open.
+pub enum SendError {
+    /// As many streams as the peer allows are open.
     TooMany,
     /// The peer sent GOAWAY, or the identifiers are used up: another connection is needed.
     GoingAway,
+    /// The fields are more than the peer takes (its SETTINGS_MAX_HEADER_LIST_SIZE).
+    TooLarge,
+    /// The stream is closed, or our side of it.
+    Closed,
 }
-
-/// The stream is closed, or our side of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamClosed;
 
 struct Stream {
     local_open: bool,
@@ -189,6 +189,7 @@ pub struct Connection {
 
     preface_left: &'static [u8],
     has_settings: bool,
+    settings_acknowledged: bool,
     block: Option<Block>,
     headers: HeaderList,
     decoder: Decoder,
@@ -205,6 +206,7 @@ pub struct Connection {
     unannounced: u32,
     peer_stream_window: u32,
     peer_streams: u32,
+    peer_header_list: usize,
 
     is_draining: bool,
     /// What our last GOAWAY promised; later streams are ignored (§6.8).
@@ -238,6 +240,7 @@ impl Connection {
             out: Vec::new(),
             preface_left: if is_server { PREFACE } else { &[] },
             has_settings: false,
+            settings_acknowledged: false,
             block: None,
             headers: HeaderList::new(limits.header_list as usize),
             decoder: Decoder::new(),
@@ -250,8 +253,9 @@ impl Connection {
             receive_window: i64::from(limits.connection_window),
             unannounced: 0,
             peer_stream_window: DEFAULT_WINDOW,
-            // no limit until the peer sets one (§6.5.2)
+            // no limits until the peer sets them (§6.5.2)
             peer_streams: u32::MAX,
+            peer_header_list: usize::MAX,
             is_draining: false,
             promised_last: MAX_31_BITS,
             peer_goes_away: false,
@@ -645,6 +649,7 @@ impl Connection {
             return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "SETTINGS of a wrong length (§6.5)")?);
         }
         if head.has(flag::ACK) {
+            self.settings_acknowledged = true;
             return Ok(None);
         }
         for &[i0, i1, v0, v1, v2, v3] in payload.as_chunks::<6>().0 {
@@ -663,6 +668,7 @@ impl Connection {
                 return error(ErrorCode::PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH of a wrong value (§6.5.2)");
             }
             setting::MAX_CONCURRENT_STREAMS => self.peer_streams = value,
+            setting::MAX_HEADER_LIST_SIZE => self.peer_header_list = value as usize,
             setting::INITIAL_WINDOW_SIZE => {
                 if value > MAX_31_BITS {
                     return error(ErrorCode::FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1 (§6.5.2)");
@@ -776,18 +782,17 @@ impl Connection {
     }
 
     /// Client: a request, `end` when it has no body. Returns its stream.
-    pub fn open<'f>(&mut self, fields: impl Iterator<Item = Field<'f>>, end: bool) -> Result<u32, OpenError> {
+    pub fn open<'f>(&mut self, fields: impl Iterator<Item = Field<'f>> + Clone, end: bool) -> Result<u32, SendError> {
         let id = self.next_own_stream;
         if self.peer_goes_away || id > MAX_31_BITS {
-            return Err(OpenError::GoingAway);
+            return Err(SendError::GoingAway);
         }
         if self.streams.len() >= self.peer_streams as usize {
-            return Err(OpenError::TooMany);
+            return Err(SendError::TooMany);
         }
-        self.next_own_stream += 2;
         self.streams.insert(id, self.new_stream(None));
-        // just inserted, with our side open
-        let _ = self.send_headers(id, fields, end);
+        self.send_headers(id, fields, end).inspect_err(|_| drop(self.streams.remove(&id)))?;
+        self.next_own_stream += 2;
         Ok(id)
     }
 
@@ -795,11 +800,15 @@ impl Connection {
     pub fn send_headers<'f>(
         &mut self,
         stream: u32,
-        fields: impl Iterator<Item = Field<'f>>,
+        fields: impl Iterator<Item = Field<'f>> + Clone,
         end: bool,
-    ) -> Result<(), StreamClosed> {
+    ) -> Result<(), SendError> {
         if !self.streams.get(&stream).is_some_and(|stream| stream.local_open) {
-            return Err(StreamClosed);
+            return Err(SendError::Closed);
+        }
+        let size = |(name, value, _): Field| name.len() + value.len() + FIELD_OVERHEAD;
+        if fields.clone().map(size).sum::<usize>() > self.peer_header_list {
+            return Err(SendError::TooLarge);
         }
         let start = self.out.len();
         frame::head(&mut self.out, 0, 0, 0, 0);
@@ -836,8 +845,8 @@ impl Connection {
     }
 
     /// Frames as much of `data` as both windows allow and returns how much that was; `end` counts once all of it went.
-    pub fn send_data(&mut self, stream: u32, data: &[u8], end: bool) -> Result<usize, StreamClosed> {
-        let state = self.streams.get_mut(&stream).filter(|stream| stream.local_open).ok_or(StreamClosed)?;
+    pub fn send_data(&mut self, stream: u32, data: &[u8], end: bool) -> Result<usize, SendError> {
+        let state = self.streams.get_mut(&stream).filter(|stream| stream.local_open).ok_or(SendError::Closed)?;
         let window = usize::try_from(state.send_window.min(self.send_window)).unwrap_or(0);
         let length = data.len().min(window);
         state.send_window -= length as i64;
@@ -915,9 +924,9 @@ impl Connection {
         self.promised_last != MAX_31_BITS
     }
 
-    /// Whether the peer said who it is: its preface and SETTINGS have come.
+    /// Whether the peer's preface and SETTINGS have come, and it acknowledged ours (§6.5.3: else SETTINGS_TIMEOUT).
     pub fn is_established(&self) -> bool {
-        self.has_settings
+        self.has_settings && self.settings_acknowledged
     }
 
     /// Whether a header block is under way.
