@@ -791,9 +791,12 @@ impl Connection {
             return Err(SendError::TooMany);
         }
         self.streams.insert(id, self.new_stream(None));
-        self.send_headers(id, fields, end).inspect_err(|_| drop(self.streams.remove(&id)))?;
-        self.next_own_stream += 2;
-        Ok(id)
+        let sent = self.send_headers(id, fields, end);
+        match sent {
+            Ok(()) => self.next_own_stream += 2,
+            Err(_) => _ = self.streams.remove(&id),
+        }
+        sent.map(|()| id)
     }
 
     /// A response's headers, or trailers (`end`).
