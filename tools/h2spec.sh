@@ -18,15 +18,10 @@ if [ ! -e "$h2spec" ]; then
   mv "$h2spec.$$" "$h2spec"
 fi
 
-server=${1:-}
-if [ -z "$server" ]; then
-  cargo build --locked --quiet --example h2_server
-  server=${CARGO_TARGET_DIR:-target}/$MUSL/debug/examples/h2_server
-fi
-
 # it lives until its standard input closes, which is when we end
-coproc SERVER { exec "$server"; }
-read -r plain encrypted <&"${SERVER[0]}" || die "$server did not start"
+if [ $# -gt 0 ]; then server=("$1"); else server=(cargo run --locked --quiet --example h2_server); fi
+coproc SERVER { exec "${server[@]}"; }
+read -r plain encrypted <&"${SERVER[0]}" || die "the server did not start: ${server[*]}"
 
 failed=
 run() {
