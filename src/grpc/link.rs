@@ -36,6 +36,8 @@ use crate::h2::{self, Connection, ErrorCode, Event};
 pub(super) const TICK: Duration = Duration::from_millis(10);
 /// DATA is framed only while less than this waits to be written.
 const OUTPUT: usize = 64 << 10;
+/// How long the peer may take to close its side of a connection that we ended.
+const LINGER: Duration = Duration::from_secs(1);
 /// The read buffer: small until it was full once, at least one frame then; small again when idle.
 const READ_FIRST: usize = 4 << 10;
 const READ_MOST: usize = 64 << 10;
@@ -65,6 +67,8 @@ pub(super) struct Core {
     /// Absent while a thread writes, and for good once the connection is closed.
     writer: Option<Box<dyn Write + Send>>,
     is_writing: bool,
+    /// Ended without politeness: there is nobody to wait for.
+    is_cut: bool,
     /// The output's other buffer, while one is filled and one written.
     spare: Vec<u8>,
     waiting: Vec<(For, Thread)>,
@@ -111,6 +115,8 @@ pub(super) struct CallState {
     pub(super) held: Option<Held>,
     /// Server: the response's headers went out.
     pub(super) has_answered: bool,
+    /// Else its body means nothing to us.
+    pub(super) is_grpc: bool,
     pub(super) started: Instant,
 }
 
@@ -126,6 +132,7 @@ impl CallState {
             request: None,
             held: None,
             has_answered: false,
+            is_grpc: true,
             started,
         }
     }
@@ -190,6 +197,7 @@ impl Link {
             reader: Some(reader),
             writer: Some(writer),
             is_writing: false,
+            is_cut: false,
             spare: Vec::new(),
             waiting: Vec::new(),
             has_woken: false,
@@ -227,6 +235,7 @@ impl Link {
     /// Ends the connection: all that wait on it wake up.
     pub(super) fn end(&self, core: &mut Core, status: Status) {
         core.end(status);
+        core.is_cut = true;
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
@@ -243,6 +252,19 @@ impl Link {
             core = self.park(core, For::Room, Some(TICK));
         }
         core
+    }
+
+    /// Takes in what the peer still sends until it closes too: bytes that nobody read would make the system answer with a
+    /// reset, which may overtake our GOAWAY.
+    fn linger(&self) {
+        let deadline = Instant::now() + LINGER;
+        let mut unread = [0; 4 << 10];
+        let _ = self.socket.shutdown(Shutdown::Write);
+        while let Ok(left) = time_left(Some(deadline))
+            // below a microsecond it would mean none at all
+            && self.socket.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1)))).is_ok()
+            && (&self.socket).read(&mut unread).is_ok_and(|length| length > 0)
+        {}
     }
 
     /// Reads once, for at most `timeout`, and processes what came. Returns at once if another thread reads.
@@ -300,8 +322,12 @@ impl Link {
             && let Some(writer) = core.writer.take()
         {
             core.is_writing = true;
+            let lingers = !core.is_cut && matches!(core.side, Side::Server(_));
             drop(core);
             drop(writer);
+            if lingers {
+                self.linger();
+            }
             let _ = self.socket.shutdown(Shutdown::Both);
             core = self.lock();
             core.is_writing = false;
@@ -478,6 +504,13 @@ impl Core {
             // clients forget the answer when RST_STREAM follows it closely.
             return self.h2.reset(stream, ErrorCode::NO_ERROR);
         };
+        if !call.is_grpc {
+            self.h2.release(stream, data.len() as u32);
+            if end {
+                self.end_inbound(stream);
+            }
+            return;
+        }
         // a message that is awaited must get through whatever its size; what comes behind one that waits must wait too
         if call.inbound.waiting() == 0 {
             self.h2.release(stream, data.len() as u32);
