@@ -254,6 +254,7 @@ impl Link {
         let result = reader.read(&self.socket, timeout);
         let mut core = self.lock();
         let now = Instant::now();
+        let was_over = core.ended.is_some();
         match result {
             Ok(0) => core.end(Status::new(Code::Unavailable, "the peer closed the connection")),
             Ok(length) => {
@@ -266,8 +267,12 @@ impl Link {
         core.reader = Some(reader);
         self.turns.fetch_add(1, Ordering::SeqCst);
         core.upkeep(self.peer, now);
-        if let Some(status) = core.ended.clone() {
-            core = self.end_after_flush(core, status);
+        if core.ended.is_some() && !was_over {
+            core = self.flush(core);
+            if core.is_writing {
+                // the peer is gone, silent or broken: there is no use in what another thread is still writing to it
+                let _ = self.socket.shutdown(Shutdown::Both);
+            }
         }
         core
     }
@@ -376,6 +381,10 @@ impl Link {
         loop {
             if core.h2.output().len() >= OUTPUT {
                 core = self.flush(core);
+            }
+            if core.ended.is_some() {
+                let status = core.why_closed(stream);
+                return (core, Err(status));
             }
             while core.h2.output().len() >= OUTPUT && core.ended.is_none() {
                 match time_left(deadline) {
