@@ -1,12 +1,12 @@
 # Everything here installs what it needs first (tools/setup.sh) and keeps it in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot lint demo bench proto fuzz check-deps reproducible deny
+.PHONY: help setup build test unit boot lint demo bench h2spec proto fuzz check-deps reproducible deny
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) where there is no musl standard library
 TARGET = musl
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: ## install what is missing: Debian packages, the musl standard library, a static tpm2-tss, a kernel
 	@tools/setup.sh
@@ -35,6 +35,9 @@ bench: build ## compare with the peers
 
 proto: setup ## write src/proto anew from proto/
 	UPDATE_PROTO=1 cargo test --locked --test proto
+
+h2spec: setup ## the public HTTP/2 conformance suite against our server, plaintext and TLS
+	@tools/h2spec.sh
 
 fuzz: setup ## one minute of each fuzz target
 	@tools/fuzz.sh

@@ -13,7 +13,7 @@ use super::metadata::Metadata;
 use super::server::Limits;
 use super::status::{Code, Status, status_of};
 use super::transport::Transport;
-use crate::h2::{Connection, ErrorCode, Field, Indexing, OpenError};
+use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
 
 /// How long a server may refuse to take what we send.
 const STALL: Duration = Duration::from_secs(60);
@@ -136,8 +136,11 @@ impl Channel {
             }
             match core.h2.open(fields(), false) {
                 Ok(stream) => break stream,
-                Err(OpenError::TooMany) => core = connection.link.wait_for_slot(core, deadline)?,
-                Err(OpenError::GoingAway) => {
+                Err(SendError::TooMany) => core = connection.link.wait_for_slot(core, deadline)?,
+                Err(SendError::TooLarge) => {
+                    return Err(Status::new(Code::ResourceExhausted, "the metadata are more than the server takes"));
+                }
+                Err(_) => {
                     return Err(Status::new(Code::Unavailable, "the server takes no more calls on this connection"));
                 }
             }

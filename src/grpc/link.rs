@@ -36,6 +36,8 @@ use crate::h2::{self, Connection, ErrorCode, Event};
 pub(super) const TICK: Duration = Duration::from_millis(10);
 /// DATA is framed only while less than this waits to be written.
 const OUTPUT: usize = 64 << 10;
+/// How long the peer may take to close its side of a connection that we ended.
+const LINGER: Duration = Duration::from_secs(1);
 /// The read buffer: small until it was full once, at least one frame then; small again when idle.
 const READ_FIRST: usize = 4 << 10;
 const READ_MOST: usize = 64 << 10;
@@ -111,6 +113,8 @@ pub(super) struct CallState {
     pub(super) held: Option<Held>,
     /// Server: the response's headers went out.
     pub(super) has_answered: bool,
+    /// Else its body means nothing to us.
+    pub(super) is_grpc: bool,
     pub(super) started: Instant,
 }
 
@@ -126,6 +130,7 @@ impl CallState {
             request: None,
             held: None,
             has_answered: false,
+            is_grpc: true,
             started,
         }
     }
@@ -245,6 +250,19 @@ impl Link {
         core
     }
 
+    /// Takes in what the peer still sends until it closes too: bytes that nobody read would make the system answer with a
+    /// reset, which may overtake our GOAWAY.
+    fn linger(&self) {
+        let deadline = Instant::now() + LINGER;
+        let mut unread = [0; 4 << 10];
+        let _ = self.socket.shutdown(Shutdown::Write);
+        while let Ok(left) = time_left(Some(deadline))
+            // below a microsecond it would mean none at all
+            && self.socket.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1)))).is_ok()
+            && (&self.socket).read(&mut unread).is_ok_and(|length| length > 0)
+        {}
+    }
+
     /// Reads once, for at most `timeout`, and processes what came. Returns at once if another thread reads.
     pub(super) fn read_turn<'a>(&'a self, mut core: Guard<'a>, timeout: Option<Duration>) -> Guard<'a> {
         let Some(mut reader) = core.reader.take() else { return core };
@@ -305,8 +323,12 @@ impl Link {
             && let Some(writer) = core.writer.take()
         {
             core.is_writing = true;
+            let is_server = matches!(core.side, Side::Server(_));
             drop(core);
             drop(writer);
+            if is_server {
+                self.linger();
+            }
             let _ = self.socket.shutdown(Shutdown::Both);
             core = self.lock();
             core.is_writing = false;
@@ -487,6 +509,13 @@ impl Core {
             // clients forget the answer when RST_STREAM follows it closely.
             return self.h2.reset(stream, ErrorCode::NO_ERROR);
         };
+        if !call.is_grpc {
+            self.h2.release(stream, data.len() as u32);
+            if end {
+                self.end_inbound(stream);
+            }
+            return;
+        }
         // a message that is awaited must get through whatever its size; what comes behind one that waits must wait too
         if call.inbound.waiting() == 0 {
             self.h2.release(stream, data.len() as u32);

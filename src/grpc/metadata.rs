@@ -77,7 +77,7 @@ impl Metadata {
     }
 
     /// As header fields; what may be a credential never enters a compression table.
-    pub(super) fn fields(&self) -> impl Iterator<Item = Field<'_>> {
+    pub(super) fn fields(&self) -> impl Iterator<Item = Field<'_>> + Clone {
         self.entries.iter().map(|(key, value)| {
             let indexing = if key == "authorization" { Indexing::Never } else { Indexing::No };
             (key.as_bytes(), value.as_bytes(), indexing)

@@ -4,9 +4,10 @@
 //! - `status`, `metadata`: what surrounds messages. `message`: the 5-byte prefix, limits, timeouts.
 //! - `link`: one connection shared by threads. There is no thread that only reads: whoever has to wait for the peer takes
 //!   the reading half for as long as it waits, so that a call costs no hand-over between threads.
-//! - [`client`](Channel), [`server`](Server) with its [`Router`], [`Limits`] and thread `pool`.
+//! - [`client`](Channel), [`server`](Server) with its [`Router`], [`Limits`], thread `pool` and `health`.
 
 mod client;
+mod health;
 mod link;
 mod message;
 mod metadata;

@@ -12,6 +12,7 @@ use super::link::Link;
 use super::message;
 use super::metadata::Metadata;
 use super::status::{Code, Status};
+use crate::h2::{ErrorCode, Field, Indexing};
 
 /// One call, as its handler sees it.
 pub struct Call {
@@ -125,6 +126,25 @@ pub(super) struct Method {
     pub(super) run: Box<dyn Fn(&Call) -> Result<(), Status> + Send + Sync>,
 }
 
+/// Answers a request that is not gRPC by an HTTP status, and says why to who looks with a browser.
+pub(super) fn turn_away(http_method: &[u8]) -> Arc<Method> {
+    // gRPC over HTTP2: "servers SHOULD respond with HTTP status of 415" to another content-type
+    let status: &[u8] = if http_method == b"POST" { b"415" } else { b"405" };
+    let text: &[u8] = if http_method == b"HEAD" { b"" } else { b"This is a gRPC server.\n" };
+    let run = move |call: &Call| {
+        let fields: [Field; 2] = [(b":status", status, Indexing::Yes), (b"content-type", b"text/plain", Indexing::Yes)];
+        let mut core = call.link.lock();
+        // a closed stream will be noticed by who sends the text
+        let _ = core.h2.send_headers(call.stream, fields.into_iter(), text.is_empty());
+        let (mut core, sent) = call.link.send(core, call.stream, text, true, None);
+        if sent.is_err() {
+            core.h2.reset(call.stream, ErrorCode::CANCEL);
+        }
+        Ok(())
+    };
+    Arc::new(Method { takes_one: true, run: Box::new(run) })
+}
+
 /// The methods of a server. Paths are `/package.Service/Method`.
 #[derive(Default)]
 pub struct Router {
@@ -180,17 +200,26 @@ impl Router {
         self
     }
 
+    /// The names of all services, as often as each has methods.
+    pub(super) fn services(&self) -> impl Iterator<Item = &str> {
+        self.methods.keys().filter_map(|path| service_of(path))
+    }
+
     /// The method at `path`, or why there is none.
     pub(super) fn find(&self, path: &[u8]) -> Result<Arc<Method>, Status> {
         let path = String::from_utf8_lossy(path);
         if let Some(method) = self.methods.get(&*path) {
             return Ok(method.clone());
         }
-        let service = path.rfind('/').map_or("", |end| &path[..=end]);
-        let known = service.len() > 1 && self.methods.keys().any(|known| known.starts_with(service));
-        let what = if known { "method" } else { "service" };
+        let is_known = self.services().any(|known| service_of(&path) == Some(known));
+        let what = if is_known { "method" } else { "service" };
         // a path may be as long as all headers: no need to send it back whole
         let shown: String = path.chars().take(200).collect();
         Err(Status::new(Code::Unimplemented, format!("unknown {what} {shown}")))
     }
+}
+
+/// `/service/method`
+fn service_of(path: &str) -> Option<&str> {
+    Some(path.strip_prefix('/')?.rsplit_once('/')?.0)
 }

@@ -20,14 +20,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::health;
 use super::link::{CallState, Core, Link, Side, TICK, h2_limits};
 use super::message::parse_timeout;
 use super::metadata::{Metadata, encode_bin};
 use super::pool::Pool;
-use super::router::{Call, Method, Router};
+use super::router::{Call, Method, Router, turn_away};
 use super::status::{Code, Status, percent_encode};
 use super::transport::Accept;
-use crate::h2::{Connection, ErrorCode, Field, Indexing};
+use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
 
 /// How often a connection on which something is due is looked at; also how precise its time-outs are.
 const UPKEEP: Duration = Duration::from_secs(1);
@@ -131,7 +132,7 @@ struct Shed {
 }
 
 impl Server {
-    /// Serves `router` on `listener` until [`Server::stop`]. `name` names its threads and log lines.
+    /// Serves `router` and `grpc.health.v1` on `listener` until [`Server::stop`]. `name` names its threads and log lines.
     pub fn start(
         name: &'static str,
         listener: TcpListener,
@@ -143,7 +144,7 @@ impl Server {
         let waker = TcpStream::from(OwnedFd::from(listener.try_clone()?));
         let shared = Arc::new(Shared {
             name,
-            router,
+            router: health::add(router),
             accept,
             pool: Arc::new(Pool::new(name, limits.connections + limits.handlers)),
             limits,
@@ -563,23 +564,15 @@ impl Core {
         self.upkeep.last_call = now;
         let headers = self.h2.headers();
         let kind = headers.get(b"content-type").unwrap_or_default();
-        // gRPC over HTTP2: "servers SHOULD respond with HTTP status of 415"
-        let not_grpc = match headers.get(b":method") {
-            Some(b"POST") if kind.starts_with(b"application/grpc") => None,
-            Some(b"POST") => Some(b"415"),
-            _ => Some(b"405"),
-        };
-        if let Some(status) = not_grpc {
-            let fields: [Field; 1] = [(b":status", status, Indexing::Yes)];
-            // the stream was opened just now
-            let _ = self.h2.send_headers(stream, fields.into_iter(), true);
-            return;
-        }
+        let mut call = CallState::new(shared.limits.message_bytes, now);
+        call.is_grpc = headers.get(b":method") == Some(b"POST") && kind.starts_with(b"application/grpc");
         let malformed = || Status::new(Code::Internal, "a malformed grpc-timeout");
         let timeout = headers.get(b"grpc-timeout").map(|value| parse_timeout(value).ok_or_else(malformed)).transpose();
-        let method = shared.router.find(headers.get(b":path").unwrap_or_default());
+        let method = match call.is_grpc {
+            true => shared.router.find(headers.get(b":path").unwrap_or_default()),
+            false => Ok(turn_away(headers.get(b":method").unwrap_or_default())),
+        };
         let metadata = Metadata::of(headers);
-        let mut call = CallState::new(shared.limits.message_bytes, now);
         let (method, timeout) = match (method, timeout) {
             (Ok(method), Ok(timeout)) => (method, timeout),
             (Err(status), _) | (_, Err(status)) => {
@@ -632,16 +625,20 @@ impl Core {
             let custom = lock(custom);
             let fields = RESPONSE.into_iter().chain(custom.0.fields());
             // a closed stream will be noticed by who sends the message
-            let _ = self.h2.send_headers(stream, fields, false);
+            if self.h2.send_headers(stream, fields, false) == Err(SendError::TooLarge) {
+                call.has_answered = false;
+                let status = Status::new(Code::ResourceExhausted, "the metadata are more than the client takes");
+                self.refuse(stream, &status);
+            }
         }
     }
 
     /// Sends the trailers, with the headers if these did not go out before ("Trailers-Only").
     fn answer(&mut self, stream: u32, result: &Result<(), Status>, custom: &Mutex<(Metadata, Metadata)>) {
-        let has_answered = self.calls.get(&stream).is_some_and(|call| call.has_answered);
+        let mut has_answered = self.calls.get(&stream).is_some_and(|call| call.has_answered);
         if result.is_ok() && !has_answered {
             self.answer_headers(stream, custom);
-            return self.answer(stream, result, custom);
+            has_answered = true;
         }
         let status = result.as_ref().err();
         let code = status.map_or(Code::Ok, Status::code);
@@ -658,7 +655,13 @@ impl Core {
         ];
         let fields = headers.chain(trailers.into_iter().flatten()).chain(custom.1.fields());
         // a stream that is closed by now needs no answer
-        let _ = self.h2.send_headers(stream, fields, true);
+        if self.h2.send_headers(stream, fields, true) == Err(SendError::TooLarge) {
+            let bare: [Field; 1] = [(b"grpc-status", Code::ResourceExhausted.as_header(), Indexing::Yes)];
+            let fields = RESPONSE.into_iter().filter(|_| !has_answered).chain(bare);
+            if self.h2.send_headers(stream, fields, true).is_err() {
+                self.h2.reset(stream, ErrorCode::INTERNAL_ERROR);
+            }
+        }
     }
 }
 

@@ -416,6 +416,16 @@ fn until_closed(mut socket: TcpStream, within: Duration) -> Vec<u8> {
 fn by_hand(server: &Server) -> (TcpStream, h2::Connection) {
     let mut client = h2::Connection::client(h2::Limits::default());
     let mut socket = TcpStream::connect(server.local_addr()).unwrap();
+    let mut received = Vec::new();
+    while !client.is_established() {
+        socket.write_all(&std::mem::take(client.output())).unwrap();
+        let mut piece = [0; 256];
+        let length = socket.read(&mut piece).unwrap();
+        received.extend_from_slice(&piece[..length]);
+        while let (taken @ 1.., _) = client.receive(&received, Instant::now()).unwrap() {
+            received.drain(..taken);
+        }
+    }
     socket.write_all(&std::mem::take(client.output())).unwrap();
     (socket, client)
 }
@@ -455,6 +465,69 @@ fn garbage_and_half_open_connections_end_and_harm_nobody() {
     assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
     until_closed(silent, Duration::from_secs(5));
     until_closed(begun, Duration::from_secs(5));
+}
+
+#[test]
+fn a_client_that_never_acknowledges_our_settings_is_dropped() {
+    let server = start(hurried());
+    let mut socket = TcpStream::connect(server.local_addr()).unwrap();
+    // preface, SETTINGS, a request that is answered
+    let mut client = h2::Connection::client(h2::Limits::default());
+    open(&mut client, "/t.T/None");
+    socket.write_all(client.output()).unwrap();
+    let said = until_closed(socket, Duration::from_secs(5));
+    // GOAWAY's debug data
+    assert!(String::from_utf8_lossy(&said).ends_with("\0\0\0\u{4}it did not begin in time"));
+}
+
+#[test]
+fn a_peer_that_breaks_a_rule_amid_much_data_still_reads_why() {
+    let server = start(Limits::default());
+    let (mut socket, _) = by_hand(&server);
+    // PING on a stream, and more than any buffer of ours holds
+    let breach = [b"\0\0\x08\x06\0\0\0\0\x01........".as_slice(), &[0; 256 << 10]].concat();
+    socket.write_all(&breach).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut said = Vec::new();
+    socket.read_to_end(&mut said).expect("no reset of the connection");
+    assert!(said.ends_with("a frame of the connection on a stream (§6)".as_bytes()));
+}
+
+#[test]
+fn metadata_that_the_peer_does_not_take_fail_the_call_alone() {
+    let server = start(Limits { header_bytes: 500, ..Limits::default() });
+    let channel = connect(&server);
+    assert!(echo(&channel, &blob(b"", 1)).is_ok());
+    let mut metadata = Metadata::new();
+    metadata.insert("x-ascii", &"a".repeat(500)).unwrap();
+    let options = CallOptions { metadata, ..soon() };
+    let result: Result<Blob, _> = channel.unary("/t.T/Echo", &blob(b"", 1), &options);
+    assert_eq!(result.unwrap_err().code(), Code::ResourceExhausted);
+    assert!(echo(&channel, &blob(b"", 1)).is_ok());
+
+    // the other way: the handler's answer is more than this client takes
+    let mut socket = TcpStream::connect(server.local_addr()).unwrap();
+    let mut client = h2::Connection::client(h2::Limits { header_list: 150, ..h2::Limits::default() });
+    let stream = open(&mut client, "/t.T/Fail");
+    client.send_data(stream, &[0; 5], true).unwrap();
+    socket.write_all(&std::mem::take(client.output())).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut buffer = Vec::new();
+    let status = loop {
+        let mut piece = [0; 4096];
+        let length = socket.read(&mut piece).unwrap();
+        buffer.extend_from_slice(&piece[..length]);
+        let mut ended = false;
+        while let (taken @ 1.., event) = client.receive(&buffer, Instant::now()).unwrap() {
+            ended |= matches!(event, Some(h2::Event::Headers { end: true, .. }));
+            buffer.drain(..taken);
+        }
+        if ended {
+            break client.headers().get(b"grpc-status").map(<[u8]>::to_vec);
+        }
+    };
+    assert_eq!(status, Some(b"8".to_vec()));
 }
 
 #[test]

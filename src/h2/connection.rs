@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::budget::{Allowance, Budget};
 use super::frame::{self, ErrorCode, HEAD, Head, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
-use super::headers::HeaderList;
+use super::headers::{FIELD_OVERHEAD, HeaderList};
 use super::hpack::{Decoder, Encoder, Field};
 
 /// Both windows before any SETTINGS or WINDOW_UPDATE (§6.9.2).
@@ -71,8 +71,28 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-fn error<T>(code: ErrorCode, reason: &'static str) -> Result<T, Error> {
-    Err(Error { code, reason })
+fn error<T, E: From<Error>>(code: ErrorCode, reason: &'static str) -> Result<T, E> {
+    Err(Error { code, reason }.into())
+}
+
+/// PROTOCOL_ERROR, the code for most rules, if the connection's peer broke one.
+fn forbid(is_broken: bool, reason: &'static str) -> Result<(), Error> {
+    forbid_as(ErrorCode::PROTOCOL_ERROR, is_broken, reason)
+}
+
+/// Another code.
+fn forbid_as(code: ErrorCode, is_broken: bool, reason: &'static str) -> Result<(), Error> {
+    if is_broken { error(code, reason) } else { Ok(()) }
+}
+
+/// The payload of a frame that has one length only.
+fn exactly<const N: usize>(payload: &[u8], reason: &'static str) -> Result<[u8; N], Error> {
+    payload.try_into().or_else(|_| error(ErrorCode::FRAME_SIZE_ERROR, reason))
+}
+
+/// An error if a rule of the stream is broken.
+fn forbid_on(stream: u32, is_broken: bool, code: ErrorCode) -> Result<(), Fault> {
+    if is_broken { Err(Fault::Stream(stream, code)) } else { Ok(()) }
 }
 
 /// What a received frame means to the layer above.
@@ -124,18 +144,18 @@ pub enum Event<'a> {
     Pong,
 }
 
-/// Why no stream could be opened.
+/// Why nothing was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpenError {
-    /// As many as the peer allows are open.
+pub enum SendError {
+    /// As many streams as the peer allows are open.
     TooMany,
     /// The peer sent GOAWAY, or the identifiers are used up: another connection is needed.
     GoingAway,
+    /// The fields are more than the peer takes (its SETTINGS_MAX_HEADER_LIST_SIZE).
+    TooLarge,
+    /// The stream is closed, or our side of it.
+    Closed,
 }
-
-/// The stream is closed, or our side of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamClosed;
 
 struct Stream {
     local_open: bool,
@@ -189,6 +209,7 @@ pub struct Connection {
 
     preface_left: &'static [u8],
     has_settings: bool,
+    settings_acknowledged: bool,
     block: Option<Block>,
     headers: HeaderList,
     decoder: Decoder,
@@ -205,6 +226,7 @@ pub struct Connection {
     unannounced: u32,
     peer_stream_window: u32,
     peer_streams: u32,
+    peer_header_list: usize,
 
     is_draining: bool,
     /// What our last GOAWAY promised; later streams are ignored (§6.8).
@@ -238,6 +260,7 @@ impl Connection {
             out: Vec::new(),
             preface_left: if is_server { PREFACE } else { &[] },
             has_settings: false,
+            settings_acknowledged: false,
             block: None,
             headers: HeaderList::new(limits.header_list as usize),
             decoder: Decoder::new(),
@@ -250,8 +273,9 @@ impl Connection {
             receive_window: i64::from(limits.connection_window),
             unannounced: 0,
             peer_stream_window: DEFAULT_WINDOW,
-            // no limit until the peer sets one (§6.5.2)
+            // no limits until the peer sets them (§6.5.2)
             peer_streams: u32::MAX,
+            peer_header_list: usize::MAX,
             is_draining: false,
             promised_last: MAX_31_BITS,
             peer_goes_away: false,
@@ -287,16 +311,16 @@ impl Connection {
         if !self.preface_left.is_empty() {
             let length = input.len().min(self.preface_left.len());
             let (expected, rest) = self.preface_left.split_at(length);
-            if input[..length] != *expected {
-                return error(ErrorCode::PROTOCOL_ERROR, "not the HTTP/2 preface (§3.4)");
-            }
+            forbid(input[..length] != *expected, "not the HTTP/2 preface (§3.4)")?;
             self.preface_left = rest;
             return Ok((length, None));
         }
         let Some(head) = Head::parse(input) else { return Ok((0, None)) };
-        if head.length > MAX_FRAME {
-            return error(ErrorCode::FRAME_SIZE_ERROR, "a frame larger than SETTINGS_MAX_FRAME_SIZE (§4.2)");
-        }
+        forbid_as(
+            ErrorCode::FRAME_SIZE_ERROR,
+            head.length > MAX_FRAME,
+            "a frame larger than SETTINGS_MAX_FRAME_SIZE (§4.2)",
+        )?;
         let Some(payload) = input.get(HEAD..HEAD + head.length) else { return Ok((0, None)) };
         let event = match self.frame(head, payload, now) {
             Ok(event) => event,
@@ -312,52 +336,55 @@ impl Connection {
     }
 
     fn frame<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
-        if !self.has_settings && (head.kind != kind::SETTINGS || head.has(flag::ACK)) {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "the first frame is not SETTINGS (§3.4)")?);
-        }
-        if let Some(block) = &self.block
-            && (head.kind != kind::CONTINUATION || head.stream != block.stream)
+        forbid(
+            !self.has_settings && (head.kind != kind::SETTINGS || head.has(flag::ACK)),
+            "the first frame is not SETTINGS (§3.4)",
+        )?;
+        let goes_on = |block: &Block| head.kind == kind::CONTINUATION && head.stream == block.stream;
+        let interrupts = !self.block.as_ref().is_none_or(goes_on);
+        forbid(interrupts, "a frame within a header block (§4.3)")?;
+        let is_connections = matches!(head.kind, kind::SETTINGS | kind::PING | kind::GOAWAY);
+        forbid(is_connections && head.stream != 0, "a frame of the connection on a stream (§6)")?;
+        let is_streams = matches!(head.kind, kind::DATA | kind::HEADERS | kind::PRIORITY | kind::RST_STREAM);
+        forbid(is_streams && head.stream == 0, "a frame of a stream on stream 0 (§6)")?;
+        if is_connections || matches!(head.kind, kind::PRIORITY | kind::WINDOW_UPDATE) || head.kind > kind::CONTINUATION
         {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "a frame within a header block (§4.3)")?);
+            self.useless(now)?;
         }
         match head.kind {
             kind::DATA => self.data(head, payload, now),
             kind::HEADERS => self.headers_frame(head, payload, now),
             kind::CONTINUATION => self.continuation(head, payload, now),
             kind::RST_STREAM => self.rst_stream(head, payload, now),
-            kind::WINDOW_UPDATE => self.window_update(head, payload, now),
-            kind::SETTINGS => self.settings(head, payload, now),
-            kind::PING => self.ping_frame(head, payload, now),
-            kind::GOAWAY => self.goaway_frame(head, payload, now),
-            kind::PRIORITY => self.priority(head, payload, now),
-            kind::PUSH_PROMISE => Ok(error(ErrorCode::PROTOCOL_ERROR, "PUSH_PROMISE, which is disabled (§8.4)")?),
+            kind::WINDOW_UPDATE => self.window_update(head, payload),
+            kind::SETTINGS => self.settings(head, payload),
+            kind::PING => self.ping_frame(head, payload),
+            kind::GOAWAY => self.goaway_frame(payload),
+            kind::PRIORITY => priority(head, payload),
+            kind::PUSH_PROMISE => error(ErrorCode::PROTOCOL_ERROR, "PUSH_PROMISE, which is disabled (§8.4)"),
             // §5.5
-            _ => self.useless(now).map(|()| None),
+            _ => Ok(None),
         }
     }
 
     /// Counts a frame that brings nothing.
     fn useless(&mut self, now: Instant) -> Result<(), Fault> {
-        match self.control.spend(now) {
-            true => Ok(()),
-            false => Ok(error(ErrorCode::ENHANCE_YOUR_CALM, "too many frames without use")?),
-        }
+        Ok(forbid_as(ErrorCode::ENHANCE_YOUR_CALM, !self.control.spend(now), "too many frames without use")?)
     }
 
     /// §6.1
     fn data<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
-        if head.stream == 0 {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "DATA on stream 0 (§6.1)")?);
-        }
         let data = unpad(head, payload)?;
         let end = head.has(flag::END_STREAM);
         if data.is_empty() && !end {
             self.useless(now)?;
         }
         self.receive_window -= payload.len() as i64;
-        if self.receive_window < 0 {
-            return Ok(error(ErrorCode::FLOW_CONTROL_ERROR, "more DATA than the connection's window (§6.9)")?);
-        }
+        forbid_as(
+            ErrorCode::FLOW_CONTROL_ERROR,
+            self.receive_window < 0,
+            "more DATA than the connection's window (§6.9)",
+        )?;
         // The connection's window is given back at once: memory is bounded by the streams' windows and their number, and
         // one stream that nobody reads must not stop the others.
         self.unannounced += payload.len() as u32;
@@ -369,17 +396,11 @@ impl Connection {
         let Some(stream) = self.streams.get_mut(&head.stream) else {
             return self.absent(head.stream, now).map(|()| None);
         };
-        if !stream.remote_open {
-            return Err(Fault::Stream(head.stream, ErrorCode::STREAM_CLOSED));
-        }
+        forbid_on(head.stream, !stream.remote_open, ErrorCode::STREAM_CLOSED)?;
         // DATA before the response's headers
-        if !stream.has_headers {
-            return Err(Fault::Stream(head.stream, ErrorCode::PROTOCOL_ERROR));
-        }
+        forbid_on(head.stream, !stream.has_headers, ErrorCode::PROTOCOL_ERROR)?;
         stream.receive_window -= payload.len() as i64;
-        if stream.receive_window < 0 {
-            return Err(Fault::Stream(head.stream, ErrorCode::FLOW_CONTROL_ERROR));
-        }
+        forbid_on(head.stream, stream.receive_window < 0, ErrorCode::FLOW_CONTROL_ERROR)?;
         if let Some(left) = &mut stream.length_left {
             match left.checked_sub(data.len() as u64) {
                 Some(rest) => *left = rest,
@@ -396,11 +417,9 @@ impl Connection {
 
     /// A frame on a stream that is not open: idle is the peer's mistake, closed may be late (§5.1).
     fn absent(&mut self, stream: u32, now: Instant) -> Result<(), Fault> {
-        if self.is_idle(stream) {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "a frame on an idle stream (§5.1)")?);
-        }
+        forbid(self.is_idle(stream), "a frame on an idle stream (§5.1)")?;
         match self.how_closed(stream) {
-            Some(Closed::Ended) => Ok(error(ErrorCode::STREAM_CLOSED, "a frame on an ended stream (§5.1)")?),
+            Some(Closed::Ended) => error(ErrorCode::STREAM_CLOSED, "a frame on an ended stream (§5.1)"),
             Some(Closed::ResetByPeer) => Err(Fault::Stream(stream, ErrorCode::STREAM_CLOSED)),
             Some(Closed::ResetByUs) | None => self.useless(now),
         }
@@ -418,9 +437,7 @@ impl Connection {
     /// The peer's END_STREAM.
     fn end_remote(&mut self, id: u32) -> Result<(), Fault> {
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
-        if stream.length_left.is_some_and(|left| left > 0) {
-            return Err(Fault::Stream(id, ErrorCode::PROTOCOL_ERROR));
-        }
+        forbid_on(id, stream.length_left.is_some_and(|left| left > 0), ErrorCode::PROTOCOL_ERROR)?;
         stream.remote_open = false;
         if !stream.local_open {
             self.close(id, Closed::Ended);
@@ -438,14 +455,11 @@ impl Connection {
 
     /// §6.2
     fn headers_frame<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
-        if head.stream == 0 {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "HEADERS on stream 0 (§6.2)")?);
-        }
         let mut fragment = unpad(head, payload)?;
         let mut depends_on_itself = false;
         if head.has(flag::PRIORITY) {
             let Some((priority, rest)) = fragment.split_first_chunk::<5>() else {
-                return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "HEADERS too short for its priority (§6.2)")?);
+                return error(ErrorCode::FRAME_SIZE_ERROR, "HEADERS too short for its priority (§6.2)");
             };
             depends_on_itself = dependency(priority) == head.stream;
             fragment = rest;
@@ -468,14 +482,16 @@ impl Connection {
     /// §6.10
     fn continuation<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
         let Some(mut block) = self.block.take() else {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "CONTINUATION without HEADERS (§6.10)")?);
+            return error(ErrorCode::PROTOCOL_ERROR, "CONTINUATION without HEADERS (§6.10)");
         };
         block.fragments.extend_from_slice(payload);
         block.continuations += 1;
-        if block.continuations > CONTINUATIONS || block.fragments.len() > self.limits.header_list as usize + BLOCK_SLACK
-        {
-            return Ok(error(ErrorCode::ENHANCE_YOUR_CALM, "a header block that is too large")?);
-        }
+        forbid_as(
+            ErrorCode::ENHANCE_YOUR_CALM,
+            block.continuations > CONTINUATIONS
+                || block.fragments.len() > self.limits.header_list as usize + BLOCK_SLACK,
+            "a header block that is too large",
+        )?;
         if head.has(flag::END_HEADERS) {
             let fragments = std::mem::take(&mut block.fragments);
             return self.header_block(&block, &fragments, now);
@@ -488,7 +504,7 @@ impl Connection {
     fn header_block<'a>(&mut self, block: &Block, fragments: &[u8], now: Instant) -> Outcome<'a> {
         self.headers.clear();
         if let Err(broken) = self.decoder.decode(fragments, &mut self.headers) {
-            return Ok(error(ErrorCode::COMPRESSION_ERROR, broken.0)?);
+            return error(ErrorCode::COMPRESSION_ERROR, broken.0);
         }
         if self.streams.contains_key(&block.stream) {
             self.headers_on_open_stream(block, now)
@@ -501,16 +517,9 @@ impl Connection {
 
     fn request<'a>(&mut self, block: &Block, now: Instant) -> Outcome<'a> {
         let id = block.stream;
-        if id.is_multiple_of(2) {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "a request on an even stream (§5.1.1)")?);
-        }
+        forbid(id.is_multiple_of(2), "a request on an even stream (§5.1.1)")?;
         if id <= self.last_peer_stream {
-            if self.how_closed(id).is_none() {
-                return Ok(error(
-                    ErrorCode::PROTOCOL_ERROR,
-                    "a stream identifier that is not above the last (§5.1.1)",
-                )?);
-            }
+            forbid(self.how_closed(id).is_none(), "a stream identifier that is not above the last (§5.1.1)")?;
             return self.absent(id, now).map(|()| None);
         }
         self.last_peer_stream = id;
@@ -518,16 +527,14 @@ impl Connection {
             self.close(id, Closed::ResetByUs);
             return Ok(None);
         }
-        if self.streams.len() >= self.limits.streams as usize {
-            return Err(Fault::Stream(id, ErrorCode::REFUSED_STREAM));
-        }
-        if self.headers.is_too_large() {
-            return Err(Fault::Stream(id, ErrorCode::ENHANCE_YOUR_CALM));
-        }
+        forbid_on(id, self.streams.len() >= self.limits.streams as usize, ErrorCode::REFUSED_STREAM)?;
+        forbid_on(id, self.headers.is_too_large(), ErrorCode::ENHANCE_YOUR_CALM)?;
         let length_left = self.headers.content_length();
-        if block.depends_on_itself || !self.headers.is_request() || length_left == Some(None) {
-            return Err(Fault::Stream(id, ErrorCode::PROTOCOL_ERROR));
-        }
+        forbid_on(
+            id,
+            block.depends_on_itself || !self.headers.is_request() || length_left == Some(None),
+            ErrorCode::PROTOCOL_ERROR,
+        )?;
         self.streams.insert(id, self.new_stream(length_left.flatten()));
         self.finish_headers(block, Event::Headers { stream: id, end: block.end_stream })
     }
@@ -548,12 +555,8 @@ impl Connection {
     fn headers_on_open_stream<'a>(&mut self, block: &Block, now: Instant) -> Outcome<'a> {
         let id = block.stream;
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(None) };
-        if !stream.remote_open {
-            return Err(Fault::Stream(id, ErrorCode::STREAM_CLOSED));
-        }
-        if self.headers.is_too_large() {
-            return Err(Fault::Stream(id, ErrorCode::ENHANCE_YOUR_CALM));
-        }
+        forbid_on(id, !stream.remote_open, ErrorCode::STREAM_CLOSED)?;
+        forbid_on(id, self.headers.is_too_large(), ErrorCode::ENHANCE_YOUR_CALM)?;
         let malformed = Err(Fault::Stream(id, ErrorCode::PROTOCOL_ERROR));
         if block.depends_on_itself {
             return malformed;
@@ -588,9 +591,7 @@ impl Connection {
 
     /// §5.4.2: RST_STREAM, and the layer above learns of it if it knew the stream.
     fn stream_error<'a>(&mut self, id: u32, code: ErrorCode, now: Instant) -> Result<Option<Event<'a>>, Error> {
-        if !self.resets.spend(now) {
-            return error(ErrorCode::ENHANCE_YOUR_CALM, "too many stream errors");
-        }
+        forbid_as(ErrorCode::ENHANCE_YOUR_CALM, !self.resets.spend(now), "too many stream errors")?;
         let existed = self.streams.contains_key(&id);
         frame::rst_stream(&mut self.out, id, code);
         if existed || self.how_closed(id).is_none() {
@@ -599,34 +600,11 @@ impl Connection {
         Ok(existed.then_some(Event::Reset { stream: id, code, by_peer: false }))
     }
 
-    /// §5.3.2, §6.3: checked and ignored.
-    fn priority<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
-        self.useless(now)?;
-        if head.stream == 0 {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "PRIORITY on stream 0 (§6.3)")?);
-        }
-        match payload.first_chunk::<5>() {
-            Some(priority) if payload.len() == 5 => {
-                if dependency(priority) == head.stream {
-                    return Err(Fault::Stream(head.stream, ErrorCode::PROTOCOL_ERROR));
-                }
-                Ok(None)
-            }
-            _ => Err(Fault::Stream(head.stream, ErrorCode::FRAME_SIZE_ERROR)),
-        }
-    }
-
     /// §6.4
     fn rst_stream<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
-        let Ok(code) = <[u8; 4]>::try_from(payload) else {
-            return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "RST_STREAM not of 4 bytes (§6.4)")?);
-        };
-        if head.stream == 0 || self.is_idle(head.stream) {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "RST_STREAM on an idle stream (§6.4)")?);
-        }
-        if !self.resets.spend(now) {
-            return Ok(error(ErrorCode::ENHANCE_YOUR_CALM, "too many RST_STREAM")?);
-        }
+        let code = exactly(payload, "RST_STREAM not of 4 bytes (§6.4)")?;
+        forbid(self.is_idle(head.stream), "RST_STREAM on an idle stream (§6.4)")?;
+        forbid_as(ErrorCode::ENHANCE_YOUR_CALM, !self.resets.spend(now), "too many RST_STREAM")?;
         if !self.streams.contains_key(&head.stream) {
             return Ok(None);
         }
@@ -636,15 +614,14 @@ impl Connection {
     }
 
     /// §6.5
-    fn settings<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
-        self.useless(now)?;
-        if head.stream != 0 {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "SETTINGS on a stream (§6.5)")?);
-        }
-        if head.has(flag::ACK) && !payload.is_empty() || !payload.len().is_multiple_of(6) {
-            return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "SETTINGS of a wrong length (§6.5)")?);
-        }
+    fn settings<'a>(&mut self, head: Head, payload: &[u8]) -> Outcome<'a> {
+        forbid_as(
+            ErrorCode::FRAME_SIZE_ERROR,
+            head.has(flag::ACK) && !payload.is_empty() || !payload.len().is_multiple_of(6),
+            "SETTINGS of a wrong length (§6.5)",
+        )?;
         if head.has(flag::ACK) {
+            self.settings_acknowledged = true;
             return Ok(None);
         }
         for &[i0, i1, v0, v1, v2, v3] in payload.as_chunks::<6>().0 {
@@ -663,17 +640,22 @@ impl Connection {
                 return error(ErrorCode::PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH of a wrong value (§6.5.2)");
             }
             setting::MAX_CONCURRENT_STREAMS => self.peer_streams = value,
+            setting::MAX_HEADER_LIST_SIZE => self.peer_header_list = value as usize,
             setting::INITIAL_WINDOW_SIZE => {
-                if value > MAX_31_BITS {
-                    return error(ErrorCode::FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1 (§6.5.2)");
-                }
+                forbid_as(
+                    ErrorCode::FLOW_CONTROL_ERROR,
+                    value > MAX_31_BITS,
+                    "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1 (§6.5.2)",
+                )?;
                 let change = i64::from(value) - i64::from(self.peer_stream_window);
                 self.peer_stream_window = value;
                 for stream in self.streams.values_mut() {
                     stream.send_window += change;
-                    if stream.send_window > i64::from(MAX_31_BITS) {
-                        return error(ErrorCode::FLOW_CONTROL_ERROR, "a stream's window above 2^31-1 (§6.9.2)");
-                    }
+                    forbid_as(
+                        ErrorCode::FLOW_CONTROL_ERROR,
+                        stream.send_window > i64::from(MAX_31_BITS),
+                        "a stream's window above 2^31-1 (§6.9.2)",
+                    )?;
                 }
             }
             // ours are never larger than the smallest legal value
@@ -686,14 +668,8 @@ impl Connection {
     }
 
     /// §6.7
-    fn ping_frame<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
-        self.useless(now)?;
-        if head.stream != 0 {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "PING on a stream (§6.7)")?);
-        }
-        let Ok(data) = <[u8; 8]>::try_from(payload) else {
-            return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "PING not of 8 bytes (§6.7)")?);
-        };
+    fn ping_frame<'a>(&mut self, head: Head, payload: &[u8]) -> Outcome<'a> {
+        let data = exactly(payload, "PING not of 8 bytes (§6.7)")?;
         if !head.has(flag::ACK) {
             frame::ping(&mut self.out, flag::ACK, &data);
             return Ok(None);
@@ -706,13 +682,9 @@ impl Connection {
     }
 
     /// §6.8
-    fn goaway_frame<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
-        self.useless(now)?;
-        if head.stream != 0 {
-            return Ok(error(ErrorCode::PROTOCOL_ERROR, "GOAWAY on a stream (§6.8)")?);
-        }
+    fn goaway_frame<'a>(&mut self, payload: &[u8]) -> Outcome<'a> {
         let Some(&[l0, l1, l2, l3, c0, c1, c2, c3]) = payload.first_chunk::<8>() else {
-            return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "GOAWAY shorter than 8 bytes (§6.8)")?);
+            return error(ErrorCode::FRAME_SIZE_ERROR, "GOAWAY shorter than 8 bytes (§6.8)");
         };
         let last = u32::from_be_bytes([l0, l1, l2, l3]) & MAX_31_BITS;
         self.peer_goes_away = true;
@@ -723,34 +695,25 @@ impl Connection {
     }
 
     /// §6.9
-    fn window_update<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
-        self.useless(now)?;
-        let Ok(increment) = <[u8; 4]>::try_from(payload) else {
-            return Ok(error(ErrorCode::FRAME_SIZE_ERROR, "WINDOW_UPDATE not of 4 bytes (§6.9)")?);
-        };
+    fn window_update<'a>(&mut self, head: Head, payload: &[u8]) -> Outcome<'a> {
+        let increment = exactly(payload, "WINDOW_UPDATE not of 4 bytes (§6.9)")?;
         let increment = i64::from(u32::from_be_bytes(increment) & MAX_31_BITS);
         if head.stream == 0 {
             self.send_window += increment;
-            if increment == 0 {
-                return Ok(error(ErrorCode::PROTOCOL_ERROR, "WINDOW_UPDATE of nothing (§6.9)")?);
-            }
-            if self.send_window > i64::from(MAX_31_BITS) {
-                return Ok(error(ErrorCode::FLOW_CONTROL_ERROR, "the connection's window above 2^31-1 (§6.9.1)")?);
-            }
+            forbid(increment == 0, "WINDOW_UPDATE of nothing (§6.9)")?;
+            forbid_as(
+                ErrorCode::FLOW_CONTROL_ERROR,
+                self.send_window > i64::from(MAX_31_BITS),
+                "the connection's window above 2^31-1 (§6.9.1)",
+            )?;
         } else {
             let Some(stream) = self.streams.get_mut(&head.stream) else {
-                if self.is_idle(head.stream) {
-                    return Ok(error(ErrorCode::PROTOCOL_ERROR, "WINDOW_UPDATE on an idle stream (§5.1)")?);
-                }
+                forbid(self.is_idle(head.stream), "WINDOW_UPDATE on an idle stream (§5.1)")?;
                 return Ok(None);
             };
             stream.send_window += increment;
-            if increment == 0 {
-                return Err(Fault::Stream(head.stream, ErrorCode::PROTOCOL_ERROR));
-            }
-            if stream.send_window > i64::from(MAX_31_BITS) {
-                return Err(Fault::Stream(head.stream, ErrorCode::FLOW_CONTROL_ERROR));
-            }
+            forbid_on(head.stream, increment == 0, ErrorCode::PROTOCOL_ERROR)?;
+            forbid_on(head.stream, stream.send_window > i64::from(MAX_31_BITS), ErrorCode::FLOW_CONTROL_ERROR)?;
         }
         Ok(Some(Event::Window { stream: head.stream }))
     }
@@ -776,30 +739,36 @@ impl Connection {
     }
 
     /// Client: a request, `end` when it has no body. Returns its stream.
-    pub fn open<'f>(&mut self, fields: impl Iterator<Item = Field<'f>>, end: bool) -> Result<u32, OpenError> {
+    pub fn open<'f>(&mut self, fields: impl Iterator<Item = Field<'f>> + Clone, end: bool) -> Result<u32, SendError> {
         let id = self.next_own_stream;
         if self.peer_goes_away || id > MAX_31_BITS {
-            return Err(OpenError::GoingAway);
+            return Err(SendError::GoingAway);
         }
         if self.streams.len() >= self.peer_streams as usize {
-            return Err(OpenError::TooMany);
+            return Err(SendError::TooMany);
         }
-        self.next_own_stream += 2;
         self.streams.insert(id, self.new_stream(None));
-        // just inserted, with our side open
-        let _ = self.send_headers(id, fields, end);
-        Ok(id)
+        let sent = self.send_headers(id, fields, end);
+        match sent {
+            Ok(()) => self.next_own_stream += 2,
+            Err(_) => _ = self.streams.remove(&id),
+        }
+        sent.map(|()| id)
     }
 
     /// A response's headers, or trailers (`end`).
     pub fn send_headers<'f>(
         &mut self,
         stream: u32,
-        fields: impl Iterator<Item = Field<'f>>,
+        fields: impl Iterator<Item = Field<'f>> + Clone,
         end: bool,
-    ) -> Result<(), StreamClosed> {
+    ) -> Result<(), SendError> {
         if !self.streams.get(&stream).is_some_and(|stream| stream.local_open) {
-            return Err(StreamClosed);
+            return Err(SendError::Closed);
+        }
+        let size = |(name, value, _): Field| name.len() + value.len() + FIELD_OVERHEAD;
+        if fields.clone().map(size).sum::<usize>() > self.peer_header_list {
+            return Err(SendError::TooLarge);
         }
         let start = self.out.len();
         frame::head(&mut self.out, 0, 0, 0, 0);
@@ -836,8 +805,8 @@ impl Connection {
     }
 
     /// Frames as much of `data` as both windows allow and returns how much that was; `end` counts once all of it went.
-    pub fn send_data(&mut self, stream: u32, data: &[u8], end: bool) -> Result<usize, StreamClosed> {
-        let state = self.streams.get_mut(&stream).filter(|stream| stream.local_open).ok_or(StreamClosed)?;
+    pub fn send_data(&mut self, stream: u32, data: &[u8], end: bool) -> Result<usize, SendError> {
+        let state = self.streams.get_mut(&stream).filter(|stream| stream.local_open).ok_or(SendError::Closed)?;
         let window = usize::try_from(state.send_window.min(self.send_window)).unwrap_or(0);
         let length = data.len().min(window);
         state.send_window -= length as i64;
@@ -915,9 +884,9 @@ impl Connection {
         self.promised_last != MAX_31_BITS
     }
 
-    /// Whether the peer said who it is: its preface and SETTINGS have come.
+    /// Whether the peer's preface and SETTINGS have come, and it acknowledged ours (§6.5.3: else SETTINGS_TIMEOUT).
     pub fn is_established(&self) -> bool {
-        self.has_settings
+        self.has_settings && self.settings_acknowledged
     }
 
     /// Whether a header block is under way.
@@ -936,6 +905,13 @@ fn unpad(head: Head, payload: &[u8]) -> Result<&[u8], Error> {
         Some(_) => error(ErrorCode::PROTOCOL_ERROR, "padding longer than its frame (§6.1)"),
         None => error(ErrorCode::FRAME_SIZE_ERROR, "a padded frame without a padding length (§6.1)"),
     }
+}
+
+/// §5.3.2, §6.3: checked and ignored.
+fn priority<'a>(head: Head, payload: &[u8]) -> Outcome<'a> {
+    let Ok(priority) = payload.try_into() else { return Err(Fault::Stream(head.stream, ErrorCode::FRAME_SIZE_ERROR)) };
+    forbid_on(head.stream, dependency(priority) == head.stream, ErrorCode::PROTOCOL_ERROR)?;
+    Ok(None)
 }
 
 /// The stream dependency of a priority (RFC 7540 §6.3).

@@ -1,7 +1,7 @@
 //! Lists of header fields, and what makes one malformed (RFC 9113 §8).
 
 /// What a field counts beside its bytes (§6.5.2, SETTINGS_MAX_HEADER_LIST_SIZE).
-const FIELD_OVERHEAD: usize = 32;
+pub(super) const FIELD_OVERHEAD: usize = 32;
 
 /// The fields of one header block in order.
 pub struct HeaderList {

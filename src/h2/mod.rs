@@ -39,7 +39,7 @@ mod hpack;
 mod huffman;
 
 pub use budget::Allowance;
-pub use connection::{Connection, Error, Event, Limits, OpenError, StreamClosed};
+pub use connection::{Connection, Error, Event, Limits, SendError};
 pub use frame::ErrorCode;
 pub use headers::HeaderList;
 pub use hpack::{Field, Indexing};

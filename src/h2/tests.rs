@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Error, Event, Limits, OpenError};
+use super::connection::{Connection, Error, Event, Limits, SendError};
 use super::frame::{self, ErrorCode, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
 use super::testing::Random;
 use super::{Allowance, Indexing};
@@ -96,7 +96,7 @@ fn server() -> Connection {
     server_with(Limits::default())
 }
 
-fn fields<'a>(fields: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = (&'a [u8], &'a [u8], Indexing)> {
+fn fields<'a>(fields: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = (&'a [u8], &'a [u8], Indexing)> + Clone {
     fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes(), Indexing::Yes))
 }
 
@@ -239,11 +239,24 @@ fn the_peers_limit_of_streams_is_kept() {
     let (mut client, mut server) = pair(Limits::default(), Limits { streams: 2, ..Limits::default() });
     let first = client.open(fields(&POST), true).unwrap();
     client.open(fields(&POST), true).unwrap();
-    assert_eq!(client.open(fields(&POST), true), Err(OpenError::TooMany));
+    assert_eq!(client.open(fields(&POST), true), Err(SendError::TooMany));
     exchange(&mut client, &mut server);
     server.send_headers(first, fields(&[(":status", "200")]), true).unwrap();
     exchange(&mut client, &mut server);
     client.open(fields(&POST), true).unwrap();
+}
+
+#[test]
+fn the_peers_limit_of_header_lists_is_kept() {
+    // names and values, and 32 for each field (§6.5.2)
+    let exactly = Limits { header_list: 11 + 11 + 11 + 19 + 4 * 32, ..Limits::default() };
+    let (mut client, mut server) = pair(Limits { header_list: 41, ..Limits::default() }, exactly);
+    let with_path = |path| [POST[0], POST[1], (":path", path), POST[3]];
+    assert_eq!(client.open(fields(&with_path("/a.B/CD")), true), Err(SendError::TooLarge));
+    let stream = client.open(fields(&POST), true).unwrap();
+    assert_eq!(stream, 1, "the refused one took no identifier");
+    exchange(&mut client, &mut server);
+    assert_eq!(server.send_headers(stream, fields(&[(":status", "200")]), true), Err(SendError::TooLarge));
 }
 
 #[test]
@@ -259,7 +272,7 @@ fn goaway_drains_in_two_steps() {
     assert_eq!(feed(&mut server, &on_the_way).unwrap(), [Seen::Headers(early, true), Seen::Headers(second, true)]);
     assert!(!server.is_drained());
     assert_eq!(feed(&mut client, &goaway_and_ping).unwrap(), [Seen::GoAway(MAX_31_BITS, ErrorCode::NO_ERROR)]);
-    assert_eq!(client.open(fields(&POST), true), Err(OpenError::GoingAway));
+    assert_eq!(client.open(fields(&POST), true), Err(SendError::GoingAway));
     assert_eq!(exchange(&mut client, &mut server).0, [Seen::GoAway(second, ErrorCode::NO_ERROR)]);
     assert!(server.is_drained());
     // beyond the promise: ignored
@@ -334,6 +347,8 @@ fn the_connection_begins_with_preface_and_settings() {
     }
     assert!(!server.is_established());
     feed(&mut server, &hello[PREFACE.len()..]).unwrap();
+    assert!(!server.is_established(), "our SETTINGS are not acknowledged");
+    feed(&mut server, &ack).unwrap();
     assert!(server.is_established());
 }
 

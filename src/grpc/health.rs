@@ -1,0 +1,64 @@
+//! The standard health service, `grpc.health.v1`, which every [`Server`](super::Server) has. `Check` alone: `Watch` would
+//! hold a handler for as long as a peer likes, and its definition has clients take UNIMPLEMENTED for an answer.
+
+use std::collections::HashSet;
+
+use super::router::{Call, Router};
+use super::status::{Code, Status};
+
+/// `HealthCheckResponse.ServingStatus.SERVING`; a server that does not serve does not answer.
+const SERVING: i32 = 1;
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthCheckRequest {
+    /// Empty: the server as a whole.
+    #[prost(string, tag = "1")]
+    service: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthCheckResponse {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+/// `router` with the health of its services.
+pub(super) fn add(router: Router) -> Router {
+    let services: HashSet<String> = router.services().map(str::to_owned).collect();
+    router.unary("/grpc.health.v1.Health/Check", move |_: &Call, request: HealthCheckRequest| {
+        match request.service.is_empty() || services.contains(&request.service) {
+            true => Ok(HealthCheckResponse { status: SERVING }),
+            false => Err(Status::new(Code::NotFound, "the server has no such service")),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use super::super::{CallOptions, Channel, Limits, Server, Transport};
+    use super::*;
+
+    #[test]
+    fn every_server_tells_the_health_of_its_services() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let accept = Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
+        let router = Router::new().unary("/a.B/C", |_: &Call, request: HealthCheckRequest| Ok(request));
+        let server = Server::start("test", listener, accept, router, Limits::default()).unwrap();
+        let socket = TcpStream::connect(server.local_addr()).unwrap();
+        let channel = Channel::new(Transport::plain(socket).unwrap(), "localhost").unwrap();
+        let ask = |method: &str, service: &str| -> Result<HealthCheckResponse, Code> {
+            let request = HealthCheckRequest { service: service.into() };
+            let path = format!("/grpc.health.v1.Health/{method}");
+            channel.unary(&path, &request, &CallOptions::default()).map_err(|status| status.code())
+        };
+        assert_eq!(ask("Check", ""), Ok(HealthCheckResponse { status: SERVING }));
+        assert_eq!(ask("Check", "a.B"), Ok(HealthCheckResponse { status: SERVING }));
+        assert_eq!(ask("Check", "a.B/C"), Err(Code::NotFound));
+        assert_eq!(ask("Check", "a"), Err(Code::NotFound));
+        assert_eq!(ask("Watch", ""), Err(Code::Unimplemented));
+    }
+}
