@@ -67,8 +67,6 @@ pub(super) struct Core {
     /// Absent while a thread writes, and for good once the connection is closed.
     writer: Option<Box<dyn Write + Send>>,
     is_writing: bool,
-    /// Ended without politeness: there is nobody to wait for.
-    is_cut: bool,
     /// The output's other buffer, while one is filled and one written.
     spare: Vec<u8>,
     waiting: Vec<(For, Thread)>,
@@ -197,7 +195,6 @@ impl Link {
             reader: Some(reader),
             writer: Some(writer),
             is_writing: false,
-            is_cut: false,
             spare: Vec::new(),
             waiting: Vec::new(),
             has_woken: false,
@@ -235,7 +232,6 @@ impl Link {
     /// Ends the connection: all that wait on it wake up.
     pub(super) fn end(&self, core: &mut Core, status: Status) {
         core.end(status);
-        core.is_cut = true;
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
@@ -276,6 +272,7 @@ impl Link {
         let result = reader.read(&self.socket, timeout);
         let mut core = self.lock();
         let now = Instant::now();
+        let was_over = core.ended.is_some();
         match result {
             Ok(0) => core.end(Status::new(Code::Unavailable, "the peer closed the connection")),
             Ok(length) => {
@@ -288,8 +285,12 @@ impl Link {
         core.reader = Some(reader);
         self.turns.fetch_add(1, Ordering::SeqCst);
         core.upkeep(self.peer, now);
-        if let Some(status) = core.ended.clone() {
-            core = self.end_after_flush(core, status);
+        if core.ended.is_some() && !was_over {
+            core = self.flush(core);
+            if core.is_writing {
+                // the peer is gone, silent or broken: there is no use in what another thread is still writing to it
+                let _ = self.socket.shutdown(Shutdown::Both);
+            }
         }
         core
     }
@@ -322,10 +323,10 @@ impl Link {
             && let Some(writer) = core.writer.take()
         {
             core.is_writing = true;
-            let lingers = !core.is_cut && matches!(core.side, Side::Server(_));
+            let is_server = matches!(core.side, Side::Server(_));
             drop(core);
             drop(writer);
-            if lingers {
+            if is_server {
                 self.linger();
             }
             let _ = self.socket.shutdown(Shutdown::Both);
@@ -402,6 +403,10 @@ impl Link {
         loop {
             if core.h2.output().len() >= OUTPUT {
                 core = self.flush(core);
+            }
+            if core.ended.is_some() {
+                let status = core.why_closed(stream);
+                return (core, Err(status));
             }
             while core.h2.output().len() >= OUTPUT && core.ended.is_none() {
                 match time_left(deadline) {
