@@ -1,6 +1,6 @@
 # Everything here installs what it needs first (tools/setup.sh) and keeps it in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot lint demo bench h2spec proto fuzz check-deps reproducible deny
+.PHONY: help setup build test unit boot lint demo bench h2spec proto check-deps reproducible deny
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) where there is no musl standard library
 TARGET = musl
@@ -38,9 +38,6 @@ proto: setup ## write src/proto anew from proto/
 
 h2spec: setup ## the public HTTP/2 conformance suite against our server, plaintext and TLS
 	@tools/h2spec.sh
-
-fuzz: setup ## one minute of each fuzz target
-	@tools/fuzz.sh
 
 check-deps: setup ## no async runtime in a shipped program
 	@tools/check-deps.sh
