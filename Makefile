@@ -36,7 +36,7 @@ bench: build ## compare with the peers
 proto: setup ## write src/proto anew from proto/
 	UPDATE_PROTO=1 cargo test --locked --test proto
 
-fuzz: setup ## one minute of each fuzz target
+fuzz: setup ## one minute of each fuzz target; `tools/fuzz.sh SECONDS TARGET..` for more
 	@tools/fuzz.sh
 
 check-deps: setup ## no async runtime in a shipped program
