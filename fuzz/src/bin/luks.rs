@@ -95,7 +95,8 @@ fuzz_target!(|input: &[u8]| {
     }
     let ours = header.check_ours(Integrity::Optional).is_ok();
     assert_eq!(header.geometry().is_ok(), ours);
-    if ours && mode & 0x80 != 0 && is_cheap(header.metadata()) {
+    // two bits: it is a hundred times as slow as the rest
+    if ours && mode & 0xc0 == 0xc0 && is_cheap(header.metadata()) {
         // the area is zeros: no key is in it
         let error = header.unlock(&mut disk, &Secret::new(b"passphrase".to_vec())).map(drop).unwrap_err();
         assert!(matches!(error, Error::WrongPassphrase { .. } | Error::Io { .. }), "{error}");
