@@ -39,6 +39,9 @@ proto: setup ## write src/proto anew from proto/
 h2spec: setup ## the public HTTP/2 conformance suite against our server, plaintext and TLS
 	@tools/h2spec.sh
 
+fuzz: setup ## one minute of each fuzz target; `tools/fuzz.sh SECONDS TARGET..` for more
+	@tools/fuzz.sh
+
 check-deps: setup ## no async runtime in a shipped program
 	@tools/check-deps.sh
 

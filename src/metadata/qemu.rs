@@ -59,43 +59,25 @@ impl Client {
     /// This machine.
     pub fn self_(&self) -> Result<Instance, Error> {
         let url = self.url("self");
-        let body = self.get(&url, MAX_BODY)?;
-        instance(json(&url, "an instance", &body)?).map_err(|got| nonsense(&url, "an instance", got))
+        parse_self(&url, &self.get(&url, MAX_BODY)?)
     }
 
-    /// All machines. One that makes no sense is left out, and logged: it must not hide the others.
+    /// All machines that make sense.
     pub fn peers(&self) -> Result<Vec<Instance>, Error> {
         let url = self.url("peers");
-        let body = self.get(&url, MAX_PEERS_BODY)?;
-        let peers: Option<Vec<WireInstance>> = json(&url, "a list of instances", &body)?;
-        let sensible = |wire| instance(wire).inspect_err(|wrong| log::warn!("{url}: left out {wrong}")).ok();
-        Ok(peers.unwrap_or_default().into_iter().filter_map(sensible).collect())
+        parse_peers(&url, &self.get(&url, MAX_PEERS_BODY)?)
     }
 
     /// The address of the first control plane.
     pub fn load_balancer_endpoint(&self) -> Result<String, Error> {
-        const EXPECTED: &str = "a host's address or name";
         let url = self.url("endpoint");
-        let host: String = json(&url, EXPECTED, &self.get(&url, MAX_BODY)?)?;
-        match is_host(&host) {
-            true => Ok(host),
-            false => Err(nonsense(&url, EXPECTED, excerpt(host.as_bytes()))),
-        }
+        parse_endpoint(&url, &self.get(&url, MAX_BODY)?)
     }
 
-    /// The bcrypt hash of the init secret; a line break at its end is taken off.
+    /// The bcrypt hash of the init secret.
     pub fn init_secret_hash(&self) -> Result<String, Error> {
         let url = self.url("initsecrethash");
-        let body = self.get(&url, MAX_BODY)?;
-        match std::str::from_utf8(&body).map(str::trim_ascii_end) {
-            Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
-            // all but the hash itself would be no secret, but what if it is the init secret?
-            _ => Err(nonsense(
-                &url,
-                "a bcrypt hash of 60 characters",
-                format!("{} bytes that are no bcrypt hash", body.len()),
-            )),
-        }
+        parse_init_secret_hash(&url, &self.get(&url, MAX_BODY)?)
     }
 
     fn url(&self, path: &str) -> String {
@@ -113,6 +95,40 @@ impl Client {
                 let body = excerpt(&body.unwrap_or_default());
                 Err(Error::Status { url: url.to_owned(), status, body })
             }
+        }
+    }
+}
+
+/// The answer to `/self`; `url` is for the error.
+pub fn parse_self(url: &str, body: &[u8]) -> Result<Instance, Error> {
+    instance(json(url, "an instance", body)?).map_err(|got| nonsense(url, "an instance", got))
+}
+
+/// The answer to `/peers`. One that makes no sense is left out, and logged: it must not hide the others.
+pub fn parse_peers(url: &str, body: &[u8]) -> Result<Vec<Instance>, Error> {
+    let peers: Option<Vec<WireInstance>> = json(url, "a list of instances", body)?;
+    let sensible = |wire| instance(wire).inspect_err(|wrong| log::warn!("{url}: left out {wrong}")).ok();
+    Ok(peers.unwrap_or_default().into_iter().filter_map(sensible).collect())
+}
+
+/// The answer to `/endpoint`.
+pub fn parse_endpoint(url: &str, body: &[u8]) -> Result<String, Error> {
+    const EXPECTED: &str = "a host's address or name";
+    let host: String = json(url, EXPECTED, body)?;
+    match is_host(&host) {
+        true => Ok(host),
+        false => Err(nonsense(url, EXPECTED, excerpt(host.as_bytes()))),
+    }
+}
+
+/// The answer to `/initsecrethash`; a line break at its end is taken off.
+pub fn parse_init_secret_hash(url: &str, body: &[u8]) -> Result<String, Error> {
+    match std::str::from_utf8(body).map(str::trim_ascii_end) {
+        Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
+        // all but the hash itself would be no secret, but what if it is the init secret?
+        _ => {
+            let got = format!("{} bytes that are no bcrypt hash", body.len());
+            Err(nonsense(url, "a bcrypt hash of 60 characters", got))
         }
     }
 }

@@ -83,7 +83,8 @@ impl NodeState {
         }
     }
 
-    fn parse(text: &str) -> Result<NodeState, String> {
+    /// Reads the content of the state file. The error says what is wrong with it.
+    pub fn parse(text: &str) -> Result<NodeState, String> {
         let json: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let salt = STANDARD.decode(&json.measurement_salt).map_err(|error| format!("MeasurementSalt: {error}"))?;
         let length = salt.len();

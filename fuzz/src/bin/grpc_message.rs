@@ -4,12 +4,12 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../src/h2/mod.rs"]
+#[path = "../../../src/h2/mod.rs"]
 #[allow(dead_code, unused_imports)] // the other modules name its types
 mod h2;
 
 #[allow(dead_code, unused_imports)] // of them, this fuzzer does not need all
-#[path = "../../src/grpc"]
+#[path = "../../../src/grpc"]
 mod grpc {
     mod message;
     mod metadata;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../src/h2/mod.rs"]
+#[path = "../../../src/h2/mod.rs"]
 #[allow(dead_code, unused_imports)] // of it, this fuzzer does not need all
 mod h2;
 use h2::{Connection, Limits};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../src/h2/mod.rs"]
+#[path = "../../../src/h2/mod.rs"]
 #[allow(dead_code, unused_imports)] // of it, this fuzzer does not need all
 mod h2;
 use h2::{Connection, ErrorCode, Indexing, Limits};

@@ -1,0 +1,50 @@
+//! Attestation documents: JSON, the TPM's structures in it, the policy. The seed is a genuine document of a software TPM
+//! for the nonce below, so that what follows the check of the signature is reached too: values and event log are not under it.
+#![no_main]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+
+use firstlight::attestation::qemu_vtpm::Validator;
+use firstlight::attestation::{Measurement, Policy, Validator as _};
+use libfuzzer_sys::fuzz_target;
+
+// alone, too: in a document it stands behind base64 and a signature
+#[path = "../../../src/attestation/quote.rs"]
+#[allow(dead_code)]
+mod quote;
+use quote::{Attest, Key};
+
+const NONCE: &[u8] = b"the verifier's own random number";
+const USER_DATA: &[u8] = b"the hash of a certificate's key.";
+
+/// Accepts the seed's register 15; of the others, one is wrong and only warned about, or enforced.
+static POLICIES: LazyLock<[Validator; 2]> = LazyLock::new(|| {
+    [true, false].map(|warn_only| {
+        let zero = Measurement { expected: [0; 32], warn_only: false };
+        let wrong = Measurement { expected: [0xaa; 32], warn_only };
+        let policy = Policy::new(BTreeMap::from([(15, zero), (9, wrong)])).expect("one is enforced");
+        Validator::new(Arc::new(policy))
+    })
+});
+
+fn init() {
+    // else nothing behind the signature would be reached
+    let genuine = include_bytes!("../../corpus/document/genuine");
+    assert_eq!(POLICIES[0].validate(genuine, NONCE).as_deref().ok(), Some(USER_DATA));
+}
+
+fuzz_target!(init: init(), |input: &[u8]| {
+    // no mutation makes another signature, so what is accepted is what was signed
+    if let Ok(user_data) = POLICIES[0].validate(input, NONCE) {
+        assert_eq!(user_data, USER_DATA);
+    }
+    assert!(POLICIES[1].validate(input, NONCE).is_err());
+
+    if let Ok(key) = Key::parse(input) {
+        assert!(!key.signed(b"message", input));
+    }
+    if let Some(attest) = Attest::parse(input) {
+        assert!(attest.pcrs.len() <= 32 && attest.pcrs.is_sorted());
+    }
+});

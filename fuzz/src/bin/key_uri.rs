@@ -1,0 +1,17 @@
+//! Key URIs: one that is accepted reads the same after it was written, and gives keys.
+#![no_main]
+
+use firstlight::crypto::Dek;
+use firstlight::kms::ClusterKms;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let (kms_uri, storage_uri) = text.split_once('\n').unwrap_or((text, ""));
+    match ClusterKms::from_uris(kms_uri, storage_uri) {
+        Ok(kms) => {
+            assert!(ClusterKms::from_uris(&kms.uri(), "").as_ref() == Ok(&kms));
+            assert_eq!(kms.dek(&Dek::named("x"), 32).map(|key| key.len()), Ok(32));
+        }
+        Err(error) => assert!(error.to_string().len() < 200),
+    }
+});

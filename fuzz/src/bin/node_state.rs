@@ -1,0 +1,11 @@
+//! The node's state file on the disk.
+#![no_main]
+
+use firstlight::metadata::Role;
+use firstlight::state_disk::node_state::NodeState;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let Ok(state) = NodeState::parse(text) else { return };
+    assert_eq!(Role::parse(&state.role.to_string()), state.role);
+});

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Fuzzes the parsers of hostile bytes with libFuzzer and the address sanitizer, on the stable toolchain.
+#
+#   tools/fuzz.sh [SECONDS] [TARGET..]      each target for SECONDS (60); all of fuzz/src/bin where none is named
+#
+# The corpus grows in the cache, from run to run. Fails when an input crashes a target, is too slow or takes too much memory,
+# and says where that input is: run the program that is named on that file to see it again.
+. "$(dirname "$0")/lib.sh"
+cd "$ROOT/fuzz"
+seconds=${1:-60}; shift || true
+[[ $seconds =~ ^[0-9]+$ ]] || die "usage: tools/fuzz.sh [SECONDS] [TARGET..]"
+if [ $# = 0 ]; then mapfile -t targets < <(basename -s .rs -a src/bin/*.rs); else targets=("$@"); fi
+
+command -v g++ >/dev/null || die "libFuzzer is built from C++: apt-get install g++"
+link_tss gnu
+say "building ${#targets[@]} fuzz targets"
+# what `cargo fuzz` passes to a nightly compiler; the stable one has all of it, sanitizer runtime included
+flags="-Zsanitizer=address -Cpasses=sancov-module -Ccodegen-units=1 -Cforce-frame-pointers=yes"
+for option in level=4 inline-8bit-counters pc-table trace-compares; do
+  flags+=" -Cllvm-args=-sanitizer-coverage-$option"
+done
+RUSTC_BOOTSTRAP=1 RUSTFLAGS="$flags" CARGO_TARGET_DIR="$ROOT/fuzz/target" \
+  cargo build --locked --quiet --release --target "$GNU" "${targets[@]/#/--bin=}"
+
+failed=()
+for target in "${targets[@]}"; do
+  corpus=$CACHE/fuzz/$target findings=$ROOT/fuzz/artifacts/$target log=$ROOT/fuzz/target/$target.log
+  program=$ROOT/fuzz/target/$GNU/release/$target
+  mkdir -p "$corpus" "$findings"
+  options=(-max_total_time="$seconds" -max_len=16384 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1)
+  options+=(-artifact_prefix="$findings/" "$corpus")
+  if [ -d "corpus/$target" ]; then options+=("corpus/$target"); fi
+  status=0
+  nice "$program" "${options[@]}" >"$log" 2>&1 || status=$?
+  count=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  if [ $status = 0 ]; then
+    printf '%-14s %9s executions, no finding\n' "$target" "$count"
+    continue
+  fi
+  failed+=("$target")
+  printf '%-14s FINDING\n' "$target"
+  grep -m1 -A3 'panicked at\|ERROR: \|runtime error' "$log" | sed 's/^/    /' || tail -n 20 "$log"
+  sed -n "s|.*Test unit written to |    again: $program |p" "$log"
+done
+[ ${#failed[@]} = 0 ] || die "findings in: ${failed[*]} (logs: fuzz/target/*.log)"
