@@ -1,8 +1,9 @@
 //! Opening the state disk, and making it: ours against cryptsetup and mke2fs, on the same disks in the same machine.
 //!
 //! `cargo bench --bench unlock` boots one machine (tests/boot/harness), in which tests/boot/cases/bench.sh runs either side five
-//! times (a first boot three times) as a process of its own, and prints the medians. This program is also what runs in the machine as our side: it calls
-//! what `bootstrapper unlock` calls, and nothing else. With emulation instead of KVM compare the two columns, not the times.
+//! times, a first boot three times, as a process of its own, and prints the medians. This program is also what runs in the
+//! machine as our side: it calls what `bootstrapper unlock` calls, and nothing else. With emulation instead of KVM compare the
+//! two columns, not the times.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
