@@ -2,6 +2,7 @@
 //!
 //! They need `make build`'s programs and take minutes, so `cargo test` passes them by; `make boot` runs them.
 
+mod faults;
 mod harness;
 
 use base64::Engine;

@@ -1,0 +1,76 @@
+#!/bin/busybox sh
+# `bootstrapper unlock` that is stopped or killed, and then called again in the same boot; and a disk on which the old system
+# was interrupted.
+DISK=/dev/disk/by-id/virtio-state
+T=/tmp/unlock
+mkdir -p $T
+
+# mke2fs takes long enough to be met at work
+printf '#!/bin/sh\nsleep 1\nexec /sbin/mke2fs "$@"\n' >$T/mke2fs
+chmod +x $T/mke2fs
+
+is_mounted() { grep -q '^/dev/mapper/state /run/state ' /proc/mounts && echo content >/run/state/file; }
+blank() {
+  umount /run/state 2>/dev/null
+  dm_guest close state >/dev/null 2>&1
+  dd if=/dev/zero of=$DISK bs=1M count=17 conv=fsync 2>/dev/null
+}
+# ends_mounted WHAT: a whole unlock of what is there
+ends_mounted() {
+  if bootstrapper unlock >$T/second 2>&1 && is_mounted; then echo "PASS $1"; else echo "FAIL $1: $(cat $T/second)"; fi
+}
+# interrupt SIGNAL EVENT EXIT-CODES: sends it when the console has the event
+interrupt() {
+  what="SIG$1 after \"$2\""
+  bootstrapper unlock --mke2fs $T/mke2fs >$T/first 2>&1 &
+  pid=$!
+  while ! grep -q " $2" $T/first && kill -0 $pid; do usleep 2000; done 2>/dev/null
+  kill -$1 $pid
+  wait $pid
+  code=$?
+  case " $3 " in
+  *" $code "*) echo "PASS $what: exit code $code" ;;
+  *) echo "FAIL $what: exit code $code: $(cat $T/first)" ;;
+  esac
+}
+
+for event in start: disk: formatted: mapped: file-system:; do
+  for signal in TERM KILL; do
+    blank
+    # a signal that comes after the last look at it comes too late: then the disk is mounted
+    case $signal in TERM) codes="143 0" ;; KILL) codes=137 ;; esac
+    interrupt $signal $event "$codes"
+    case $signal-$code in
+    TERM-143)
+      if [ ! -e /dev/mapper/state ]; then echo "PASS $what: nothing stays mapped"; else echo "FAIL $what: mapped"; fi
+      ends_mounted "$what, then unlock" ;;
+    TERM-0) if is_mounted; then echo "PASS $what: too late"; else echo "FAIL $what: exit code 0, not mounted"; fi ;;
+    *) is_mounted || ends_mounted "$what, then unlock" ;;
+    esac
+  done
+done
+
+# ---- unlock once more while the disk is in use: a sentence, and the disk stays what it is
+blank
+ends_mounted "first boot"
+sync
+dd if=$DISK of=$T/before bs=1M count=16 iflag=direct 2>/dev/null
+if bootstrapper unlock >$T/third 2>&1; then echo "FAIL unlock of a mounted disk: it ended well"
+elif ! grep -q 'still in use' $T/third; then echo "FAIL unlock of a mounted disk: $(cat $T/third)"
+elif dd if=$DISK bs=1M count=16 iflag=direct 2>/dev/null | cmp - $T/before && is_mounted; then
+  echo "PASS unlock of a mounted disk is refused, and changes nothing"
+else echo "FAIL unlock of a mounted disk: its header changed"; fi
+
+# ---- where the old system lost power between its format and its first keyslot
+blank
+echo key >$T/key
+cryptsetup luksFormat -q --type luks2 --cipher aes-xts-plain64 --key-size 512 --integrity hmac-sha256 --integrity-no-wipe \
+  --sector-size 4096 --pbkdf argon2id --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1 $DISK $T/key &&
+  cryptsetup luksErase -q $DISK || echo "FAIL preparation: cryptsetup"
+bootstrapper unlock >$T/second 2>&1
+code=$?
+if [ $code = 0 ] && is_mounted && grep -q 'never given a key: formatting' $T/second; then
+  echo "PASS a header without keyslot and token is formatted"
+else echo "FAIL a header without keyslot and token: $code: $(cat $T/second)"; fi
+umount /run/state
+exit 0

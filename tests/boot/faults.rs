@@ -1,0 +1,232 @@
+//! What may go wrong between power-on and a member: the power, a signal, the disk as the old system left it, an initramfs that
+//! is not the one that was meant to run. Whatever it is, the next boot ends mounted, waits for a key, or is refused with a
+//! reason.
+
+use super::harness::case::Case;
+use super::harness::flow::Setting;
+use super::harness::vm::{Firmware, Vm};
+use super::harness::{self, Context, Failure, Result, dist};
+use super::{MIB, passed};
+use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+const DISK: u64 = 64 * MIB;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// SeaBIOS measures neither kernel nor initramfs; a fresh node is all that can be asked for.
+const FRESH_NODE: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+/// How often the power is cut in each of the two tests, at an instant in another part of what happens.
+const CUTS: u32 = 4;
+
+#[test]
+#[ignore = "boots a machine: make boot"]
+fn an_interrupted_unlock_and_the_old_systems_keyless_header_end_mounted() -> Result<()> {
+    let case = Case {
+        script: "unlock.sh",
+        programs: &["bootstrapper"],
+        host_programs: &["cryptsetup"],
+        files: vec![("/usr/bin/dm_guest".to_owned(), harness::example("dm_guest")?)],
+        disks: &[("state", DISK)],
+        limit: Duration::from_secs(180),
+        ..Case::default()
+    };
+    passed(case.run()?)
+}
+
+#[test]
+#[ignore = "boots a machine: make boot"]
+fn a_power_cut_during_the_first_boot_is_followed_by_a_first_boot() -> Result<()> {
+    let mut setting = small("cut-format")?;
+    let mut vm = setting.machine.boot()?;
+    let disk = vm.console.wait_for(" disk:", PATIENCE)?;
+    let span = vm.console.wait_for(" mounted:", PATIENCE)?.at - disk.at;
+    vm.cut_power();
+    for part in 0..CUTS {
+        blank(&setting)?;
+        let mut vm = setting.machine.boot()?;
+        vm.console.wait_for(" disk:", PATIENCE)?;
+        let instant = instant(part, span);
+        sleep(instant);
+        vm.cut_power();
+
+        let mut vm = setting.machine.boot()?;
+        let found = vm.console.wait_for(" disk:", PATIENCE)?;
+        vm.console.wait_for(" mounted:", PATIENCE).context(&format!("mount after a cut at {instant:?}"))?;
+        println!("cut {:4} ms after the look at the disk: {}", instant.as_millis(), found.text);
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "boots a machine: make boot"]
+fn a_power_cut_during_init_is_followed_by_a_first_boot_or_by_one_that_a_key_opens() -> Result<()> {
+    let mut setting = small("cut-init")?;
+    // from the quote for the operator's connection to the operator's answer
+    let span = Duration::from_millis(800);
+    for part in 0..CUTS {
+        blank(&setting)?;
+        let mut vm = setting.machine.boot()?;
+        vm.console.wait_for(" ready:", PATIENCE)?;
+        let mut operator = start_init(&setting, &vm)?;
+        vm.console.wait_for(" quote:", PATIENCE)?;
+        let instant = instant(part, span);
+        sleep(instant);
+        let said = vm.console.lines();
+        vm.cut_power();
+        let _ = operator.kill();
+        operator.wait().context("wait for firstlight init")?;
+
+        let mut vm = setting.machine.boot()?;
+        let found = vm.console.wait_for(" disk:", PATIENCE)?;
+        let initialised = found.text.contains("of a cluster's node");
+        if said.iter().any(|line| line.text.contains(" committed:")) && !initialised {
+            return Err(Failure(format!("committed, but after a cut at {instant:?} it said {:?}", found.text)));
+        }
+        if initialised {
+            setting.recover(&vm)?;
+        }
+        vm.console.wait_for(" mounted:", PATIENCE).context(&format!("mount after a cut at {instant:?}"))?;
+        let end = vm.console.wait_until("the end of run's start", PATIENCE, |line| {
+            line.contains(" ready:") || line.contains(" reset:")
+        })?;
+        println!("cut {:4} ms after the quote: {}; then {}", instant.as_millis(), found.text, end.text);
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "boots a machine: make boot"]
+fn a_node_without_its_state_or_with_an_unfinished_set_up_starts_over() -> Result<()> {
+    let mut setting = small("dead-ends")?;
+    let mut vm = setting.machine.boot()?;
+    vm.console.wait_for(" ready:", PATIENCE)?;
+    setting.init(&vm)?;
+    vm.console.wait_for(" complete:", PATIENCE)?;
+    vm.command("rm /run/state/constellation/node_state.json", PATIENCE)?;
+    vm.shut_down(PATIENCE)?;
+
+    let mut vm = setting.machine.boot()?;
+    vm.console.wait_for("of a cluster's node", PATIENCE)?;
+    setting.recover(&vm)?;
+    for step in ["has no node state", " formatted:", " mounted:", " ready: waiting for the operator's init"] {
+        vm.console.wait_for(step, PATIENCE)?;
+    }
+
+    fs::remove_file(setting.path("firstlight-state.json")).context("forget the first cluster")?;
+    setting.init(&vm)?;
+    vm.console.wait_for(" complete:", PATIENCE)?;
+    vm.command("rm /run/state/firstlight/complete", PATIENCE)?;
+    vm.shut_down(PATIENCE)?;
+
+    let mut vm = setting.machine.boot()?;
+    vm.console.wait_for("of a cluster's node", PATIENCE)?;
+    setting.recover(&vm)?;
+    for step in [" mounted:", "set-up was interrupted", " reset:"] {
+        vm.console.wait_for(step, PATIENCE)?;
+    }
+    // and once more, for its exit code; a disk that is marked already stays marked
+    let again = vm.command("bootstrapper run; echo exit code $?", PATIENCE)?;
+    if !again.ends_with("exit code 3") {
+        return Err(Failure(format!("bootstrapper run should end with 3 for a reset: {again}")));
+    }
+    vm.shut_down(PATIENCE)?;
+
+    let mut vm = setting.machine.boot()?;
+    for step in ["never part of a cluster: formatting it", " mounted:", " ready: waiting for the operator's init"] {
+        vm.console.wait_for(step, PATIENCE)?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "boots a machine: make boot"]
+fn an_altered_initramfs_is_refused_by_the_cluster_and_the_operator_who_see_why() -> Result<()> {
+    let mut setting = Setting::new("altered", DISK)?;
+    let mut vm = setting.machine.boot()?;
+    vm.console.wait_for(" ready:", PATIENCE)?;
+    setting.init(&vm)?;
+    vm.console.wait_for(" complete:", PATIENCE)?;
+    vm.shut_down(PATIENCE)?;
+
+    let honest = register_9(&setting.machine.policy()?)?;
+    alter(&setting)?;
+    let altered = register_9(&setting.machine.policy()?)?;
+    setting.start_services()?;
+    let mut vm = setting.machine.boot()?;
+    vm.console.wait_for("of a cluster's node", PATIENCE)?;
+    let pushed = setting.operator(&vm, "recover", 9999, &[])?;
+    let operator_heard = String::from_utf8_lossy(&pushed.stderr).into_owned();
+    if pushed.status.code() != Some(3) {
+        return Err(Failure(format!("recover should end with 3: {}: {operator_heard}", pushed.status)));
+    }
+    let heard = vm.console.wait_for("join service 10.42.0.1:30090", PATIENCE)?;
+    let why = format!("PCR 9: expected {honest}, got {altered}");
+    for (who, said) in [("join-service", setting.services_said()), ("firstlight recover", operator_heard)] {
+        if !said.to_ascii_lowercase().contains(&why.to_ascii_lowercase()) {
+            return Err(Failure(format!("{who} should say {why:?}: {said}")));
+        }
+    }
+    let lines = vm.console.lines();
+    if !heard.text.contains("refused") || lines.iter().any(|line| line.text.to_ascii_lowercase().contains(&honest)) {
+        return Err(Failure(format!("the node should hear that it is refused and no more: {}", heard.text)));
+    }
+    if lines.iter().any(|line| line.text.contains(" mounted:") || line.text.contains(" key-slot:")) {
+        return Err(Failure("the disk of an altered machine opened".to_owned()));
+    }
+    println!("{why}\nthe node heard: {}", heard.text);
+    Ok(())
+}
+
+/// The demo's machine with a small disk and the fast firmware.
+fn small(name: &str) -> Result<Setting> {
+    let mut setting = Setting::new(name, DISK)?;
+    setting.machine.firmware = Firmware::Bios;
+    fs::write(setting.path("policy.json"), FRESH_NODE).context("write the policy")?;
+    Ok(setting)
+}
+
+/// A blank disk, and an operator without a cluster: only the master secret stays.
+fn blank(setting: &Setting) -> Result<()> {
+    let _ = fs::remove_file(setting.path("firstlight-state.json"));
+    let disk = File::options().write(true).open(setting.machine.disk("state")).context("open the disk")?;
+    disk.set_len(0).and_then(|()| disk.set_len(DISK)).context("blank the disk")
+}
+
+/// At random in one of the parts of `span`.
+fn instant(part: u32, span: Duration) -> Duration {
+    let random = RandomState::new().hash_one(part) % 1000;
+    (span * part + span * u32::try_from(random).unwrap_or(0) / 1000) / CUTS
+}
+
+/// `firstlight init`, going on beside the test.
+fn start_init(setting: &Setting, vm: &Vm) -> Result<Child> {
+    let port = vm.ports.get(&9000).ok_or_else(|| Failure("port 9000 is not forwarded".to_owned()))?;
+    Command::new(dist("firstlight")?)
+        .current_dir(setting.machine.folder())
+        .args(["init", "--endpoint", &format!("127.0.0.1:{port}"), "--policy", "policy.json"])
+        .args(["--init-secret", "init-secret"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("run firstlight init")
+}
+
+fn register_9(policy: &str) -> Result<String> {
+    let policy: serde_json::Value = serde_json::from_str(policy).context("read a policy")?;
+    let value = policy["measurements"]["9"]["expected"].as_str().map(str::to_owned);
+    value.ok_or_else(|| Failure("a policy without register 9".to_owned()))
+}
+
+/// Changes a letter of a comment in the initramfs. Its size is measured with the kernel into PCR 4, and stays as it is.
+fn alter(setting: &Setting) -> Result<()> {
+    let path = setting.machine.initramfs();
+    let mut bytes = fs::read(&path).context("read the initramfs")?;
+    let comment = b"# The first program of the small initramfs";
+    let at = bytes.windows(comment.len()).position(|window| window == comment);
+    let at = at.ok_or_else(|| Failure("the comment is not in the initramfs".to_owned()))?;
+    bytes[at + 2] = b't';
+    fs::write(&path, bytes).context("alter the initramfs")
+}
