@@ -200,7 +200,7 @@ fn run_grpcio_client(port: u16, certificate: Option<&str>) {
     let output = python().arg("client").arg(port.to_string()).args(certificate).output().unwrap();
     let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}\n{complained}");
-    assert_eq!(said.lines().count(), 17, "{said}");
+    assert_eq!(said.lines().count(), 18, "{said}");
 }
 
 /// A process that ends with the test.

@@ -225,6 +225,13 @@ def run(port, certificate=None):
         received = dict(done.initial_metadata())
         assert received["x-echo"] == "value" and received["x-echo-bin"] == b"\x00\xff\x01", received
 
+    def health():
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        # the server; a service, by its name in field 1; SERVING is 1 in field 1
+        assert check(b"", timeout=30) == b"\x08\x01"
+        assert check(b"\x0a\x0ctest.Interop", timeout=30) == b"\x08\x01"
+        refused(grpc.StatusCode.NOT_FOUND, lambda: check(b"\x0a\x01x", timeout=30))
+
     def message_above_the_limit():
         refused(grpc.StatusCode.RESOURCE_EXHAUSTED, lambda: unary("Echo", b"x" * (17 * MIB)))
         assert unary("Echo", count=1) == (b"", 1)
