@@ -2,6 +2,7 @@
 
 use super::{Failure, Result};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,14 +28,17 @@ pub struct Console {
     reader: Option<JoinHandle<()>>,
     /// The lines before this one were already waited for.
     next: usize,
+    errors: PathBuf,
 }
 
 impl Console {
-    /// Reads `from` to its end; each line also goes to `log`, and to stderr with `prefix` when there is one.
+    /// Reads `from` to its end; each line also goes to `log`, and to stderr with `prefix` when there is one. `errors` is
+    /// a file with what QEMU itself says; a wait that ends in vain shows it.
     pub fn new(
         from: impl Read + Send + 'static,
         mut log: impl Write + Send + 'static,
         prefix: Option<String>,
+        errors: PathBuf,
     ) -> Console {
         let said = Arc::new((Mutex::new(Said::default()), Condvar::new()));
         let (start, shared) = (Instant::now(), said.clone());
@@ -54,7 +58,7 @@ impl Console {
             lock(&shared.0).ended = true;
             shared.1.notify_all();
         });
-        Console { said, reader: Some(reader), next: 0 }
+        Console { said, reader: Some(reader), next: 0, errors }
     }
 
     /// All that was said so far.
@@ -71,7 +75,8 @@ impl Console {
     /// The next line that `wanted` accepts; `what` names it in the error.
     pub fn wait_until(&mut self, what: &str, limit: Duration, wanted: impl Fn(&str) -> bool) -> Result<Line> {
         let deadline = Instant::now() + limit;
-        let (mutex, changed) = &*self.said;
+        let shared = self.said.clone();
+        let (mutex, changed) = &*shared;
         let mut said = lock(mutex);
         loop {
             while let Some(line) = said.lines.get(self.next) {
@@ -80,18 +85,28 @@ impl Console {
                     return Ok(line.clone());
                 }
                 if is_fatal(&line.text) {
-                    return Err(gave_up("the machine failed", what, &said));
+                    return Err(self.gave_up("the machine failed", what, &said));
                 }
             }
             if said.ended {
-                return Err(gave_up("the machine is gone", what, &said));
+                return Err(self.gave_up("the machine is gone", what, &said));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(gave_up(&format!("{} s went by", limit.as_secs()), what, &said));
+                return Err(self.gave_up(&format!("{} s went by", limit.as_secs()), what, &said));
             }
             said = changed.wait_timeout(said, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    fn gave_up(&self, why: &str, what: &str, said: &Said) -> Failure {
+        let errors = std::fs::read_to_string(&self.errors).unwrap_or_default();
+        let mut last: Vec<&str> = said.lines.iter().rev().take(25).rev().map(|line| line.text.as_str()).collect();
+        last.extend(errors.lines());
+        Failure(format!(
+            "{why} while waiting for {what}; the last lines of console and QEMU:\n    {}",
+            last.join("\n    ")
+        ))
     }
 
     /// Waits for the reading thread, which ends with the machine.
@@ -109,11 +124,6 @@ fn lock(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
 /// `failed:` is how `initramfs/init` says that it powers the machine off.
 fn is_fatal(text: &str) -> bool {
     text.contains("Kernel panic - not syncing") || (text.starts_with("firstlight[init]") && text.contains("failed:"))
-}
-
-fn gave_up(why: &str, what: &str, said: &Said) -> Failure {
-    let last: Vec<String> = said.lines.iter().rev().take(25).rev().map(|line| format!("    {}", line.text)).collect();
-    Failure(format!("{why} while waiting for {what}; its console ended with\n{}", last.join("\n")))
 }
 
 /// Without carriage returns, escape sequences and other control characters.
@@ -140,9 +150,10 @@ fn a_line_loses_its_carriage_return_and_colours() {
 
 #[test]
 fn waiting_ends_when_the_machine_is_gone_or_failed() {
-    let mut console = Console::new(&b"one\ntwo\n"[..], std::io::sink(), None);
+    let mut console = Console::new(&b"one\ntwo\n"[..], std::io::sink(), None, PathBuf::new());
     assert_eq!(console.wait_for("two", Duration::from_secs(5)).unwrap().text, "two");
     assert!(console.wait_for("one", Duration::from_secs(5)).unwrap_err().0.contains("is gone"));
-    let mut console = Console::new(&b"firstlight[init] 1.0s failed: no disk\nthree\n"[..], std::io::sink(), None);
+    let mut console =
+        Console::new(&b"firstlight[init] 1.0s failed: no disk\nthree\n"[..], std::io::sink(), None, PathBuf::new());
     assert!(console.wait_for("three", Duration::from_secs(5)).unwrap_err().0.contains("failed: no disk"));
 }

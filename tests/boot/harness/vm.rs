@@ -184,7 +184,7 @@ impl Machine {
         let mut qemu =
             qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).spawn().context("start QEMU")?;
         let stdout = qemu.stdout.take().ok_or_else(|| Failure("QEMU has no console".to_owned()))?;
-        let console = Console::new(stdout, log, self.show_console.clone());
+        let console = Console::new(stdout, log, self.show_console.clone(), errors.clone());
         Ok(Vm { console, ports, qemu, swtpm, commands: 0, errors })
     }
 
