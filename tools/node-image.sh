@@ -55,7 +55,9 @@ mkdir -p "$root/etc/kubernetes/manifests"
 cp -r "$kernel/lib/modules" "$root/usr/lib/"
 rm -f "$root"/etc/systemd/system/timers.target.wants/* "$root"/etc/systemd/system/multi-user.target.wants/e2scrub_reap.service
 systemctl --root "$root" --quiet enable containerd kubelet systemd-networkd
-systemctl --root "$root" --quiet mask ldconfig.service e2scrub_reap.service getty@tty1.service systemd-firstboot.service
+mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
+ln -s ../test-shell.service "$root/etc/systemd/system/multi-user.target.wants/"
+systemctl --root "$root" --quiet mask ldconfig.service e2scrub_reap.service getty@tty1.service console-getty.service systemd-firstboot.service
 # a machine ID that is set keeps systemd from the presets of a first boot
 echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
 touch "$root/etc/.updated" "$root/var/.updated"

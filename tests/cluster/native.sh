@@ -85,7 +85,11 @@ cleanup() {
   local group try
   for group in "${made[@]}"; do
     # the dead leave their cgroups a little later
-    for try in 1 2 3 4 5; do find "$group" -depth -type d -exec rmdir {} + 2>/dev/null && break; sleep 0.2; done
+    for try in $(seq 50); do
+      find "$group" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+      [ -e "$group" ] || break
+      sleep 0.1
+    done
   done
 }
 trap cleanup EXIT
