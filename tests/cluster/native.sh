@@ -80,6 +80,7 @@ folder=$1 disk=$2 address=$3 gateway=$4
 name=fl$$
 made=()
 cleanup() {
+  trap '' TERM INT HUP
   [ -z "${node:-}" ] || { kill -KILL "$node" 2>/dev/null; wait "$node" 2>/dev/null; } || true
   ip link del "$name" 2>/dev/null || true
   local group try

@@ -22,7 +22,7 @@ finish() {
   trap - EXIT
   if [ $status != 0 ]; then
     say "the run failed; what the node says is in $logs"
-    timeout 60 kubectl get nodes,pods -A -o wide >"$logs/state" 2>&1 || true
+    kubectl get nodes,pods -A -o wide >"$logs/state" 2>&1 || true
     ask 'journalctl --no-pager -o short-monotonic' 60 >"$logs/journal" 2>/dev/null || true
     ask 'cd /var/log/pods 2>/dev/null && tail -n 50 */*/*.log' 60 >"$logs/pods" 2>/dev/null || true
   fi
@@ -51,7 +51,8 @@ native)
       kill -0 "$node" || die "the node ended: $(cat "$logs/console")"; sleep 0.2
     done
   }
-  ask() { timeout -k 1 "${2:-120}" nsenter --target "$(cat "$work/pid")" --all --wd=/ sh -c "$1" </dev/null; }
+  # (started in /, since our working directory does not exist in there)
+  ask() { (cd / && timeout -k 1 "${2:-120}" nsenter --target "$(cat "$work/pid")" --all sh -c "$1" </dev/null); }
   put() { cp "$1" "/proc/$(cat "$work/pid")/root$2"; }
   memory() {
     # of the processes in its cgroup, shared pages by their share
