@@ -4,7 +4,7 @@
 #
 #   tools/node-image.sh      prints the folder: disk.img (ext4, sparse), vmlinuz, initrd
 #
-# Needs root (mmdebstrap, a containerd of its own for the import). Kept in the cache until something that it is made of
+# Needs root (mmdebstrap, and mounts in a namespace). Kept in the cache until something that it is made of
 # changes. Settings of the node: tests/cluster/node, copied over the root file system.
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "making the node's disk needs root"
@@ -33,13 +33,13 @@ fi
 
 settings=$ROOT/tests/cluster/node
 recipe=$({ echo "$debian $kubernetes $kernel"; stat -c '%s %Y' "$kubernetes"/bin/*
-  cd "$settings"; find . -type f | sort | xargs sha256sum; cat "$0" "$ROOT/tools/kubernetes-images.sh"; } |
+  cd "$settings"; find . -type f | sort | xargs sha256sum; cat "$ROOT"/tools/{node-image,kubernetes-images}.sh "$ROOT/tests/cluster/initrd.sh"; } |
   sha256sum | cut -c1-12)
 image=$CACHE/node-$recipe
 if [ -e "$image/disk.img" ]; then echo "$image"; exit; fi
 
 work=$(mktemp -d "$CACHE/node-work.XXXX")
-trap 'if [ -n "${daemon:-}" ]; then kill "$daemon"; wait "$daemon" || true; fi; rm -rf --one-file-system "$work"' EXIT
+trap 'rm -rf --one-file-system "$work"' EXIT
 root=$work/root
 mkdir "$root"
 tar x -C "$root" -f "$debian.tar"
@@ -55,28 +55,31 @@ mkdir -p "$root/etc/kubernetes/manifests"
 cp -r "$kernel/lib/modules" "$root/usr/lib/"
 rm -f "$root"/etc/systemd/system/timers.target.wants/* "$root"/etc/systemd/system/multi-user.target.wants/e2scrub_reap.service
 systemctl --root "$root" --quiet enable containerd kubelet systemd-networkd
-mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
-ln -s ../test-shell.service "$root/etc/systemd/system/multi-user.target.wants/"
 systemctl --root "$root" --quiet mask ldconfig.service e2scrub_reap.service getty@tty1.service console-getty.service systemd-firstboot.service
 # a machine ID that is set keeps systemd from the presets of a first boot
 echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
 touch "$root/etc/.updated" "$root/var/.updated"
 
 say "unpacking the images into containerd's store"
-cat >"$work/containerd.toml" <<TOML
-version = 2
-root = "$root/var/lib/containerd"
-state = "$work/state"
-disabled_plugins = ["io.containerd.grpc.v1.cri"]
-[grpc]
-address = "$work/containerd.sock"
-TOML
-containerd --config "$work/containerd.toml" >"$work/log" 2>&1 9>&- & daemon=$!
-for _ in $(seq 100); do [ ! -S "$work/containerd.sock" ] || break; sleep 0.1; done
-for archive in "$images"/*.tar; do
-  nice -n 10 ctr --address "$work/containerd.sock" --namespace k8s.io images import "$archive" >&2 || die "$(cat "$work/log")"
+# by the node's own containerd; its store is a folder, and what it writes there is as good on the next kernel
+mkdir "$root/images"; cp "$images"/*.tar "$root/images/"
+cat >"$work/import" <<'SH'
+set -e
+root=$1
+mount --make-rprivate /
+mount -t proc proc "$root/proc"; mount -t tmpfs tmpfs "$root/run"; mount -t tmpfs tmpfs "$root/tmp"
+mount --rbind /dev "$root/dev"; mount -t sysfs sysfs "$root/sys"
+printf 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n' >"$root/tmp/import.toml"
+chroot "$root" containerd --config /tmp/import.toml --log-level error & daemon=$!
+for _ in $(seq 300); do [ ! -S "$root/run/containerd/containerd.sock" ] || break; sleep 0.1; done
+for archive in "$root"/images/*.tar; do
+  chroot "$root" ctr --namespace k8s.io images import "/images/$(basename "$archive")"
 done
-kill "$daemon"; wait "$daemon" || true; daemon=
+kill $daemon; wait $daemon || true
+SH
+nice -n 10 unshare --mount --pid --net --fork --kill-child bash "$work/import" "$root" >&2 ||
+  die "the images cannot be unpacked"
+rm -rf "$root/images"
 
 mkdir "$work/image"
 cp "$kernel"/boot/vmlinuz-* "$work/image/vmlinuz"
