@@ -20,6 +20,7 @@ work=$(mktemp -d "$CACHE/cluster.XXXX")
 finish() {
   local status=$?
   trap - EXIT
+  trap '' PIPE INT TERM
   if [ $status != 0 ]; then
     say "the run failed; what the node says is in $logs"
     kubectl get nodes,pods -A -o wide >"$logs/state" 2>&1 || true
