@@ -53,6 +53,8 @@ cp -r --no-preserve=ownership "$settings/." "$root/"
 sed -i "s|@PAUSE@|$(grep /pause: "$images/names")|" "$root/etc/containerd/config.toml"
 mkdir -p "$root/etc/kubernetes/manifests"
 cp -r "$kernel/lib/modules" "$root/usr/lib/"
+# kubeadm looks what the kernel can do
+cp "$kernel"/boot/config-* "$root/boot/"
 rm -f "$root"/etc/systemd/system/timers.target.wants/* "$root"/etc/systemd/system/multi-user.target.wants/e2scrub_reap.service
 systemctl --root "$root" --quiet enable containerd kubelet systemd-networkd
 systemctl --root "$root" --quiet mask ldconfig.service e2scrub_reap.service getty@tty1.service console-getty.service systemd-firstboot.service

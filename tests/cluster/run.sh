@@ -77,7 +77,7 @@ qemu)
       -device virtio-rng-pci -device virtio-serial-pci -chardev "socket,id=s,path=$work/shell,server=on,wait=off" \
       -device virtserialport,chardev=s,name=shell </dev/null & node=$!
     until [ -S "$work/shell" ]; do kill -0 "$node" || die "QEMU did not start"; sleep 0.1; done
-    coproc SHELL_ { exec socat - "UNIX-CONNECT:$work/shell"; }
+    coproc SHELL_ { exec socat - "UNIX-CONNECT:$work/shell,retry=20,interval=0.2"; }
     exec {to}>&"${SHELL_[1]}" {from}<&"${SHELL_[0]}"
     # written before there is a reader, a line waits in the port or is lost
     local try
@@ -86,7 +86,7 @@ qemu)
   }
   ask() {
     local line mark=done$RANDOM$RANDOM deadline=$((SECONDS + ${2:-120}))
-    printf '{ %s\n} </dev/null 2>&1; echo; echo %s $?\n' "$1" "$mark" >&"$to"
+    printf '{ %s\n} </dev/null 2>&1; r=$?; echo; echo %s $r\n' "$1" "$mark" >&"$to"
     while [ $SECONDS -lt $deadline ]; do
       IFS= read -r -t 1 line <&"$from" || continue
       case $line in "$mark "*) return "${line#"$mark "}" ;; esac
