@@ -623,7 +623,6 @@ fn hostile_archives_are_refused_and_put_nothing_outside() {
         ("cut off", file("a")[..516].to_vec(), "ends within a"),
         ("no archive", b"#!/bin/sh\n".repeat(100), "no proper tar"),
         ("broken gzip", [&gzip(&file("a"))[..20], &[0xff; 50]].concat(), "no proper tar"),
-        ("cut gzip", gzip(&entry(b'0', b"a", b"", &bytes(100_000)))[..1500].to_vec(), "within a"),
     ];
     for (what, archive, why) in table {
         for archive in [archive.clone(), gzip(&archive)] {
@@ -634,6 +633,12 @@ fn hostile_archives_are_refused_and_put_nothing_outside() {
         }
     }
     assert!(!Path::new("/tmp/firstlight-escaped").exists());
+    let cut = gzip(&entry(b'0', b"a", b"", &bytes(100_000)))[..1500].to_vec();
+    let outcome = unpack(&cut).0;
+    assert!(
+        matches!(&outcome, Err(archive::Error::Refused(why)) if why.contains("ends or breaks within a")),
+        "{outcome:?}"
+    );
 }
 
 #[test]
