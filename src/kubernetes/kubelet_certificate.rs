@@ -364,10 +364,11 @@ mod tests {
     fn the_ca_of_a_real_kubeadm_signs() {
         let kubeadm = std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
         let directory = tempfile::tempdir().unwrap();
-        let mut command = Command::new(kubeadm);
         // with no version it would look for the newest in the network
-        let version = format!("v1.{}.0", super::super::parameters::MINORS.start());
-        command.args(["init", "phase", "certs", "ca", "--kubernetes-version", &version, "--cert-dir"]);
+        let version = Command::new(&kubeadm).args(["version", "-o", "short"]).output().unwrap();
+        let version = String::from_utf8(version.stdout).unwrap();
+        let mut command = Command::new(kubeadm);
+        command.args(["init", "phase", "certs", "ca", "--kubernetes-version", version.trim(), "--cert-dir"]);
         let output = command.arg(directory.path()).output().unwrap();
         let read = |name: &str| fs::read(directory.path().join(name)).unwrap_or_else(|_| panic!("{output:?}"));
         issue_by(&(read("ca.crt"), read("ca.key")));

@@ -1,8 +1,10 @@
 //! Against a real server on a real socket, real tar(1), and archives that no tar makes.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
 use std::sync::atomic::AtomicU64;
@@ -13,6 +15,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::mutation::mutations;
+use crate::proto::components::Component as Wire;
 
 /// What a test's directory allows.
 struct Node {
@@ -688,7 +691,7 @@ fn real_tar_and_we_unpack_the_same() {
     for format in ["gnu", "pax", "ustar", "oldgnu", "v7"] {
         for compress in ["--gzip", "--no-auto-compress"] {
             let archive = tempfile::NamedTempFile::new().unwrap();
-            let tar = |arguments: &[&std::ffi::OsStr]| {
+            let tar = |arguments: &[&OsStr]| {
                 let output = Command::new("tar").args(arguments).output().unwrap();
                 assert!(output.status.success() || format == "v7" || format == "ustar", "{output:?}");
             };
@@ -824,4 +827,25 @@ fn mutated_urls_and_hashes_give_a_component_or_an_error() {
             let _ = Component::parse(&Wire { hash, ..node.wire("data:,x", b"", "x") }, &node.policy);
         }
     }
+}
+
+#[test]
+fn a_list_is_known_by_the_old_system_s_name_and_written_in_its_form() {
+    // the old system's list for v1.31.13, and the name of its ConfigMap there
+    let hashes = [
+        "ab3bda535f9d90766cccc90d3dddb5482003dd744d7f22bcf98186bf8eea8be6",
+        "8307399e714626e69d1213a4cd18c8dec3d0201ecdac009b1802115df8973f0f",
+        "b7733cb0e36031ab8f69cf3f73cc364730141b107d24ecb75bee5b3122dc6b6e",
+        "e0c91c606e1402e943666f6fda8452140851a1b2bb4f69918dd7176e8d86845c",
+        "ce427a4df97b044bf6beaf38be6b3aaafb1b5c782c406958b3c71ebb25a48fe3",
+    ];
+    let of = |hash: &&str| Wire { hash: format!("sha256:{hash}"), ..Wire::default() };
+    let mut list: Vec<_> = hashes.iter().map(of).collect();
+    list.push(Wire { url: "data:,x".into(), ..Wire::default() });
+    assert_eq!(list_hash(&list), "sha256:70c3450f5223aba621169dffb771affd0370be258b3b64f72752e0a63cbb81a8");
+    let archive = Wire { url: "u".into(), hash: "h".into(), install_path: "/p".into(), extract: true };
+    let json = list_json(&[archive, Wire { url: "data:,x".into(), install_path: "/q".into(), ..Wire::default() }]);
+    let expected =
+        r#"[{"url":"u","hash":"h","install_path":"/p","extract":true},{"url":"data:,x","install_path":"/q"}]"#;
+    assert_eq!(json, expected);
 }
