@@ -721,6 +721,27 @@ fn real_tar_and_we_unpack_the_same() {
 }
 
 #[test]
+fn python_s_archives_with_a_global_header_are_unpacked() {
+    let script = r#"
+import io, sys, tarfile
+with tarfile.open(sys.argv[1], "w:gz", format=tarfile.PAX_FORMAT, pax_headers={"comment": "0123abcd"}) as archive:
+    for name in ["./plain", "\u00fcml/" + 150 * "n"]:
+        entry = tarfile.TarInfo(name)
+        entry.size, entry.mode, entry.mtime = 5, 0o6755, 1.5
+        archive.addfile(entry, io.BytesIO(b"bytes"))
+"#;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let status = Command::new("python3").args(["-c", script]).arg(file.path()).status().unwrap();
+    assert!(status.success());
+    let (outcome, outer) = unpack(&fs::read(file.path()).unwrap());
+    outcome.unwrap();
+    let found = files(&outer.path().join("a/b/root"));
+    assert_eq!(found.len(), 2);
+    assert_eq!(found[Path::new("plain")], (0o755, b"bytes".to_vec()));
+    assert_eq!(found[Path::new(&format!("\u{fc}ml/{}", "n".repeat(150)))], (0o755, b"bytes".to_vec()));
+}
+
+#[test]
 fn special_modes_are_taken_off() {
     let (outcome, outer) = unpack(&tar_of(&[("program", b"x")]));
     outcome.unwrap();
