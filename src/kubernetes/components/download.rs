@@ -123,7 +123,10 @@ impl Download<'_> {
             partial.start_over(path)?;
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut request = self.agent.get(self.url).config().timeout_global(Some(left)).build();
+        // where TLS is all that vouches for the bytes, a redirect must not leave it
+        let only_tls = self.expected.is_none() && is_tls(self.url);
+        let request = self.agent.get(self.url).config().timeout_global(Some(left)).https_only(only_tls);
+        let mut request = request.build();
         if partial.len > 0 {
             request = request.header("Range", format!("bytes={}-", partial.len));
             if let Some(etag) = &partial.etag {
@@ -237,6 +240,11 @@ impl Partial {
         (self.hash, self.len, self.etag, self.resumed) = (Context::new(&SHA256), 0, None, false);
         Ok(())
     }
+}
+
+/// Whether this URL is asked for over TLS; schemes have no case (RFC 3986 §3.1).
+pub fn is_tls(url: &str) -> bool {
+    url.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:"))
 }
 
 /// Of `Content-Range: bytes 100-199/200` (RFC 9110 §14.4), the 100.

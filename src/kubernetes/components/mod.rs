@@ -108,7 +108,7 @@ pub fn install(
     stop: &Stop,
     report: &mut dyn FnMut(usize, Step),
 ) -> Result<(), Error> {
-    let is_tls = |component: &Component| matches!(&component.source, Source::Web(url) if url.starts_with("https"));
+    let is_tls = |component: &Component| matches!(&component.source, Source::Web(url) if download::is_tls(url));
     let agent = download::agent(settings, components.iter().any(is_tls))?;
     // what ends the threads: the stop from outside, or the first error
     let end = Stop::new();

@@ -374,6 +374,7 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
         .with_no_client_auth()
         .with_single_cert(vec![key.cert.der().clone()], private)
         .unwrap();
+    let plain = serve(|_, _, stream| stream.write_all(&ok(b"program")).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://localhost:{}/file", listener.local_addr().unwrap().port());
     let config = Arc::new(config);
@@ -381,8 +382,12 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
         for stream in listener.incoming() {
             let connection = rustls::ServerConnection::new(config.clone()).unwrap();
             let mut tls = rustls::StreamOwned::new(connection, stream.unwrap());
-            if tls.read(&mut [0; 4096]).is_ok() {
-                tls.write_all(&ok(b"program")).unwrap();
+            let mut head = [0; 4096];
+            if let Ok(count) = tls.read(&mut head) {
+                let redirected = String::from_utf8_lossy(&head[..count]).contains("/redirected");
+                let answer =
+                    if redirected { status(&format!("302 Found\r\nLocation: {plain}")) } else { ok(b"program") };
+                tls.write_all(&answer).unwrap();
                 tls.conn.send_close_notify();
                 let _ = tls.flush();
             }
@@ -403,6 +408,14 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
     fs::write(&bundle, format!("# mirror\n{}{}", other.cert.pem(), key.cert.pem())).unwrap();
     node.install(&[component]).0.unwrap();
     assert_eq!(fs::read(node.path("kubelet")).unwrap(), b"program");
+
+    // out of TLS only with a hash
+    let url = url.replace("/file", "/redirected");
+    node.install(&[node.component(&url, b"program", "kubeadm")]).0.unwrap();
+    node.policy.allow_unverified = true;
+    let unverified = Wire { hash: String::new(), ..node.wire(&url, b"", "kubectl") };
+    let error = node.install(&[Component::parse(&unverified, &node.policy).unwrap()]).0.unwrap_err().to_string();
+    assert!(error.contains("https") && !node.path("kubectl").exists(), "{error}");
 }
 
 #[test]
