@@ -10,6 +10,7 @@ use libfuzzer_sys::fuzz_target;
 // the included file names it so
 use firstlight::stop;
 
+#[allow(dead_code)] // what an error says, nobody reads here
 #[path = "../../../src/kubernetes/components/archive.rs"]
 mod archive;
 
