@@ -110,9 +110,16 @@ pub fn mark_complete(root: &Path) -> Result<(), Error> {
     write_durably(root, COMPLETE_MARK, b"")
 }
 
-/// Whether the node of the disk mounted at `root` ever became a working member.
-pub fn is_complete(root: &Path) -> bool {
-    root.join(COMPLETE_MARK).exists() || root.join(KUBELET_CONFIG).exists()
+/// Whether the node of the disk mounted at `root` ever became a working member. A disk that cannot be read is an error: the
+/// answer "no" has the disk formatted.
+pub fn is_complete(root: &Path) -> Result<bool, Error> {
+    for name in [COMPLETE_MARK, KUBELET_CONFIG] {
+        let path = root.join(name);
+        if path.try_exists().map_err(|error| Error::Io(path, error))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Temporary file, fsync, rename, fsync of each directory up to `root`.
@@ -183,12 +190,20 @@ mod tests {
     #[test]
     fn a_disk_is_complete_by_our_mark_or_by_what_kubeadm_leaves() {
         let disk = tempfile::tempdir().unwrap();
-        assert!(!is_complete(disk.path()));
+        assert!(!is_complete(disk.path()).unwrap());
         mark_complete(disk.path()).unwrap();
-        assert!(is_complete(disk.path()));
+        assert!(is_complete(disk.path()).unwrap());
         let old = tempfile::tempdir().unwrap();
         fs::create_dir_all(old.path().join("kubernetes")).unwrap();
         fs::write(old.path().join(KUBELET_CONFIG), "").unwrap();
-        assert!(is_complete(old.path()));
+        assert!(is_complete(old.path()).unwrap());
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_read_is_not_taken_for_one_without_the_mark() {
+        let disk = tempfile::tempdir().unwrap();
+        // reading below what is no directory fails as reading a broken sector does: with something else than "not found"
+        fs::write(disk.path().join("firstlight"), "").unwrap();
+        assert!(matches!(is_complete(disk.path()), Err(Error::Io(..))));
     }
 }
