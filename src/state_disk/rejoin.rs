@@ -1,8 +1,9 @@
 //! Rejoin: the node proves to a join service of its cluster what it runs, and gets the key of its disk back.
 //!
 //! One thread lists the endpoints again and again, one thread an endpoint asks for a ticket; all at once, each with its own
-//! jittered back-off from one second, so that one dead endpoint delays no other. The join service itself is not attested
-//! (the old protocol): a key counts only when it opened the disk.
+//! jittered back-off from one second, so that one dead endpoint delays no other, and neither does a metadata service that
+//! hangs once the disk is open. The join service itself is not attested (the old protocol): a key counts only when it
+//! opened the disk.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -34,6 +35,11 @@ const LIST_EVERY: Duration = Duration::from_secs(15);
 /// More control planes than any cluster has; a hostile metadata service does not get more threads than this.
 const MAX_ENDPOINTS: usize = 64;
 
+/// How long the boot waits for these threads once a key opened the disk. What may take longer is a request to a metadata
+/// service that is slow (10 s each) or a name that is looked up: they end by themselves, and nobody uses what they find.
+const GRACE: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
 /// The threads that look for a ticket; they stop with the wait that they serve, and are joined on drop.
 pub struct Rejoin(Option<JoinHandle<()>>);
 
@@ -59,8 +65,15 @@ impl Rejoin {
 
 impl Drop for Rejoin {
     fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
+        let Some(thread) = self.0.take() else { return };
+        let end = Instant::now() + GRACE;
+        while !thread.is_finished() && Instant::now() < end {
+            thread::sleep(LOOK_EVERY);
+        }
+        if thread.is_finished() {
             let _ = thread.join();
+        } else {
+            log::debug!("a request that no longer matters is left to end by itself");
         }
     }
 }

@@ -158,6 +158,30 @@ fn metadata_that_is_down_slow_or_nonsense_keeps_no_operator_away() {
 }
 
 #[test]
+fn metadata_that_hangs_does_not_delay_a_boot_whose_disk_is_open() {
+    let setting = Setting::new();
+    setting.metadata.set_delay(Duration::from_secs(3600));
+    let disk = setting.initialised_disk();
+    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    crate::setting::wait_for_port(setting.node(9999));
+    let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
+    let master = setting.master_secret(MASTER_KEY);
+    let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+    let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
+    assert!(recover.exit().success(), "{}", recover.output());
+    let opened = seconds(&node.expect("key-slot:"));
+    // the next step, which this machine has no kernel for; each of three requests would have held it for ten seconds
+    let went_on = seconds(&node.expect("error:"));
+    assert!(went_on - opened < 8.0, "from {opened} s to {went_on} s");
+}
+
+/// When an event of the node's was, in its own seconds.
+fn seconds(event: &str) -> f64 {
+    let (_, rest) = event.split_once(']').unwrap();
+    rest.split_once("s ").unwrap().0.trim().parse().unwrap()
+}
+
+#[test]
 fn sigterm_ends_the_wait_and_leaves_the_disk_as_it_was() {
     let setting = Setting::new();
     let disk = setting.initialised_disk();
