@@ -12,6 +12,9 @@ const LONGEST_DELAY: Duration = Duration::from_secs(60);
 const MAX_PEERS: usize = 1024;
 /// bcrypt looks at no more of a secret (its specification); the old system's are 32 characters.
 const MAX_SECRET: usize = 72;
+/// Highest cost of a hash, a power of two: about 5 s a check. The old system's is 10; the metadata service could ask for 31,
+/// with which one check takes days.
+const MAX_COST: u32 = 15;
 
 /// Guards one hash.
 pub struct SecretGuard {
@@ -40,8 +43,13 @@ impl SecretGuard {
     pub fn new(hash: &str) -> Result<SecretGuard, String> {
         let hash = hash.trim();
         // an HTTP error page is no hash: the old system took one for it and then refused everybody
-        hash.parse::<bcrypt::HashParts>()
+        let parts = hash
+            .parse::<bcrypt::HashParts>()
             .map_err(|_| format!("the init secret's hash in the metadata is no bcrypt hash ({} bytes)", hash.len()))?;
+        if parts.get_cost() > MAX_COST {
+            let cost = parts.get_cost();
+            return Err(format!("the init secret's hash in the metadata has cost {cost}, expected at most {MAX_COST}"));
+        }
         Ok(SecretGuard { hash: hash.into(), failures: Mutex::default() })
     }
 
@@ -106,5 +114,14 @@ mod tests {
         assert!(SecretGuard::new("<html>404</html>").is_err());
         assert!(SecretGuard::new("").is_err());
         assert!(SecretGuard::new("$2a$10$WxJIGsXcJCZqGjVxOqXOSeJ5cOUVUWzzNGnZ8B4JCyYcnzdtYJuVm\n").is_ok());
+    }
+
+    #[test]
+    fn a_hash_whose_check_would_take_for_ever_is_refused_at_start() {
+        let hash = |cost| format!("$2a${cost}$WxJIGsXcJCZqGjVxOqXOSeJ5cOUVUWzzNGnZ8B4JCyYcnzdtYJuVm");
+        assert!(SecretGuard::new(&hash(15)).is_ok());
+        for cost in [16, 31] {
+            assert!(SecretGuard::new(&hash(cost)).err().unwrap().contains("expected at most 15"));
+        }
     }
 }
