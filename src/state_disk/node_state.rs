@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -71,7 +72,14 @@ impl NodeState {
     pub fn read(root: &Path) -> Result<NodeState, Error> {
         let path = root.join(FILE);
         let mut text = String::new();
-        let read = File::open(&path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
+        // who made the disk decides what is there: a pipe would never open, a link lead out of the disk
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let read = File::options().read(true).custom_flags(flags).open(&path).and_then(|file| {
+            if !file.metadata()?.is_file() {
+                return Err(io::Error::other("it is no regular file"));
+            }
+            file.take(MAX_FILE).read_to_string(&mut text)
+        });
         match read {
             Ok(0) => Err(Error::Missing(path)),
             Ok(_) => Self::parse(&text).map_err(|why| Error::Malformed(path, why)),
@@ -174,6 +182,19 @@ mod tests {
         fs::create_dir_all(disk.path().join("constellation")).unwrap();
         fs::write(disk.path().join(FILE), "").unwrap();
         assert!(matches!(NodeState::read(disk.path()), Err(Error::Missing(_))));
+    }
+
+    #[test]
+    fn a_pipe_or_a_link_in_its_place_is_an_error_at_once() {
+        let disk = tempfile::tempdir().unwrap();
+        let path = disk.path().join(FILE);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(matches!(NodeState::read(disk.path()), Err(Error::Io(..))));
+        fs::remove_file(&path).unwrap();
+        let elsewhere = tempfile::NamedTempFile::new().unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), &path).unwrap();
+        assert!(matches!(NodeState::read(disk.path()), Err(Error::Io(..))));
     }
 
     #[test]
