@@ -20,6 +20,10 @@ use crate::proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest,
 pub const PORT: u16 = 9999;
 /// How long an answer may still be on its way when the disk is open.
 const GRACE: Duration = Duration::from_secs(2);
+/// Bytes of a request: two URIs of at most 4 KiB each. Anybody may send one, to a machine in its initramfs.
+const MAX_REQUEST: usize = 16 << 10;
+/// Bytes of all requests that are under way.
+const MAX_BUFFERED: usize = 1 << 20;
 
 /// A running recovery server; stops when dropped.
 pub struct RecoveryServer(Server);
@@ -33,7 +37,8 @@ impl RecoveryServer {
         let router = router.unary("/recoverproto.API/Status", move |_: &Call, _: StatusRequest| Ok(status(&waiting)));
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
         let listener = TcpListener::bind(address)?;
-        Server::start("recovery", listener, transport, router, Limits::default()).map(RecoveryServer)
+        let limits = Limits { message_bytes: MAX_REQUEST, buffered_bytes: MAX_BUFFERED, ..Limits::default() };
+        Server::start("recovery", listener, transport, router, limits).map(RecoveryServer)
     }
 }
 
