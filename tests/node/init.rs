@@ -15,7 +15,7 @@ pub fn init(setting: &Setting, secret: &str, policy: &Path) -> Program {
 }
 
 #[test]
-fn an_initialised_node_comes_back_by_rejoin() {
+fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
     let mut setting = Setting::new();
     let disk = setting.new_disk();
     let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
@@ -37,7 +37,6 @@ fn an_initialised_node_comes_back_by_rejoin() {
 
     // reboot
     setting.tpm.reboot();
-    setting.set_control_planes(&[3]);
     let master: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(setting.path("firstlight-mastersecret.json")).unwrap()).unwrap();
     let recovered = recover_with(&setting, &disk);
