@@ -22,6 +22,7 @@ use log::LevelFilter;
 
 use crate::logger;
 use crate::program::{self, Failure};
+use crate::sys::process;
 use connect::Endpoint;
 
 /// The node proved to be something else than the policy wants. Trying again does not help.
@@ -127,6 +128,9 @@ const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
 /// The command of the arguments.
 pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     logger::init(LevelFilter::Warn);
+    // the master secret passes through here
+    process::keep_memory_private()
+        .map_err(|error| Failure::failed(format!("cannot keep memory out of core dumps: {error}")))?;
     match args.next()? {
         Some(Value(command)) => match command.to_str() {
             Some("init") => init::run(&init_options(args)?),
