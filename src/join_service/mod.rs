@@ -102,6 +102,12 @@ impl JoinService {
 
 fn qemu_vtpm_validator(policy: &str) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(policy).map_err(|error| error.to_string())?;
+    if !policy.demands_fresh() {
+        log::warn!(
+            "the attestation policy does not demand that PCR 15 is zero: whoever takes over a machine that has started can ask \
+             for the key of any disk"
+        );
+    }
     Ok(Arc::new(qemu_vtpm::Validator::new(Arc::new(policy))))
 }
 
