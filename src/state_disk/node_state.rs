@@ -150,6 +150,7 @@ fn write_durably(root: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mutation::mutations;
 
     fn state() -> NodeState {
         NodeState { role: Role::ControlPlane, measurement_salt: [b'S'; 32] }
@@ -206,6 +207,14 @@ mod tests {
         ] {
             assert!(NodeState::parse(text).unwrap_err().contains(why), "{text}");
         }
+    }
+
+    #[test]
+    fn mutated_files_give_a_state_or_an_error() {
+        let valid = r#"{"Role":"Worker","MeasurementSalt":"U1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1M="}"#;
+        let texts = mutations(valid.as_bytes(), 20_000).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let good = texts.filter(|text| NodeState::parse(text).is_ok()).count();
+        assert!((10..20_000).contains(&good), "{good}");
     }
 
     #[test]
