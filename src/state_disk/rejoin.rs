@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::waiting::{Candidate, Refused, Waiting};
 use crate::attestation::Issuer;
 use crate::backoff::Backoff;
-use crate::crypto::Secret;
+use crate::crypto::{KEY_LEN, Secret};
 use crate::grpc::{CallOptions, Channel, Status};
 use crate::metadata::{Metadata, Role};
 use crate::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
@@ -145,10 +145,10 @@ fn ask(host: IpAddr, asking: &Asking) {
     let over = asking.waiting.over();
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     while !over.is_stopped() {
-        match ticket(host, asking) {
-            Ok(ticket) => {
+        match ticket(host, asking).and_then(|ticket| candidate(ticket, &name)) {
+            Ok(candidate) => {
                 asking.timeline.event("ticket", format_args!("from {name}"));
-                match asking.waiting.offer(candidate(ticket, &name)) {
+                match asking.waiting.offer(candidate) {
                     Ok(()) | Err(Refused::TooLate) => return,
                     Err(refused) => asking.waiting.note(&name, format!("sent a key, but {refused}")),
                 }
@@ -176,10 +176,36 @@ fn ticket(host: IpAddr, asking: &Asking) -> Result<IssueRejoinTicketResponse, St
     call().map_err(|status| format!("gave no ticket: {status}"))
 }
 
-fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Candidate {
-    Candidate {
+/// The keys of a ticket. Their lengths count: the disk does not tell whether the measurement secret is right, and the cluster
+/// ID would come out of a missing one as well.
+fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candidate, String> {
+    let candidate = Candidate {
         disk_key: Secret::new(std::mem::take(&mut ticket.state_disk_key)),
         measurement_secret: Secret::new(std::mem::take(&mut ticket.measurement_secret)),
         from: name.into(),
+    };
+    match (candidate.disk_key.len(), candidate.measurement_secret.len()) {
+        (KEY_LEN, KEY_LEN) => Ok(candidate),
+        (key, secret) => {
+            Err(format!("sent a disk key of {key} bytes and a measurement secret of {secret}, expected {KEY_LEN} each"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_counts_only_with_both_keys_in_full() {
+        let ticket = |key, secret| {
+            let mut ticket = IssueRejoinTicketResponse::default();
+            (ticket.state_disk_key, ticket.measurement_secret) = (vec![1; key], vec![2; secret]);
+            candidate(ticket, "join service")
+        };
+        assert!(ticket(32, 32).is_ok());
+        for (key, secret) in [(0, 0), (32, 0), (32, 31), (0, 32), (33, 32)] {
+            assert!(ticket(key, secret).err().unwrap().contains("expected 32 each"));
+        }
     }
 }
