@@ -73,6 +73,10 @@ fn a_luks_disk_of_somebody_else_is_refused() {
 
 #[test]
 fn a_machine_without_a_tpm_says_so() {
+    if ["/dev/tpmrm0", "/dev/tpm0"].iter().any(|device| Path::new(device).exists()) {
+        println!("not run: this machine has a TPM; tests/boot has a machine without");
+        return;
+    }
     let setting = Setting::new();
     let disk = setting.blank_disk();
     let mut command = Command::new(env!("CARGO_BIN_EXE_bootstrapper"));
