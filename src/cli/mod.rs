@@ -20,8 +20,10 @@ use std::time::Duration;
 use lexopt::prelude::*;
 use log::LevelFilter;
 
+use crate::bootstrapper::init_server;
 use crate::logger;
 use crate::program::{self, Failure};
+use crate::state_disk::recovery;
 use crate::sys::process;
 use connect::Endpoint;
 
@@ -119,10 +121,6 @@ Examples:
 ";
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
-/// A node listens for `init` here.
-const INIT_PORT: u16 = 9000;
-/// A node that waits for a key listens here.
-const RECOVERY_PORT: u16 = 9999;
 const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
 
 /// The command of the arguments.
@@ -156,7 +154,7 @@ fn init_options(mut args: lexopt::Parser) -> Result<init::Options, Failure> {
     let mut timeout = DEFAULT_TIMEOUT;
     while let Some(arg) = args.next()? {
         match arg {
-            Long("endpoint") => endpoint = Some(endpoint_of(&mut args, INIT_PORT)?),
+            Long("endpoint") => endpoint = Some(endpoint_of(&mut args, init_server::PORT)?),
             Long("policy") => policy = Some(args.value()?.into()),
             Long("init-secret") => init_secret = Some(args.value()?.into()),
             Long("master-secret") => master_secret = args.value()?.into(),
@@ -187,7 +185,7 @@ fn recover_options(mut args: lexopt::Parser) -> Result<recover::Options, Failure
     let mut timeout = DEFAULT_TIMEOUT;
     while let Some(arg) = args.next()? {
         match arg {
-            Long("endpoint") => endpoint = Some(endpoint_of(&mut args, RECOVERY_PORT)?),
+            Long("endpoint") => endpoint = Some(endpoint_of(&mut args, recovery::PORT)?),
             Long("policy") => policy = Some(args.value()?.into()),
             Long("master-secret") => master_secret = Some(args.value()?.into()),
             Long("status") => status = true,
