@@ -1,7 +1,13 @@
 //! Rejoin and recovery of an initialised disk.
 
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use firstlight::atls;
+use firstlight::attestation::{Measurement, Policy, qemu_vtpm};
+use firstlight::grpc::{Call, Code, Limits, Router, Server, Status};
+use firstlight::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 
 use crate::program::{PATIENCE, Program};
 use crate::setting::{MASTER_KEY, Setting};
@@ -100,6 +106,48 @@ fn a_join_service_that_hangs_does_not_delay_one_that_answers() {
     expect_opened(&mut node, &setting.host(4).to_string());
     // not a matter of speed: the hanging one would have held it for 30 seconds
     assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    setting.set_control_planes(&[3, 4]);
+    // takes the call, and answers when the test is over
+    let (asked, is_asked) = std::sync::mpsc::channel();
+    let handler = move |call: &Call, _: IssueRejoinTicketRequest| {
+        asked.send(()).unwrap();
+        while !call.is_cancelled() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Err::<IssueRejoinTicketResponse, _>(Status::new(Code::Cancelled, "the node is gone"))
+    };
+    let router = Router::new().unary("/join.API/IssueRejoinTicket", handler);
+    let listener = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
+    let fresh = Measurement { expected: [0; 32], warn_only: false };
+    let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
+    let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::Validator::new(policy))]);
+    let _hanging = Server::start("hanging", listener, Arc::new(tls), router, Limits::default()).unwrap();
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    is_asked.recv_timeout(PATIENCE).unwrap();
+    let (_keys, keys) = setting.key_service(4, MASTER_KEY);
+    let _join = setting.join_service(4, keys, &setting.policy());
+    expect_opened(&mut node, &setting.host(4).to_string());
+}
+
+#[test]
+fn a_join_service_that_answers_with_an_error_is_named_and_asked_again() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk();
+    setting.set_control_planes(&[3]);
+    // where its key service will be
+    let keys = SocketAddr::new(setting.host(3), 9000);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let refusal = node.expect(&format!("join service {}:30090: ", setting.host(3)));
+    assert!(refusal.contains("keys are not to be had at the moment"), "{refusal}");
+    let (_keys, _) = setting.key_service(3, MASTER_KEY);
+    expect_opened(&mut node, &setting.host(3).to_string());
 }
 
 #[test]
