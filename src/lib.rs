@@ -23,6 +23,7 @@ pub mod luks;
 pub mod metadata;
 #[cfg(test)]
 mod mutation;
+pub mod penalty;
 pub mod program;
 pub mod proto;
 pub mod state_disk;
