@@ -68,8 +68,21 @@ fn the_document_has_the_old_systems_form() {
     let document = as_json(text.as_bytes());
     let key = bytes(&document["Attestation"]["ak_pub"]);
     // TPMT_PUBLIC: RSA, SHA-256, attributes, no policy, no symmetric algorithm, RSASSA with SHA-256, 2048 bits
-    assert_eq!(hex(&key[..24]), "0001000b000500720000001000140 00b0800000000000100".replace(' ', ""));
+    assert_eq!(hex(&key[..24]), "0001000b000504720000001000140 00b0800000000000100".replace(' ', ""));
     assert_eq!(key.len(), 280);
+}
+
+#[test]
+fn power_cuts_do_not_lock_a_machine_out_of_its_quotes() {
+    let mut tpm = Swtpm::start();
+    let tries = tpm.tool("tpm2_getcap", &["properties-variable"]);
+    let tries = tries.lines().find_map(|line| line.trim().strip_prefix("TPM2_PT_MAX_AUTH_FAIL:"));
+    let tries = u32::from_str_radix(tries.unwrap().trim().trim_start_matches("0x"), 16).unwrap();
+    assert!((1..100).contains(&tries));
+    for _ in 0..tries + 2 {
+        assert_eq!(validate(ZERO_15, &issue(&tpm), NONCE).unwrap(), USER_DATA);
+        tpm.reboot();
+    }
 }
 
 #[test]

@@ -28,10 +28,14 @@ private_apt() {
 # Whether rustc has a standard library for a target.
 target_works() { [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ]; }
 
-# .deps/LIBC, which .cargo/config.toml names, leads to the static tpm2-tss for that C library.
+# .deps/LIBC, which .cargo/config.toml names, leads to the static tpm2-tss for that C library. Cargo does not see where a link
+# leads: what was built against another one is thrown away.
 link_tss() {
   local prefix
   prefix=$("$ROOT/tools/tss.sh" "$1")
   mkdir -p "$ROOT/.deps"
   if [ "$(readlink "$ROOT/.deps/$1")" != "$prefix" ]; then ln -sfn "$prefix" "$ROOT/.deps/$1"; fi
+  # the build script's output names the prefix that was linked
+  find "$ROOT/target" "$ROOT/fuzz/target" "${CARGO_TARGET_DIR:-$ROOT/target}" -path '*/build/tss-esapi-sys-*/output' 2>/dev/null |
+    xargs -r grep -l "/tss-.*-$1-" | xargs -r grep -L "=$prefix/lib" | xargs -r dirname | xargs -r rm -rf || true
 }

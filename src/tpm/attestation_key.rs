@@ -1,6 +1,7 @@
 //! The attestation key: an RSA primary key of the owner hierarchy that signs nothing but what the TPM itself says
-//! (restricted), kept at a persistent handle. Template and handle are those of the old system, so that a machine keeps its
-//! key when it changes from one to the other.
+//! (restricted), kept at a persistent handle. Handle and template are those of the old system but for one attribute, noDA: a
+//! TPM counts each power cut after the use of a key without it as a failed authorization (part 1 §19.8.6), and after a few of
+//! them locks the machine out of its own quotes, and so of its disk.
 
 use tss_esapi::attributes::ObjectAttributesBuilder;
 use tss_esapi::constants::CapabilityType;
@@ -90,13 +91,14 @@ fn fits(public: &Public) -> Result<bool> {
     })
 }
 
-/// RSA 2048, RSASSA with SHA-256, attributes 0x00050072.
+/// RSA 2048, RSASSA with SHA-256, attributes 0x00050472. Its password is empty: there is nothing to guess.
 fn template() -> Result<Public> {
     let attributes = ObjectAttributesBuilder::new()
         .with_fixed_tpm(true)
         .with_fixed_parent(true)
         .with_sensitive_data_origin(true)
         .with_user_with_auth(true)
+        .with_no_da(true)
         .with_restricted(true)
         .with_sign_encrypt(true)
         .build()?;

@@ -13,7 +13,7 @@ is_mounted() { grep -q '^/dev/mapper/state /run/state ' /proc/mounts && echo con
 blank() {
   umount /run/state 2>/dev/null
   dm_guest close state >/dev/null 2>&1
-  dd if=/dev/zero of=$DISK bs=1M count=17 conv=fsync 2>/dev/null
+  dd if=/dev/zero of=$DISK bs=1M conv=fsync 2>/dev/null
 }
 # ends_mounted WHAT: a whole unlock of what is there
 ends_mounted() {
