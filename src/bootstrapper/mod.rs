@@ -13,6 +13,7 @@
 //! Files: [`init_server`] with its [`secret_guard`], [`node_lock`], and [`cluster`], where Kubernetes comes in.
 
 pub mod cluster;
+pub mod command;
 pub mod init_server;
 pub mod node_lock;
 pub mod secret_guard;

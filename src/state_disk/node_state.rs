@@ -22,7 +22,9 @@ pub const SALT_LEN: usize = 32;
 pub const FILE: &str = "constellation/node_state.json";
 /// Present once the node's cluster set-up has ended well.
 const COMPLETE_MARK: &str = "firstlight/complete";
-/// Written by kubeadm at its end; tells the same of a disk that the old system set up.
+/// Present since the node's cluster set-up has begun.
+const BEGUN_MARK: &str = "firstlight/begun";
+/// Written by kubeadm on its way; on a disk that the old system set up it is all there is to tell.
 const KUBELET_CONFIG: &str = "kubernetes/kubelet.conf";
 /// Far above any real file: 32 bytes of salt and a role.
 const MAX_FILE: u64 = 4096;
@@ -113,6 +115,11 @@ impl NodeState {
     }
 }
 
+/// Marks the node as one whose set-up has begun, durably: from now on only [`mark_complete`] makes it a working member.
+pub fn mark_begun(root: &Path) -> Result<(), Error> {
+    write_durably(root, BEGUN_MARK, b"")
+}
+
 /// Marks the node as a working member, durably.
 pub fn mark_complete(root: &Path) -> Result<(), Error> {
     write_durably(root, COMPLETE_MARK, b"")
@@ -121,13 +128,11 @@ pub fn mark_complete(root: &Path) -> Result<(), Error> {
 /// Whether the node of the disk mounted at `root` ever became a working member. A disk that cannot be read is an error: the
 /// answer "no" has the disk formatted.
 pub fn is_complete(root: &Path) -> Result<bool, Error> {
-    for name in [COMPLETE_MARK, KUBELET_CONFIG] {
+    let exists = |name: &str| {
         let path = root.join(name);
-        if path.try_exists().map_err(|error| Error::Io(path, error))? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+        path.try_exists().map_err(|error| Error::Io(path, error))
+    };
+    Ok(exists(COMPLETE_MARK)? || !exists(BEGUN_MARK)? && exists(KUBELET_CONFIG)?)
 }
 
 /// Temporary file, fsync, rename, fsync of each directory up to `root`.

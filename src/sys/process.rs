@@ -1,4 +1,4 @@
-//! What keeps this process's memory to itself.
+//! What keeps this process's memory to itself, and what it does to others.
 
 use std::io;
 
@@ -22,5 +22,26 @@ pub fn lock_memory() -> io::Result<()> {
     const MCL_ONFAULT: i32 = 4;
     // SAFETY: takes flags only.
     check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | MCL_ONFAULT) })?;
+    Ok(())
+}
+
+/// Sends a signal to all processes of a group (kill(2)); `ESRCH` when there is none left.
+pub fn signal_group(group: u32, signal: i32) -> io::Result<()> {
+    let group = i32::try_from(group).ok().filter(|group| *group > 1).ok_or(io::ErrorKind::InvalidInput)?;
+    // SAFETY: takes integers only; the group is neither our own (0) nor everybody (-1).
+    check(unsafe { libc::kill(-group, signal) })?;
+    Ok(())
+}
+
+/// Gives a thread the highest priority for disk I/O: class real time, level 0 (ioprio_set(2)). `EPERM` without
+/// CAP_SYS_ADMIN, `ESRCH` when it is gone.
+pub fn prioritize_io(thread: u32) -> io::Result<()> {
+    const IOPRIO_WHO_PROCESS: libc::c_long = 1;
+    const IOPRIO_CLASS_RT: libc::c_long = 1;
+    const IOPRIO_CLASS_SHIFT: libc::c_long = 13;
+    let priority = IOPRIO_CLASS_RT << IOPRIO_CLASS_SHIFT;
+    // SAFETY: takes integers only.
+    let result = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, libc::c_long::from(thread), priority) };
+    check(i32::try_from(result).unwrap_or(-1))?;
     Ok(())
 }
