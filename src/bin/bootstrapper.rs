@@ -8,6 +8,7 @@ use std::{io, thread};
 
 use firstlight::attestation::{Issuer, qemu_vtpm};
 use firstlight::bootstrapper::{Bootstrapper, Ending, init_server};
+use firstlight::kubernetes::components::{Policy, Settings};
 use firstlight::metadata::Metadata;
 use firstlight::program::{self, Failure};
 use firstlight::state_disk::{Unlock, handover, recovery};
@@ -34,6 +35,9 @@ Options
                                                                    [/run/cryptsetup-keys.d/state.key]
   --listen ADDRESS     where the operator reaches this node       [0.0.0.0]
   --mke2fs PATH        the program that makes ext4                 [/sbin/mke2fs]
+  --components DIR     components of the image, by the last part of their URL: taken from here when their hash fits
+  --allow-unverified-components
+                       installs components without a hash, too
   --debug              more log lines
   -h, --help           this text
 
@@ -51,6 +55,8 @@ struct Options {
     key_file: PathBuf,
     listen: IpAddr,
     mke2fs: PathBuf,
+    components: Option<PathBuf>,
+    allow_unverified: bool,
     debug: bool,
 }
 
@@ -147,6 +153,8 @@ fn run(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, Stri
         listen: SocketAddr::new(options.listen, init_server::PORT),
         issuer,
         tpm,
+        policy: Policy { allow_unverified: options.allow_unverified, ..Policy::default() },
+        settings: Settings { image: options.components, ..Settings::default() },
         stop: stop.clone(),
         timeline,
     };
@@ -181,6 +189,8 @@ fn parse(mut arguments: lexopt::Parser) -> Result<(Command, Options), Failure> {
         key_file: handover::KEY_FILE.into(),
         listen: Ipv4Addr::UNSPECIFIED.into(),
         mke2fs: "/sbin/mke2fs".into(),
+        components: None,
+        allow_unverified: false,
         debug: false,
     };
     let mut command = None;
@@ -197,6 +207,8 @@ fn parse(mut arguments: lexopt::Parser) -> Result<(Command, Options), Failure> {
             Long("key-file") => options.key_file = arguments.value()?.into(),
             Long("listen") => options.listen = program::parsed("listen", arguments.value()?)?,
             Long("mke2fs") => options.mke2fs = arguments.value()?.into(),
+            Long("components") => options.components = Some(arguments.value()?.into()),
+            Long("allow-unverified-components") => options.allow_unverified = true,
             Long("debug") => options.debug = true,
             Value(name) if command.is_none() && name == "unlock" => command = Some(Command::Unlock),
             Value(name) if command.is_none() && name == "run" => command = Some(Command::Run),

@@ -259,7 +259,14 @@ mod tests {
             let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
             status.map_or(true, |status| status.contains(") Z "))
         };
-        let is_gone = || (0..100).any(|_| is_gone() || { thread::sleep(TICK); false });
+        let is_gone = || {
+            (0..100).any(|_| {
+                is_gone() || {
+                    thread::sleep(TICK);
+                    false
+                }
+            })
+        };
         let (result, _) = run_sh(&script, Duration::from_millis(300), &Stop::new());
         assert!(matches!(result, Err(Error::Late(..))), "{result:?}");
         assert!(is_gone());

@@ -9,6 +9,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::timeline::Timeline;
+
 /// Events that are kept; of further ones only the phases count for who comes late.
 const MAX_EVENTS: usize = 4096;
 
@@ -25,6 +27,7 @@ pub struct Event {
 
 /// One job; `T` is what it ends with.
 pub struct Job<T> {
+    timeline: Timeline,
     state: Mutex<State<T>>,
     changed: Condvar,
 }
@@ -36,14 +39,13 @@ struct State<T> {
     ending: Option<Result<T, String>>,
 }
 
-impl<T> Default for Job<T> {
-    fn default() -> Job<T> {
-        let state = State { begun: None, phase: "", events: vec![], ending: None };
-        Job { state: Mutex::new(state), changed: Condvar::new() }
-    }
-}
-
 impl<T: Clone> Job<T> {
+    /// One that has not begun; its phases go to the console, too.
+    pub fn new(timeline: Timeline) -> Job<T> {
+        let state = State { begun: None, phase: "", events: vec![], ending: None };
+        Job { timeline, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
     /// Marks the beginning; false when it has begun before.
     pub fn begin(&self) -> bool {
         let mut state = self.lock();
@@ -52,19 +54,32 @@ impl<T: Clone> Job<T> {
         is_first
     }
 
+    /// Whether [`Job::begin`] was called.
+    pub fn has_begun(&self) -> bool {
+        self.lock().begun.is_some()
+    }
+
     /// The job goes over to this phase.
     pub fn phase(&self, phase: &'static str) {
         self.lock().phase = phase;
-        self.line("");
+        self.timeline.event("phase", phase);
+        self.add(String::new());
     }
 
-    /// Something happened in the phase; no secrets: it reaches the operator's screen and this node's log.
+    /// Something happened in the phase. It reaches the operator's screen and this node's log, so what looks like a bootstrap
+    /// token in it is left out.
     pub fn line(&self, line: &str) {
+        let line = without_tokens(line);
+        log::info!("{line}");
+        self.add(line);
+    }
+
+    fn add(&self, line: String) {
         let mut state = self.lock();
         let elapsed = state.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
         if state.events.len() < MAX_EVENTS || line.is_empty() {
-            let event = Event { elapsed, phase: state.phase, line: line.to_owned() };
-            state.events.push(event);
+            let phase = state.phase;
+            state.events.push(Event { elapsed, phase, line });
         }
         drop(state);
         self.changed.notify_all();
@@ -100,6 +115,30 @@ impl<T: Clone> Job<T> {
     }
 }
 
+/// Without bootstrap tokens: 6 and 16 lower-case letters or digits with a dot between them (k8s.io/cluster-bootstrap,
+/// BootstrapTokenPattern).
+fn without_tokens(line: &str) -> String {
+    const ID: usize = 6;
+    const LEN: usize = ID + 1 + 16;
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '.';
+    let is_token = |word: &str| {
+        word.len() == LEN
+            && word.bytes().enumerate().all(|(at, byte)| match at {
+                ID => byte == b'.',
+                _ => byte.is_ascii_lowercase() || byte.is_ascii_digit(),
+            })
+    };
+    let mut out = String::with_capacity(line.len());
+    for part in line.split_inclusive(|c| !is_word(c)) {
+        let word = part.trim_end_matches(|c| !is_word(c));
+        match is_token(word) {
+            true => out.push_str(&part.replace(word, "[token]")),
+            false => out.push_str(part),
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -111,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_job_begins_once_and_its_first_ending_counts() {
-        let job = Job::default();
+        let job = Job::new(Timeline::new("test"));
         assert!(job.begin() && !job.begin());
         job.end(Ok(1));
         job.end(Err("late".into()));
@@ -120,7 +159,7 @@ mod tests {
 
     #[test]
     fn every_watcher_sees_all_of_it_whenever_it_comes() {
-        let job = Arc::new(Job::default());
+        let job = Arc::new(Job::new(Timeline::new("test")));
         job.begin();
         let follow = |job: Arc<Job<&'static str>>| {
             thread::spawn(move || {
@@ -149,8 +188,20 @@ mod tests {
     }
 
     #[test]
+    fn no_bootstrap_token_is_told() {
+        let job = Job::<()>::new(Timeline::new("test"));
+        job.line("kubeadm join 10.0.0.1:6443 --token abcdef.0123456789abcdef --discovery");
+        job.line("abcdef.0123456789abcdef");
+        job.line("registry.k8s.io/pause:3.10 Abcdef.0123456789abcdef x.abcdef.0123456789abcdef");
+        let lines: Vec<_> = job.watch(0, LONG).0.into_iter().map(|event| event.line).collect();
+        assert_eq!(lines[0], "kubeadm join 10.0.0.1:6443 --token [token] --discovery");
+        assert_eq!(lines[1], "[token]");
+        assert_eq!(lines[2], "registry.k8s.io/pause:3.10 Abcdef.0123456789abcdef x.abcdef.0123456789abcdef");
+    }
+
+    #[test]
     fn a_program_that_never_stops_talking_fills_no_memory() {
-        let job = Job::<()>::default();
+        let job = Job::<()>::new(Timeline::new("test"));
         job.begin();
         for _ in 0..3 * MAX_EVENTS {
             job.line("talk");
@@ -163,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_watch_ends_by_time_when_nothing_happens() {
-        let job = Job::<()>::default();
+        let job = Job::<()>::new(Timeline::new("test"));
         assert_eq!(job.watch(0, Duration::from_millis(5)), (vec![], None));
     }
 }

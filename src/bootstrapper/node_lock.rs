@@ -43,6 +43,14 @@ impl NodeLock {
         NodeLock { tpm, state: Mutex::new(State::Unlocked) }
     }
 
+    /// The cluster that it was taken for, once it was.
+    pub fn cluster(&self) -> Option<[u8; CLUSTER_ID_LEN]> {
+        match *self.state.lock().unwrap_or_else(PoisonError::into_inner) {
+            State::Locked(id) => Some(id),
+            State::Unlocked | State::Broken => None,
+        }
+    }
+
     /// Takes the lock for a cluster and measures its ID.
     pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Locking {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

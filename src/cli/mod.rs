@@ -3,6 +3,7 @@
 //!
 //! Results go to standard output, everything else to standard error. Exit codes are [`crate::program`]'s and the two here.
 
+mod components;
 mod connect;
 mod files;
 mod init;
@@ -64,7 +65,8 @@ const INIT_HELP: &str = "\
 firstlight init: makes a booted node the first of a new cluster
 
 Connects over attested TLS, checks that the node meets the policy, and hands it the master secret. Waits for a node that
-still boots. May be repeated as long as the node was not initialised: it then uses the same master secret and salt.
+still boots, and shows what the node does. The work is the node's: when the connection is lost it goes on, and the same
+command, with the same files, finds it at work and gets the same result.
 
 Usage: firstlight init --endpoint HOST[:PORT] --policy FILE --init-secret FILE [OPTION]..
 
@@ -77,9 +79,20 @@ Usage: firstlight init --endpoint HOST[:PORT] --policy FILE --init-secret FILE [
   --kubeconfig FILE       where to put the administrator's kubeconfig; must not exist [firstlight-admin.conf]
   --log FILE              what the node says when it fails is added here [firstlight-cluster.log]
   --cluster-name NAME     [the node's default]
-  --timeout TIME          for everything together, as 90s, 10m or 1h [10m]
+  --timeout TIME          for everything together, as 90s, 10m or 1h [30m]
+  -v, --verbose           shows each line that the node tells, not only its phases
+
+The cluster; without a version the node gets its disk's key and no cluster:
+  --kubernetes-version V  v1.31.0 or later
+  --components FILE       what the node installs first (JSON: url, hash, install_path, extract)
+                          [v1.31.13, v1.32.9: what the release has]
+  --service-cidr NETWORK  of services' addresses [10.96.0.0/12]
+  --pod-cidr NETWORK      of pods' addresses
+  --apiserver-san NAME    a further name or address of the API server; may be repeated
+  --skip-addons           leaves out kubeadm's CoreDNS and kube-proxy, for who brings others
 
 Examples:
+  firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt --kubernetes-version v1.32.9
   firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt
   pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -
 ";
@@ -121,6 +134,7 @@ Examples:
 ";
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+const INIT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
 
 /// The command of the arguments.
@@ -151,7 +165,10 @@ fn init_options(mut args: lexopt::Parser) -> Result<init::Options, Failure> {
     let mut kubeconfig = PathBuf::from("firstlight-admin.conf");
     let mut log = PathBuf::from("firstlight-cluster.log");
     let mut cluster_name = String::new();
-    let mut timeout = DEFAULT_TIMEOUT;
+    let mut version = None;
+    let (mut service_cidr, mut pod_cidr, mut apiserver_sans) = (String::new(), String::new(), vec![]);
+    let (mut components, mut addons, mut verbose) = (None, true, false);
+    let mut timeout = INIT_TIMEOUT;
     while let Some(arg) = args.next()? {
         match arg {
             Long("endpoint") => endpoint = Some(endpoint_of(&mut args, init_server::PORT)?),
@@ -162,11 +179,24 @@ fn init_options(mut args: lexopt::Parser) -> Result<init::Options, Failure> {
             Long("kubeconfig") => kubeconfig = args.value()?.into(),
             Long("log") => log = args.value()?.into(),
             Long("cluster-name") => cluster_name = program::text(args.value()?)?,
+            Long("kubernetes-version") => version = Some(program::text(args.value()?)?),
+            Long("components") => components = Some(args.value()?.into()),
+            Long("service-cidr") => service_cidr = program::text(args.value()?)?,
+            Long("pod-cidr") => pod_cidr = program::text(args.value()?)?,
+            Long("apiserver-san") => apiserver_sans.push(program::text(args.value()?)?),
+            Long("skip-addons") => addons = false,
+            Long("verbose") | Short('v') => verbose = true,
             Long("timeout") => timeout = timeout_of(&mut args)?,
             Long("help") | Short('h') => return Err(Failure::HelpOn(INIT_HELP)),
             other => return Err(other.unexpected().into()),
         }
     }
+    let of_cluster = components.is_some() || !addons || !apiserver_sans.is_empty();
+    if version.is_none() && (of_cluster || !service_cidr.is_empty() || !pod_cidr.is_empty()) {
+        return Err(Failure::Usage("say which cluster to make: --kubernetes-version is missing".into()));
+    }
+    let kubernetes =
+        version.map(|version| init::Kubernetes { version, components, service_cidr, pod_cidr, apiserver_sans, addons });
     Ok(init::Options {
         endpoint: needed(endpoint, "endpoint")?,
         policy: needed(policy, "policy")?,
@@ -176,6 +206,8 @@ fn init_options(mut args: lexopt::Parser) -> Result<init::Options, Failure> {
         kubeconfig,
         log,
         cluster_name,
+        kubernetes,
+        verbose,
         timeout,
     })
 }

@@ -26,6 +26,9 @@ pub struct InitRequest {
     /// Firstlight: whether kubeadm installs its CoreDNS and kube-proxy. The old operator's tool brings its own.
     #[prost(bool, tag = "12")]
     pub kubeadm_addons: bool,
+    /// Firstlight: the pods' network, as service_cidr. Empty where the pod network's own configuration has it.
+    #[prost(string, tag = "13")]
+    pub pod_cidr: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]

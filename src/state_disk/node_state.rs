@@ -135,6 +135,11 @@ pub fn is_complete(root: &Path) -> Result<bool, Error> {
     Ok(exists(COMPLETE_MARK)? || !exists(BEGUN_MARK)? && exists(KUBELET_CONFIG)?)
 }
 
+/// Whether kubeadm has set up a kubelet on the node of the disk mounted at `root`.
+pub fn has_kubelet(root: &Path) -> bool {
+    root.join(KUBELET_CONFIG).exists()
+}
+
 /// Temporary file, fsync, rename, fsync of each directory up to `root`.
 fn write_durably(root: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
     let path = root.join(name);
@@ -231,7 +236,18 @@ mod tests {
         let old = tempfile::tempdir().unwrap();
         fs::create_dir_all(old.path().join("kubernetes")).unwrap();
         fs::write(old.path().join(KUBELET_CONFIG), "").unwrap();
-        assert!(is_complete(old.path()).unwrap());
+        assert!(is_complete(old.path()).unwrap() && has_kubelet(old.path()));
+    }
+
+    #[test]
+    fn a_disk_whose_set_up_has_begun_is_complete_by_our_mark_alone() {
+        let disk = tempfile::tempdir().unwrap();
+        mark_begun(disk.path()).unwrap();
+        fs::create_dir_all(disk.path().join("kubernetes")).unwrap();
+        fs::write(disk.path().join(KUBELET_CONFIG), "").unwrap();
+        assert!(!is_complete(disk.path()).unwrap());
+        mark_complete(disk.path()).unwrap();
+        assert!(is_complete(disk.path()).unwrap());
     }
 
     #[test]

@@ -36,12 +36,19 @@ pub fn signal_group(group: u32, signal: i32) -> io::Result<()> {
 /// Gives a thread the highest priority for disk I/O: class real time, level 0 (ioprio_set(2)). `EPERM` without
 /// CAP_SYS_ADMIN, `ESRCH` when it is gone.
 pub fn prioritize_io(thread: u32) -> io::Result<()> {
-    const IOPRIO_WHO_PROCESS: libc::c_long = 1;
     const IOPRIO_CLASS_RT: libc::c_long = 1;
     const IOPRIO_CLASS_SHIFT: libc::c_long = 13;
     let priority = IOPRIO_CLASS_RT << IOPRIO_CLASS_SHIFT;
     // SAFETY: takes integers only.
-    let result = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, libc::c_long::from(thread), priority) };
-    check(i32::try_from(result).unwrap_or(-1))?;
+    check(unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, libc::c_long::from(thread), priority) })?;
     Ok(())
 }
+
+/// A thread's priority for disk I/O: its class, shifted left by 13 bits, and the level in it (ioprio_get(2)).
+pub fn io_priority(thread: u32) -> io::Result<i64> {
+    // SAFETY: takes integers only.
+    check(unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, libc::c_long::from(thread)) })
+}
+
+/// One thread, not a group or a user (ioprio_set(2)).
+const IOPRIO_WHO_PROCESS: libc::c_long = 1;
