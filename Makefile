@@ -27,8 +27,9 @@ unit: setup ## unit tests, and the tests against real peers that need no VM
 boot: build ## the tests that boot VMs; each console is kept in target/boot
 	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
 
-test-cluster: setup ## a real Kubernetes node, by kubeadm, in namespaces (FORM=qemu: in a VM); needs root
-	@tests/cluster/run.sh $(FORM)
+test-cluster: build ## init makes a real Kubernetes cluster of a node in namespaces; needs root
+	@tools/node-image.sh >/dev/null
+	cargo test --locked --test cluster -- --ignored --nocapture --test-threads=1
 
 demo: build ## a VM: first boot, init, a reboot that unlocks itself, a reboot with recovery
 	@cargo run --locked --quiet --example demo

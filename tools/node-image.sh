@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Makes the disk of a Kubernetes node for the cluster tests: Debian 12 with systemd, containerd, the CNI plugins, kubeadm
-# and kubelet, and every container image unpacked in containerd's store, so that a node needs no network and no registry.
+# Makes the disk of a Kubernetes node for the cluster tests: Debian 12 with systemd, containerd and the CNI plugins, kubeadm,
+# kubelet and kubectl as components that `bootstrapper run` installs, and every container image unpacked in containerd's
+# store, so that a node needs no network and no registry.
 #
-#   tools/node-image.sh      prints the folder: disk.img (ext4, sparse), vmlinuz, initrd
+#   tools/node-image.sh      prints the folder with disk.img (ext4, sparse)
 #
 # Needs root (mmdebstrap, and mounts in a namespace). Kept in the cache until something that it is made of
 # changes. Settings of the node: tests/cluster/node, copied over the root file system.
@@ -15,7 +16,6 @@ PACKAGES+=,iptables,nftables,conntrack,ethtool,socat
 SIZE=8G
 
 kubernetes=$("$ROOT/tools/kubernetes.sh")
-kernel=$("$ROOT/tools/kernel.sh")
 
 recipe=$(printf '%s\n' "$SUITE $PACKAGES" | sha256sum | cut -c1-12)
 debian=$CACHE/node-debian-$recipe
@@ -32,8 +32,8 @@ if [ ! -e "$debian.tar" ]; then
 fi
 
 settings=$ROOT/tests/cluster/node
-recipe=$({ echo "$debian $kubernetes $kernel"; stat -c '%s %Y' "$kubernetes"/bin/*
-  cd "$settings"; find . -type f | sort | xargs sha256sum; cat "$ROOT"/tools/{node-image,kubernetes-images}.sh "$ROOT/tests/cluster/initrd.sh"; } |
+recipe=$({ echo "$debian $kubernetes"; stat -c '%s %Y' "$kubernetes"/bin/*
+  cd "$settings"; find . -type f | sort | xargs sha256sum; cat "$ROOT"/tools/{node-image,kubernetes-images}.sh; } |
   sha256sum | cut -c1-12)
 image=$CACHE/node-$recipe
 if [ -e "$image/disk.img" ]; then echo "$image"; exit; fi
@@ -48,15 +48,14 @@ rm -rf "$root"/var/cache/apt "$root"/var/lib/apt/lists/* "$root"/usr/share/i18n 
 
 images=$("$ROOT/tools/kubernetes-images.sh" "$root")
 
-install -m755 "$kubernetes"/bin/{kubeadm,kubelet,kubectl} "$root/usr/bin/"
+mkdir -p "$root/opt/components"
+install -m755 "$kubernetes"/bin/{kubeadm,kubelet,kubectl} "$root/opt/components/"
 cp -r --no-preserve=ownership "$settings/." "$root/"
 sed -i "s|@PAUSE@|$(grep /pause: "$images/names")|" "$root/etc/containerd/config.toml"
-mkdir -p "$root/etc/kubernetes/manifests"
-cp -r "$kernel/lib/modules" "$root/usr/lib/"
-# kubeadm looks what the kernel can do
-cp "$kernel"/boot/config-* "$root/boot/"
+# in place of the state disk: a folder that outlives a reboot
+mkdir -p "$root/etc/kubernetes" "$root"/var/lib/state/{bin,kubernetes}
 rm -f "$root"/etc/systemd/system/timers.target.wants/* "$root"/etc/systemd/system/multi-user.target.wants/e2scrub_reap.service
-systemctl --root "$root" --quiet enable containerd kubelet systemd-networkd
+systemctl --root "$root" --quiet enable containerd systemd-networkd run-state.mount etc-kubernetes.mount
 systemctl --root "$root" --quiet mask ldconfig.service e2scrub_reap.service getty@tty1.service console-getty.service systemd-firstboot.service
 # a machine ID that is set keeps systemd from the presets of a first boot
 echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
@@ -84,8 +83,6 @@ nice -n 10 unshare --mount --pid --net --fork --kill-child bash "$work/import" "
 rm -rf "$root/images"
 
 mkdir "$work/image"
-cp "$kernel"/boot/vmlinuz-* "$work/image/vmlinuz"
-"$ROOT/tests/cluster/initrd.sh" "$kernel" "$work/image/initrd"
 truncate -s "$SIZE" "$work/image/disk.img"
 SOURCE_DATE_EPOCH=1 mke2fs -q -t ext4 -E root_owner=0:0,nodiscard -d "$root" -L node "$work/image/disk.img"
 for old in "$CACHE"/node-????????????; do rm -rf "$old"; done

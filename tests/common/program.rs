@@ -38,7 +38,12 @@ impl Program {
 
     /// Waits until a line contains `text`, and gives that line.
     pub fn expect(&self, text: &str) -> String {
-        let end = Instant::now() + PATIENCE;
+        self.expect_within(text, PATIENCE)
+    }
+
+    /// The same for what takes long.
+    pub fn expect_within(&self, text: &str, time: Duration) -> String {
+        let end = Instant::now() + time;
         let mut output = self.output.0.lock().unwrap();
         loop {
             if let Some(line) = output.lines().find(|line| line.contains(text)) {
