@@ -14,12 +14,15 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 use std::{env, fmt};
 
+use serde_json::json;
+
 use super::command;
 use super::etcd;
 use super::init::Done;
 use super::job::Job;
 use crate::backoff::Backoff;
 use crate::crypto::Secret;
+use crate::kubernetes::client::{self, CONFIG_MAPS, Client, Config, NODES};
 use crate::kubernetes::components::{self, Component, Settings, Step};
 use crate::kubernetes::parameters::{self, Invalid, Networks, NodeName};
 use crate::kubernetes::{kubeadm, kubelet_certificate};
@@ -44,6 +47,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_secs(5 * 60);
 /// For kubeadm init, which has time-outs of its own for each of its waits.
 const INIT: Duration = Duration::from_secs(30 * 60);
+/// For the API's first answer, and for each call after it.
+const API: Duration = Duration::from_secs(5 * 60);
+/// Of a node: the ConfigMap with its components.
+const COMPONENTS: &str = "constellation.edgeless.systems/kubernetes-components";
 /// A progress line about a download at most so often.
 const TELL_EVERY: u64 = 16 << 20;
 
@@ -95,6 +102,8 @@ pub enum Error {
     Command(command::Error),
     /// The kubelet's certificate.
     Certificate(kubelet_certificate::Error),
+    /// The cluster's API.
+    Api(client::Error),
     /// A file of the set-up.
     Io(PathBuf, io::Error),
     /// This machine is told to stop.
@@ -107,6 +116,7 @@ impl fmt::Display for Error {
             Error::Components(error) => write!(f, "installing the components: {error}"),
             Error::Command(error) => error.fmt(f),
             Error::Certificate(error) => error.fmt(f),
+            Error::Api(error) => write!(f, "after kubeadm init: {error}"),
             Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
             Error::Stopped => f.write_str("this node was told to stop in the middle of its set-up"),
         }
@@ -114,6 +124,12 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<client::Error> for Error {
+    fn from(error: client::Error) -> Error {
+        Error::Api(error)
+    }
+}
 
 /// The kubeconfig where no cluster was asked for.
 pub fn none() -> Secret {
@@ -179,6 +195,9 @@ impl Plan {
         job.phase("kubeconfig");
         let kubeconfig = self.make_kubeconfig(stop, job)?;
         etcd::prioritize_io(stop);
+
+        job.phase("Kubernetes API");
+        self.publish(&kubeconfig, stop, job)?;
         Ok(kubeconfig)
     }
 
@@ -242,6 +261,28 @@ impl Plan {
         let mut command = kubeadm(&["kubeconfig", "user"]);
         command.args(["--client-name", &client, "--org", "system:masters"]);
         command::output(&mut command, SHORT, stop, &mut |line| job.line(line)).map_err(Error::Command)
+    }
+}
+
+impl Plan {
+    /// Tells the cluster which version it has and with which components: what joining nodes install, and what upgrades start
+    /// from. Objects and names are the old system's.
+    fn publish(&self, kubeconfig: &Secret, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
+        let kubeconfig = std::str::from_utf8(kubeconfig.expose()).unwrap_or_default();
+        let config = Config::from_kubeconfig(kubeconfig, "kubeadm's kubeconfig", Path::new("/"))?;
+        let client = Client::new(config, stop).within(API);
+        client.wait_ready(&mut |line| job.line(line))?;
+
+        let name = components::list_hash(&self.wire).replace(':', "-");
+        let name = format!("k8s-components-{name}");
+        let config_maps = CONFIG_MAPS.in_namespace("kube-system");
+        let version = self.cluster.version.to_string();
+        let data = json!({"components": components::list_json(&self.wire), "cluster-version": version});
+        let immutable = json!({"metadata": {"name": name}, "immutable": true, "data": data});
+        client.create_if_absent(&config_maps, &immutable)?;
+        client.create_if_absent(&config_maps, &json!({"metadata": {"name": "internal-config"}}))?;
+        client.annotate(&NODES.named(self.node.name.as_str()), &[(COMPONENTS, &name)])?;
+        Ok(())
     }
 }
 

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use super::progress::{Progress, human, printable};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use crate::atls;
-use crate::attestation::{Policy, Validator, qemu_vtpm};
+use crate::attestation::{Oid, Policy, ValidateError, Validator, qemu_vtpm};
 use crate::backoff::Backoff;
+use crate::crypto::CLUSTER_ID_LEN;
 use crate::grpc::{Channel, Transport};
 use crate::program::Failure;
 
@@ -67,12 +68,16 @@ pub struct Node {
 impl Node {
     /// The node at `endpoint`, judged by the policy in a file.
     pub fn new(endpoint: &Endpoint, policy: &Path) -> Result<Node, Failure> {
-        let text = files::read(policy).map_err(Failure::failed)?;
-        let text = String::from_utf8_lossy(&text);
-        let policy = Policy::from_json(&text)
-            .map_err(|error| Failure::failed(format!("the attestation policy {}: {error}", policy.display())))?;
-        let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::Validator::new(Arc::new(policy)));
+        let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::Validator::new(Arc::new(read_policy(policy)?)));
         Ok(Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) })
+    }
+
+    /// The same, or one that belongs to this cluster since it started: a node whose init has begun.
+    pub fn fresh_or_member(endpoint: &Endpoint, policy: Policy, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Node {
+        let member = qemu_vtpm::Validator::new(Arc::new(policy.clone().expecting_cluster(cluster_id)));
+        let fresh = qemu_vtpm::Validator::new(Arc::new(policy));
+        let validator: Arc<dyn Validator> = Arc::new(FreshOrMember { fresh, member });
+        Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) }
     }
 
     /// A connection to it, tried until `deadline`. A node that does not meet the policy is not asked again.
@@ -121,6 +126,29 @@ impl Node {
             }
         }
         Err(Attempt::Passing(failure))
+    }
+}
+
+/// The policy in a file.
+pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
+    let text = files::read(path).map_err(Failure::failed)?;
+    Policy::from_json(&String::from_utf8_lossy(&text))
+        .map_err(|error| Failure::failed(format!("the attestation policy {}: {error}", path.display())))
+}
+
+/// Either policy will do. What is said of a machine that meets neither is the first one's verdict.
+struct FreshOrMember {
+    fresh: qemu_vtpm::Validator,
+    member: qemu_vtpm::Validator,
+}
+
+impl Validator for FreshOrMember {
+    fn oid(&self) -> Oid {
+        self.fresh.oid()
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        self.fresh.validate(document, nonce).or_else(|why| self.member.validate(document, nonce).map_err(|_| why))
     }
 }
 

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::connect::{Endpoint, Node};
+use super::connect::{Endpoint, Node, read_policy};
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
 use super::{UNREACHABLE, components, files, master_secret, say};
@@ -73,10 +73,11 @@ pub struct Kubernetes {
 
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    initialise(&Node::new(&options.endpoint, &options.policy)?, options)
+    let policy = read_policy(&options.policy)?;
+    initialise(|cluster| Node::fresh_or_member(&options.endpoint, policy, cluster), options)
 }
 
-fn initialise(node: &Node, options: &Options) -> Result<(), Failure> {
+fn initialise(node: impl FnOnce(&[u8; CLUSTER_ID_LEN]) -> Node, options: &Options) -> Result<(), Failure> {
     let deadline = Instant::now() + options.timeout;
     let init_secret = read_init_secret(&options.init_secret)?;
     if options.kubeconfig.exists() {
@@ -101,6 +102,7 @@ fn initialise(node: &Node, options: &Options) -> Result<(), Failure> {
         options.master_secret.display()
     ))?;
     let expected = expected_cluster_id(&kms, &state.measurement_salt)?;
+    let node = node(&expected);
     let request = request(options, &kms, &state, &init_secret)?;
 
     let progress = Progress::on_stderr();
@@ -228,7 +230,7 @@ impl<'a> Watching<'a> {
         let timeout = Some(deadline.saturating_duration_since(Instant::now()));
         let mut metadata = Metadata::new();
         metadata.insert(init_server::PROGRESS, "1").map_err(NoSuccess::Ended)?;
-        let options = CallOptions { timeout, metadata, ..CallOptions::default() };
+        let options = CallOptions { timeout, metadata };
         let mut responses = channel.server_streaming(INIT, request, &options).map_err(NoSuccess::Ended)?;
         let mut number = 0;
         let error = loop {
@@ -410,7 +412,7 @@ mod tests {
     impl Operator {
         fn init(&self) -> Result<(), (u8, String)> {
             let client = atls::Client::new(None, vec![]);
-            match initialise(&Node { endpoint: self.options.endpoint.clone(), client }, &self.options) {
+            match initialise(|_| Node { endpoint: self.options.endpoint.clone(), client }, &self.options) {
                 Ok(()) => Ok(()),
                 Err(Failure::Failed(code, text)) => Err((code, text)),
                 Err(other) => panic!("{other:?}"),

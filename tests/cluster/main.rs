@@ -19,7 +19,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use node::Node;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// What runs in kube-system: etcd, API server, controller manager, scheduler, kube-proxy, two of CoreDNS.
 const PODS: usize = 7;
@@ -36,6 +36,10 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     first.expect("kubeadm init ..");
     drop(first);
     lap(&node, "the first operator is gone in the middle of kubeadm init");
+    // one with other secrets gets nothing
+    let mut stranger = node.init_in("stranger", &[]);
+    assert_eq!(stranger.exit().code(), Some(3), "{}", stranger.output());
+    stranger.expect("attestation refused: PCR 15");
     let mut second = node.init(&["--verbose"]);
     second.expect_within("Administrator's kubeconfig", PATIENCE);
     assert!(second.exit().success(), "{}", second.output());
@@ -79,6 +83,41 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     assert_eq!(node.kubectl(&["get", "configmap", "kept", "--output", "jsonpath={.data.is}"]), "there");
     lap(&node, "after a reboot the cluster is back, with its data");
     println!("memory in use: {} MiB", node.memory());
+}
+
+#[test]
+#[ignore = "needs root, and the node's image: make test-cluster"]
+fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
+    let node = Node::boot("failure");
+    // the image's program is not what the operator's list wants
+    let list = node.operators_file(
+        "wrong.json",
+        &json!([{"url": "file:///opt/components/kubeadm", "hash": format!("sha256:{}", "00".repeat(32)),
+            "install_path": "/run/state/bin/kubeadm"}])
+        .to_string(),
+    );
+    let cases = [
+        (list.to_str().unwrap().to_owned(), "expected sha256 0000"),
+        (
+            node.operators_file("none.json", "[]").to_str().unwrap().to_owned(),
+            "kubeadm init phase preflight could not be started",
+        ),
+    ];
+    for (components, why) in cases {
+        node.put_new_disk();
+        node.start_bootstrapper();
+        let mut operator = node.init(&["--components", &components]);
+        assert_eq!(operator.exit().code(), Some(1), "{}", operator.output());
+        let told = operator.output();
+        assert!(told.contains(why) && told.contains("reboot it, and it starts over"), "{told}");
+        println!("{told}");
+        node.wait_for("the bootstrapper's end", || node.try_sh("systemctl is-active bootstrapper").is_none());
+        let journal = node.sh("journalctl --unit bootstrapper --output cat");
+        assert!(journal.contains("reset: the next boot formats the state disk"), "{journal}");
+        assert_eq!(node.sh("ls /run/state/bin | wc -l").trim(), "0", "something half-done was left");
+        node.power_cycle_the_tpm();
+        node.remove_operators_files();
+    }
 }
 
 fn lap(node: &Node, what: &str) {

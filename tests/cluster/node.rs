@@ -34,7 +34,7 @@ pub struct Node {
     kubernetes: PathBuf,
     booted: Instant,
     process: RefCell<Child>,
-    tpm: Swtpm,
+    tpm: RefCell<Swtpm>,
     _metadata: MetadataServer,
 }
 
@@ -64,7 +64,7 @@ impl Node {
         metadata.set_peers(&json!([me]).to_string());
         metadata.set_endpoint(&address.to_string());
         metadata.set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
-        let tpm = Swtpm::start_at(gateway);
+        let tpm = RefCell::new(Swtpm::start_at(gateway));
         let process = RefCell::new(process);
         let node = Node { dir, logs, address, gateway, kubernetes, booted, process, tpm, _metadata: metadata };
         node.put("/usr/bin/bootstrapper", &fs::read(Path::new(ROOT).join("target/dist/bootstrapper")).unwrap(), 0o755);
@@ -90,26 +90,47 @@ impl Node {
             "systemd-run --quiet --unit bootstrapper --property RemainAfterExit=no --collect /usr/bin/bootstrapper run \
              --csp qemu --variant qemu-vtpm --metadata http://{}:8080 --tpm {} --disk {DISK} --components /opt/components",
             self.gateway,
-            self.tpm.location()
+            self.tpm.borrow().location()
         ));
     }
 
     /// `firstlight init` for a cluster, in the operator's folder.
     pub fn init(&self, more: &[&str]) -> Program {
-        let file = |name: &str, content: &str| {
-            let path = self.dir.path().join(name);
-            fs::write(&path, content).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-            path
-        };
+        self.init_in(".", more)
+    }
+
+    /// The same in another folder: another operator, with secrets of their own.
+    pub fn init_in(&self, folder: &str, more: &[&str]) -> Program {
+        let folder = self.dir.path().join(folder);
+        fs::create_dir_all(&folder).unwrap();
         let policy = json!({"measurements": {"15": {"expected": "00".repeat(32), "warnOnly": false}}});
         let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
-        command.current_dir(self.dir.path()).args(["init", "--endpoint", &self.address.to_string(), "--policy"]);
-        command.arg(file("policy.json", &policy.to_string()));
-        command.arg("--init-secret").arg(file("init-secret", INIT_SECRET));
-        command.arg("--components").arg(file("components.json", &self.components().to_string()));
+        command.current_dir(folder).args(["init", "--endpoint", &self.address.to_string(), "--policy"]);
+        command.arg(self.operators_file("policy.json", &policy.to_string()));
+        command.arg("--init-secret").arg(self.operators_file("init-secret", INIT_SECRET));
+        command.arg("--components").arg(self.operators_file("components.json", &self.components().to_string()));
         command.args(["--kubernetes-version", &self.version(), "--pod-cidr", "10.244.0.0/24"]);
         Program::start(command.args(more))
+    }
+
+    /// A file that only the operator reads.
+    pub fn operators_file(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.dir.path().join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    }
+
+    /// As an operator who starts over.
+    pub fn remove_operators_files(&self) {
+        for name in ["firstlight-mastersecret.json", "firstlight-state.json", "firstlight-cluster.log"] {
+            let _ = fs::remove_file(self.dir.path().join(name));
+        }
+    }
+
+    /// Its PCRs are zero again.
+    pub fn power_cycle_the_tpm(&self) {
+        self.tpm.borrow_mut().reboot();
     }
 
     fn version(&self) -> String {
@@ -141,7 +162,7 @@ impl Node {
         let id = cluster_id(&secret, &salt);
         assert_eq!(state["clusterID"].as_str().unwrap(), hex(&id));
         let extended = digest(&SHA256, &[&[0; 32], digest(&SHA256, &id).as_ref()].concat());
-        let pcr = self.tpm.tool("tpm2_pcrread", &["sha256:15"]).to_lowercase();
+        let pcr = self.tpm.borrow().tool("tpm2_pcrread", &["sha256:15"]).to_lowercase();
         assert!(pcr.contains(&hex(extended.as_ref())), "{pcr}");
     }
 
@@ -188,8 +209,10 @@ impl Node {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    fn put_new_disk(&self) {
+    /// A formatted disk and its passphrase, as the initramfs leaves them.
+    pub fn put_new_disk(&self) {
         let path = self.dir.path().join("state.img");
+        let _ = fs::remove_file(&path);
         let passphrase = Secret::random(KEY_LEN);
         let mut disk = fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
         disk.set_len(64 << 20).unwrap();
