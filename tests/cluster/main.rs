@@ -97,7 +97,7 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         .to_string(),
     );
     let cases = [
-        (list.to_str().unwrap().to_owned(), "expected sha256 0000"),
+        (list.to_str().unwrap().to_owned(), "expected SHA-256 0000"),
         (
             node.operators_file("none.json", "[]").to_str().unwrap().to_owned(),
             "kubeadm init phase preflight could not be started",

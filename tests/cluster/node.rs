@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -50,7 +51,8 @@ impl Node {
         assert!(status.success());
 
         // a /30 of its own, whoever else runs this; not in 10.96.0.0/12, where the services are
-        let number = std::process::id();
+        static NODES: AtomicU32 = AtomicU32::new(0);
+        let number = std::process::id() * 2 + NODES.fetch_add(1, Ordering::Relaxed);
         let (third, fourth) = ((number % 256) as u8, (number / 256 % 64 * 4) as u8);
         let (gateway, address) = (Ipv4Addr::new(10, 89, third, fourth + 1), Ipv4Addr::new(10, 89, third, fourth + 2));
         let logs = Path::new(ROOT).join("target/cluster").join(name);
