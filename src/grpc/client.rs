@@ -75,8 +75,9 @@ impl Channel {
     ) -> Result<R, Status> {
         let request = message::encode(request)?;
         let (call, core) = self.start(path, options)?;
-        let response = call.exchange_one(core, &request)?;
-        message::decode(&response, "response")
+        let (core, sent) = call.connection.link.send(core, call.stream, &request, true, call.deadline);
+        sent?;
+        message::decode(&call.receive_one(core)?, "response")
     }
 
     /// One request, any number of responses.
@@ -89,10 +90,11 @@ impl Channel {
         let request = message::encode(request)?;
         let (call, core) = self.start(path, options)?;
         call.send(core, &request, true)?;
-        Ok(Responses { call: Some(Arc::new(call)), message: PhantomData })
+        Ok(Responses { call: Arc::new(call), ended: false, message: PhantomData })
     }
 
-    /// Any number of requests and of responses, in the order that the method defines.
+    /// Any number of requests and of responses, in the order that the method defines; one response where that is all that
+    /// the method gives ([`Responses::one`]).
     pub fn streaming<Q: Message, R: Message + Default>(
         &self,
         path: &str,
@@ -102,7 +104,7 @@ impl Channel {
         drop(call.connection.link.flush(core));
         let call = Arc::new(call);
         let requests = Requests { call: call.clone(), finished: false, message: PhantomData };
-        Ok((requests, Responses { call: Some(call), message: PhantomData }))
+        Ok((requests, Responses { call, ended: false, message: PhantomData }))
     }
 
     /// Closes the connection now; calls that wait on it in other threads end with [`Code::Unavailable`].
@@ -225,12 +227,9 @@ impl ClientCall {
         link.receive(link.lock(), self.stream, self.deadline).1
     }
 
-    /// The whole of a unary call.
-    fn exchange_one(&self, core: Guard<'_>, request: &[u8]) -> Result<Bytes, Status> {
-        let link = &self.connection.link;
-        let (core, sent) = link.send(core, self.stream, request, true, self.deadline);
-        sent?;
-        let (mut core, ended) = link.wait(core, self.stream, self.deadline, |core| {
+    /// The only response, once the call has ended well.
+    fn receive_one(&self, core: Guard<'_>) -> Result<Bytes, Status> {
+        let (mut core, ended) = self.connection.link.wait(core, self.stream, self.deadline, |core| {
             let call = core.calls.get_mut(&self.stream)?;
             (call.inbound.waiting() > 1).then_some(Ok(())).or_else(|| call.end.clone())
         });
@@ -239,7 +238,7 @@ impl ClientCall {
         match (inbound.pop(), inbound.pop()) {
             (Some(response), None) => Ok(response),
             (None, _) => Err(Status::new(Code::Internal, "the server answered OK without a message")),
-            _ => Err(Status::new(Code::Internal, "the server answered a unary call with several messages")),
+            _ => Err(Status::new(Code::Internal, "the server answered the call with several messages")),
         }
     }
 }
@@ -259,16 +258,18 @@ impl Drop for ClientCall {
     }
 }
 
-/// The responses of a streaming call as they arrive; ends after the first error. Dropping it earlier cancels the call.
+/// The responses of a streaming call as they arrive; ends after the first error. Dropping it earlier cancels the call, once
+/// its [`Requests`] are dropped or finished too.
 pub struct Responses<R> {
-    call: Option<Arc<ClientCall>>,
+    call: Arc<ClientCall>,
+    ended: bool,
     message: PhantomData<fn() -> R>,
 }
 
 impl<R> Responses<R> {
-    /// Waits for the response's headers, and returns their custom metadata. `None` once the call is over.
+    /// Waits for the response's headers, and returns their custom metadata; `None` if the call ended without.
     pub fn headers(&self) -> Result<Option<Metadata>, Status> {
-        let Some(call) = &self.call else { return Ok(None) };
+        let call = &self.call;
         let link = &call.connection.link;
         let (core, found) = link.wait(link.lock(), call.stream, call.deadline, |core| {
             let state = core.calls.get(&call.stream)?;
@@ -277,17 +278,32 @@ impl<R> Responses<R> {
         drop(core);
         found
     }
+
+    /// The custom metadata behind the last response; none before the call has ended.
+    pub fn trailers(&self) -> Metadata {
+        let core = self.call.connection.link.lock();
+        core.calls.get(&self.call.stream).map(|state| state.trailers.clone()).unwrap_or_default()
+    }
+}
+
+impl<R: Message + Default> Responses<R> {
+    /// Waits for the end of a call that has one response, as client-streaming ones have.
+    pub fn one(&mut self) -> Result<R, Status> {
+        self.ended = true;
+        message::decode(&self.call.receive_one(self.call.connection.link.lock())?, "response")
+    }
 }
 
 impl<R: Message + Default> Iterator for Responses<R> {
     type Item = Result<R, Status>;
 
     fn next(&mut self) -> Option<Result<R, Status>> {
-        let received = self.call.as_ref()?.receive();
-        let item = received.and_then(|bytes| bytes.map(|bytes| message::decode(&bytes, "response")).transpose());
-        if !matches!(item, Ok(Some(_))) {
-            self.call = None;
+        if self.ended {
+            return None;
         }
+        let received = self.call.receive();
+        let item = received.and_then(|bytes| bytes.map(|bytes| message::decode(&bytes, "response")).transpose());
+        self.ended = !matches!(item, Ok(Some(_)));
         item.transpose()
     }
 }

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prost::Message;
 
-use super::link::Link;
+use super::link::{Core, Link};
 use super::message;
 use super::metadata::Metadata;
 use super::status::{Code, Status};
@@ -44,6 +44,14 @@ impl Call {
     /// that works for long looks from time to time.
     pub fn is_cancelled(&self) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= Instant::now()) || self.link.lock().is_cancelled(self.stream)
+    }
+
+    /// Waits for `time` or until [`Call::is_cancelled`], which it returns.
+    pub fn wait_cancelled(&self, time: Duration) -> bool {
+        let until = Instant::now().checked_add(time).into_iter().chain(self.deadline).min();
+        let is_over = |core: &mut Core| core.is_cancelled(self.stream).then_some(());
+        drop(self.link.wait(self.link.lock(), self.stream, until, is_over).0);
+        self.is_cancelled()
     }
 
     /// Sets the custom headers of the response; too late once a response was sent.
@@ -175,6 +183,16 @@ impl Router {
         F: Fn(&Call, Q, &mut Sender<R>) -> Result<(), Status> + Send + Sync + 'static,
     {
         self.add(path, true, move |call| handler(call, call.receive_one()?, &mut Sender { call, message: PhantomData }))
+    }
+
+    /// Adds a method with any number of requests and one response.
+    pub fn client_streaming<Q, R, F>(self, path: &str, handler: F) -> Router
+    where
+        Q: Message + Default,
+        R: Message,
+        F: Fn(&Call, &mut Receiver<Q>) -> Result<R, Status> + Send + Sync + 'static,
+    {
+        self.streaming(path, move |call, requests, _: &mut Sender<R>| call.send(&handler(call, requests)?, false))
     }
 
     /// Adds a method with any number of requests and of responses.

@@ -48,7 +48,7 @@ impl std::ops::Deref for TestServer {
 }
 
 fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
-    let begun = begun.clone();
+    let (begun, blocked, woken) = (begun.clone(), begun.clone(), cancelled.clone());
     let (until_cancelled, endless) = (cancelled.clone(), cancelled.clone());
     Router::new()
         .unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request))
@@ -72,6 +72,9 @@ fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
             let mut headers = Metadata::new();
             headers.insert("x-echo", call.metadata().get("x-ascii").unwrap_or("none"))?;
             call.set_headers(headers);
+            let mut trailers = Metadata::new();
+            trailers.insert_bin("x-trailing-bin", &[0xab; 3])?;
+            call.set_trailers(trailers);
             assert_eq!(call.metadata().get_bin("x-data-bin"), Some(vec![0, 0xff]));
             assert!(call.deadline().is_some() && call.peer().is_some());
             Ok(request)
@@ -86,6 +89,15 @@ fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
                     return Err(status);
                 }
             }
+        })
+        .client_streaming("/t.T/Sum", |_: &Call, requests: &mut Receiver<Blob>| {
+            requests.try_fold(0, |sum, request| Ok(sum + request?.count)).map(|sum| blob(b"", sum))
+        })
+        .client_streaming("/t.T/UntilWoken", move |call: &Call, _: &mut Receiver<Blob>| {
+            blocked.fetch_add(1, Ordering::SeqCst);
+            assert!(call.wait_cancelled(Duration::from_secs(60)));
+            woken.fetch_add(1, Ordering::SeqCst);
+            Ok(blob(b"", 0))
         })
         .streaming("/t.T/PingPong", |_: &Call, requests: &mut Receiver<Blob>, responses: &mut Sender<Blob>| {
             for request in requests {
@@ -204,6 +216,41 @@ fn requests_and_responses_stream_together() {
 }
 
 #[test]
+fn requests_stream_to_one_response() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    for count in [0, 1, 100] {
+        let (mut requests, mut response) = channel.streaming::<Blob, Blob>("/t.T/Sum", &soon()).unwrap();
+        (0..count).for_each(|count| requests.send(&blob(&[1; 1000], count)).unwrap());
+        requests.finish().unwrap();
+        assert_eq!(response.one().unwrap().count, (0..count).sum::<u32>());
+    }
+    let (requests, mut none) = channel.streaming::<Blob, Blob>("/t.T/PingPong", &soon()).unwrap();
+    requests.finish().unwrap();
+    assert_eq!(none.one().unwrap_err().code(), Code::Internal, "no response");
+}
+
+#[test]
+fn unfinished_requests_cancel_the_call_and_wake_its_handler() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let (requests, mut response) = channel.streaming::<Blob, Blob>("/t.T/UntilWoken", &soon()).unwrap();
+    eventually(|| server.begun() == 1);
+    drop(requests);
+    assert_eq!(response.one().unwrap_err().code(), Code::Cancelled);
+    eventually(|| server.cancelled() == 1);
+    let short = within(Duration::from_millis(50));
+    let (_requests, mut response) = channel.streaming::<Blob, Blob>("/t.T/UntilWoken", &short).unwrap();
+    assert_eq!(response.one().unwrap_err().code(), Code::DeadlineExceeded);
+    eventually(|| server.cancelled() == 2);
+    let (mut requests, mut responses) = channel.streaming::<Blob, Blob>("/t.T/PingPong", &soon()).unwrap();
+    requests.send(&blob(b"", 1)).unwrap();
+    assert_eq!(responses.next().unwrap().unwrap().count, 1);
+    drop(requests);
+    assert_eq!(responses.next().unwrap().unwrap_err().code(), Code::Cancelled);
+}
+
+#[test]
 fn errors_carry_code_message_and_details() {
     let server = start(Limits::default());
     let channel = connect(&server);
@@ -238,6 +285,7 @@ fn metadata_reaches_the_handler_and_comes_back() {
     assert_eq!(responses.headers().unwrap().unwrap().get("x-echo"), Some("value"));
     assert_eq!(responses.next().unwrap().unwrap().count, 4);
     assert!(responses.next().is_none());
+    assert_eq!(responses.trailers().get_bin("x-trailing-bin"), Some(vec![0xab; 3]));
 }
 
 #[test]
