@@ -15,11 +15,23 @@ use super::status::{Code, Status, status_of};
 use super::transport::Transport;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
 
+/// PING of a client that has not set another: grpc-go's servers end a connection that is asked more often than every five
+/// minutes (its `EnforcementPolicy`).
+const KEEPALIVE: Keepalive = Keepalive { every: Duration::from_secs(310), timeout: Duration::from_secs(20) };
 /// How long a server may refuse to take what we send.
 const STALL: Duration = Duration::from_secs(60);
 /// The keeper looks at a connection that a thread reads at most this rarely.
 const LONGEST_TICK: Duration = Duration::from_millis(640);
 const USER_AGENT: &[u8] = concat!("firstlight/", env!("CARGO_PKG_VERSION")).as_bytes();
+
+/// How a client finds out that its server is gone, while it has calls there.
+#[derive(Clone, Copy, Debug)]
+pub struct Keepalive {
+    /// Without a byte from the server for this long, a PING is sent.
+    pub every: Duration,
+    /// The connection ends, and all calls with [`Code::Unavailable`], when no byte comes within this time after it.
+    pub timeout: Duration,
+}
 
 /// What a call may carry besides its message.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +59,11 @@ struct ClientConnection {
 impl Channel {
     /// Opens HTTP/2 on an established connection. `authority` is the `:authority` of the requests (`host:port`).
     pub fn new(transport: Transport, authority: &str) -> Result<Channel, Status> {
+        Channel::with_keepalive(transport, authority, KEEPALIVE)
+    }
+
+    /// The same with PINGs of one's own timing.
+    pub fn with_keepalive(transport: Transport, authority: &str, keepalive: Keepalive) -> Result<Channel, Status> {
         let broken = |error| Status::new(Code::Unavailable, format!("the connection cannot be used: {error}"));
         let limits = Limits::default();
         let h2 = Connection::client(h2_limits(limits.streams, limits.header_bytes));
@@ -54,7 +71,8 @@ impl Channel {
         let link = Link::new(transport, h2, Side::Client, STALL).map_err(broken)?;
         drop(link.flush(link.lock()));
         let kept = link.clone();
-        let keeper = thread::Builder::new().name("grpc-keeper".into()).spawn(move || keep(&kept)).map_err(broken)?;
+        let keep = move || keep(&kept, keepalive);
+        let keeper = thread::Builder::new().name("grpc-keeper".into()).spawn(keep).map_err(broken)?;
         let connection =
             ClientConnection { link, scheme, authority: authority.to_owned(), keeper: Mutex::new(Some(keeper)) };
         Ok(Channel { connection: Arc::new(connection), message_bytes: limits.message_bytes })
@@ -176,30 +194,34 @@ impl Drop for ClientConnection {
 
 /// The keeper's life: it reads the connection while no caller does, so that PINGs are answered and a lost server is
 /// noticed; and it leaves the reading to the next caller that waits.
-fn keep(link: &Link) {
+fn keep(link: &Link, keepalive: Keepalive) {
     let mut tick = TICK;
     loop {
         thread::park_timeout(tick);
         let was_attended = link.is_attended();
-        if !link.is_neglected() {
-            tick = if was_attended { (2 * tick).min(LONGEST_TICK) } else { TICK };
-            continue;
-        }
-        tick = TICK;
+        let is_neglected = link.is_neglected();
+        tick = if was_attended { (2 * tick).min(LONGEST_TICK) } else { TICK };
         let mut core = link.lock();
-        if core.calls.is_empty() {
-            core.trim();
+        if is_neglected {
+            tick = TICK;
+            if core.calls.is_empty() {
+                core.trim();
+            }
+            core.is_wanted();
         }
-        core.is_wanted();
         loop {
+            let has_calls = core.calls.values().any(|call| call.end.is_none());
+            if has_calls && core.keepalive(keepalive.every, keepalive.timeout, Instant::now()) {
+                link.end(&mut core, Status::new(Code::Unavailable, "the server answered no PING in time"));
+            }
             core = link.flush(core);
             if core.ended.is_some() {
                 return;
             }
-            if !core.is_free() {
+            if !is_neglected || !core.is_free() {
                 break;
             }
-            core = link.read_turn(core, None);
+            core = link.read_turn(core, Some(keepalive.every.min(keepalive.timeout)));
             if core.is_wanted() {
                 break;
             }

@@ -592,6 +592,42 @@ fn a_client_that_answers_no_ping_is_dropped_and_its_call_cancelled() {
 }
 
 #[test]
+fn a_server_that_answers_no_ping_is_given_up_and_one_that_does_is_not() {
+    let quick = Keepalive { every: Duration::from_millis(200), timeout: Duration::from_millis(800) };
+    let open = |address| {
+        let transport = Transport::plain(TcpStream::connect(address).unwrap()).unwrap();
+        Channel::with_keepalive(transport, "localhost", quick).unwrap()
+    };
+    // takes connections and says nothing
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let status = echo(&open(silent.local_addr().unwrap()), &Blob::default()).unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "the server answered no PING in time"));
+    let server = start(Limits::default());
+    let request = blob(b"", 2500);
+    assert_eq!(open(server.local_addr()).unary("/t.T/Sleep", &request, &soon()), Ok(request));
+}
+
+#[test]
+fn idle_connections_hold_no_thread_and_are_served_when_they_speak() {
+    let server = start(Limits::default());
+    let channels: Vec<Channel> = (0..50).map(|_| connect(&server)).collect();
+    for _ in 0..2 {
+        channels.iter().for_each(|channel| assert_eq!(echo(channel, &blob(b"", 1)).unwrap().count, 1));
+        eventually(|| server.attended() == 0);
+    }
+    // calls that have begun, but whose requests do not come, are no reason to hold one either
+    let held: Vec<_> = (0..3).map(|_| by_hand(&server)).collect();
+    let begun = held.into_iter().map(|(mut socket, mut client)| {
+        open(&mut client, "/t.T/Echo");
+        socket.write_all(client.output()).unwrap();
+        socket
+    });
+    let begun: Vec<TcpStream> = begun.collect();
+    eventually(|| server.attended() == 0);
+    drop(begun);
+}
+
+#[test]
 fn a_client_that_answers_pings_stays_while_it_has_a_call() {
     let server = start(Limits { keepalive: Duration::from_millis(300), ..hurried() });
     let channel = connect(&server);
