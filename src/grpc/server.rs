@@ -408,15 +408,13 @@ impl Shared {
     /// is due by the clock.
     fn watch(self: Arc<Self>, listener: TcpListener) {
         let (mut listener, mut last_id) = (Some(listener), LISTENER);
-        let (mut ready, mut upkeep) = (Vec::new(), Instant::now() + UPKEEP);
+        let mut ready = Vec::new();
+        let (mut tick, mut upkeep) = (Instant::now(), Instant::now() + UPKEEP);
         while !self.is_stopping() || !lock(&self.connections).is_empty() {
-            self.watcher_sleeps.store(true, Ordering::SeqCst);
-            let is_quiet = !self.pool.grow() && lock(&self.active).values().all(|link| link.is_attended());
-            if let Err(error) = self.poller.wait(&mut ready, if is_quiet { UPKEEP } else { TICK }) {
+            if let Err(error) = self.poller.wait(&mut ready, tick.saturating_duration_since(Instant::now())) {
                 log::error!("{}: the poller failed: {error}", self.name);
                 thread::sleep(TICK);
             }
-            self.watcher_sleeps.store(false, Ordering::SeqCst);
             listener = listener.filter(|_| !self.is_stopping());
             for id in &ready {
                 match &listener {
@@ -427,18 +425,30 @@ impl Shared {
                     _ => self.resume(*id),
                 }
             }
-            let neglected: Vec<_> = lock(&self.active).values().filter(|link| link.is_neglected()).cloned().collect();
-            for link in neglected {
-                let ready = link.lock().ready.len();
-                self.attend_later(&link, ready.max(1));
-            }
             let now = Instant::now();
+            if !self.watcher_sleeps.load(Ordering::SeqCst) {
+                tick = tick.min(now + TICK);
+            }
             if now >= upkeep {
                 upkeep = now + UPKEEP;
                 let is_due = |link: &Arc<Link>| link.lock().upkeep(self.name, &self.limits, link.peer, now);
                 self.links().iter().filter(|link| is_due(link)).for_each(|link| self.attend_later(link, 1));
             }
+            if now >= tick {
+                self.watcher_sleeps.store(true, Ordering::SeqCst);
+                tick = now + if self.all_have_threads() { UPKEEP } else { TICK };
+            }
         }
+    }
+
+    /// Starts threads for jobs and connections that lack one; returns whether none does.
+    fn all_have_threads(self: &Arc<Self>) -> bool {
+        let active: Vec<_> = lock(&self.active).values().cloned().collect();
+        for link in active.iter().filter(|link| link.is_neglected()) {
+            let ready = link.lock().ready.len();
+            self.attend_later(link, ready.max(1));
+        }
+        !self.pool.grow() && active.iter().all(|link| link.is_attended())
     }
 
     fn listen(&self, listener: &TcpListener) {
