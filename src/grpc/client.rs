@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use prost::Message;
 
 use super::link::{CallState, Core, Guard, Link, Side, TICK, h2_limits};
-use super::message::{self, Bytes};
-use super::metadata::Metadata;
+use super::message;
+use super::metadata::{Metadata, is_grpc_type};
 use super::server::Limits;
 use super::status::{Code, Status, status_of};
 use super::transport::Transport;
+use crate::crypto::buffer::Bytes;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
 
 /// PING of a client that has not set another: grpc-go's servers end a connection that is asked more often than every five
@@ -369,7 +370,7 @@ impl Core {
         let headers = self.h2.headers();
         let http = headers.get(b":status").unwrap_or_default();
         let kind = headers.get(b"content-type").unwrap_or_default();
-        if http != b"200" || !kind.starts_with(b"application/grpc") {
+        if http != b"200" || !is_grpc_type(kind) {
             // no gRPC server; unless it says how the call ended all the same
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             let strange = format!("not a gRPC answer: HTTP status {}, content-type {:?}", text(http), text(kind));

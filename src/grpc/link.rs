@@ -26,11 +26,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::message::{Assembler, Bytes, reserve, wipe};
+use super::message::Assembler;
 use super::metadata::Metadata;
 use super::server::{Held, Request, Shared, Upkeep};
 use super::status::{Code, Status};
 use super::transport::Transport;
+use crate::crypto::buffer::{Bytes, reserve, wipe};
 use crate::h2::{self, Connection, ErrorCode, Event};
 
 /// How long a connection may have nobody who reads it.
@@ -119,6 +120,8 @@ pub(super) struct CallState {
     pub(super) has_answered: bool,
     /// Else its body means nothing to us.
     pub(super) is_grpc: bool,
+    /// The client named a compression.
+    pub(super) has_encoding: bool,
     pub(super) started: Instant,
 }
 
@@ -135,6 +138,7 @@ impl CallState {
             held: None,
             has_answered: false,
             is_grpc: true,
+            has_encoding: false,
             started,
         }
     }
@@ -543,7 +547,7 @@ impl Core {
             let status = Status::new(Code::ResourceExhausted, "the server is short of memory for requests");
             return self.reject(stream, status);
         }
-        if let Err(status) = call.inbound.feed(data, call.message_limit) {
+        if let Err(status) = call.inbound.feed(data, call.message_limit, call.has_encoding) {
             return self.reject(stream, status);
         }
         let has_message = call.inbound.waiting() > 0;

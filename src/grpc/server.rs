@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use super::health;
 use super::link::{CallState, Core, Guard, Link, Side, TICK, h2_limits};
 use super::message::parse_timeout;
-use super::metadata::{Metadata, encode_bin};
+use super::metadata::{Metadata, encode_bin, is_grpc_type};
 use super::router::{Call, Method, Router, turn_away};
 use super::status::{Code, Status, percent_encode};
 use super::transport::Accept;
@@ -607,7 +607,8 @@ impl Core {
         let headers = self.h2.headers();
         let kind = headers.get(b"content-type").unwrap_or_default();
         let mut call = CallState::new(shared.limits.message_bytes, now);
-        call.is_grpc = headers.get(b":method") == Some(b"POST") && kind.starts_with(b"application/grpc");
+        call.is_grpc = headers.get(b":method") == Some(b"POST") && is_grpc_type(kind);
+        call.has_encoding = headers.get(b"grpc-encoding").is_some_and(|encoding| encoding != b"identity");
         let malformed = || Status::new(Code::Internal, "a malformed grpc-timeout");
         let timeout = headers.get(b"grpc-timeout").map(|value| parse_timeout(value).ok_or_else(malformed)).transpose();
         let method = match call.is_grpc {

@@ -449,6 +449,120 @@ fn stop_without_grace_cuts_what_runs() {
     assert!(server.cancelled() == 1);
 }
 
+// ---- answers as they are on the wire ----
+
+/// Sends a request by hand and returns the answer: the fields of its headers, of its trailers if there are any.
+fn answers(server: &Server, fields: &[(&str, &str)], body: &[u8]) -> Vec<Vec<(String, String)>> {
+    let (mut socket, mut client) = by_hand(server);
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let fields = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes(), h2::Indexing::No));
+    let stream = client.open(fields, false).unwrap();
+    client.send_data(stream, body, true).unwrap();
+    socket.write_all(&std::mem::take(client.output())).unwrap();
+    let (mut received, mut lists) = (Vec::new(), Vec::new());
+    loop {
+        let mut piece = [0; 4096];
+        let length = socket.read(&mut piece).unwrap();
+        assert!(length > 0, "no answer");
+        received.extend_from_slice(&piece[..length]);
+        let mut ended = false;
+        while let (taken @ 1.., event) = client.receive(&received, Instant::now()).unwrap() {
+            let has_fields = matches!(event, Some(h2::Event::Headers { .. } | h2::Event::Trailers { .. }));
+            ended |= matches!(
+                event,
+                Some(
+                    h2::Event::Headers { end: true, .. }
+                        | h2::Event::Data { end: true, .. }
+                        | h2::Event::Trailers { .. }
+                )
+            );
+            received.drain(..taken);
+            if has_fields {
+                let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+                lists.push(client.headers().iter().map(|(name, value)| (text(name), text(value))).collect());
+            }
+        }
+        if ended {
+            return lists;
+        }
+    }
+}
+
+/// A call's fields with `more`.
+fn call_with<'a>(path: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let fixed = [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")];
+    [&fixed, more].concat()
+}
+
+fn field<'a>(list: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    list.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
+}
+
+#[test]
+fn an_error_without_a_response_is_trailers_only_with_an_encoded_message_and_details() {
+    let server = start(Limits::default());
+    let answer = answers(&server, &call_with("/t.T/Fail", &[]), &[0; 5]);
+    assert_eq!(answer.len(), 1, "one block of fields");
+    assert_eq!(field(&answer[0], ":status"), Some("200"));
+    assert_eq!(field(&answer[0], "content-type"), Some("application/grpc"));
+    assert_eq!(field(&answer[0], "grpc-status"), Some("5"));
+    assert_eq!(field(&answer[0], "grpc-message"), Some("schl%C3%BCssel 100 %25%0A"));
+    assert_eq!(field(&answer[0], "grpc-status-details-bin"), Some("AQID"));
+    let answer = answers(&server, &call_with("/t.T/Echo", &[]), &[0; 5]);
+    assert_eq!(answer.len(), 2, "headers and trailers");
+    assert_eq!((field(&answer[0], ":status"), field(&answer[0], "grpc-status")), (Some("200"), None));
+    assert_eq!(answer[1], [("grpc-status".to_owned(), "0".to_owned())]);
+}
+
+#[test]
+fn compressed_requests_are_refused_and_told_what_is_accepted() {
+    let server = start(Limits::default());
+    let answer = |encoding: &[(&str, &str)], body: &[u8]| {
+        let answer = answers(&server, &call_with("/t.T/Echo", encoding), body);
+        let last = answer.last().unwrap();
+        (field(last, "grpc-status").map(str::to_owned), field(last, "grpc-accept-encoding").map(str::to_owned))
+    };
+    let (gzip, identity) = ([("grpc-encoding", "gzip")], [("grpc-encoding", "identity")]);
+    let unimplemented = (Some("12".to_owned()), Some("identity".to_owned()));
+    assert_eq!(answer(&gzip, &[1, 0, 0, 0, 1, 0]), unimplemented);
+    assert_eq!(answer(&gzip, &[0; 5]).0.unwrap(), "0", "a message that is not compressed may come all the same");
+    assert_eq!(answer(&identity, &[0; 5]).0.unwrap(), "0");
+    assert_eq!(answer(&identity, &[1, 0, 0, 0, 1, 0]).0.unwrap(), "13", "the flag without a compression");
+    assert_eq!(answer(&[], &[1, 0, 0, 0, 1, 0]).0.unwrap(), "13");
+}
+
+#[test]
+fn what_is_no_grpc_request_gets_the_http_status_for_it() {
+    let server = start(Limits::default());
+    let status = |method: &str, kind: &str| {
+        let fields = [(":method", method), (":scheme", "http"), (":path", "/t.T/Echo"), ("content-type", kind)];
+        let answer = answers(&server, &fields, b"x");
+        assert_eq!(field(&answer[0], "grpc-status"), None);
+        field(&answer[0], ":status").unwrap().to_owned()
+    };
+    assert_eq!(status("POST", "application/json"), "415");
+    assert_eq!(status("POST", "application/grpc-web"), "415");
+    assert_eq!(status("GET", "application/grpc"), "405");
+    assert_eq!(status("HEAD", "text/html"), "405");
+}
+
+#[test]
+fn malformed_requests_are_answered_with_a_status() {
+    let server = start(Limits::default());
+    let status = |path: &str, more: &[(&str, &str)], body: &[u8]| {
+        field(answers(&server, &call_with(path, more), body).last().unwrap(), "grpc-status").unwrap().to_owned()
+    };
+    assert_eq!(status("/t.T/Echo", &[("grpc-timeout", "soon")], &[0; 5]), "13");
+    assert_eq!(status("/t.T/Echo", &[("grpc-timeout", "0n")], &[0; 5]), "4");
+    assert_eq!(status("/t.T/Echo", &[], &[]), "13", "no message");
+    assert_eq!(status("/t.T/Echo", &[], &[0; 4]), "13", "half a prefix");
+    assert_eq!(status("/t.T/Echo", &[], &[0; 10]), "13", "two messages");
+    assert_eq!(status("/t.T/Echo", &[], &[0, 0, 0, 0, 1, 0xff]), "13", "no Blob");
+    assert_eq!(status("/t.T/Echo", &[], &[0, 0x7f, 0, 0, 0]), "8", "too large, by its announcement alone");
+    assert_eq!(status("/t.T/Nope", &[], &[0; 5]), "12");
+    assert_eq!(status("nonsense", &[], &[0; 5]), "12");
+}
+
 // ---- peers that misbehave ----
 
 /// Waits until the server has closed `socket`, and returns what it said before.
