@@ -337,6 +337,10 @@ impl Shared {
         lock(&self.connections).remove(&id);
         lock(&self.active).remove(&id);
         self.changed.notify_all();
+        if self.is_stopping() {
+            // the watcher ends with the last connection
+            self.poller.wake();
+        }
     }
 
     /// Serves a connection until it ends, another thread does so, or nothing comes: runs the handlers of complete requests,
