@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firstlight::grpc::{Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status, Transport};
+use firstlight::atls;
+use firstlight::grpc::{
+    Accept, Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status, Transport,
+};
 use firstlight::h2::{self, Connection, Indexing};
 use firstlight::sys::process::raise_descriptor_limit;
 
@@ -63,9 +66,13 @@ fn child_server() {
             call.wait_cancelled(Duration::from_secs(60));
             Ok(Blob::default())
         });
-    let accept = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let accept: Arc<dyn Accept> = match std::env::var_os("HOSTILE_PEERS_TLS") {
+        Some(_) => Arc::new(atls::Server::new(None, vec![])),
+        None => Arc::new(plain),
+    };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let server = Server::start("target", listener, Arc::new(accept), router, limits).unwrap();
+    let server = Server::start("target", listener, accept, router, limits).unwrap();
     println!("\nlistening on {}", server.local_addr());
     let _ = std::io::stdin().read(&mut [0]);
     server.stop(Duration::ZERO);
@@ -78,11 +85,17 @@ struct Target {
 
 impl Target {
     fn start(connections: usize) -> Target {
-        let mut process = Command::new(std::env::current_exe().unwrap())
+        Target::run(connections, &mut Command::new(std::env::current_exe().unwrap()))
+    }
+
+    fn run(connections: usize, command: &mut Command) -> Target {
+        let mut process = command
             .args(["--exact", "child_server", "--ignored", "--nocapture"])
             .env("HOSTILE_PEERS_CONNECTIONS", connections.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // handlers panic on purpose
+            .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
@@ -169,6 +182,27 @@ fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
     assert!(peak < 1 << 30, "{} MiB", peak / MIB);
     assert!(each < 64 << 10, "{each} bytes for each connection");
     assert!(threads < 500, "{threads} threads");
+}
+
+#[test]
+fn an_idle_connection_over_tls_takes_less_than_64_kib() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let target = Target::run(500, command.env("HOSTILE_PEERS_TLS", "1"));
+    let hello = h2_client();
+    let connect = || {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut transport = atls::Client::new(None, vec![]).connect(target.connect(), deadline).unwrap();
+        transport.writer.write_all(&hello).unwrap();
+        transport.reader.read_exact(&mut [0; 9]).unwrap();
+        transport.writer.write_all(SETTINGS_ACK).unwrap();
+        transport
+    };
+    let _first = connect();
+    let before = target.status("VmRSS") << 10;
+    let idle: Vec<Transport> = (0..200).map(|_| connect()).collect();
+    let each = ((target.status("VmRSS") << 10) - before) / idle.len();
+    println!("{each} bytes for each connection");
+    assert!(each < 64 << 10, "{each} bytes for each connection");
 }
 
 // ---- attacks ----
