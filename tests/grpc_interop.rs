@@ -8,6 +8,7 @@ mod interop {
     pub mod testing;
     pub mod tls;
     pub mod tonic;
+    pub mod tonic_testing;
 }
 
 use std::io::{BufRead, BufReader, Write};
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 use firstlight::grpc::{
     Accept, Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server, Status, Transport,
 };
-use interop::testing::{self, Seen};
+use interop::testing::{self, Seen, wait_for};
 use interop::tls;
 
 const MIB: usize = 1 << 20;
@@ -95,12 +96,6 @@ struct OurServer {
 impl OurServer {
     fn port(&self) -> u16 {
         self.server.local_addr().port()
-    }
-
-    /// Returns once the test service saw this.
-    fn wait_for(&self, expected: Seen) {
-        let within = Duration::from_secs(30);
-        while self.seen.recv_timeout(within).unwrap_or_else(|_| panic!("{expected:?} was not seen")) != expected {}
     }
 }
 
@@ -227,7 +222,7 @@ fn run_grpcio_client(server: &OurServer, certificate: Option<&str>) {
     let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}\n{complained}");
     assert_eq!(said.lines().count(), 18 + 14, "{said}");
-    server.wait_for(Seen::BrokenAfterResponse(Code::Cancelled));
+    wait_for(&server.seen, Seen::BrokenAfterResponse(Code::Cancelled));
 }
 
 /// A process that ends with the test.
@@ -289,14 +284,31 @@ fn our_client_against_our_server() {
 
 #[test]
 fn tonic_client_against_our_server() {
-    let server = start_plain();
-    interop::tonic::client_cases(server.port());
+    interop::tonic::client_cases(&start_plain(), None);
+}
+
+#[test]
+fn tonic_client_against_our_server_over_tls() {
+    let identity = tls::Identity::new();
+    interop::tonic::client_cases(&start(identity.accept()), Some(&identity));
 }
 
 #[test]
 fn our_client_against_tonic_server() {
-    let (_runtime, port) = interop::tonic::start_server();
-    basic_cases(&connect_plain(port));
+    let server = interop::tonic::start_server(None);
+    tonic_cases(&connect_plain(server.port));
+}
+
+#[test]
+fn our_client_against_tonic_server_over_tls() {
+    let identity = tls::Identity::new();
+    let server = interop::tonic::start_server(Some(&identity));
+    tonic_cases(&connect_tls(server.port, &identity));
+}
+
+fn tonic_cases(channel: &Channel) {
+    testing::client_cases(channel);
+    basic_cases(channel);
 }
 
 // ---- nghttp2's tools and curl ----

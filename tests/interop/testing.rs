@@ -23,7 +23,7 @@ pub const ASKED: [i32; 4] = [31415, 9, 2653, 58979];
 pub const LARGE_REQUEST: usize = 271_828;
 pub const LARGE_RESPONSE: i32 = 314_159;
 /// No case asks for more.
-const MOST: i32 = 1 << 20;
+pub const MOST: i32 = 1 << 20;
 
 // ---- messages ----
 
@@ -140,6 +140,12 @@ pub enum Seen {
     BrokenAfterResponse(Code),
 }
 
+/// Returns once this was seen; what came before it is forgotten.
+pub fn wait_for(seen: &mpsc::Receiver<Seen>, expected: Seen) {
+    let within = Duration::from_secs(30);
+    while seen.recv_timeout(within).unwrap_or_else(|_| panic!("{expected:?} was not seen")) != expected {}
+}
+
 /// Adds the test service; `seen` hears of calls that are broken off.
 pub fn add(router: Router, seen: mpsc::Sender<Seen>) -> Router {
     let seen_input = seen.clone();
@@ -157,19 +163,19 @@ pub fn add(router: Router, seen: mpsc::Sender<Seen>) -> Router {
         })
         .server_streaming(&test_method("StreamingOutputCall"), |call: &Call, request, responses: &mut Sender<_>| {
             echo_metadata(call)?;
-            respond(&request, responses)
+            respond(&request, responses, &mut 0)
         })
         .streaming(&test_method("FullDuplexCall"), move |call: &Call, requests, responses: &mut Sender<_>| {
             echo_metadata(call)?;
-            let mut has_responded = false;
+            let mut sent = 0;
             for request in requests {
-                let request: StreamingOutputCallRequest = request.inspect_err(|status| {
-                    if has_responded {
-                        let _ = seen.send(Seen::BrokenAfterResponse(status.code()));
-                    }
-                })?;
-                respond(&request, responses)?;
-                has_responded |= !request.response_parameters.is_empty();
+                let served = request.and_then(|request| respond(&request, responses, &mut sent));
+                if let Err(status) = &served
+                    && sent > 0
+                {
+                    let _ = seen.send(Seen::BrokenAfterResponse(status.code()));
+                }
+                served?;
             }
             Ok(())
         })
@@ -183,11 +189,14 @@ fn sum(requests: &mut Receiver<StreamingInputCallRequest>) -> Result<StreamingIn
 fn respond(
     request: &StreamingOutputCallRequest,
     responses: &mut Sender<StreamingOutputCallResponse>,
+    sent: &mut u32,
 ) -> Result<(), Status> {
     fail_if_asked(&request.response_status)?;
     request.response_parameters.iter().try_for_each(|parameters| {
         let payload = Some(asked_for(parameters.size).ok_or_else(nonsense)?);
-        responses.send(&StreamingOutputCallResponse { payload })
+        responses.send(&StreamingOutputCallResponse { payload })?;
+        *sent += 1;
+        Ok(())
     })
 }
 
