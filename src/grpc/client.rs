@@ -89,7 +89,7 @@ impl Channel {
         let request = message::encode(request)?;
         let (call, core) = self.start(path, options)?;
         call.send(core, &request, true)?;
-        Ok(Responses { call: Some(Arc::new(call)), message: PhantomData })
+        Ok(Responses { call: Some(Arc::new(call)), spent: Bytes::default(), message: PhantomData })
     }
 
     /// Any number of requests and of responses, in the order that the method defines.
@@ -102,7 +102,7 @@ impl Channel {
         drop(call.connection.link.flush(core));
         let call = Arc::new(call);
         let requests = Requests { call: call.clone(), finished: false, message: PhantomData };
-        Ok((requests, Responses { call: Some(call), message: PhantomData }))
+        Ok((requests, Responses { call: Some(call), spent: Bytes::default(), message: PhantomData }))
     }
 
     /// Closes the connection now; calls that wait on it in other threads end with [`Code::Unavailable`].
@@ -220,9 +220,14 @@ impl ClientCall {
         result
     }
 
-    fn receive(&self) -> Result<Option<Bytes>, Status> {
+    /// The next message; the room of the `spent` one is for a later one.
+    fn receive(&self, spent: Bytes) -> Result<Option<Bytes>, Status> {
         let link = &self.connection.link;
-        link.receive(link.lock(), self.stream, self.deadline).1
+        let mut core = link.lock();
+        if let Some(call) = core.calls.get_mut(&self.stream) {
+            call.inbound.reuse(spent);
+        }
+        link.receive(core, self.stream, self.deadline).1
     }
 
     /// The whole of a unary call.
@@ -262,6 +267,7 @@ impl Drop for ClientCall {
 /// The responses of a streaming call as they arrive; ends after the first error. Dropping it earlier cancels the call.
 pub struct Responses<R> {
     call: Option<Arc<ClientCall>>,
+    spent: Bytes,
     message: PhantomData<fn() -> R>,
 }
 
@@ -283,8 +289,14 @@ impl<R: Message + Default> Iterator for Responses<R> {
     type Item = Result<R, Status>;
 
     fn next(&mut self) -> Option<Result<R, Status>> {
-        let received = self.call.as_ref()?.receive();
-        let item = received.and_then(|bytes| bytes.map(|bytes| message::decode(&bytes, "response")).transpose());
+        let received = self.call.as_ref()?.receive(std::mem::take(&mut self.spent));
+        let item = received.and_then(|bytes| {
+            let Some(bytes) = bytes else { return Ok(None) };
+            let response = message::decode(&bytes, "response")?;
+            self.spent = bytes;
+            self.spent.clear();
+            Ok(Some(response))
+        });
         if !matches!(item, Ok(Some(_))) {
             self.call = None;
         }
