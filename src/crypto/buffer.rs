@@ -37,6 +37,13 @@ impl Bytes {
         }
         self.0.extend_from_slice(more);
     }
+
+    /// Wipes the content; the room remains for another message. Room that comes anew from the system costs more time than
+    /// the copying into it.
+    pub(crate) fn clear(&mut self) {
+        wipe(&mut self.0);
+        self.0.clear();
+    }
 }
 
 impl std::ops::Deref for Bytes {

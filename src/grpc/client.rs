@@ -109,7 +109,7 @@ impl Channel {
         let request = message::encode(request)?;
         let (call, core) = self.start(path, options)?;
         call.send(core, &request, true)?;
-        Ok(Responses { call: Arc::new(call), ended: false, message: PhantomData })
+        Ok(Responses { call: Arc::new(call), ended: false, spent: Bytes::default(), message: PhantomData })
     }
 
     /// Any number of requests and of responses, in the order that the method defines; one response where that is all that
@@ -123,7 +123,7 @@ impl Channel {
         drop(call.connection.link.flush(core));
         let call = Arc::new(call);
         let requests = Requests { call: call.clone(), finished: false, message: PhantomData };
-        Ok((requests, Responses { call, ended: false, message: PhantomData }))
+        Ok((requests, Responses { call, ended: false, spent: Bytes::default(), message: PhantomData }))
     }
 
     /// Closes the connection now; calls that wait on it in other threads end with [`Code::Unavailable`].
@@ -245,9 +245,14 @@ impl ClientCall {
         result
     }
 
-    fn receive(&self) -> Result<Option<Bytes>, Status> {
+    /// The next message; the room of the `spent` one is for a later one.
+    fn receive(&self, spent: Bytes) -> Result<Option<Bytes>, Status> {
         let link = &self.connection.link;
-        link.receive(link.lock(), self.stream, self.deadline).1
+        let mut core = link.lock();
+        if let Some(call) = core.calls.get_mut(&self.stream) {
+            call.inbound.reuse(spent);
+        }
+        link.receive(core, self.stream, self.deadline).1
     }
 
     /// The only response, once the call has ended well.
@@ -286,6 +291,7 @@ impl Drop for ClientCall {
 pub struct Responses<R> {
     call: Arc<ClientCall>,
     ended: bool,
+    spent: Bytes,
     message: PhantomData<fn() -> R>,
 }
 
@@ -324,8 +330,13 @@ impl<R: Message + Default> Iterator for Responses<R> {
         if self.ended {
             return None;
         }
-        let received = self.call.receive();
-        let item = received.and_then(|bytes| bytes.map(|bytes| message::decode(&bytes, "response")).transpose());
+        let received = self.call.receive(std::mem::take(&mut self.spent));
+        let item = received.and_then(|bytes| {
+            let Some(bytes) = bytes else { return Ok(None) };
+            let response = message::decode(&bytes, "response")?;
+            self.spent = bytes;
+            Ok(Some(response))
+        });
         self.ended = !matches!(item, Ok(Some(_)));
         item.transpose()
     }

@@ -15,16 +15,25 @@ const FIRST_ALLOCATION: usize = 16 << 10;
 
 /// A message with its prefix, ready for DATA frames.
 pub(super) fn encode<M: Message>(message: &M) -> Result<Bytes, Status> {
+    let mut bytes = Bytes::default();
+    encode_into(message, &mut bytes).map(|()| bytes)
+}
+
+/// The same in place of what `bytes` held.
+pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<(), Status> {
     let length = message.encoded_len();
     let Ok(announced) = u32::try_from(length) else {
         return Err(Status::new(Code::ResourceExhausted, format!("a message of {length} bytes is too large for gRPC")));
     };
-    let mut bytes = Bytes::with_capacity(PREFIX + length);
+    bytes.clear();
+    if bytes.0.capacity() < PREFIX + length {
+        *bytes = Bytes::with_capacity(PREFIX + length);
+    }
     bytes.0.push(0);
     bytes.0.extend_from_slice(&announced.to_be_bytes());
     // room for exactly this was reserved, and Vec<u8> takes all
     message.encode_raw(&mut bytes.0);
-    Ok(bytes)
+    Ok(())
 }
 
 /// Decodes a message; `what` names it in the error.
@@ -39,6 +48,10 @@ pub(super) struct Assembler {
     prefix_length: usize,
     /// Length and content of the message under way, once its prefix is complete.
     partial: Option<(usize, Bytes)>,
+    /// The longest message that came whole: its sender may be believed that another one is as long.
+    longest: usize,
+    /// Room for the next message.
+    spare: Bytes,
     /// Complete messages. The first has a place of its own, as most streams bring one and a queue costs an allocation.
     first: Option<Bytes>,
     more: VecDeque<Bytes>,
@@ -57,7 +70,7 @@ impl Assembler {
                 if self.prefix_length == PREFIX {
                     self.prefix_length = 0;
                     let length = self.announced(limit, has_encoding)?;
-                    self.partial = Some((length, Bytes::with_capacity(length.min(FIRST_ALLOCATION))));
+                    self.partial = Some((length, self.room(length.min(self.longest.max(FIRST_ALLOCATION)))));
                     self.complete_if_whole();
                 }
                 continue;
@@ -68,6 +81,17 @@ impl Assembler {
             self.complete_if_whole();
         }
         Ok(())
+    }
+
+    fn room(&mut self, least: usize) -> Bytes {
+        let spare = std::mem::take(&mut self.spare);
+        if spare.0.capacity() >= least { spare } else { Bytes::with_capacity(least) }
+    }
+
+    /// Takes back the room of a message.
+    pub(super) fn reuse(&mut self, mut spent: Bytes) {
+        spent.clear();
+        self.spare = spent;
     }
 
     fn announced(&self, limit: usize, has_encoding: bool) -> Result<usize, Status> {
@@ -88,7 +112,8 @@ impl Assembler {
     }
 
     fn complete_if_whole(&mut self) {
-        if let Some((_, bytes)) = self.partial.take_if(|(length, bytes)| bytes.len() == *length) {
+        if let Some((length, bytes)) = self.partial.take_if(|(length, bytes)| bytes.len() == *length) {
+            self.longest = self.longest.max(length);
             match self.first {
                 None => self.first = Some(bytes),
                 Some(_) => self.more.push_back(bytes),
