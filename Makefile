@@ -1,6 +1,6 @@
 # Everything here installs what it needs first (tools/setup.sh) and keeps it in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot lint demo bench h2spec proto check-deps reproducible deny
+.PHONY: help setup build test unit boot lint demo bench h2spec proto fuzz check-deps reproducible deny
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) where there is no musl standard library
 TARGET = musl
@@ -14,7 +14,7 @@ setup: ## install what is missing: Debian packages, the musl standard library, a
 build: setup ## the four programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
 	@tools/build.sh $(TARGET)
 
-test: lint unit boot ## everything that must pass before a change lands
+test: lint check-deps unit boot ## everything that must pass before a change lands
 
 lint: setup ## formatting, clippy, shell syntax
 	cargo fmt --check

@@ -2,7 +2,8 @@
 //!
 //! One library under four programs (`src/bin`). The arrows point one way: flows ([`bootstrapper`], [`state_disk`],
 //! [`join_service`], [`key_service`]) use mechanisms ([`grpc`], [`atls`], [`attestation`], [`luks`], [`device_mapper`],
-//! [`tpm`], [`kms`], [`metadata`]), which use plain helpers ([`crypto`], [`pool`], [`sys`]). `docs/architecture.md` has the picture.
+//! [`tpm`], [`kms`], [`metadata`], [`kubernetes`]), which use plain helpers ([`crypto`], [`pool`], [`sys`]).
+//! `docs/architecture.md` has the picture.
 #![deny(unsafe_code)]
 
 pub mod atls;
@@ -17,11 +18,13 @@ pub mod h2;
 pub mod join_service;
 pub mod key_service;
 pub mod kms;
+pub mod kubernetes;
 pub mod logger;
 pub mod luks;
 pub mod metadata;
 #[cfg(test)]
 mod mutation;
+pub mod penalty;
 pub mod pool;
 pub mod program;
 pub mod proto;

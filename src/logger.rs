@@ -70,7 +70,15 @@ impl Log for Stderr {
 fn line(since_boot: Duration, level: Level, target: &str, message: &str) -> String {
     let target = target.strip_prefix(OWN).unwrap_or(target);
     let mut line = format!("[{:5}.{:06}] {level:<5} {target}: ", since_boot.as_secs(), since_boot.subsec_micros());
-    for c in message.trim_end().chars() {
+    push_escaped(&mut line, message);
+    line.push('\n');
+    line
+}
+
+/// Adds a text that may come from a peer to a line of a log or console: it neither passes for a line of its own nor drives
+/// the terminal.
+pub(crate) fn push_escaped(line: &mut String, text: &str) {
+    for c in text.trim_end().chars() {
         match c {
             '\n' => line.push_str("\n    "),
             '\t' => line.push('\t'),
@@ -78,8 +86,6 @@ fn line(since_boot: Duration, level: Level, target: &str, message: &str) -> Stri
             c => line.push(c),
         }
     }
-    line.push('\n');
-    line
 }
 
 #[cfg(test)]

@@ -5,9 +5,12 @@
 //! ```
 
 use std::fmt::Display;
+use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::attestation::{IssueError, Issuer, Oid};
+use crate::logger;
 use crate::sys::clock;
 
 /// Prints the events of one run of the bootstrapper.
@@ -23,12 +26,17 @@ impl Timeline {
     }
 
     /// Prints an event, a word of letters and dashes, with what there is to say about it (no secrets: a console of a
-    /// confidential VM is read by its host).
+    /// confidential VM is read by its host). The text may hold a peer's words: they cannot pass for another event.
     pub fn event(&self, name: &str, text: impl Display) {
         // a node whose console is gone still boots: println! would panic
-        use std::io::Write;
-        let time = clock::since_boot().as_secs_f64();
-        let _ = writeln!(std::io::stdout(), "firstlight[{}] {time:8.3}s {name}: {text}", self.stage);
+        let _ = std::io::stdout().write_all(self.line(clock::since_boot(), name, &text.to_string()).as_bytes());
+    }
+
+    fn line(&self, since_boot: Duration, name: &str, text: &str) -> String {
+        let mut line = format!("firstlight[{}] {:8.3}s {name}: ", self.stage, since_boot.as_secs_f64());
+        logger::push_escaped(&mut line, text);
+        line.push('\n');
+        line
     }
 
     /// Prints the most memory that this process has had resident so far (proc_pid_status(5), `VmHWM`).
@@ -61,5 +69,21 @@ impl Issuer for Noted {
         let took = clock::since_boot() - from;
         self.timeline.event("quote", format_args!("{} bytes in {} ms", document.len(), took.as_millis()));
         Ok(document)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_that_a_peers_words_cannot_forge() {
+        let timeline = Timeline::new("unlock");
+        let line = |text| timeline.line(Duration::from_millis(3214), "waiting", text);
+        assert_eq!(line("for a key"), "firstlight[unlock]    3.214s waiting: for a key\n");
+        assert_eq!(
+            line("no\nfirstlight[unlock]    3.300s mounted: /run/state\r\x1b[2J"),
+            "firstlight[unlock]    3.214s waiting: no\n    firstlight[unlock]    3.300s mounted: /run/state\\r\\u{1b}[2J\n"
+        );
     }
 }

@@ -61,6 +61,28 @@ fn nobody() -> SocketAddr {
 }
 
 #[test]
+fn no_core_dump_takes_the_master_secret_along() {
+    let dir = workspace();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
+    let endpoint = nobody().to_string();
+    let mut waiting = command
+        .args(init(&endpoint, &["--timeout", "60s"]))
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // it has said that it made a master secret
+    waiting.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    let limits = fs::read_to_string(format!("/proc/{}/limits", waiting.id())).unwrap();
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert_eq!(core.split_whitespace().skip(4).take(2).collect::<Vec<_>>(), ["0", "0"]);
+}
+
+#[test]
 fn help_goes_to_standard_output_and_has_examples() {
     let dir = tempfile::tempdir().unwrap();
     for args in

@@ -104,7 +104,7 @@ fn extensions(oid: &[u8], document: &[u8]) -> Vec<u8> {
 }
 
 /// Seconds since 1970 as RFC 5280 §4.1.2.5 wants them: UTCTime until 2049, GeneralizedTime from 2050.
-fn time(seconds: u64) -> Vec<u8> {
+pub fn time(seconds: u64) -> Vec<u8> {
     let (year, month, day) = civil_date(seconds / 86_400);
     let second = seconds % 86_400;
     let rest = format!("{month:02}{day:02}{:02}{:02}{:02}Z", second / 3600, second / 60 % 60, second % 60);

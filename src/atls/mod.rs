@@ -44,9 +44,9 @@
 //!   freshness of a document comes from the nonce, so this only means that machines whose clocks are further apart cannot
 //!   attest each other; the error says by how much. A client without validators does not look at the certificate at all.
 
-mod certificate;
+pub(crate) mod certificate;
 mod client;
-mod der;
+pub(crate) mod der;
 mod error;
 mod handshake;
 pub mod hello;

@@ -108,6 +108,11 @@ impl Policy {
         format!("{{\"measurements\":{{{}}}}}", by_name.iter().map(entry).collect::<Vec<_>>().join(","))
     }
 
+    /// Whether it lets in only machines that have joined no cluster since they started, which is what PCR 15 being zero says.
+    pub fn demands_fresh(&self) -> bool {
+        self.measurements.get(&CLUSTER_ID_PCR) == Some(&Measurement { expected: [0; PCR_LEN], warn_only: false })
+    }
+
     /// The same policy for a member of this cluster: its ID measured into PCR 15.
     pub fn expecting_cluster(mut self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Policy {
         let expected = pcr15_after(cluster_id);
@@ -195,6 +200,16 @@ mod tests {
         let values = BTreeMap::from([(8, vec![0; 32]), (12, vec![1; 32]), (15, vec![0; 32]), (4, vec![0; 48])]);
         let found: Vec<_> = policy.mismatches(&values).map(|(index, _, got)| (index, got.is_some())).collect();
         assert_eq!(found, [(4, true), (11, false), (12, true)]);
+    }
+
+    #[test]
+    fn only_an_enforced_zero_in_pcr_15_demands_a_fresh_machine() {
+        let value = |byte, warn_only| Measurement { expected: [byte; 32], warn_only };
+        let policy = |pcr_15| Policy::new(BTreeMap::from([(4, value(7, false)), (15, pcr_15)])).unwrap();
+        assert!(policy(value(0, false)).demands_fresh());
+        assert!(!policy(value(0, true)).demands_fresh());
+        assert!(!policy(value(1, false)).demands_fresh());
+        assert!(!Policy::new(BTreeMap::from([(4, value(7, false))])).unwrap().demands_fresh());
     }
 
     #[test]

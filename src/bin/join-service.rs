@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
+use firstlight::attestation::qemu_vtpm;
 use firstlight::join_service::{self, Config, JoinService};
 use firstlight::logger;
 use firstlight::program::{self, Failure};
@@ -39,7 +40,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut key_service = None;
     let mut listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), join_service::PORT);
     let mut config_dir = join_service::CONFIG_DIR.into();
-    let mut variant = join_service::QEMU_VTPM.to_owned();
+    let mut variant = qemu_vtpm::VARIANT.to_owned();
     while let Some(arg) = args.next()? {
         match arg {
             Long("key-service" | "key-service-endpoint") => key_service = Some(program::text(args.value()?)?),

@@ -106,7 +106,7 @@ impl Bootstrapper {
 
     /// A node that was unlocked by its cluster: starts what a member runs, unless it never became a working one.
     fn start_member(&self) -> Result<Ending, Error> {
-        if !state_disk::is_complete(&self.root) {
+        if !state_disk::is_complete(&self.root).map_err(state_disk::Error::NodeState).map_err(Error::Disk)? {
             self.timeline.event("failed", "this node's set-up was interrupted: it starts over");
             return self.reset();
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::connect::{Endpoint, Node};
 use super::progress::{Progress, printable};
-use super::state::{SALT_LEN, State, hex};
+use super::state::{State, hex};
 use super::{UNREACHABLE, files, master_secret, say};
 use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use crate::grpc::{CallOptions, Channel, Code, Status};
@@ -18,6 +18,7 @@ use crate::kms::{ClusterKms, NO_STORE};
 use crate::program::Failure;
 use crate::proto::init::init_response::Kind;
 use crate::proto::init::{InitRequest, InitResponse};
+use crate::state_disk::SALT_LEN;
 
 /// The gRPC method.
 const INIT: &str = "/init.API/Init";

@@ -20,8 +20,11 @@ use std::time::Duration;
 use lexopt::prelude::*;
 use log::LevelFilter;
 
+use crate::bootstrapper::init_server;
 use crate::logger;
 use crate::program::{self, Failure};
+use crate::state_disk::recovery;
+use crate::sys::process;
 use connect::Endpoint;
 
 /// The node proved to be something else than the policy wants. Trying again does not help.
@@ -118,15 +121,14 @@ Examples:
 ";
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
-/// A node listens for `init` here.
-const INIT_PORT: u16 = 9000;
-/// A node that waits for a key listens here.
-const RECOVERY_PORT: u16 = 9999;
 const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
 
 /// The command of the arguments.
 pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     logger::init(LevelFilter::Warn);
+    // the master secret passes through here
+    process::keep_memory_private()
+        .map_err(|error| Failure::failed(format!("cannot keep memory out of core dumps: {error}")))?;
     match args.next()? {
         Some(Value(command)) => match command.to_str() {
             Some("init") => init::run(&init_options(args)?),
@@ -152,7 +154,7 @@ fn init_options(mut args: lexopt::Parser) -> Result<init::Options, Failure> {
     let mut timeout = DEFAULT_TIMEOUT;
     while let Some(arg) = args.next()? {
         match arg {
-            Long("endpoint") => endpoint = Some(endpoint_of(&mut args, INIT_PORT)?),
+            Long("endpoint") => endpoint = Some(endpoint_of(&mut args, init_server::PORT)?),
             Long("policy") => policy = Some(args.value()?.into()),
             Long("init-secret") => init_secret = Some(args.value()?.into()),
             Long("master-secret") => master_secret = args.value()?.into(),
@@ -183,7 +185,7 @@ fn recover_options(mut args: lexopt::Parser) -> Result<recover::Options, Failure
     let mut timeout = DEFAULT_TIMEOUT;
     while let Some(arg) = args.next()? {
         match arg {
-            Long("endpoint") => endpoint = Some(endpoint_of(&mut args, RECOVERY_PORT)?),
+            Long("endpoint") => endpoint = Some(endpoint_of(&mut args, recovery::PORT)?),
             Long("policy") => policy = Some(args.value()?.into()),
             Long("master-secret") => master_secret = Some(args.value()?.into()),
             Long("status") => status = true,

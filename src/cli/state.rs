@@ -10,9 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::files::{self, Error};
 use crate::crypto::{self, CLUSTER_ID_LEN};
-
-/// Length in bytes of a measurement salt; nodes refuse any other.
-pub const SALT_LEN: usize = 32;
+use crate::state_disk::SALT_LEN;
 
 const VERSION: u32 = 1;
 

@@ -6,6 +6,10 @@
 //!   the reading half for as long as it waits, so that a call costs no hand-over between threads.
 //! - [`client`](Channel), [`server`](Server) with its [`Router`], [`Limits`] and `health`.
 
+// a handler that panics must not take the other callers down with it
+#[cfg(panic = "abort")]
+compile_error!("the server survives a panicking handler only where panics unwind");
+
 mod client;
 mod health;
 mod link;

@@ -40,8 +40,6 @@ pub const ISSUE_JOIN_TICKET: &str = "/join.API/IssueJoinTicket";
 pub const PORT: u16 = 9090;
 /// Where the cluster's `join-config` ConfigMap is mounted.
 pub const CONFIG_DIR: &str = "/var/config";
-/// The one variant of this version.
-pub const QEMU_VTPM: &str = "qemu-vtpm";
 /// How long callers may still take when the service stops: a ticket waits for two keys.
 pub const GRACE: Duration = Duration::from_secs(10);
 
@@ -59,7 +57,7 @@ pub struct Config {
     pub key_service: String,
     /// Where [`CONFIG_DIR`]'s files are.
     pub config_dir: PathBuf,
-    /// The attestation variant of the cluster's nodes, e.g. [`QEMU_VTPM`].
+    /// The attestation variant of the cluster's nodes; this version has [`qemu_vtpm::VARIANT`] alone.
     pub variant: String,
 }
 
@@ -73,7 +71,7 @@ pub struct JoinService {
 impl JoinService {
     /// Reads the policy and serves until [`JoinService::stop`].
     pub fn start(config: &Config) -> Result<JoinService, Error> {
-        if config.variant != QEMU_VTPM {
+        if config.variant != qemu_vtpm::VARIANT {
             return Err(Error::Variant(config.variant.clone()));
         }
         let file = config.config_dir.join(POLICY_FILE);
@@ -102,6 +100,12 @@ impl JoinService {
 
 fn qemu_vtpm_validator(policy: &str) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(policy).map_err(|error| error.to_string())?;
+    if !policy.demands_fresh() {
+        log::warn!(
+            "the attestation policy does not demand that PCR 15 is zero: whoever takes over a machine that has started can ask \
+             for the key of any disk"
+        );
+    }
     Ok(Arc::new(qemu_vtpm::Validator::new(Arc::new(policy))))
 }
 
@@ -120,7 +124,8 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Variant(variant) => {
-                write!(f, "attestation variant {variant:?} is not supported by this version; expected {QEMU_VTPM}")
+                let expected = qemu_vtpm::VARIANT;
+                write!(f, "attestation variant {variant:?} is not supported by this version; expected {expected}")
             }
             Error::Policy(error) => f.write_str(error),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),

@@ -10,8 +10,10 @@ use crate::timeline::Timeline;
 
 /// The serial number that marks the state disk among a VM's virtio disks.
 const SERIAL: &str = "state";
-/// Where the old system's QEMU machines have it, which give their disks no serial number.
-const OLD_QEMU_DISK: &str = "/dev/vdb";
+/// What it is called in the old system's QEMU machines, which give their disks no serial number.
+const OLD_QEMU_DISK: &str = "vdb";
+/// Where the kernel lists its block devices.
+const BLOCK_DEVICES: &str = "/sys/block";
 /// Disks appear in their own time after the drivers are loaded.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -22,12 +24,17 @@ pub fn find(wanted: Option<&Path>, stop: &Stop, timeline: &Timeline) -> Result<P
     let start = Instant::now();
     let mut next_word = SAY_EVERY;
     loop {
-        if let Some(disk) = look(wanted) {
+        let disk = wanted.map(PathBuf::from).or_else(|| Some(Path::new("/dev").join(look(Path::new(BLOCK_DEVICES))?)));
+        if let Some(disk) = disk.filter(|disk| disk.exists()) {
             return Ok(disk);
         }
         let waited = start.elapsed();
         if waited >= PATIENCE {
-            return Err(Error::NoDisk { wanted: describe(wanted), seen: block_devices().join(" "), waited });
+            return Err(Error::NoDisk {
+                wanted: describe(wanted),
+                seen: names(Path::new(BLOCK_DEVICES)).join(" "),
+                waited,
+            });
         }
         if waited >= next_word {
             next_word += SAY_EVERY;
@@ -42,24 +49,21 @@ pub fn find(wanted: Option<&Path>, stop: &Stop, timeline: &Timeline) -> Result<P
 fn describe(wanted: Option<&Path>) -> String {
     match wanted {
         Some(path) => format!("the disk {}", path.display()),
-        None => format!("a disk with serial number {SERIAL:?}, or {OLD_QEMU_DISK}"),
+        None => format!("a disk with serial number {SERIAL:?}, or one without as /dev/{OLD_QEMU_DISK}"),
     }
 }
 
-fn look(wanted: Option<&Path>) -> Option<PathBuf> {
-    if let Some(path) = wanted {
-        return path.exists().then(|| path.into());
-    }
-    let by_serial = block_devices().into_iter().find(|name| {
-        let serial = Path::new("/sys/block").join(name).join("serial");
-        fs::read_to_string(serial).is_ok_and(|serial| serial.trim() == SERIAL)
-    });
-    let candidate = by_serial.map_or(PathBuf::from(OLD_QEMU_DISK), |name| Path::new("/dev").join(name));
-    candidate.exists().then_some(candidate)
+/// The name of the state disk among the kernel's `block_devices`. A disk with another serial number is another disk, wherever it is:
+/// ours may just not have appeared yet.
+fn look(block_devices: &Path) -> Option<String> {
+    let serial = |name: &str| fs::read_to_string(block_devices.join(name).join("serial")).unwrap_or_default();
+    let is_old = |name: &String| name == OLD_QEMU_DISK && serial(name).trim().is_empty();
+    let names = names(block_devices);
+    names.iter().find(|name| serial(name).trim() == SERIAL).or_else(|| names.iter().find(|name| is_old(name))).cloned()
 }
 
-fn block_devices() -> Vec<String> {
-    let Ok(entries) = fs::read_dir("/sys/block") else { return vec![] };
+fn names(block_devices: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(block_devices) else { return vec![] };
     let mut names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     names
@@ -72,8 +76,32 @@ mod tests {
     #[test]
     fn a_named_disk_is_taken_when_it_is_there() {
         let disk = tempfile::NamedTempFile::new().unwrap();
-        assert_eq!(look(Some(disk.path())).as_deref(), Some(disk.path()));
-        assert_eq!(look(Some(Path::new("/nonexistent"))), None);
+        let found = find(Some(disk.path()), &Stop::new(), &Timeline::new("test")).unwrap();
+        assert_eq!(found, disk.path());
+    }
+
+    #[test]
+    fn the_serial_number_decides_and_a_disk_with_another_one_is_never_taken() {
+        let sys = tempfile::tempdir().unwrap();
+        let add = |name: &str, serial: &str| {
+            fs::create_dir(sys.path().join(name)).unwrap();
+            fs::write(sys.path().join(name).join("serial"), serial).unwrap();
+        };
+        add("vda", "");
+        assert_eq!(look(sys.path()), None);
+        add("vdb", "data");
+        assert_eq!(look(sys.path()), None);
+        add("vdc", "state\n");
+        assert_eq!(look(sys.path()).as_deref(), Some("vdc"));
+    }
+
+    #[test]
+    fn without_serial_numbers_it_is_the_old_systems() {
+        let sys = tempfile::tempdir().unwrap();
+        for name in ["vda", "vdb", "vdc"] {
+            fs::create_dir(sys.path().join(name)).unwrap();
+        }
+        assert_eq!(look(sys.path()).as_deref(), Some("vdb"));
     }
 
     #[test]

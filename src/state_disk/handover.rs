@@ -96,6 +96,13 @@ pub fn mark_for_reset(device: &Path) -> Result<(), Error> {
     header.mark_for_reset(&mut file).map_err(|error| Error::Luks(device.into(), error))
 }
 
+/// For writing over everything: fails while the disk is mounted or mapped, under whatever name (`O_EXCL` on a block device,
+/// open(2)).
+pub(super) fn open_exclusive(device: &Path) -> Result<File, Error> {
+    let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(device);
+    file.map_err(|error| Error::Io("opening for nobody but us (is it mounted or mapped?)", device.into(), error))
+}
+
 pub(super) fn open(device: &Path, write: bool) -> Result<File, Error> {
     OpenOptions::new().read(true).write(write).open(device).map_err(|error| Error::Io("opening", device.into(), error))
 }

@@ -100,6 +100,10 @@ impl Unlock {
     /// Turns whatever is on the state disk into a mounted file system; the module's picture is this function.
     pub fn run(self) -> Result<(), Error> {
         let device = device::find(self.disk.as_deref(), &self.stop, &self.timeline)?;
+        // what is mounted stays as it is; what a killed unlock left goes
+        if unmap()? {
+            self.timeline.event("closed", "a mapping that a killed unlock left behind");
+        }
         let disk = classify::classify(&mut handover::open(&device, false)?, &device)?;
         self.timeline.event("disk", format_args!("{}: {}", device.display(), describe(&disk)));
         match disk {
@@ -109,35 +113,39 @@ impl Unlock {
     }
 
     fn first_boot(&self, device: &Path) -> Result<(), Error> {
+        self.go_on("looking at the disk")?;
         let passphrase = Secret::random(KEY_LEN);
         let volume_key = Secret::random(VOLUME_KEY_LEN);
-        let header = luks::format(&mut handover::open(device, true)?, &volume_key, &passphrase)
+        let header = luks::format(&mut handover::open_exclusive(device)?, &volume_key, &passphrase)
             .map_err(|error| Error::Luks(device.into(), error))?;
         self.timeline.event("formatted", format_args!("LUKS2 with integrity, {}", header.uuid()));
+        self.go_on("formatting")?;
         let mapped = self.map(device, &header, &volume_key, FirstUse::Create)?;
-        filesystem::create(&mapped, &self.mke2fs).map_err(Error::Filesystem)?;
+        self.go_on("mapping the new disk")?;
+        filesystem::create(&mapped.0, &self.mke2fs).map_err(Error::Filesystem)?;
         self.timeline.event("file-system", "ext4");
+        self.go_on("making the file system")?;
         Handover { device: device.into(), key_file: self.key_file.clone() }.leave(&passphrase)?;
-        self.mount(&mapped)
+        self.mount(mapped)
     }
 
-    fn reboot(self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
+    fn reboot(&self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
         let opened = self.wait_for_key(device, &header)?;
         // an older copy says what the disk was before, and must not be all that is left one day
         header.repair(&mut handover::open(device, true)?).map_err(|error| Error::Luks(device.into(), error))?;
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
-        let Some(state) = self.read_state(&mapped)? else {
+        let Some(state) = self.read_state(&mapped.0)? else {
             log::warn!(
                 "the disk is marked as initialised, but has no node state: this node never worked; starting over"
             );
-            device_mapper::close(MAPPING).map_err(Error::DeviceMapper)?;
+            drop(mapped);
             mark_for_reset(device)?;
             return self.first_boot(device);
         };
         let cluster = cluster_id(&opened.measurement_secret, &state.measurement_salt);
         measure(&self.tpm, &cluster)?;
         self.timeline.event("measured", "cluster ID into PCR 15");
-        self.mount(&mapped)
+        self.mount(mapped)
     }
 
     /// Rejoin and recovery, side by side, until one of them has brought a key that opens the disk.
@@ -164,7 +172,7 @@ impl Unlock {
         header: &luks::Header,
         volume_key: &Secret,
         first_use: FirstUse,
-    ) -> Result<PathBuf, Error> {
+    ) -> Result<Mapped, Error> {
         let geometry = header.geometry().map_err(|error| Error::Luks(device.into(), error))?;
         let mapping = Mapping {
             name: MAPPING,
@@ -177,15 +185,21 @@ impl Unlock {
             key: volume_key,
             digest: geometry.digest_id,
         };
-        let mapped = device_mapper::open(&mapping, first_use).map_err(Error::DeviceMapper)?;
-        self.timeline.event("mapped", mapped.display());
+        let mapped = Mapped(device_mapper::open(&mapping, first_use).map_err(Error::DeviceMapper)?);
+        self.timeline.event("mapped", mapped.0.display());
         Ok(mapped)
     }
 
-    fn mount(&self, mapped: &Path) -> Result<(), Error> {
-        filesystem::mount(mapped, &self.root, false).map_err(Error::Filesystem)?;
+    fn mount(&self, mapped: Mapped) -> Result<(), Error> {
+        filesystem::mount(&mapped.0, &self.root, false).map_err(Error::Filesystem)?;
+        mapped.keep();
         self.timeline.event("mounted", self.root.display());
         Ok(())
+    }
+
+    /// Between two steps: whether a signal ends it here.
+    fn go_on(&self, done: &'static str) -> Result<(), Error> {
+        if self.stop.is_stopped() { Err(Error::Stopped(done)) } else { Ok(()) }
     }
 
     fn read_state(&self, mapped: &Path) -> Result<Option<NodeState>, Error> {
@@ -197,6 +211,42 @@ impl Unlock {
             Err(node_state::Error::Missing(_)) => Ok(None),
             Err(error) => Err(Error::NodeState(error)),
         }
+    }
+}
+
+/// The mapping's block device. Dropped without [`Mapped::keep`], it is unmapped again.
+struct Mapped(PathBuf);
+
+impl Mapped {
+    /// It is mounted now.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if let Err(error) = unmap() {
+            log::warn!("the disk stays mapped: {error}");
+        }
+    }
+}
+
+/// Removes the mapping; whether there was one.
+///
+/// # Errors
+/// When it is in use: then the disk is mounted, and nothing may be done to it.
+fn unmap() -> Result<bool, Error> {
+    match device_mapper::close(MAPPING) {
+        Ok(()) => Ok(true),
+        Err(device_mapper::Error::NotActive { .. }) => Ok(false),
+        // the kernel's device-mapper is not even loaded, whether its node is there or not
+        Err(device_mapper::Error::Control(error))
+            if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(Error::DeviceMapper(error)),
     }
 }
 
@@ -262,7 +312,9 @@ impl std::fmt::Display for Error {
             Error::NodeState(error) => error.fmt(f),
             Error::Tpm(error) => write!(f, "measuring the cluster ID: {error}"),
             Error::Io(action, path, error) => write!(f, "{action} {}: {error}", path.display()),
-            Error::Stopped(what) => write!(f, "stopped while {what}; the disk is as it was"),
+            Error::Stopped(what) => {
+                write!(f, "stopped while {what}; nothing is mounted, and the next unlock starts over")
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -71,7 +72,14 @@ impl NodeState {
     pub fn read(root: &Path) -> Result<NodeState, Error> {
         let path = root.join(FILE);
         let mut text = String::new();
-        let read = File::open(&path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
+        // who made the disk decides what is there: a pipe would never open, a link lead out of the disk
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let read = File::options().read(true).custom_flags(flags).open(&path).and_then(|file| {
+            if !file.metadata()?.is_file() {
+                return Err(io::Error::other("it is no regular file"));
+            }
+            file.take(MAX_FILE).read_to_string(&mut text)
+        });
         match read {
             Ok(0) => Err(Error::Missing(path)),
             Ok(_) => Self::parse(&text).map_err(|why| Error::Malformed(path, why)),
@@ -110,9 +118,16 @@ pub fn mark_complete(root: &Path) -> Result<(), Error> {
     write_durably(root, COMPLETE_MARK, b"")
 }
 
-/// Whether the node of the disk mounted at `root` ever became a working member.
-pub fn is_complete(root: &Path) -> bool {
-    root.join(COMPLETE_MARK).exists() || root.join(KUBELET_CONFIG).exists()
+/// Whether the node of the disk mounted at `root` ever became a working member. A disk that cannot be read is an error: the
+/// answer "no" has the disk formatted.
+pub fn is_complete(root: &Path) -> Result<bool, Error> {
+    for name in [COMPLETE_MARK, KUBELET_CONFIG] {
+        let path = root.join(name);
+        if path.try_exists().map_err(|error| Error::Io(path, error))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Temporary file, fsync, rename, fsync of each directory up to `root`.
@@ -135,6 +150,7 @@ fn write_durably(root: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mutation::mutations;
 
     fn state() -> NodeState {
         NodeState { role: Role::ControlPlane, measurement_salt: [b'S'; 32] }
@@ -170,6 +186,19 @@ mod tests {
     }
 
     #[test]
+    fn a_pipe_or_a_link_in_its_place_is_an_error_at_once() {
+        let disk = tempfile::tempdir().unwrap();
+        let path = disk.path().join(FILE);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(matches!(NodeState::read(disk.path()), Err(Error::Io(..))));
+        fs::remove_file(&path).unwrap();
+        let elsewhere = tempfile::NamedTempFile::new().unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), &path).unwrap();
+        assert!(matches!(NodeState::read(disk.path()), Err(Error::Io(..))));
+    }
+
+    #[test]
     fn malformed_files_say_what_is_wrong() {
         for (text, why) in [
             ("{", "EOF"),
@@ -181,14 +210,30 @@ mod tests {
     }
 
     #[test]
+    fn mutated_files_give_a_state_or_an_error() {
+        let valid = r#"{"Role":"Worker","MeasurementSalt":"U1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1M="}"#;
+        let texts = mutations(valid.as_bytes(), 20_000).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let good = texts.filter(|text| NodeState::parse(text).is_ok()).count();
+        assert!((10..20_000).contains(&good), "{good}");
+    }
+
+    #[test]
     fn a_disk_is_complete_by_our_mark_or_by_what_kubeadm_leaves() {
         let disk = tempfile::tempdir().unwrap();
-        assert!(!is_complete(disk.path()));
+        assert!(!is_complete(disk.path()).unwrap());
         mark_complete(disk.path()).unwrap();
-        assert!(is_complete(disk.path()));
+        assert!(is_complete(disk.path()).unwrap());
         let old = tempfile::tempdir().unwrap();
         fs::create_dir_all(old.path().join("kubernetes")).unwrap();
         fs::write(old.path().join(KUBELET_CONFIG), "").unwrap();
-        assert!(is_complete(old.path()));
+        assert!(is_complete(old.path()).unwrap());
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_read_is_not_taken_for_one_without_the_mark() {
+        let disk = tempfile::tempdir().unwrap();
+        // reading below what is no directory fails as reading a broken sector does: with something else than "not found"
+        fs::write(disk.path().join("firstlight"), "").unwrap();
+        assert!(matches!(is_complete(disk.path()), Err(Error::Io(..))));
     }
 }

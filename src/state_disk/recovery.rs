@@ -2,11 +2,12 @@
 //!
 //! A gRPC server on TCP 9999 of the initramfs, over attested TLS: the operator verifies the node before it sends anything.
 //! The node derives its key itself, tries it, and answers OK only when the disk opened; a wrong one costs nothing. Anybody
-//! may call, so the answers tell nothing but that, and what the node waits for.
+//! may call, so the answers tell nothing but that, and what the node waits for; and who brought a wrong one has to wait
+//! before the next, since a try may take seconds and much memory.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::waiting::{Candidate, Refused, Waiting};
 use crate::atls;
@@ -14,12 +15,17 @@ use crate::attestation::Issuer;
 use crate::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use crate::grpc::{Call, Code, Limits, Router, Server, Status};
 use crate::kms::{self, ClusterKms};
+use crate::penalty::Penalties;
 use crate::proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
 
 /// TCP port of the recovery server.
 pub const PORT: u16 = 9999;
 /// How long an answer may still be on its way when the disk is open.
 const GRACE: Duration = Duration::from_secs(2);
+/// Bytes of a request: two URIs of at most 4 KiB each. Anybody may send one, to a machine in its initramfs.
+const MAX_REQUEST: usize = 16 << 10;
+/// Bytes of all requests that are under way.
+const MAX_BUFFERED: usize = 1 << 20;
 
 /// A running recovery server; stops when dropped.
 pub struct RecoveryServer(Server);
@@ -27,13 +33,14 @@ pub struct RecoveryServer(Server);
 impl RecoveryServer {
     /// Serves on `address` until dropped.
     pub fn start(address: SocketAddr, issuer: Arc<dyn Issuer>, waiting: Arc<Waiting>) -> std::io::Result<Self> {
-        let disk = waiting.clone();
-        let recover = move |call: &Call, message: RecoverMessage| recover(call, &message, &disk);
+        let (disk, penalties) = (waiting.clone(), Penalties::default());
+        let recover = move |call: &Call, message: RecoverMessage| recover(call, &message, &disk, &penalties);
         let router = Router::new().unary("/recoverproto.API/Recover", recover);
         let router = router.unary("/recoverproto.API/Status", move |_: &Call, _: StatusRequest| Ok(status(&waiting)));
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
         let listener = TcpListener::bind(address)?;
-        Server::start("recovery", listener, transport, router, Limits::default()).map(RecoveryServer)
+        let limits = Limits { message_bytes: MAX_REQUEST, buffered_bytes: MAX_BUFFERED, ..Limits::default() };
+        Server::start("recovery", listener, transport, router, limits).map(RecoveryServer)
     }
 }
 
@@ -43,11 +50,23 @@ impl Drop for RecoveryServer {
     }
 }
 
-fn recover(call: &Call, message: &RecoverMessage, waiting: &Waiting) -> Result<RecoverResponse, Status> {
-    let peer = call.peer().map_or("an unknown address".into(), |address| address.to_string());
-    let from = format!("the operator at {peer}");
-    let candidate = candidate(message, &waiting.uuid(), from)?;
-    waiting.offer(candidate).map(|()| RecoverResponse {}).map_err(|refused| match refused {
+fn recover(
+    call: &Call,
+    message: &RecoverMessage,
+    waiting: &Waiting,
+    penalties: &Penalties,
+) -> Result<RecoverResponse, Status> {
+    let (peer, name) = match call.peer() {
+        Some(address) => (address.ip(), address.to_string()),
+        None => (IpAddr::V4(Ipv4Addr::UNSPECIFIED), "an unknown address".to_owned()),
+    };
+    let candidate = candidate(message, &waiting.uuid(), format!("the operator at {name}"))?;
+    let is_wrong = |refused: &Refused| matches!(refused, Refused::WrongKey);
+    let tried = penalties.attempt(peer, Instant::now(), is_wrong, || waiting.offer(candidate)).map_err(|time| {
+        let seconds = time.as_secs() + 1;
+        Status::new(Code::ResourceExhausted, format!("too many wrong master secrets: try again in {seconds} s"))
+    })?;
+    tried.map(|()| RecoverResponse {}).map_err(|refused| match refused {
         Refused::WrongKey => {
             let uuid = waiting.uuid();
             Status::new(Code::FailedPrecondition, format!("this master secret does not open disk {uuid}"))

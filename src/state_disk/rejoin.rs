@@ -1,8 +1,9 @@
 //! Rejoin: the node proves to a join service of its cluster what it runs, and gets the key of its disk back.
 //!
 //! One thread lists the endpoints again and again, one thread an endpoint asks for a ticket; all at once, each with its own
-//! jittered back-off from one second, so that one dead endpoint delays no other. The join service itself is not attested
-//! (the old protocol): a key counts only when it opened the disk.
+//! jittered back-off from one second, so that one dead endpoint delays no other, and neither does a metadata service that
+//! hangs once the disk is open. The join service itself is not attested (the old protocol): a key counts only when it
+//! opened the disk.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::waiting::{Candidate, Refused, Waiting};
 use crate::attestation::Issuer;
 use crate::backoff::Backoff;
-use crate::crypto::Secret;
+use crate::crypto::{KEY_LEN, Secret};
 use crate::grpc::{CallOptions, Channel, Status};
 use crate::metadata::{Metadata, Role};
 use crate::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
@@ -33,6 +34,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 const LIST_EVERY: Duration = Duration::from_secs(15);
 /// More control planes than any cluster has; a hostile metadata service does not get more threads than this.
 const MAX_ENDPOINTS: usize = 64;
+
+/// How long the boot waits for these threads once a key opened the disk. What may take longer is a request to a metadata
+/// service that is slow (10 s each) or a name that is looked up: they end by themselves, and nobody uses what they find.
+const GRACE: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The threads that look for a ticket; they stop with the wait that they serve, and are joined on drop.
 pub struct Rejoin(Option<JoinHandle<()>>);
@@ -59,8 +65,15 @@ impl Rejoin {
 
 impl Drop for Rejoin {
     fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
+        let Some(thread) = self.0.take() else { return };
+        let end = Instant::now() + GRACE;
+        while !thread.is_finished() && Instant::now() < end {
+            thread::sleep(LOOK_EVERY);
+        }
+        if thread.is_finished() {
             let _ = thread.join();
+        } else {
+            log::debug!("a request that no longer matters is left to end by itself");
         }
     }
 }
@@ -132,10 +145,10 @@ fn ask(host: IpAddr, asking: &Asking) {
     let over = asking.waiting.over();
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     while !over.is_stopped() {
-        match ticket(host, asking) {
-            Ok(ticket) => {
+        match ticket(host, asking).and_then(|ticket| candidate(ticket, &name)) {
+            Ok(candidate) => {
                 asking.timeline.event("ticket", format_args!("from {name}"));
-                match asking.waiting.offer(candidate(ticket, &name)) {
+                match asking.waiting.offer(candidate) {
                     Ok(()) | Err(Refused::TooLate) => return,
                     Err(refused) => asking.waiting.note(&name, format!("sent a key, but {refused}")),
                 }
@@ -163,10 +176,36 @@ fn ticket(host: IpAddr, asking: &Asking) -> Result<IssueRejoinTicketResponse, St
     call().map_err(|status| format!("gave no ticket: {status}"))
 }
 
-fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Candidate {
-    Candidate {
+/// The keys of a ticket. Their lengths count: the disk does not tell whether the measurement secret is right, and the cluster
+/// ID would come out of a missing one as well.
+fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candidate, String> {
+    let candidate = Candidate {
         disk_key: Secret::new(std::mem::take(&mut ticket.state_disk_key)),
         measurement_secret: Secret::new(std::mem::take(&mut ticket.measurement_secret)),
         from: name.into(),
+    };
+    match (candidate.disk_key.len(), candidate.measurement_secret.len()) {
+        (KEY_LEN, KEY_LEN) => Ok(candidate),
+        (key, secret) => {
+            Err(format!("sent a disk key of {key} bytes and a measurement secret of {secret}, expected {KEY_LEN} each"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_counts_only_with_both_keys_in_full() {
+        let ticket = |key, secret| {
+            let mut ticket = IssueRejoinTicketResponse::default();
+            (ticket.state_disk_key, ticket.measurement_secret) = (vec![1; key], vec![2; secret]);
+            candidate(ticket, "join service")
+        };
+        assert!(ticket(32, 32).is_ok());
+        for (key, secret) in [(0, 0), (32, 0), (32, 31), (0, 32), (33, 32)] {
+            assert!(ticket(key, secret).err().unwrap().contains("expected 32 each"));
+        }
     }
 }

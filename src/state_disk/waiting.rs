@@ -63,6 +63,8 @@ pub struct Waiting {
     over: Stop,
     timeline: Timeline,
     since: Instant,
+    /// Held while a key is tried; never taken by who has `state`.
+    trying: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -83,6 +85,7 @@ impl Waiting {
             over,
             timeline,
             since: Instant::now(),
+            trying: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -98,10 +101,11 @@ impl Waiting {
         &self.over
     }
 
-    /// Tries a key. Offers are tried one at a time: a keyslot may ask for a lot of memory.
+    /// Tries a key. Offers are tried one at a time: a keyslot may ask for a lot of memory. It may also take seconds, during
+    /// which the node still says what it waits for, and can be stopped.
     pub fn offer(&self, candidate: Candidate) -> Result<(), Refused> {
-        let mut state = self.lock();
-        if state.done || self.over.is_stopped() {
+        let _turn = self.trying.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.lock().done || self.over.is_stopped() {
             return Err(Refused::TooLate);
         }
         let unlocked = open_device(&self.device)
@@ -115,6 +119,10 @@ impl Waiting {
             Ok(volume_key) => {
                 self.timeline.event("key-slot", format_args!("opened with the key from {}", candidate.from));
                 let Candidate { measurement_secret, from, .. } = candidate;
+                let mut state = self.lock();
+                if state.done {
+                    return Err(Refused::TooLate); // stopped meanwhile
+                }
                 state.opened = Some(Opened { volume_key, measurement_secret, from });
                 state.done = true;
                 drop(state);
@@ -191,3 +199,46 @@ impl std::fmt::Display for Refused {
 }
 
 impl std::error::Error for Refused {}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+    use crate::crypto::KEY_LEN;
+
+    #[test]
+    fn while_a_key_is_tried_the_node_says_what_it_waits_for_and_can_be_stopped() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().join("disk");
+        let mut file = File::options().read(true).write(true).create_new(true).open(&disk).unwrap();
+        file.set_len(luks::MIN_DEVICE_SIZE).unwrap();
+        let volume_key = Secret::random(luks::VOLUME_KEY_LEN);
+        let header = luks::format(&mut file, &volume_key, &Secret::random(KEY_LEN)).unwrap();
+        // a try lasts for as long as nobody opens the pipe's other end
+        let slow = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&slow).status().unwrap().success());
+
+        let waiting = Arc::new(Waiting::new(header, &slow, Stop::new(), Timeline::new("test")));
+        let key =
+            || Candidate { disk_key: Secret::random(32), measurement_secret: Secret::random(32), from: "me".into() };
+        let trying = thread::spawn({
+            let waiting = waiting.clone();
+            move || waiting.offer(key())
+        });
+        while waiting.trying.try_lock().is_ok() {
+            thread::yield_now();
+        }
+        waiting.note("join service", "refused");
+        assert_eq!(waiting.report().1.len(), 1);
+        let node = Stop::new();
+        node.stop();
+        assert!(waiting.wait(&node).is_none());
+
+        drop(File::options().write(true).open(&slow).unwrap());
+        assert!(matches!(trying.join().unwrap(), Err(Refused::Disk(_))));
+        assert_eq!(waiting.offer(key()), Err(Refused::TooLate));
+    }
+}

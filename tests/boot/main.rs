@@ -16,7 +16,6 @@ use harness::metadata::MetadataServer;
 use harness::vm::Firmware;
 use harness::{Context, Result, timeline};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::Output;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -65,47 +64,6 @@ fn an_initialised_machine_opens_its_disk_by_itself_and_by_the_operator() -> Resu
         assert!((1..=MEMORY_MAX_KIB).contains(&peak), "{title}: bootstrapper had {peak} KiB resident");
     }
     Ok(())
-}
-
-/// Another command line is another PCR 9: neither the operator nor the join service lets the machine have a key, and both
-/// say which register differs; the machine itself is only told that it was refused.
-#[test]
-#[ignore = "boots a machine: make boot"]
-fn a_machine_that_boots_something_else_gets_no_key() -> Result<()> {
-    let mut setting = Setting::new("something-else", GIB)?;
-    let usual = setting.machine.command_line.clone();
-    setting.machine.command_line.push_str(" something=else");
-    let mut vm = setting.machine.boot()?;
-    vm.console.wait_for(" ready:", flow::PATIENCE)?;
-    refused(setting.operator(&vm, "init", flow::INIT, &["--init-secret", "init-secret"])?);
-    vm.cut_power();
-
-    setting.machine.command_line.clone_from(&usual);
-    let (mut vm, cluster) = flow::first_boot(&mut setting, &|_| ())?;
-    vm.shut_down(flow::PATIENCE)?;
-    drop(vm);
-
-    setting.machine.command_line.push_str(" something=else");
-    setting.start_services()?;
-    let mut vm = setting.machine.boot()?;
-    let waiting = vm.console.wait_for("join service 10.42.0.1:30090: ", flow::PATIENCE)?;
-    assert!(!waiting.text.contains("PCR"), "{}", waiting.text);
-    assert!(names_register_9(&setting.services_said()), "{}", setting.services_said());
-    refused(setting.operator(&vm, "recover", flow::RECOVERY, &[])?);
-    assert!(!vm.console.lines().iter().any(|line| line.text.contains(" key-slot:")));
-    vm.cut_power();
-
-    setting.machine.command_line = usual;
-    flow::member_again(setting.machine.boot()?, " ticket:", &cluster).map(drop)
-}
-
-fn refused(output: Output) {
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(3) && names_register_9(&text), "{}: {text}", output.status);
-}
-
-fn names_register_9(text: &str) -> bool {
-    text.contains("PCR 9") && !text.contains("PCR 4")
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::program::Program;
 use crate::setting::{INIT_SECRET, Setting, set_private, wait_for_port};
 
-fn init(setting: &Setting, secret: &str, policy: &Path) -> Program {
+pub fn init(setting: &Setting, secret: &str, policy: &Path) -> Program {
     let secret = setting.file("init-secret", secret);
     set_private(&secret);
     let endpoint = setting.node(9000).to_string();
@@ -15,7 +15,7 @@ fn init(setting: &Setting, secret: &str, policy: &Path) -> Program {
 }
 
 #[test]
-fn an_initialised_node_comes_back_by_rejoin() {
+fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
     let mut setting = Setting::new();
     let disk = setting.new_disk();
     let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
@@ -37,7 +37,6 @@ fn an_initialised_node_comes_back_by_rejoin() {
 
     // reboot
     setting.tpm.reboot();
-    setting.set_control_planes(&[3]);
     let master: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(setting.path("firstlight-mastersecret.json")).unwrap()).unwrap();
     let recovered = recover_with(&setting, &disk);
@@ -68,10 +67,17 @@ fn a_wrong_secret_gets_one_short_refusal_and_changes_nothing() {
     operator.expect("invalid init secret");
     assert!(!setting.path("firstlight-cluster.log").exists(), "the node disclosed its log");
     assert!(fs::read(&disk).unwrap() == before);
-    // at once again: even the right one has to wait
-    let mut hasty = init(&setting, INIT_SECRET, &setting.policy());
-    let hasty_result = hasty.exit().success();
-    assert!(hasty_result || hasty.output().contains("try again in"), "{}", hasty.output());
+    // the delay doubles: before long it outlasts the time that the next try takes to get there, and even the right
+    // secret has to wait
+    let delayed = (0..8).any(|_| {
+        let mut hasty = init(&setting, "wrong", &setting.policy());
+        assert!(!hasty.exit().success());
+        hasty.output().contains("try again in")
+    });
+    assert!(delayed, "{}", node.output());
+    let mut right = init(&setting, INIT_SECRET, &setting.policy());
+    let waited = !right.exit().success();
+    assert!(waited == right.output().contains("try again in"), "{}", right.output());
 }
 
 #[test]

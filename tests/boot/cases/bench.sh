@@ -49,4 +49,4 @@ compare "open a disk that firstlight formatted" "unlock open $OURS $T/pass" "cry
 compare "open a disk of the old system (argon2id, 64 MiB, 4 passes)" "unlock open $THEIRS $T/pass" \
   "cryptsetup open $FLAGS --key-file $T/pass $THEIRS state"
 RUNS="1 2 3"
-compare "first boot on 64 MiB: format, map, ext4" "unlock new $NEW $T/pass" $T/first-boot
+compare "first boot on 64 MiB (format, map, ext4)" "unlock new $NEW $T/pass" $T/first-boot

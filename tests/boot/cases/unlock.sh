@@ -17,7 +17,7 @@ blank() {
 }
 # ends_mounted WHAT: a whole unlock of what is there
 ends_mounted() {
-  if bootstrapper unlock >$T/second 2>&1 && is_mounted; then echo "PASS $1"; else echo "FAIL $1: $(cat $T/second)"; fi
+  if bootstrapper unlock >$T/second 2>&1 && is_mounted; then echo "PASS $1$(sed -n 's/.* closed:.*/, which closed the old mapping/p' $T/second)"; else echo "FAIL $1: $(cat $T/second)"; fi
 }
 # interrupt SIGNAL EVENT EXIT-CODES: sends it when the console has the event
 interrupt() {

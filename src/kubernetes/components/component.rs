@@ -1,0 +1,203 @@
+//! A component as the wire has it, read into one that can be installed, and what a list of them may ask for.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component as Part, Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
+
+use super::{Digest, Error, digest_of, hex, place};
+use crate::proto::components::Component as Wire;
+
+/// The directories that components may be installed in, or below: those of the old system's lists.
+pub const DIRECTORIES: [&str; 3] = ["/run/state/bin", "/opt/cni/bin", "/opt/kubernetes/patches"];
+
+/// What a list of components may ask for.
+pub struct Policy {
+    /// Where they may be installed.
+    pub directories: Vec<PathBuf>,
+    /// Whether one without a hash is taken. One from a `data:` URL always is: it is in the list itself.
+    pub allow_unverified: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy { directories: DIRECTORIES.map(PathBuf::from).to_vec(), allow_unverified: false }
+    }
+}
+
+/// A file to install.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Component {
+    pub(super) source: Source,
+    pub(super) sha256: Option<Digest>,
+    pub(super) place: PathBuf,
+    pub(super) extract: bool,
+    /// Where all of it must stay.
+    pub(super) directory: PathBuf,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// `http:` or `https:`.
+    Web(String),
+    File(PathBuf),
+    Data(Vec<u8>),
+}
+
+impl Component {
+    /// Checks a component of the wire, without a look at the network or the disk.
+    pub fn parse(wire: &Wire, policy: &Policy) -> Result<Component, Error> {
+        let refuse = |why: String| Error::Refused { what: shown(&wire.url), why };
+        let source = Source::parse(&wire.url).map_err(refuse)?;
+        let sha256 = parse_hash(&wire.hash).map_err(refuse)?;
+        if sha256.is_none() && !matches!(source, Source::Data(_)) && !policy.allow_unverified {
+            return Err(refuse("it has no hash, and unverified components are not allowed".into()));
+        }
+        let place = PathBuf::from(&wire.install_path);
+        let is_plain = |part| matches!(part, Part::RootDir | Part::Normal(_));
+        if !place.is_absolute() || !place.components().all(is_plain) || wire.install_path.contains('\0') {
+            return Err(refuse(format!("its place {place:?} is no absolute path without `..`")));
+        }
+        // an archive may fill an allowed directory, a file must not replace it
+        let fits = |directory: &&PathBuf| place.starts_with(directory) && (wire.extract || place != **directory);
+        let directory = policy.directories.iter().find(fits).cloned().ok_or_else(|| {
+            refuse(format!(
+                "its place {} is in none of the allowed directories {:?}",
+                place.display(),
+                policy.directories
+            ))
+        })?;
+        Ok(Component { source, sha256, place, extract: wire.extract, directory })
+    }
+
+    /// What errors call it.
+    pub fn name(&self) -> String {
+        match &self.source {
+            Source::Web(url) => shown(url),
+            Source::File(path) => format!("file://{}", path.display()),
+            Source::Data(_) => format!("data: for {}", self.place.display()),
+        }
+    }
+
+    /// The directory that the new files are made in.
+    pub(super) fn parent(&self) -> &Path {
+        if self.extract { &self.place } else { self.place.parent().unwrap_or(&self.place) }
+    }
+
+    pub(super) fn is_present(&self) -> bool {
+        let sha256 = match (&self.source, self.sha256) {
+            (Source::Data(bytes), None) => Some(digest_of(bytes)),
+            (_, sha256) => sha256,
+        };
+        sha256.is_some_and(|sha256| match self.extract {
+            true => place::is_unpacked(&self.place, &sha256),
+            false => place::is_file(&self.place, &sha256),
+        })
+    }
+}
+
+impl Source {
+    fn parse(url: &str) -> Result<Source, String> {
+        let (scheme, rest) = url.split_once(':').ok_or("its URL has no scheme")?;
+        match scheme.to_ascii_lowercase().as_str() {
+            "http" | "https" => Ok(Source::Web(url.to_owned())),
+            "file" => match rest.strip_prefix("//").map(|rest| rest.strip_prefix("localhost").unwrap_or(rest)) {
+                Some(path) if path.starts_with('/') => Ok(Source::File(OsString::from_vec(unescape(path)?).into())),
+                _ => Err("its file: URL is not file:///path".into()),
+            },
+            "data" => parse_data(rest).map(Source::Data),
+            _ => Err(format!("its scheme {scheme:?} is none of http, https, file, data")),
+        }
+    }
+}
+
+/// What follows `data:` (RFC 2397): `[media type][;base64],data`.
+fn parse_data(rest: &str) -> Result<Vec<u8>, String> {
+    let (head, data) = rest.split_once(',').ok_or("its data: URL has no comma")?;
+    let data = unescape(data)?;
+    match head.ends_with(";base64") {
+        true => STANDARD.decode(data).map_err(|error| format!("its data: URL is no base64: {error}")),
+        false => Ok(data),
+    }
+}
+
+/// Percent-decoding (RFC 3986 §2.1).
+fn unescape(text: &str) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let (byte, after) = match (first, after) {
+            (b'%', [high, low, after @ ..]) => match (char::from(*high).to_digit(16), char::from(*low).to_digit(16)) {
+                (Some(high), Some(low)) => ((high << 4 | low) as u8, after),
+                _ => return Err("its URL has a % that is no escape".into()),
+            },
+            (b'%', _) => return Err("its URL ends within an escape".into()),
+            plain => plain,
+        };
+        bytes.push(byte);
+        rest = after;
+    }
+    Ok(bytes)
+}
+
+/// `sha256:` and 64 hex digits, or nothing.
+fn parse_hash(text: &str) -> Result<Option<Digest>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let malformed = || format!("its hash {text:?} is not sha256: and 64 hex digits");
+    let digits = text.strip_prefix("sha256:").filter(|digits| digits.len() == 64).ok_or_else(malformed)?;
+    let mut digest = Digest::default();
+    for (byte, pair) in digest.iter_mut().zip(digits.as_bytes().chunks(2)) {
+        let digit = |index: usize| char::from(pair[index]).to_digit(16).ok_or_else(malformed);
+        *byte = (digit(0)? << 4 | digit(1)?) as u8;
+    }
+    Ok(Some(digest))
+}
+
+/// What a list is known by in the cluster: `sha256:` and the hash of its hashes, one after the other. URLs and places do not
+/// count, nor do components without a hash (the old system's patches).
+pub fn list_hash(list: &[Wire]) -> String {
+    let hashes: String = list.iter().map(|component| component.hash.as_str()).collect();
+    format!("sha256:{}", hex(&digest_of(hashes.as_bytes())))
+}
+
+/// The list as the cluster's ConfigMap of it has it: what is empty or false is left out.
+pub fn list_json(list: &[Wire]) -> String {
+    #[derive(Serialize)]
+    struct Json<'a> {
+        #[serde(skip_serializing_if = "str::is_empty")]
+        url: &'a str,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        hash: &'a str,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        install_path: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        extract: Option<bool>,
+    }
+    let list: Vec<_> = list
+        .iter()
+        .map(|Wire { url, hash, install_path, extract }| Json {
+            url,
+            hash,
+            install_path,
+            extract: extract.then_some(true),
+        })
+        .collect();
+    serde_json::to_string(&list).expect("only strings and booleans")
+}
+
+/// A URL for people: without what may be secret in it, user and query, and without a data: URL's data.
+pub fn shown(url: &str) -> String {
+    let url = url.split(['?', '#']).next().unwrap_or_default();
+    match url.split_once("://") {
+        Some((scheme, rest)) => {
+            let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+            format!("{scheme}://{}{path}", host.rsplit('@').next().unwrap_or(host))
+        }
+        None => url.split(',').next().unwrap_or_default().chars().take(100).collect(),
+    }
+}

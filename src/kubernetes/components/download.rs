@@ -1,0 +1,254 @@
+//! Downloads over HTTP(S) (RFC 9110) that go on where they were cut, until they are whole or their time is up.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ring::digest::{Context, SHA256};
+use ureq::Agent;
+use ureq::http::Response;
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+
+use super::{Digest, Error, Settings, Step, place, shown};
+use crate::backoff::Backoff;
+use crate::stop::Stop;
+
+/// A SYN that is lost is sent again after 1 and after 3 seconds (RFC 6298 §2.1). This and the name's resolution are what a
+/// stop has to wait for.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+/// Pauses between tries.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// The statuses that pass, as the old system has them: they say that the server is busy, or somebody on the way.
+const PASSING: [u16; 6] = [408, 425, 429, 502, 503, 504];
+
+/// One client for all downloads: it shares its connections, and its `shutdown` ends them all.
+pub fn agent(settings: &Settings, needs_tls: bool) -> Result<Agent, Error> {
+    let roots = settings.ca_bundles.iter().find_map(|path| Some((path, fs::read(path).ok()?)));
+    let roots: Vec<_> = roots.iter().flat_map(|(_, pem)| parse_pem(pem)).filter_map(certificate).collect();
+    if needs_tls && roots.is_empty() {
+        return Err(Error::NoRoots(settings.ca_bundles.clone()));
+    }
+    let tls = TlsConfig::builder()
+        .root_certs(RootCerts::from(roots))
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .build();
+    let config = Agent::config_builder()
+        .tls_config(tls)
+        .timeout_resolve(Some(CONNECT_TIMEOUT))
+        .timeout_connect(Some(CONNECT_TIMEOUT))
+        .timeout_per_read(Some(settings.stall))
+        .timeout_per_write(Some(settings.stall))
+        .http_status_as_error(false)
+        .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")));
+    Ok(config.build().into())
+}
+
+fn certificate(item: Result<PemItem<'static>, ureq::Error>) -> Option<ureq::tls::Certificate<'static>> {
+    match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    }
+}
+
+/// One file on its way.
+pub struct Download<'a> {
+    pub agent: &'a Agent,
+    pub url: &'a str,
+    /// Of the whole file.
+    pub expected: Option<&'a Digest>,
+    pub settings: &'a Settings,
+    pub stop: &'a Stop,
+    pub report: &'a dyn Fn(Step),
+}
+
+/// Why a try failed.
+enum Failure {
+    /// The next one may succeed; a clause.
+    Passing(String),
+    Final(Error),
+}
+
+/// What has come so far.
+struct Partial {
+    file: File,
+    hash: Context,
+    len: u64,
+    /// The strong ETag of what has come (RFC 9110 §8.8.3).
+    etag: Option<String>,
+    /// Whether it came in several pieces.
+    resumed: bool,
+}
+
+impl Download<'_> {
+    /// Writes the file to `path`, which it makes.
+    pub fn to(&self, path: &Path) -> Result<(), Error> {
+        let started = Instant::now();
+        let deadline = started + self.settings.deadline;
+        let file = OpenOptions::new().write(true).create_new(true).open(path);
+        let file = file.map_err(|error| Error::io("make", path, error))?;
+        let mut partial = Partial { file, hash: Context::new(&SHA256), len: 0, etag: None, resumed: false };
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        loop {
+            let before = partial.len;
+            let tried = self.fetch(&mut partial, path, deadline).and_then(|()| self.check(&mut partial, path));
+            if self.stop.is_stopped() {
+                return Err(Error::Stopped);
+            }
+            let why = match tried {
+                Ok(()) => return Ok(()),
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Passing(why)) => why,
+            };
+            if partial.len > before {
+                backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+            }
+            let pause = backoff.pause();
+            if Instant::now() + pause >= deadline {
+                return Err(Error::Unreachable { url: shown(self.url), why, after: started.elapsed() });
+            }
+            (self.report)(Step::Retrying { why, pause });
+            if self.stop.wait(pause) {
+                return Err(Error::Stopped);
+            }
+        }
+    }
+
+    /// One request, for all or for what is missing.
+    fn fetch(&self, partial: &mut Partial, path: &Path, deadline: Instant) -> Result<(), Failure> {
+        // without a hash nothing would tell two versions glued together
+        if self.expected.is_none() && partial.etag.is_none() {
+            partial.start_over(path)?;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        // where TLS is all that vouches for the bytes, a redirect must not leave it
+        let only_tls = self.expected.is_none() && is_tls(self.url);
+        let request = self.agent.get(self.url).config().timeout_global(Some(left)).https_only(only_tls);
+        let mut request = request.build();
+        if partial.len > 0 {
+            request = request.header("Range", format!("bytes={}-", partial.len));
+            if let Some(etag) = &partial.etag {
+                request = request.header("If-Range", etag);
+            }
+        }
+        let response = request.call().map_err(|error| self.failure(error))?;
+        match response.status().as_u16() {
+            200 => partial.start_over(path)?,
+            206 if partial.len > 0 && range_start(&response) == Some(partial.len) => partial.resumed = true,
+            // what is asked for is not there: the file has changed
+            206 | 416 => {
+                partial.start_over(path)?;
+                return Err(Failure::Passing("the server does not have the rest of it".into()));
+            }
+            status if PASSING.contains(&status) => return Err(Failure::Passing(format!("status {status}"))),
+            status => return Err(Failure::Final(Error::Status { url: shown(self.url), status })),
+        }
+        let etag = response.headers().get("ETag").and_then(|etag| etag.to_str().ok());
+        partial.etag = etag.filter(|etag| etag.starts_with('"')).map(str::to_owned);
+        let total = response.body().content_length().map(|rest| rest.saturating_add(partial.len));
+        self.receive(response.into_body().into_reader(), partial, total, path)
+    }
+
+    fn receive(
+        &self,
+        mut body: impl Read,
+        partial: &mut Partial,
+        total: Option<u64>,
+        path: &Path,
+    ) -> Result<(), Failure> {
+        if total.unwrap_or(0) > self.settings.max_len {
+            return Err(Failure::Final(self.too_long()));
+        }
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            (self.report)(Step::Received { bytes: partial.len, total });
+            let count = body
+                .read(&mut buffer)
+                .map_err(|error| Failure::Passing(format!("cut off after {} bytes: {error}", partial.len)))?;
+            match count {
+                0 if total.is_some_and(|total| total != partial.len) => {
+                    return Err(Failure::Passing(format!("cut off after {} bytes", partial.len)));
+                }
+                0 => return Ok(()),
+                _ => partial.add(&buffer[..count], path)?,
+            }
+            if partial.len > self.settings.max_len {
+                return Err(Failure::Final(self.too_long()));
+            }
+            if self.stop.is_stopped() {
+                return Err(Failure::Final(Error::Stopped));
+            }
+        }
+    }
+
+    /// A wrong hash is final, unless pieces may not have been of the same file.
+    fn check(&self, partial: &mut Partial, path: &Path) -> Result<(), Failure> {
+        let got = place::finish(partial.hash.clone());
+        match self.expected {
+            Some(expected) if *expected != got => {
+                let was_resumed = partial.resumed;
+                partial.start_over(path)?;
+                match was_resumed {
+                    true => Err(Failure::Passing("its pieces do not make the file with the expected hash".into())),
+                    false => Err(Failure::Final(Error::Hash { what: shown(self.url), expected: *expected, got })),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn too_long(&self) -> Error {
+        Error::TooLong { what: shown(self.url), limit: self.settings.max_len }
+    }
+
+    /// What a request's error means. What the server or the settings say for sure is not asked twice.
+    fn failure(&self, error: ureq::Error) -> Failure {
+        use ureq::Error::*;
+        let is_certificate = |error: &io::Error| {
+            let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+            matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
+        };
+        let is_final = match &error {
+            Io(error) => is_certificate(error),
+            Timeout(_) | HostNotFound | ConnectionFailed | Protocol(_) => false,
+            _ => true,
+        };
+        match is_final {
+            true => Failure::Final(Error::Unreachable {
+                url: shown(self.url),
+                why: error.to_string(),
+                after: Duration::ZERO,
+            }),
+            false => Failure::Passing(error.to_string()),
+        }
+    }
+}
+
+impl Partial {
+    fn add(&mut self, bytes: &[u8], path: &Path) -> Result<(), Failure> {
+        self.file.write_all(bytes).map_err(|error| Failure::Final(Error::io("write", path, error)))?;
+        self.hash.update(bytes);
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn start_over(&mut self, path: &Path) -> Result<(), Failure> {
+        let emptied = self.file.set_len(0).and_then(|()| self.file.rewind());
+        emptied.map_err(|error| Failure::Final(Error::io("write", path, error)))?;
+        (self.hash, self.len, self.etag, self.resumed) = (Context::new(&SHA256), 0, None, false);
+        Ok(())
+    }
+}
+
+/// Whether this URL is asked for over TLS; schemes have no case (RFC 3986 §3.1).
+pub fn is_tls(url: &str) -> bool {
+    url.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:"))
+}
+
+/// Of `Content-Range: bytes 100-199/200` (RFC 9110 §14.4), the 100.
+fn range_start<T>(response: &Response<T>) -> Option<u64> {
+    let range = response.headers().get("Content-Range")?.to_str().ok()?;
+    range.strip_prefix("bytes ")?.split_once('-')?.0.trim().parse().ok()
+}

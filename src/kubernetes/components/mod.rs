@@ -1,0 +1,269 @@
+//! The programs and files that a node installs before kubeadm runs: kubelet, kubeadm, kubectl, CNI plugins, crictl, patches.
+//!
+//! A [`Component`] says where a file comes from, what its SHA-256 is, and where it belongs; [`install`] brings all of them
+//! there, several at once, each whole or not at all. What is already in place with the expected hash is left alone, and what
+//! the image has is taken from there: neither needs a network. `component` reads the list, `download` fetches, `archive`
+//! unpacks what may be hostile, `place` knows how files come into place.
+//!
+//! ```text
+//! Component::parse ─► in place with this hash? ──yes──► Present
+//!                            │no
+//!                            ├─ data: URL, file: URL, image ─┐
+//!                            └─ http(s): tries, resumes ─────┴─► hash ─► unpack? ─► rename ─► Installed
+//! ```
+
+mod archive;
+mod component;
+mod download;
+mod error;
+mod place;
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use ring::digest;
+use ureq::Agent;
+
+use crate::stop::Stop;
+pub use component::{Component, DIRECTORIES, Policy, list_hash, list_json};
+use component::{Source, shown};
+use download::Download;
+pub use error::Error;
+use place::Staging;
+
+/// A SHA-256.
+pub type Digest = [u8; 32];
+
+/// How often a stop is looked for.
+const TICK: Duration = Duration::from_millis(50);
+
+/// How components are fetched.
+pub struct Settings {
+    /// For each component, all tries together.
+    pub deadline: Duration,
+    /// The longest silence of a server in the middle of something.
+    pub stall: Duration,
+    /// How many at once.
+    pub at_once: usize,
+    /// The longest component, as it is fetched.
+    pub max_len: u64,
+    /// Where to look for the PEM certificates that TLS trusts; the first file that is there counts. They are the image's,
+    /// which is measured, and where its owner adds one for a mirror; a list in this program would only age.
+    pub ca_bundles: Vec<PathBuf>,
+    /// A directory of the image with components by the last segment of their URL, taken when the hash fits.
+    pub image: Option<PathBuf>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            deadline: Duration::from_secs(20 * 60),
+            stall: Duration::from_secs(20),
+            at_once: 4,
+            max_len: 1 << 30,
+            // Debian and Arch, Fedora
+            ca_bundles: ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"]
+                .map(PathBuf::from)
+                .to_vec(),
+            image: None,
+        }
+    }
+}
+
+/// What happens to one component.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// It was in place already.
+    Present,
+    /// So much of it has come.
+    Received {
+        /// Bytes so far.
+        bytes: u64,
+        /// Bytes in all, when the server says.
+        total: Option<u64>,
+    },
+    /// It will be tried again.
+    Retrying {
+        /// What went wrong, a clause.
+        why: String,
+        /// For how long nothing is tried.
+        pause: Duration,
+    },
+    /// It is in place now.
+    Installed,
+}
+
+/// Installs all `components`, and tells the calling thread's `report` of each step with the component's index. The first
+/// error ends it and is returned, as does `stop`, at once but for a connection that is being made (4 s at most).
+pub fn install(
+    components: &[Component],
+    settings: &Settings,
+    stop: &Stop,
+    report: &mut dyn FnMut(usize, Step),
+) -> Result<(), Error> {
+    let is_tls = |component: &Component| matches!(&component.source, Source::Web(url) if download::is_tls(url));
+    let agent = download::agent(settings, components.iter().any(is_tls))?;
+    // what ends the threads: the stop from outside, or the first error
+    let end = Stop::new();
+    let next = AtomicUsize::new(0);
+    let (steps, arriving) = mpsc::channel();
+    let work = |steps: mpsc::Sender<(usize, Result<Step, Error>)>| {
+        while let Some((number, component)) = take(components, &next)
+            && !end.is_stopped()
+        {
+            // the receiver outlives the threads
+            let tell = |step: Result<Step, Error>| drop(steps.send((number, step)));
+            let one = One { number, component, agent: &agent, settings, stop: &end };
+            tell(one.install(&|step| tell(Ok(step))));
+        }
+    };
+    thread::scope(|scope| {
+        let mut outcome = Ok(());
+        for number in 0..settings.at_once.clamp(1, components.len().max(1)) {
+            let (steps, work) = (steps.clone(), &work);
+            let thread = thread::Builder::new().name(format!("component-{number}"));
+            if let Err(error) = thread.spawn_scoped(scope, move || work(steps)) {
+                outcome = outcome.and(Err(Error::io("start a thread for", Path::new("components"), error)));
+                end.stop();
+            }
+        }
+        drop(steps);
+        loop {
+            if outcome.is_ok() && stop.is_stopped() {
+                outcome = Err(Error::Stopped);
+            }
+            if outcome.is_err() && !end.is_stopped() {
+                end.stop();
+                agent.clone().shutdown();
+            }
+            match arriving.recv_timeout(TICK) {
+                Ok((number, Ok(step))) => report(number, step),
+                Ok((_, Err(error))) => outcome = outcome.and(Err(error)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return outcome,
+            }
+        }
+    })
+}
+
+fn take<'a>(components: &'a [Component], next: &AtomicUsize) -> Option<(usize, &'a Component)> {
+    let number = next.fetch_add(1, Ordering::Relaxed);
+    Some((number, components.get(number)?))
+}
+
+/// The installation of one component.
+struct One<'a> {
+    number: usize,
+    component: &'a Component,
+    agent: &'a Agent,
+    settings: &'a Settings,
+    stop: &'a Stop,
+}
+
+impl One<'_> {
+    /// The last step is returned.
+    fn install(&self, report: &dyn Fn(Step)) -> Result<Step, Error> {
+        let component = self.component;
+        if component.is_present() {
+            return Ok(Step::Present);
+        }
+        self.check_place()?;
+        let staging = Staging::new(component.parent(), self.number)?;
+        self.fetch(&staging.download(), report)?;
+        if component.extract {
+            let tree = staging.tree()?;
+            let path = staging.download();
+            let archive = File::open(&path).map_err(|error| Error::io("read", &path, error))?;
+            let unpacked = archive::unpack(archive, &tree, self.stop).map_err(|error| match error {
+                archive::Error::Refused(why) => Error::Archive { what: component.name(), why },
+                archive::Error::Io(path, error) => Error::io("write", &path, error),
+                archive::Error::Stopped => Error::Stopped,
+            })?;
+            staging.publish_tree(&unpacked, &component.place, component.sha256.as_ref())?;
+        } else {
+            staging.publish_file(&component.place)?;
+        }
+        Ok(Step::Installed)
+    }
+
+    /// No link on the way to the place leads out of the allowed directory, which itself may be reached by links.
+    fn check_place(&self) -> Result<(), Error> {
+        let parent = self.component.parent();
+        fs::create_dir_all(&self.component.directory)
+            .map_err(|error| Error::io("make", &self.component.directory, error))?;
+        // what is not there yet is made as directories: only what is there can be a link
+        let there = parent.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(parent);
+        let real = |path: &Path| path.canonicalize().map_err(|error| Error::io("follow", path, error));
+        let allowed = real(&self.component.directory)?;
+        match real(there)?.starts_with(&allowed) {
+            true => Ok(()),
+            false => Err(Error::Refused {
+                what: self.component.name(),
+                why: format!("its place {} leads out of {} by a link", parent.display(), allowed.display()),
+            }),
+        }
+    }
+
+    /// The component's bytes, with the right hash, in a new file at `path`.
+    fn fetch(&self, path: &Path, report: &dyn Fn(Step)) -> Result<(), Error> {
+        let expected = self.component.sha256.as_ref();
+        match &self.component.source {
+            Source::Data(bytes) => {
+                fs::write(path, bytes).map_err(|error| Error::io("write", path, error))?;
+                self.check(digest_of(bytes))
+            }
+            Source::File(file) => self.check(copy(file, path, self.settings.max_len)?),
+            Source::Web(url) => {
+                if let Some(file) = self.in_image(url) {
+                    return self.check(copy(&file, path, self.settings.max_len)?);
+                }
+                let (settings, stop) = (self.settings, self.stop);
+                Download { agent: self.agent, url, expected, settings, stop, report }.to(path)
+            }
+        }
+    }
+
+    fn check(&self, got: Digest) -> Result<(), Error> {
+        match self.component.sha256 {
+            Some(expected) if expected != got => Err(Error::Hash { what: self.component.name(), expected, got }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The image's copy of what this URL names, if it has the right hash.
+    fn in_image(&self, url: &str) -> Option<PathBuf> {
+        let name = url.split(['?', '#']).next()?.rsplit('/').next()?;
+        let file = self.settings.image.as_ref()?.join(name);
+        place::is_file(&file, self.component.sha256.as_ref()?).then_some(file)
+    }
+}
+
+/// Copies a local file, and hashes what it copied.
+fn copy(from: &Path, to: &Path, limit: u64) -> Result<Digest, Error> {
+    let open = |path: &Path| File::open(path).map_err(|error| Error::io("read", path, error));
+    let source = open(from)?;
+    let mut target = File::create_new(to).map_err(|error| Error::io("make", to, error))?;
+    let len = io::copy(&mut source.take(limit.saturating_add(1)), &mut target)
+        .map_err(|error| Error::io("write", to, error))?;
+    match len > limit {
+        true => Err(Error::TooLong { what: from.display().to_string(), limit }),
+        false => place::digest(to).map_err(|error| Error::io("read", to, error)),
+    }
+}
+
+fn digest_of(bytes: &[u8]) -> Digest {
+    let mut digest = Digest::default();
+    digest.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
+    digest
+}
+
+fn hex(digest: &Digest) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

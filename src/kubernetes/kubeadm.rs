@@ -1,0 +1,587 @@
+//! What kubeadm is told, as its configuration files are typed: kubeadm.k8s.io/v1beta4, which every supported version reads
+//! (from 1.31), and kubelet.config.k8s.io/v1beta1. JSON is YAML 1.2, and kubeadm takes documents with `---` between them.
+//!
+//! Fields that are left out have kubeadm's default. Differences to the old system's files, which are of v1beta3: the API
+//! server is advertised at the node's own address, not at that of the default route; an empty `cloud-provider` is left out;
+//! no cipher suite with RSA key exchange, which has no forward secrecy (RFC 9325 §4.1).
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::Serialize;
+use zeroize::Zeroizing;
+
+use super::parameters::{Networks, NodeName, Subnet, Version};
+
+/// Where the API server listens on each control plane.
+pub const API_SERVER_PORT: u16 = 6443;
+/// Where [`AUDIT_POLICY`] is written, with mode 0644.
+pub const AUDIT_POLICY_PATH: &str = "/etc/kubernetes/audit-policy.yaml";
+/// Of each request who did what to what and when, and no content.
+pub const AUDIT_POLICY: &str = r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy","metadata":{},"rules":[{"level":"Metadata"}]}
+"#;
+/// Patches of kubeadm's manifests, which come as components; kubeadm wants the directory to exist.
+pub const PATCHES: &str = "/opt/kubernetes/patches";
+/// What kubeadm makes into pods of the control plane.
+pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
+/// The cluster's certificate authority, as kubeadm names it.
+pub const CA_CERTIFICATE: &str = "/etc/kubernetes/pki/ca.crt";
+/// Its key, on control planes only.
+pub const CA_KEY: &str = "/etc/kubernetes/pki/ca.key";
+/// The kubelet's serving certificate; the old system's names, which speak of a client.
+pub const KUBELET_CERTIFICATE: &str = "/run/state/kubelet/pki/kubelet-client-crt.pem";
+/// Its key.
+pub const KUBELET_KEY: &str = "/run/state/kubelet/pki/kubelet-client-key.pem";
+
+const KUBEADM_API: &str = "kubeadm.k8s.io/v1beta4";
+const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
+/// From this minor version on the gate ControlPlaneKubeletLocalMode is on by itself; from 1.35 it is locked.
+const KUBELET_LOCAL_MODE_DEFAULT: u32 = 33;
+/// AEAD with forward secrecy, in the old system's order.
+const CIPHER_SUITES: [&str; 6] = [
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+];
+
+/// This machine, as Kubernetes is to know it.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Of the Node object.
+    pub name: NodeName,
+    /// In the cluster's network.
+    pub ip: IpAddr,
+    /// As the cloud's controller knows it; may be empty.
+    pub provider_id: String,
+    /// Whether a cloud's controller manager will run: the node is tainted until it has seen it.
+    pub external_cloud_provider: bool,
+}
+
+/// The cluster to make.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    /// Of the control plane.
+    pub version: Version,
+    /// Checked by [`cluster_name`](super::parameters::cluster_name).
+    pub name: String,
+    /// The load balancer's host, checked by [`host`](super::parameters::host).
+    pub endpoint: String,
+    /// Further names of the API server, each checked by [`alternative_name`](super::parameters::alternative_name).
+    pub alternative_names: Vec<String>,
+    /// Of services and pods.
+    pub networks: Networks,
+    /// How long kubeadm waits for kubelet, control plane and API; its own 4 minutes and 1 minute where there is none.
+    pub patience: Option<Duration>,
+}
+
+/// The files for `kubeadm init`: InitConfiguration, ClusterConfiguration, KubeletConfiguration.
+pub fn init(cluster: &Cluster, node: &Node) -> String {
+    let init = InitConfiguration {
+        local_api_endpoint: ApiEndpoint::of(node),
+        node_registration: NodeRegistration::of(node, true),
+        patches: Patches { directory: PATCHES },
+        timeouts: cluster.patience.map(Timeouts::of),
+    };
+    let mut alternative_names = vec!["127.0.0.1".to_owned(), node.ip.to_string()];
+    alternative_names.extend(cluster.alternative_names.iter().cloned());
+    let local_mode = (cluster.version.minor < KUBELET_LOCAL_MODE_DEFAULT)
+        .then_some(FeatureGates { control_plane_kubelet_local_mode: true });
+    let configuration = ClusterConfiguration {
+        kubernetes_version: cluster.version.to_string(),
+        cluster_name: &cluster.name,
+        control_plane_endpoint: &cluster.endpoint,
+        networking: Networking {
+            service_subnet: join(&cluster.networks.services),
+            pod_subnet: join(&cluster.networks.pods),
+        },
+        api_server: ApiServer::new(alternative_names),
+        controller_manager: ControlPlaneComponent { extra_args: controller_manager_arguments(node) },
+        scheduler: ControlPlaneComponent { extra_args: vec![argument("profiling", "false")] },
+        feature_gates: local_mode,
+    };
+    [
+        document(KUBEADM_API, "InitConfiguration", &init),
+        document(KUBEADM_API, "ClusterConfiguration", &configuration),
+        document("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration", &KubeletConfiguration::new()),
+    ]
+    .join("---\n")
+}
+
+/// What a ticket says about the cluster to join.
+pub struct Ticket {
+    /// `host:port` of the API server.
+    pub api_server: String,
+    /// A bootstrap token.
+    pub token: Zeroizing<String>,
+    /// `sha256:` and the hash of the CA's public key.
+    pub ca_hash: String,
+    /// Whether this becomes a control plane; its certificates are there by then.
+    pub control_plane: bool,
+}
+
+/// The file for `kubeadm join`: JoinConfiguration. It has the token in it.
+pub fn join_configuration(ticket: &Ticket, node: &Node) -> Zeroizing<String> {
+    let configuration = JoinConfiguration {
+        discovery: Discovery {
+            bootstrap_token: BootstrapToken {
+                api_server_endpoint: &ticket.api_server,
+                token: &ticket.token,
+                ca_cert_hashes: [&ticket.ca_hash],
+            },
+        },
+        node_registration: NodeRegistration::of(node, false),
+        patches: Patches { directory: PATCHES },
+        control_plane: ticket.control_plane.then(|| JoinControlPlane { local_api_endpoint: ApiEndpoint::of(node) }),
+        skip_phases: if ticket.control_plane { &["control-plane-prepare/download-certs"] } else { &[] },
+    };
+    Zeroizing::new(document(KUBEADM_API, "JoinConfiguration", &configuration))
+}
+
+fn document(api_version: &str, kind: &str, content: &impl Serialize) -> String {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Document<'a, T> {
+        api_version: &'a str,
+        kind: &'a str,
+        #[serde(flatten)]
+        content: &'a T,
+    }
+    let text = serde_json::to_string_pretty(&Document { api_version, kind, content });
+    text.expect("only strings, numbers and lists of them") + "\n"
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct InitConfiguration<'a> {
+    #[serde(rename = "localAPIEndpoint")]
+    local_api_endpoint: ApiEndpoint,
+    node_registration: NodeRegistration<'a>,
+    patches: Patches,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeouts: Option<Timeouts>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ApiEndpoint {
+    advertise_address: IpAddr,
+    bind_port: u16,
+}
+
+impl ApiEndpoint {
+    fn of(node: &Node) -> ApiEndpoint {
+        ApiEndpoint { advertise_address: node.ip, bind_port: API_SERVER_PORT }
+    }
+}
+
+/// Without `taints`: kubeadm's own for a control plane.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeRegistration<'a> {
+    name: &'a str,
+    cri_socket: &'static str,
+    kubelet_extra_args: Vec<Argument>,
+}
+
+impl NodeRegistration<'_> {
+    fn of(node: &Node, with_provider_id: bool) -> NodeRegistration<'_> {
+        let mut kubelet_extra_args = cloud_provider(node);
+        kubelet_extra_args.push(argument("node-ip", &node.ip.to_string()));
+        if with_provider_id && !node.provider_id.is_empty() {
+            kubelet_extra_args.push(argument("provider-id", &node.provider_id));
+        }
+        NodeRegistration { name: node.name.as_str(), cri_socket: CONTAINERD, kubelet_extra_args }
+    }
+}
+
+#[derive(Serialize)]
+struct Argument {
+    name: &'static str,
+    value: String,
+}
+
+fn argument(name: &'static str, value: &str) -> Argument {
+    Argument { name, value: value.to_owned() }
+}
+
+fn cloud_provider(node: &Node) -> Vec<Argument> {
+    if node.external_cloud_provider { vec![argument("cloud-provider", "external")] } else { Vec::new() }
+}
+
+fn controller_manager_arguments(node: &Node) -> Vec<Argument> {
+    let mut arguments = cloud_provider(node);
+    arguments.extend([
+        argument("flex-volume-plugin-dir", "/opt/libexec/kubernetes/kubelet-plugins/volume/exec/"),
+        argument("configure-cloud-routes", "false"),
+        argument("profiling", "false"),
+        argument("terminated-pod-gc-threshold", "1000"),
+    ]);
+    arguments
+}
+
+#[derive(Serialize)]
+struct Patches {
+    directory: &'static str,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Timeouts {
+    control_plane_component_health_check: String,
+    kubelet_health_check: String,
+    #[serde(rename = "kubernetesAPICall")]
+    kubernetes_api_call: String,
+    #[serde(rename = "etcdAPICall")]
+    etcd_api_call: String,
+    tls_bootstrap: String,
+}
+
+impl Timeouts {
+    fn of(patience: Duration) -> Timeouts {
+        let text = || format!("{}s", patience.as_secs());
+        Timeouts {
+            control_plane_component_health_check: text(),
+            kubelet_health_check: text(),
+            kubernetes_api_call: text(),
+            etcd_api_call: text(),
+            tls_bootstrap: text(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ClusterConfiguration<'a> {
+    kubernetes_version: String,
+    cluster_name: &'a str,
+    control_plane_endpoint: &'a str,
+    networking: Networking,
+    api_server: ApiServer,
+    controller_manager: ControlPlaneComponent,
+    scheduler: ControlPlaneComponent,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    feature_gates: Option<FeatureGates>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Networking {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    service_subnet: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pod_subnet: String,
+}
+
+fn join(subnets: &[Subnet]) -> String {
+    subnets.iter().map(Subnet::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ControlPlaneComponent {
+    extra_args: Vec<Argument>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ApiServer {
+    #[serde(rename = "certSANs")]
+    cert_sans: Vec<String>,
+    extra_args: Vec<Argument>,
+    extra_volumes: [HostPathMount; 2],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct HostPathMount {
+    name: &'static str,
+    host_path: &'static str,
+    mount_path: &'static str,
+    read_only: bool,
+    path_type: &'static str,
+}
+
+impl ApiServer {
+    fn new(cert_sans: Vec<String>) -> ApiServer {
+        const LOGS: &str = "/var/log/kubernetes/audit/";
+        ApiServer {
+            cert_sans,
+            extra_args: vec![
+                argument("audit-policy-file", AUDIT_POLICY_PATH),
+                argument("audit-log-path", "/var/log/kubernetes/audit/audit.log"),
+                // days, files, megabytes
+                argument("audit-log-maxage", "30"),
+                argument("audit-log-maxbackup", "10"),
+                argument("audit-log-maxsize", "100"),
+                argument("profiling", "false"),
+                // else it would send logs and commands to whoever answers for a kubelet
+                argument("kubelet-certificate-authority", CA_CERTIFICATE),
+            ],
+            extra_volumes: [
+                HostPathMount {
+                    name: "audit-log",
+                    host_path: LOGS,
+                    mount_path: LOGS,
+                    read_only: false,
+                    path_type: "DirectoryOrCreate",
+                },
+                HostPathMount {
+                    name: "audit",
+                    host_path: AUDIT_POLICY_PATH,
+                    mount_path: AUDIT_POLICY_PATH,
+                    read_only: true,
+                    path_type: "File",
+                },
+            ],
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct FeatureGates {
+    control_plane_kubelet_local_mode: bool,
+}
+
+/// Uploaded by kubeadm: it is every node's.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KubeletConfiguration {
+    /// The image sets the sysctls that the kubelet wants.
+    protect_kernel_defaults: bool,
+    static_pod_path: &'static str,
+    tls_cert_file: &'static str,
+    tls_private_key_file: &'static str,
+    tls_cipher_suites: [&'static str; 6],
+    register_with_taints: [Taint; 2],
+}
+
+#[derive(Serialize)]
+struct Taint {
+    key: &'static str,
+    value: &'static str,
+    effect: &'static str,
+}
+
+impl KubeletConfiguration {
+    fn new() -> KubeletConfiguration {
+        let until_seen = |key| Taint { key, value: "true", effect: "PreferNoSchedule" };
+        KubeletConfiguration {
+            protect_kernel_defaults: true,
+            static_pod_path: MANIFESTS,
+            tls_cert_file: KUBELET_CERTIFICATE,
+            tls_private_key_file: KUBELET_KEY,
+            tls_cipher_suites: CIPHER_SUITES,
+            register_with_taints: [
+                until_seen("node.cloudprovider.kubernetes.io/uninitialized"),
+                until_seen("node.cilium.io/agent-not-ready"),
+            ],
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JoinConfiguration<'a> {
+    discovery: Discovery<'a>,
+    node_registration: NodeRegistration<'a>,
+    patches: Patches,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    control_plane: Option<JoinControlPlane>,
+    skip_phases: &'static [&'static str],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Discovery<'a> {
+    bootstrap_token: BootstrapToken<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BootstrapToken<'a> {
+    api_server_endpoint: &'a str,
+    token: &'a str,
+    ca_cert_hashes: [&'a str; 1],
+}
+
+#[derive(Serialize)]
+struct JoinControlPlane {
+    #[serde(rename = "localAPIEndpoint")]
+    local_api_endpoint: ApiEndpoint,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn cluster(version: &str) -> Cluster {
+        Cluster {
+            version: version.parse().unwrap(),
+            name: "prod".into(),
+            endpoint: "lb.example".into(),
+            alternative_names: vec!["*.api.example".into(), "198.51.100.7".into()],
+            networks: Networks::parse("10.96.0.0/16", "10.244.0.0/16", None).unwrap(),
+            patience: Some(Duration::from_secs(1200)),
+        }
+    }
+
+    fn node() -> Node {
+        Node {
+            name: NodeName::from_machine("control_plane-0").unwrap(),
+            ip: "10.42.1.100".parse().unwrap(),
+            provider_id: "qemu:///hostname/control-plane-0".into(),
+            external_cloud_provider: false,
+        }
+    }
+
+    fn ticket(control_plane: bool) -> Ticket {
+        Ticket {
+            api_server: "10.42.1.100:6443".into(),
+            token: Zeroizing::new("abcdef.0123456789abcdef".into()),
+            ca_hash: format!("sha256:{}", "0a".repeat(32)),
+            control_plane,
+        }
+    }
+
+    fn documents(text: &str) -> Vec<Value> {
+        text.split("---\n").map(|document| serde_json::from_str(document).unwrap()).collect()
+    }
+
+    #[test]
+    fn init_has_the_old_system_s_fields_in_today_s_form() {
+        let documents = documents(&init(&cluster("v1.34.4"), &node()));
+        let kinds: Vec<_> = documents.iter().map(|document| (&document["apiVersion"], &document["kind"])).collect();
+        assert_eq!(kinds[0], (&json!("kubeadm.k8s.io/v1beta4"), &json!("InitConfiguration")));
+        assert_eq!(kinds[1], (&json!("kubeadm.k8s.io/v1beta4"), &json!("ClusterConfiguration")));
+        assert_eq!(kinds[2], (&json!("kubelet.config.k8s.io/v1beta1"), &json!("KubeletConfiguration")));
+
+        let init = &documents[0];
+        assert_eq!(init["localAPIEndpoint"], json!({"advertiseAddress": "10.42.1.100", "bindPort": 6443}));
+        assert_eq!(
+            init["nodeRegistration"],
+            json!({
+                "name": "control-plane-0",
+                "criSocket": "unix:///run/containerd/containerd.sock",
+                "kubeletExtraArgs": [
+                    {"name": "node-ip", "value": "10.42.1.100"},
+                    {"name": "provider-id", "value": "qemu:///hostname/control-plane-0"},
+                ],
+            })
+        );
+        assert_eq!(init["timeouts"]["kubernetesAPICall"], "1200s");
+
+        let cluster = &documents[1];
+        assert_eq!(cluster["kubernetesVersion"], "v1.34.4");
+        assert_eq!(cluster["controlPlaneEndpoint"], "lb.example");
+        assert_eq!(cluster["networking"], json!({"serviceSubnet": "10.96.0.0/16", "podSubnet": "10.244.0.0/16"}));
+        assert_eq!(
+            cluster["apiServer"]["certSANs"],
+            json!(["127.0.0.1", "10.42.1.100", "*.api.example", "198.51.100.7"])
+        );
+        let arguments = cluster["apiServer"]["extraArgs"].as_array().unwrap();
+        assert!(arguments.contains(&json!({"name": "kubelet-certificate-authority", "value": CA_CERTIFICATE})));
+        assert!(arguments.contains(&json!({"name": "audit-policy-file", "value": AUDIT_POLICY_PATH})));
+        assert_eq!(cluster["apiServer"]["extraVolumes"][1]["readOnly"], true);
+        assert_eq!(cluster["controllerManager"]["extraArgs"].as_array().unwrap().len(), 4);
+        assert_eq!(documents[2]["protectKernelDefaults"], true);
+        assert_eq!(documents[2]["tlsCertFile"], KUBELET_CERTIFICATE);
+    }
+
+    #[test]
+    fn what_is_not_chosen_is_left_to_kubeadm() {
+        let cluster = Cluster { networks: Networks::default(), patience: None, ..cluster("v1.34.4") };
+        let documents = documents(&init(&cluster, &Node { provider_id: String::new(), ..node() }));
+        assert_eq!(documents[0].get("timeouts"), None);
+        assert_eq!(documents[0]["nodeRegistration"]["kubeletExtraArgs"].as_array().unwrap().len(), 1);
+        assert_eq!(documents[1]["networking"], json!({}));
+    }
+
+    #[test]
+    fn local_mode_is_asked_for_only_where_it_is_not_the_default() {
+        for (version, gates) in [
+            ("v1.31.13", json!({"ControlPlaneKubeletLocalMode": true})),
+            ("v1.32.9", json!({"ControlPlaneKubeletLocalMode": true})),
+            ("v1.33.0", Value::Null),
+            ("v1.36.3", Value::Null),
+        ] {
+            assert_eq!(documents(&init(&cluster(version), &node()))[1]["featureGates"], gates, "{version}");
+        }
+    }
+
+    #[test]
+    fn an_external_cloud_provider_is_named_to_kubelet_and_controller_manager() {
+        let documents = documents(&init(&cluster("v1.34.4"), &Node { external_cloud_provider: true, ..node() }));
+        let external = json!({"name": "cloud-provider", "value": "external"});
+        assert_eq!(documents[0]["nodeRegistration"]["kubeletExtraArgs"][0], external);
+        assert_eq!(documents[1]["controllerManager"]["extraArgs"][0], external);
+    }
+
+    #[test]
+    fn join_tells_a_control_plane_from_a_worker() {
+        let control_plane = &documents(&join_configuration(&ticket(true), &node()))[0];
+        assert_eq!(control_plane["controlPlane"]["localAPIEndpoint"]["bindPort"], 6443);
+        assert_eq!(control_plane["skipPhases"], json!(["control-plane-prepare/download-certs"]));
+        let worker = &documents(&join_configuration(&ticket(false), &node()))[0];
+        assert_eq!(worker.get("controlPlane"), None);
+        assert_eq!(worker["discovery"]["bootstrapToken"]["caCertHashes"].as_array().unwrap().len(), 1);
+        assert_eq!(worker["discovery"]["bootstrapToken"]["token"], "abcdef.0123456789abcdef");
+    }
+
+    /// $FIRSTLIGHT_KUBEADM, a kubeadm of any supported version.
+    fn real_kubeadm() -> Option<PathBuf> {
+        std::env::var_os("FIRSTLIGHT_KUBEADM").map(PathBuf::from)
+    }
+
+    #[test]
+    #[ignore = "needs FIRSTLIGHT_KUBEADM, the path of a kubeadm"]
+    fn real_kubeadm_accepts_what_we_write_and_refuses_what_we_refuse() {
+        let kubeadm = real_kubeadm().expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
+        let output = Command::new(&kubeadm).args(["version", "-o", "short"]).output().unwrap();
+        let version = String::from_utf8(output.stdout).unwrap();
+        let validate = |text: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), text).unwrap();
+            let output =
+                Command::new(&kubeadm).args(["config", "validate", "--config"]).arg(file.path()).output().unwrap();
+            (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let good = cluster(version.trim());
+        let plain = Cluster { networks: Networks::default(), patience: None, ..good.clone() };
+        let networks = Networks::parse("10.96.0.0/16,fd00:1::/108", "10.244.0.0/16,fd00:2::/48", None).unwrap();
+        let dual = Cluster { networks, ..good.clone() };
+        let external = Node { external_cloud_provider: true, ..node() };
+        for text in [init(&good, &node()), init(&plain, &external), init(&dual, &node())] {
+            let (accepted, said) = validate(&text);
+            // a warning would name an unknown or deprecated field
+            assert!(accepted && !said.contains("W1") && !said.to_lowercase().contains("deprecated"), "{text}\n{said}");
+        }
+        for control_plane in [true, false] {
+            let text = join_configuration(&ticket(control_plane), &node());
+            let (accepted, said) = validate(&text);
+            assert!(accepted && said.is_empty(), "{}\n{said}", *text);
+        }
+        // it does look
+        for (from, to) in [
+            ("10.96.0.0/16", "10.0.0.0/8"),
+            ("10.96.0.0/16", "10.96.0.0/29"),
+            ("control-plane-0", "control_plane-0"),
+            ("bindPort", "bindPrt"),
+            ("*.api.example", "*api"),
+            ("tlsCertFile", "tlsCertificateFile"),
+        ] {
+            let text = init(&good, &node());
+            assert!(text.contains(from));
+            let (accepted, said) = validate(&text.replace(from, to));
+            assert!(!accepted || said.contains("unknown field"), "{from} as {to} is accepted: {said}");
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! The certificate that a kubelet serves with: a P-256 key, signed by the cluster's CA (X.509 version 3, RFC 5280).
+//!
+//! On the first control plane the node signs it itself, since the CA is there; the API server asks the kubelet for it
+//! (`kubelet-certificate-authority`). Differences to the old system's: it has the node's DNS names too, and it is good for
+//! serving only, as those of Kubernetes' own signer `kubernetes.io/kubelet-serving`: a client certificate of this subject
+//! would be the node's identity.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
+use rustls::SignatureScheme;
+use rustls::crypto::ring::sign::{any_ecdsa_type, any_supported_type};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::sign::SigningKey;
+use zeroize::Zeroizing;
+
+use super::parameters::NodeName;
+use crate::atls::certificate::time;
+use crate::atls::der::{self, Reader};
+
+/// Clocks of nodes may differ by this much.
+const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);
+/// From now, as the old system has it.
+const VALIDITY: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+// object identifiers, each with its tag and length
+const ORGANIZATION: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x0a];
+const COMMON_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x03];
+const SUBJECT_KEY_IDENTIFIER: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x0e];
+const KEY_USAGE: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x0f];
+const SUBJECT_ALT_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x11];
+const BASIC_CONSTRAINTS: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x13];
+const AUTHORITY_KEY_IDENTIFIER: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x23];
+const EXTENDED_KEY_USAGE: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x25];
+const SERVER_AUTH: &[u8] = &[0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
+
+/// A DER BOOLEAN TRUE: the extension is critical.
+const CRITICAL: &[u8] = &[der::BOOLEAN, 1, 0xff];
+/// digitalSignature, the first bit of eight (RFC 5280 §4.2.1.3); an ECDSA key enciphers nothing.
+const DIGITAL_SIGNATURE: &[u8] = &[der::BIT_STRING, 2, 7, 0x80];
+
+/// What a CA signs with, the first that its key can: TLS' name of it, and the AlgorithmIdentifier (RFC 4055 §5, RFC 5758
+/// §3.2).
+const ALGORITHMS: [(SignatureScheme, &[u8]); 3] = [
+    (
+        SignatureScheme::RSA_PKCS1_SHA256,
+        &[0x30, 0x0d, 0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x0b, 0x05, 0x00],
+    ),
+    (SignatureScheme::ECDSA_NISTP256_SHA256, &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02]),
+    (SignatureScheme::ECDSA_NISTP384_SHA384, &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x03]),
+];
+
+/// Why there is no certificate.
+#[derive(Debug)]
+pub enum Error {
+    /// The CA's certificate or key cannot be used; a clause.
+    Authority(String),
+    /// No key could be made.
+    Key,
+    /// The system's answer.
+    Io(PathBuf, io::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Authority(why) => write!(f, "the cluster's CA cannot sign the kubelet's certificate: {why}"),
+            Error::Key => f.write_str("no P-256 key could be made for the kubelet's certificate"),
+            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// A certificate with its key, as PEM.
+pub struct KubeletCertificate {
+    /// `CERTIFICATE`, without the CA's.
+    pub certificate: String,
+    /// `PRIVATE KEY` (PKCS#8).
+    pub key: Zeroizing<String>,
+}
+
+/// Makes a key, and a certificate for the kubelet of `node` under its name, `names` and `addresses`. The CA's certificate
+/// and key are PEM as kubeadm writes them: RSA, or ECDSA on P-256 or P-384.
+pub fn issue(
+    ca_certificate: &[u8],
+    ca_key: &[u8],
+    node: &NodeName,
+    names: &[String],
+    addresses: &[IpAddr],
+    now: SystemTime,
+) -> Result<KubeletCertificate, Error> {
+    let authority = Authority::new(ca_certificate, ca_key)?;
+    let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new());
+    let pkcs8 = Zeroizing::new(pkcs8.map_err(|_| Error::Key)?.as_ref().to_vec());
+    let key = any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(&pkcs8[..]))).map_err(|_| Error::Key)?;
+    let public_key = key.public_key().ok_or(Error::Key)?;
+
+    let mut serial = crate::crypto::random::<16>();
+    serial[0] = serial[0] & 0x7f | 0x40; // positive, and the shortest form
+    let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let validity = [time((since_epoch.saturating_sub(BACKDATED)).as_secs()), time((since_epoch + VALIDITY).as_secs())];
+    let body = der::element(
+        der::SEQUENCE,
+        &[
+            &der::element(der::context(0), &[&[der::INTEGER, 1, 2]]), // v3
+            &der::element(der::INTEGER, &[&serial]),
+            authority.algorithm,
+            &authority.name,
+            &der::element(der::SEQUENCE, &[&validity[0], &validity[1]]),
+            &subject(node),
+            &public_key,
+            &extensions(&authority, node, names, addresses),
+        ],
+    );
+    let signature = der::element(der::BIT_STRING, &[&[0], &authority.sign(&body)?]);
+    let certificate = der::element(der::SEQUENCE, &[&body, authority.algorithm, &signature]);
+    Ok(KubeletCertificate {
+        certificate: pem("CERTIFICATE", &certificate).to_string(),
+        key: pem("PRIVATE KEY", &pkcs8),
+    })
+}
+
+impl KubeletCertificate {
+    /// Writes both with mode 0600, the key first, each whole or not at all.
+    pub fn write(&self, certificate: &Path, key: &Path) -> Result<(), Error> {
+        write_private(key, self.key.as_bytes())?;
+        write_private(certificate, self.certificate.as_bytes())
+    }
+}
+
+fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
+    let new = path.with_extension("new");
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let write = || {
+        fs::create_dir_all(directory)?;
+        // of a run that was cut off
+        let _ = fs::remove_file(&new);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&new, path)?;
+        File::open(directory)?.sync_all()
+    };
+    write().map_err(|error| Error::Io(path.to_owned(), error))
+}
+
+/// The cluster's CA, ready to sign.
+struct Authority {
+    key: std::sync::Arc<dyn SigningKey>,
+    scheme: SignatureScheme,
+    algorithm: &'static [u8],
+    /// Its subject, the issuer of what it signs.
+    name: Vec<u8>,
+    key_identifier: Option<Vec<u8>>,
+}
+
+impl Authority {
+    fn new(certificate: &[u8], key: &[u8]) -> Result<Authority, Error> {
+        let refuse = |why: String| Error::Authority(why);
+        let certificate = CertificateDer::from_pem_slice(certificate)
+            .map_err(|error| refuse(format!("its certificate is no PEM: {error}")))?;
+        let anchor = webpki::anchor_from_trusted_cert(&certificate)
+            .map_err(|error| refuse(format!("its certificate cannot be read: {error:?}")))?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| refuse(format!("its key is no PEM: {error}")))?;
+        let key = any_supported_type(&key).map_err(|error| refuse(format!("its key cannot be used: {error}")))?;
+        let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
+        if key.public_key().is_none_or(|own| *own != *public_key) {
+            return Err(refuse("its key is not that of its certificate".into()));
+        }
+        let usable = ALGORITHMS.iter().find(|(scheme, _)| key.choose_scheme(&[*scheme]).is_some());
+        let (scheme, algorithm) = *usable.ok_or_else(|| refuse("its key is neither RSA nor P-256 nor P-384".into()))?;
+        let name = der::element(der::SEQUENCE, &[anchor.subject.as_ref()]);
+        Ok(Authority { key, scheme, algorithm, name, key_identifier: key_identifier(&certificate) })
+    }
+
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+        let signer = self.key.choose_scheme(&[self.scheme]);
+        let signature = signer.and_then(|signer| signer.sign(message).ok());
+        signature.ok_or_else(|| Error::Authority("signing failed".into()))
+    }
+}
+
+/// The value of a certificate's subject key identifier.
+fn key_identifier(certificate: &[u8]) -> Option<Vec<u8>> {
+    let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE).ok()?);
+    let mut body = Reader::new(certificate.expect(der::SEQUENCE).ok()?);
+    while let Ok((tag, content)) = body.next() {
+        if tag != der::context(3) {
+            continue;
+        }
+        let mut extensions = Reader::new(Reader::new(content).expect(der::SEQUENCE).ok()?);
+        while let Ok(extension) = extensions.expect(der::SEQUENCE) {
+            let mut extension = Reader::new(extension);
+            if extension.expect_whole(der::OBJECT_IDENTIFIER).ok()? == SUBJECT_KEY_IDENTIFIER {
+                let value = extension.expect(der::OCTET_STRING).ok()?;
+                return Reader::new(value).expect(der::OCTET_STRING).ok().map(<[u8]>::to_vec);
+            }
+        }
+    }
+    None
+}
+
+/// `O=system:nodes, CN=system:node:<name>`, the name that Kubernetes gives a kubelet.
+fn subject(node: &NodeName) -> Vec<u8> {
+    let attribute = |kind: &[u8], value: &str| {
+        let value = der::element(der::PRINTABLE_STRING, &[value.as_bytes()]);
+        der::element(der::SET, &[&der::element(der::SEQUENCE, &[kind, &value])])
+    };
+    let common_name = format!("system:node:{}", node.as_str());
+    der::element(der::SEQUENCE, &[&attribute(ORGANIZATION, "system:nodes"), &attribute(COMMON_NAME, &common_name)])
+}
+
+fn extensions(authority: &Authority, node: &NodeName, names: &[String], addresses: &[IpAddr]) -> Vec<u8> {
+    let extension = |oid: &[u8], critical: &[u8], value: &[u8]| {
+        der::element(der::SEQUENCE, &[oid, critical, &der::element(der::OCTET_STRING, &[value])])
+    };
+    let mut all = vec![
+        extension(KEY_USAGE, CRITICAL, DIGITAL_SIGNATURE),
+        extension(EXTENDED_KEY_USAGE, &[], &der::element(der::SEQUENCE, &[SERVER_AUTH])),
+        // no CA, which is the default and so not written
+        extension(BASIC_CONSTRAINTS, CRITICAL, &der::element(der::SEQUENCE, &[])),
+        extension(SUBJECT_ALT_NAME, &[], &alternative_names(node, names, addresses)),
+    ];
+    if let Some(identifier) = &authority.key_identifier {
+        // keyIdentifier is [0] IMPLICIT
+        let value = der::element(der::SEQUENCE, &[&der::element(0x80, &[identifier])]);
+        all.push(extension(AUTHORITY_KEY_IDENTIFIER, &[], &value));
+    }
+    der::element(der::context(3), &[&der::element(der::SEQUENCE, &[&all.concat()])])
+}
+
+/// GeneralNames (RFC 5280 §4.2.1.6): dNSName is `[2]`, iPAddress `[7]`, both IMPLICIT.
+fn alternative_names(node: &NodeName, names: &[String], addresses: &[IpAddr]) -> Vec<u8> {
+    let others = names.iter().map(String::as_str).filter(|name| *name != node.as_str());
+    let mut all: Vec<_> =
+        std::iter::once(node.as_str()).chain(others).map(|name| der::element(0x82, &[name.as_bytes()])).collect();
+    all.extend(addresses.iter().map(|address| match address {
+        IpAddr::V4(address) => der::element(0x87, &[&address.octets()]),
+        IpAddr::V6(address) => der::element(0x87, &[&address.octets()]),
+    }));
+    der::element(der::SEQUENCE, &[&all.concat()])
+}
+
+/// RFC 7468.
+fn pem(label: &str, bytes: &[u8]) -> Zeroizing<String> {
+    let text = Zeroizing::new(STANDARD.encode(bytes));
+    let mut pem = Zeroizing::new(String::with_capacity(text.len() + text.len() / 64 + 2 * label.len() + 64));
+    pem.push_str(&format!("-----BEGIN {label}-----\n"));
+    for line in text.as_bytes().chunks(64) {
+        pem.extend(line.iter().copied().map(char::from));
+        pem.push('\n');
+    }
+    pem.push_str(&format!("-----END {label}-----\n"));
+    pem
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::process::Command;
+    use std::sync::Arc;
+
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::client::danger::ServerCertVerifier;
+    use rustls::pki_types::{ServerName, UnixTime};
+
+    use super::*;
+    use crate::mutation::mutations;
+
+    /// A CA by openssl(1), its key in the form that kubeadm writes.
+    fn authority(kind: &str) -> (Vec<u8>, Vec<u8>) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let openssl = |arguments: &[&str]| {
+            let output = Command::new("openssl").args(arguments).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        match kind {
+            "rsa" => openssl(&["genrsa", "-traditional", "-out", &path("key"), "2048"]),
+            curve => openssl(&["ecparam", "-name", curve, "-genkey", "-noout", "-out", &path("key")]),
+        }
+        // as kubeadm's own
+        let usage = "keyUsage=critical,digitalSignature,keyEncipherment,keyCertSign";
+        let (key, certificate) = (path("key"), path("crt"));
+        openssl(&["req", "-x509", "-key", &key, "-subj", "/CN=kubernetes", "-addext", usage, "-out", &certificate]);
+        (fs::read(path("crt")).unwrap(), fs::read(path("key")).unwrap())
+    }
+
+    fn issue_by((certificate, key): &(Vec<u8>, Vec<u8>)) -> KubeletCertificate {
+        let node = NodeName::from_machine("control-plane-0").unwrap();
+        let names = ["control-plane-0".to_owned(), "node.example".to_owned()];
+        let addresses = ["10.42.1.100".parse().unwrap(), "fd00::100".parse().unwrap()];
+        issue(certificate, key, &node, &names, &addresses, SystemTime::now()).unwrap()
+    }
+
+    #[test]
+    fn openssl_and_rustls_accept_it_for_its_names_from_each_kind_of_ca() {
+        for kind in ["rsa", "prime256v1", "secp384r1"] {
+            let ca = authority(kind);
+            assert!(String::from_utf8_lossy(&ca.1).contains(if kind == "rsa" {
+                "BEGIN RSA PRI"
+            } else {
+                "BEGIN EC PRI"
+            }));
+            let issued = issue_by(&ca);
+            let directory = tempfile::tempdir().unwrap();
+            let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+            fs::write(path("ca"), &ca.0).unwrap();
+            issued.write(Path::new(&path("pki/crt")), Path::new(&path("pki/key"))).unwrap();
+            for (option, name) in [
+                ("-verify_hostname", "control-plane-0"),
+                ("-verify_hostname", "node.example"),
+                ("-verify_ip", "10.42.1.100"),
+                ("-verify_ip", "fd00::100"),
+            ] {
+                let arguments =
+                    ["verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", &path("ca"), option, name];
+                let output = Command::new("openssl").args(arguments).arg(path("pki/crt")).output().unwrap();
+                assert!(output.status.success(), "{kind} {name}: {}", String::from_utf8_lossy(&output.stderr));
+            }
+            let text =
+                Command::new("openssl").args(["x509", "-noout", "-text", "-in", &path("pki/crt")]).output().unwrap();
+            let text = String::from_utf8(text.stdout).unwrap();
+            assert!(
+                text.contains("Issuer: CN") && text.contains("O = system:nodes, CN = system:node:control-plane-0"),
+                "{text}"
+            );
+            assert!(
+                text.contains("TLS Web Server Authentication") && !text.contains("Client Authentication"),
+                "{text}"
+            );
+
+            let certificate = CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap();
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add(CertificateDer::from_pem_slice(&ca.0).unwrap()).unwrap();
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+            let verify = |name: &'static str, at: UnixTime| {
+                verifier.verify_server_cert(&certificate, &[], &ServerName::try_from(name).unwrap(), &[], at)
+            };
+            let now = UnixTime::now();
+            verify("10.42.1.100", now).unwrap();
+            verify("10.42.1.101", now).unwrap_err();
+            let day = |days: u64| UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs() + days * 86_400));
+            verify("node.example", day(364)).unwrap();
+            verify("node.example", day(366)).unwrap_err();
+        }
+    }
+
+    #[test]
+    #[ignore = "needs FIRSTLIGHT_KUBEADM, the path of a kubeadm"]
+    fn the_ca_of_a_real_kubeadm_signs() {
+        let kubeadm = std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
+        let directory = tempfile::tempdir().unwrap();
+        // with no version it would look for the newest in the network
+        let version = Command::new(&kubeadm).args(["version", "-o", "short"]).output().unwrap();
+        let version = String::from_utf8(version.stdout).unwrap();
+        let mut command = Command::new(kubeadm);
+        command.args(["init", "phase", "certs", "ca", "--kubernetes-version", version.trim(), "--cert-dir"]);
+        let output = command.arg(directory.path()).output().unwrap();
+        let read = |name: &str| fs::read(directory.path().join(name)).unwrap_or_else(|_| panic!("{output:?}"));
+        issue_by(&(read("ca.crt"), read("ca.key")));
+    }
+
+    #[test]
+    fn it_is_written_for_its_owner_only_and_replaced_by_the_next() {
+        let ca = authority("prime256v1");
+        let directory = tempfile::tempdir().unwrap();
+        let (certificate, key) = (directory.path().join("a/crt.pem"), directory.path().join("b/key.pem"));
+        issue_by(&ca).write(&certificate, &key).unwrap();
+        let second = issue_by(&ca);
+        second.write(&certificate, &key).unwrap();
+        assert_eq!(fs::read_to_string(&certificate).unwrap(), second.certificate);
+        assert_eq!(fs::read_to_string(&key).unwrap(), *second.key);
+        for path in [&certificate, &key] {
+            assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o600);
+            assert_eq!(path.parent().unwrap().read_dir().unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_ca_that_does_not_fit_its_key_or_cannot_sign_is_refused() {
+        let node = NodeName::from_machine("n").unwrap();
+        let (ca, other) = (authority("prime256v1"), authority("prime256v1"));
+        let refused = |certificate: &[u8], key: &[u8]| {
+            issue(certificate, key, &node, &[], &[], SystemTime::now()).err().expect("refused").to_string()
+        };
+        assert!(refused(&ca.0, &other.1).contains("is not that of its certificate"));
+        assert!(refused(&ca.1, &ca.1).contains("certificate is no PEM"));
+        assert!(refused(&ca.0, &ca.0).contains("key is no PEM"));
+        assert!(refused(&ca.0, b"").contains("key is no PEM"));
+        let curve = authority("secp521r1");
+        assert!(refused(&curve.0, &curve.1).contains("its key"));
+    }
+
+    #[test]
+    fn mutated_cas_are_refused_or_sign_without_a_panic() {
+        let ca = authority("prime256v1");
+        let certificate = CertificateDer::from_pem_slice(&ca.0).unwrap();
+        assert!(key_identifier(&certificate).is_some_and(|identifier| identifier.len() == 20));
+        for mutant in mutations(&certificate, 20_000) {
+            key_identifier(&mutant);
+        }
+        for mutant in mutations(&ca.0, 2000) {
+            let _ = Authority::new(&mutant, &ca.1);
+        }
+        for mutant in mutations(&ca.1, 2000) {
+            let _ = Authority::new(&ca.0, &mutant);
+        }
+    }
+}

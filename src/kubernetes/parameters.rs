@@ -1,0 +1,366 @@
+//! What an operator or a cloud chooses for a cluster and its nodes, as types that have only values that Kubernetes takes.
+//! Pure functions: no value is looked up anywhere. Each error says what was given and what is expected.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// The minor versions of Kubernetes 1 that are supported: from kubeadm's v1beta4 on, to the newest that is released.
+pub const MINORS: std::ops::RangeInclusive<u32> = 31..=36;
+/// The cluster's name where none is given, as the old system has it.
+pub const DEFAULT_CLUSTER_NAME: &str = "constellation";
+/// kubeadm's own, where none is given (kubeadm's DefaultServicesSubnet).
+const DEFAULT_SERVICE_SUBNET: &str = "10.96.0.0/12";
+
+/// The longest value of a label (k8s.io/apimachinery LabelValueMaxLength): a node's name is one, `kubernetes.io/hostname`.
+const MAX_LABEL: usize = 63;
+/// RFC 1123 names, as k8s.io/apimachinery DNS1123SubdomainMaxLength.
+const MAX_SUBDOMAIN: usize = 253;
+/// kubeadm's MaximumBitsForServiceSubnet.
+const MAX_SERVICE_BITS: u8 = 20;
+/// Enough for the tenth address, which is the DNS service's: kubeadm's MinimumAddressesInServiceSubnet is 10.
+const MIN_SERVICE_BITS: u8 = 4;
+
+/// A value that cannot be; a sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Invalid(String);
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+fn invalid<T>(why: String) -> Result<T, Invalid> {
+    Err(Invalid(why))
+}
+
+/// A supported version of Kubernetes, e.g. `v1.34.4`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// The 34.
+    pub minor: u32,
+    /// The 4.
+    pub patch: u32,
+}
+
+impl FromStr for Version {
+    type Err = Invalid;
+
+    /// Exactly `v1.MINOR.PATCH`: labels as `stable-1` would be looked up in the network, and pre-releases are not supported.
+    fn from_str(text: &str) -> Result<Version, Invalid> {
+        let version = || {
+            let (minor, patch) = text.strip_prefix("v1.")?.split_once('.')?;
+            Some(Version { minor: number(minor)?, patch: number(patch)? })
+        };
+        match version() {
+            Some(version) if MINORS.contains(&version.minor) => Ok(version),
+            Some(_) => invalid(format!(
+                "Kubernetes {text} is not supported; expected v1.{} to v1.{}",
+                MINORS.start(),
+                MINORS.end()
+            )),
+            None => invalid(format!("{text:?} is no version of Kubernetes; expected one like v1.{}.0", MINORS.end())),
+        }
+    }
+}
+
+/// As semantic versioning wants it: no sign, no leading zero.
+fn number(text: &str) -> Option<u32> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    text.parse().ok().filter(|_| is_plain)
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v1.{}.{}", self.minor, self.patch)
+    }
+}
+
+/// The name of a Node object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeName(String);
+
+impl NodeName {
+    /// From a machine's name in its cloud: in lower case, with `-` for `_`, as the old system does.
+    pub fn from_machine(name: &str) -> Result<NodeName, Invalid> {
+        let compliant = name.to_ascii_lowercase().replace('_', "-");
+        if !is_subdomain(&compliant) {
+            return invalid(format!(
+                "a node cannot be named {name:?}: expected letters, digits, `-` and `.`, a letter or digit at the beginning \
+                 and end of each part; rename the machine"
+            ));
+        }
+        if compliant.len() > MAX_LABEL {
+            return invalid(format!(
+                "a node cannot be named {name:?}: it has {} characters, Kubernetes takes {MAX_LABEL}; rename the machine",
+                compliant.len()
+            ));
+        }
+        Ok(NodeName(compliant))
+    }
+
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The name of a cluster; it becomes part of the user's name in the kubeconfig. Empty for the default.
+pub fn cluster_name(name: &str) -> Result<String, Invalid> {
+    match name {
+        "" => Ok(DEFAULT_CLUSTER_NAME.into()),
+        _ if is_subdomain(name) && name.len() <= MAX_LABEL => Ok(name.into()),
+        _ => invalid(format!(
+            "a cluster cannot be named {name:?}: expected at most {MAX_LABEL} lower-case letters, digits, `-` and `.`"
+        )),
+    }
+}
+
+/// A host's name or address, e.g. a load balancer's, without a port.
+pub fn host(host: &str) -> Result<String, Invalid> {
+    match host.parse::<IpAddr>().is_ok() || is_subdomain(host) {
+        true => Ok(host.into()),
+        false => invalid(format!("{host:?} is neither an address nor a host name in lower case; expected no port")),
+    }
+}
+
+/// A name that the API server's certificate is to have: a host, or `*.` and a domain.
+pub fn alternative_name(name: &str) -> Result<String, Invalid> {
+    host(name.strip_prefix("*.").filter(|domain| domain.parse::<IpAddr>().is_err()).unwrap_or(name))
+        .map(|_| name.to_owned())
+        .map_err(|_| Invalid(format!("{name:?} can be no name in a certificate; expected an address or a host name")))
+}
+
+/// A DNS subdomain in lower case (RFC 1123 §2.1, k8s.io/apimachinery IsDNS1123Subdomain).
+fn is_subdomain(text: &str) -> bool {
+    let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    text.len() <= MAX_SUBDOMAIN
+        && text.split('.').all(|part| {
+            let part = part.as_bytes();
+            part.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
+                && part.first().is_some_and(is_alphanumeric)
+                && part.last().is_some_and(is_alphanumeric)
+        })
+}
+
+/// A network as its first address and the length of its prefix, e.g. `10.96.0.0/12`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subnet {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl Subnet {
+    /// Whether it has this address.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.address.is_ipv4() == address.is_ipv4() && (bits(self.address) ^ bits(address)) & self.mask() == 0
+    }
+
+    /// Whether an address is in both.
+    pub fn overlaps(&self, other: &Subnet) -> bool {
+        self.contains(other.address) || other.contains(self.address)
+    }
+
+    /// The bits that addresses in it differ in.
+    fn host_bits(&self) -> u8 {
+        if self.address.is_ipv4() { 32 - self.prefix } else { 128 - self.prefix }
+    }
+
+    fn mask(&self) -> u128 {
+        // an IPv4 address is in the lowest 32 bits
+        u128::MAX.checked_shl(self.host_bits().into()).unwrap_or(0)
+    }
+}
+
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u128::from(u32::from(address)),
+        IpAddr::V6(address) => u128::from(address),
+    }
+}
+
+impl FromStr for Subnet {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Subnet, Invalid> {
+        let subnet = || {
+            let (address, prefix) = text.split_once('/')?;
+            let subnet = Subnet { address: address.parse().ok()?, prefix: u8::try_from(number(prefix)?).ok()? };
+            (subnet.prefix <= if subnet.address.is_ipv4() { 32 } else { 128 }).then_some(subnet)
+        };
+        match subnet() {
+            Some(subnet) if bits(subnet.address) & !subnet.mask() == 0 => Ok(subnet),
+            Some(_) => invalid(format!("{text:?} is an address in a network, not a network; its last bits must be 0")),
+            None => invalid(format!("{text:?} is no network; expected one like {DEFAULT_SERVICE_SUBNET}")),
+        }
+    }
+}
+
+impl fmt::Display for Subnet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+/// The networks of services and pods, one or, for dual stack, one of IPv4 and one of IPv6 (empty for kubeadm's and the pod
+/// network's own).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Networks {
+    /// Of the services' addresses.
+    pub services: Vec<Subnet>,
+    /// Of the pods' addresses.
+    pub pods: Vec<Subnet>,
+}
+
+impl Networks {
+    /// From texts with a comma between the networks; `node` is an address of the node, which must be in neither.
+    pub fn parse(services: &str, pods: &str, node: Option<IpAddr>) -> Result<Networks, Invalid> {
+        let networks = Networks { services: subnets(services)?, pods: subnets(pods)? };
+        for subnet in &networks.services {
+            if !(MIN_SERVICE_BITS..=MAX_SERVICE_BITS).contains(&subnet.host_bits()) {
+                let width = if subnet.address.is_ipv4() { 32 } else { 128 };
+                return invalid(format!(
+                    "the services' network {subnet} is too large or too small; expected a prefix of {} to {} bits",
+                    width - MAX_SERVICE_BITS,
+                    width - MIN_SERVICE_BITS
+                ));
+            }
+        }
+        // what kubeadm takes where nothing is given is there all the same
+        let services = if services.is_empty() { subnets(DEFAULT_SERVICE_SUBNET)? } else { networks.services.clone() };
+        for (service, pod) in services.iter().flat_map(|service| networks.pods.iter().map(move |pod| (service, pod))) {
+            if service.overlaps(pod) {
+                return invalid(format!("the services' network {service} and the pods' {pod} overlap; choose others"));
+            }
+        }
+        let taken = |subnet: &&Subnet| node.is_some_and(|node| subnet.contains(node));
+        match (services.iter().chain(&networks.pods).find(taken), node) {
+            (Some(subnet), Some(node)) => invalid(format!(
+                "the network {subnet} of the services or pods has the node's own address {node}; choose another"
+            )),
+            _ => Ok(networks),
+        }
+    }
+}
+
+fn subnets(text: &str) -> Result<Vec<Subnet>, Invalid> {
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    let subnets: Vec<Subnet> = text.split(',').map(str::parse).collect::<Result<_, _>>()?;
+    match subnets[..] {
+        [_] => Ok(subnets),
+        [first, second] if first.address.is_ipv4() != second.address.is_ipv4() => Ok(subnets),
+        _ => invalid(format!("{text:?} are too many networks; expected one, or one of IPv4 and one of IPv6")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mutation::mutations;
+
+    #[test]
+    fn versions_in_range_are_read_and_others_are_refused_with_the_range() {
+        assert_eq!("v1.34.4".parse(), Ok(Version { minor: 34, patch: 4 }));
+        assert_eq!("v1.31.0".parse::<Version>().unwrap().to_string(), "v1.31.0");
+        for text in ["v1.30.14", "v1.37.0", "v1.0.0"] {
+            let error = text.parse::<Version>().unwrap_err().to_string();
+            assert!(error.contains(text) && error.contains("v1.31 to v1.36"), "{error}");
+        }
+        for text in
+            ["", "1.34.4", "v1.34", "v1.34.4-rc.0", "v1.34.4+build", "stable-1", "v2.0.0", "v1.034.4", "v1.34.+4"]
+        {
+            assert!(text.parse::<Version>().unwrap_err().to_string().contains("is no version"), "{text}");
+        }
+    }
+
+    #[test]
+    fn machines_names_become_node_names_or_are_refused() {
+        for (name, node) in [("control-plane-0", "control-plane-0"), ("My_Node.example", "my-node.example"), ("1", "1")]
+        {
+            assert_eq!(NodeName::from_machine(name).unwrap().as_str(), node);
+        }
+        for name in ["", "-a", "a-", "a_", "a..b", ".a", "a.-b", "a b", "\u{fc}", "a/b"] {
+            assert!(NodeName::from_machine(name).unwrap_err().to_string().contains("rename"), "{name}");
+        }
+        assert!(NodeName::from_machine(&"a".repeat(63)).is_ok());
+        assert!(NodeName::from_machine(&"a".repeat(64)).unwrap_err().to_string().contains("64 characters"));
+    }
+
+    #[test]
+    fn hosts_and_certificate_names_are_addresses_or_domains() {
+        for name in ["10.0.0.1", "fd00::1", "lb.example", "localhost"] {
+            assert!(host(name).is_ok() && alternative_name(name).is_ok(), "{name}");
+        }
+        assert!(alternative_name("*.example.org").is_ok() && host("*.example.org").is_err());
+        for name in ["", "a:6443", "https://a", "A.example", "*.", "a.*.b", "*.10.0.0.1"] {
+            assert!(host(name).is_err() && alternative_name(name).is_err(), "{name}");
+        }
+        assert_eq!(cluster_name("").unwrap(), "constellation");
+        assert!(cluster_name("prod.eu-1").is_ok() && cluster_name("a b").is_err() && cluster_name("$(x)").is_err());
+    }
+
+    #[test]
+    fn networks_that_make_sense_are_taken() {
+        let node = Some("192.168.178.2".parse().unwrap());
+        for (services, pods) in [
+            ("", ""),
+            ("10.96.0.0/12", "10.244.0.0/16"),
+            ("10.0.0.0/28", "10.0.0.16/28"),
+            ("10.96.0.0/16,fd00:1::/108", "fd00:2::/48,10.244.0.0/16"),
+        ] {
+            let networks = Networks::parse(services, pods, node).unwrap();
+            let text = networks.services.iter().map(Subnet::to_string).collect::<Vec<_>>().join(",");
+            assert_eq!(text, services);
+        }
+    }
+
+    #[test]
+    fn networks_that_make_no_sense_are_refused() {
+        let node = Some("10.9.0.5".parse().unwrap());
+        for (services, pods, why) in [
+            ("10.96.0.0", "", "no network"),
+            ("10.96.0.0/33", "", "no network"),
+            ("10.96.0.0/-1", "", "no network"),
+            ("10.96.0.0/012", "", "no network"),
+            ("fd00::/129", "", "no network"),
+            ("10.96.0.0/12,", "", "no network"),
+            (" 10.96.0.0/12", "", "no network"),
+            ("10.96.0.1/12", "", "last bits"),
+            ("10.96.0.0/12,10.0.0.0/16", "", "too many"),
+            ("10.96.0.0/16,fd00::/112,fd01::/112", "", "too many"),
+            ("10.0.0.0/11", "", "too large or too small; expected a prefix of 12 to 28"),
+            ("10.0.0.0/29", "", "too small"),
+            ("0.0.0.0/0", "", "too large"),
+            ("::/0", "", "expected a prefix of 108 to 124"),
+            ("10.96.0.0/12", "10.0.0.0/8", "overlap"),
+            ("10.96.0.0/12", "10.100.0.0/16", "overlap"),
+            ("", "10.100.0.0/16", "overlap"),
+            ("10.9.0.0/16", "", "own address 10.9.0.5"),
+            ("", "10.8.0.0/14", "own address 10.9.0.5"),
+        ] {
+            let error = Networks::parse(services, pods, node).unwrap_err().to_string();
+            assert!(error.contains(why), "{services} {pods}: {error}");
+        }
+    }
+
+    #[test]
+    fn mutated_networks_read_as_themselves_or_not_at_all() {
+        let mut good = 0;
+        for bytes in mutations(b"10.96.0.0/12,fd00:1::/108", 20_000) {
+            let text = String::from_utf8_lossy(&bytes);
+            if let Ok(networks) = Networks::parse(&text, "", None) {
+                good += 1;
+                for subnet in networks.services {
+                    assert_eq!(subnet.to_string().parse(), Ok(subnet));
+                }
+            }
+            let _ = (text.parse::<Version>(), NodeName::from_machine(&text), alternative_name(&text));
+        }
+        assert!(good > 50, "{good}");
+    }
+}
