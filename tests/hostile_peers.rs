@@ -268,7 +268,7 @@ impl Attacker {
 
     /// Reads until the server closes the connection.
     #[track_caller]
-    fn is_dropped(mut self) {
+    fn await_drop(mut self) {
         let deadline = Instant::now() + Duration::from_secs(20);
         let mut piece = [0; 4096];
         while !matches!(self.socket.read(&mut piece), Ok(0) | Err(_)) {
@@ -366,7 +366,7 @@ fn header_blocks_without_end_end_their_connection_alone() {
     }
     let mut slow = Attacker::new(&target);
     slow.socket.write_all(&frame(1, 0, 1, &REQUEST)).unwrap();
-    slow.is_dropped();
+    slow.await_drop();
     target.is_well(&other, MOST_MEMORY);
 }
 
