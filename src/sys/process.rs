@@ -52,3 +52,14 @@ pub fn io_priority(thread: u32) -> io::Result<i64> {
 
 /// One thread, not a group or a user (ioprio_set(2)).
 const IOPRIO_WHO_PROCESS: libc::c_long = 1;
+
+/// Raises this process's limit of open descriptors to what it may have (setrlimit(2) RLIMIT_NOFILE), and returns that.
+pub fn raise_descriptor_limit() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one rlimit to a valid reference.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) })?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads one rlimit from a valid reference.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) })?;
+    Ok(limit.rlim_max)
+}
