@@ -26,6 +26,7 @@ mod mutation;
 pub mod penalty;
 pub mod program;
 pub mod proto;
+pub mod ssh;
 pub mod state_disk;
 pub mod stop;
 pub mod sys;
