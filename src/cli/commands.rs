@@ -1,0 +1,162 @@
+//! The commands of `firstlight` and their options.
+
+use super::usage::{Command, Operand, Opt, Program, Value};
+use super::{ATTESTATION_REFUSED, UNREACHABLE, completions, init, man, measure, recover};
+use crate::program::{FAILED, USAGE};
+
+/// All of it.
+pub const PROGRAM: Program = Program {
+    name: "firstlight",
+    summary: "makes confidential virtual machines a cluster, and brings it back",
+    commands: &[INIT, RECOVER, MEASURE, COMPLETIONS, MAN],
+    exit_codes: &[
+        (0, "done"),
+        (FAILED, "failed, or the node refused"),
+        (USAGE, "the arguments make no sense"),
+        (
+            ATTESTATION_REFUSED,
+            "attestation refused: the node is not what the policy wants; the text names register, expected and got",
+        ),
+        (UNREACHABLE, "the node was not reached, or did not answer, in the time given"),
+    ],
+    examples: (
+        "from a node's first boot to its recovery",
+        &[
+            "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt",
+            "firstlight recover --endpoint 10.42.1.100 --policy policy.json --status",
+            "firstlight recover --endpoint 10.42.1.100 --policy policy.json",
+        ],
+    ),
+};
+
+const INIT: Command = Command {
+    name: "init",
+    summary: "make a booted node the first of a new cluster",
+    about: &[
+        "Connects over attested TLS, checks that the node meets the policy, and hands it the master secret. Waits for \
+              a node that still boots. May be repeated as long as the node was not initialised: it then uses the same \
+              master secret and salt.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed("endpoint", Value::Text("HOST[:PORT]"), "the node; port 9000 unless given"),
+        POLICY,
+        Opt::needed(
+            "init-secret",
+            Value::File,
+            "the secret whose hash the node has, in a file that only you may read; - is standard input",
+        ),
+        Opt::value(
+            "master-secret",
+            Value::File,
+            "made if there is none, mode 0600, never overwritten; who loses it cannot recover the cluster",
+        )
+        .or(MASTER_SECRET_FILE),
+        Opt::value("state", Value::File, "measurement salt and cluster ID").or("firstlight-state.json"),
+        Opt::value("kubeconfig", Value::File, "where to put the administrator's kubeconfig; must not exist")
+            .or("firstlight-admin.conf"),
+        Opt::value("log", Value::File, "what the node says when it fails is added here").or("firstlight-cluster.log"),
+        Opt::value("cluster-name", Value::Text("NAME"), "the node's default unless given"),
+        TIMEOUT,
+    ],
+    examples: &[
+        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt",
+        "pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -",
+    ],
+    run: |given| init::run(&super::init_options(given)?),
+};
+
+const RECOVER: Command = Command {
+    name: "recover",
+    summary: "bring the key to a node that waits for one to open its disk",
+    about: &[
+        "A node whose cluster cannot let it in again, since no other control plane runs, waits in its initramfs. This \
+              command connects to it over attested TLS, checks that it meets the policy, and hands it the master secret; it \
+              succeeds once the node has opened its disk. Of several nodes behind one address it recovers one a run.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed("endpoint", Value::Text("HOST[:PORT]"), "the node; port 9999 unless given"),
+        POLICY,
+        MASTER_SECRET,
+        Opt::flag("status", "only ask what the node waits for: the disk, since when, what it tried"),
+        TIMEOUT,
+    ],
+    examples: &[
+        "firstlight recover --endpoint 10.42.1.100 --policy policy.json --status",
+        "firstlight recover --endpoint 10.42.1.100 --policy policy.json --master-secret /media/safe/mastersecret.json",
+    ],
+    run: |given| recover::run(&super::recover_options(given)?),
+};
+
+const MEASURE: Command = Command {
+    name: "measure",
+    summary: "write the attestation policy that a machine meets",
+    about: &["Run on a node of known good software, it prints a policy (JSON) that demands what the TPM's SHA-256 \
+              registers hold now. PCR 15 is put down as zero, as it is in a node that belongs to no cluster yet."],
+    operand: None,
+    options: &[
+        Opt::value(
+            "tpm",
+            Value::Text("LOCATION"),
+            "device:PATH or swtpm:host=ADDRESS,port=PORT; /dev/tpmrm0, else /dev/tpm0, unless given",
+        ),
+        // boot loader, command line, kernel and initramfs, unified kernel image, its parameters and extensions, and the
+        // cluster ID; the others are the firmware's, and change with the host
+        Opt::value("pcrs", Value::Text("LIST"), "the registers to demand; those that the image decides unless given")
+            .or("4,8,9,11,12,13,15"),
+    ],
+    examples: &[
+        "firstlight measure > policy.json",
+        "firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15",
+    ],
+    run: |given| measure::run(&super::measure_options(given)?),
+};
+
+const COMPLETIONS: Command = Command {
+    name: "completions",
+    summary: "print what a shell needs to complete these commands",
+    about: &["For the running shell, or for a file that it reads when it starts."],
+    operand: Some(Operand { value: Value::OneOf("SHELL", completions::SHELLS), help: "bash, zsh or fish" }),
+    options: &[],
+    examples: &[
+        "source <(firstlight completions bash)",
+        "firstlight completions zsh > ~/.zfunc/_firstlight",
+        "firstlight completions fish > ~/.config/fish/completions/firstlight.fish",
+    ],
+    run: |given| completions::run(&PROGRAM, given),
+};
+
+const MAN: Command = Command {
+    name: "man",
+    summary: "print the manual page",
+    about: &["In mdoc(7), the format of manual pages' sources."],
+    operand: None,
+    options: &[],
+    examples: &["firstlight man > firstlight.1 && man ./firstlight.1"],
+    run: |_| man::run(&PROGRAM),
+};
+
+const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
+
+const POLICY: Opt = Opt::needed("policy", Value::File, "the attestation policy that it must meet (JSON)");
+const MASTER_SECRET: Opt =
+    Opt::value("master-secret", Value::File, "the cluster's master secret").or(MASTER_SECRET_FILE);
+const TIMEOUT: Opt = Opt::value("timeout", Value::Text("TIME"), "for everything together, as 90s, 10m or 1h").or("10m");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_examples_and_every_option_a_use() {
+        for command in PROGRAM.commands {
+            assert!(!command.examples.is_empty(), "{}", command.name);
+            assert!(command.examples.iter().all(|line| line.contains(&format!("firstlight {}", command.name))));
+            for option in command.options {
+                assert!(!option.help.is_empty() && !option.help.ends_with('.'), "--{}", option.name);
+                assert!(!option.is_needed || option.default.is_none(), "--{}", option.name);
+            }
+        }
+    }
+}
