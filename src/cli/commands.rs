@@ -1,14 +1,14 @@
 //! The commands of `firstlight` and their options.
 
 use super::usage::{Command, Operand, Opt, Program, Value};
-use super::{ATTESTATION_REFUSED, UNREACHABLE, completions, init, man, measure, recover};
+use super::{ATTESTATION_REFUSED, UNREACHABLE, completions, init, man, measure, recover, ssh};
 use crate::program::{FAILED, USAGE};
 
 /// All of it.
 pub const PROGRAM: Program = Program {
     name: "firstlight",
     summary: "makes confidential virtual machines a cluster, and brings it back",
-    commands: &[INIT, RECOVER, MEASURE, COMPLETIONS, MAN],
+    commands: &[INIT, RECOVER, SSH, MEASURE, COMPLETIONS, MAN],
     exit_codes: &[
         (0, "done"),
         (FAILED, "failed, or the node refused"),
@@ -25,6 +25,7 @@ pub const PROGRAM: Program = Program {
             "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt",
             "firstlight recover --endpoint 10.42.1.100 --policy policy.json --status",
             "firstlight recover --endpoint 10.42.1.100 --policy policy.json",
+            "firstlight ssh --key ~/.ssh/id_ed25519.pub",
         ],
     ),
 };
@@ -87,6 +88,31 @@ const RECOVER: Command = Command {
         "firstlight recover --endpoint 10.42.1.100 --policy policy.json --master-secret /media/safe/mastersecret.json",
     ],
     run: |given| recover::run(&super::recover_options(given)?),
+};
+
+const SSH: Command = Command {
+    name: "ssh",
+    summary: "certify your SSH key for the nodes of a cluster",
+    about: &[
+        "Who has the master secret is the cluster's SSH certificate authority: this command certifies a key for root on \
+              every node, for a day, and makes the nodes known by the certificates that they have of the same authority. No \
+              node is asked. Port 22 must be reachable, which is for the machines' network to decide.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed("key", Value::File, "your public key, of any kind that can be certified: ~/.ssh/id_ed25519.pub"),
+        MASTER_SECRET,
+        Opt::value("certificate", Value::File, "where to put the certificate; must not exist")
+            .or("firstlight-ssh-cert.pub"),
+        Opt::value("known-hosts", Value::File, "gets a line by which the nodes are known, unless it is there")
+            .or("firstlight-known_hosts"),
+        Opt::flag("overwrite", "replace a certificate that is there, as yesterday's"),
+    ],
+    examples: &[
+        "firstlight ssh --key ~/.ssh/id_ed25519.pub",
+        "firstlight ssh --key ~/.ssh/id_ed25519.pub --certificate ~/.ssh/id_ed25519-cert.pub --overwrite",
+    ],
+    run: |given| ssh::run(&super::ssh_options(given)),
 };
 
 const MEASURE: Command = Command {

@@ -14,6 +14,7 @@ mod master_secret;
 mod measure;
 mod progress;
 mod recover;
+mod ssh;
 mod state;
 mod usage;
 
@@ -94,6 +95,16 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
         None => None,
     };
     Ok(measure::Options { tpm, pcrs: given.parsed("pcrs", pcrs)? })
+}
+
+fn ssh_options(given: &Given) -> ssh::Options {
+    ssh::Options {
+        key: given.path("key"),
+        master_secret: given.path("master-secret"),
+        certificate: given.path("certificate"),
+        known_hosts: given.path("known-hosts"),
+        overwrite: given.has("overwrite"),
+    }
 }
 
 fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Failure> {
