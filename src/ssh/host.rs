@@ -7,8 +7,8 @@
 //! | `ssh_ca.pub` | `TrustedUserCAKeys` | here |
 //!
 //! A host key that is missing is made, and not an error: the set-up of a cluster must not fail for the emergency exit, and
-//! an exit that works is what the operator expects. sshd reads `ssh_ca.pub` at each login, but the certificate only when it
-//! starts, so it is told.
+//! an exit that works is what the operator expects. sshd reads `ssh_ca.pub` at each login, but the certificate, since OpenSSH
+//! 9.8, only when it starts, so it is told.
 
 use std::fmt;
 use std::fs::{self, File};
