@@ -1,14 +1,14 @@
 //! The commands of `firstlight` and their options.
 
 use super::usage::{Command, Operand, Opt, Program, Value};
-use super::{ATTESTATION_REFUSED, UNREACHABLE, completions, init, man, measure, recover, ssh};
+use super::{ATTESTATION_REFUSED, UNREACHABLE, completions, init, man, measure, recover, ssh, status};
 use crate::program::{FAILED, USAGE};
 
 /// All of it.
 pub const PROGRAM: Program = Program {
     name: "firstlight",
     summary: "makes confidential virtual machines a cluster, and brings it back",
-    commands: &[INIT, RECOVER, SSH, MEASURE, COMPLETIONS, MAN],
+    commands: &[INIT, STATUS, RECOVER, SSH, MEASURE, COMPLETIONS, MAN],
     exit_codes: &[
         (0, "done"),
         (FAILED, "failed, or the node refused"),
@@ -65,6 +65,29 @@ const INIT: Command = Command {
         "pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -",
     ],
     run: |given| init::run(&super::init_options(given)?),
+};
+
+const STATUS: Command = Command {
+    name: "status",
+    summary: "ask a node where it stands",
+    about: &[
+        "Asks, at the same time, the three servers that a node can have: the recovery server of one that waits in its \
+         initramfs (port 9999), the InitServer of one that waits for its init (9000), and the join service of a member of a \
+         cluster (30090); with a port, only that one. Says of each whether it answers, whether it meets the policy, and what \
+         the node waits for.",
+        "Exits with 0 when one answers and none is refused, with 3 when one is not what the policy wants, and with 4 when \
+         none answers.",
+    ],
+    operand: Some(Operand { value: Value::Text("HOST[:PORT]"), help: "the node, or one server of it" }),
+    options: &[
+        POLICY,
+        Opt::value("timeout", Value::Text("TIME"), "for everything together, as 90s, 10m or 1h").or("30s"),
+    ],
+    examples: &[
+        "firstlight status 10.42.1.100 --policy policy.json",
+        "firstlight status [fd00::1]:9999 --policy policy.json --timeout 5s",
+    ],
+    run: |given| status::run(&super::status_options(given)?),
 };
 
 const RECOVER: Command = Command {

@@ -16,6 +16,7 @@ mod progress;
 mod recover;
 mod ssh;
 mod state;
+mod status;
 mod usage;
 
 use std::fmt::Display;
@@ -95,6 +96,14 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
         None => None,
     };
     Ok(measure::Options { tpm, pcrs: given.parsed("pcrs", pcrs)? })
+}
+
+fn status_options(given: &Given) -> Result<status::Options, Failure> {
+    Ok(status::Options {
+        address: given.operand()?,
+        policy: given.path("policy"),
+        timeout: given.parsed("timeout", time)?,
+    })
 }
 
 fn ssh_options(given: &Given) -> ssh::Options {
