@@ -29,6 +29,7 @@ pub mod proto;
 pub mod ssh;
 pub mod state_disk;
 pub mod stop;
+mod sync;
 pub mod sys;
 pub mod timeline;
 pub mod tpm;

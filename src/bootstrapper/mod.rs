@@ -15,6 +15,7 @@
 pub mod cluster;
 pub mod init_server;
 pub mod node_lock;
+pub mod race;
 pub mod secret_guard;
 
 use std::io;
