@@ -2,7 +2,8 @@
 //!
 //! One library under four programs (`src/bin`). The arrows point one way: flows ([`bootstrapper`], [`state_disk`],
 //! [`join_service`], [`key_service`]) use mechanisms ([`grpc`], [`atls`], [`attestation`], [`luks`], [`device_mapper`],
-//! [`tpm`], [`kms`], [`metadata`], [`kubernetes`]), which use plain helpers ([`crypto`], [`sys`]). `docs/architecture.md` has the picture.
+//! [`tpm`], [`kms`], [`metadata`], [`ssh`], [`kubernetes`]), which use plain helpers ([`crypto`], [`sys`]).
+//! `docs/architecture.md` has the picture.
 #![deny(unsafe_code)]
 
 pub mod atls;

@@ -186,7 +186,7 @@ fn report(nodes: &[Node], answers: &[Answer]) -> String {
             }
             Answer::Guarded => writeln!(
                 text,
-                "{endpoint} (join service): proves nothing itself, and wants proof of callers\n  Node:        {}",
+                "{endpoint} (join service): proves nothing itself, and wants proof of callers\n  Node:        it seems, {}",
                 SERVICES[2].state
             ),
             Answer::Verified { services, facts } => {
