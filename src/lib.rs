@@ -2,7 +2,7 @@
 //!
 //! One library under four programs (`src/bin`). The arrows point one way: flows ([`bootstrapper`], [`state_disk`],
 //! [`join_service`], [`key_service`]) use mechanisms ([`grpc`], [`atls`], [`attestation`], [`luks`], [`device_mapper`],
-//! [`tpm`], [`kms`], [`metadata`], [`ssh`], [`kubernetes`]), which use plain helpers ([`crypto`], [`sys`]).
+//! [`tpm`], [`kms`], [`metadata`], [`ssh`], [`kubernetes`]), which use plain helpers ([`crypto`], [`pool`], [`sys`]).
 //! `docs/architecture.md` has the picture.
 #![deny(unsafe_code)]
 
@@ -25,6 +25,7 @@ pub mod metadata;
 #[cfg(test)]
 mod mutation;
 pub mod penalty;
+pub mod pool;
 pub mod program;
 pub mod proto;
 pub mod ssh;

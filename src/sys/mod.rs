@@ -10,6 +10,7 @@ pub mod interfaces;
 pub mod keyring;
 pub mod mount;
 pub mod net;
+pub mod poll;
 pub mod process;
 pub mod signal;
 
