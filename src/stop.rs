@@ -1,8 +1,9 @@
 //! One way to stop what several threads wait in: a flag that, once set, stays set and wakes everybody.
 
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A one-way stop signal. Clones share it.
 #[derive(Clone, Default)]
@@ -112,7 +113,7 @@ impl Stop {
         OnStop { stop: self.clone(), number }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // no code panics while it holds this lock
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

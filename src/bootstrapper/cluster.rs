@@ -6,9 +6,9 @@
 //!
 //! Whatever an operator or the metadata service can get wrong is refused by [`Plan::new`], before anything is changed.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -30,6 +30,7 @@ use crate::metadata::Instance;
 use crate::proto::components::Component as Wire;
 use crate::proto::init::InitRequest;
 use crate::stop::Stop;
+use crate::sys::file;
 
 /// Where components put programs; before the image's own.
 pub const PROGRAMS: &str = "/run/state/bin";
@@ -305,13 +306,7 @@ fn make_directory(path: &Path) -> Result<(), Error> {
     made.map_err(|error| Error::Io(path.into(), error))
 }
 
-/// Writes a file that nobody reads yet.
 fn write(path: &Path, mode: u32, content: &str) -> Result<(), Error> {
     make_directory(path.parent().unwrap_or(Path::new("/")))?;
-    let write = || {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
-        file.set_permissions(fs::Permissions::from_mode(mode))?;
-        file.write_all(content.as_bytes())
-    };
-    write().map_err(|error| Error::Io(path.into(), error))
+    file::replace(path, content.as_bytes(), mode).map_err(|error| Error::Io(path.into(), error))
 }

@@ -3,12 +3,13 @@
 
 use super::cluster::{self, Plan};
 use super::job::Job;
-use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
+use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_CA_SEED_ID, Secret, cluster_id};
 use crate::grpc::{Code, Status};
 use crate::kms::ClusterKms;
 use crate::kubernetes::components;
 use crate::metadata::{Metadata, Role};
 use crate::proto::init::InitRequest;
+use crate::ssh;
 use crate::state_disk::{Handover, NewDisk, NodeState, SALT_LEN, mark_begun, mark_complete};
 use crate::stop::Stop;
 use crate::timeline::Timeline;
@@ -68,6 +69,8 @@ impl Keys {
 /// A request in which nothing is wrong that can be known beforehand.
 pub struct Init {
     keys: Keys,
+    /// Further names by which the node is reached.
+    names: Vec<String>,
     plan: Option<Plan>,
 }
 
@@ -88,7 +91,7 @@ impl Init {
                 Some(Plan::new(request, &me, &endpoint, &node.policy).map_err(|error| invalid(error.to_string()))?)
             }
         };
-        Ok(Init { keys, plan })
+        Ok(Init { keys, names: request.apiserver_cert_sans.clone(), plan })
     }
 
     /// The ID of the cluster to be.
@@ -101,6 +104,8 @@ impl Init {
         job.phase("state disk");
         self.commit_disk(node)?;
         node.timeline.event("committed", "the state disk has its permanent key");
+        job.phase("emergency SSH");
+        self.certify_host(node)?;
         let kubeconfig = match &self.plan {
             Some(plan) => plan.run(&node.settings, &node.stop, job).map_err(|error| error.to_string())?,
             None => cluster::none(),
@@ -108,6 +113,18 @@ impl Init {
         mark_complete(&node.root).map_err(|error| format!("finishing: {error}"))?;
         node.timeline.event("complete", "this node comes back by itself after a reboot");
         Ok(Done { cluster: self.cluster(), kubeconfig: Arc::new(kubeconfig) })
+    }
+
+    /// Who has the master secret can reach this node by SSH, and knows it when they do.
+    fn certify_host(&self, node: &Node) -> Result<(), String> {
+        let seed = derive(&self.keys.kms, &Dek::named(SSH_CA_SEED_ID))?;
+        let authority = ssh::Authority::from_seed(&seed).map_err(|error| format!("the SSH authority: {error}"))?;
+        let principals =
+            ssh::host::principals(&self.names).map_err(|error| format!("this node's addresses: {error}"))?;
+        ssh::host::install_host_certificate(&node.root, &authority, &principals)
+            .map_err(|error| format!("the SSH host certificate: {error}"))?;
+        ssh::host::reload_sshd();
+        Ok(())
     }
 
     fn commit_disk(&self, node: &Node) -> Result<(), String> {

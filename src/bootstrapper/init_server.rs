@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use super::init::{Done, Init, Keys, Node};
 use super::job::{Event, Job};
-use super::node_lock::{Locking, NodeLock};
+use super::node_lock::Locking;
+use super::race::Entrant;
 use super::secret_guard::{SecretGuard, Verdict};
 use crate::atls;
 use crate::attestation::Issuer;
@@ -46,7 +47,7 @@ pub struct InitServer {
 
 struct Shared {
     guard: SecretGuard,
-    lock: Arc<NodeLock>,
+    entrant: Entrant,
     node: Node,
     job: Job<Done>,
     worker: Mutex<Option<JoinHandle<()>>>,
@@ -69,12 +70,12 @@ impl InitServer {
         listener: TcpListener,
         issuer: Arc<dyn Issuer>,
         guard: SecretGuard,
-        lock: Arc<NodeLock>,
+        entrant: Entrant,
         node: Node,
     ) -> std::io::Result<InitServer> {
         let job = Job::new(node.timeline);
         let is_delivered = AtomicBool::new(false);
-        let shared = Arc::new(Shared { guard, lock, node, job, worker: Mutex::default(), is_delivered });
+        let shared = Arc::new(Shared { guard, entrant, node, job, worker: Mutex::default(), is_delivered });
         let handler = shared.clone();
         let router = Router::new().server_streaming(
             "/init.API/Init",
@@ -92,7 +93,7 @@ impl InitServer {
 
     /// Waits until an init has ended and the operator knows how, or the node is told to stop.
     pub fn wait(self) -> Outcome {
-        let (job, stop) = (&self.shared.job, &self.shared.node.stop);
+        let (job, stop) = (&self.shared.job, self.shared.entrant.stop());
         while job.ending().is_none() && (job.has_begun() || !stop.is_stopped()) {
             thread::sleep(TICK);
         }
@@ -114,14 +115,15 @@ impl InitServer {
 
 /// What comes before the set-up; returns when there is one that this request may watch.
 fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(), Status> {
-    let Shared { lock, node, job, .. } = &**shared;
+    let Shared { entrant, node, job, .. } = &**shared;
     check_secret(call, request, &shared.guard)?;
     let keys = Keys::new(request)?;
-    if lock.cluster() == Some(keys.cluster) && job.has_begun() {
+    if entrant.cluster() == Some(keys.cluster) && job.has_begun() {
         return Ok(());
     }
     let init = Init::new(keys, request, node)?;
-    match lock.lock(init.cluster()) {
+    let stopped = || Status::new(Code::Unavailable, "this node is told to stop");
+    match entrant.lock(init.cluster()).ok_or_else(stopped)? {
         Locking::Taken => node.timeline.event("locked", "this node belongs to a cluster from here on"),
         Locking::Already(id) if id == init.cluster() && job.has_begun() => return Ok(()),
         Locking::Already(_) => {

@@ -10,7 +10,7 @@
 //!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete, answer, done
 //! ```
 //!
-//! Files: [`init_server`] with its [`secret_guard`] and [`node_lock`]; [`init`] is what follows the lock, a [`job`] that is
+//! Files: [`init_server`] with its [`secret_guard`]; [`node_lock`] and the [`race`] for it; [`init`] is what follows the lock, a [`job`] that is
 //! watched; [`cluster`] is where Kubernetes comes in, by a [`command`] after the other; [`kubelet`] and [`etcd`] are what a
 //! member runs.
 
@@ -22,6 +22,7 @@ pub mod init_server;
 pub mod job;
 pub mod kubelet;
 pub mod node_lock;
+pub mod race;
 pub mod secret_guard;
 
 use std::io;
@@ -41,6 +42,7 @@ use crate::tpm;
 use init::Node;
 use init_server::{InitServer, Outcome};
 use node_lock::NodeLock;
+use race::Race;
 use secret_guard::SecretGuard;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -94,6 +96,9 @@ impl Bootstrapper {
         let Some(guard) = self.secret_guard() else { return Ok(Ending::Stopped) };
         let device = state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline).map_err(Error::Disk)?;
         let listener = TcpListener::bind(self.listen).map_err(|error| Error::Listen(self.listen, error))?;
+        let race = Race::new(NodeLock::new(self.tpm));
+        let entrant = race.enter();
+        let _told = self.stop.on_stop(move || race.stop());
         let node = Node {
             metadata: self.metadata.clone(),
             root: self.root.clone(),
@@ -101,10 +106,9 @@ impl Bootstrapper {
             policy: self.policy,
             settings: self.settings,
             timeline: self.timeline,
-            stop: self.stop.clone(),
+            stop: entrant.stop().clone(),
         };
-        let lock = Arc::new(NodeLock::new(self.tpm));
-        let server = InitServer::start(listener, self.issuer, guard, lock, node)
+        let server = InitServer::start(listener, self.issuer, guard, entrant, node)
             .map_err(|error| Error::Listen(self.listen, error))?;
         self.timeline.event("ready", format_args!("waiting for the operator's init on {}", self.listen));
         match server.wait() {

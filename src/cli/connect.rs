@@ -48,6 +48,11 @@ impl Endpoint {
         }
         Ok(Endpoint { host: host.to_owned(), port })
     }
+
+    /// TCP.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
 }
 
 impl fmt::Display for Endpoint {
@@ -103,7 +108,8 @@ impl Node {
         }
     }
 
-    fn attempt(&self, deadline: Instant) -> Result<Channel, Attempt> {
+    /// One try to reach it before `deadline`.
+    pub fn attempt(&self, deadline: Instant) -> Result<Channel, Attempt> {
         let passing = |error: &dyn fmt::Display| Attempt::Passing(error.to_string());
         let socket = self.dial(deadline)?;
         let handshake = deadline.min(Instant::now() + HANDSHAKE_TIMEOUT);
@@ -114,7 +120,8 @@ impl Node {
         Channel::new(transport, &self.endpoint.to_string()).map_err(|status| passing(&status))
     }
 
-    fn dial(&self, deadline: Instant) -> Result<TcpStream, Attempt> {
+    /// A connection without TLS.
+    pub fn dial(&self, deadline: Instant) -> Result<TcpStream, Attempt> {
         let addresses = (self.endpoint.host.as_str(), self.endpoint.port).to_socket_addrs();
         let addresses = addresses.map_err(|error| Attempt::Passing(format!("cannot look up its address: {error}")))?;
         let mut failure = "its name has no address".to_owned();
@@ -152,7 +159,8 @@ impl Validator for FreshOrMember {
     }
 }
 
-enum Attempt {
+/// Why a try failed.
+pub enum Attempt {
     /// It proved to be something else than the policy wants: the validator's words.
     Refused(String),
     /// It may work in a while.

@@ -5,7 +5,7 @@
 //! Firstlight's own: the old system has no such phase, and a node that lost power halfway came back as a zombie.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use crate::metadata::Role;
+use crate::sys::file;
 
 /// Length in bytes of a measurement salt; the old system demands it at each boot but not at init, so we demand it at both.
 pub const SALT_LEN: usize = 32;
@@ -140,18 +141,12 @@ pub fn has_kubelet(root: &Path) -> bool {
     root.join(KUBELET_CONFIG).exists()
 }
 
-/// Temporary file, fsync, rename, fsync of each directory up to `root`.
+/// Whole or not at all, with each directory up to `root`.
 fn write_durably(root: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
     let path = root.join(name);
-    let temporary = path.with_extension("new");
     let write = || {
-        let directory = path.parent().unwrap_or(root);
-        fs::create_dir_all(directory)?;
-        let mut file = File::create(&temporary)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&temporary, &path)?;
-        File::open(directory)?.sync_all()?;
+        fs::create_dir_all(path.parent().unwrap_or(root))?;
+        file::replace(&path, content, 0o644)?;
         File::open(root)?.sync_all()
     };
     write().map_err(|error| Error::Io(path.clone(), error))
