@@ -172,12 +172,19 @@ fn a_watch_tells_every_change_over_several_streams() {
     assert!(matches!(watch.next().unwrap(), Event::Deleted(a) if name(&a) == "a"));
     assert!(matches!(watch.next().unwrap(), Event::Added(a) if a["data"]["key"] == "new"));
     changes.join().unwrap();
+}
 
-    // bookmarks bring it on where nothing of the selection happens
+/// A server that has just started sends none in its first minute.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn bookmarks_bring_a_watch_on_where_nothing_happens() {
+    let client = client();
+    let maps = config_maps(&client, "bookmarks");
+    let mut watch = client.watch(&maps, &Selector::fields("metadata.name=none"));
+    assert!(matches!(watch.next().unwrap(), Event::Listed(items) if items.is_empty()));
     let before: u64 = watch.version().parse().unwrap();
-    client.create(&maps, &config_map("c", "0")).unwrap();
-    let mut watch = watch.with_round(Duration::from_secs(15));
-    assert_eq!(watch.next_within(Duration::from_secs(18)).unwrap(), None);
+    client.create(&maps, &config_map("a", "0")).unwrap();
+    assert_eq!(watch.next_within(Duration::from_secs(70)).unwrap(), None);
     assert!(watch.version().parse::<u64>().unwrap() > before);
 }
 
