@@ -1,8 +1,9 @@
-//! `firstlight`, the operator's command: `init`, `recover`, `measure`. One file a command, and beside them what they share:
+//! `firstlight`, the operator's command: `init`, `apply`, `recover`, `measure`. One file a command, and beside them what they share:
 //! the operator's `files`, `connect` for reaching a node, `progress` for what is shown meanwhile.
 //!
 //! Results go to standard output, everything else to standard error. Exit codes are [`crate::program`]'s and the two here.
 
+mod apply;
 mod connect;
 mod files;
 mod init;
@@ -21,6 +22,7 @@ use lexopt::prelude::*;
 use log::LevelFilter;
 
 use crate::bootstrapper::init_server;
+use crate::kubernetes::services;
 use crate::logger;
 use crate::program::{self, Failure};
 use crate::state_disk::recovery;
@@ -40,6 +42,7 @@ Usage: firstlight COMMAND [OPTION]..
 
 Commands:
   init      make a booted node the first of a new cluster
+  apply     bring the services of the control planes into a cluster
   recover   bring the key to a node that waits for one to open its disk
   measure   write the attestation policy that a machine meets
 
@@ -82,6 +85,31 @@ Usage: firstlight init --endpoint HOST[:PORT] --policy FILE --init-secret FILE [
 Examples:
   firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt
   pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -
+";
+
+const APPLY_HELP: &str = "\
+firstlight apply: brings the services of the control planes into a cluster
+
+Join service and key service, with the master secret and the attestation policy, as the Helm chart in charts/firstlight
+has them. May be repeated, also with another image or policy: the manifests of before are saved first, into a folder with
+the date, and where the new ones are refused or do not get ready in time all is made as it was before.
+
+Usage: firstlight apply --policy FILE --image IMAGE [OPTION]..
+
+  --policy FILE         the attestation policy that nodes must meet (JSON)
+  --image IMAGE         a container image with /join-service and /key-service
+  --kubeconfig FILE     the administrator's [firstlight-admin.conf]
+  --master-secret FILE  the cluster's master secret [firstlight-mastersecret.json]
+  --state FILE          has the measurement salt [firstlight-state.json]
+  --node-port PORT      of the join service on every control plane [30090]
+  --backups DIR         where the folder with the manifests of before is made [.]
+  --skip-wait           return when the API server has taken them; nothing is rolled back that does not get ready
+  --timeout TIME        until they are ready, as 90s, 10m or 1h [10m]
+  --print               print the manifests (JSON, with the master secret) and ask no cluster
+
+Examples:
+  firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0
+  firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0 --skip-wait
 ";
 
 const RECOVER_HELP: &str = "\
@@ -132,6 +160,7 @@ pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     match args.next()? {
         Some(Value(command)) => match command.to_str() {
             Some("init") => init::run(&init_options(args)?),
+            Some("apply") => apply::run(&apply_options(args)?),
             Some("recover") => recover::run(&recover_options(args)?),
             Some("measure") => measure::run(&measure_options(args)?),
             Some("help") => Err(Failure::Help),
@@ -176,6 +205,46 @@ fn init_options(mut args: lexopt::Parser) -> Result<init::Options, Failure> {
         kubeconfig,
         log,
         cluster_name,
+        timeout,
+    })
+}
+
+fn apply_options(mut args: lexopt::Parser) -> Result<apply::Options, Failure> {
+    let (mut policy, mut image) = (None, None);
+    let mut kubeconfig = PathBuf::from("firstlight-admin.conf");
+    let mut master_secret = PathBuf::from(MASTER_SECRET_FILE);
+    let mut state = PathBuf::from("firstlight-state.json");
+    let mut node_port = services::NODE_PORT;
+    let mut backups = PathBuf::from(".");
+    let (mut skip_wait, mut print) = (false, false);
+    let mut timeout = DEFAULT_TIMEOUT;
+    while let Some(arg) = args.next()? {
+        match arg {
+            Long("policy") => policy = Some(args.value()?.into()),
+            Long("image") => image = Some(program::text(args.value()?)?),
+            Long("kubeconfig") => kubeconfig = args.value()?.into(),
+            Long("master-secret") => master_secret = args.value()?.into(),
+            Long("state") => state = args.value()?.into(),
+            Long("node-port") => node_port = program::parsed("node-port", args.value()?)?,
+            Long("backups") => backups = args.value()?.into(),
+            Long("skip-wait") => skip_wait = true,
+            Long("print") => print = true,
+            Long("timeout") => timeout = timeout_of(&mut args)?,
+            Long("help") | Short('h') => return Err(Failure::HelpOn(APPLY_HELP)),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    let (policy, image) = (needed(policy, "policy")?, needed(image, "image")?);
+    Ok(apply::Options {
+        kubeconfig,
+        policy,
+        image,
+        master_secret,
+        state,
+        node_port,
+        backups,
+        skip_wait,
+        print,
         timeout,
     })
 }
@@ -269,7 +338,7 @@ mod tests {
 
     #[test]
     fn every_line_of_help_fits_a_wide_terminal() {
-        for line in [HELP, INIT_HELP, RECOVER_HELP, MEASURE_HELP].iter().flat_map(|help| help.lines()) {
+        for line in [HELP, INIT_HELP, APPLY_HELP, RECOVER_HELP, MEASURE_HELP].iter().flat_map(|help| help.lines()) {
             assert!(line.len() <= 120, "{line}");
         }
     }

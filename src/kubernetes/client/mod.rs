@@ -361,6 +361,11 @@ impl Client {
         self.inner.stop.is_stopped()
     }
 
+    /// Waits for `time` or for the stop, whichever is first; true when stopped.
+    pub fn stopped_within(&self, time: Duration) -> bool {
+        self.inner.stop.wait(time)
+    }
+
     /// The same, with what is left until `deadline` for each call.
     fn until(&self, deadline: Instant) -> Client {
         self.within(deadline.saturating_duration_since(Instant::now()))
