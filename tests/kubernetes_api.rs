@@ -167,7 +167,10 @@ fn a_watch_tells_every_change_over_several_streams() {
     });
     for number in 1..=15 {
         let event = watch.next().unwrap();
-        assert!(matches!(&event, Event::Modified(a) if a["data"]["key"] == number.to_string()), "{number}: {event:?}");
+        assert!(
+            matches!(&event, Event::Modified(a) if a["data"]["key"] == *format!("{number}")),
+            "{number}: {event:?}"
+        );
     }
     assert!(matches!(watch.next().unwrap(), Event::Deleted(a) if name(&a) == "a"));
     assert!(matches!(watch.next().unwrap(), Event::Added(a) if a["data"]["key"] == "new"));
