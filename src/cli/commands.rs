@@ -1,14 +1,14 @@
 //! The commands of `firstlight` and their options.
 
 use super::usage::{Command, Operand, Opt, Program, Value};
-use super::{ATTESTATION_REFUSED, UNREACHABLE, completions, init, man, measure, recover, ssh, status};
+use super::{ATTESTATION_REFUSED, UNREACHABLE, apply, completions, init, man, measure, recover, ssh, status};
 use crate::program::{FAILED, USAGE};
 
 /// All of it.
 pub const PROGRAM: Program = Program {
     name: "firstlight",
     summary: "makes confidential virtual machines a cluster, and brings it back",
-    commands: &[INIT, STATUS, RECOVER, SSH, MEASURE, COMPLETIONS, MAN],
+    commands: &[INIT, APPLY, STATUS, RECOVER, SSH, MEASURE, COMPLETIONS, MAN],
     exit_codes: &[
         (0, "done"),
         (FAILED, "failed, or the node refused"),
@@ -56,9 +56,9 @@ const INIT: Command = Command {
             "made if there is none, mode 0600, never overwritten; who loses it cannot recover the cluster",
         )
         .or(MASTER_SECRET_FILE),
-        Opt::value("state", Value::File, "measurement salt and cluster ID").or("firstlight-state.json"),
+        Opt::value("state", Value::File, "measurement salt and cluster ID").or(STATE_FILE),
         Opt::value("kubeconfig", Value::File, "where to put the administrator's kubeconfig; must not exist")
-            .or("firstlight-admin.conf"),
+            .or(KUBECONFIG_FILE),
         Opt::value("log", Value::File, "what the node says when it fails is added here").or("firstlight-cluster.log"),
         Opt::value("cluster-name", Value::Text("NAME"), "the node's default unless given"),
         Opt::value("kubernetes-version", Value::Text("VERSION"), "the cluster's, from v1.31.0 on"),
@@ -75,6 +75,8 @@ const INIT: Command = Command {
             Value::Text("NAME"),
             "a further name or address of the API server; may be repeated",
         ),
+        IMAGE_OF_INIT,
+        SKIP_WAIT,
         Opt::flag("skip-addons", "leave out kubeadm's CoreDNS and kube-proxy, as for a network that brings its own"),
         Opt::flag("verbose", "show each line that the node tells, not only its phases").short('v'),
         Opt::value("timeout", Value::Text("TIME"), "for everything together, as 90s, 10m or 1h").or("30m"),
@@ -85,6 +87,33 @@ const INIT: Command = Command {
         "pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -",
     ],
     run: |given| init::run(&super::init_options(given)?),
+};
+
+const APPLY: Command = Command {
+    name: "apply",
+    summary: "bring the services of the control planes into a cluster",
+    about: &["Join service and key service, with the master secret and the attestation policy, as the Helm chart in \
+         charts/firstlight has them. May be repeated, also with another image or policy: the manifests of before are saved \
+         first, into a folder with the date, and where the new ones are refused or do not get ready in time all is made as it \
+         was before."],
+    operand: None,
+    options: &[
+        Opt::needed("policy", Value::File, "the attestation policy that nodes must meet (JSON)"),
+        Opt::needed("image", Value::Text("IMAGE"), "a container image with /join-service and /key-service"),
+        Opt::value("kubeconfig", Value::File, "the administrator's").or(KUBECONFIG_FILE),
+        MASTER_SECRET,
+        Opt::value("state", Value::File, "has the measurement salt").or(STATE_FILE),
+        Opt::value("node-port", Value::Text("PORT"), "of the join service on every control plane").or("30090"),
+        Opt::value("backups", Value::File, "the folder in which that with the manifests of before is made").or("."),
+        SKIP_WAIT,
+        Opt::value("timeout", Value::Text("TIME"), "until they are ready, as 90s, 10m or 1h").or("10m"),
+        Opt::flag("print", "print the manifests (JSON, with the master secret) and ask no cluster"),
+    ],
+    examples: &[
+        "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0",
+        "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0 --skip-wait",
+    ],
+    run: |given| apply::run(&super::apply_options(given)?),
 };
 
 const STATUS: Command = Command {
@@ -208,6 +237,19 @@ const MAN: Command = Command {
 
 const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
 
+const STATE_FILE: &str = "firstlight-state.json";
+const KUBECONFIG_FILE: &str = "firstlight-admin.conf";
+
+const IMAGE_OF_INIT: Opt = Opt::value(
+    "image",
+    Value::Text("IMAGE"),
+    "a container image with /join-service and /key-service, which are brought into the new cluster; `firstlight apply` does \
+     it later unless given",
+);
+const SKIP_WAIT: Opt = Opt::flag(
+    "skip-wait",
+    "return when the API server has taken the services; nothing is rolled back that never gets ready",
+);
 const POLICY: Opt = Opt::needed("policy", Value::File, "the attestation policy that it must meet (JSON)");
 const MASTER_SECRET: Opt =
     Opt::value("master-secret", Value::File, "the cluster's master secret").or(MASTER_SECRET_FILE);

@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use super::connect::{Endpoint, Node, read_policy};
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
-use super::{UNREACHABLE, components, files, master_secret, say};
+use super::{UNREACHABLE, apply, components, files, master_secret, say};
 use crate::bootstrapper::init_server;
 use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use crate::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use crate::kms::{ClusterKms, NO_STORE};
+use crate::kubernetes::services;
 use crate::program::Failure;
 use crate::proto::init::init_response::Kind;
 use crate::proto::init::{InitRequest, InitResponse, ProgressResponse};
@@ -69,6 +70,10 @@ pub struct Kubernetes {
     pub apiserver_sans: Vec<String>,
     /// Whether kubeadm installs CoreDNS and kube-proxy.
     pub addons: bool,
+    /// Of the services, when they are to be brought in.
+    pub image: Option<String>,
+    /// Whether to return before the services are ready.
+    pub skip_wait: bool,
 }
 
 /// The command.
@@ -132,10 +137,31 @@ fn initialise(node: impl FnOnce(&[u8; CLUSTER_ID_LEN]) -> Node, options: &Option
     let saved = keep(options, &state, &success.kubeconfig);
     say(format_args!("Cluster ID: {}", hex(&expected)))?;
     saved?;
-    match success.kubeconfig.is_empty() {
-        true => say("The node is initialised; no cluster was set up on it"),
-        false => say(format_args!("Administrator's kubeconfig: {}", options.kubeconfig.display())),
+    if success.kubeconfig.is_empty() {
+        return say("The node is initialised; no cluster was set up on it");
     }
+    say(format_args!("Administrator's kubeconfig: {}", options.kubeconfig.display()))?;
+    bring_services(options, deadline)
+}
+
+/// The services, when an image of them is there.
+fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
+    let Some(kubernetes) = &options.kubernetes else { return Ok(()) };
+    let Some(image) = &kubernetes.image else {
+        return say("No other node can join yet: `firstlight apply` brings the services for it");
+    };
+    apply::run(&apply::Options {
+        kubeconfig: options.kubeconfig.clone(),
+        policy: options.policy.clone(),
+        image: image.clone(),
+        master_secret: options.master_secret.clone(),
+        state: options.state.clone(),
+        node_port: services::NODE_PORT,
+        backups: ".".into(),
+        skip_wait: kubernetes.skip_wait,
+        print: false,
+        timeout: deadline.saturating_duration_since(Instant::now()),
+    })
 }
 
 /// The state last, since it says that nothing is missing.

@@ -4,6 +4,7 @@
 //!
 //! Results go to standard output, everything else to standard error. Exit codes are [`crate::program`]'s and the two here.
 
+mod apply;
 mod commands;
 mod completions;
 mod components;
@@ -28,6 +29,7 @@ use lexopt::prelude::*;
 use log::LevelFilter;
 
 use crate::bootstrapper::init_server;
+use crate::kubernetes::services;
 use crate::logger;
 use crate::program::{self, Failure};
 use crate::state_disk::recovery;
@@ -85,7 +87,7 @@ fn init_options(given: &Given) -> Result<init::Options, Failure> {
 
 fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
     if !given.has("kubernetes-version") {
-        let alone = ["components", "service-cidr", "pod-cidr", "apiserver-san", "skip-addons"];
+        let alone = ["components", "service-cidr", "pod-cidr", "apiserver-san", "skip-addons", "image", "skip-wait"];
         return match alone.into_iter().find(|name| given.has(name)) {
             Some(name) => {
                 Err(Failure::Usage(format!("--{name}: say which cluster to make: --kubernetes-version is missing")))
@@ -100,7 +102,24 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
         pod_cidr: given.text("pod-cidr")?,
         apiserver_sans: given.texts("apiserver-san")?,
         addons: !given.has("skip-addons"),
+        image: given.value("image").map(program::text).transpose()?,
+        skip_wait: given.has("skip-wait"),
     }))
+}
+
+fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
+    Ok(apply::Options {
+        kubeconfig: given.path("kubeconfig"),
+        policy: given.path("policy"),
+        image: given.text("image")?,
+        master_secret: given.path("master-secret"),
+        state: given.path("state"),
+        node_port: given.parsed("node-port", str::parse::<u16>)?,
+        backups: given.path("backups"),
+        skip_wait: given.has("skip-wait"),
+        print: given.has("print"),
+        timeout: given.parsed("timeout", time)?,
+    })
 }
 
 fn recover_options(given: &Given) -> Result<recover::Options, Failure> {

@@ -10,7 +10,8 @@
 //!                                             get list apply patch delete   create update
 //! 429: the server did nothing                 after Retry-After             after Retry-After
 //! never reached the server                    with back-off                 with back-off
-//! 500 502 503 504, or cut off: who knows      with back-off                 no: the caller looks first
+//! 502 503 504, or cut off: who knows          with back-off                 no: the caller looks first
+//! 500: etcd's trouble, or a nonsensical patch a few times                   no: the caller looks first
 //! 401 with a token from a file                once, where the file has another one by now
 //! ```
 //!
@@ -60,6 +61,10 @@ const MAX_ANSWER: u64 = 32 << 20;
 const PAGE: usize = 250;
 /// How often a change is tried on top of somebody else's.
 const CONFLICTS: usize = 20;
+/// How often a 500 is asked for: the time of an election in etcd.
+const TRIES_OF_500: usize = 5;
+/// How often a list begins anew since the instant of its first page is no longer kept.
+const LISTS: usize = 3;
 /// Threads of one program that call at the same time.
 const CONNECTIONS: usize = 32;
 
@@ -175,10 +180,19 @@ impl Client {
     pub fn list(&self, collection: &Collection, selector: &Selector) -> Result<List, Error> {
         let mut items = Vec::new();
         let mut go_on = String::new();
+        let mut lists = 1;
         loop {
             let path = format!("{}?limit={PAGE}{}{}", collection.path(), selector.query(), query("continue", &go_on));
             let request = Request::new("list", collection, Method::GET, path);
-            let mut page = self.json(&request)?;
+            let mut page = match self.json(&request) {
+                Err(error) if error.is_expired() && lists < LISTS => {
+                    lists += 1;
+                    items.clear();
+                    go_on.clear();
+                    continue;
+                }
+                page => page?,
+            };
             let Some(Value::Array(more)) = page.get_mut("items").map(Value::take) else {
                 // Go writes an empty list as null
                 return match page.get("items") {
@@ -216,12 +230,9 @@ impl Client {
                 Ok(_) => return Ok(true),
                 Err(error) if error.is_already_exists() => return Ok(false),
                 Err(error) if error.is_passing() => {
-                    self.pause(&error, backoff.pause(), deadline).then_some(()).ok_or(error)?
+                    self.pause(error, backoff.pause(), deadline)?;
                 }
                 Err(error) => return Err(error),
-            }
-            if self.inner.stop.is_stopped() {
-                return Err(Error::Stopped);
             }
         }
     }
@@ -338,15 +349,21 @@ impl Client {
                 report(&why);
                 said = why;
             }
-            if !passing || !self.pause(&error, backoff.pause(), deadline) {
+            if !passing {
                 return Err(error);
             }
+            self.pause(error, backoff.pause(), deadline)?;
         }
     }
 
     /// Whether [`Stop`] came.
     pub fn is_stopped(&self) -> bool {
         self.inner.stop.is_stopped()
+    }
+
+    /// Waits for `time` or for the stop, whichever is first; true when stopped.
+    pub fn stopped_within(&self, time: Duration) -> bool {
+        self.inner.stop.wait(time)
     }
 
     /// The same, with what is left until `deadline` for each call.
@@ -358,6 +375,7 @@ impl Client {
     fn json(&self, request: &Request) -> Result<Value, Error> {
         let deadline = Instant::now() + self.time;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let mut tries_of_500 = TRIES_OF_500;
         loop {
             let answer = self.once(request, deadline).and_then(|answer| {
                 serde_json::from_slice(&answer)
@@ -367,21 +385,28 @@ impl Client {
                 Err(error) if error.nothing_happened() || request.idempotent && error.is_passing() => error,
                 answer => return answer,
             };
-            if !self.pause(&error, backoff.pause(), deadline) {
-                return if self.inner.stop.is_stopped() { Err(Error::Stopped) } else { Err(error) };
+            if error.code() == Some(500) {
+                tries_of_500 -= 1;
+                if tries_of_500 == 0 {
+                    return Err(error);
+                }
             }
+            let error = self.pause(error, backoff.pause(), deadline)?;
             log::debug!("{error}: again");
         }
     }
 
-    /// Waits before the next try, as long as the server said; false where there is none, for stop or deadline.
-    fn pause(&self, error: &Error, pause: Duration, deadline: Instant) -> bool {
-        let asked = match error {
+    /// Waits before the next try, as long as the server said. Where there is none because the time is up, the error is.
+    fn pause(&self, error: Error, pause: Duration, deadline: Instant) -> Result<Error, Error> {
+        let asked = match &error {
             Error::Refused(refused) => refused.retry_after,
             _ => None,
         };
         let pause = asked.unwrap_or_default().max(pause);
-        Instant::now() + pause < deadline && !self.inner.stop.wait(pause)
+        if Instant::now() + pause >= deadline {
+            return Err(error);
+        }
+        if self.inner.stop.wait(pause) { Err(Error::Stopped) } else { Ok(error) }
     }
 
     /// One exchange, and a second one where the token was replaced meanwhile.
