@@ -1,6 +1,6 @@
 # Everything here installs what it needs first (tools/setup.sh) and keeps it in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot lint demo bench test-cluster h2spec proto fuzz check-deps reproducible deny
+.PHONY: help setup build test unit boot lint demo bench image test-cluster h2spec proto fuzz check-deps reproducible deny
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) where there is no musl standard library
 TARGET = musl
@@ -27,7 +27,10 @@ unit: setup ## unit tests, and the tests against real peers that need no VM
 boot: build ## the tests that boot VMs; each console is kept in target/boot
 	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
 
-test-cluster: build ## init makes a real Kubernetes cluster of a node in namespaces; needs root
+image: build ## a container image of the services, for `firstlight apply`: target/dist/firstlight-image.tar (IMAGE=NAME)
+	@tools/image.sh
+
+test-cluster: image ## init makes a real Kubernetes cluster of a node in namespaces; needs root
 	@tools/node-image.sh >/dev/null
 	cargo test --locked --test cluster -- --ignored --nocapture --test-threads=1
 

@@ -11,7 +11,7 @@ debian=$1
 kubernetes=$("$ROOT/tools/kubernetes.sh")
 version=v${kubernetes##*-v}
 
-recipe=$(cat "$0" <(cd "$kubernetes/bin" && stat -c '%n %s %Y' ./*) | sha256sum | cut -c1-12)
+recipe=$(cat "$0" "$ROOT/tools/image.sh" <(cd "$kubernetes/bin" && stat -c '%n %s %Y' ./*) | sha256sum | cut -c1-12)
 images=$kubernetes/images-$recipe
 if [ -e "$images/names" ]; then echo "$images"; exit; fi
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
@@ -26,21 +26,6 @@ with_libraries() {
     cp -L "$debian$path" "$tree/$path"
   done
   [ -e "$tree$program" ] || cp -P "$debian$program" "$tree$program"
-}
-
-#   image NAME ENTRYPOINT: from the tree in $work/tree, which is used up
-image() {
-  local name=$1 entrypoint=$2 archive
-  archive=$images/$(basename "${name%:*}").tar
-  mkdir -p "$work/archive"
-  tar c --sort=name --mtime=@1 --owner=0 --group=0 --numeric-owner -C "$work/tree" . >"$work/archive/layer.tar"
-  printf '{"architecture":"amd64","os":"linux","config":{"Entrypoint":["%s"],"WorkingDir":"/","Env":["PATH=%s"]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
-    "$entrypoint" /usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    "$(sha256sum <"$work/archive/layer.tar" | cut -d' ' -f1)" >"$work/archive/config.json"
-  printf '[{"Config":"config.json","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$name" >"$work/archive/manifest.json"
-  tar c --sort=name --mtime=@1 --owner=0 --group=0 --numeric-owner -C "$work/archive" . >"$archive"
-  rm -rf "$work/archive" "$work/tree"
-  echo "$name" >>"$images/names.new"
 }
 
 names=$("$kubernetes/bin/kubeadm" config images list --kubernetes-version "$version")
@@ -64,7 +49,9 @@ for name in $names; do
     mkdir -p "$work/tree/usr/lib/x86_64-linux-gnu"
     cp -r "$debian/usr/lib/x86_64-linux-gnu/xtables" "$work/tree/usr/lib/x86_64-linux-gnu/"
   fi
-  image "$name" "$entrypoint"
+  "$ROOT/tools/image.sh" "$images/$program.tar" "$name" "$entrypoint" "$work/tree"
+  rm -rf "$work/tree"
+  echo "$name" >>"$images/names.new"
 done
 mv "$images/names.new" "$images/names"
 echo "$images"

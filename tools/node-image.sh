@@ -33,7 +33,7 @@ fi
 
 settings=$ROOT/tests/cluster/node
 recipe=$({ echo "$debian $kubernetes"; stat -c '%s %Y' "$kubernetes"/bin/*
-  cd "$settings"; find . -type f | sort | xargs sha256sum; cat "$ROOT"/tools/{node-image,kubernetes-images}.sh; } |
+  cd "$settings"; find . -type f | sort | xargs sha256sum; cat "$ROOT"/tools/{node-image,kubernetes-images,image}.sh; } |
   sha256sum | cut -c1-12)
 image=$CACHE/node-$recipe
 if [ -e "$image/disk.img" ]; then echo "$image"; exit; fi

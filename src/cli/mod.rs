@@ -29,7 +29,6 @@ use lexopt::prelude::*;
 use log::LevelFilter;
 
 use crate::bootstrapper::init_server;
-use crate::kubernetes::services;
 use crate::logger;
 use crate::program::{self, Failure};
 use crate::state_disk::recovery;

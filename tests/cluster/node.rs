@@ -63,7 +63,9 @@ impl Node {
         let metadata = MetadataServer::start(SocketAddr::from((gateway, 8080)));
         let me = json!({"Name": "Control_Plane-0", "ProviderID": "", "Role": "ControlPlane", "VPCIP": address});
         metadata.set_self(&me.to_string());
-        metadata.set_peers(&json!([me]).to_string());
+        // by another name, since a machine does not ask itself to let it in
+        let other = json!({"Name": "control-plane-1", "ProviderID": "", "Role": "ControlPlane", "VPCIP": address});
+        metadata.set_peers(&json!([me, other]).to_string());
         metadata.set_endpoint(&address.to_string());
         metadata.set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
         let tpm = RefCell::new(Swtpm::start_at(gateway));
@@ -94,6 +96,30 @@ impl Node {
             self.gateway,
             self.tpm.borrow().location()
         ));
+    }
+
+    /// Our services' image, as if it had been pulled; its name.
+    pub fn import_services(&self) -> String {
+        let archive = Path::new(ROOT).join("target/dist/firstlight-image.tar");
+        self.put("/run/services.tar", &fs::read(archive).unwrap(), 0o600);
+        let said = self.sh("ctr --namespace k8s.io images import /run/services.tar && rm /run/services.tar");
+        let name = said.split_whitespace().find(|word| word.starts_with("firstlight.local/"));
+        name.unwrap_or_else(|| panic!("no image was imported: {said}")).to_owned()
+    }
+
+    /// The initramfs of the next boot: the node's disk and its TPM, as they are after the power was off, and the cluster's
+    /// own join service. It ends when the key has opened the disk, since what is in a file cannot be mapped.
+    pub fn unlock(&self) -> Program {
+        self.tpm.borrow_mut().reboot();
+        let disk = self.dir.path().join("rebooted.img");
+        let pid = text(&self.dir.path().join("pid"));
+        fs::copy(format!("/proc/{}/root{DISK}", pid.trim()), &disk).unwrap();
+        let mut command = Command::new(Path::new(ROOT).join("target/dist/bootstrapper"));
+        command.args(["unlock", "--csp", "qemu", "--variant", "qemu-vtpm"]);
+        command.args(["--metadata", &format!("http://{}:8080", self.gateway)]);
+        command.args(["--tpm", &self.tpm.borrow().location(), "--listen", "127.0.0.1", "--disk"]).arg(disk);
+        command.arg("--mount").arg(self.dir.path().join("mount"));
+        Program::start(&mut command)
     }
 
     /// `firstlight init` for a cluster, in the operator's folder.
