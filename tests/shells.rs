@@ -32,7 +32,7 @@ fn bash_completes_commands_options_files_and_words() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("policy of ours.json"), "").unwrap();
     assert_eq!(bash(dir.path(), &["re"]), ["recover"]);
-    assert_eq!(bash(dir.path(), &["init", "--p"]), ["--policy"]);
+    assert_eq!(bash(dir.path(), &["init", "--pol"]), ["--policy"]);
     assert_eq!(bash(dir.path(), &["recover", "--policy", "x", "--s"]), ["--status"]);
     assert_eq!(bash(dir.path(), &["recover", "--policy", "pol"]), ["policy of ours.json"]);
     assert_eq!(bash(dir.path(), &["recover", "--timeout", ""]), [""; 0]);
