@@ -36,7 +36,7 @@ pub struct Node {
     booted: Instant,
     process: RefCell<Child>,
     tpm: RefCell<Swtpm>,
-    _metadata: MetadataServer,
+    metadata: MetadataServer,
 }
 
 impl Node {
@@ -63,14 +63,12 @@ impl Node {
         let metadata = MetadataServer::start(SocketAddr::from((gateway, 8080)));
         let me = json!({"Name": "Control_Plane-0", "ProviderID": "", "Role": "ControlPlane", "VPCIP": address});
         metadata.set_self(&me.to_string());
-        // by another name, since a machine does not ask itself to let it in
-        let other = json!({"Name": "control-plane-1", "ProviderID": "", "Role": "ControlPlane", "VPCIP": address});
-        metadata.set_peers(&json!([me, other]).to_string());
+        metadata.set_peers(&json!([me]).to_string());
         metadata.set_endpoint(&address.to_string());
         metadata.set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
         let tpm = RefCell::new(Swtpm::start_at(gateway));
         let process = RefCell::new(process);
-        let node = Node { dir, logs, address, gateway, kubernetes, booted, process, tpm, _metadata: metadata };
+        let node = Node { dir, logs, address, gateway, kubernetes, booted, process, tpm, metadata };
         node.put("/usr/bin/bootstrapper", &fs::read(Path::new(ROOT).join("target/dist/bootstrapper")).unwrap(), 0o755);
         node.put_new_disk();
         node
@@ -108,9 +106,12 @@ impl Node {
     }
 
     /// The initramfs of the next boot: the node's disk and its TPM, as they are after the power was off, and the cluster's
-    /// own join service. It ends when the key has opened the disk, since what is in a file cannot be mapped.
+    /// own join service. It ends when the key has opened the disk, since what is in a file cannot be mapped. By another name
+    /// and address: a machine that is off lets nobody in, so it asks all but itself.
     pub fn unlock(&self) -> Program {
         self.tpm.borrow_mut().reboot();
+        let me = json!({"Name": "control-plane-1", "ProviderID": "", "Role": "ControlPlane", "VPCIP": self.gateway});
+        self.metadata.set_self(&me.to_string());
         let disk = self.dir.path().join("rebooted.img");
         let pid = text(&self.dir.path().join("pid"));
         fs::copy(format!("/proc/{}/root{DISK}", pid.trim()), &disk).unwrap();
