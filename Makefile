@@ -27,6 +27,9 @@ unit: setup ## unit tests, and the tests against real peers that need no VM
 boot: build ## the tests that boot VMs; each console is kept in target/boot
 	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
 
+kubernetes-api: setup ## our Kubernetes client, services and Helm chart, against a real kube-apiserver, etcd and Helm
+	cargo test --locked --test kubernetes_api --test kubernetes_services -- --ignored
+
 test-cluster: setup ## a real Kubernetes node, by kubeadm, in namespaces (FORM=qemu: in a VM); needs root
 	@tests/cluster/run.sh $(FORM)
 
