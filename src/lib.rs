@@ -2,7 +2,8 @@
 //!
 //! One library under four programs (`src/bin`). The arrows point one way: flows ([`bootstrapper`], [`state_disk`],
 //! [`join_service`], [`key_service`]) use mechanisms ([`grpc`], [`atls`], [`attestation`], [`luks`], [`device_mapper`],
-//! [`tpm`], [`kms`], [`metadata`], [`kubernetes`]), which use plain helpers ([`crypto`], [`sys`]). `docs/architecture.md` has the picture.
+//! [`tpm`], [`kms`], [`metadata`], [`kubernetes`]), which use plain helpers ([`crypto`], [`pool`], [`sys`]).
+//! `docs/architecture.md` has the picture.
 #![deny(unsafe_code)]
 
 pub mod atls;
@@ -24,6 +25,7 @@ pub mod metadata;
 #[cfg(test)]
 mod mutation;
 pub mod penalty;
+pub mod pool;
 pub mod program;
 pub mod proto;
 pub mod state_disk;

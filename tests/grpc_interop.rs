@@ -1,9 +1,14 @@
 //! Our gRPC against others', over TCP and TLS: grpcio (Python, C core), tonic, nghttp2's tools. `tests/interop/peer.py` is
 //! grpcio's side; `tools/python.sh` installs it.
+//!
+//! Every peer is put through the cases of gRPC's interoperability specification (`tests/interop/testing.rs`), and through
+//! what those leave out (here).
 
 mod interop {
+    pub mod testing;
     pub mod tls;
     pub mod tonic;
+    pub mod tonic_testing;
 }
 
 use std::io::{BufRead, BufReader, Write};
@@ -11,19 +16,20 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use firstlight::grpc::{
     Accept, Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server, Status, Transport,
 };
+use interop::testing::{self, Seen, wait_for};
 use interop::tls;
 
 const MIB: usize = 1 << 20;
 const TEXT: &str = "schlüssel 🔑 100 %\n";
 
-/// The only message of these tests.
+/// The only message of `test.Interop`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Blob {
     #[prost(bytes = "vec", tag = "1")]
@@ -81,13 +87,27 @@ fn router() -> Router {
         })
 }
 
-fn start(accept: Arc<dyn Accept>) -> Server {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let limits = Limits { message_bytes: 16 * MIB, ..Limits::default() };
-    Server::start("interop", listener, accept, router(), limits).unwrap()
+/// Our server, and what its test service saw.
+struct OurServer {
+    server: Server,
+    seen: mpsc::Receiver<Seen>,
 }
 
-fn start_plain() -> Server {
+impl OurServer {
+    fn port(&self) -> u16 {
+        self.server.local_addr().port()
+    }
+}
+
+fn start(accept: Arc<dyn Accept>) -> OurServer {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let limits = Limits { message_bytes: 16 * MIB, ..Limits::default() };
+    let (sender, seen) = mpsc::channel();
+    let router = testing::add(router(), sender);
+    OurServer { server: Server::start("interop", listener, accept, router, limits).unwrap(), seen }
+}
+
+fn start_plain() -> OurServer {
     start(Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)))
 }
 
@@ -131,6 +151,7 @@ fn basic_cases(channel: &Channel) {
 
 /// What grpcio's server can do, and ours.
 fn all_cases(channel: &Channel) {
+    testing::client_cases(channel);
     basic_cases(channel);
     let large = blob(&[1, 2, 3, 4].repeat(3 * MIB), 7);
     assert!(unary(channel, "Echo", &large).unwrap() == large, "large_unary");
@@ -191,16 +212,17 @@ fn python() -> Command {
         PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
     });
     let mut command = Command::new(interpreter);
-    command.arg(root.join("tests/interop/peer.py"));
+    command.arg("-B").arg(root.join("tests/interop/peer.py"));
     command
 }
 
 /// Runs every case of `peer.py client` and shows what it said if one failed.
-fn run_grpcio_client(port: u16, certificate: Option<&str>) {
-    let output = python().arg("client").arg(port.to_string()).args(certificate).output().unwrap();
+fn run_grpcio_client(server: &OurServer, certificate: Option<&str>) {
+    let output = python().arg("client").arg(server.port().to_string()).args(certificate).output().unwrap();
     let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}\n{complained}");
-    assert_eq!(said.lines().count(), 18, "{said}");
+    assert_eq!(said.lines().count(), 18 + 14, "{said}");
+    wait_for(&server.seen, Seen::BrokenAfterResponse(Code::Cancelled));
 }
 
 /// A process that ends with the test.
@@ -225,14 +247,14 @@ fn start_grpcio_server(files: &[&str]) -> (Running, u16) {
 #[test]
 fn grpcio_client_against_our_server() {
     let server = start_plain();
-    run_grpcio_client(server.local_addr().port(), None);
+    run_grpcio_client(&server, None);
 }
 
 #[test]
 fn grpcio_client_against_our_server_over_tls() {
     let identity = tls::Identity::new();
     let server = start(identity.accept());
-    run_grpcio_client(server.local_addr().port(), identity.certificate_file().to_str());
+    run_grpcio_client(&server, identity.certificate_file().to_str());
 }
 
 #[test]
@@ -252,24 +274,41 @@ fn our_client_against_grpcio_server_over_tls() {
 #[test]
 fn our_client_against_our_server() {
     let server = start_plain();
-    all_cases(&connect_plain(server.local_addr().port()));
+    all_cases(&connect_plain(server.port()));
     let identity = tls::Identity::new();
     let server = start(identity.accept());
-    all_cases(&connect_tls(server.local_addr().port(), &identity));
+    all_cases(&connect_tls(server.port(), &identity));
 }
 
 // ---- tonic ----
 
 #[test]
 fn tonic_client_against_our_server() {
-    let server = start_plain();
-    interop::tonic::client_cases(server.local_addr().port());
+    interop::tonic::client_cases(&start_plain(), None);
+}
+
+#[test]
+fn tonic_client_against_our_server_over_tls() {
+    let identity = tls::Identity::new();
+    interop::tonic::client_cases(&start(identity.accept()), Some(&identity));
 }
 
 #[test]
 fn our_client_against_tonic_server() {
-    let (_runtime, port) = interop::tonic::start_server();
-    basic_cases(&connect_plain(port));
+    let server = interop::tonic::start_server(None);
+    tonic_cases(&connect_plain(server.port));
+}
+
+#[test]
+fn our_client_against_tonic_server_over_tls() {
+    let identity = tls::Identity::new();
+    let server = interop::tonic::start_server(Some(&identity));
+    tonic_cases(&connect_tls(server.port, &identity));
+}
+
+fn tonic_cases(channel: &Channel) {
+    testing::client_cases(channel);
+    basic_cases(channel);
 }
 
 // ---- nghttp2's tools and curl ----
@@ -280,7 +319,7 @@ fn h2load_sees_no_failed_request() {
     let mut message = tempfile::NamedTempFile::new().unwrap();
     // a message of five bytes: count 300 and a letter
     message.write_all(b"\0\0\0\0\x06\x0a\x01x\x10\xac\x02").unwrap();
-    let url = format!("http://{}/test.Interop/Echo", server.local_addr());
+    let url = format!("http://127.0.0.1:{}/test.Interop/Echo", server.port());
     for concurrency in [["-c1", "-m1"], ["-c4", "-m50"]] {
         let output = Command::new("h2load")
             .args(["-n4000", "-t1", "-H", "content-type: application/grpc", "-H", "te: trailers", "-d"])
@@ -298,7 +337,7 @@ fn h2load_sees_no_failed_request() {
 #[test]
 fn nghttp_and_curl_are_told_that_this_is_grpc() {
     let server = start_plain();
-    let url = format!("http://{}/", server.local_addr());
+    let url = format!("http://127.0.0.1:{}/", server.port());
     let output = Command::new("nghttp").args(["-v", &url]).output().expect("nghttp is installed (nghttp2-client)");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains(":status: 405"), "{said}");

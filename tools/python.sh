@@ -6,7 +6,7 @@
 # Needs python3 with venv and pip, and a package index that pip knows.
 . "$(dirname "$0")/lib.sh"
 
-PACKAGES="grpcio==1.85.1 typing_extensions==4.16.0"
+PACKAGES="grpcio==1.85.1 grpcio-tools==1.85.1 protobuf==7.36.2 typing_extensions==4.16.0"
 
 recipe=$(sha256sum "$0" | cut -c1-12)
 environment=$CACHE/python/$recipe

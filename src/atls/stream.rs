@@ -46,14 +46,15 @@ const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// # Errors
 /// If the socket handle cannot be duplicated.
 pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport> {
+    let socket = Arc::new(socket);
     let shared = Arc::new(Shared {
         engine: Mutex::new(connection),
-        outgoing: Mutex::new(Outgoing { socket: socket.try_clone()?, records: Vec::new(), broken: None }),
+        outgoing: Mutex::new(Outgoing { socket: socket.clone(), records: Vec::new(), broken: None }),
     });
     Ok(Transport {
         reader: Box::new(Reader {
             shared: shared.clone(),
-            socket: socket.try_clone()?,
+            socket: socket.clone(),
             received: vec![0; READ_SIZE].into_boxed_slice(),
             unread: 0..0,
             ended: None,
@@ -72,7 +73,7 @@ struct Shared {
 
 /// The way to the socket.
 struct Outgoing {
-    socket: TcpStream,
+    socket: Arc<TcpStream>,
     /// Encrypted, not sent yet; empty between calls.
     records: Vec<u8>,
     /// Why nothing can be sent any more.
@@ -155,7 +156,7 @@ impl Outgoing {
     }
 
     fn send(&mut self) -> io::Result<()> {
-        let result = self.socket.write_all(&self.records);
+        let result = (&*self.socket).write_all(&self.records);
         self.records.clear();
         if let Err(error) = &result {
             self.broken = Some(error.kind());
@@ -166,7 +167,7 @@ impl Outgoing {
 
 struct Reader {
     shared: Arc<Shared>,
-    socket: TcpStream,
+    socket: Arc<TcpStream>,
     /// Records as they came from the socket.
     received: Box<[u8]>,
     /// The part of `received` that the engine has not taken yet.
@@ -192,7 +193,7 @@ impl Read for Reader {
                 return Err(Error::from(error.clone()).into());
             }
             if self.unread.is_empty() {
-                let len = read_socket(&mut self.socket, &mut self.received)?;
+                let len = read_socket(&self.socket, &mut self.received)?;
                 self.unread = 0..len;
             }
             self.process()?;
@@ -225,7 +226,7 @@ impl Reader {
     }
 }
 
-fn read_socket(socket: &mut TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+fn read_socket(mut socket: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match socket.read(buffer) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -377,7 +378,7 @@ mod tests {
     fn a_forged_record_is_an_error_after_the_data_and_the_peer_is_alerted() {
         let (mut near, mut far) = pair();
         near.writer.write_all(b"true").unwrap();
-        (&near.socket).write_all(&[&[23, 3, 3, 0, 30][..], &[7; 30]].concat()).unwrap();
+        (&*near.socket).write_all(&[&[23, 3, 3, 0, 30][..], &[7; 30]].concat()).unwrap();
         let mut received = Vec::new();
         let error = far.reader.read_to_end(&mut received).unwrap_err();
         assert_eq!((error.kind(), &received[..]), (io::ErrorKind::InvalidData, &b"true"[..]));
@@ -417,7 +418,7 @@ mod tests {
 
         // and when the socket's buffers are full, but nothing has failed yet
         far.socket.set_nonblocking(true).unwrap();
-        while (&far.socket).write(&[0; 4096]).is_ok() {}
+        while (&*far.socket).write(&[0; 4096]).is_ok() {}
         far.socket.set_nonblocking(false).unwrap();
         let begin = Instant::now();
         drop(far.writer);

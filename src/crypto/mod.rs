@@ -1,5 +1,6 @@
 //! Plain helpers: secrets that wipe themselves, and the key derivations that all programs share.
 
+pub(crate) mod buffer;
 mod derive;
 mod secret;
 

@@ -8,18 +8,31 @@ use std::time::{Duration, Instant};
 use prost::Message;
 
 use super::link::{CallState, Core, Guard, Link, Side, TICK, h2_limits};
-use super::message::{self, Bytes};
-use super::metadata::Metadata;
+use super::message;
+use super::metadata::{Metadata, is_grpc_type};
 use super::server::Limits;
 use super::status::{Code, Status, status_of};
 use super::transport::Transport;
+use crate::crypto::buffer::Bytes;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
 
+/// PING of a client that has not set another: grpc-go's servers end a connection that is asked more often than every five
+/// minutes (its `EnforcementPolicy`).
+const KEEPALIVE: Keepalive = Keepalive { every: Duration::from_secs(310), timeout: Duration::from_secs(20) };
 /// How long a server may refuse to take what we send.
 const STALL: Duration = Duration::from_secs(60);
 /// The keeper looks at a connection that a thread reads at most this rarely.
 const LONGEST_TICK: Duration = Duration::from_millis(640);
 const USER_AGENT: &[u8] = concat!("firstlight/", env!("CARGO_PKG_VERSION")).as_bytes();
+
+/// How a client finds out that its server is gone, while it has calls there.
+#[derive(Clone, Copy, Debug)]
+pub struct Keepalive {
+    /// Without a byte from the server for this long, a PING is sent.
+    pub every: Duration,
+    /// The connection ends, and all calls with [`Code::Unavailable`], when no byte comes within this time after it.
+    pub timeout: Duration,
+}
 
 /// What a call may carry besides its message.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +60,11 @@ struct ClientConnection {
 impl Channel {
     /// Opens HTTP/2 on an established connection. `authority` is the `:authority` of the requests (`host:port`).
     pub fn new(transport: Transport, authority: &str) -> Result<Channel, Status> {
+        Channel::with_keepalive(transport, authority, KEEPALIVE)
+    }
+
+    /// The same with PINGs of one's own timing.
+    pub fn with_keepalive(transport: Transport, authority: &str, keepalive: Keepalive) -> Result<Channel, Status> {
         let broken = |error| Status::new(Code::Unavailable, format!("the connection cannot be used: {error}"));
         let limits = Limits::default();
         let h2 = Connection::client(h2_limits(limits.streams, limits.header_bytes));
@@ -54,7 +72,8 @@ impl Channel {
         let link = Link::new(transport, h2, Side::Client, STALL).map_err(broken)?;
         drop(link.flush(link.lock()));
         let kept = link.clone();
-        let keeper = thread::Builder::new().name("grpc-keeper".into()).spawn(move || keep(&kept)).map_err(broken)?;
+        let keep = move || keep(&kept, keepalive);
+        let keeper = thread::Builder::new().name("grpc-keeper".into()).spawn(keep).map_err(broken)?;
         let connection =
             ClientConnection { link, scheme, authority: authority.to_owned(), keeper: Mutex::new(Some(keeper)) };
         Ok(Channel { connection: Arc::new(connection), message_bytes: limits.message_bytes })
@@ -75,8 +94,9 @@ impl Channel {
     ) -> Result<R, Status> {
         let request = message::encode(request)?;
         let (call, core) = self.start(path, options)?;
-        let response = call.exchange_one(core, &request)?;
-        message::decode(&response, "response")
+        let (core, sent) = call.connection.link.send(core, call.stream, &request, true, call.deadline);
+        sent?;
+        message::decode(&call.receive_one(core)?, "response")
     }
 
     /// One request, any number of responses.
@@ -89,10 +109,11 @@ impl Channel {
         let request = message::encode(request)?;
         let (call, core) = self.start(path, options)?;
         call.send(core, &request, true)?;
-        Ok(Responses { call: Some(Arc::new(call)), message: PhantomData })
+        Ok(Responses { call: Arc::new(call), ended: false, spent: Bytes::default(), message: PhantomData })
     }
 
-    /// Any number of requests and of responses, in the order that the method defines.
+    /// Any number of requests and of responses, in the order that the method defines; one response where that is all that
+    /// the method gives ([`Responses::one`]).
     pub fn streaming<Q: Message, R: Message + Default>(
         &self,
         path: &str,
@@ -102,7 +123,7 @@ impl Channel {
         drop(call.connection.link.flush(core));
         let call = Arc::new(call);
         let requests = Requests { call: call.clone(), finished: false, message: PhantomData };
-        Ok((requests, Responses { call: Some(call), message: PhantomData }))
+        Ok((requests, Responses { call, ended: false, spent: Bytes::default(), message: PhantomData }))
     }
 
     /// Closes the connection now; calls that wait on it in other threads end with [`Code::Unavailable`].
@@ -174,30 +195,34 @@ impl Drop for ClientConnection {
 
 /// The keeper's life: it reads the connection while no caller does, so that PINGs are answered and a lost server is
 /// noticed; and it leaves the reading to the next caller that waits.
-fn keep(link: &Link) {
+fn keep(link: &Link, keepalive: Keepalive) {
     let mut tick = TICK;
     loop {
         thread::park_timeout(tick);
         let was_attended = link.is_attended();
-        if !link.is_neglected() {
-            tick = if was_attended { (2 * tick).min(LONGEST_TICK) } else { TICK };
-            continue;
-        }
-        tick = TICK;
+        let is_neglected = link.is_neglected();
+        tick = if was_attended { (2 * tick).min(LONGEST_TICK) } else { TICK };
         let mut core = link.lock();
-        if core.calls.is_empty() {
-            core.trim();
+        if is_neglected {
+            tick = TICK;
+            if core.calls.is_empty() {
+                core.trim();
+            }
+            core.is_wanted();
         }
-        core.is_wanted();
         loop {
+            let has_calls = core.calls.values().any(|call| call.end.is_none());
+            if has_calls && core.keepalive(keepalive.every, keepalive.timeout, Instant::now()) {
+                link.end(&mut core, Status::new(Code::Unavailable, "the server answered no PING in time"));
+            }
             core = link.flush(core);
             if core.ended.is_some() {
                 return;
             }
-            if !core.is_free() {
+            if !is_neglected || !core.is_free() {
                 break;
             }
-            core = link.read_turn(core, None);
+            core = link.read_turn(core, Some(keepalive.every.min(keepalive.timeout)));
             if core.is_wanted() {
                 break;
             }
@@ -220,17 +245,19 @@ impl ClientCall {
         result
     }
 
-    fn receive(&self) -> Result<Option<Bytes>, Status> {
+    /// The next message; the room of the `spent` one is for a later one.
+    fn receive(&self, spent: Bytes) -> Result<Option<Bytes>, Status> {
         let link = &self.connection.link;
-        link.receive(link.lock(), self.stream, self.deadline).1
+        let mut core = link.lock();
+        if let Some(call) = core.calls.get_mut(&self.stream) {
+            call.inbound.reuse(spent);
+        }
+        link.receive(core, self.stream, self.deadline).1
     }
 
-    /// The whole of a unary call.
-    fn exchange_one(&self, core: Guard<'_>, request: &[u8]) -> Result<Bytes, Status> {
-        let link = &self.connection.link;
-        let (core, sent) = link.send(core, self.stream, request, true, self.deadline);
-        sent?;
-        let (mut core, ended) = link.wait(core, self.stream, self.deadline, |core| {
+    /// The only response, once the call has ended well.
+    fn receive_one(&self, core: Guard<'_>) -> Result<Bytes, Status> {
+        let (mut core, ended) = self.connection.link.wait(core, self.stream, self.deadline, |core| {
             let call = core.calls.get_mut(&self.stream)?;
             (call.inbound.waiting() > 1).then_some(Ok(())).or_else(|| call.end.clone())
         });
@@ -239,7 +266,7 @@ impl ClientCall {
         match (inbound.pop(), inbound.pop()) {
             (Some(response), None) => Ok(response),
             (None, _) => Err(Status::new(Code::Internal, "the server answered OK without a message")),
-            _ => Err(Status::new(Code::Internal, "the server answered a unary call with several messages")),
+            _ => Err(Status::new(Code::Internal, "the server answered the call with several messages")),
         }
     }
 }
@@ -259,16 +286,19 @@ impl Drop for ClientCall {
     }
 }
 
-/// The responses of a streaming call as they arrive; ends after the first error. Dropping it earlier cancels the call.
+/// The responses of a streaming call as they arrive; ends after the first error. Dropping it earlier cancels the call, once
+/// its [`Requests`] are dropped or finished too.
 pub struct Responses<R> {
-    call: Option<Arc<ClientCall>>,
+    call: Arc<ClientCall>,
+    ended: bool,
+    spent: Bytes,
     message: PhantomData<fn() -> R>,
 }
 
 impl<R> Responses<R> {
-    /// Waits for the response's headers, and returns their custom metadata. `None` once the call is over.
+    /// Waits for the response's headers, and returns their custom metadata; `None` if the call ended without.
     pub fn headers(&self) -> Result<Option<Metadata>, Status> {
-        let Some(call) = &self.call else { return Ok(None) };
+        let call = &self.call;
         let link = &call.connection.link;
         let (core, found) = link.wait(link.lock(), call.stream, call.deadline, |core| {
             let state = core.calls.get(&call.stream)?;
@@ -277,17 +307,37 @@ impl<R> Responses<R> {
         drop(core);
         found
     }
+
+    /// The custom metadata behind the last response; none before the call has ended.
+    pub fn trailers(&self) -> Metadata {
+        let core = self.call.connection.link.lock();
+        core.calls.get(&self.call.stream).map(|state| state.trailers.clone()).unwrap_or_default()
+    }
+}
+
+impl<R: Message + Default> Responses<R> {
+    /// Waits for the end of a call that has one response, as client-streaming ones have.
+    pub fn one(&mut self) -> Result<R, Status> {
+        self.ended = true;
+        message::decode(&self.call.receive_one(self.call.connection.link.lock())?, "response")
+    }
 }
 
 impl<R: Message + Default> Iterator for Responses<R> {
     type Item = Result<R, Status>;
 
     fn next(&mut self) -> Option<Result<R, Status>> {
-        let received = self.call.as_ref()?.receive();
-        let item = received.and_then(|bytes| bytes.map(|bytes| message::decode(&bytes, "response")).transpose());
-        if !matches!(item, Ok(Some(_))) {
-            self.call = None;
+        if self.ended {
+            return None;
         }
+        let received = self.call.receive(std::mem::take(&mut self.spent));
+        let item = received.and_then(|bytes| {
+            let Some(bytes) = bytes else { return Ok(None) };
+            let response = message::decode(&bytes, "response")?;
+            self.spent = bytes;
+            Ok(Some(response))
+        });
+        self.ended = !matches!(item, Ok(Some(_)));
         item.transpose()
     }
 }
@@ -331,7 +381,7 @@ impl Core {
         let headers = self.h2.headers();
         let http = headers.get(b":status").unwrap_or_default();
         let kind = headers.get(b"content-type").unwrap_or_default();
-        if http != b"200" || !kind.starts_with(b"application/grpc") {
+        if http != b"200" || !is_grpc_type(kind) {
             // no gRPC server; unless it says how the call ended all the same
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             let strange = format!("not a gRPC answer: HTTP status {}, content-type {:?}", text(http), text(kind));

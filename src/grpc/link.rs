@@ -15,7 +15,8 @@
 //!
 //! A connection that nobody reads although there is no hurry (all its threads run handlers, or no call is under way) is
 //! taken care of after a [`TICK`]: on the server by its watcher, on the client by the channel's keeper. That bounds the time
-//! to answer a PING, to notice a cancellation, and to resolve two peers that both only write.
+//! to answer a PING, to notice a cancellation, and to resolve two peers that both only write. On the server a connection
+//! from which nothing comes is parked: it costs no thread until its socket can be read.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
@@ -25,11 +26,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::message::{Assembler, Bytes, reserve, wipe};
+use super::message::Assembler;
 use super::metadata::Metadata;
 use super::server::{Held, Request, Shared, Upkeep};
 use super::status::{Code, Status};
 use super::transport::Transport;
+use crate::crypto::buffer::{Bytes, reserve, wipe};
 use crate::h2::{self, Connection, ErrorCode, Event};
 
 /// How long a connection may have nobody who reads it.
@@ -45,7 +47,7 @@ const READ_MOST: usize = 64 << 10;
 /// A connection.
 pub(super) struct Link {
     core: Mutex<Core>,
-    socket: TcpStream,
+    pub(super) socket: Arc<TcpStream>,
     pub(super) peer: Option<SocketAddr>,
     me: Weak<Link>,
     /// The longest that one flush may take.
@@ -75,6 +77,9 @@ pub(super) struct Core {
     /// The connection is over, and calls without an answer end with this.
     pub(super) ended: Option<Status>,
     pub(super) last_read: Instant,
+    ping_sent: Option<Instant>,
+    /// Server: the poller looks for bytes to read, and no thread does.
+    pub(super) is_parked: bool,
     /// Server: the timers.
     pub(super) upkeep: Upkeep,
 }
@@ -115,6 +120,8 @@ pub(super) struct CallState {
     pub(super) has_answered: bool,
     /// Else its body means nothing to us.
     pub(super) is_grpc: bool,
+    /// The client named a compression.
+    pub(super) has_encoding: bool,
     pub(super) started: Instant,
 }
 
@@ -131,6 +138,7 @@ impl CallState {
             held: None,
             has_answered: false,
             is_grpc: true,
+            has_encoding: false,
             started,
         }
     }
@@ -200,6 +208,8 @@ impl Link {
             has_woken: false,
             ended: None,
             last_read: now,
+            ping_sent: None,
+            is_parked: false,
             upkeep: Upkeep::new(now),
         };
         Ok(Arc::new_cyclic(|me| Link {
@@ -259,14 +269,15 @@ impl Link {
         while let Ok(left) = time_left(Some(deadline))
             // below a microsecond it would mean none at all
             && self.socket.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1)))).is_ok()
-            && (&self.socket).read(&mut unread).is_ok_and(|length| length > 0)
+            && (&*self.socket).read(&mut unread).is_ok_and(|length| length > 0)
         {}
     }
 
     /// Reads once, for at most `timeout`, and processes what came. Returns at once if another thread reads.
     pub(super) fn read_turn<'a>(&'a self, mut core: Guard<'a>, timeout: Option<Duration>) -> Guard<'a> {
         let Some(mut reader) = core.reader.take() else { return core };
-        let timeout = core.upkeep_within().into_iter().chain(timeout).min();
+        // from now on there may be bytes in the transport, behind the socket where the poller looks
+        self.unpark(&mut core);
         self.turns.fetch_add(1, Ordering::SeqCst);
         drop(core);
         let result = reader.read(&self.socket, timeout);
@@ -284,7 +295,6 @@ impl Link {
         }
         core.reader = Some(reader);
         self.turns.fetch_add(1, Ordering::SeqCst);
-        core.upkeep(self.peer, now);
         if core.ended.is_some() && !was_over {
             core = self.flush(core);
             if core.is_writing {
@@ -293,6 +303,15 @@ impl Link {
             }
         }
         core
+    }
+
+    /// Server: the connection is to be attended by threads again.
+    pub(super) fn unpark(&self, core: &mut Core) {
+        if std::mem::take(&mut core.is_parked)
+            && let (Side::Server(shared), Some(link)) = (&core.side, self.me.upgrade())
+        {
+            shared.activate(core.upkeep.id, link);
+        }
     }
 
     /// Writes what is to be written, unless another thread is at it: that one then also writes ours. Closes a connection
@@ -528,7 +547,7 @@ impl Core {
             let status = Status::new(Code::ResourceExhausted, "the server is short of memory for requests");
             return self.reject(stream, status);
         }
-        if let Err(status) = call.inbound.feed(data, call.message_limit) {
+        if let Err(status) = call.inbound.feed(data, call.message_limit, call.has_encoding) {
             return self.reject(stream, status);
         }
         let has_message = call.inbound.waiting() > 0;
@@ -654,7 +673,7 @@ impl Core {
     }
 
     /// Gives the reading half to a thread that waits for the peer.
-    fn hand_over(&self) {
+    pub(super) fn hand_over(&self) {
         if self.reader.is_some()
             && let Some((_, thread)) = self.waiting.iter().find(|(what, _)| matches!(what, For::Call(_)))
         {
@@ -681,6 +700,20 @@ impl Core {
         {
             reader.resize(READ_FIRST);
         }
+    }
+
+    /// Sends a PING after `every` without a byte from the peer; returns whether one was not answered within `timeout`.
+    pub(super) fn keepalive(&mut self, every: Duration, timeout: Duration, now: Instant) -> bool {
+        match self.ping_sent {
+            Some(sent) if self.last_read > sent => self.ping_sent = None,
+            Some(sent) => return now.duration_since(sent) >= timeout,
+            None if now.duration_since(self.last_read) >= every => {
+                self.h2.ping();
+                self.ping_sent = Some(now);
+            }
+            None => {}
+        }
+        false
     }
 
     /// Whether a thread may take the reading half.

@@ -1,4 +1,4 @@
-//! Messages on a stream: the 5-byte prefix, limits, wiping; and the form of `grpc-timeout`.
+//! Messages on a stream: the 5-byte prefix and limits; and the form of `grpc-timeout`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,76 +6,34 @@ use std::time::Duration;
 use prost::Message;
 
 use super::status::{Code, Status};
+use crate::crypto::buffer::Bytes;
 
 /// Compressed-Flag and Message-Length.
 const PREFIX: usize = 5;
 /// A message's first allocation at most, whatever length it announces; it then doubles as bytes arrive.
 const FIRST_ALLOCATION: usize = 16 << 10;
 
-/// Overwrites bytes that may have been part of a message: messages carry keys.
-pub(super) fn wipe(bytes: &mut [u8]) {
-    bytes.fill(0);
-    // keeps the compiler from dropping the fill as a dead store, and costs nothing, unlike volatile writes byte by byte
-    zeroize::optimization_barrier(bytes);
-}
-
-/// Makes room for `more` bytes without leaving an unwiped copy behind, as a vector does that grows by itself.
-pub(super) fn reserve(buffer: &mut Vec<u8>, more: usize) {
-    if buffer.capacity() - buffer.len() < more {
-        let mut grown = Vec::with_capacity((2 * buffer.capacity()).max(buffer.len() + more));
-        grown.extend_from_slice(buffer);
-        wipe(buffer);
-        *buffer = grown;
-    }
-}
-
-/// Message bytes, wiped on drop.
-#[derive(Default)]
-pub(super) struct Bytes(Vec<u8>);
-
-impl Bytes {
-    fn with_capacity(capacity: usize) -> Bytes {
-        Bytes(Vec::with_capacity(capacity))
-    }
-
-    /// Appends without leaving an unwiped copy behind in a moved allocation.
-    fn extend(&mut self, more: &[u8], expected: usize) {
-        let needed = self.0.len() + more.len();
-        if needed > self.0.capacity() {
-            let mut grown = Bytes::with_capacity((2 * self.0.capacity()).max(needed).min(expected.max(needed)));
-            grown.0.extend_from_slice(&self.0);
-            std::mem::swap(self, &mut grown);
-        }
-        self.0.extend_from_slice(more);
-    }
-}
-
-impl std::ops::Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        wipe(&mut self.0);
-    }
-}
-
 /// A message with its prefix, ready for DATA frames.
 pub(super) fn encode<M: Message>(message: &M) -> Result<Bytes, Status> {
+    let mut bytes = Bytes::default();
+    encode_into(message, &mut bytes).map(|()| bytes)
+}
+
+/// The same in place of what `bytes` held.
+pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<(), Status> {
     let length = message.encoded_len();
     let Ok(announced) = u32::try_from(length) else {
         return Err(Status::new(Code::ResourceExhausted, format!("a message of {length} bytes is too large for gRPC")));
     };
-    let mut bytes = Bytes::with_capacity(PREFIX + length);
+    bytes.clear();
+    if bytes.0.capacity() < PREFIX + length {
+        *bytes = Bytes::with_capacity(PREFIX + length);
+    }
     bytes.0.push(0);
     bytes.0.extend_from_slice(&announced.to_be_bytes());
     // room for exactly this was reserved, and Vec<u8> takes all
     message.encode_raw(&mut bytes.0);
-    Ok(bytes)
+    Ok(())
 }
 
 /// Decodes a message; `what` names it in the error.
@@ -90,6 +48,10 @@ pub(super) struct Assembler {
     prefix_length: usize,
     /// Length and content of the message under way, once its prefix is complete.
     partial: Option<(usize, Bytes)>,
+    /// The longest message that came whole: its sender may be believed that another one is as long.
+    longest: usize,
+    /// Room for the next message.
+    spare: Bytes,
     /// Complete messages. The first has a place of its own, as most streams bring one and a queue costs an allocation.
     first: Option<Bytes>,
     more: VecDeque<Bytes>,
@@ -97,7 +59,8 @@ pub(super) struct Assembler {
 
 impl Assembler {
     /// Takes a piece in. Errors when a message is compressed or larger than `limit`; nothing more may then be fed.
-    pub(super) fn feed(&mut self, mut piece: &[u8], limit: usize) -> Result<(), Status> {
+    /// `has_encoding`: the peer named a compression (`grpc-encoding`), which we do not know; else it must not compress.
+    pub(super) fn feed(&mut self, mut piece: &[u8], limit: usize, has_encoding: bool) -> Result<(), Status> {
         while !piece.is_empty() {
             let Some((length, bytes)) = &mut self.partial else {
                 let taken = piece.len().min(PREFIX - self.prefix_length);
@@ -106,8 +69,8 @@ impl Assembler {
                 piece = &piece[taken..];
                 if self.prefix_length == PREFIX {
                     self.prefix_length = 0;
-                    let length = self.announced(limit)?;
-                    self.partial = Some((length, Bytes::with_capacity(length.min(FIRST_ALLOCATION))));
+                    let length = self.announced(limit, has_encoding)?;
+                    self.partial = Some((length, self.room(length.min(self.longest.max(FIRST_ALLOCATION)))));
                     self.complete_if_whole();
                 }
                 continue;
@@ -120,7 +83,18 @@ impl Assembler {
         Ok(())
     }
 
-    fn announced(&self, limit: usize) -> Result<usize, Status> {
+    fn room(&mut self, least: usize) -> Bytes {
+        let spare = std::mem::take(&mut self.spare);
+        if spare.0.capacity() >= least { spare } else { Bytes::with_capacity(least) }
+    }
+
+    /// Takes back the room of a message.
+    pub(super) fn reuse(&mut self, mut spent: Bytes) {
+        spent.clear();
+        self.spare = spent;
+    }
+
+    fn announced(&self, limit: usize, has_encoding: bool) -> Result<usize, Status> {
         let [flag, length @ ..] = self.prefix;
         let length = u32::from_be_bytes(length) as usize;
         match flag {
@@ -129,13 +103,17 @@ impl Assembler {
                 Code::ResourceExhausted,
                 format!("a message of {length} bytes is larger than the limit of {limit}"),
             )),
-            1 => Err(Status::new(Code::Unimplemented, "compressed messages are not supported: use identity")),
+            1 if has_encoding => {
+                Err(Status::new(Code::Unimplemented, "compressed messages are not supported: use identity"))
+            }
+            // compression.md: the flag without `grpc-encoding`
             _ => Err(Status::new(Code::Internal, format!("a message with the compressed-flag {flag}"))),
         }
     }
 
     fn complete_if_whole(&mut self) {
-        if let Some((_, bytes)) = self.partial.take_if(|(length, bytes)| bytes.len() == *length) {
+        if let Some((length, bytes)) = self.partial.take_if(|(length, bytes)| bytes.len() == *length) {
+            self.longest = self.longest.max(length);
             match self.first {
                 None => self.first = Some(bytes),
                 Some(_) => self.more.push_back(bytes),
@@ -208,7 +186,7 @@ mod tests {
         for step in [1, 2, 5, 7, 16_384, 1 << 20] {
             let mut assembler = Assembler::default();
             for piece in stream.chunks(step) {
-                assembler.feed(piece, 100_000).unwrap();
+                assembler.feed(piece, 100_000, false).unwrap();
             }
             assert!(assembler.is_between_messages());
             for expected in [&b""[..], b"one", &large, b"", b"two"] {
@@ -221,17 +199,19 @@ mod tests {
     #[test]
     fn what_is_announced_is_not_allocated() {
         let mut assembler = Assembler::default();
-        assembler.feed(&[0, 0, 0x40, 0, 0, 1], 4 << 20).unwrap();
+        assembler.feed(&[0, 0, 0x40, 0, 0, 1], 4 << 20, false).unwrap();
         assert!(assembler.partial.as_ref().unwrap().1.0.capacity() <= FIRST_ALLOCATION);
         assert!(!assembler.is_between_messages());
     }
 
     #[test]
     fn compressed_and_too_large_messages_are_refused() {
-        let code = |prefix: &[u8]| Assembler::default().feed(prefix, 10).unwrap_err().code();
+        let code_with = |prefix: &[u8], encoding| Assembler::default().feed(prefix, 10, encoding).unwrap_err().code();
+        let code = |prefix: &[u8]| code_with(prefix, false);
         assert_eq!(code(&[0, 0, 0, 0, 11]), Code::ResourceExhausted);
         assert_eq!(code(&[0, 0xff, 0xff, 0xff, 0xff]), Code::ResourceExhausted);
-        assert_eq!(code(&[1, 0, 0, 0, 1]), Code::Unimplemented);
+        assert_eq!(code(&[1, 0, 0, 0, 1]), Code::Internal);
+        assert_eq!(code_with(&[1, 0, 0, 0, 1], true), Code::Unimplemented);
         assert_eq!(code(&[2, 0, 0, 0, 1]), Code::Internal);
     }
 
@@ -242,7 +222,7 @@ mod tests {
         for _ in 0..20_000 {
             let mut assembler = Assembler::default();
             for piece in random.mutate(&seed).chunks(1 + random.below(64)) {
-                if assembler.feed(piece, 400).is_err() {
+                if assembler.feed(piece, 400, true).is_err() {
                     break;
                 }
             }

@@ -103,6 +103,11 @@ fn is_custom_key(key: &[u8]) -> bool {
     !key.is_empty() && key.iter().all(legal) && !key.starts_with(b"grpc-") && !PROTOCOL.contains(&key)
 }
 
+/// Whether a `content-type` is gRPC's: `application/grpc`, of any message format (`+proto`), with any parameter.
+pub(super) fn is_grpc_type(value: &[u8]) -> bool {
+    value.strip_prefix(b"application/grpc").is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
+}
+
 /// Printable ASCII without space at either end, which HTTP would not keep.
 fn is_ascii_value(value: &[u8]) -> bool {
     value.iter().all(|byte| (0x20..0x7f).contains(byte)) && value.trim_ascii().len() == value.len()
@@ -143,6 +148,20 @@ mod tests {
             assert!(metadata.insert("x-a", value).is_err(), "{value}");
         }
         assert!(metadata.insert_bin("x-a", b"v").is_err());
+    }
+
+    #[test]
+    fn only_grpc_is_grpc() {
+        for (kind, expected) in [
+            ("application/grpc", true),
+            ("application/grpc+proto", true),
+            ("application/grpc;charset=utf-8", true),
+            ("application/grpc-web", false),
+            ("application/json", false),
+            ("", false),
+        ] {
+            assert_eq!(is_grpc_type(kind.as_bytes()), expected, "{kind}");
+        }
     }
 
     #[test]

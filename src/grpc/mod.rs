@@ -4,7 +4,7 @@
 //! - `status`, `metadata`: what surrounds messages. `message`: the 5-byte prefix, limits, timeouts.
 //! - `link`: one connection shared by threads. There is no thread that only reads: whoever has to wait for the peer takes
 //!   the reading half for as long as it waits, so that a call costs no hand-over between threads.
-//! - [`client`](Channel), [`server`](Server) with its [`Router`], [`Limits`], thread `pool` and `health`.
+//! - [`client`](Channel), [`server`](Server) with its [`Router`], [`Limits`] and `health`.
 
 // a handler that panics must not take the other callers down with it
 #[cfg(panic = "abort")]
@@ -15,13 +15,12 @@ mod health;
 mod link;
 mod message;
 mod metadata;
-mod pool;
 mod router;
 mod server;
 mod status;
 mod transport;
 
-pub use client::{CallOptions, Channel, Requests, Responses};
+pub use client::{CallOptions, Channel, Keepalive, Requests, Responses};
 pub use metadata::Metadata;
 pub use router::{Call, Receiver, Router, Sender};
 pub use server::{Limits, Server};

@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prost::Message;
 
-use super::link::Link;
+use super::link::{Core, Link};
 use super::message;
 use super::metadata::Metadata;
 use super::status::{Code, Status};
+use crate::crypto::buffer::Bytes;
 use crate::h2::{ErrorCode, Field, Indexing};
 
 /// One call, as its handler sees it.
@@ -46,6 +47,14 @@ impl Call {
         self.deadline.is_some_and(|deadline| deadline <= Instant::now()) || self.link.lock().is_cancelled(self.stream)
     }
 
+    /// Waits for `time` or until [`Call::is_cancelled`], which it returns.
+    pub fn wait_cancelled(&self, time: Duration) -> bool {
+        let until = Instant::now().checked_add(time).into_iter().chain(self.deadline).min();
+        let is_over = |core: &mut Core| core.is_cancelled(self.stream).then_some(());
+        drop(self.link.wait(self.link.lock(), self.stream, until, is_over).0);
+        self.is_cancelled()
+    }
+
     /// Sets the custom headers of the response; too late once a response was sent.
     pub fn set_headers(&self, headers: Metadata) {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).0 = headers;
@@ -72,12 +81,11 @@ impl Call {
         }
     }
 
-    /// Sends a response; `now` or together with what follows.
-    fn send<R: Message>(&self, response: &R, now: bool) -> Result<(), Status> {
-        let response = message::encode(response)?;
+    /// Sends an encoded response; `now` or together with what follows.
+    fn send(&self, response: &[u8], now: bool) -> Result<(), Status> {
         let mut core = self.link.lock();
         core.answer_headers(self.stream, &self.answer);
-        let (core, result) = self.link.send(core, self.stream, &response, false, self.deadline);
+        let (core, result) = self.link.send(core, self.stream, response, false, self.deadline);
         if now {
             drop(self.link.flush(core));
         }
@@ -88,14 +96,23 @@ impl Call {
 /// Where a streaming handler puts its responses.
 pub struct Sender<'a, R> {
     call: &'a Call,
+    /// Room for the encoded response.
+    encoded: Bytes,
     message: PhantomData<fn(&R)>,
 }
 
 impl<R: Message> Sender<'_, R> {
+    fn new(call: &Call) -> Sender<'_, R> {
+        Sender { call, encoded: Bytes::default(), message: PhantomData }
+    }
+
     /// Sends one response; blocks while the caller reads slower than we send. Errors once the caller is gone or the
     /// deadline has passed: the handler should then return.
     pub fn send(&mut self, response: &R) -> Result<(), Status> {
-        self.call.send(response, true)
+        message::encode_into(response, &mut self.encoded)?;
+        let sent = self.call.send(&self.encoded, true);
+        self.encoded.clear();
+        sent
     }
 }
 
@@ -164,7 +181,7 @@ impl Router {
         R: Message,
         F: Fn(&Call, Q) -> Result<R, Status> + Send + Sync + 'static,
     {
-        self.add(path, true, move |call| call.send(&handler(call, call.receive_one()?)?, false))
+        self.add(path, true, move |call| call.send(&message::encode(&handler(call, call.receive_one()?)?)?, false))
     }
 
     /// Adds a method with one request and any number of responses, which the handler sends before it returns.
@@ -174,7 +191,19 @@ impl Router {
         R: Message,
         F: Fn(&Call, Q, &mut Sender<R>) -> Result<(), Status> + Send + Sync + 'static,
     {
-        self.add(path, true, move |call| handler(call, call.receive_one()?, &mut Sender { call, message: PhantomData }))
+        self.add(path, true, move |call| handler(call, call.receive_one()?, &mut Sender::new(call)))
+    }
+
+    /// Adds a method with any number of requests and one response.
+    pub fn client_streaming<Q, R, F>(self, path: &str, handler: F) -> Router
+    where
+        Q: Message + Default,
+        R: Message,
+        F: Fn(&Call, &mut Receiver<Q>) -> Result<R, Status> + Send + Sync + 'static,
+    {
+        self.streaming(path, move |call, requests, _: &mut Sender<R>| {
+            call.send(&message::encode(&handler(call, requests)?)?, false)
+        })
     }
 
     /// Adds a method with any number of requests and of responses.
@@ -186,7 +215,7 @@ impl Router {
     {
         self.add(path, false, move |call| {
             let mut receiver = Receiver { call, ended: false, message: PhantomData };
-            handler(call, &mut receiver, &mut Sender { call, message: PhantomData })
+            handler(call, &mut receiver, &mut Sender::new(call))
         })
     }
 

@@ -1,19 +1,19 @@
 //! The server: threads under limits.
 //!
 //! ```text
-//!   accept thread ── a socket within the limits ──► pool: handshake, then attend ◄── watcher: nobody reads a connection
-//!                                                        │                            for a tick, since its thread is
-//!                                                        ▼                            busy with a handler
-//!                     attend: read ─► a request is complete ─► run its handler right here ─► write ─► read …
+//!   watcher ── a socket within the limits ──► pool: handshake, then attend ◄── watcher: a parked connection can be read; or
+//!                                                     │                         nobody reads one for a tick, since its
+//!                                                     ▼                         thread is busy with a handler
+//!        attend: read ─► a request is complete ─► run its handler right here ─► write ─► read …
+//!                  └─► nothing comes ─► park: the poller has the socket, the thread goes back to the pool
 //! ```
 //!
-//! So the common call is served by one thread without a hand-over, and a slow handler costs the other calls of its
-//! connection at most two ticks.
+//! So the common call is served by one thread without a hand-over, a slow handler costs the other calls of its connection at
+//! most two ticks, and an idle connection costs no thread.
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,17 +21,24 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::health;
-use super::link::{CallState, Core, Link, Side, TICK, h2_limits};
+use super::link::{CallState, Core, Guard, Link, Side, TICK, h2_limits};
 use super::message::parse_timeout;
-use super::metadata::{Metadata, encode_bin};
-use super::pool::Pool;
+use super::metadata::{Metadata, encode_bin, is_grpc_type};
 use super::router::{Call, Method, Router, turn_away};
 use super::status::{Code, Status, percent_encode};
 use super::transport::Accept;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
+use crate::pool::Pool;
+use crate::sys::poll::Poller;
 
 /// How often a connection on which something is due is looked at; also how precise its time-outs are.
 const UPKEEP: Duration = Duration::from_secs(1);
+/// How long a thread waits for the next bytes of a connection before it parks it: after a call (another may follow at once,
+/// and then costs no hand-over between threads), and else.
+const PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE_FIRST: Duration = Duration::from_millis(1);
+/// The listening socket's number for the poller; those of connections are above.
+const LISTENER: u64 = 0;
 /// How long to wait before the next accept when the system had no descriptor for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -90,8 +97,7 @@ impl Default for Limits {
 pub struct Server {
     address: SocketAddr,
     shared: Arc<Shared>,
-    listener: Mutex<Option<TcpStream>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the server's threads share.
@@ -106,7 +112,9 @@ pub(super) struct Shared {
     changed: Condvar,
     stopping: AtomicBool,
     watcher_sleeps: AtomicBool,
-    watcher: Mutex<Option<thread::Thread>>,
+    poller: Poller,
+    /// Connections that are not parked, by number.
+    active: Mutex<HashMap<u64, Arc<Link>>>,
     running: AtomicUsize,
     buffered: AtomicUsize,
     shed: Mutex<Shed>,
@@ -141,7 +149,7 @@ impl Server {
         limits: Limits,
     ) -> io::Result<Server> {
         let address = listener.local_addr()?;
-        let waker = TcpStream::from(OwnedFd::from(listener.try_clone()?));
+        listener.set_nonblocking(true)?;
         let shared = Arc::new(Shared {
             name,
             router: health::add(router),
@@ -152,26 +160,16 @@ impl Server {
             changed: Condvar::new(),
             stopping: AtomicBool::new(false),
             watcher_sleeps: AtomicBool::new(false),
-            watcher: Mutex::new(None),
+            poller: Poller::new()?,
+            active: Mutex::default(),
             running: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
             shed: Mutex::default(),
         });
-        let server = Server { address, shared, listener: Mutex::new(Some(waker)), threads: Mutex::default() };
-        let watcher = server.spawn("watch", |shared| shared.watch())?;
-        *lock(&server.shared.watcher) = Some(watcher);
-        server.spawn("accept", move |shared| shared.accept_all(&listener))?;
-        Ok(server)
-    }
-
-    /// On an error the server is dropped, which ends the threads that it has.
-    fn spawn(&self, what: &str, run: impl FnOnce(Arc<Shared>) + Send + 'static) -> io::Result<thread::Thread> {
-        let shared = self.shared.clone();
-        let name = format!("{}-{what}", shared.name);
-        let handle = thread::Builder::new().name(name).spawn(move || run(shared))?;
-        let thread = handle.thread().clone();
-        lock(&self.threads).push(handle);
-        Ok(thread)
+        shared.listen(&listener);
+        let watching = shared.clone();
+        let watcher = thread::Builder::new().name(format!("{name}-watch")).spawn(move || watching.watch(listener))?;
+        Ok(Server { address, shared, watcher: Mutex::new(Some(watcher)) })
     }
 
     /// Where it listens.
@@ -179,15 +177,20 @@ impl Server {
         self.address
     }
 
+    /// Connections that hold a thread, or may.
+    #[cfg(test)]
+    pub(super) fn attended(&self) -> usize {
+        lock(&self.shared.active).len()
+    }
+
     /// Takes no further connections and calls (GOAWAY), gives running calls `grace` to end, closes what is left and joins
     /// all threads, so it waits for handlers that do not look at [`Call::is_cancelled`]. Further calls of it do nothing.
     /// Not to be called from a handler.
     pub fn stop(&self, grace: Duration) {
-        let Some(listener) = lock(&self.listener).take() else { return };
+        let Some(watcher) = lock(&self.watcher).take() else { return };
         let shared = &self.shared;
         shared.stopping.store(true, Ordering::SeqCst);
-        // wakes the accept thread
-        let _ = listener.shutdown(Shutdown::Both);
+        shared.poller.wake();
         for link in shared.links() {
             let mut core = link.lock();
             core.h2.shutdown();
@@ -209,11 +212,9 @@ impl Server {
             }
         }
         drop(connections);
-        for thread in std::mem::take(&mut *lock(&self.threads)) {
-            thread.thread().unpark();
-            // neither runs code of others
-            let _ = thread.join();
-        }
+        shared.poller.wake();
+        // it runs no code of others
+        let _ = watcher.join();
         shared.pool.stop();
     }
 }
@@ -247,21 +248,20 @@ impl Shared {
         lock(&self.connections).values().filter_map(links).collect()
     }
 
-    /// The accept thread's life.
-    fn accept_all(self: Arc<Self>, listener: &TcpListener) {
-        let mut next_id = 0;
-        while !self.is_stopping() {
+    /// Accepts the connections that wait.
+    fn accept_all(self: &Arc<Self>, listener: &TcpListener, last_id: &mut u64) {
+        loop {
             match listener.accept() {
-                Ok(_) if self.is_stopping() => return,
                 Ok((socket, address)) => {
-                    next_id += 1;
-                    self.admit(next_id, socket, address.ip());
+                    *last_id += 1;
+                    self.admit(*last_id, socket, address.ip());
                 }
-                Err(error) if self.is_stopping() => log::debug!("{}: listening ended: {error}", self.name),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    // a connection that broke before it was accepted, or no descriptor is free: there may be soon
+                    // no descriptor is free: there may be soon
                     log::warn!("{}: a connection could not be accepted: {error}", self.name);
-                    thread::sleep(ACCEPT_PAUSE);
+                    return thread::sleep(ACCEPT_PAUSE);
                 }
             }
         }
@@ -282,7 +282,7 @@ impl Shared {
         connections.insert(id, Peer { ip, state: PeerState::Handshake(handle) });
         drop(connections);
         let shared = self.clone();
-        self.pool.submit(move || shared.connect(id, socket));
+        self.submit(move || shared.connect(id, socket));
     }
 
     /// Logs what was shed, at most one line a second.
@@ -312,6 +312,7 @@ impl Shared {
             });
         match opened {
             Ok(link) => {
+                self.activate(id, link.clone());
                 let known = lock(&self.connections).get_mut(&id).map(|peer| peer.state = PeerState::Open(link.clone()));
                 if known.is_some() && !self.is_stopping() {
                     self.attend(&link);
@@ -334,11 +335,18 @@ impl Shared {
 
     fn forget(&self, id: u64) {
         lock(&self.connections).remove(&id);
+        lock(&self.active).remove(&id);
         self.changed.notify_all();
+        if self.is_stopping() {
+            // the watcher ends with the last connection
+            self.poller.wake();
+        }
     }
 
-    /// Serves a connection until it ends or another thread does so: runs the handlers of complete requests, else reads.
+    /// Serves a connection until it ends, another thread does so, or nothing comes: runs the handlers of complete requests,
+    /// else reads.
     fn attend(self: &Arc<Self>, link: &Arc<Link>) {
+        let mut patience = PATIENCE_FIRST;
         let mut core = link.lock();
         loop {
             core = link.flush(core);
@@ -359,48 +367,120 @@ impl Shared {
                 if let Some(request) = request {
                     self.rouse_watcher();
                     self.run(link, stream, request);
+                    patience = PATIENCE;
                 }
                 core = link.lock();
                 continue;
             }
-            if !core.is_free() {
+            if core.is_parked || !core.is_free() {
                 return;
             }
-            core = link.read_turn(core, None);
+            let before = core.last_read;
+            core = link.read_turn(core, Some(patience));
+            if core.last_read == before && core.ready.is_empty() && core.ended.is_none() {
+                return self.park(link, core);
+            }
         }
+    }
+
+    /// Leaves a connection from which nothing comes to the poller. Where that fails, the watcher has it read as before.
+    fn park(&self, link: &Link, mut core: Guard<'_>) {
+        if core.calls.is_empty() {
+            core.trim();
+        }
+        if self.poller.watch_once(&*link.socket, core.upkeep.id).is_ok() {
+            core.is_parked = true;
+            lock(&self.active).remove(&core.upkeep.id);
+        }
+        core.hand_over();
+    }
+
+    /// The watcher is to look after a connection.
+    pub(super) fn activate(&self, id: u64, link: Arc<Link>) {
+        lock(&self.active).insert(id, link);
     }
 
     /// Has `calls` calls of a connection, which are ready, run by other threads.
     pub(super) fn attend_later(self: &Arc<Self>, link: &Arc<Link>, calls: usize) {
         for _ in 0..calls {
             let (shared, link) = (self.clone(), link.clone());
-            self.pool.submit(move || shared.attend(&link));
+            self.submit(move || shared.attend(&link));
         }
     }
 
-    /// The watcher's life: finds connections that nobody reads, and gives them a thread. It sleeps while there is none.
-    fn watch(self: Arc<Self>) {
+    /// The watcher's life: accepts connections, gives a thread to those that can be read or that nobody reads, and does what
+    /// is due by the clock.
+    fn watch(self: Arc<Self>, listener: TcpListener) {
+        let (mut listener, mut last_id) = (Some(listener), LISTENER);
+        let mut ready = Vec::new();
+        let (mut tick, mut upkeep) = (Instant::now(), Instant::now() + UPKEEP);
         while !self.is_stopping() || !lock(&self.connections).is_empty() {
-            thread::park_timeout(TICK);
-            let links = self.links();
-            for link in links.iter().filter(|link| link.is_neglected()) {
-                let ready = link.lock().ready.len();
-                self.attend_later(link, ready.max(1));
+            if let Err(error) = self.poller.wait(&mut ready, tick.saturating_duration_since(Instant::now())) {
+                log::error!("{}: the poller failed: {error}", self.name);
+                thread::sleep(TICK);
             }
-            self.watcher_sleeps.store(true, Ordering::SeqCst);
-            if links.iter().all(|link| link.is_attended()) && !self.is_stopping() {
-                thread::park();
+            listener = listener.filter(|_| !self.is_stopping());
+            for id in &ready {
+                match &listener {
+                    Some(listener) if *id == LISTENER => {
+                        self.accept_all(listener, &mut last_id);
+                        self.listen(listener);
+                    }
+                    _ => self.resume(*id),
+                }
             }
-            self.watcher_sleeps.store(false, Ordering::SeqCst);
+            let now = Instant::now();
+            if !self.watcher_sleeps.load(Ordering::SeqCst) {
+                tick = tick.min(now + TICK);
+            }
+            if now >= upkeep {
+                upkeep = now + UPKEEP;
+                let is_due = |link: &Arc<Link>| link.lock().upkeep(self.name, &self.limits, link.peer, now);
+                self.links().iter().filter(|link| is_due(link)).for_each(|link| self.attend_later(link, 1));
+            }
+            if now >= tick {
+                self.watcher_sleeps.store(true, Ordering::SeqCst);
+                tick = now + if self.all_have_threads() { UPKEEP } else { TICK };
+            }
+        }
+    }
+
+    /// Starts threads for jobs and connections that lack one; returns whether none does.
+    fn all_have_threads(self: &Arc<Self>) -> bool {
+        let active: Vec<_> = lock(&self.active).values().cloned().collect();
+        for link in active.iter().filter(|link| link.is_neglected()) {
+            let ready = link.lock().ready.len();
+            self.attend_later(link, ready.max(1));
+        }
+        !self.pool.grow() && active.iter().all(|link| link.is_attended())
+    }
+
+    fn listen(&self, listener: &TcpListener) {
+        if let Err(error) = self.poller.watch_once(listener, LISTENER) {
+            log::error!("{}: no further connections are accepted: {error}", self.name);
+        }
+    }
+
+    /// A parked connection can be read.
+    fn resume(self: &Arc<Self>, id: u64) {
+        let link = match lock(&self.connections).get(&id) {
+            Some(Peer { state: PeerState::Open(link), .. }) => link.clone(),
+            _ => return,
+        };
+        link.unpark(&mut link.lock());
+        self.attend_later(&link, 1);
+    }
+
+    fn submit(&self, job: impl FnOnce() + Send + 'static) {
+        if self.pool.submit(job) {
+            self.rouse_watcher();
         }
     }
 
     /// To be called before a handler runs: its connection has nobody who reads it for now.
     fn rouse_watcher(&self) {
-        if self.watcher_sleeps.swap(false, Ordering::SeqCst)
-            && let Some(watcher) = &*lock(&self.watcher)
-        {
-            watcher.unpark();
+        if self.watcher_sleeps.swap(false, Ordering::SeqCst) {
+            self.poller.wake();
         }
     }
 
@@ -473,90 +553,56 @@ impl Drop for Held {
 /// The timers of a connection.
 pub(super) struct Upkeep {
     /// The connection's number in the server.
-    id: u64,
-    next: Instant,
+    pub(super) id: u64,
     established_by: Instant,
     last_call: Instant,
-    ping_sent: Option<Instant>,
     within_headers_since: Option<Instant>,
 }
 
 impl Upkeep {
     pub(super) fn new(now: Instant) -> Upkeep {
-        Upkeep {
-            id: 0,
-            next: now + UPKEEP,
-            established_by: now,
-            last_call: now,
-            ping_sent: None,
-            within_headers_since: None,
-        }
+        Upkeep { id: 0, established_by: now, last_call: now, within_headers_since: None }
     }
 }
 
 impl Core {
-    /// Server: the longest that one read may take, for the sake of the timers.
-    pub(super) fn upkeep_within(&self) -> Option<Duration> {
-        let Side::Server(shared) = &self.side else { return None };
-        let is_due = !self.h2.is_established()
-            || self.h2.is_within_headers()
-            || self.upkeep.ping_sent.is_some()
-            || self.calls.values().any(|call| call.end.is_none());
-        Some(if is_due { UPKEEP } else { shared.limits.keepalive.min(shared.limits.idle) })
+    /// Server: does what is due by the clock. Returns whether there is something to write, or to end.
+    fn upkeep(&mut self, name: &str, limits: &Limits, peer: Option<SocketAddr>, now: Instant) -> bool {
+        if self.ended.is_none()
+            && let Err((code, why)) = self.upkeep_or_end(limits, now)
+        {
+            let peer = peer.map_or("an unknown address".into(), |peer| peer.to_string());
+            log::info!("{name}: the connection with {peer} is closed: {why}");
+            self.h2.goaway(code, why);
+            self.end(Status::new(Code::Unavailable, why));
+        }
+        self.ended.is_some() || !self.h2.output().is_empty()
     }
 
-    /// Server: does what is due by the clock.
-    pub(super) fn upkeep(&mut self, peer: Option<SocketAddr>, now: Instant) {
-        let Side::Server(shared) = &self.side else { return };
-        if now < self.upkeep.next || self.ended.is_some() {
-            return;
-        }
-        let shared = shared.clone();
-        self.upkeep.next = now + UPKEEP;
-        let limits = &shared.limits;
-        let end = |core: &mut Core, code, why: &str| {
-            let peer = peer.map_or("an unknown address".into(), |peer| peer.to_string());
-            log::info!("{}: the connection with {peer} is closed: {why}", shared.name);
-            core.h2.goaway(code, why);
-            core.end(Status::new(Code::Unavailable, why));
-        };
+    fn upkeep_or_end(&mut self, limits: &Limits, now: Instant) -> Result<(), (ErrorCode, &'static str)> {
+        let is_over = |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
         if !self.h2.is_established() {
-            if now >= self.upkeep.established_by {
-                end(self, ErrorCode::SETTINGS_TIMEOUT, "it did not begin in time");
-            }
-            return;
+            let is_late = now >= self.upkeep.established_by;
+            return if is_late { Err((ErrorCode::SETTINGS_TIMEOUT, "it did not begin in time")) } else { Ok(()) };
         }
         if !self.h2.is_within_headers() {
             self.upkeep.within_headers_since = None;
-        } else if now - *self.upkeep.within_headers_since.get_or_insert(now) > limits.stall {
-            return end(self, ErrorCode::ENHANCE_YOUR_CALM, "a header block did not end in time");
+        } else if is_over(*self.upkeep.within_headers_since.get_or_insert(now), limits.stall) {
+            return Err((ErrorCode::ENHANCE_YOUR_CALM, "a header block did not end in time"));
         }
-        let is_late = |call: &CallState| {
-            call.end.is_none() && call.request.is_some() && now.duration_since(call.started) > limits.stall
-        };
+        let is_late =
+            |call: &CallState| call.end.is_none() && call.request.is_some() && is_over(call.started, limits.stall);
         let late: Vec<u32> = self.calls.iter().filter(|(_, call)| is_late(call)).map(|(&stream, _)| stream).collect();
         for stream in late {
             self.refuse(stream, &Status::new(Code::DeadlineExceeded, "the request did not end in time"));
         }
-        if self.calls.is_empty() && now.duration_since(self.upkeep.last_call) >= limits.idle {
-            return end(self, ErrorCode::NO_ERROR, "it was idle");
+        if self.calls.is_empty() && is_over(self.upkeep.last_call, limits.idle) {
+            return Err((ErrorCode::NO_ERROR, "it was idle"));
         }
-        let quiet = now.duration_since(self.last_read);
-        match self.upkeep.ping_sent {
-            Some(sent) if self.last_read > sent => self.upkeep.ping_sent = None,
-            Some(sent) if now.duration_since(sent) >= limits.keepalive_timeout => {
-                end(self, ErrorCode::NO_ERROR, "a PING was not answered in time");
-            }
-            Some(_) => {}
-            None if quiet >= limits.keepalive => {
-                self.h2.ping();
-                self.upkeep.ping_sent = Some(now);
-                if self.calls.is_empty() {
-                    self.trim();
-                }
-            }
-            None => {}
+        if self.keepalive(limits.keepalive, limits.keepalive_timeout, now) {
+            return Err((ErrorCode::NO_ERROR, "a PING was not answered in time"));
         }
+        Ok(())
     }
 
     /// A request's headers.
@@ -565,7 +611,8 @@ impl Core {
         let headers = self.h2.headers();
         let kind = headers.get(b"content-type").unwrap_or_default();
         let mut call = CallState::new(shared.limits.message_bytes, now);
-        call.is_grpc = headers.get(b":method") == Some(b"POST") && kind.starts_with(b"application/grpc");
+        call.is_grpc = headers.get(b":method") == Some(b"POST") && is_grpc_type(kind);
+        call.has_encoding = headers.get(b"grpc-encoding").is_some_and(|encoding| encoding != b"identity");
         let malformed = || Status::new(Code::Internal, "a malformed grpc-timeout");
         let timeout = headers.get(b"grpc-timeout").map(|value| parse_timeout(value).ok_or_else(malformed)).transpose();
         let method = match call.is_grpc {

@@ -30,24 +30,11 @@ pub enum Code {
 }
 
 impl Code {
+    #[rustfmt::skip]
     const ALL: [Code; 17] = [
-        Code::Ok,
-        Code::Cancelled,
-        Code::Unknown,
-        Code::InvalidArgument,
-        Code::DeadlineExceeded,
-        Code::NotFound,
-        Code::AlreadyExists,
-        Code::PermissionDenied,
-        Code::ResourceExhausted,
-        Code::FailedPrecondition,
-        Code::Aborted,
-        Code::OutOfRange,
-        Code::Unimplemented,
-        Code::Internal,
-        Code::Unavailable,
-        Code::DataLoss,
-        Code::Unauthenticated,
+        Code::Ok, Code::Cancelled, Code::Unknown, Code::InvalidArgument, Code::DeadlineExceeded, Code::NotFound,
+        Code::AlreadyExists, Code::PermissionDenied, Code::ResourceExhausted, Code::FailedPrecondition, Code::Aborted,
+        Code::OutOfRange, Code::Unimplemented, Code::Internal, Code::Unavailable, Code::DataLoss, Code::Unauthenticated,
     ];
 
     /// The code of a `grpc-status` value; what is no known code is [`Code::Unknown`], as the protocol demands.

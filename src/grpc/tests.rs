@@ -48,7 +48,7 @@ impl std::ops::Deref for TestServer {
 }
 
 fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
-    let begun = begun.clone();
+    let (begun, blocked, woken) = (begun.clone(), begun.clone(), cancelled.clone());
     let (until_cancelled, endless) = (cancelled.clone(), cancelled.clone());
     Router::new()
         .unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request))
@@ -72,6 +72,9 @@ fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
             let mut headers = Metadata::new();
             headers.insert("x-echo", call.metadata().get("x-ascii").unwrap_or("none"))?;
             call.set_headers(headers);
+            let mut trailers = Metadata::new();
+            trailers.insert_bin("x-trailing-bin", &[0xab; 3])?;
+            call.set_trailers(trailers);
             assert_eq!(call.metadata().get_bin("x-data-bin"), Some(vec![0, 0xff]));
             assert!(call.deadline().is_some() && call.peer().is_some());
             Ok(request)
@@ -86,6 +89,15 @@ fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
                     return Err(status);
                 }
             }
+        })
+        .client_streaming("/t.T/Sum", |_: &Call, requests: &mut Receiver<Blob>| {
+            requests.try_fold(0, |sum, request| Ok(sum + request?.count)).map(|sum| blob(b"", sum))
+        })
+        .client_streaming("/t.T/UntilWoken", move |call: &Call, _: &mut Receiver<Blob>| {
+            blocked.fetch_add(1, Ordering::SeqCst);
+            assert!(call.wait_cancelled(Duration::from_secs(60)));
+            woken.fetch_add(1, Ordering::SeqCst);
+            Ok(blob(b"", 0))
         })
         .streaming("/t.T/PingPong", |_: &Call, requests: &mut Receiver<Blob>, responses: &mut Sender<Blob>| {
             for request in requests {
@@ -204,6 +216,41 @@ fn requests_and_responses_stream_together() {
 }
 
 #[test]
+fn requests_stream_to_one_response() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    for count in [0, 1, 100] {
+        let (mut requests, mut response) = channel.streaming::<Blob, Blob>("/t.T/Sum", &soon()).unwrap();
+        (0..count).for_each(|count| requests.send(&blob(&[1; 1000], count)).unwrap());
+        requests.finish().unwrap();
+        assert_eq!(response.one().unwrap().count, (0..count).sum::<u32>());
+    }
+    let (requests, mut none) = channel.streaming::<Blob, Blob>("/t.T/PingPong", &soon()).unwrap();
+    requests.finish().unwrap();
+    assert_eq!(none.one().unwrap_err().code(), Code::Internal, "no response");
+}
+
+#[test]
+fn unfinished_requests_cancel_the_call_and_wake_its_handler() {
+    let server = start(Limits::default());
+    let channel = connect(&server);
+    let (requests, mut response) = channel.streaming::<Blob, Blob>("/t.T/UntilWoken", &soon()).unwrap();
+    eventually(|| server.begun() == 1);
+    drop(requests);
+    assert_eq!(response.one().unwrap_err().code(), Code::Cancelled);
+    eventually(|| server.cancelled() == 1);
+    let short = within(Duration::from_millis(1000));
+    let (_requests, mut response) = channel.streaming::<Blob, Blob>("/t.T/UntilWoken", &short).unwrap();
+    assert_eq!(response.one().unwrap_err().code(), Code::DeadlineExceeded);
+    eventually(|| server.cancelled() == 2);
+    let (mut requests, mut responses) = channel.streaming::<Blob, Blob>("/t.T/PingPong", &soon()).unwrap();
+    requests.send(&blob(b"", 1)).unwrap();
+    assert_eq!(responses.next().unwrap().unwrap().count, 1);
+    drop(requests);
+    assert_eq!(responses.next().unwrap().unwrap_err().code(), Code::Cancelled);
+}
+
+#[test]
 fn errors_carry_code_message_and_details() {
     let server = start(Limits::default());
     let channel = connect(&server);
@@ -238,6 +285,7 @@ fn metadata_reaches_the_handler_and_comes_back() {
     assert_eq!(responses.headers().unwrap().unwrap().get("x-echo"), Some("value"));
     assert_eq!(responses.next().unwrap().unwrap().count, 4);
     assert!(responses.next().is_none());
+    assert_eq!(responses.trailers().get_bin("x-trailing-bin"), Some(vec![0xab; 3]));
 }
 
 #[test]
@@ -245,7 +293,8 @@ fn a_deadline_ends_the_call_on_both_sides() {
     let server = start(Limits::default());
     let channel = connect(&server);
     let started = Instant::now();
-    let options = within(Duration::from_millis(50));
+    // long enough for the handler to begin on a busy machine
+    let options = within(Duration::from_millis(1000));
     let status = channel.unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &options).unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
     assert!(started.elapsed() < Duration::from_secs(5));
@@ -401,6 +450,120 @@ fn stop_without_grace_cuts_what_runs() {
     assert!(server.cancelled() == 1);
 }
 
+// ---- answers as they are on the wire ----
+
+/// Sends a request by hand and returns the answer: the fields of its headers, of its trailers if there are any.
+fn answers(server: &Server, fields: &[(&str, &str)], body: &[u8]) -> Vec<Vec<(String, String)>> {
+    let (mut socket, mut client) = by_hand(server);
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let fields = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes(), h2::Indexing::No));
+    let stream = client.open(fields, false).unwrap();
+    client.send_data(stream, body, true).unwrap();
+    socket.write_all(&std::mem::take(client.output())).unwrap();
+    let (mut received, mut lists) = (Vec::new(), Vec::new());
+    loop {
+        let mut piece = [0; 4096];
+        let length = socket.read(&mut piece).unwrap();
+        assert!(length > 0, "no answer");
+        received.extend_from_slice(&piece[..length]);
+        let mut ended = false;
+        while let (taken @ 1.., event) = client.receive(&received, Instant::now()).unwrap() {
+            let has_fields = matches!(event, Some(h2::Event::Headers { .. } | h2::Event::Trailers { .. }));
+            ended |= matches!(
+                event,
+                Some(
+                    h2::Event::Headers { end: true, .. }
+                        | h2::Event::Data { end: true, .. }
+                        | h2::Event::Trailers { .. }
+                )
+            );
+            received.drain(..taken);
+            if has_fields {
+                let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+                lists.push(client.headers().iter().map(|(name, value)| (text(name), text(value))).collect());
+            }
+        }
+        if ended {
+            return lists;
+        }
+    }
+}
+
+/// A call's fields with `more`.
+fn call_with<'a>(path: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let fixed = [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")];
+    [&fixed, more].concat()
+}
+
+fn field<'a>(list: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    list.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
+}
+
+#[test]
+fn an_error_without_a_response_is_trailers_only_with_an_encoded_message_and_details() {
+    let server = start(Limits::default());
+    let answer = answers(&server, &call_with("/t.T/Fail", &[]), &[0; 5]);
+    assert_eq!(answer.len(), 1, "one block of fields");
+    assert_eq!(field(&answer[0], ":status"), Some("200"));
+    assert_eq!(field(&answer[0], "content-type"), Some("application/grpc"));
+    assert_eq!(field(&answer[0], "grpc-status"), Some("5"));
+    assert_eq!(field(&answer[0], "grpc-message"), Some("schl%C3%BCssel 100 %25%0A"));
+    assert_eq!(field(&answer[0], "grpc-status-details-bin"), Some("AQID"));
+    let answer = answers(&server, &call_with("/t.T/Echo", &[]), &[0; 5]);
+    assert_eq!(answer.len(), 2, "headers and trailers");
+    assert_eq!((field(&answer[0], ":status"), field(&answer[0], "grpc-status")), (Some("200"), None));
+    assert_eq!(answer[1], [("grpc-status".to_owned(), "0".to_owned())]);
+}
+
+#[test]
+fn compressed_requests_are_refused_and_told_what_is_accepted() {
+    let server = start(Limits::default());
+    let answer = |encoding: &[(&str, &str)], body: &[u8]| {
+        let answer = answers(&server, &call_with("/t.T/Echo", encoding), body);
+        let last = answer.last().unwrap();
+        (field(last, "grpc-status").map(str::to_owned), field(last, "grpc-accept-encoding").map(str::to_owned))
+    };
+    let (gzip, identity) = ([("grpc-encoding", "gzip")], [("grpc-encoding", "identity")]);
+    let unimplemented = (Some("12".to_owned()), Some("identity".to_owned()));
+    assert_eq!(answer(&gzip, &[1, 0, 0, 0, 1, 0]), unimplemented);
+    assert_eq!(answer(&gzip, &[0; 5]).0.unwrap(), "0", "a message that is not compressed may come all the same");
+    assert_eq!(answer(&identity, &[0; 5]).0.unwrap(), "0");
+    assert_eq!(answer(&identity, &[1, 0, 0, 0, 1, 0]).0.unwrap(), "13", "the flag without a compression");
+    assert_eq!(answer(&[], &[1, 0, 0, 0, 1, 0]).0.unwrap(), "13");
+}
+
+#[test]
+fn what_is_no_grpc_request_gets_the_http_status_for_it() {
+    let server = start(Limits::default());
+    let status = |method: &str, kind: &str| {
+        let fields = [(":method", method), (":scheme", "http"), (":path", "/t.T/Echo"), ("content-type", kind)];
+        let answer = answers(&server, &fields, b"x");
+        assert_eq!(field(&answer[0], "grpc-status"), None);
+        field(&answer[0], ":status").unwrap().to_owned()
+    };
+    assert_eq!(status("POST", "application/json"), "415");
+    assert_eq!(status("POST", "application/grpc-web"), "415");
+    assert_eq!(status("GET", "application/grpc"), "405");
+    assert_eq!(status("HEAD", "text/html"), "405");
+}
+
+#[test]
+fn malformed_requests_are_answered_with_a_status() {
+    let server = start(Limits::default());
+    let status = |path: &str, more: &[(&str, &str)], body: &[u8]| {
+        field(answers(&server, &call_with(path, more), body).last().unwrap(), "grpc-status").unwrap().to_owned()
+    };
+    assert_eq!(status("/t.T/Echo", &[("grpc-timeout", "soon")], &[0; 5]), "13");
+    assert_eq!(status("/t.T/Echo", &[("grpc-timeout", "0n")], &[0; 5]), "4");
+    assert_eq!(status("/t.T/Echo", &[], &[]), "13", "no message");
+    assert_eq!(status("/t.T/Echo", &[], &[0; 4]), "13", "half a prefix");
+    assert_eq!(status("/t.T/Echo", &[], &[0; 10]), "13", "two messages");
+    assert_eq!(status("/t.T/Echo", &[], &[0, 0, 0, 0, 1, 0xff]), "13", "no Blob");
+    assert_eq!(status("/t.T/Echo", &[], &[0, 0x7f, 0, 0, 0]), "8", "too large, by its announcement alone");
+    assert_eq!(status("/t.T/Nope", &[], &[0; 5]), "12");
+    assert_eq!(status("nonsense", &[], &[0; 5]), "12");
+}
+
 // ---- peers that misbehave ----
 
 /// Waits until the server has closed `socket`, and returns what it said before.
@@ -541,6 +704,42 @@ fn a_client_that_answers_no_ping_is_dropped_and_its_call_cancelled() {
     let said = until_closed(socket, Duration::from_secs(8));
     assert!(said.windows(8).any(|bytes| bytes == b"keepaliv"));
     eventually(|| server.cancelled() == 1);
+}
+
+#[test]
+fn a_server_that_answers_no_ping_is_given_up_and_one_that_does_is_not() {
+    let quick = Keepalive { every: Duration::from_millis(200), timeout: Duration::from_millis(800) };
+    let open = |address| {
+        let transport = Transport::plain(TcpStream::connect(address).unwrap()).unwrap();
+        Channel::with_keepalive(transport, "localhost", quick).unwrap()
+    };
+    // takes connections and says nothing
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let status = echo(&open(silent.local_addr().unwrap()), &Blob::default()).unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "the server answered no PING in time"));
+    let server = start(Limits::default());
+    let request = blob(b"", 2500);
+    assert_eq!(open(server.local_addr()).unary("/t.T/Sleep", &request, &soon()), Ok(request));
+}
+
+#[test]
+fn idle_connections_hold_no_thread_and_are_served_when_they_speak() {
+    let server = start(Limits::default());
+    let channels: Vec<Channel> = (0..50).map(|_| connect(&server)).collect();
+    for _ in 0..2 {
+        channels.iter().for_each(|channel| assert_eq!(echo(channel, &blob(b"", 1)).unwrap().count, 1));
+        eventually(|| server.attended() == 0);
+    }
+    // calls that have begun, but whose requests do not come, are no reason to hold one either
+    let held: Vec<_> = (0..3).map(|_| by_hand(&server)).collect();
+    let begun = held.into_iter().map(|(mut socket, mut client)| {
+        open(&mut client, "/t.T/Echo");
+        socket.write_all(client.output()).unwrap();
+        socket
+    });
+    let begun: Vec<TcpStream> = begun.collect();
+    eventually(|| server.attended() == 0);
+    drop(begun);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// One established connection: plain TCP, or TLS over it.
@@ -11,7 +12,7 @@ pub struct Transport {
     /// Bytes to the peer, usable while another thread blocks in `reader`.
     pub writer: Box<dyn Write + Send>,
     /// The socket beneath: time-outs, the peer's address, and `shutdown`, which wakes both halves.
-    pub socket: TcpStream,
+    pub socket: Arc<TcpStream>,
     /// The `:scheme` of requests: `http` or `https`.
     pub scheme: &'static str,
 }
@@ -20,12 +21,28 @@ impl Transport {
     /// Plain TCP.
     pub fn plain(socket: TcpStream) -> io::Result<Transport> {
         socket.set_nodelay(true)?;
-        Ok(Transport {
-            reader: Box::new(socket.try_clone()?),
-            writer: Box::new(socket.try_clone()?),
-            socket,
-            scheme: "http",
-        })
+        let socket = Arc::new(socket);
+        let half = || Box::new(Plain(socket.clone()));
+        Ok(Transport { reader: half(), writer: half(), socket: socket.clone(), scheme: "http" })
+    }
+}
+
+/// One direction of plain TCP. All share a descriptor.
+struct Plain(Arc<TcpStream>);
+
+impl Read for Plain {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&*self.0).read(buffer)
+    }
+}
+
+impl Write for Plain {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self.0).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Instant;
 
 use super::budget::{Allowance, Budget};
+use super::frame::ErrorCode as Code;
 use super::frame::{self, ErrorCode, HEAD, Head, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
 use super::headers::{FIELD_OVERHEAD, HeaderList};
 use super::hpack::{Decoder, Encoder, Field};
@@ -77,7 +78,7 @@ fn error<T, E: From<Error>>(code: ErrorCode, reason: &'static str) -> Result<T, 
 
 /// PROTOCOL_ERROR, the code for most rules, if the connection's peer broke one.
 fn forbid(is_broken: bool, reason: &'static str) -> Result<(), Error> {
-    forbid_as(ErrorCode::PROTOCOL_ERROR, is_broken, reason)
+    forbid_as(Code::PROTOCOL_ERROR, is_broken, reason)
 }
 
 /// Another code.
@@ -87,7 +88,7 @@ fn forbid_as(code: ErrorCode, is_broken: bool, reason: &'static str) -> Result<(
 
 /// The payload of a frame that has one length only.
 fn exactly<const N: usize>(payload: &[u8], reason: &'static str) -> Result<[u8; N], Error> {
-    payload.try_into().or_else(|_| error(ErrorCode::FRAME_SIZE_ERROR, reason))
+    payload.try_into().or_else(|_| error(Code::FRAME_SIZE_ERROR, reason))
 }
 
 /// An error if a rule of the stream is broken.
@@ -317,7 +318,7 @@ impl Connection {
         }
         let Some(head) = Head::parse(input) else { return Ok((0, None)) };
         forbid_as(
-            ErrorCode::FRAME_SIZE_ERROR,
+            Code::FRAME_SIZE_ERROR,
             head.length > MAX_FRAME,
             "a frame larger than SETTINGS_MAX_FRAME_SIZE (§4.2)",
         )?;
@@ -361,7 +362,7 @@ impl Connection {
             kind::PING => self.ping_frame(head, payload),
             kind::GOAWAY => self.goaway_frame(payload),
             kind::PRIORITY => priority(head, payload),
-            kind::PUSH_PROMISE => error(ErrorCode::PROTOCOL_ERROR, "PUSH_PROMISE, which is disabled (§8.4)"),
+            kind::PUSH_PROMISE => error(Code::PROTOCOL_ERROR, "PUSH_PROMISE, which is disabled (§8.4)"),
             // §5.5
             _ => Ok(None),
         }
@@ -369,7 +370,7 @@ impl Connection {
 
     /// Counts a frame that brings nothing.
     fn useless(&mut self, now: Instant) -> Result<(), Fault> {
-        Ok(forbid_as(ErrorCode::ENHANCE_YOUR_CALM, !self.control.spend(now), "too many frames without use")?)
+        Ok(forbid_as(Code::ENHANCE_YOUR_CALM, !self.control.spend(now), "too many frames without use")?)
     }
 
     /// §6.1
@@ -380,11 +381,7 @@ impl Connection {
             self.useless(now)?;
         }
         self.receive_window -= payload.len() as i64;
-        forbid_as(
-            ErrorCode::FLOW_CONTROL_ERROR,
-            self.receive_window < 0,
-            "more DATA than the connection's window (§6.9)",
-        )?;
+        forbid_as(Code::FLOW_CONTROL_ERROR, self.receive_window < 0, "more DATA than the connection's window (§6.9)")?;
         // The connection's window is given back at once: memory is bounded by the streams' windows and their number, and
         // one stream that nobody reads must not stop the others.
         self.unannounced += payload.len() as u32;
@@ -396,15 +393,15 @@ impl Connection {
         let Some(stream) = self.streams.get_mut(&head.stream) else {
             return self.absent(head.stream, now).map(|()| None);
         };
-        forbid_on(head.stream, !stream.remote_open, ErrorCode::STREAM_CLOSED)?;
+        forbid_on(head.stream, !stream.remote_open, Code::STREAM_CLOSED)?;
         // DATA before the response's headers
-        forbid_on(head.stream, !stream.has_headers, ErrorCode::PROTOCOL_ERROR)?;
+        forbid_on(head.stream, !stream.has_headers, Code::PROTOCOL_ERROR)?;
         stream.receive_window -= payload.len() as i64;
-        forbid_on(head.stream, stream.receive_window < 0, ErrorCode::FLOW_CONTROL_ERROR)?;
+        forbid_on(head.stream, stream.receive_window < 0, Code::FLOW_CONTROL_ERROR)?;
         if let Some(left) = &mut stream.length_left {
             match left.checked_sub(data.len() as u64) {
                 Some(rest) => *left = rest,
-                None => return Err(Fault::Stream(head.stream, ErrorCode::PROTOCOL_ERROR)),
+                None => return Err(Fault::Stream(head.stream, Code::PROTOCOL_ERROR)),
             }
         }
         if end {
@@ -419,8 +416,8 @@ impl Connection {
     fn absent(&mut self, stream: u32, now: Instant) -> Result<(), Fault> {
         forbid(self.is_idle(stream), "a frame on an idle stream (§5.1)")?;
         match self.how_closed(stream) {
-            Some(Closed::Ended) => error(ErrorCode::STREAM_CLOSED, "a frame on an ended stream (§5.1)"),
-            Some(Closed::ResetByPeer) => Err(Fault::Stream(stream, ErrorCode::STREAM_CLOSED)),
+            Some(Closed::Ended) => error(Code::STREAM_CLOSED, "a frame on an ended stream (§5.1)"),
+            Some(Closed::ResetByPeer) => Err(Fault::Stream(stream, Code::STREAM_CLOSED)),
             Some(Closed::ResetByUs) | None => self.useless(now),
         }
     }
@@ -437,7 +434,7 @@ impl Connection {
     /// The peer's END_STREAM.
     fn end_remote(&mut self, id: u32) -> Result<(), Fault> {
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
-        forbid_on(id, stream.length_left.is_some_and(|left| left > 0), ErrorCode::PROTOCOL_ERROR)?;
+        forbid_on(id, stream.length_left.is_some_and(|left| left > 0), Code::PROTOCOL_ERROR)?;
         stream.remote_open = false;
         if !stream.local_open {
             self.close(id, Closed::Ended);
@@ -459,7 +456,7 @@ impl Connection {
         let mut depends_on_itself = false;
         if head.has(flag::PRIORITY) {
             let Some((priority, rest)) = fragment.split_first_chunk::<5>() else {
-                return error(ErrorCode::FRAME_SIZE_ERROR, "HEADERS too short for its priority (§6.2)");
+                return error(Code::FRAME_SIZE_ERROR, "HEADERS too short for its priority (§6.2)");
             };
             depends_on_itself = dependency(priority) == head.stream;
             fragment = rest;
@@ -482,12 +479,12 @@ impl Connection {
     /// §6.10
     fn continuation<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
         let Some(mut block) = self.block.take() else {
-            return error(ErrorCode::PROTOCOL_ERROR, "CONTINUATION without HEADERS (§6.10)");
+            return error(Code::PROTOCOL_ERROR, "CONTINUATION without HEADERS (§6.10)");
         };
         block.fragments.extend_from_slice(payload);
         block.continuations += 1;
         forbid_as(
-            ErrorCode::ENHANCE_YOUR_CALM,
+            Code::ENHANCE_YOUR_CALM,
             block.continuations > CONTINUATIONS
                 || block.fragments.len() > self.limits.header_list as usize + BLOCK_SLACK,
             "a header block that is too large",
@@ -504,7 +501,7 @@ impl Connection {
     fn header_block<'a>(&mut self, block: &Block, fragments: &[u8], now: Instant) -> Outcome<'a> {
         self.headers.clear();
         if let Err(broken) = self.decoder.decode(fragments, &mut self.headers) {
-            return error(ErrorCode::COMPRESSION_ERROR, broken.0);
+            return error(Code::COMPRESSION_ERROR, broken.0);
         }
         if self.streams.contains_key(&block.stream) {
             self.headers_on_open_stream(block, now)
@@ -527,13 +524,13 @@ impl Connection {
             self.close(id, Closed::ResetByUs);
             return Ok(None);
         }
-        forbid_on(id, self.streams.len() >= self.limits.streams as usize, ErrorCode::REFUSED_STREAM)?;
-        forbid_on(id, self.headers.is_too_large(), ErrorCode::ENHANCE_YOUR_CALM)?;
+        forbid_on(id, self.streams.len() >= self.limits.streams as usize, Code::REFUSED_STREAM)?;
+        forbid_on(id, self.headers.is_too_large(), Code::ENHANCE_YOUR_CALM)?;
         let length_left = self.headers.content_length();
         forbid_on(
             id,
             block.depends_on_itself || !self.headers.is_request() || length_left == Some(None),
-            ErrorCode::PROTOCOL_ERROR,
+            Code::PROTOCOL_ERROR,
         )?;
         self.streams.insert(id, self.new_stream(length_left.flatten()));
         self.finish_headers(block, Event::Headers { stream: id, end: block.end_stream })
@@ -555,9 +552,9 @@ impl Connection {
     fn headers_on_open_stream<'a>(&mut self, block: &Block, now: Instant) -> Outcome<'a> {
         let id = block.stream;
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(None) };
-        forbid_on(id, !stream.remote_open, ErrorCode::STREAM_CLOSED)?;
-        forbid_on(id, self.headers.is_too_large(), ErrorCode::ENHANCE_YOUR_CALM)?;
-        let malformed = Err(Fault::Stream(id, ErrorCode::PROTOCOL_ERROR));
+        forbid_on(id, !stream.remote_open, Code::STREAM_CLOSED)?;
+        forbid_on(id, self.headers.is_too_large(), Code::ENHANCE_YOUR_CALM)?;
+        let malformed = Err(Fault::Stream(id, Code::PROTOCOL_ERROR));
         if block.depends_on_itself {
             return malformed;
         }
@@ -591,7 +588,7 @@ impl Connection {
 
     /// §5.4.2: RST_STREAM, and the layer above learns of it if it knew the stream.
     fn stream_error<'a>(&mut self, id: u32, code: ErrorCode, now: Instant) -> Result<Option<Event<'a>>, Error> {
-        forbid_as(ErrorCode::ENHANCE_YOUR_CALM, !self.resets.spend(now), "too many stream errors")?;
+        forbid_as(Code::ENHANCE_YOUR_CALM, !self.resets.spend(now), "too many stream errors")?;
         let existed = self.streams.contains_key(&id);
         frame::rst_stream(&mut self.out, id, code);
         if existed || self.how_closed(id).is_none() {
@@ -604,7 +601,7 @@ impl Connection {
     fn rst_stream<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
         let code = exactly(payload, "RST_STREAM not of 4 bytes (§6.4)")?;
         forbid(self.is_idle(head.stream), "RST_STREAM on an idle stream (§6.4)")?;
-        forbid_as(ErrorCode::ENHANCE_YOUR_CALM, !self.resets.spend(now), "too many RST_STREAM")?;
+        forbid_as(Code::ENHANCE_YOUR_CALM, !self.resets.spend(now), "too many RST_STREAM")?;
         if !self.streams.contains_key(&head.stream) {
             return Ok(None);
         }
@@ -616,7 +613,7 @@ impl Connection {
     /// §6.5
     fn settings<'a>(&mut self, head: Head, payload: &[u8]) -> Outcome<'a> {
         forbid_as(
-            ErrorCode::FRAME_SIZE_ERROR,
+            Code::FRAME_SIZE_ERROR,
             head.has(flag::ACK) && !payload.is_empty() || !payload.len().is_multiple_of(6),
             "SETTINGS of a wrong length (§6.5)",
         )?;
@@ -637,13 +634,13 @@ impl Connection {
         match id {
             setting::HEADER_TABLE_SIZE => self.encoder.resize(value),
             setting::ENABLE_PUSH if value > 1 || value == 1 && !self.is_server => {
-                return error(ErrorCode::PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH of a wrong value (§6.5.2)");
+                return error(Code::PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH of a wrong value (§6.5.2)");
             }
             setting::MAX_CONCURRENT_STREAMS => self.peer_streams = value,
             setting::MAX_HEADER_LIST_SIZE => self.peer_header_list = value as usize,
             setting::INITIAL_WINDOW_SIZE => {
                 forbid_as(
-                    ErrorCode::FLOW_CONTROL_ERROR,
+                    Code::FLOW_CONTROL_ERROR,
                     value > MAX_31_BITS,
                     "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1 (§6.5.2)",
                 )?;
@@ -652,7 +649,7 @@ impl Connection {
                 for stream in self.streams.values_mut() {
                     stream.send_window += change;
                     forbid_as(
-                        ErrorCode::FLOW_CONTROL_ERROR,
+                        Code::FLOW_CONTROL_ERROR,
                         stream.send_window > i64::from(MAX_31_BITS),
                         "a stream's window above 2^31-1 (§6.9.2)",
                     )?;
@@ -660,7 +657,7 @@ impl Connection {
             }
             // ours are never larger than the smallest legal value
             setting::MAX_FRAME_SIZE if !(1 << 14..1 << 24).contains(&value) => {
-                return error(ErrorCode::PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE of a wrong value (§6.5.2)");
+                return error(Code::PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE of a wrong value (§6.5.2)");
             }
             _ => {}
         }
@@ -676,7 +673,7 @@ impl Connection {
         }
         if data == PING_DRAIN && self.is_draining && self.promised_last == MAX_31_BITS {
             self.promised_last = self.last_peer_stream;
-            frame::goaway(&mut self.out, self.last_peer_stream, ErrorCode::NO_ERROR, "");
+            frame::goaway(&mut self.out, self.last_peer_stream, Code::NO_ERROR, "");
         }
         Ok((data == PING_KEEPALIVE).then_some(Event::Pong))
     }
@@ -684,7 +681,7 @@ impl Connection {
     /// §6.8
     fn goaway_frame<'a>(&mut self, payload: &[u8]) -> Outcome<'a> {
         let Some(&[l0, l1, l2, l3, c0, c1, c2, c3]) = payload.first_chunk::<8>() else {
-            return error(ErrorCode::FRAME_SIZE_ERROR, "GOAWAY shorter than 8 bytes (§6.8)");
+            return error(Code::FRAME_SIZE_ERROR, "GOAWAY shorter than 8 bytes (§6.8)");
         };
         let last = u32::from_be_bytes([l0, l1, l2, l3]) & MAX_31_BITS;
         self.peer_goes_away = true;
@@ -702,7 +699,7 @@ impl Connection {
             self.send_window += increment;
             forbid(increment == 0, "WINDOW_UPDATE of nothing (§6.9)")?;
             forbid_as(
-                ErrorCode::FLOW_CONTROL_ERROR,
+                Code::FLOW_CONTROL_ERROR,
                 self.send_window > i64::from(MAX_31_BITS),
                 "the connection's window above 2^31-1 (§6.9.1)",
             )?;
@@ -712,8 +709,8 @@ impl Connection {
                 return Ok(None);
             };
             stream.send_window += increment;
-            forbid_on(head.stream, increment == 0, ErrorCode::PROTOCOL_ERROR)?;
-            forbid_on(head.stream, stream.send_window > i64::from(MAX_31_BITS), ErrorCode::FLOW_CONTROL_ERROR)?;
+            forbid_on(head.stream, increment == 0, Code::PROTOCOL_ERROR)?;
+            forbid_on(head.stream, stream.send_window > i64::from(MAX_31_BITS), Code::FLOW_CONTROL_ERROR)?;
         }
         Ok(Some(Event::Window { stream: head.stream }))
     }
@@ -867,7 +864,7 @@ impl Connection {
     pub fn shutdown(&mut self) {
         if !self.is_draining {
             self.is_draining = true;
-            frame::goaway(&mut self.out, MAX_31_BITS, ErrorCode::NO_ERROR, "");
+            frame::goaway(&mut self.out, MAX_31_BITS, Code::NO_ERROR, "");
             frame::ping(&mut self.out, 0, &PING_DRAIN);
         }
     }
@@ -902,15 +899,15 @@ fn unpad(head: Head, payload: &[u8]) -> Result<&[u8], Error> {
     }
     match payload.split_first() {
         Some((&padding, rest)) if usize::from(padding) <= rest.len() => Ok(&rest[..rest.len() - usize::from(padding)]),
-        Some(_) => error(ErrorCode::PROTOCOL_ERROR, "padding longer than its frame (§6.1)"),
-        None => error(ErrorCode::FRAME_SIZE_ERROR, "a padded frame without a padding length (§6.1)"),
+        Some(_) => error(Code::PROTOCOL_ERROR, "padding longer than its frame (§6.1)"),
+        None => error(Code::FRAME_SIZE_ERROR, "a padded frame without a padding length (§6.1)"),
     }
 }
 
 /// §5.3.2, §6.3: checked and ignored.
 fn priority<'a>(head: Head, payload: &[u8]) -> Outcome<'a> {
-    let Ok(priority) = payload.try_into() else { return Err(Fault::Stream(head.stream, ErrorCode::FRAME_SIZE_ERROR)) };
-    forbid_on(head.stream, dependency(priority) == head.stream, ErrorCode::PROTOCOL_ERROR)?;
+    let Ok(priority) = payload.try_into() else { return Err(Fault::Stream(head.stream, Code::FRAME_SIZE_ERROR)) };
+    forbid_on(head.stream, dependency(priority) == head.stream, Code::PROTOCOL_ERROR)?;
     Ok(None)
 }
 

@@ -406,21 +406,36 @@ mod tests {
         assert_eq!(encoder.table.size, 0);
     }
 
+    /// Every rule that a header block can break, with its section. Each is a connection error (RFC 9113 §4.3).
     #[test]
-    fn broken_blocks_are_refused() {
-        for (block, why) in [
-            ("80", "index 0"),
-            ("be", "an index beyond the tables"),
-            ("8220", "a size update after a field"),
-            ("3fe21f", "a size update above 4096"),
-            ("ffffffffff7f", "a huge integer"),
-            ("ff", "an integer without end"),
-            ("400a61", "a string beyond the block"),
-            ("4001", "no name"),
-            ("400161", "no value"),
-            ("408106", "bad padding"),
+    fn rfc7541_broken_blocks_are_compression_errors() {
+        for (section, block, why) in [
+            ("2.3.3", "be", "an index beyond the tables"),
+            ("2.3.3", "7e0179", "the name of an entry beyond the tables"),
+            ("2.3.3", "400161017abf", "one above the newest entry"),
+            ("4.2", "8220", "a table size update after a field"),
+            ("5.1", "ffffffffff7f", "an integer above 2^32"),
+            ("5.1", "ff808080808001", "an integer of too many bytes"),
+            ("5.1", "ff", "an integer without end"),
+            ("5.2", "400a61", "a name longer than the block"),
+            ("5.2", "4001610a62", "a value longer than the block"),
+            ("5.2", "408106", "a padding not of ones"),
+            ("5.2", "40820fff", "a padding longer than 7 bits"),
+            ("5.2", "4084ffffffff", "the code of EOS"),
+            ("6.1", "80", "index 0"),
+            ("6.2.1", "40", "a literal to be indexed without a name"),
+            ("6.2.1", "400161", "… without a value"),
+            ("6.2.2", "00", "a literal without indexing, without a name"),
+            ("6.2.2", "000161", "… without a value"),
+            ("6.2.3", "10", "a literal never to be indexed, without a name"),
+            ("6.2.3", "100161", "… without a value"),
+            ("6.3", "3fe21f", "a table size update above SETTINGS_HEADER_TABLE_SIZE"),
         ] {
-            assert!(decode(&mut Decoder::new(), &unhex(block)).is_err(), "{why}");
+            assert!(decode(&mut Decoder::new(), &unhex(block)).is_err(), "§{section}: {why}");
+        }
+        // just within the rules: the largest table, two updates at the start, the newest entry, a padding of 7 bits
+        for block in ["3fe11f82", "203fe11f82", "400161017abe", "40810f0179"] {
+            assert!(decode(&mut Decoder::new(), &unhex(block)).is_ok(), "{block}");
         }
     }
 

@@ -240,8 +240,12 @@ fn unmap() -> Result<bool, Error> {
     match device_mapper::close(MAPPING) {
         Ok(()) => Ok(true),
         Err(device_mapper::Error::NotActive { .. }) => Ok(false),
-        // the kernel's device-mapper is not even loaded
-        Err(device_mapper::Error::Control(error)) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        // the kernel's device-mapper is not even loaded, whether its node is there or not
+        Err(device_mapper::Error::Control(error))
+            if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) =>
+        {
+            Ok(false)
+        }
         Err(error) => Err(Error::DeviceMapper(error)),
     }
 }

@@ -8,6 +8,7 @@ pub mod device_mapper;
 pub mod keyring;
 pub mod mount;
 pub mod net;
+pub mod poll;
 pub mod process;
 pub mod signal;
 

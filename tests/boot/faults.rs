@@ -14,7 +14,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 const DISK: u64 = 64 * MIB;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// SeaBIOS measures neither kernel nor initramfs; a fresh node is all that can be asked for.
 const FRESH_NODE: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 /// How often the power is cut in each of the two tests, at an instant in another part of what happens.
@@ -29,7 +29,7 @@ fn an_interrupted_unlock_and_the_old_systems_keyless_header_end_mounted() -> Res
         host_programs: &["cryptsetup"],
         files: vec![("/usr/bin/dm_guest".to_owned(), harness::example("dm_guest")?)],
         disks: &[("state", DISK)],
-        limit: Duration::from_secs(180),
+        limit: Duration::from_secs(400),
         ..Case::default()
     };
     passed(case.run()?)

@@ -3,15 +3,21 @@
     peer.py server [CERTIFICATE KEY]        prints its port, serves until its standard input closes
     peer.py client PORT [CERTIFICATE]       runs every case against our server, prints "ok CASE" for each
 
-Messages are raw bytes of one protobuf message: field 1 (bytes) data, field 2 (uint32) count. No generated code.
+It serves and calls two services: the test service of gRPC's interoperability specification (testing.py), and test.Interop
+for what that leaves out. The latter's messages are raw bytes of one protobuf message: field 1 (bytes) data, field 2 (uint32)
+count.
 """
 
+import os
 import sys
 import threading
 import time
+import traceback
 from concurrent import futures
 
 import grpc
+
+import testing
 
 MIB = 1 << 20
 OPTIONS = [("grpc.max_receive_message_length", 64 * MIB), ("grpc.max_send_message_length", 64 * MIB)]
@@ -121,6 +127,7 @@ def serve(certificate=None, key=None):
     }
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=16), options=OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Interop", methods),))
+    testing.add_to(server)
     if certificate:
         with open(key, "rb") as k, open(certificate, "rb") as c:
             credentials = grpc.ssl_server_credentials([(k.read(), c.read())])
@@ -245,7 +252,7 @@ def run(port, certificate=None):
         assert unary("Echo", count=1) == (b"", 1)
 
     cases = [case for case in list(locals().values()) if callable(case) and case not in (unary, streaming)]
-    for case in cases:
+    for case in cases + testing.cases(channel):
         case()
         print("ok", case.__name__, flush=True)
     channel.close()
@@ -254,4 +261,10 @@ def run(port, certificate=None):
 if sys.argv[1] == "server":
     serve(*sys.argv[2:])
 else:
-    run(*sys.argv[2:])
+    try:
+        run(*sys.argv[2:])
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        # threads of grpcio may still wait for the requests of the case that failed
+        os._exit(1)

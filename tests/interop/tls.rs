@@ -67,7 +67,8 @@ fn shake_hands(mut connection: Connection, mut socket: TcpStream) -> io::Result<
     while connection.is_handshaking() {
         connection.complete_io(&mut socket)?;
     }
-    let half = Half { connection: Arc::new(Mutex::new(connection)), socket: Arc::new(socket.try_clone()?) };
+    let socket = Arc::new(socket);
+    let half = Half { connection: Arc::new(Mutex::new(connection)), socket: socket.clone() };
     let reader = Reader { half: half.clone(), records: vec![0; 16 << 10], taken: 0, filled: 0 };
     Ok(Transport { reader: Box::new(reader), writer: Box::new(half), socket, scheme: "https" })
 }

@@ -1,4 +1,4 @@
-//! tonic as a peer, without generated code.
+//! tonic as a peer, without generated code. `tonic_testing.rs` has its share of the interoperability specification.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -13,18 +13,30 @@ use tonic::body::Body;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::{Service, http};
 use tonic::server::{Grpc, NamedService, ServerStreamingService, UnaryService};
-use tonic::transport::{Endpoint, Server};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
-use super::super::Blob;
+use super::super::{Blob, OurServer};
+use super::tls;
+use super::tonic_testing::{self, TestService};
 
 const MIB: usize = 1 << 20;
 
-/// tonic's client against our server on `port`.
-pub fn client_cases(port: u16) {
+/// tonic's client against our server, over TLS if the server has an identity.
+pub fn client_cases(server: &OurServer, identity: Option<&tls::Identity>) {
+    let port = server.port();
     Runtime::new().unwrap().block_on(async {
-        let channel = Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap().connect().await.unwrap();
+        let endpoint = match identity {
+            None => Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap(),
+            Some(identity) => {
+                let pem = std::fs::read(identity.certificate_file()).unwrap();
+                let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)).domain_name("localhost");
+                Endpoint::from_shared(format!("https://127.0.0.1:{port}")).unwrap().tls_config(config).unwrap()
+            }
+        };
+        let channel = endpoint.connect().await.unwrap();
+        tonic_testing::client_cases(&channel, &server.seen).await;
         let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(64 * MIB);
         for size in [0, 1, 1000, 12 * MIB] {
             let request = Blob { data: vec![1; size], count: 3 };
@@ -56,20 +68,34 @@ fn codec() -> ProstCodec<Blob, Blob> {
     ProstCodec::default()
 }
 
-/// A tonic server, which lives as long as its runtime, and its port.
-pub fn start_server() -> (Runtime, u16) {
+/// A tonic server, which lives as long as its runtime.
+pub struct TonicServer {
+    _runtime: Runtime,
+    pub port: u16,
+}
+
+/// Starts it, with TLS if it gets an identity.
+pub fn start_server(identity: Option<&tls::Identity>) -> TonicServer {
     let runtime = Runtime::new().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
+    let mut builder = Server::builder().tcp_nodelay(true);
+    if let Some(identity) = identity {
+        let [certificate, key] =
+            [identity.certificate_file(), identity.key_file()].map(|file| std::fs::read(file).unwrap());
+        let config = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
+        builder = builder.tls_config(config).unwrap();
+    }
     runtime.spawn(async move {
         let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(listener).unwrap());
-        Server::builder().tcp_nodelay(true).add_service(Interop).serve_with_incoming(incoming).await.unwrap();
+        let router = builder.add_service(Interop).add_service(TestService);
+        router.serve_with_incoming(incoming).await.unwrap();
     });
-    (runtime, port)
+    TonicServer { _runtime: runtime, port }
 }
 
-type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 #[derive(Clone)]
 struct Interop;

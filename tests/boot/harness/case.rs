@@ -38,7 +38,7 @@ impl Default for Case<'_> {
             host_ports: &[],
             firmware: Firmware::Bios,
             memory: 512,
-            limit: Duration::from_secs(120),
+            limit: Duration::from_secs(300),
         }
     }
 }

@@ -27,7 +27,7 @@ pub const RECOVERY: u16 = 9999;
 const METADATA: u16 = 8080;
 const JOIN: u16 = 30090;
 /// Loaded machines emulate slowly.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The machine of the demo and everything around it.
 pub struct Setting {

@@ -1,4 +1,4 @@
-//! The connection's rules, each broken once, and two connections talking to each other.
+//! Two connections talking to each other, floods, arbitrary bytes. `rules`: each rule broken once.
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +6,8 @@ use super::connection::{Connection, Error, Event, Limits, SendError};
 use super::frame::{self, ErrorCode, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
 use super::testing::Random;
 use super::{Allowance, Indexing};
+
+mod rules;
 
 /// What `receive` made of some bytes, with the data copied.
 #[derive(Debug, PartialEq, Eq)]
@@ -309,37 +311,11 @@ fn trailers_of_a_request_end_it() {
     assert_eq!(feed(&mut prepared(), &trailers).unwrap(), [Seen::Trailers(1)]);
 }
 
-#[test]
-fn a_client_skips_interim_responses_and_needs_a_status() {
-    let open = || {
-        let mut client = Connection::client(Limits::default());
-        feed(&mut client, &settings(&[])).unwrap();
-        client.open(fields(&POST), true).unwrap();
-        client
-    };
-    let interim = raw(kind::HEADERS, END_HEADERS, 1, b"\x08\x03103");
-    let response = raw(kind::HEADERS, END_HEADERS, 1, &[0x88]);
-    assert_eq!(feed(&mut open(), &[interim, response].concat()).unwrap(), [Seen::Headers(1, false)]);
-    let reset = [Seen::Reset(1, ErrorCode::PROTOCOL_ERROR, false)];
-    assert_eq!(feed(&mut open(), &raw(kind::HEADERS, END, 1, b"\x08\x03103")).unwrap(), reset, "interim that ends");
-    assert_eq!(feed(&mut open(), &raw(kind::DATA, 0, 1, b"x")).unwrap(), reset, "DATA before headers");
-    assert_eq!(feed(&mut open(), &raw(kind::HEADERS, END, 1, &[])).unwrap(), reset, "no :status");
-    let push = raw(kind::PUSH_PROMISE, END_HEADERS, 1, &[0, 0, 0, 2, 0x82]);
-    assert_eq!(feed(&mut open(), &push).unwrap_err().code, ErrorCode::PROTOCOL_ERROR);
-    let enable_push = settings(&[(setting::ENABLE_PUSH, 1)]);
-    assert_eq!(feed(&mut open(), &enable_push).unwrap_err().code, ErrorCode::PROTOCOL_ERROR);
-}
-
-// ---- broken rules ----
+// ---- limits ----
 
 #[test]
-fn the_connection_begins_with_preface_and_settings() {
-    let error = |bytes: &[u8]| feed(&mut Connection::server(Limits::default()), bytes).unwrap_err().code;
-    assert_eq!(error(b"GET / HTTP/1.1\r\n"), ErrorCode::PROTOCOL_ERROR);
-    assert_eq!(error(&[PREFACE.as_slice(), &raw(kind::PING, 0, 0, &[0; 8])].concat()), ErrorCode::PROTOCOL_ERROR);
-    let ack = raw(kind::SETTINGS, flag::ACK, 0, &[]);
-    assert_eq!(error(&[PREFACE.as_slice(), &ack].concat()), ErrorCode::PROTOCOL_ERROR);
-    // byte by byte is fine
+fn a_connection_is_established_once_settings_came_and_ours_are_acknowledged() {
+    // byte by byte
     let mut server = Connection::server(Limits::default());
     let hello = [PREFACE.as_slice(), &settings(&[])].concat();
     for at in 0..PREFACE.len() {
@@ -348,64 +324,8 @@ fn the_connection_begins_with_preface_and_settings() {
     assert!(!server.is_established());
     feed(&mut server, &hello[PREFACE.len()..]).unwrap();
     assert!(!server.is_established(), "our SETTINGS are not acknowledged");
-    feed(&mut server, &ack).unwrap();
+    feed(&mut server, &raw(kind::SETTINGS, flag::ACK, 0, &[])).unwrap();
     assert!(server.is_established());
-}
-
-#[test]
-fn frames_keep_to_their_size() {
-    let size = ErrorCode::FRAME_SIZE_ERROR;
-    connection_error(&raw(kind::DATA, 0, 1, &[0; MAX_FRAME + 1])[..9], size);
-    connection_error(&raw(kind::SETTINGS, 0, 0, &[0; 5]), size);
-    connection_error(&raw(kind::SETTINGS, flag::ACK, 0, &[0; 6]), size);
-    connection_error(&raw(kind::PING, 0, 0, &[0; 7]), size);
-    connection_error(&raw(kind::RST_STREAM, 0, 1, &[0; 3]), size);
-    connection_error(&raw(kind::WINDOW_UPDATE, 0, 1, &[0; 5]), size);
-    connection_error(&raw(kind::GOAWAY, 0, 0, &[0; 7]), size);
-    connection_error(&raw(kind::HEADERS, END | flag::PRIORITY, 11, &[0; 4]), size);
-    connection_error(&raw(kind::DATA, flag::PADDED, 1, &[]), size);
-    stream_error(1, &raw(kind::PRIORITY, 0, 1, &[0; 4]), size);
-}
-
-#[test]
-fn frames_keep_to_their_place() {
-    let protocol = ErrorCode::PROTOCOL_ERROR;
-    for kind in [kind::DATA, kind::HEADERS, kind::RST_STREAM] {
-        connection_error(&raw(kind, END_HEADERS, 0, &[0; 4]), protocol);
-    }
-    connection_error(&raw(kind::PRIORITY, 0, 0, &[0; 5]), protocol);
-    connection_error(&raw(kind::SETTINGS, 0, 1, &[]), protocol);
-    connection_error(&raw(kind::PING, 0, 1, &[0; 8]), protocol);
-    connection_error(&raw(kind::GOAWAY, 0, 1, &[0; 8]), protocol);
-    connection_error(&raw(kind::CONTINUATION, END_HEADERS, 1, &[]), protocol);
-    connection_error(&raw(kind::PUSH_PROMISE, END_HEADERS, 1, &[0; 4]), protocol);
-    let open_block = request(11, 0);
-    connection_error(&[open_block.clone(), raw(kind::PING, 0, 0, &[0; 8])].concat(), protocol);
-    connection_error(&[open_block.clone(), raw(kind::CONTINUATION, END_HEADERS, 13, &[])].concat(), protocol);
-    connection_error(&[open_block, raw(0xff, 0, 0, &[])].concat(), protocol);
-    connection_error(&raw(kind::DATA, flag::PADDED, 1, &[4, 0, 0, 0]), protocol);
-}
-
-#[test]
-fn idle_streams_take_only_headers_and_priority() {
-    for kind in [kind::DATA, kind::RST_STREAM, kind::WINDOW_UPDATE] {
-        connection_error(&raw(kind, 0, 11, &word(1)), ErrorCode::PROTOCOL_ERROR);
-        connection_error(&raw(kind, 0, 2, &word(1)), ErrorCode::PROTOCOL_ERROR);
-    }
-    let mut server = prepared();
-    feed(&mut server, &raw(kind::PRIORITY, 0, 11, &[0; 5])).unwrap();
-    assert!(output(&mut server).is_empty());
-}
-
-#[test]
-fn streams_that_the_peer_ended_take_no_more() {
-    let closed = ErrorCode::STREAM_CLOSED;
-    stream_error(3, &raw(kind::DATA, 0, 3, &[0]), closed);
-    stream_error(3, &request(3, END), closed);
-    connection_error(&raw(kind::DATA, 0, 5, &[0]), closed);
-    connection_error(&request(5, END), closed);
-    stream_error(7, &raw(kind::DATA, 0, 7, &[0]), closed);
-    stream_error(7, &request(7, END), closed);
 }
 
 #[test]
@@ -425,76 +345,6 @@ fn late_frames_on_streams_that_we_reset_are_ignored() {
     let indexed = raw(kind::HEADERS, END, 11, &[&REQUEST[..], &[0xbe]].concat());
     feed(&mut server, &indexed).unwrap();
     assert_eq!(server.headers().get(b"x"), Some(&b"y"[..]));
-}
-
-#[test]
-fn stream_identifiers_are_odd_and_rise() {
-    connection_error(&request(2, END), ErrorCode::PROTOCOL_ERROR);
-    let mut server = server();
-    feed(&mut server, &request(5, END)).unwrap();
-    assert_eq!(feed(&mut server, &request(3, END)).unwrap_err().code, ErrorCode::PROTOCOL_ERROR);
-}
-
-#[test]
-fn malformed_requests_end_their_stream() {
-    let protocol = ErrorCode::PROTOCOL_ERROR;
-    let with = |more: &[u8]| raw(kind::HEADERS, END, 11, &[&REQUEST[..], more].concat());
-    stream_error(11, &with(b"\x00\x01X\x01y"), protocol);
-    stream_error(11, &with(b"\x00\x0aconnection\x01y"), protocol);
-    stream_error(11, &with(&[0x83]), protocol);
-    stream_error(11, &raw(kind::HEADERS, END, 11, &[0x83, 0x86]), protocol);
-    // content-length 2, but no body; then a body of 1; then one of 3
-    let length = b"\x0f\x0d\x012";
-    stream_error(11, &with(length), protocol);
-    let open = raw(kind::HEADERS, END_HEADERS, 11, &[&REQUEST[..], length].concat());
-    stream_error(11, &[open.clone(), raw(kind::DATA, flag::END_STREAM, 11, &[0])].concat(), protocol);
-    stream_error(11, &[open, raw(kind::DATA, 0, 11, &[0; 3])].concat(), protocol);
-    // trailers that do not end the stream, or with a pseudo-header field
-    stream_error(1, &raw(kind::HEADERS, END_HEADERS, 1, b"\x00\x01x\x01y"), protocol);
-    stream_error(1, &raw(kind::HEADERS, END, 1, &[0x83]), protocol);
-    // a stream that depends on itself
-    stream_error(1, &raw(kind::PRIORITY, 0, 1, &[0, 0, 0, 1, 0]), protocol);
-    let itself = [&[0, 0, 0, 11, 0][..], &REQUEST].concat();
-    stream_error(11, &raw(kind::HEADERS, END | flag::PRIORITY, 11, &itself), protocol);
-    connection_error(&raw(kind::HEADERS, END, 11, &[0x80]), ErrorCode::COMPRESSION_ERROR);
-}
-
-#[test]
-fn settings_keep_to_their_values() {
-    let protocol = ErrorCode::PROTOCOL_ERROR;
-    connection_error(&settings(&[(setting::ENABLE_PUSH, 2)]), protocol);
-    connection_error(&settings(&[(setting::MAX_FRAME_SIZE, (1 << 14) - 1)]), protocol);
-    connection_error(&settings(&[(setting::MAX_FRAME_SIZE, 1 << 24)]), protocol);
-    connection_error(&settings(&[(setting::INITIAL_WINDOW_SIZE, 1 << 31)]), ErrorCode::FLOW_CONTROL_ERROR);
-    let mut server = prepared();
-    feed(&mut server, &settings(&[(99, 99), (setting::MAX_FRAME_SIZE, 1 << 20)])).unwrap();
-    assert_eq!(frames(&output(&mut server)), [(kind::SETTINGS, flag::ACK, 0, vec![])]);
-}
-
-#[test]
-fn windows_are_neither_overdrawn_nor_overfilled() {
-    let (protocol, flow) = (ErrorCode::PROTOCOL_ERROR, ErrorCode::FLOW_CONTROL_ERROR);
-    connection_error(&raw(kind::WINDOW_UPDATE, 0, 0, &word(0)), protocol);
-    connection_error(&raw(kind::WINDOW_UPDATE, 0, 0, &word(MAX_31_BITS)), flow);
-    stream_error(1, &raw(kind::WINDOW_UPDATE, 0, 1, &word(0)), protocol);
-    stream_error(1, &raw(kind::WINDOW_UPDATE, 0, 1, &word(MAX_31_BITS)), flow);
-    let grown = raw(kind::WINDOW_UPDATE, 0, 1, &word(MAX_31_BITS - 65_535));
-    connection_error(&[grown, settings(&[(setting::INITIAL_WINDOW_SIZE, 65_536)])].concat(), flow);
-
-    let mut server = server_with(Limits { stream_window: 65_535, ..Limits::default() });
-    feed(&mut server, &request(1, END_HEADERS)).unwrap();
-    let data = raw(kind::DATA, 0, 1, &[0; MAX_FRAME]);
-    let seen = feed(&mut server, &data.repeat(4)).unwrap();
-    assert_eq!(seen.last(), Some(&Seen::Reset(1, flow, false)));
-}
-
-#[test]
-fn streams_above_the_limit_are_refused() {
-    let mut server = server_with(Limits { streams: 1, ..Limits::default() });
-    let seen = feed(&mut server, &[request(1, END), request(3, END)].concat()).unwrap();
-    assert_eq!(seen, [Seen::Headers(1, true)]);
-    let refused = (kind::RST_STREAM, 0, 3, word(ErrorCode::REFUSED_STREAM.0).to_vec());
-    assert_eq!(frames(&output(&mut server)), [refused]);
 }
 
 #[test]

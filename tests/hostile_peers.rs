@@ -1,0 +1,551 @@
+//! Peers that mean harm, against a listening server in a process of its own: what they cost it in memory and threads, and
+//! whether others are served meanwhile. The rules that they break one by one are in `src/h2/tests`.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use firstlight::atls;
+use firstlight::grpc::{
+    Accept, Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status, Transport,
+};
+use firstlight::h2::{self, Connection, Indexing};
+use firstlight::sys::process::raise_descriptor_limit;
+
+const MIB: usize = 1 << 20;
+/// What no attack on a server with the default limits may exceed: `buffered_bytes`, and as much again for all the rest.
+const MOST_MEMORY: usize = 128 * MIB;
+/// A connection holds one only while bytes come, or for a second while it ends.
+const MOST_THREADS: usize = CONNECTIONS - 20;
+
+/// Connections that the target of an attack allows.
+const CONNECTIONS: usize = 200;
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Blob {
+    #[prost(bytes = "vec", tag = "1")]
+    data: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    count: u32,
+}
+
+// ---- the server ----
+
+/// The life of the child process; the parent ends it by closing its standard input.
+#[test]
+#[ignore = "the server of the other tests, which start it"]
+fn child_server() {
+    let Ok(connections) = std::env::var("HOSTILE_PEERS_CONNECTIONS") else { return };
+    let connections: usize = connections.parse().unwrap();
+    let _ = raise_descriptor_limit();
+    // a client that the machine is too busy for must not look like one that is gone
+    let limits = Limits {
+        connections,
+        connections_per_peer: connections,
+        handshake: Duration::from_secs(if connections > CONNECTIONS { 60 } else { 3 }),
+        keepalive_timeout: Duration::from_secs(60),
+        stall: Duration::from_secs(3),
+        ..Limits::default()
+    };
+    let router = Router::new()
+        .unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request))
+        .unary("/t.T/Panic", |_: &Call, _: Blob| -> Result<Blob, Status> { panic!("on purpose") })
+        .unary("/t.T/Wait", |call: &Call, request: Blob| {
+            call.wait_cancelled(Duration::from_millis(request.count.into()));
+            Ok(request)
+        })
+        .server_streaming("/t.T/Endless", |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
+            loop {
+                responses.send(&request)?;
+            }
+        })
+        .client_streaming("/t.T/Ignore", |call: &Call, _: &mut Receiver<Blob>| {
+            call.wait_cancelled(Duration::from_secs(60));
+            Ok(Blob::default())
+        });
+    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let accept: Arc<dyn Accept> = match std::env::var_os("HOSTILE_PEERS_TLS") {
+        Some(_) => Arc::new(atls::Server::new(None, vec![])),
+        None => Arc::new(plain),
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start("target", listener, accept, router, limits).unwrap();
+    println!("\nlistening on {}", server.local_addr());
+    let _ = std::io::stdin().read(&mut [0]);
+    server.stop(Duration::ZERO);
+}
+
+struct Target {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Target {
+    fn start(connections: usize) -> Target {
+        Target::run(connections, &mut Command::new(std::env::current_exe().unwrap()))
+    }
+
+    fn run(connections: usize, command: &mut Command) -> Target {
+        let mut process = command
+            .args(["--exact", "child_server", "--ignored", "--nocapture"])
+            .env("HOSTILE_PEERS_CONNECTIONS", connections.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // handlers panic on purpose
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let address = lines.into_iter().find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
+        Target { process, address: address.unwrap().parse().unwrap() }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let socket = TcpStream::connect(self.address).unwrap();
+        socket.set_nodelay(true).unwrap();
+        socket.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket
+    }
+
+    fn channel(&self) -> Channel {
+        Channel::new(Transport::plain(self.connect()).unwrap(), "localhost").unwrap()
+    }
+
+    /// A number of /proc/PID/status; kilobytes where it says so.
+    fn status(&self, name: &str) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap().split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    /// Another client is served, and the server is of bounded size: at most `memory` bytes at any time so far.
+    #[track_caller]
+    fn is_well(&self, other: &Channel, memory: usize) {
+        let request = Blob { data: vec![7; 1000], count: 1 };
+        assert_eq!(other.unary("/t.T/Echo", &request, &within(20)), Ok(request));
+        let (peak, threads) = (self.status("VmHWM") << 10, self.status("Threads"));
+        assert!(peak < memory, "{} MiB resident at the peak", peak / MIB);
+        assert!(threads < MOST_THREADS, "{threads} threads");
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // it may be gone, which the test that needed it has noticed
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn within(seconds: u64) -> CallOptions {
+    CallOptions { timeout: Some(Duration::from_secs(seconds)), ..CallOptions::default() }
+}
+
+// ---- idle connections ----
+
+/// As many as the limit of descriptors allows, 10 000 at most.
+#[test]
+fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
+    let descriptors = raise_descriptor_limit().unwrap() as usize;
+    let count = 10_000.min(descriptors.saturating_sub(200));
+    let target = Target::start(count + 100);
+    let other = target.channel();
+    other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).unwrap();
+    let before = target.status("VmRSS") << 10;
+    let hello = h2_client();
+    let idle: Vec<TcpStream> = (0..count)
+        .map(|_| {
+            let mut socket = target.connect();
+            socket.write_all(&hello).unwrap();
+            socket
+        })
+        .collect();
+    // each is answered: it is more than an accepted socket
+    for mut socket in &idle {
+        socket.read_exact(&mut [0; 9]).unwrap();
+        socket.write_all(SETTINGS_ACK).unwrap();
+    }
+    let served = Instant::now();
+    other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).unwrap();
+    let served = served.elapsed();
+    let resident = target.status("VmRSS") << 10;
+    let each = (resident - before) / count;
+    let (peak, threads) = (target.status("VmHWM") << 10, target.status("Threads"));
+    println!(
+        "{count} connections: {each} bytes each, {} MiB at the peak, {threads} threads now, another client was served in {served:?}",
+        peak / MIB
+    );
+    assert!(peak < 1 << 30, "{} MiB", peak / MIB);
+    assert!(each < 64 << 10, "{each} bytes for each connection");
+    // those that took part in the burst of so many connects, and then linger
+    assert!(threads < count / 4, "{threads} threads");
+}
+
+#[test]
+fn an_idle_connection_over_tls_takes_less_than_64_kib() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let target = Target::run(500, command.env("HOSTILE_PEERS_TLS", "1"));
+    let hello = h2_client();
+    let connect = || {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut transport = atls::Client::new(None, vec![]).connect(target.connect(), deadline).unwrap();
+        transport.writer.write_all(&hello).unwrap();
+        transport.reader.read_exact(&mut [0; 9]).unwrap();
+        transport.writer.write_all(SETTINGS_ACK).unwrap();
+        transport
+    };
+    let _first = connect();
+    let before = target.status("VmRSS") << 10;
+    let idle: Vec<Transport> = (0..200).map(|_| connect()).collect();
+    let each = ((target.status("VmRSS") << 10) - before) / idle.len();
+    println!("{each} bytes for each connection");
+    assert!(each < 64 << 10, "{each} bytes for each connection");
+}
+
+// ---- attacks ----
+
+/// A client by hand, established: our state machine, no gRPC, and it reads nothing unless told to.
+struct Attacker {
+    socket: TcpStream,
+    h2: Connection,
+}
+
+impl Attacker {
+    fn new(target: &Target) -> Attacker {
+        let mut attacker = Attacker { socket: target.connect(), h2: Connection::client(h2::Limits::default()) };
+        let (mut received, mut piece) = (Vec::new(), [0; 1024]);
+        while !attacker.h2.is_established() {
+            attacker.send().unwrap();
+            let length = attacker.socket.read(&mut piece).unwrap();
+            received.extend_from_slice(&piece[..length]);
+            while let (taken @ 1.., _) = attacker.h2.receive(&received, Instant::now()).unwrap() {
+                received.drain(..taken);
+            }
+        }
+        attacker.send().unwrap();
+        attacker
+    }
+
+    /// Writes what the state machine has to say.
+    fn send(&mut self) -> std::io::Result<()> {
+        self.socket.write_all(&std::mem::take(self.h2.output()))
+    }
+
+    /// Opens a call without sending its message.
+    fn call(&mut self, path: &str) -> u32 {
+        let fields: [h2::Field; 4] = [
+            (b":method", b"POST", Indexing::Yes),
+            (b":scheme", b"http", Indexing::Yes),
+            (b":path", path.as_bytes(), Indexing::Yes),
+            (b"content-type", b"application/grpc", Indexing::Yes),
+        ];
+        self.h2.open(fields.into_iter(), false).unwrap()
+    }
+
+    /// Writes `bytes` again and again until the server has closed the connection. Returns the code of its GOAWAY.
+    #[track_caller]
+    fn flood(mut self, mut bytes: impl FnMut(&mut Attacker) -> Vec<u8>) -> u32 {
+        let mut reading = self.socket.try_clone().unwrap();
+        let said = thread::spawn(move || {
+            let mut said = Vec::new();
+            // a reset of the connection may cut off the end
+            let _ = reading.read_to_end(&mut said);
+            said
+        });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !said.is_finished() {
+            assert!(Instant::now() < deadline, "the flood is endured");
+            let bytes = bytes(&mut self);
+            // fails once the server has closed
+            let _ = self.socket.write_all(&bytes);
+        }
+        goaway_code(&said.join().unwrap())
+    }
+
+    /// Reads until the server closes the connection.
+    #[track_caller]
+    fn await_drop(mut self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut piece = [0; 4096];
+        while !matches!(self.socket.read(&mut piece), Ok(0) | Err(_)) {
+            assert!(Instant::now() < deadline, "the connection stays");
+        }
+    }
+}
+
+/// The code of the last frame, if that is GOAWAY.
+fn goaway_code(mut said: &[u8]) -> u32 {
+    let mut code = None;
+    while let Some(&[l0, l1, l2, kind, ..]) = said.first_chunk::<9>() {
+        let length = u32::from_be_bytes([0, l0, l1, l2]) as usize;
+        let Some(payload) = said.get(9..9 + length) else { break };
+        code = (kind == 7).then(|| u32::from_be_bytes(payload[4..8].try_into().unwrap()));
+        said = &said[9 + length..];
+    }
+    code.expect("GOAWAY")
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+const SETTINGS_ACK: &[u8] = &[0, 0, 0, 4, 1, 0, 0, 0, 0];
+/// `:method POST`, `:scheme http`, `:path /` by index.
+const REQUEST: [u8; 3] = [0x83, 0x86, 0x84];
+/// RFC 9113 §7.
+const ENHANCE_YOUR_CALM: u32 = 11;
+
+/// What a client says first.
+fn h2_client() -> Vec<u8> {
+    std::mem::take(Connection::client(h2::Limits::default()).output())
+}
+
+/// SETTINGS, PING, empty DATA, WINDOW_UPDATE of next to nothing, PRIORITY, unknown frames.
+#[test]
+fn floods_of_frames_that_cost_us_work_end_their_connection_alone() {
+    let target = Target::start(CONNECTIONS);
+    let other = target.channel();
+    for useless in [
+        frame(4, 0, 0, &[0, 3, 0, 0, 0, 9]),
+        frame(6, 0, 0, &[0; 8]),
+        frame(0, 0, 1, &[]),
+        frame(8, 0, 0, &[0, 0, 0, 1]),
+        frame(2, 0, 1, &[0; 5]),
+        frame(0x77, 0, 0, &[]),
+    ] {
+        let mut attacker = Attacker::new(&target);
+        attacker.call("/t.T/Echo");
+        attacker.send().unwrap();
+        let bytes = useless.repeat(200);
+        assert_eq!(attacker.flood(|_| bytes.clone()), ENHANCE_YOUR_CALM, "{useless:?}");
+        target.is_well(&other, MOST_MEMORY);
+    }
+}
+
+/// CVE-2023-44487; and CVE-2025-8671, where it is us who reset.
+#[test]
+fn rapid_resets_end_their_connection_alone() {
+    let target = Target::start(CONNECTIONS);
+    let other = target.channel();
+    let mut stream = 1;
+    let mut next = || {
+        stream += 2;
+        stream
+    };
+    let mut by_them = |attacker: Attacker| {
+        attacker.flood(|_| {
+            let pairs =
+                (0..100).map(|_| next()).map(|id| [frame(1, 4, id, &REQUEST), frame(3, 0, id, &[0, 0, 0, 8])].concat());
+            pairs.collect::<Vec<_>>().concat()
+        })
+    };
+    assert_eq!(by_them(Attacker::new(&target)), ENHANCE_YOUR_CALM);
+    target.is_well(&other, MOST_MEMORY);
+    let mut by_us =
+        |attacker: Attacker| attacker.flood(|_| (0..100).flat_map(|_| frame(1, 5, next(), &REQUEST[..2])).collect());
+    assert_eq!(by_us(Attacker::new(&target)), ENHANCE_YOUR_CALM);
+    target.is_well(&other, MOST_MEMORY);
+}
+
+/// CVE-2024-27316 and its kin; and a block that grows by a fragment now and then.
+#[test]
+fn header_blocks_without_end_end_their_connection_alone() {
+    let target = Target::start(CONNECTIONS);
+    let other = target.channel();
+    for fragment in [vec![], vec![0x40; 16_000]] {
+        let mut attacker = Attacker::new(&target);
+        attacker.socket.write_all(&frame(1, 0, 1, &REQUEST)).unwrap();
+        let bytes = frame(9, 0, 1, &fragment);
+        assert_eq!(attacker.flood(|_| bytes.clone()), ENHANCE_YOUR_CALM);
+        target.is_well(&other, MOST_MEMORY);
+    }
+    let mut slow = Attacker::new(&target);
+    slow.socket.write_all(&frame(1, 0, 1, &REQUEST)).unwrap();
+    slow.await_drop();
+    target.is_well(&other, MOST_MEMORY);
+}
+
+/// A header block of 16 KiB may name the largest entry of the table 16 000 times.
+#[test]
+fn a_hpack_bomb_takes_no_memory() {
+    let target = Target::start(CONNECTIONS);
+    let other = target.channel();
+    let mut attacker = Attacker::new(&target);
+    let long = [&REQUEST[..], b"\x40\x01x\x7f\xc1\x1e", &[b'v'; 4000]].concat();
+    let mut bytes = frame(1, 5, 1, &long);
+    for round in 0..50 {
+        bytes.extend(frame(1, 5, 3 + 2 * round, &[&REQUEST[..], &[0xbe; 16_000]].concat()));
+    }
+    let _ = attacker.socket.write_all(&bytes);
+    target.is_well(&other, MOST_MEMORY);
+}
+
+/// Silence, half a preface, half a SETTINGS frame.
+#[test]
+fn connections_that_never_begin_are_dropped_and_hold_no_thread() {
+    let target = Target::start(CONNECTIONS);
+    let other = target.channel();
+    let hello = h2_client();
+    let mut half_open: Vec<TcpStream> = (0..150).map(|_| target.connect()).collect();
+    for (index, socket) in half_open.iter_mut().enumerate() {
+        socket.write_all(&hello[..[0, 10, 24, 30][index % 4]]).unwrap();
+    }
+    target.is_well(&other, MOST_MEMORY);
+    for mut socket in half_open {
+        let mut said = Vec::new();
+        let _ = socket.read_to_end(&mut said);
+        assert!(said.len() > 9 && !matches!(socket.read(&mut [0]), Ok(1..)));
+    }
+    target.is_well(&other, MOST_MEMORY);
+}
+
+/// Slow-loris: requests that do not end, on as many streams as there may be; a byte now and then changes nothing.
+#[test]
+fn requests_that_do_not_end_hold_no_thread_and_are_refused() {
+    let target = Target::start(CONNECTIONS);
+    let other = target.channel();
+    let mut attackers: Vec<Attacker> = (0..20).map(|_| Attacker::new(&target)).collect();
+    for attacker in &mut attackers {
+        for _ in 0..100 {
+            let stream = attacker.call("/t.T/Echo");
+            attacker.h2.send_data(stream, &[0, 0, 0, 100, 0], false).unwrap();
+        }
+        attacker.send().unwrap();
+    }
+    for _ in 0..8 {
+        target.is_well(&other, MOST_MEMORY);
+        thread::sleep(Duration::from_millis(500));
+        for attacker in &mut attackers {
+            attacker.h2.send_data(1, &[0], false).unwrap();
+            let _ = attacker.send();
+        }
+    }
+    // all of them were answered: DEADLINE_EXCEEDED
+    let mut said = vec![0; 64 << 10];
+    let length = attackers[0].socket.read(&mut said).unwrap();
+    let (mut rest, mut refused) = (&said[..length], false);
+    while let Ok((taken @ 1.., event)) = attackers[0].h2.receive(rest, Instant::now()) {
+        rest = &rest[taken..];
+        if let Some(h2::Event::Headers { end: true, .. }) = event {
+            refused |= attackers[0].h2.headers().get(b"grpc-status") == Some(b"4");
+        }
+    }
+    assert!(refused);
+}
+
+/// Slow reading: windows that are open and a socket that is not read; and windows that stay shut.
+#[test]
+fn clients_that_read_nothing_are_dropped_and_cost_bounded_memory() {
+    let target = Target::start(CONNECTIONS);
+    let other = target.channel();
+    let request = prost::Message::encode_to_vec(&Blob { data: vec![7; 30_000], count: 0 });
+    let message = [&[0][..], &(request.len() as u32).to_be_bytes(), &request].concat();
+    let mut attackers: Vec<Attacker> = (0..10).map(|_| Attacker::new(&target)).collect();
+    for (index, attacker) in attackers.iter_mut().enumerate() {
+        for _ in 0..3 {
+            let stream = attacker.call("/t.T/Endless");
+            attacker.h2.send_data(stream, &message, true).unwrap();
+            if index % 2 == 0 {
+                for stream in [0, stream] {
+                    attacker.h2.output().extend(frame(8, 0, stream, &0x2000_0000_u32.to_be_bytes()));
+                }
+            }
+        }
+        attacker.send().unwrap();
+    }
+    // every second one was too slow for its socket, the others only for their windows: their calls end, not they
+    let deadline = Instant::now() + Duration::from_secs(20);
+    for attacker in attackers.iter_mut().step_by(2) {
+        attacker.h2.ping();
+        while attacker.send().is_ok() {
+            assert!(Instant::now() < deadline, "the connection stays");
+            target.is_well(&other, MOST_MEMORY);
+            thread::sleep(Duration::from_millis(200));
+            attacker.h2.ping();
+        }
+    }
+    target.is_well(&other, MOST_MEMORY);
+}
+
+/// As many messages as the windows let through, to handlers that never take one and to methods that wait for the end.
+#[test]
+fn requests_that_nobody_takes_fill_no_memory() {
+    let target = Target::start(CONNECTIONS);
+    let other = target.channel();
+    let mut attackers: Vec<Attacker> = (0..8).map(|_| Attacker::new(&target)).collect();
+    for attacker in &mut attackers {
+        attacker.socket.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        for path in ["/t.T/Ignore", "/t.T/Echo"].into_iter().cycle().take(100) {
+            if path == "/t.T/Ignore" && attacker.h2.output().len() > MIB {
+                continue;
+            }
+            let stream = attacker.call(path);
+            // 3 MiB announced; the stream's window lets a part through
+            let _ = attacker.h2.send_data(stream, &[&[0, 0, 0x30, 0, 0][..], &vec![0; 250 << 10]].concat(), false);
+        }
+        // the server may stop reading or refuse
+        let _ = attacker.send();
+    }
+    // the handlers of /t.T/Ignore hold a thread each
+    let peak = target.status("VmHWM") << 10;
+    assert!(peak < MOST_MEMORY, "{} MiB", peak / MIB);
+    drop(attackers);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(5)).is_err() {
+        assert!(Instant::now() < deadline, "the server does not recover");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn connections_above_the_limit_are_turned_away_and_the_others_live() {
+    let target = Target::start(20);
+    let other = target.channel();
+    other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).unwrap();
+    let crowd: Vec<TcpStream> = (0..100).map(|_| target.connect()).collect();
+    let turned_away = crowd.iter().skip(19).filter(|socket| matches!((&**socket).read(&mut [0]), Ok(0) | Err(_)));
+    assert_eq!(turned_away.count(), 81);
+    target.is_well(&other, MOST_MEMORY);
+}
+
+#[test]
+fn a_panicking_handler_answers_internal_and_its_connection_goes_on() {
+    let target = Target::start(CONNECTIONS);
+    let channel = target.channel();
+    for _ in 0..20 {
+        let status = channel.unary::<_, Blob>("/t.T/Panic", &Blob::default(), &within(20)).unwrap_err();
+        assert_eq!(status.code(), Code::Internal);
+    }
+    target.is_well(&channel, MOST_MEMORY);
+}
+
+/// All handlers busy: further calls are refused at once, not queued without bound.
+#[test]
+fn calls_above_the_limit_of_handlers_are_refused_and_places_come_back() {
+    let target = Target::start(CONNECTIONS);
+    let channels = [target.channel(), target.channel()];
+    let wait = Blob { data: vec![], count: 60_000 };
+    let hold = |channel: &Channel| {
+        (0..90)
+            .map(|_| channel.server_streaming::<_, Blob>("/t.T/Wait", &wait, &within(60)).unwrap())
+            .collect::<Vec<_>>()
+    };
+    let held: Vec<_> = channels.iter().flat_map(hold).collect();
+    let other = target.channel();
+    let refused = |result: Result<Blob, Status>| result.is_err_and(|status| status.code() == Code::ResourceExhausted);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !refused(other.unary("/t.T/Echo", &Blob::default(), &within(20))) {
+        assert!(Instant::now() < deadline, "it is never refused");
+    }
+    assert!(target.status("Threads") < Limits::default().handlers + MOST_THREADS);
+    drop(held);
+    while other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).is_err() {
+        assert!(Instant::now() < deadline, "the places do not come back");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
