@@ -1,5 +1,5 @@
-//! `firstlight`, the operator's command: `init`, `apply`, `recover`, `measure`. One file a command, and beside them what they share:
-//! the operator's `files`, `connect` for reaching a node, `progress` for what is shown meanwhile.
+//! `firstlight`, the operator's command: `init`, `apply`, `recover`, `measure`. One file a command, and beside them what
+//! they share: the operator's `files`, `connect` for reaching a node, `progress` for what is shown meanwhile.
 //!
 //! Results go to standard output, everything else to standard error. Exit codes are [`crate::program`]'s and the two here.
 
@@ -91,8 +91,8 @@ const APPLY_HELP: &str = "\
 firstlight apply: brings the services of the control planes into a cluster
 
 Join service and key service, with the master secret and the attestation policy, as the Helm chart in charts/firstlight
-has them. May be repeated, also with another image or policy: the manifests of before are saved first, into a folder with
-the date, and where the new ones are refused or do not get ready in time all is made as it was before.
+has them. May be repeated, also with another image or policy: the manifests of before are saved first, into a folder
+with the date, and where the new ones are refused or do not get ready in time all is made as it was before.
 
 Usage: firstlight apply --policy FILE --image IMAGE [OPTION]..
 
