@@ -195,7 +195,6 @@ pub fn apply(
         Err(Error::Api(client::Error::Stopped)) => Err(client::Error::Stopped.into()),
         Err(why) => {
             report(Report::Phase("rolling back".into()));
-            report(Report::Line(why.to_string()));
             // the one that failed may have been carried out
             let touched = &changes[..changes.len().min(done + 1)];
             let left = roll_back(&client.within(ROLL_BACK_TIME), touched);
