@@ -1,6 +1,6 @@
 # Everything here installs what it needs first (tools/setup.sh) and keeps it in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot lint demo bench image test-cluster kubernetes-api h2spec proto fuzz check-deps reproducible deny
+.PHONY: help setup build test unit boot lint demo bench image test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps reproducible deny
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) where there is no musl standard library
 TARGET = musl
@@ -33,6 +33,9 @@ image: build ## a container image of the services, for `firstlight apply`: targe
 test-cluster: image ## init makes a real Kubernetes cluster of a node in namespaces; needs root
 	@tools/node-image.sh >/dev/null
 	cargo test --locked --test cluster -- --ignored --nocapture --test-threads=1
+
+kubeadm: setup ## kubeadm of the oldest, a middle and the newest supported version takes what we tell it
+	@tools/kubeadm.sh
 
 kubernetes-api: setup ## our Kubernetes client, services and Helm chart, against a real kube-apiserver, etcd and Helm
 	cargo test --locked --test kubernetes_api --test kubernetes_services -- --ignored

@@ -47,7 +47,10 @@ for name in $names; do
     done
     with_libraries "$work/tree" /usr/sbin/nft
     mkdir -p "$work/tree/usr/lib/x86_64-linux-gnu"
-    cp -r "$debian/usr/lib/x86_64-linux-gnu/xtables" "$work/tree/usr/lib/x86_64-linux-gnu/"
+    # its extensions, and what those need in turn: without libm there are no rules as soon as a Service has two endpoints
+    for extension in "$debian"/usr/lib/x86_64-linux-gnu/xtables/*.so; do
+      with_libraries "$work/tree" "${extension#"$debian"}"
+    done
   fi
   "$ROOT/tools/image.sh" "$images/$program.tar" "$name" "$entrypoint" "$work/tree"
   rm -rf "$work/tree"

@@ -38,6 +38,7 @@ Options
   --components DIR     components of the image, by the last part of their URL: taken from here when their hash fits
   --allow-unverified-components
                        installs components without a hash, too
+  --events PATH        writes the events there, too: a few lines that may leave the machine (/dev/virtio-ports/events, a file)
   --debug              more log lines
   -h, --help           this text
 
@@ -57,6 +58,7 @@ struct Options {
     mke2fs: PathBuf,
     components: Option<PathBuf>,
     allow_unverified: bool,
+    events: Option<PathBuf>,
     debug: bool,
 }
 
@@ -85,6 +87,14 @@ fn main() -> ExitCode {
         let (command, options) = parse(arguments)?;
         logger::init(if options.debug { LevelFilter::Debug } else { LevelFilter::Info });
         let timeline = Timeline::new(command.name());
+        let timeline = match &options.events {
+            // a boot does not fail over it
+            Some(path) => timeline.also_to(path).unwrap_or_else(|error| {
+                log::warn!("no events to {}: {error}", path.display());
+                timeline
+            }),
+            None => timeline,
+        };
         timeline.event("start", concat!("firstlight ", env!("CARGO_PKG_VERSION")));
         let stop = prepare().map_err(Failure::failed)?;
         let result = match command {
@@ -191,6 +201,7 @@ fn parse(mut arguments: lexopt::Parser) -> Result<(Command, Options), Failure> {
         mke2fs: "/sbin/mke2fs".into(),
         components: None,
         allow_unverified: false,
+        events: None,
         debug: false,
     };
     let mut command = None;
@@ -209,6 +220,7 @@ fn parse(mut arguments: lexopt::Parser) -> Result<(Command, Options), Failure> {
             Long("mke2fs") => options.mke2fs = arguments.value()?.into(),
             Long("components") => options.components = Some(arguments.value()?.into()),
             Long("allow-unverified-components") => options.allow_unverified = true,
+            Long("events") => options.events = Some(arguments.value()?.into()),
             Long("debug") => options.debug = true,
             Value(name) if command.is_none() && name == "unlock" => command = Some(Command::Unlock),
             Value(name) if command.is_none() && name == "run" => command = Some(Command::Run),

@@ -59,6 +59,7 @@ const INIT: Command = Command {
         Opt::value("state", Value::File, "measurement salt and cluster ID").or(STATE_FILE),
         Opt::value("kubeconfig", Value::File, "where to put the administrator's kubeconfig; must not exist")
             .or(KUBECONFIG_FILE),
+        Opt::flag("merge-kubeconfig", "add it to the file that kubectl reads, too ($KUBECONFIG, else ~/.kube/config)"),
         Opt::value("log", Value::File, "what the node says when it fails is added here").or("firstlight-cluster.log"),
         Opt::value("cluster-name", Value::Text("NAME"), "the node's default unless given"),
         Opt::value("kubernetes-version", Value::Text("VERSION"), "the cluster's, from v1.31.0 on"),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::connect::{Endpoint, Node, read_policy};
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
-use super::{UNREACHABLE, apply, components, files, master_secret, say};
+use super::{UNREACHABLE, apply, components, files, kubeconfig, master_secret, say};
 use crate::bootstrapper::init_server;
 use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use crate::grpc::{CallOptions, Channel, Code, Metadata, Status};
@@ -43,6 +43,8 @@ pub struct Options {
     pub state: PathBuf,
     /// File for the administrator's kubeconfig.
     pub kubeconfig: PathBuf,
+    /// Whether to add it to the file that kubectl reads.
+    pub merge_kubeconfig: bool,
     /// File for what the node says when it fails.
     pub log: PathBuf,
     /// Empty for the node's default.
@@ -141,6 +143,11 @@ fn initialise(node: impl FnOnce(&[u8; CLUSTER_ID_LEN]) -> Node, options: &Option
         return say("The node is initialised; no cluster was set up on it");
     }
     say(format_args!("Administrator's kubeconfig: {}", options.kubeconfig.display()))?;
+    if options.merge_kubeconfig {
+        let path = kubeconfig::default_path();
+        let context = kubeconfig::merge(&path, success.kubeconfig.expose()).map_err(Failure::failed)?;
+        say(format_args!("It is the current context of {}, too: {context}", path.display()))?;
+    }
     bring_services(options, deadline)
 }
 
@@ -426,6 +433,7 @@ mod tests {
             master_secret: file("master.json"),
             state: file("state.json"),
             kubeconfig: file("admin.conf"),
+            merge_kubeconfig: false,
             log: file("cluster.log"),
             cluster_name: "green".into(),
             kubernetes: None,

@@ -11,6 +11,7 @@ mod components;
 mod connect;
 mod files;
 mod init;
+mod kubeconfig;
 mod man;
 mod master_secret;
 mod measure;
@@ -76,6 +77,7 @@ fn init_options(given: &Given) -> Result<init::Options, Failure> {
         master_secret: given.path("master-secret"),
         state: given.path("state"),
         kubeconfig: given.path("kubeconfig"),
+        merge_kubeconfig: given.has("merge-kubeconfig"),
         log: given.path("log"),
         cluster_name: given.text("cluster-name")?,
         kubernetes: kubernetes_of(given)?,
