@@ -1,4 +1,5 @@
-//! Two connections talking to each other, floods, arbitrary bytes. `rules`: each rule broken once.
+//! Two connections talking to each other, floods, arbitrary bytes. `rules`: each rule broken once. `hostile`, `interleavings`:
+//! what the fuzzers do with their inputs.
 
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,8 @@ use super::frame::{self, ErrorCode, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind,
 use super::testing::Random;
 use super::{Allowance, Indexing};
 
+mod hostile;
+mod interleavings;
 mod rules;
 
 /// What `receive` made of some bytes, with the data copied.
@@ -499,5 +502,18 @@ fn mutated_conversations_never_panic_nor_make_much_output() {
             }
         }
         assert!(connection.output().len() < 1 << 20);
+    }
+}
+
+#[test]
+fn arbitrary_interleavings_keep_the_invariants() {
+    let mut random = Random::new(0x7540);
+    for round in 0..4000 {
+        let mut program: Vec<u8> = (0..10 + random.below(400)).map(|_| random.below(256) as u8).collect();
+        if round % 2 == 0 {
+            // no byte that is an operation which spoils the wire
+            program.iter_mut().for_each(|byte| if matches!(*byte >> 1 & 31, 6..9 | 21 | 24) { *byte -= 10 });
+        }
+        interleavings::run(&program);
     }
 }
