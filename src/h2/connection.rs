@@ -539,9 +539,10 @@ impl Connection {
         forbid_on(id, self.streams.len() >= self.limits.streams as usize, Code::REFUSED_STREAM)?;
         forbid_on(id, self.headers.is_too_large(), Code::ENHANCE_YOUR_CALM)?;
         let length_left = self.headers.content_length();
+        let lacks_body = block.end_stream && length_left.flatten() > Some(0);
         forbid_on(
             id,
-            block.depends_on_itself || !self.headers.is_request() || length_left == Some(None),
+            block.depends_on_itself || !self.headers.is_request() || length_left == Some(None) || lacks_body,
             Code::PROTOCOL_ERROR,
         )?;
         self.streams.insert(id, self.new_stream(length_left.flatten()));
@@ -600,6 +601,8 @@ impl Connection {
 
     /// §5.4.2: RST_STREAM, and the layer above learns of it if it knew the stream.
     fn stream_error<'a>(&mut self, id: u32, code: ErrorCode, now: Instant) -> Result<Option<Event<'a>>, Error> {
+        // RST_STREAM is not for idle streams (§6.4): PRIORITY, which may come on them, ends the connection there
+        forbid_as(code, self.is_idle(id), "a broken frame on an idle stream (§5.4)")?;
         forbid_as(Code::ENHANCE_YOUR_CALM, !self.resets.spend(now), "too many stream errors")?;
         let existed = self.streams.contains_key(&id);
         frame::rst_stream(&mut self.out, id, code);

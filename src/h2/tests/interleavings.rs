@@ -263,9 +263,10 @@ impl Pair {
         };
         assert_eq!(result, expected);
         if let Ok(stream) = result {
-            side.sent.entry(stream).or_default().push_back(fields);
             // streams or fields may be too many for a server whose SETTINGS have not come
             side.streams.get_mut(&stream).expect("its HEADERS were seen").is_early = !side.has_settings;
+            self.provocations += if size(&fields) > 60_000 && !side.has_settings { 10 } else { 0 };
+            side.sent.entry(stream).or_default().push_back(fields);
         }
     }
 
