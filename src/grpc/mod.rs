@@ -28,4 +28,6 @@ pub use status::{Code, Status};
 pub use transport::{Accept, Transport};
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;

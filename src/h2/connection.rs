@@ -233,6 +233,8 @@ pub struct Connection {
     /// What our last GOAWAY promised; later streams are ignored (§6.8).
     promised_last: u32,
     peer_goes_away: bool,
+    /// The peer's mistake that ended the connection.
+    dead: Option<Error>,
 
     resets: Budget,
     control: Budget,
@@ -280,6 +282,7 @@ impl Connection {
             is_draining: false,
             promised_last: MAX_31_BITS,
             peer_goes_away: false,
+            dead: None,
             resets: Budget::new(limits.resets),
             control: Budget::new(limits.control),
         }
@@ -301,11 +304,20 @@ impl Connection {
 
     /// Takes at most one frame from the start of `input`: returns how many bytes to skip, and what they mean. Nothing
     /// skipped: the frame is not complete. At most 16 393 bytes are ever needed. After an error the output ends with
-    /// GOAWAY, and the connection is of no more use.
+    /// GOAWAY, and the connection is of no more use: it takes nothing in, and nothing can be sent.
     pub fn receive<'a>(&mut self, input: &'a [u8], now: Instant) -> Result<(usize, Option<Event<'a>>), Error> {
-        self.receive_frame(input, now).inspect_err(|error| {
-            frame::goaway(&mut self.out, self.last_peer_stream, error.code, error.reason);
-        })
+        match self.dead {
+            Some(error) => Err(error),
+            None => self.receive_frame(input, now).inspect_err(|error| self.die(*error)),
+        }
+    }
+
+    /// §5.4.1
+    fn die(&mut self, error: Error) {
+        self.goaway(error.code, error.reason);
+        self.dead = Some(error);
+        self.streams.clear();
+        self.block = None;
     }
 
     fn receive_frame<'a>(&mut self, input: &'a [u8], now: Instant) -> Result<(usize, Option<Event<'a>>), Error> {
@@ -527,9 +539,10 @@ impl Connection {
         forbid_on(id, self.streams.len() >= self.limits.streams as usize, Code::REFUSED_STREAM)?;
         forbid_on(id, self.headers.is_too_large(), Code::ENHANCE_YOUR_CALM)?;
         let length_left = self.headers.content_length();
+        let lacks_body = block.end_stream && length_left.flatten() > Some(0);
         forbid_on(
             id,
-            block.depends_on_itself || !self.headers.is_request() || length_left == Some(None),
+            block.depends_on_itself || !self.headers.is_request() || length_left == Some(None) || lacks_body,
             Code::PROTOCOL_ERROR,
         )?;
         self.streams.insert(id, self.new_stream(length_left.flatten()));
@@ -588,6 +601,8 @@ impl Connection {
 
     /// §5.4.2: RST_STREAM, and the layer above learns of it if it knew the stream.
     fn stream_error<'a>(&mut self, id: u32, code: ErrorCode, now: Instant) -> Result<Option<Event<'a>>, Error> {
+        // RST_STREAM is not for idle streams (§6.4): PRIORITY, which may come on them, ends the connection there
+        forbid_as(code, self.is_idle(id), "a broken frame on an idle stream (§5.4)")?;
         forbid_as(Code::ENHANCE_YOUR_CALM, !self.resets.spend(now), "too many stream errors")?;
         let existed = self.streams.contains_key(&id);
         frame::rst_stream(&mut self.out, id, code);
@@ -738,7 +753,7 @@ impl Connection {
     /// Client: a request, `end` when it has no body. Returns its stream.
     pub fn open<'f>(&mut self, fields: impl Iterator<Item = Field<'f>> + Clone, end: bool) -> Result<u32, SendError> {
         let id = self.next_own_stream;
-        if self.peer_goes_away || id > MAX_31_BITS {
+        if self.peer_goes_away || self.dead.is_some() || id > MAX_31_BITS {
             return Err(SendError::GoingAway);
         }
         if self.streams.len() >= self.peer_streams as usize {
@@ -856,13 +871,15 @@ impl Connection {
 
     /// Sends a keepalive PING; its answer is [`Event::Pong`].
     pub fn ping(&mut self) {
-        frame::ping(&mut self.out, 0, &PING_KEEPALIVE);
+        if self.dead.is_none() {
+            frame::ping(&mut self.out, 0, &PING_KEEPALIVE);
+        }
     }
 
     /// Server: starts the graceful end (§6.8). New requests are still taken until the peer must have seen the GOAWAY (it
     /// answered the PING behind it), then ignored, so that the peer may repeat them elsewhere.
     pub fn shutdown(&mut self) {
-        if !self.is_draining {
+        if !self.is_draining && self.dead.is_none() {
             self.is_draining = true;
             frame::goaway(&mut self.out, MAX_31_BITS, Code::NO_ERROR, "");
             frame::ping(&mut self.out, 0, &PING_DRAIN);
@@ -871,7 +888,11 @@ impl Connection {
 
     /// Ends the connection from our side with GOAWAY; the caller writes the output and closes.
     pub fn goaway(&mut self, code: ErrorCode, reason: &str) {
+        if self.dead.is_some() {
+            return;
+        }
         self.is_draining = true;
+        // never above what an earlier one promised (§6.8)
         self.promised_last = self.promised_last.min(self.last_peer_stream);
         frame::goaway(&mut self.out, self.promised_last, code, reason);
     }

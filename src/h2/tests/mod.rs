@@ -1,4 +1,5 @@
-//! Two connections talking to each other, floods, arbitrary bytes. `rules`: each rule broken once.
+//! Two connections talking to each other, floods, arbitrary bytes. `rules`: each rule broken once. `hostile`, `interleavings`:
+//! what the fuzzers do with their inputs.
 
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,8 @@ use super::frame::{self, ErrorCode, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind,
 use super::testing::Random;
 use super::{Allowance, Indexing};
 
+mod hostile;
+mod interleavings;
 mod rules;
 
 /// What `receive` made of some bytes, with the data copied.
@@ -370,6 +373,50 @@ fn a_header_list_above_the_limit_costs_its_stream_a_huge_one_the_connection() {
     connection_error(&long(100_000), ErrorCode::ENHANCE_YOUR_CALM);
 }
 
+#[test]
+fn after_a_connection_error_nothing_is_taken_and_nothing_sent() {
+    let mut server = prepared();
+    let error = feed(&mut server, &raw(kind::PING, 0, 0, &[0; 7])).unwrap_err();
+    let sent = output(&mut server);
+    assert_eq!(frames(&sent).last().map(|frame| frame.0), Some(kind::GOAWAY));
+    for next in [raw(kind::PING, 0, 0, &[0; 8]), request(11, END), raw(kind::DATA, 0, 0, &[])] {
+        assert_eq!(feed(&mut server, &next), Err(error));
+    }
+    assert_eq!(server.send_headers(3, fields(&[(":status", "200")]), true), Err(SendError::Closed));
+    assert_eq!(server.send_data(3, &[0], true), Err(SendError::Closed));
+    server.reset(3, ErrorCode::CANCEL);
+    server.ping();
+    server.shutdown();
+    server.goaway(ErrorCode::NO_ERROR, "");
+    assert!(output(&mut server).is_empty(), "GOAWAY is the last frame");
+
+    let mut client = pair(Limits::default(), Limits::default()).0;
+    feed(&mut client, &raw(kind::PING, 0, 0, &[0; 7])).unwrap_err();
+    assert_eq!(client.open(fields(&POST), true), Err(SendError::GoingAway));
+}
+
+#[test]
+fn goaway_with_an_error_takes_back_no_promise() {
+    // §6.8: requests above an earlier GOAWAY's last stream may have been repeated elsewhere
+    let mut server = server();
+    feed(&mut server, &request(1, END)).unwrap();
+    server.goaway(ErrorCode::NO_ERROR, "");
+    assert_eq!(feed(&mut server, &request(3, END)).unwrap(), []);
+    output(&mut server);
+    feed(&mut server, &raw(kind::PING, 0, 0, &[0; 7])).unwrap_err();
+    let (kind, _, _, payload) = frames(&output(&mut server)).remove(0);
+    assert_eq!((kind, &payload[..4]), (kind::GOAWAY, &word(1)[..]));
+}
+
+#[test]
+fn a_request_that_lacks_the_body_that_it_announces_was_never_a_request() {
+    let mut server = server();
+    let lacking = raw(kind::HEADERS, END, 1, &[&REQUEST[..], b"\x0f\x0d\x015"].concat());
+    assert_eq!(feed(&mut server, &lacking).unwrap(), [], "the layer above knows no stream that could be reset");
+    let refused = (kind::RST_STREAM, 0, 1, word(ErrorCode::PROTOCOL_ERROR.0).to_vec());
+    assert_eq!(frames(&output(&mut server)), [refused]);
+}
+
 // ---- floods ----
 
 #[test]
@@ -499,5 +546,22 @@ fn mutated_conversations_never_panic_nor_make_much_output() {
             }
         }
         assert!(connection.output().len() < 1 << 20);
+    }
+}
+
+#[test]
+fn arbitrary_interleavings_keep_the_invariants() {
+    let mut random = Random::new(0x7540);
+    for round in 0..4000 {
+        let mut program: Vec<u8> = (0..10 + random.below(400)).map(|_| random.below(256) as u8).collect();
+        if round % 2 == 0 {
+            // no byte that is an operation which spoils the wire
+            program.iter_mut().for_each(|byte| {
+                if matches!(*byte >> 1 & 31, 6..9 | 21 | 24) {
+                    *byte -= 10
+                }
+            });
+        }
+        interleavings::run(&program);
     }
 }

@@ -241,6 +241,9 @@ fn rfc9113_5_3_streams_do_not_depend_on_themselves() {
     };
     check(&[
         (Both, "PRIORITY", raw(kind::PRIORITY, 0, 1, &[0, 0, 0, 1, 0]), Reset(1, PROTOCOL)),
+        // which RST_STREAM must not name (§6.4)
+        (Both, "PRIORITY of an idle stream", raw(kind::PRIORITY, 0, 21, &[0, 0, 0, 21, 0]), Dead(PROTOCOL)),
+        (Both, "PRIORITY of our stream", raw(kind::PRIORITY, 0, 22, &[0, 0, 0, 22, 0]), Dead(PROTOCOL)),
         (Server, "HEADERS", itself(END, 11, &REQUEST), Reset(11, PROTOCOL)),
         (Client, "HEADERS", itself(END, 3, &RESPONSE), Reset(3, PROTOCOL)),
     ]);
