@@ -34,7 +34,7 @@ test-cluster: image ## init makes a real Kubernetes cluster of a node in namespa
 	@tools/node-image.sh >/dev/null
 	cargo test --locked --test cluster -- --ignored --nocapture --test-threads=1
 
-kubeadm: setup ## kubeadm of the oldest, a middle and the newest supported version takes what we tell it
+kubeadm: setup ## kubeadm of the newest release, and of an older one, takes what we tell it
 	@tools/kubeadm.sh
 
 kubernetes-api: setup ## our Kubernetes client, services and Helm chart, against a real kube-apiserver, etcd and Helm

@@ -106,6 +106,8 @@ impl InitServer {
             let _ = worker.join();
         }
         match job.ending() {
+            // told to stop between the lock and the set-up
+            None if self.shared.entrant.cluster().is_some() => Outcome::Failed("stopped after the node lock".into()),
             None => Outcome::None,
             Some(Ok(_)) => Outcome::Done,
             Some(Err(why)) => Outcome::Failed(why),

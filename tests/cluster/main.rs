@@ -18,6 +18,8 @@ mod swtpm;
 use std::fs;
 use std::time::{Duration, Instant};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use node::Node;
 use serde_json::{Value, json};
 
@@ -95,24 +97,39 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
 #[ignore = "needs root, and the node's image: make test-cluster"]
 fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
     let node = Node::boot("failure");
-    // the image's program is not what the operator's list wants
-    let list = node.operators_file(
-        "wrong.json",
-        &json!([{"url": "file:///opt/components/kubeadm", "hash": format!("sha256:{}", "00".repeat(32)),
-            "install_path": "/run/state/bin/kubeadm"}])
-        .to_string(),
-    );
+    let file = |name: &str, list: serde_json::Value| node.operators_file(name, &list.to_string());
+    let kubeadm = |url: &str, hash: &str| json!([{"url": url, "hash": hash, "install_path": "/run/state/bin/kubeadm"}]);
+    // the real one, but for one thing that it cannot do
+    let failing = |pattern: &str| {
+        let script = format!(
+            "#!/bin/sh\ncase \"$*\" in {pattern}) echo one word more >&2; exit 7 ;; esac\nexec /opt/components/kubeadm \"$@\"\n"
+        );
+        let url = format!("data:text/plain;base64,{}", STANDARD.encode(script));
+        let mut list = node.components();
+        for component in list.as_array_mut().unwrap() {
+            if component["install_path"] == "/run/state/bin/kubeadm" {
+                *component = kubeadm(&url, "")[0].take();
+            }
+        }
+        list
+    };
+    let wrong = format!("sha256:{}", "00".repeat(32));
     let cases = [
-        (list.to_str().unwrap().to_owned(), "expected SHA-256 0000"),
+        (file("hash.json", kubeadm("file:///opt/components/kubeadm", &wrong)), "expected SHA-256 0000"),
+        (file("none.json", json!([])), "kubeadm init phase preflight could not be started"),
         (
-            node.operators_file("none.json", "[]").to_str().unwrap().to_owned(),
-            "kubeadm init phase preflight could not be started",
+            file("certs.json", failing("'init phase certs '*")),
+            "kubeadm init phase certs all failed with exit code 7; its last lines:\none word more",
+        ),
+        (
+            file("init.json", failing("'init --config '*")),
+            "kubeadm init failed with exit code 7; its last lines:\none word more",
         ),
     ];
     for (components, why) in cases {
         node.put_new_disk();
         node.start_bootstrapper();
-        let mut operator = node.init(&["--components", &components]);
+        let mut operator = node.init(&["--components", components.to_str().unwrap()]);
         assert_eq!(operator.exit().code(), Some(1), "{}", operator.output());
         let told = operator.output();
         assert!(told.contains(why) && told.contains("reboot it, and it starts over"), "{told}");
@@ -120,7 +137,10 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         node.wait_for("the bootstrapper's end", || node.try_sh("systemctl is-active bootstrapper").is_none());
         let journal = node.sh("journalctl --unit bootstrapper --output cat");
         assert!(journal.contains("reset: the next boot formats the state disk"), "{journal}");
-        assert_eq!(node.sh("ls /run/state/bin | wc -l").trim(), "0", "something half-done was left");
+        // nothing beside what was installed whole
+        let installed = node.sh("ls -A /run/state/bin | grep -vE '^kube(adm|let|ctl)$' || true");
+        assert_eq!(installed, "");
+        node.format_the_disk();
         node.power_cycle_the_tpm();
         node.remove_operators_files();
     }

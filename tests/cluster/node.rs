@@ -157,6 +157,11 @@ impl Node {
         }
     }
 
+    /// What the next boot of a disk that is marked for reset does.
+    pub fn format_the_disk(&self) {
+        self.sh("rm -rf /run/state/bin/* /run/state/kubernetes/*");
+    }
+
     /// Its PCRs are zero again.
     pub fn power_cycle_the_tpm(&self) {
         self.tpm.borrow_mut().reboot();
@@ -167,7 +172,7 @@ impl Node {
     }
 
     /// As a release has them; the node finds them in its image.
-    fn components(&self) -> Value {
+    pub fn components(&self) -> Value {
         let version = self.version();
         let component = |name: &str| {
             let sha256 = digest(&SHA256, &fs::read(self.kubernetes.join("bin").join(name)).unwrap());
