@@ -79,11 +79,6 @@ impl Stop {
         true
     }
 
-    /// Waits until stopped.
-    pub fn wait_forever(&self) {
-        while !self.wait(Duration::from_secs(3600)) {}
-    }
-
     /// Shuts `socket` down when the stop comes, or at once when it has come, so that no thread stays blocked in it.
     pub fn hold(&self, socket: &TcpStream) -> std::io::Result<Held<'_>> {
         let socket = socket.try_clone()?;

@@ -90,21 +90,12 @@ pub struct Geometry {
     pub sector_size: u32,
     /// Cipher in dm-crypt's short notation: `aes-xts-plain64`.
     pub cipher: String,
-    /// Added to the sector number for the IV, in 512-byte sectors.
-    pub iv_offset: u64,
     /// `hmac(sha256)`, or none.
     pub integrity: Option<String>,
     /// Length of the volume key in bytes: 96 with integrity, else 64.
     pub key_size: usize,
     /// The digest of the volume key, by which cryptsetup names the key in a keyring.
     pub digest_id: u32,
-}
-
-impl Geometry {
-    /// The name under which cryptsetup puts the volume key into a keyring: `cryptsetup:<uuid>-d<digest>`.
-    pub fn key_description(&self) -> String {
-        format!("cryptsetup:{}-d{}", self.uuid, self.digest_id)
-    }
 }
 
 impl Header {
@@ -145,7 +136,6 @@ impl Header {
             data_offset: metadata.segment.offset.0,
             sector_size: metadata.segment.sector_size,
             cipher: metadata.segment.encryption,
-            iv_offset: 0,
             key_size: metadata.key_size,
             integrity: metadata.segment.integrity.map(|integrity| integrity.kind),
             digest_id: metadata.digest_id,

@@ -50,11 +50,3 @@ pub fn unmount(target: &Path) -> io::Result<()> {
     check(unsafe { libc::umount2(target.as_ptr(), 0) })?;
     Ok(())
 }
-
-/// Moves the mount at `source` to `target` (MS_MOVE).
-pub fn move_mount(source: &Path, target: &Path) -> io::Result<()> {
-    let (source, target) = (c_path(source)?, c_path(target)?);
-    // SAFETY: two valid C strings that outlive the call; MS_MOVE ignores type and data, which may be null.
-    check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), ptr::null(), libc::MS_MOVE, ptr::null()) })?;
-    Ok(())
-}
