@@ -3,7 +3,6 @@
 use std::ffi::CString;
 use std::io;
 use std::path::Path;
-use std::ptr;
 
 use super::{c_path, check};
 
