@@ -1,6 +1,6 @@
 # Everything here installs what it needs first (tools/setup.sh) and keeps it in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot lint demo bench h2spec proto fuzz check-deps reproducible deny
+.PHONY: help setup build test unit boot lint demo bench image test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps reproducible deny
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) where there is no musl standard library
 TARGET = musl
@@ -19,13 +19,26 @@ test: lint check-deps unit boot ## everything that must pass before a change lan
 lint: setup ## formatting, clippy, shell syntax
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
-	@for script in tools/*.sh initramfs/build.sh .ci/run; do bash -n $$script || exit; done
+	@for script in tools/*.sh tests/cluster/*.sh initramfs/build.sh .ci/run; do bash -n $$script || exit; done
 
 unit: setup ## unit tests, and the tests against real peers that need no VM
 	cargo test --locked
 
 boot: build ## the tests that boot VMs; each console is kept in target/boot
 	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
+
+image: build ## a container image of the services, for `firstlight apply`: target/dist/firstlight-image.tar (IMAGE=NAME)
+	@tools/image.sh
+
+test-cluster: image ## init makes a real Kubernetes cluster of a node in namespaces; needs root
+	@tools/node-image.sh >/dev/null
+	cargo test --locked --test cluster -- --ignored --nocapture --test-threads=1
+
+kubeadm: setup ## kubeadm of the oldest, a middle and the newest supported version takes what we tell it
+	@tools/kubeadm.sh
+
+kubernetes-api: setup ## our Kubernetes client, services and Helm chart, against a real kube-apiserver, etcd and Helm
+	cargo test --locked --test kubernetes_api --test kubernetes_services -- --ignored
 
 demo: build ## a VM: first boot, init, a reboot that unlocks itself, a reboot with recovery
 	@cargo run --locked --quiet --example demo

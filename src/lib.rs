@@ -2,7 +2,7 @@
 //!
 //! One library under four programs (`src/bin`). The arrows point one way: flows ([`bootstrapper`], [`state_disk`],
 //! [`join_service`], [`key_service`]) use mechanisms ([`grpc`], [`atls`], [`attestation`], [`luks`], [`device_mapper`],
-//! [`tpm`], [`kms`], [`metadata`], [`kubernetes`]), which use plain helpers ([`crypto`], [`pool`], [`sys`]).
+//! [`tpm`], [`kms`], [`metadata`], [`ssh`], [`kubernetes`]), which use plain helpers ([`crypto`], [`pool`], [`sys`]).
 //! `docs/architecture.md` has the picture.
 #![deny(unsafe_code)]
 
@@ -28,8 +28,10 @@ pub mod penalty;
 pub mod pool;
 pub mod program;
 pub mod proto;
+pub mod ssh;
 pub mod state_disk;
 pub mod stop;
+mod sync;
 pub mod sys;
 pub mod timeline;
 pub mod tpm;

@@ -28,7 +28,7 @@ pub enum Failure {
     /// `--help`: the usage goes to standard output, exit code 0.
     Help,
     /// `--help` after a command: this text instead.
-    HelpOn(&'static str),
+    HelpOn(String),
     /// `--version`: exit code 0.
     Version,
     /// The arguments make no sense: what is wrong, then a hint at `--help`, on standard error; exit code [`USAGE`].
@@ -62,7 +62,7 @@ pub fn main(name: &str, usage: &str, program: impl FnOnce(lexopt::Parser) -> Res
         Ok(()) => 0,
         // whoever closed standard output does not want the text
         Err(Failure::Help) => print(usage),
-        Err(Failure::HelpOn(text)) => print(text),
+        Err(Failure::HelpOn(text)) => print(&text),
         Err(Failure::Version) => print(&format!("{name} {}\n", env!("CARGO_PKG_VERSION"))),
         Err(Failure::Usage(what)) => {
             complain(format_args!("{name}: {what}\nTry `{name} --help`."));

@@ -1,8 +1,9 @@
 //! One way to stop what several threads wait in: a flag that, once set, stays set and wakes everybody.
 
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A one-way stop signal. Clones share it.
 #[derive(Clone, Default)]
@@ -19,11 +20,20 @@ struct State {
     stopped: bool,
     next: u64,
     sockets: Vec<(u64, TcpStream)>,
+    actions: Vec<(u64, Action)>,
 }
+
+type Action = Box<dyn FnOnce() + Send>;
 
 /// Ends the hold of [`Stop::hold`] when dropped.
 pub struct Held<'a> {
     stop: &'a Stop,
+    number: u64,
+}
+
+/// Takes back what [`Stop::on_stop`] was given when dropped.
+pub struct OnStop {
+    stop: Stop,
     number: u64,
 }
 
@@ -33,7 +43,7 @@ impl Stop {
         Stop::default()
     }
 
-    /// Stops: wakes every wait and shuts every held socket down.
+    /// Stops: wakes every wait, shuts every held socket down and does what [`Stop::on_stop`] was given.
     pub fn stop(&self) {
         let mut state = self.lock();
         state.stopped = true;
@@ -42,6 +52,12 @@ impl Stop {
             let _ = socket.shutdown(Shutdown::Both);
         }
         self.0.changed.notify_all();
+        let actions = std::mem::take(&mut state.actions);
+        // an action may take long, or look here
+        drop(state);
+        for (_, action) in actions {
+            action();
+        }
     }
 
     /// Whether [`Stop::stop`] was called.
@@ -82,7 +98,22 @@ impl Stop {
         Ok(Held { stop: self, number })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    /// Does this when the stop comes, in the thread that stops, or at once when it has come; unless what is returned was
+    /// dropped before.
+    pub fn on_stop(&self, action: impl FnOnce() + Send + 'static) -> OnStop {
+        let mut state = self.lock();
+        let number = state.next;
+        state.next += 1;
+        if state.stopped {
+            drop(state);
+            action();
+        } else {
+            state.actions.push((number, Box::new(action)));
+        }
+        OnStop { stop: self.clone(), number }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
         // no code panics while it holds this lock
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,6 +122,17 @@ impl Stop {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.stop.lock().sockets.retain(|(number, _)| *number != self.number);
+    }
+}
+
+impl Drop for OnStop {
+    fn drop(&mut self) {
+        let mut state = self.stop.lock();
+        let taken = state.actions.iter().position(|(number, _)| *number == self.number);
+        let action = taken.map(|at| state.actions.swap_remove(at));
+        // what the action owns may look here when it is dropped
+        drop(state);
+        drop(action);
     }
 }
 
@@ -145,5 +187,20 @@ mod tests {
         stop.stop();
         let _held = stop.hold(&socket).unwrap();
         assert_eq!(socket.read(&mut [0; 1]).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_is_to_be_done_is_done_once_and_only_while_it_is_wanted() {
+        let (stop, done) = (Stop::new(), Arc::new(Mutex::new(Vec::new())));
+        let on_stop = |number| {
+            let done = done.clone();
+            stop.on_stop(move || done.lock().unwrap().push(number))
+        };
+        let _wanted = on_stop(1);
+        drop(on_stop(2));
+        stop.stop();
+        stop.stop();
+        let _late = on_stop(3);
+        assert_eq!(*done.lock().unwrap(), [1, 3]);
     }
 }

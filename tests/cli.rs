@@ -85,9 +85,7 @@ fn no_core_dump_takes_the_master_secret_along() {
 #[test]
 fn help_goes_to_standard_output_and_has_examples() {
     let dir = tempfile::tempdir().unwrap();
-    for args in
-        [&["--help"][..], &["-h"], &["help"], &["init", "--help"], &["recover", "--help"], &["measure", "--help"]]
-    {
+    for args in [&["--help"][..], &["-h"], &["help"], &["init", "--help"], &["measure", "-h"], &["man", "--help"]] {
         let output = firstlight(dir.path(), args);
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert!(text(&output.stdout).contains("Example"), "{args:?}");
@@ -102,15 +100,17 @@ fn help_goes_to_standard_output_and_has_examples() {
 #[test]
 fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
     let dir = workspace();
+    let endpoint = init("http://x/", &[]);
+    let timeout = init("x", &["--timeout", "soon"]);
     let cases: [(&[&str], &str); 10] = [
         (&[], "a command is missing"),
         (&["destroy"], "no command \"destroy\""),
         (&["--fast"], "--fast"),
         (&["init"], "--endpoint is missing"),
         (&["recover", "--endpoint", "x"], "--policy is missing"),
-        (&["init", "--endpoint", "http://x/"], "is no endpoint"),
+        (&endpoint, "is no endpoint"),
         (&["init", "--endpoint"], "--endpoint"),
-        (&["init", "--timeout", "soon"], "expected 1s to 24h"),
+        (&timeout, "expected 1s to 24h"),
         (&["init", "extra"], "extra"),
         (&["recover", "--endpoint", "x", "--policy", "p", "--status", "--master-secret", "m"], "--status needs no"),
     ];

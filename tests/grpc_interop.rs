@@ -335,6 +335,58 @@ fn h2load_sees_no_failed_request() {
 }
 
 #[test]
+fn h2load_and_curl_succeed_over_tls() {
+    let server = start(tls::Identity::new().accept());
+    let url = format!("https://localhost:{}/test.Interop/Echo", server.port());
+    let mut message = tempfile::NamedTempFile::new().unwrap();
+    message.write_all(b"\0\0\0\0\x06\x0a\x01x\x10\xac\x02").unwrap();
+    let grpc = ["-H", "content-type: application/grpc", "-H", "te: trailers"];
+    let mut h2load = Command::new("h2load");
+    h2load.args(["-n1000", "-c2", "-m10", "-d"]).arg(message.path()).args(grpc).arg(&url);
+    let output = h2load.output().expect("h2load is installed (nghttp2-client)");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("1000 succeeded, 0 failed, 0 errored, 0 timeout"), "{said}");
+    let data = format!("@{}", message.path().display());
+    let curl = ["-sk", "--http2", "-o", "/dev/null", "-w", "%{http_version} %{http_code}", "--data-binary", &data];
+    let output = Command::new("curl").args(curl).args(grpc).arg(&url).output().expect("curl is installed");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "2 200", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn our_client_understands_a_server_that_is_not_grpc() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("test.Interop")).unwrap();
+    std::fs::write(folder.path().join("test.Interop/Page"), "a page").unwrap();
+    let identity = tls::Identity::new();
+    for over_tls in [false, true] {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = Command::new("nghttpd");
+        command.args(["-a", "127.0.0.1", "-d"]).arg(folder.path());
+        match over_tls {
+            false => command.arg("--no-tls").arg(port.to_string()),
+            true => command.arg(port.to_string()).arg(identity.key_file()).arg(identity.certificate_file()),
+        };
+        let _server = Running(command.stdout(Stdio::null()).spawn().expect("nghttpd is installed (nghttp2-server)"));
+        let end = Instant::now() + Duration::from_secs(30);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < end, "nghttpd does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let channel = if over_tls { connect_tls(port, &identity) } else { connect_plain(port) };
+        let ask = |path: &str| {
+            let answer: Result<Blob, Status> = channel.unary(path, &Blob::default(), &CallOptions::default());
+            answer.unwrap_err()
+        };
+        // http-grpc-status-mapping.md: 404 is UNIMPLEMENTED; 200 without gRPC's content-type is UNKNOWN
+        let missing = ask("/test.Interop/Missing");
+        assert_eq!(missing.code(), Code::Unimplemented, "{missing}");
+        let page = ask("/test.Interop/Page");
+        assert_eq!(page.code(), Code::Unknown, "{page}");
+        assert_eq!(ask("/test.Interop/Missing").code(), Code::Unimplemented, "the connection still works");
+    }
+}
+
+#[test]
 fn nghttp_and_curl_are_told_that_this_is_grpc() {
     let server = start_plain();
     let url = format!("http://127.0.0.1:{}/", server.port());

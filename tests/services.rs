@@ -411,3 +411,34 @@ fn sigterm_lets_a_ticket_that_is_being_made_come_to_its_end() {
         assert!(started.elapsed() < join_service::GRACE, "{:?}", started.elapsed());
     });
 }
+
+/// grpc.health.v1; 1 is SERVING. An empty request is that of any service's.
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthCheckResponse {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+#[test]
+fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = format!(r#"{{"measurements":{{"15":{{"expected":"{}"}}}}}}"#, "00".repeat(32));
+    fs::write(dir.path().join("attestationConfig"), policy).unwrap();
+    let service = join_service::JoinService::start(&join_service::Config {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        key_service: "127.0.0.1:1".into(),
+        config_dir: dir.path().into(),
+        health: Some("127.0.0.1:0".parse().unwrap()),
+        variant: attestation::qemu_vtpm::VARIANT.into(),
+    })
+    .unwrap();
+    let channel = plain_channel(service.health_addr().unwrap());
+    let health: HealthCheckResponse =
+        channel.unary("/grpc.health.v1.Health/Check", &key_request("", 0), &within(5)).unwrap();
+    assert_eq!(health, HealthCheckResponse { status: 1 });
+    let ticket: Result<IssueRejoinTicketResponse, _> =
+        channel.unary(ISSUE_REJOIN_TICKET, &IssueRejoinTicketRequest { disk_uuid: UUID.into() }, &within(5));
+    assert_eq!(ticket.err().unwrap().code(), Code::Unimplemented);
+    service.stop(Duration::from_secs(1));
+    assert!(TcpStream::connect(service.health_addr().unwrap()).is_err());
+}

@@ -9,8 +9,11 @@ PACKAGES=(
   gcc libc6-dev make binutils pkg-config musl-tools dpkg-dev xz-utils bzip2 ca-certificates
   # to boot: a machine, its firmware, its TPM, its kernel and its initramfs
   qemu-system-x86 seabios ipxe-qemu ovmf swtpm swtpm-tools busybox-static cpio kmod e2fsprogs
+  # a node of Kubernetes: its disk, and a line to it
+  mmdebstrap socat
   # the real programs that ours are tested against
   cryptsetup-bin dmsetup tpm2-tools nghttp2-client nghttp2-server curl python3 python3-venv
+  openssh-server openssh-client mandoc man-db zsh fish
 )
 # the attested-TLS peer is written in Go; any Go since Debian 12's will do
 command -v go >/dev/null || PACKAGES+=(golang-go)

@@ -8,6 +8,7 @@ use std::{io, thread};
 
 use firstlight::attestation::{Issuer, qemu_vtpm};
 use firstlight::bootstrapper::{Bootstrapper, Ending, init_server};
+use firstlight::kubernetes::components::{Policy, Settings};
 use firstlight::metadata::Metadata;
 use firstlight::program::{self, Failure};
 use firstlight::state_disk::{Unlock, handover, recovery};
@@ -34,6 +35,10 @@ Options
                                                                    [/run/cryptsetup-keys.d/state.key]
   --listen ADDRESS     where the operator reaches this node       [0.0.0.0]
   --mke2fs PATH        the program that makes ext4                 [/sbin/mke2fs]
+  --components DIR     components of the image, by the last part of their URL: taken from here when their hash fits
+  --allow-unverified-components
+                       installs components without a hash, too
+  --events PATH        writes the events there, too: a few lines that may leave the machine (/dev/virtio-ports/events, a file)
   --debug              more log lines
   -h, --help           this text
 
@@ -51,6 +56,9 @@ struct Options {
     key_file: PathBuf,
     listen: IpAddr,
     mke2fs: PathBuf,
+    components: Option<PathBuf>,
+    allow_unverified: bool,
+    events: Option<PathBuf>,
     debug: bool,
 }
 
@@ -79,6 +87,14 @@ fn main() -> ExitCode {
         let (command, options) = parse(arguments)?;
         logger::init(if options.debug { LevelFilter::Debug } else { LevelFilter::Info });
         let timeline = Timeline::new(command.name());
+        let timeline = match &options.events {
+            // a boot does not fail over it
+            Some(path) => timeline.also_to(path).unwrap_or_else(|error| {
+                log::warn!("no events to {}: {error}", path.display());
+                timeline
+            }),
+            None => timeline,
+        };
         timeline.event("start", concat!("firstlight ", env!("CARGO_PKG_VERSION")));
         let stop = prepare().map_err(Failure::failed)?;
         let result = match command {
@@ -147,6 +163,8 @@ fn run(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, Stri
         listen: SocketAddr::new(options.listen, init_server::PORT),
         issuer,
         tpm,
+        policy: Policy { allow_unverified: options.allow_unverified, ..Policy::default() },
+        settings: Settings { image: options.components, ..Settings::default() },
         stop: stop.clone(),
         timeline,
     };
@@ -181,6 +199,9 @@ fn parse(mut arguments: lexopt::Parser) -> Result<(Command, Options), Failure> {
         key_file: handover::KEY_FILE.into(),
         listen: Ipv4Addr::UNSPECIFIED.into(),
         mke2fs: "/sbin/mke2fs".into(),
+        components: None,
+        allow_unverified: false,
+        events: None,
         debug: false,
     };
     let mut command = None;
@@ -197,6 +218,9 @@ fn parse(mut arguments: lexopt::Parser) -> Result<(Command, Options), Failure> {
             Long("key-file") => options.key_file = arguments.value()?.into(),
             Long("listen") => options.listen = program::parsed("listen", arguments.value()?)?,
             Long("mke2fs") => options.mke2fs = arguments.value()?.into(),
+            Long("components") => options.components = Some(arguments.value()?.into()),
+            Long("allow-unverified-components") => options.allow_unverified = true,
+            Long("events") => options.events = Some(arguments.value()?.into()),
             Long("debug") => options.debug = true,
             Value(name) if command.is_none() && name == "unlock" => command = Some(Command::Unlock),
             Value(name) if command.is_none() && name == "run" => command = Some(Command::Run),

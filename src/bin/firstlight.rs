@@ -5,5 +5,5 @@ use std::process::ExitCode;
 use firstlight::{cli, program};
 
 fn main() -> ExitCode {
-    program::main("firstlight", cli::HELP, cli::run)
+    program::main("firstlight", &cli::help(), cli::run)
 }

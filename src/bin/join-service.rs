@@ -18,6 +18,7 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
 
   --key-service HOST:PORT        where keys come from; --key-service-endpoint is its old name
   --listen ADDRESS:PORT          where to listen [0.0.0.0:9090]
+  --health ADDRESS:PORT          tell a kubelet's grpc probes here, in plaintext, that it serves [no]
   --config DIR                   holds attestationConfig, the policy (JSON) [/var/config]
   --attestation-variant VARIANT  of the nodes; this version has qemu-vtpm alone [qemu-vtpm]
   --cloud-provider CLOUD         taken for the old command line; nothing depends on it yet
@@ -39,12 +40,14 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut verbosity = 0;
     let mut key_service = None;
     let mut listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), join_service::PORT);
+    let mut health = None;
     let mut config_dir = join_service::CONFIG_DIR.into();
     let mut variant = qemu_vtpm::VARIANT.to_owned();
     while let Some(arg) = args.next()? {
         match arg {
             Long("key-service" | "key-service-endpoint") => key_service = Some(program::text(args.value()?)?),
             Long("listen") => listen = program::parsed("listen", args.value()?)?,
+            Long("health") => health = Some(program::parsed("health", args.value()?)?),
             Long("config") => config_dir = args.value()?.into(),
             Long("attestation-variant") => variant = program::text(args.value()?)?,
             Long("cloud-provider") => drop(args.value()?),
@@ -56,7 +59,8 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     }
     let key_service = key_service.ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
-    let service = JoinService::start(&Config { listen, key_service, config_dir, variant }).map_err(Failure::failed)?;
+    let service =
+        JoinService::start(&Config { listen, key_service, config_dir, health, variant }).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, join_service::GRACE)?;
     service.stop(join_service::GRACE);
     Ok(())

@@ -1,11 +1,312 @@
-//! What makes a locked node with a committed disk a member of a Kubernetes cluster: the extension point for `kubeadm init`
-//! and `kubeadm join`.
+//! The steps that make a node with a committed disk the first of a Kubernetes cluster:
+//!
+//! ```text
+//! components ─► kubeadm preflight ─► certs ─► kubelet's certificate ─► kubeadm init ─► kubeconfig ─► API: version, annotation
+//! ```
+//!
+//! Whatever an operator or the metadata service can get wrong is refused by [`Plan::new`], before anything is changed.
 
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+use std::{env, fmt};
+
+use serde_json::json;
+
+use super::command;
+use super::etcd;
+use super::init::Done;
+use super::job::Job;
+use crate::backoff::Backoff;
+use crate::crypto::Secret;
+use crate::kubernetes::client::{self, CONFIG_MAPS, Client, Config, NODES};
+use crate::kubernetes::components::{self, Component, Settings, Step};
+use crate::kubernetes::parameters::{self, Invalid, Networks, NodeName};
+use crate::kubernetes::{kubeadm, kubelet_certificate};
+use crate::metadata::Instance;
+use crate::proto::components::Component as Wire;
 use crate::proto::init::InitRequest;
+use crate::stop::Stop;
+use crate::sys::file;
 
-/// Sets up the cluster that the operator asked for; the kubeconfig of its administrator. This version sets up none: the
-/// kubeconfig is empty, and the operator's tool says so.
-pub fn set_up(_request: &InitRequest) -> Result<Vec<u8>, std::convert::Infallible> {
-    log::info!("no cluster is set up: this version ends with the state disk");
-    Ok(vec![])
+/// Where components put programs; before the image's own.
+pub const PROGRAMS: &str = "/run/state/bin";
+const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// What kubeadm is told; no secrets.
+const CONFIGURATION: &str = "/run/firstlight/kubeadm-init.yaml";
+
+/// For one try of kubeadm's preflight checks, which fetch the images of the control plane.
+const PREFLIGHT: Duration = Duration::from_secs(10 * 60);
+/// How long they are tried: the container runtime may just be starting, a registry pausing.
+const PREFLIGHT_TRIES: u32 = 6;
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// For what only writes files.
+const SHORT: Duration = Duration::from_secs(5 * 60);
+/// For kubeadm init, which has time-outs of its own for each of its waits.
+const INIT: Duration = Duration::from_secs(30 * 60);
+/// For the API's first answer, and for each call after it.
+const API: Duration = Duration::from_secs(5 * 60);
+/// Of a node: the ConfigMap with its components.
+const COMPONENTS: &str = "constellation.edgeless.systems/kubernetes-components";
+/// A progress line about a download at most so often.
+const TELL_EVERY: u64 = 16 << 20;
+
+/// A cluster that can be: what kubeadm is told, and the components.
+pub struct Plan {
+    cluster: kubeadm::Cluster,
+    node: kubeadm::Node,
+    components: Vec<Component>,
+    /// The same as they came; they are published in the cluster.
+    wire: Vec<Wire>,
+    skip_phases: Vec<&'static str>,
+}
+
+/// Why there is no plan; a sentence.
+#[derive(Debug)]
+pub enum Refused {
+    /// A value of the request or the metadata service.
+    Value(Invalid),
+    /// A component.
+    Component(components::Error),
+    /// The metadata service knows no address of this machine.
+    NoAddress(String),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::Value(error) => error.fmt(f),
+            Refused::Component(error) => error.fmt(f),
+            Refused::NoAddress(name) => {
+                write!(f, "the metadata service knows no address of this machine ({name}) in the cluster's network yet")
+            }
+        }
+    }
+}
+
+impl From<Invalid> for Refused {
+    fn from(error: Invalid) -> Refused {
+        Refused::Value(error)
+    }
+}
+
+/// Which step failed, and why.
+#[derive(Debug)]
+pub enum Error {
+    /// A component was not installed.
+    Components(components::Error),
+    /// A program failed.
+    Command(command::Error),
+    /// The kubelet's certificate.
+    Certificate(kubelet_certificate::Error),
+    /// The cluster's API.
+    Api(client::Error),
+    /// A file of the set-up.
+    Io(PathBuf, io::Error),
+    /// This machine is told to stop.
+    Stopped,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Components(error) => write!(f, "installing the components: {error}"),
+            Error::Command(error) => error.fmt(f),
+            Error::Certificate(error) => error.fmt(f),
+            Error::Api(error) => write!(f, "after kubeadm init: {error}"),
+            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Stopped => f.write_str("this node was told to stop in the middle of its set-up"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<client::Error> for Error {
+    fn from(error: client::Error) -> Error {
+        Error::Api(error)
+    }
+}
+
+/// The kubeconfig where no cluster was asked for.
+pub fn none() -> Secret {
+    log::info!("no version of Kubernetes was asked for: no cluster is set up");
+    Secret::new(Vec::new())
+}
+
+impl Plan {
+    /// Checks the request, what the metadata service says of this machine, and the load balancer's host.
+    pub fn new(
+        request: &InitRequest,
+        me: &Instance,
+        endpoint: &str,
+        policy: &components::Policy,
+    ) -> Result<Plan, Refused> {
+        let ip = me.vpc_ip.ok_or_else(|| Refused::NoAddress(me.name.clone()))?;
+        let alternative_names = request.apiserver_cert_sans.iter().filter(|name| !name.is_empty());
+        let cluster = kubeadm::Cluster {
+            version: request.kubernetes_version.parse()?,
+            name: parameters::cluster_name(&request.cluster_name)?,
+            endpoint: parameters::host(endpoint)?,
+            alternative_names: alternative_names
+                .map(|name| parameters::alternative_name(name))
+                .collect::<Result<_, _>>()?,
+            networks: Networks::parse(&request.service_cidr, &request.pod_cidr, Some(ip))?,
+            patience: None,
+        };
+        let node = kubeadm::Node {
+            name: NodeName::from_machine(&me.name)?,
+            ip,
+            provider_id: me.provider_id.clone(),
+            external_cloud_provider: false,
+        };
+        let wire = request.kubernetes_components.clone();
+        let components = wire.iter().map(|wire| Component::parse(wire, policy)).collect::<Result<_, _>>();
+        let components = components.map_err(Refused::Component)?;
+        // the old operator's tool brings its own, but for its conformance tests' kube-proxy
+        let mut skip_phases = vec!["preflight", "certs"];
+        if !request.kubeadm_addons {
+            skip_phases.push("addon/coredns");
+        }
+        if !request.kubeadm_addons && !request.conformance_mode {
+            skip_phases.push("addon/kube-proxy");
+        }
+        Ok(Plan { cluster, node, components, wire, skip_phases })
+    }
+
+    /// The steps; the module's picture. The administrator's kubeconfig.
+    pub fn run(&self, settings: &Settings, stop: &Stop, job: &Job<Done>) -> Result<Secret, Error> {
+        job.phase("components");
+        self.install_components(settings, stop, job)?;
+        self.write_configuration()?;
+
+        job.phase("kubeadm preflight");
+        self.preflight(stop, job)?;
+        job.phase("certificates");
+        run(&["init", "phase", "certs", "all"], &[], SHORT, stop, job)?;
+        self.issue_kubelet_certificate()?;
+        job.phase("kubeadm init");
+        let skip = format!("--skip-phases={}", self.skip_phases.join(","));
+        run(&["init"], &["--skip-token-print", &skip], INIT, stop, job)?;
+
+        job.phase("kubeconfig");
+        let kubeconfig = self.make_kubeconfig(stop, job)?;
+        etcd::prioritize_io(stop);
+
+        job.phase("Kubernetes API");
+        self.publish(&kubeconfig, stop, job)?;
+        Ok(kubeconfig)
+    }
+
+    fn install_components(&self, settings: &Settings, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
+        let mut told = vec![0; self.components.len()];
+        let mut tell = |number: usize, step| {
+            let name = self.components[number].name();
+            match step {
+                Step::Present => job.line(&format!("{name}: in place already")),
+                Step::Installed => job.line(&format!("{name}: installed")),
+                Step::Retrying { why, pause } => {
+                    job.line(&format!("{name}: {why}; trying again in {} s", pause.as_secs().max(1)));
+                }
+                Step::Received { bytes, total } if bytes - told[number] >= TELL_EVERY => {
+                    told[number] = bytes;
+                    let of = total.map(|total| format!(" of {}", total >> 20)).unwrap_or_default();
+                    job.line(&format!("{name}: {}{of} MiB", bytes >> 20));
+                }
+                Step::Received { .. } => {}
+            }
+        };
+        components::install(&self.components, settings, stop, &mut tell).map_err(Error::Components)
+    }
+
+    fn write_configuration(&self) -> Result<(), Error> {
+        write(Path::new(kubeadm::AUDIT_POLICY_PATH), 0o644, kubeadm::AUDIT_POLICY)?;
+        make_directory(Path::new(kubeadm::PATCHES))?;
+        write(Path::new(CONFIGURATION), 0o600, &kubeadm::init(&self.cluster, &self.node))
+    }
+
+    /// What fails here has changed nothing, and may pass.
+    fn preflight(&self, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        for _ in 1..PREFLIGHT_TRIES {
+            match run(&["init", "phase", "preflight"], &[], PREFLIGHT, stop, job) {
+                Err(Error::Command(command::Error::Failed(..))) => {}
+                ended => return ended,
+            }
+            let pause = backoff.pause();
+            job.line(&format!("the checks failed; trying them again in {} s", pause.as_secs().max(1)));
+            if stop.wait(pause) {
+                return Err(Error::Stopped);
+            }
+        }
+        run(&["init", "phase", "preflight"], &[], PREFLIGHT, stop, job)
+    }
+
+    fn issue_kubelet_certificate(&self) -> Result<(), Error> {
+        let read = |path: &str| fs::read(path).map_err(|error| Error::Io(path.into(), error));
+        let key = Secret::new(read(kubeadm::CA_KEY)?);
+        let addresses = [self.node.ip];
+        let now = SystemTime::now();
+        let ca = read(kubeadm::CA_CERTIFICATE)?;
+        kubelet_certificate::issue(&ca, key.expose(), &self.node.name, &[], &addresses, now)
+            .and_then(|it| it.write(Path::new(kubeadm::KUBELET_CERTIFICATE), Path::new(kubeadm::KUBELET_KEY)))
+            .map_err(Error::Certificate)
+    }
+
+    fn make_kubeconfig(&self, stop: &Stop, job: &Job<Done>) -> Result<Secret, Error> {
+        let client = format!("{}-admin", self.cluster.name);
+        let mut command = kubeadm(&["kubeconfig", "user"]);
+        command.args(["--client-name", &client, "--org", "system:masters"]);
+        command::output(&mut command, SHORT, stop, &mut |line| job.line(line)).map_err(Error::Command)
+    }
+}
+
+impl Plan {
+    /// Tells the cluster which version it has and with which components: what joining nodes install, and what upgrades start
+    /// from. Objects and names are the old system's.
+    fn publish(&self, kubeconfig: &Secret, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
+        let kubeconfig = std::str::from_utf8(kubeconfig.expose()).unwrap_or_default();
+        let config = Config::from_kubeconfig(kubeconfig, "kubeadm's kubeconfig", Path::new("/"))?;
+        let client = Client::new(config, stop).within(API);
+        client.wait_ready(&mut |line| job.line(line))?;
+
+        let name = components::list_hash(&self.wire).replace(':', "-");
+        let name = format!("k8s-components-{name}");
+        let config_maps = CONFIG_MAPS.in_namespace("kube-system");
+        let version = self.cluster.version.to_string();
+        let data = json!({"components": components::list_json(&self.wire), "cluster-version": version});
+        let immutable = json!({"metadata": {"name": name}, "immutable": true, "data": data});
+        client.create_if_absent(&config_maps, &immutable)?;
+        client.create_if_absent(&config_maps, &json!({"metadata": {"name": "internal-config"}}))?;
+        client.annotate(&NODES.named(self.node.name.as_str()), &[(COMPONENTS, &name)])?;
+        Ok(())
+    }
+}
+
+fn run(words: &[&str], options: &[&str], limit: Duration, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
+    let mut command = kubeadm(words);
+    command.args(options);
+    command::run(&mut command, limit, stop, &mut |line| job.line(line)).map_err(Error::Command)
+}
+
+/// `kubeadm` with our configuration; found, as what it starts itself, among the components first.
+fn kubeadm(words: &[&str]) -> Command {
+    let path = env::var("PATH").unwrap_or_else(|_| SYSTEM_PATH.into());
+    let mut command = Command::new("kubeadm");
+    command.args(words).args(["--config", CONFIGURATION]).env("PATH", format!("{PROGRAMS}:{path}")).current_dir("/");
+    command
+}
+
+fn make_directory(path: &Path) -> Result<(), Error> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
+    made.map_err(|error| Error::Io(path.into(), error))
+}
+
+fn write(path: &Path, mode: u32, content: &str) -> Result<(), Error> {
+    make_directory(path.parent().unwrap_or(Path::new("/")))?;
+    file::replace(path, content.as_bytes(), mode).map_err(|error| Error::Io(path.into(), error))
 }

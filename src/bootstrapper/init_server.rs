@@ -2,164 +2,179 @@
 //!
 //! The operator verifies the node before sending anything; the node knows the operator by the init secret, whose hash the
 //! metadata service holds. The set-up belongs to the node and not to the connection: it goes on when the operator is cut
-//! off, and the same request asked again gets the same answer.
+//! off, and the same request asked again sees all of it and gets the same answer.
+//!
+//! ```text
+//!   Init ─► secret right? ─► request sound? ─► node lock ─► set-up, on a thread of its own
+//!                                 │ same cluster, begun before      │ events, ending
+//!                                 └──────────────────────────► watch ◄┘
+//! ```
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::cluster;
-use super::node_lock::{Locking, NodeLock};
+use super::init::{Done, Init, Keys, Node};
+use super::job::{Event, Job};
+use super::node_lock::Locking;
+use super::race::Entrant;
 use super::secret_guard::{SecretGuard, Verdict};
+use crate::atls;
 use crate::attestation::Issuer;
-use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id};
 use crate::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
-use crate::kms::ClusterKms;
-use crate::metadata::Role;
 use crate::proto::init::init_response::Kind;
-use crate::proto::init::{InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse};
-use crate::state_disk::{NewDisk, NodeState, SALT_LEN, mark_complete};
-use crate::stop::Stop;
-use crate::timeline::Timeline;
-use crate::{atls, state_disk};
+use crate::proto::init::{InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, ProgressResponse};
 
 /// TCP port of the InitServer.
 pub const PORT: u16 = 9000;
+/// Request metadata of a caller that wants progress messages, with the value `1`.
+pub const PROGRESS: &str = "firstlight-progress";
+/// How often a lost operator and a stop are looked for.
+const TICK: Duration = Duration::from_millis(200);
 /// Time for the last answer to reach the operator.
 const GRACE: Duration = Duration::from_secs(5);
-
-/// What an init needs of the node.
-pub struct Node {
-    /// Guards the operator's secret.
-    pub guard: SecretGuard,
-    /// The way into a cluster, taken once.
-    pub lock: Arc<NodeLock>,
-    /// Where the state disk is mounted.
-    pub root: PathBuf,
-    /// Which disk, and the passphrase of this boot.
-    pub disk: state_disk::Handover,
-    /// Tells the console.
-    pub timeline: Timeline,
-    /// Stopped when the work is done.
-    pub done: Stop,
-}
+/// How long a result waits for an operator who was cut off.
+const KEPT: Duration = Duration::from_secs(30 * 60);
 
 /// A running InitServer.
 pub struct InitServer {
     server: Server,
-    outcome: Arc<Mutex<Outcome>>,
+    shared: Arc<Shared>,
 }
 
-/// How far the one init of this node is.
-#[derive(Clone, Default)]
+struct Shared {
+    guard: SecretGuard,
+    entrant: Entrant,
+    node: Node,
+    job: Job<Done>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+    is_delivered: AtomicBool,
+}
+
+/// What came of waiting.
 pub enum Outcome {
-    /// Nobody has come yet.
-    #[default]
+    /// Nobody has come.
     None,
-    /// Done, for this cluster.
-    Done([u8; CLUSTER_ID_LEN]),
+    /// The node is initialised.
+    Done,
     /// It failed after the lock: the node must reboot, which resets it.
     Failed(String),
 }
 
 impl InitServer {
     /// Serves on `listener`.
-    pub fn start(listener: TcpListener, issuer: Arc<dyn Issuer>, node: Node) -> std::io::Result<InitServer> {
-        let outcome = Arc::new(Mutex::new(Outcome::None));
-        let shared = outcome.clone();
+    pub fn start(
+        listener: TcpListener,
+        issuer: Arc<dyn Issuer>,
+        guard: SecretGuard,
+        entrant: Entrant,
+        node: Node,
+    ) -> std::io::Result<InitServer> {
+        let job = Job::new(node.timeline);
+        let is_delivered = AtomicBool::new(false);
+        let shared = Arc::new(Shared { guard, entrant, node, job, worker: Mutex::default(), is_delivered });
+        let handler = shared.clone();
         let router = Router::new().server_streaming(
             "/init.API/Init",
-            move |call: &Call, request: InitRequest, answer: &mut Sender<InitResponse>| {
-                let result = init(call, &request, &node, &shared);
-                // an answer that finds no operator any more is kept: the same request asked again gets it
-                let sent = answer.send(&response(result));
-                if !matches!(*lock(&shared), Outcome::None) {
-                    node.done.stop();
-                }
-                sent
+            move |call: &Call, request: InitRequest, answer: &mut Sender<InitResponse>| match admit(
+                call, &request, &handler,
+            ) {
+                Ok(()) => watch(call, answer, &handler),
+                Err(status) => answer.send(&failure(&status)),
             },
         );
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
         let server = Server::start("init", listener, transport, router, Limits::default())?;
-        Ok(InitServer { server, outcome })
+        Ok(InitServer { server, shared })
     }
 
-    /// Stops serving and says what came of it.
-    pub fn stop(self) -> Outcome {
+    /// Waits until an init has ended and the operator knows how, or the node is told to stop.
+    pub fn wait(self) -> Outcome {
+        let (job, stop) = (&self.shared.job, self.shared.entrant.stop());
+        while job.ending().is_none() && (job.has_begun() || !stop.is_stopped()) {
+            thread::sleep(TICK);
+        }
+        let until = Instant::now() + KEPT;
+        let is_delivered = || self.shared.is_delivered.load(Ordering::Acquire);
+        while job.has_begun() && !is_delivered() && Instant::now() < until && !stop.wait(TICK) {}
         self.server.stop(GRACE);
-        lock(&self.outcome).clone()
+        if let Some(worker) = lock(&self.shared.worker).take() {
+            // its panic is its ending
+            let _ = worker.join();
+        }
+        match job.ending() {
+            None => Outcome::None,
+            Some(Ok(_)) => Outcome::Done,
+            Some(Err(why)) => Outcome::Failed(why),
+        }
     }
 }
 
-/// The steps of an init, in order.
-fn init(call: &Call, request: &InitRequest, node: &Node, outcome: &Mutex<Outcome>) -> Result<Done, Status> {
-    check_secret(call, request, node)?;
-    let (kms, salt) = parse(request)?;
-    let measurement_secret = derive(&kms, &Dek::named(MEASUREMENT_SECRET_ID))?;
-    let cluster = cluster_id(&measurement_secret, &salt);
-
-    // one init at a time; the second one finds what the first has left
-    let mut outcome = lock(outcome);
-    match node.lock.lock(cluster) {
+/// What comes before the set-up; returns when there is one that this request may watch.
+fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(), Status> {
+    let Shared { entrant, node, job, .. } = &**shared;
+    check_secret(call, request, &shared.guard)?;
+    let keys = Keys::new(request)?;
+    if entrant.cluster() == Some(keys.cluster) && job.has_begun() {
+        return Ok(());
+    }
+    let init = Init::new(keys, request, node)?;
+    let stopped = || Status::new(Code::Unavailable, "this node is told to stop");
+    match entrant.lock(init.cluster()).ok_or_else(stopped)? {
         Locking::Taken => node.timeline.event("locked", "this node belongs to a cluster from here on"),
-        Locking::Already(id) if id == cluster => return repeat(&outcome, cluster),
+        Locking::Already(id) if id == init.cluster() && job.has_begun() => return Ok(()),
         Locking::Already(_) => {
             return Err(Status::new(Code::FailedPrecondition, "node is already being activated"));
         }
         Locking::Failed(why) => {
-            *outcome = Outcome::Failed(why.clone());
-            return Err(Status::new(Code::Internal, format!("locking the node: {why}")));
+            job.begin();
+            job.end(Err(format!("locking the node: {why}")));
+            return Ok(());
         }
     }
-    match set_up(&kms, salt, cluster, request, node) {
-        Ok(done) => {
-            *outcome = Outcome::Done(cluster);
-            Ok(done)
+    job.begin();
+    let worker = thread::Builder::new().name("set-up".into()).spawn({
+        let shared = shared.clone();
+        move || {
+            let run = || init.run(&shared.node, &shared.job);
+            let ending = catch_unwind(AssertUnwindSafe(run));
+            shared.job.end(ending.unwrap_or_else(|_| Err("a defect of this program; its log says where".into())));
         }
-        Err(error) => {
-            *outcome = Outcome::Failed(error.message().into());
-            Err(error)
+    });
+    match worker {
+        Ok(worker) => *self::lock(&shared.worker) = Some(worker),
+        Err(error) => job.end(Err(format!("starting a thread for the set-up: {error}"))),
+    }
+    Ok(())
+}
+
+/// Tells the caller what happens, if it wants to know, and how it ends.
+fn watch(call: &Call, answer: &mut Sender<InitResponse>, shared: &Shared) -> Result<(), Status> {
+    let wants_progress = call.metadata().get(PROGRESS) == Some("1");
+    let mut seen = 0;
+    loop {
+        let (events, ending) = shared.job.watch(seen, TICK);
+        seen += events.len();
+        for event in events.iter().filter(|_| wants_progress) {
+            answer.send(&progress(event))?;
+        }
+        if let (true, Some(ending)) = (events.is_empty(), ending) {
+            answer.send(&response(ending))?;
+            shared.is_delivered.store(true, Ordering::Release);
+            return Ok(());
+        }
+        if call.is_cancelled() {
+            return Err(Status::new(Code::Cancelled, "the set-up goes on; the same request asked again watches it"));
         }
     }
 }
 
-/// What follows the lock: each step survives power loss, and the mark of completion is the last.
-fn set_up(
-    kms: &ClusterKms,
-    salt: [u8; SALT_LEN],
-    cluster: [u8; CLUSTER_ID_LEN],
-    request: &InitRequest,
-    node: &Node,
-) -> Result<Done, Status> {
-    let failed = |what: &str, error: &dyn std::fmt::Display| Status::new(Code::Internal, format!("{what}: {error}"));
-    let disk = NewDisk::open(&node.disk).map_err(|error| failed("opening the state disk", &error))?;
-    let key = derive(kms, &Dek::disk(&disk.uuid()))?;
-    let state = NodeState { role: Role::ControlPlane, measurement_salt: salt };
-    disk.commit(&node.root, &state, &key).map_err(|error| failed("setting up the state disk", &error))?;
-    node.timeline.event("committed", "the state disk has its permanent key");
-    let kubeconfig = cluster::set_up(request).map_err(|error| failed("initializing the cluster", &error))?;
-    mark_complete(&node.root).map_err(|error| failed("finishing", &error))?;
-    node.timeline.event("complete", "this node comes back by itself after a reboot");
-    Ok(Done { cluster, kubeconfig })
-}
-
-struct Done {
-    cluster: [u8; CLUSTER_ID_LEN],
-    kubeconfig: Vec<u8>,
-}
-
-fn repeat(outcome: &Outcome, cluster: [u8; CLUSTER_ID_LEN]) -> Result<Done, Status> {
-    match outcome {
-        Outcome::Done(id) if *id == cluster => Ok(Done { cluster, kubeconfig: vec![] }),
-        Outcome::Failed(why) => Err(Status::new(Code::FailedPrecondition, format!("an earlier init failed: {why}"))),
-        _ => Err(Status::new(Code::FailedPrecondition, "node is already being activated")),
-    }
-}
-
-fn check_secret(call: &Call, request: &InitRequest, node: &Node) -> Result<(), Status> {
+fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Result<(), Status> {
     let peer = call.peer().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
-    match node.guard.check(peer, &request.init_secret, Instant::now()) {
+    match guard.check(peer, &request.init_secret, Instant::now()) {
         Verdict::Right => Ok(()),
         Verdict::Wrong => {
             log::warn!("init from {peer} with a wrong secret: refused");
@@ -172,31 +187,35 @@ fn check_secret(call: &Call, request: &InitRequest, node: &Node) -> Result<(), S
     }
 }
 
-fn parse(request: &InitRequest) -> Result<(ClusterKms, [u8; SALT_LEN]), Status> {
-    let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri)
-        .map_err(|error| Status::new(Code::InvalidArgument, error.to_string()))?;
-    let salt = request.measurement_salt.as_slice().try_into().map_err(|_| {
-        let length = request.measurement_salt.len();
-        Status::new(Code::InvalidArgument, format!("measurement_salt has {length} bytes, expected {SALT_LEN}"))
-    })?;
-    Ok((kms, salt))
-}
-
-fn derive(kms: &ClusterKms, name: &Dek) -> Result<crate::crypto::Secret, Status> {
-    kms.dek(name, KEY_LEN).map_err(|error| Status::new(Code::Internal, error.to_string()))
+fn response(ending: Result<Done, String>) -> InitResponse {
+    match ending {
+        Ok(Done { cluster, kubeconfig }) => InitResponse {
+            kind: Some(Kind::InitSuccess(InitSuccessResponse {
+                kubeconfig: kubeconfig.expose().to_vec(),
+                owner_id: vec![],
+                cluster_id: cluster.to_vec(),
+            })),
+        },
+        Err(why) => failure(&Status::new(
+            Code::Internal,
+            format!(
+                "{why}\nThis node cannot be initialised any more: reboot it, and it starts over with an empty disk"
+            ),
+        )),
+    }
 }
 
 /// A failure travels inside the stream, which itself ends well: so the old operator's tool shows its text.
-fn response(result: Result<Done, Status>) -> InitResponse {
-    let kind = match result {
-        Ok(Done { cluster, kubeconfig }) => {
-            Kind::InitSuccess(InitSuccessResponse { kubeconfig, owner_id: vec![], cluster_id: cluster.to_vec() })
-        }
-        Err(status) => Kind::InitFailure(InitFailureResponse { error: status.to_string() }),
-    };
-    InitResponse { kind: Some(kind) }
+fn failure(status: &Status) -> InitResponse {
+    InitResponse { kind: Some(Kind::InitFailure(InitFailureResponse { error: status.to_string() })) }
 }
 
-fn lock(outcome: &Mutex<Outcome>) -> std::sync::MutexGuard<'_, Outcome> {
-    outcome.lock().unwrap_or_else(PoisonError::into_inner)
+fn progress(event: &Event) -> InitResponse {
+    let elapsed_millis = u64::try_from(event.elapsed.as_millis()).unwrap_or(u64::MAX);
+    let progress = ProgressResponse { phase: event.phase.into(), line: event.line.clone(), elapsed_millis };
+    InitResponse { kind: Some(Kind::Progress(progress)) }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

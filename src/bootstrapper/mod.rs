@@ -10,28 +10,39 @@
 //!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete, answer, done
 //! ```
 //!
-//! Files: [`init_server`] with its [`secret_guard`], [`node_lock`], and [`cluster`], where Kubernetes comes in.
+//! Files: [`init_server`] with its [`secret_guard`]; [`node_lock`] and the [`race`] for it; [`init`] is what follows the lock, a [`job`] that is
+//! watched; [`cluster`] is where Kubernetes comes in, by a [`command`] after the other; [`kubelet`] and [`etcd`] are what a
+//! member runs.
 
 pub mod cluster;
+pub mod command;
+pub mod etcd;
+pub mod init;
 pub mod init_server;
+pub mod job;
+pub mod kubelet;
 pub mod node_lock;
+pub mod race;
 pub mod secret_guard;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::attestation::{self, Issuer};
 use crate::backoff::Backoff;
+use crate::kubernetes::components;
 use crate::metadata::Metadata;
 use crate::state_disk::{self, Handover};
 use crate::stop::Stop;
 use crate::timeline::Timeline;
 use crate::tpm;
-use init_server::{InitServer, Node, Outcome};
+use init::Node;
+use init_server::{InitServer, Outcome};
 use node_lock::NodeLock;
+use race::Race;
 use secret_guard::SecretGuard;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -53,6 +64,10 @@ pub struct Bootstrapper {
     pub issuer: Arc<dyn Issuer>,
     /// Holds the node lock.
     pub tpm: tpm::Location,
+    /// What components may ask for.
+    pub policy: components::Policy,
+    /// How components are fetched.
+    pub settings: components::Settings,
     /// Ends every wait.
     pub stop: Stop,
     /// Tells the console.
@@ -80,26 +95,28 @@ impl Bootstrapper {
         }
         let Some(guard) = self.secret_guard() else { return Ok(Ending::Stopped) };
         let device = state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline).map_err(Error::Disk)?;
-        let done = Stop::new();
-        let node = Node {
-            guard,
-            lock: Arc::new(NodeLock::new(self.tpm.clone())),
-            root: self.root.clone(),
-            disk: Handover { device, key_file: self.key_file.clone() },
-            timeline: self.timeline,
-            done: done.clone(),
-        };
         let listener = TcpListener::bind(self.listen).map_err(|error| Error::Listen(self.listen, error))?;
-        let server = InitServer::start(listener, self.issuer.clone(), node)
+        let race = Race::new(NodeLock::new(self.tpm));
+        let entrant = race.enter();
+        let _told = self.stop.on_stop(move || race.stop());
+        let node = Node {
+            metadata: self.metadata.clone(),
+            root: self.root.clone(),
+            disk: Handover { device: device.clone(), key_file: self.key_file },
+            policy: self.policy,
+            settings: self.settings,
+            timeline: self.timeline,
+            stop: entrant.stop().clone(),
+        };
+        let server = InitServer::start(listener, self.issuer, guard, entrant, node)
             .map_err(|error| Error::Listen(self.listen, error))?;
         self.timeline.event("ready", format_args!("waiting for the operator's init on {}", self.listen));
-        while !done.wait(Duration::from_millis(200)) && !self.stop.is_stopped() {}
-        match server.stop() {
-            Outcome::Done(_) => Ok(Ending::Initialized),
+        match server.wait() {
+            Outcome::Done => Ok(Ending::Initialized),
             Outcome::None => Ok(Ending::Stopped),
             Outcome::Failed(why) => {
                 self.timeline.event("failed", &why);
-                self.reset()
+                reset(&device, &self.timeline)
             }
         }
     }
@@ -108,17 +125,17 @@ impl Bootstrapper {
     fn start_member(&self) -> Result<Ending, Error> {
         if !state_disk::is_complete(&self.root).map_err(state_disk::Error::NodeState).map_err(Error::Disk)? {
             self.timeline.event("failed", "this node's set-up was interrupted: it starts over");
-            return self.reset();
+            let disk =
+                state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline).map_err(Error::Disk)?;
+            return reset(&disk, &self.timeline);
+        }
+        if state_disk::has_kubelet(&self.root) {
+            kubelet::start(&self.stop).map_err(Error::Kubelet)?;
+            self.timeline.event("kubelet", "started");
+            etcd::prioritize_io(&self.stop);
         }
         self.timeline.event("ready", "a member of its cluster since before this boot");
         Ok(Ending::Member)
-    }
-
-    fn reset(&self) -> Result<Ending, Error> {
-        let device = state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline).map_err(Error::Disk)?;
-        state_disk::mark_for_reset(&device).map_err(Error::Disk)?;
-        self.timeline.event("reset", "the next boot formats the state disk");
-        Ok(Ending::Reset)
     }
 
     /// The guard with the hash from the metadata service, which is asked until it answers; `None` when stopped.
@@ -137,6 +154,12 @@ impl Bootstrapper {
     }
 }
 
+fn reset(disk: &Path, timeline: &Timeline) -> Result<Ending, Error> {
+    state_disk::mark_for_reset(disk).map_err(Error::Disk)?;
+    timeline.event("reset", "the next boot formats the state disk");
+    Ok(Ending::Reset)
+}
+
 /// Why a run failed.
 #[derive(Debug)]
 pub enum Error {
@@ -146,6 +169,8 @@ pub enum Error {
     Disk(state_disk::Error),
     /// The InitServer's address.
     Listen(SocketAddr, io::Error),
+    /// The kubelet of a member.
+    Kubelet(command::Error),
 }
 
 impl std::fmt::Display for Error {
@@ -154,6 +179,7 @@ impl std::fmt::Display for Error {
             Error::Tpm(error) => write!(f, "reading PCR 15: {error}"),
             Error::Disk(error) => error.fmt(f),
             Error::Listen(address, error) => write!(f, "listening on {address}: {error}"),
+            Error::Kubelet(error) => write!(f, "starting the kubelet: {error}"),
         }
     }
 }

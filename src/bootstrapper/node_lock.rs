@@ -7,9 +7,8 @@
 //! Whoever takes it (InitServer or JoinClient) owns the node's set-up; everybody else is told that it is taken. The TPM
 //! keeps it beyond this process: a node whose PCR 15 is not zero never passes attestation as a fresh one.
 
-use std::sync::{Mutex, PoisonError};
-
 use crate::crypto::CLUSTER_ID_LEN;
+use crate::sync::{Mutex, PoisonError};
 use crate::tpm::{self, Tpm};
 
 /// One a process.
@@ -41,6 +40,14 @@ impl NodeLock {
     /// An unlocked node whose TPM is at `tpm`.
     pub fn new(tpm: tpm::Location) -> NodeLock {
         NodeLock { tpm, state: Mutex::new(State::Unlocked) }
+    }
+
+    /// The cluster that it was taken for, once it was.
+    pub fn cluster(&self) -> Option<[u8; CLUSTER_ID_LEN]> {
+        match *self.state.lock().unwrap_or_else(PoisonError::into_inner) {
+            State::Locked(id) => Some(id),
+            State::Unlocked | State::Broken => None,
+        }
     }
 
     /// Takes the lock for a cluster and measures its ID.

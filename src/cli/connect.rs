@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use super::progress::{Progress, human, printable};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use crate::atls;
-use crate::attestation::{Policy, Validator, qemu_vtpm};
+use crate::attestation::{Oid, Policy, ValidateError, Validator, qemu_vtpm};
 use crate::backoff::Backoff;
+use crate::crypto::CLUSTER_ID_LEN;
 use crate::grpc::{Channel, Transport};
 use crate::program::Failure;
 
@@ -47,6 +48,11 @@ impl Endpoint {
         }
         Ok(Endpoint { host: host.to_owned(), port })
     }
+
+    /// TCP.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
 }
 
 impl fmt::Display for Endpoint {
@@ -67,12 +73,16 @@ pub struct Node {
 impl Node {
     /// The node at `endpoint`, judged by the policy in a file.
     pub fn new(endpoint: &Endpoint, policy: &Path) -> Result<Node, Failure> {
-        let text = files::read(policy).map_err(Failure::failed)?;
-        let text = String::from_utf8_lossy(&text);
-        let policy = Policy::from_json(&text)
-            .map_err(|error| Failure::failed(format!("the attestation policy {}: {error}", policy.display())))?;
-        let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::Validator::new(Arc::new(policy)));
+        let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::Validator::new(Arc::new(read_policy(policy)?)));
         Ok(Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) })
+    }
+
+    /// The same, or one that belongs to this cluster since it started: a node whose init has begun.
+    pub fn fresh_or_member(endpoint: &Endpoint, policy: Policy, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Node {
+        let member = qemu_vtpm::Validator::new(Arc::new(policy.clone().expecting_cluster(cluster_id)));
+        let fresh = qemu_vtpm::Validator::new(Arc::new(policy));
+        let validator: Arc<dyn Validator> = Arc::new(FreshOrMember { fresh, member });
+        Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) }
     }
 
     /// A connection to it, tried until `deadline`. A node that does not meet the policy is not asked again.
@@ -98,7 +108,8 @@ impl Node {
         }
     }
 
-    fn attempt(&self, deadline: Instant) -> Result<Channel, Attempt> {
+    /// One try to reach it before `deadline`.
+    pub fn attempt(&self, deadline: Instant) -> Result<Channel, Attempt> {
         let passing = |error: &dyn fmt::Display| Attempt::Passing(error.to_string());
         let socket = self.dial(deadline)?;
         let handshake = deadline.min(Instant::now() + HANDSHAKE_TIMEOUT);
@@ -109,7 +120,8 @@ impl Node {
         Channel::new(transport, &self.endpoint.to_string()).map_err(|status| passing(&status))
     }
 
-    fn dial(&self, deadline: Instant) -> Result<TcpStream, Attempt> {
+    /// A connection without TLS.
+    pub fn dial(&self, deadline: Instant) -> Result<TcpStream, Attempt> {
         let addresses = (self.endpoint.host.as_str(), self.endpoint.port).to_socket_addrs();
         let addresses = addresses.map_err(|error| Attempt::Passing(format!("cannot look up its address: {error}")))?;
         let mut failure = "its name has no address".to_owned();
@@ -124,7 +136,31 @@ impl Node {
     }
 }
 
-enum Attempt {
+/// The policy in a file.
+pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
+    let text = files::read(path).map_err(Failure::failed)?;
+    Policy::from_json(&String::from_utf8_lossy(&text))
+        .map_err(|error| Failure::failed(format!("the attestation policy {}: {error}", path.display())))
+}
+
+/// Either policy will do. What is said of a machine that meets neither is the first one's verdict.
+struct FreshOrMember {
+    fresh: qemu_vtpm::Validator,
+    member: qemu_vtpm::Validator,
+}
+
+impl Validator for FreshOrMember {
+    fn oid(&self) -> Oid {
+        self.fresh.oid()
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        self.fresh.validate(document, nonce).or_else(|why| self.member.validate(document, nonce).map_err(|_| why))
+    }
+}
+
+/// Why a try failed.
+pub enum Attempt {
     /// It proved to be something else than the policy wants: the validator's words.
     Refused(String),
     /// It may work in a while.

@@ -1,23 +1,26 @@
 //! `firstlight init`: makes a booted node the first of a new cluster.
 //!
-//! What must not be lost is on disk before the node learns of it: the master secret, the measurement salt. Until the
-//! request is sent, everything is tried again; afterwards nothing is, since the node commits itself to the first request.
+//! What must not be lost is on disk before the node learns of it: the master secret, the measurement salt. The node commits
+//! itself to the first request; the same request asked again, after a lost connection or by the command run once more, finds
+//! it at work.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::connect::{Endpoint, Node};
+use super::connect::{Endpoint, Node, read_policy};
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
-use super::{UNREACHABLE, files, master_secret, say};
+use super::{UNREACHABLE, apply, components, files, kubeconfig, master_secret, say};
+use crate::bootstrapper::init_server;
 use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
-use crate::grpc::{CallOptions, Channel, Code, Status};
+use crate::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use crate::kms::{ClusterKms, NO_STORE};
+use crate::kubernetes::services;
 use crate::program::Failure;
 use crate::proto::init::init_response::Kind;
-use crate::proto::init::{InitRequest, InitResponse};
+use crate::proto::init::{InitRequest, InitResponse, ProgressResponse};
 use crate::state_disk::SALT_LEN;
 
 /// The gRPC method.
@@ -40,20 +43,48 @@ pub struct Options {
     pub state: PathBuf,
     /// File for the administrator's kubeconfig.
     pub kubeconfig: PathBuf,
+    /// Whether to add it to the file that kubectl reads.
+    pub merge_kubeconfig: bool,
     /// File for what the node says when it fails.
     pub log: PathBuf,
     /// Empty for the node's default.
     pub cluster_name: String,
+    /// What cluster to make; without it the node gets its disk and nothing more.
+    pub kubernetes: Option<Kubernetes>,
+    /// Whether each line of the node's progress is shown, and not only its phases.
+    pub verbose: bool,
     /// For everything together.
     pub timeout: Duration,
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<(), Failure> {
-    initialise(&Node::new(&options.endpoint, &options.policy)?, options)
+/// The cluster to make.
+#[derive(Debug)]
+pub struct Kubernetes {
+    /// As `v1.34.4`.
+    pub version: String,
+    /// A file with what the node installs first; by default what Firstlight knows for the version.
+    pub components: Option<PathBuf>,
+    /// The services' network; empty for kubeadm's default.
+    pub service_cidr: String,
+    /// The pods' network; empty where their plugin has it.
+    pub pod_cidr: String,
+    /// Further names and addresses of the API server.
+    pub apiserver_sans: Vec<String>,
+    /// Whether kubeadm installs CoreDNS and kube-proxy.
+    pub addons: bool,
+    /// Of the services, when they are to be brought in.
+    pub image: Option<String>,
+    /// Whether to return before the services are ready.
+    pub skip_wait: bool,
 }
 
-fn initialise(node: &Node, options: &Options) -> Result<(), Failure> {
+/// The command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let policy = read_policy(&options.policy)?;
+    initialise(|cluster| Node::fresh_or_member(&options.endpoint, policy, cluster), options)
+}
+
+fn initialise(node: impl FnOnce(&[u8; CLUSTER_ID_LEN]) -> Node, options: &Options) -> Result<(), Failure> {
     let deadline = Instant::now() + options.timeout;
     let init_secret = read_init_secret(&options.init_secret)?;
     if options.kubeconfig.exists() {
@@ -78,13 +109,24 @@ fn initialise(node: &Node, options: &Options) -> Result<(), Failure> {
         options.master_secret.display()
     ))?;
     let expected = expected_cluster_id(&kms, &state.measurement_salt)?;
+    let node = node(&expected);
+    let request = request(options, &kms, &state, &init_secret)?;
 
     let progress = Progress::on_stderr();
-    let channel = node.reach(deadline, &progress)?;
-    progress.phase(format!("initialising {}", options.endpoint));
-    let answer = exchange(&channel, &request(options, &kms, &state, &init_secret), deadline, &options.log);
+    let mut watching = Watching::new(&progress, options);
+    let success = loop {
+        let channel = node.reach(deadline, &progress)?;
+        progress.phase(format!("initialising {}", options.endpoint));
+        match watching.exchange(&channel, &request, deadline) {
+            // the node goes on by itself, and the same request finds it at work
+            Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {
+                progress.line(format!("{}: {}; asking again", options.endpoint, short(&status.to_string())));
+            }
+            answer => break answer.map_err(|failure| failure.into_failure(options))?,
+        }
+    };
+    watching.finish();
     drop(progress);
-    let success = answer.map_err(|failure| failure.into_failure(options))?;
 
     if success.cluster_id != expected {
         return Err(Failure::failed(format!(
@@ -97,10 +139,36 @@ fn initialise(node: &Node, options: &Options) -> Result<(), Failure> {
     let saved = keep(options, &state, &success.kubeconfig);
     say(format_args!("Cluster ID: {}", hex(&expected)))?;
     saved?;
-    match success.kubeconfig.is_empty() {
-        true => say("The node is initialised; no cluster was set up on it"),
-        false => say(format_args!("Administrator's kubeconfig: {}", options.kubeconfig.display())),
+    if success.kubeconfig.is_empty() {
+        return say("The node is initialised; no cluster was set up on it");
     }
+    say(format_args!("Administrator's kubeconfig: {}", options.kubeconfig.display()))?;
+    if options.merge_kubeconfig {
+        let path = kubeconfig::default_path();
+        let context = kubeconfig::merge(&path, success.kubeconfig.expose()).map_err(Failure::failed)?;
+        say(format_args!("It is the current context of {}, too: {context}", path.display()))?;
+    }
+    bring_services(options, deadline)
+}
+
+/// The services, when an image of them is there.
+fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
+    let Some(kubernetes) = &options.kubernetes else { return Ok(()) };
+    let Some(image) = &kubernetes.image else {
+        return say("No other node can join yet: `firstlight apply` brings the services for it");
+    };
+    apply::run(&apply::Options {
+        kubeconfig: options.kubeconfig.clone(),
+        policy: options.policy.clone(),
+        image: image.clone(),
+        master_secret: options.master_secret.clone(),
+        state: options.state.clone(),
+        node_port: services::NODE_PORT,
+        backups: ".".into(),
+        skip_wait: kubernetes.skip_wait,
+        print: false,
+        timeout: deadline.saturating_duration_since(Instant::now()),
+    })
 }
 
 /// The state last, since it says that nothing is missing.
@@ -131,14 +199,28 @@ fn expected_cluster_id(kms: &ClusterKms, salt: &[u8; SALT_LEN]) -> Result<[u8; C
     Ok(cluster_id(&measurement_secret, salt))
 }
 
-fn request(options: &Options, kms: &ClusterKms, state: &State, init_secret: &Secret) -> InitRequest {
+/// Whether a call ended because its connection did.
+fn is_lost(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::Cancelled)
+}
+
+fn request(options: &Options, kms: &ClusterKms, state: &State, init_secret: &Secret) -> Result<InitRequest, Failure> {
     let mut request = InitRequest::default();
     request.kms_uri = kms.uri().to_string();
     request.storage_uri = NO_STORE.into();
     request.measurement_salt = state.measurement_salt.to_vec();
     request.init_secret = init_secret.expose().to_vec();
     request.cluster_name = options.cluster_name.clone();
-    request
+    if let Some(kubernetes) = &options.kubernetes {
+        request.kubernetes_components =
+            components::of(&kubernetes.version, kubernetes.components.as_deref()).map_err(Failure::failed)?;
+        request.kubernetes_version = kubernetes.version.clone();
+        request.service_cidr = kubernetes.service_cidr.clone();
+        request.pod_cidr = kubernetes.pod_cidr.clone();
+        request.apiserver_cert_sans = kubernetes.apiserver_sans.clone();
+        request.kubeadm_addons = kubernetes.addons;
+    }
+    Ok(request)
 }
 
 /// What a node says when it succeeds.
@@ -158,29 +240,82 @@ enum NoSuccess {
     Local(files::Error),
 }
 
-fn exchange(channel: &Channel, request: &InitRequest, deadline: Instant, log: &Path) -> Result<Success, NoSuccess> {
-    let timeout = Some(deadline.saturating_duration_since(Instant::now()));
-    let options = CallOptions { timeout, ..CallOptions::default() };
-    let mut responses = channel.server_streaming(INIT, request, &options).map_err(NoSuccess::Ended)?;
-    let mut log = Log::new(log);
-    let error = loop {
-        let response: InitResponse = responses.next().ok_or(NoSuccess::Nothing)?.map_err(NoSuccess::Ended)?;
-        match response.kind {
-            Some(Kind::InitSuccess(mut success)) => {
-                let kubeconfig = Secret::new(std::mem::take(&mut success.kubeconfig));
-                return Ok(Success { kubeconfig, cluster_id: std::mem::take(&mut success.cluster_id) });
-            }
-            Some(Kind::InitFailure(failure)) => break failure.error,
-            Some(Kind::Log(chunk)) => log.add(&chunk.log)?,
-            // of a later version
-            None => {}
-        }
-    };
-    // the node's log follows; the old system ends it with an error status though all of it came
-    while let Some(Ok(InitResponse { kind: Some(Kind::Log(chunk)) })) = responses.next() {
-        log.add(&chunk.log)?;
+/// What was seen of a node's set-up, over as many connections as it takes.
+struct Watching<'a> {
+    progress: &'a Progress,
+    options: &'a Options,
+    /// Progress messages so far; a node tells all of them to whoever asks.
+    seen: usize,
+    /// The phase that the node is in, and since when by its own clock.
+    phase: Option<(String, Duration)>,
+    latest: Duration,
+    /// What the phase's lines were, for the log of a failure.
+    log: Log,
+}
+
+impl<'a> Watching<'a> {
+    fn new(progress: &'a Progress, options: &'a Options) -> Watching<'a> {
+        let log = Log::new(&options.log);
+        Watching { progress, options, seen: 0, phase: None, latest: Duration::ZERO, log }
     }
-    Err(NoSuccess::Refused(error, log))
+
+    fn exchange(&mut self, channel: &Channel, request: &InitRequest, deadline: Instant) -> Result<Success, NoSuccess> {
+        let timeout = Some(deadline.saturating_duration_since(Instant::now()));
+        let mut metadata = Metadata::new();
+        metadata.insert(init_server::PROGRESS, "1").map_err(NoSuccess::Ended)?;
+        let options = CallOptions { timeout, metadata };
+        let mut responses = channel.server_streaming(INIT, request, &options).map_err(NoSuccess::Ended)?;
+        let mut number = 0;
+        let error = loop {
+            let response: InitResponse = responses.next().ok_or(NoSuccess::Nothing)?.map_err(NoSuccess::Ended)?;
+            match response.kind {
+                Some(Kind::InitSuccess(mut success)) => {
+                    let kubeconfig = Secret::new(std::mem::take(&mut success.kubeconfig));
+                    return Ok(Success { kubeconfig, cluster_id: std::mem::take(&mut success.cluster_id) });
+                }
+                Some(Kind::InitFailure(failure)) => break failure.error,
+                Some(Kind::Log(chunk)) => self.log.add(&chunk.log)?,
+                Some(Kind::Progress(event)) => {
+                    number += 1;
+                    if number > self.seen {
+                        self.seen = number;
+                        self.show(&event)?;
+                    }
+                }
+                // of a later version
+                None => {}
+            }
+        };
+        // the node's log follows; the old system ends it with an error status though all of it came
+        while let Some(Ok(InitResponse { kind: Some(Kind::Log(chunk)) })) = responses.next() {
+            self.log.add(&chunk.log)?;
+        }
+        let log = std::mem::replace(&mut self.log, Log::new(&self.options.log));
+        Err(NoSuccess::Refused(error, log))
+    }
+
+    fn show(&mut self, event: &ProgressResponse) -> Result<(), NoSuccess> {
+        self.latest = Duration::from_millis(event.elapsed_millis);
+        if event.line.is_empty() {
+            self.finish();
+            self.phase = Some((event.phase.clone(), self.latest));
+            self.progress.phase(event.phase.as_str());
+            return Ok(());
+        }
+        if self.options.verbose {
+            self.progress.line(format!("  {}", event.line));
+        }
+        let at = self.latest.as_secs_f64();
+        self.log.add(format!("{at:9.3}s {}: {}\n", event.phase, event.line).as_bytes())
+    }
+
+    /// The phase is over: how long it took stays on the screen.
+    fn finish(&mut self) {
+        if let Some((phase, since)) = self.phase.take() {
+            let took = self.latest.saturating_sub(since).as_secs_f64();
+            self.progress.line(format!("{phase}: {took:.1} s"));
+        }
+    }
 }
 
 impl NoSuccess {
@@ -198,8 +333,8 @@ impl NoSuccess {
                 Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Failure::Failed(
                     UNREACHABLE,
                     format!(
-                        "{endpoint}: the connection ended before the node answered: {}\nIt may go on by itself: look at \
-                         its console before trying again",
+                        "{endpoint}: the call ended before the node answered: {}\nIt may go on by itself: the same command \
+                         asks it again",
                         short(&status.to_string())
                     ),
                 ),
@@ -250,7 +385,6 @@ mod tests {
     use std::fs;
     use std::net::{Shutdown, TcpListener, TcpStream};
     use std::os::unix::fs::PermissionsExt;
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex};
     use std::thread;
 
@@ -299,8 +433,11 @@ mod tests {
             master_secret: file("master.json"),
             state: file("state.json"),
             kubeconfig: file("admin.conf"),
+            merge_kubeconfig: false,
             log: file("cluster.log"),
             cluster_name: "green".into(),
+            kubernetes: None,
+            verbose: false,
             timeout: Duration::from_secs(timeout),
         };
         Operator { dir, options }
@@ -309,7 +446,7 @@ mod tests {
     impl Operator {
         fn init(&self) -> Result<(), (u8, String)> {
             let client = atls::Client::new(None, vec![]);
-            match initialise(&Node { endpoint: self.options.endpoint.clone(), client }, &self.options) {
+            match initialise(|_| Node { endpoint: self.options.endpoint.clone(), client }, &self.options) {
                 Ok(()) => Ok(()),
                 Err(Failure::Failed(code, text)) => Err((code, text)),
                 Err(other) => panic!("{other:?}"),
@@ -428,20 +565,49 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_breaks_after_the_request_is_reported_and_not_tried_again() {
-        let requests = Arc::new(AtomicUsize::new(0));
+    fn a_connection_that_breaks_is_made_again_and_the_same_request_finds_the_node_at_work() {
+        let requests = Arc::new(Mutex::new(vec![]));
         let cut: Arc<Mutex<Option<TcpStream>>> = Arc::default();
-        let (counted, cutting) = (requests.clone(), cut.clone());
-        let node = node(move |_, _| {
-            counted.fetch_add(1, Ordering::SeqCst);
-            cutting.lock().unwrap().as_ref().unwrap().shutdown(Shutdown::Both).unwrap();
-            thread::sleep(Duration::from_millis(300));
+        let (seen, cutting) = (requests.clone(), cut.clone());
+        let node = node(move |request, send| {
+            seen.lock().unwrap().push(request.clone());
+            let event = |phase: &str, line: &str| {
+                Kind::Progress(ProgressResponse { phase: phase.into(), line: line.into(), elapsed_millis: 1 })
+            };
+            send(event("components", ""));
+            send(event("components", "kubelet: installed"));
+            if seen.lock().unwrap().len() == 1 {
+                cutting.lock().unwrap().as_ref().unwrap().shutdown(Shutdown::Both).unwrap();
+                thread::sleep(Duration::from_millis(300));
+                return Ok(());
+            }
+            send(success(request, b""));
             Ok(())
         });
         let proxy = cutting_proxy(node.local_addr(), cut);
-        let (code, text) = operator(&proxy.to_string(), 20).init().unwrap_err();
-        assert!(code == UNREACHABLE && text.contains("look at its console"), "{text}");
-        assert_eq!(requests.load(Ordering::SeqCst), 1);
+        operator(&proxy.to_string(), 20).init().unwrap();
+        let requests = requests.lock().unwrap();
+        assert!(requests.len() == 2 && requests[0] == requests[1]);
+    }
+
+    #[test]
+    fn what_the_node_told_before_it_failed_is_in_the_log() {
+        let node = node(|_, send| {
+            for line in ["", "[preflight] Running", "[error] no containerd"] {
+                let (phase, line) = ("kubeadm preflight".into(), line.into());
+                send(Kind::Progress(ProgressResponse { phase, line, elapsed_millis: 1500 }));
+            }
+            send(Kind::InitFailure(InitFailureResponse { error: "kubeadm failed".into() }));
+            Ok(())
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        let (_, text) = operator.init().unwrap_err();
+        assert!(text.contains("kubeadm failed"), "{text}");
+        let log = fs::read_to_string(&operator.options.log).unwrap();
+        assert_eq!(
+            log,
+            "    1.500s kubeadm preflight: [preflight] Running\n    1.500s kubeadm preflight: [error] no containerd\n"
+        );
     }
 
     #[test]

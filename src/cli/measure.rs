@@ -7,10 +7,6 @@ use crate::attestation::{Measurement, Policy, qemu_vtpm};
 use crate::program::Failure;
 use crate::tpm::{CLUSTER_ID_PCR, Location};
 
-/// The registers that the image decides: boot loader, command line, kernel and initramfs, unified kernel image, its
-/// parameters and extensions, and the cluster ID. The others are the firmware's, and change with the host.
-pub const PCRS: [u32; 7] = [4, 8, 9, 11, 12, 13, CLUSTER_ID_PCR];
-
 /// What the command line says.
 #[derive(Debug)]
 pub struct Options {

@@ -1,20 +1,29 @@
-//! `firstlight`, the operator's command: `init`, `recover`, `measure`. One file a command, and beside them what they share:
-//! the operator's `files`, `connect` for reaching a node, `progress` for what is shown meanwhile.
+//! `firstlight`, the operator's command. One file a command, and beside them what they share: the tables of `commands` and
+//! what is made of them (`usage`, `completions`, `man`), the operator's `files`, `connect` for reaching a node, `progress`
+//! for what is shown meanwhile.
 //!
 //! Results go to standard output, everything else to standard error. Exit codes are [`crate::program`]'s and the two here.
 
+mod apply;
+mod commands;
+mod completions;
+mod components;
 mod connect;
 mod files;
 mod init;
+mod kubeconfig;
+mod man;
 mod master_secret;
 mod measure;
 mod progress;
 mod recover;
+mod ssh;
 mod state;
+mod status;
+mod usage;
 
 use std::fmt::Display;
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use lexopt::prelude::*;
@@ -26,6 +35,7 @@ use crate::program::{self, Failure};
 use crate::state_disk::recovery;
 use crate::sys::process;
 use connect::Endpoint;
+use usage::Given;
 
 /// The node proved to be something else than the policy wants. Trying again does not help.
 pub const ATTESTATION_REFUSED: u8 = 3;
@@ -33,95 +43,9 @@ pub const ATTESTATION_REFUSED: u8 = 3;
 pub const UNREACHABLE: u8 = 4;
 
 /// What `--help` prints.
-pub const HELP: &str = "\
-firstlight: makes confidential virtual machines a cluster, and brings it back
-
-Usage: firstlight COMMAND [OPTION]..
-
-Commands:
-  init      make a booted node the first of a new cluster
-  recover   bring the key to a node that waits for one to open its disk
-  measure   write the attestation policy that a machine meets
-
-Options:
-  -h, --help      this text; after a command, that command's
-      --version   the version
-
-Exit codes:
-  0  done
-  1  failed, or the node refused
-  2  the arguments make no sense
-  3  attestation refused: the node is not what the policy wants; the text names register, expected and got
-  4  the node was not reached, or did not answer, in the time given
-
-Example, from a node's first boot to its recovery:
-  firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt
-  firstlight recover --endpoint 10.42.1.100 --policy policy.json --status
-  firstlight recover --endpoint 10.42.1.100 --policy policy.json
-";
-
-const INIT_HELP: &str = "\
-firstlight init: makes a booted node the first of a new cluster
-
-Connects over attested TLS, checks that the node meets the policy, and hands it the master secret. Waits for a node that
-still boots. May be repeated as long as the node was not initialised: it then uses the same master secret and salt.
-
-Usage: firstlight init --endpoint HOST[:PORT] --policy FILE --init-secret FILE [OPTION]..
-
-  --endpoint HOST[:PORT]  the node; port 9000 unless given
-  --policy FILE           the attestation policy that it must meet (JSON)
-  --init-secret FILE      the secret whose hash the node has, in a file that only you may read; - is standard input
-  --master-secret FILE    made if there is none, mode 0600, never overwritten; who loses it cannot recover the cluster
-                          [firstlight-mastersecret.json]
-  --state FILE            measurement salt and cluster ID [firstlight-state.json]
-  --kubeconfig FILE       where to put the administrator's kubeconfig; must not exist [firstlight-admin.conf]
-  --log FILE              what the node says when it fails is added here [firstlight-cluster.log]
-  --cluster-name NAME     [the node's default]
-  --timeout TIME          for everything together, as 90s, 10m or 1h [10m]
-
-Examples:
-  firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt
-  pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -
-";
-
-const RECOVER_HELP: &str = "\
-firstlight recover: brings the key to a node that waits for one to open its disk
-
-A node whose cluster cannot let it in again, since no other control plane runs, waits in its initramfs. This command
-connects to it over attested TLS, checks that it meets the policy, and hands it the master secret; it succeeds once the
-node has opened its disk. Of several nodes behind one address it recovers one a run.
-
-Usage: firstlight recover --endpoint HOST[:PORT] --policy FILE [OPTION]..
-
-  --endpoint HOST[:PORT]  the node; port 9999 unless given
-  --policy FILE           the attestation policy that it must meet (JSON)
-  --master-secret FILE    the cluster's master secret [firstlight-mastersecret.json]
-  --status                only ask what the node waits for: the disk, since when, what it tried
-  --timeout TIME          for everything together, as 90s, 10m or 1h [10m]
-
-Examples:
-  firstlight recover --endpoint 10.42.1.100 --policy policy.json --status
-  firstlight recover --endpoint 10.42.1.100 --policy policy.json --master-secret /media/safe/mastersecret.json
-";
-
-const MEASURE_HELP: &str = "\
-firstlight measure: writes the attestation policy that this machine meets
-
-Run on a node of known good software, it prints a policy (JSON) that demands what the TPM's SHA-256 registers hold now.
-PCR 15 is put down as zero, as it is in a node that belongs to no cluster yet.
-
-Usage: firstlight measure [OPTION]..
-
-  --tpm LOCATION  device:PATH or swtpm:host=ADDRESS,port=PORT [/dev/tpmrm0, else /dev/tpm0]
-  --pcrs LIST     the registers to demand [4,8,9,11,12,13,15: those that the image decides]
-
-Examples:
-  firstlight measure > policy.json
-  firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15
-";
-
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
-const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
+pub fn help() -> String {
+    commands::PROGRAM.help()
+}
 
 /// The command of the arguments.
 pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
@@ -129,126 +53,145 @@ pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     // the master secret passes through here
     process::keep_memory_private()
         .map_err(|error| Failure::failed(format!("cannot keep memory out of core dumps: {error}")))?;
-    match args.next()? {
-        Some(Value(command)) => match command.to_str() {
-            Some("init") => init::run(&init_options(args)?),
-            Some("recover") => recover::run(&recover_options(args)?),
-            Some("measure") => measure::run(&measure_options(args)?),
-            Some("help") => Err(Failure::Help),
-            _ => Err(Failure::Usage(format!("there is no command {command:?}"))),
-        },
-        Some(Long("help") | Short('h')) => Err(Failure::Help),
-        Some(Long("version")) => Err(Failure::Version),
-        Some(other) => Err(other.unexpected().into()),
-        None => Err(Failure::Usage("a command is missing".into())),
+    let name = match args.next()? {
+        Some(Value(name)) => program::text(name)?,
+        Some(Long("help") | Short('h')) => return Err(Failure::Help),
+        Some(Long("version")) => return Err(Failure::Version),
+        Some(other) => return Err(other.unexpected().into()),
+        None => return Err(Failure::Usage("a command is missing".into())),
+    };
+    if name == "help" {
+        return Err(Failure::Help);
     }
+    let program = &commands::PROGRAM;
+    let command = program.commands.iter().find(|command| command.name == name);
+    let command = command.ok_or_else(|| Failure::Usage(format!("there is no command {name:?}")))?;
+    (command.run)(&command.parse(program, args)?)
 }
 
-fn init_options(mut args: lexopt::Parser) -> Result<init::Options, Failure> {
-    let (mut endpoint, mut policy, mut init_secret) = (None, None, None);
-    let mut master_secret = PathBuf::from(MASTER_SECRET_FILE);
-    let mut state = PathBuf::from("firstlight-state.json");
-    let mut kubeconfig = PathBuf::from("firstlight-admin.conf");
-    let mut log = PathBuf::from("firstlight-cluster.log");
-    let mut cluster_name = String::new();
-    let mut timeout = DEFAULT_TIMEOUT;
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long("endpoint") => endpoint = Some(endpoint_of(&mut args, init_server::PORT)?),
-            Long("policy") => policy = Some(args.value()?.into()),
-            Long("init-secret") => init_secret = Some(args.value()?.into()),
-            Long("master-secret") => master_secret = args.value()?.into(),
-            Long("state") => state = args.value()?.into(),
-            Long("kubeconfig") => kubeconfig = args.value()?.into(),
-            Long("log") => log = args.value()?.into(),
-            Long("cluster-name") => cluster_name = program::text(args.value()?)?,
-            Long("timeout") => timeout = timeout_of(&mut args)?,
-            Long("help") | Short('h') => return Err(Failure::HelpOn(INIT_HELP)),
-            other => return Err(other.unexpected().into()),
-        }
-    }
+fn init_options(given: &Given) -> Result<init::Options, Failure> {
     Ok(init::Options {
-        endpoint: needed(endpoint, "endpoint")?,
-        policy: needed(policy, "policy")?,
-        init_secret: needed(init_secret, "init-secret")?,
-        master_secret,
-        state,
-        kubeconfig,
-        log,
-        cluster_name,
-        timeout,
+        endpoint: endpoint_of(given, init_server::PORT)?,
+        policy: given.path("policy"),
+        init_secret: given.path("init-secret"),
+        master_secret: given.path("master-secret"),
+        state: given.path("state"),
+        kubeconfig: given.path("kubeconfig"),
+        merge_kubeconfig: given.has("merge-kubeconfig"),
+        log: given.path("log"),
+        cluster_name: given.text("cluster-name")?,
+        kubernetes: kubernetes_of(given)?,
+        verbose: given.has("verbose"),
+        timeout: given.parsed("timeout", time)?,
     })
 }
 
-fn recover_options(mut args: lexopt::Parser) -> Result<recover::Options, Failure> {
-    let (mut endpoint, mut policy, mut master_secret, mut status) = (None, None, None, false);
-    let mut timeout = DEFAULT_TIMEOUT;
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long("endpoint") => endpoint = Some(endpoint_of(&mut args, recovery::PORT)?),
-            Long("policy") => policy = Some(args.value()?.into()),
-            Long("master-secret") => master_secret = Some(args.value()?.into()),
-            Long("status") => status = true,
-            Long("timeout") => timeout = timeout_of(&mut args)?,
-            Long("help") | Short('h') => return Err(Failure::HelpOn(RECOVER_HELP)),
-            other => return Err(other.unexpected().into()),
-        }
+fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
+    if !given.has("kubernetes-version") {
+        let alone = ["components", "service-cidr", "pod-cidr", "apiserver-san", "skip-addons", "image", "skip-wait"];
+        return match alone.into_iter().find(|name| given.has(name)) {
+            Some(name) => {
+                Err(Failure::Usage(format!("--{name}: say which cluster to make: --kubernetes-version is missing")))
+            }
+            None => Ok(None),
+        };
     }
-    let action = match (status, master_secret) {
-        (true, None) => recover::Action::Status,
-        (true, Some(_)) => return Err(Failure::Usage("--status needs no --master-secret".into())),
-        (false, file) => recover::Action::Push(file.unwrap_or_else(|| MASTER_SECRET_FILE.into())),
+    Ok(Some(init::Kubernetes {
+        version: given.text("kubernetes-version")?,
+        components: given.value("components").map(Into::into),
+        service_cidr: given.text("service-cidr")?,
+        pod_cidr: given.text("pod-cidr")?,
+        apiserver_sans: given.texts("apiserver-san")?,
+        addons: !given.has("skip-addons"),
+        image: given.value("image").map(program::text).transpose()?,
+        skip_wait: given.has("skip-wait"),
+    }))
+}
+
+fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
+    Ok(apply::Options {
+        kubeconfig: given.path("kubeconfig"),
+        policy: given.path("policy"),
+        image: given.text("image")?,
+        master_secret: given.path("master-secret"),
+        state: given.path("state"),
+        node_port: given.parsed("node-port", str::parse::<u16>)?,
+        backups: given.path("backups"),
+        skip_wait: given.has("skip-wait"),
+        print: given.has("print"),
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
+    let action = match (given.has("status"), given.has("master-secret")) {
+        (true, false) => recover::Action::Status,
+        (true, true) => return Err(Failure::Usage("--status needs no --master-secret".into())),
+        (false, _) => recover::Action::Push(given.path("master-secret")),
     };
-    Ok(recover::Options { endpoint: needed(endpoint, "endpoint")?, policy: needed(policy, "policy")?, action, timeout })
+    let (endpoint, policy) = (endpoint_of(given, recovery::PORT)?, given.path("policy"));
+    Ok(recover::Options { endpoint, policy, action, timeout: given.parsed("timeout", time)? })
 }
 
-fn measure_options(mut args: lexopt::Parser) -> Result<measure::Options, Failure> {
-    let mut options = measure::Options { tpm: None, pcrs: measure::PCRS.into() };
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long("tpm") => options.tpm = Some(program::parsed("tpm", args.value()?)?),
-            Long("pcrs") => options.pcrs = pcrs_of(&program::text(args.value()?)?)?,
-            Long("help") | Short('h') => return Err(Failure::HelpOn(MEASURE_HELP)),
-            other => return Err(other.unexpected().into()),
-        }
+fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
+    let tpm = match given.value("tpm") {
+        Some(location) => Some(program::parsed("tpm", location)?),
+        None => None,
+    };
+    Ok(measure::Options { tpm, pcrs: given.parsed("pcrs", pcrs)? })
+}
+
+fn status_options(given: &Given) -> Result<status::Options, Failure> {
+    Ok(status::Options {
+        address: given.operand()?,
+        policy: given.path("policy"),
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn ssh_options(given: &Given) -> ssh::Options {
+    ssh::Options {
+        key: given.path("key"),
+        master_secret: given.path("master-secret"),
+        certificate: given.path("certificate"),
+        known_hosts: given.path("known-hosts"),
+        overwrite: given.has("overwrite"),
     }
-    Ok(options)
 }
 
-fn pcrs_of(text: &str) -> Result<Vec<u32>, Failure> {
+fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Failure> {
+    given.parsed("endpoint", |text| Endpoint::parse(text, default_port))
+}
+
+fn pcrs(text: &str) -> Result<Vec<u32>, &'static str> {
     let pcrs: Result<_, _> = text.split(',').map(str::parse).collect();
-    pcrs.map_err(|_| Failure::Usage(format!("--pcrs {text:?}: expected numbers with commas between them, as 4,9,15")))
-}
-
-fn needed<T>(value: Option<T>, name: &str) -> Result<T, Failure> {
-    value.ok_or_else(|| Failure::Usage(format!("--{name} is missing")))
-}
-
-fn endpoint_of(args: &mut lexopt::Parser, default_port: u16) -> Result<Endpoint, Failure> {
-    let text = program::text(args.value()?)?;
-    Endpoint::parse(&text, default_port).map_err(|error| Failure::Usage(format!("--endpoint: {error}")))
-}
-
-fn timeout_of(args: &mut lexopt::Parser) -> Result<Duration, Failure> {
-    let text = program::text(args.value()?)?;
-    time(&text).ok_or_else(|| Failure::Usage(format!("--timeout {text:?}: expected 1s to 24h, as 90s, 10m or 1h")))
+    pcrs.map_err(|_| "expected numbers with commas between them, as 4,9,15")
 }
 
 /// A whole number of seconds, minutes or hours, from a second to a day.
-fn time(text: &str) -> Option<Duration> {
-    let unit = match text.chars().last()? {
-        's' => 1,
-        'm' => 60,
-        'h' => 3600,
-        _ => return None,
+fn time(text: &str) -> Result<Duration, &'static str> {
+    let seconds = || {
+        let unit = match text.chars().last()? {
+            's' => 1,
+            'm' => 60,
+            'h' => 3600,
+            _ => return None,
+        };
+        let seconds = text[..text.len() - 1].parse::<u64>().ok()?.checked_mul(unit)?;
+        (1..=24 * 3600).contains(&seconds).then(|| Duration::from_secs(seconds))
     };
-    let seconds = text[..text.len() - 1].parse::<u64>().ok()?.checked_mul(unit)?;
-    (1..=24 * 3600).contains(&seconds).then(|| Duration::from_secs(seconds))
+    seconds().ok_or("expected 1s to 24h, as 90s, 10m or 1h")
 }
 
 /// A result, on standard output.
 fn say(result: impl Display) -> Result<(), Failure> {
-    writeln!(io::stdout(), "{result}").map_err(|error| Failure::failed(format!("standard output: {error}")))
+    say_all(&format!("{result}\n"))
+}
+
+/// The same, of lines that are whole.
+fn say_all(lines: &str) -> Result<(), Failure> {
+    let written = io::stdout().write_all(lines.as_bytes());
+    written.map_err(|error| Failure::failed(format!("standard output: {error}")))
 }
 
 #[cfg(test)]
@@ -257,20 +200,23 @@ mod tests {
 
     #[test]
     fn times_are_seconds_minutes_or_hours_within_a_day() {
-        assert_eq!(time("90s"), Some(Duration::from_secs(90)));
-        assert_eq!(time("10m"), Some(Duration::from_secs(600)));
-        assert_eq!(time("24h"), Some(Duration::from_secs(86400)));
+        assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(time("10m"), Ok(Duration::from_secs(600)));
+        assert_eq!(time("24h"), Ok(Duration::from_secs(86400)));
         for text in
             ["", "s", "0s", "25h", "-1s", "1.5h", "10", "10d", "99999999999999999999s", "1ü", "99999999999999999h"]
         {
-            assert_eq!(time(text), None, "{text}");
+            assert!(time(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn every_line_of_help_fits_a_wide_terminal() {
-        for line in [HELP, INIT_HELP, RECOVER_HELP, MEASURE_HELP].iter().flat_map(|help| help.lines()) {
-            assert!(line.len() <= 120, "{line}");
+        let program = &commands::PROGRAM;
+        for text in program.commands.iter().map(|command| command.help(program)).chain([help()]) {
+            for line in text.lines() {
+                assert!(line.len() <= 120, "{line}");
+            }
         }
     }
 }

@@ -114,7 +114,8 @@ fn push(options: &Options, node: &Node, kms: &ClusterKms, deadline: Instant) -> 
     }
 }
 
-fn status(channel: &Channel) -> Result<StatusResponse, Status> {
+/// What the node at the other end waits for.
+pub fn status(channel: &Channel) -> Result<StatusResponse, Status> {
     let options = CallOptions { timeout: Some(STATUS_TIMEOUT), ..CallOptions::default() };
     channel.unary(STATUS, &StatusRequest {}, &options)
 }
@@ -126,7 +127,8 @@ fn bring(channel: &Channel, kms: &ClusterKms, deadline: Instant) -> Result<(), S
     channel.unary(RECOVER, &message, &options).map(|RecoverResponse {}| ())
 }
 
-fn facts(status: &StatusResponse) -> Vec<(&'static str, String)> {
+/// The same for people, with names of one width.
+pub fn facts(status: &StatusResponse) -> Vec<(&'static str, String)> {
     let or = |text: &str, other: &str| printable(if text.is_empty() { other } else { text });
     let mut facts = vec![
         ("Disk:       ", or(&status.disk_uuid, "not known yet")),

@@ -36,15 +36,19 @@ struct File {
 impl State {
     /// The state in the file, or where there is none a new one with a salt of its own, written to it.
     pub fn open_or_create(path: &Path) -> Result<State, Error> {
-        match files::read(path) {
-            Ok(content) => parse(path, &content).map_err(|what| Error::Content(path.into(), what)),
+        match State::open(path) {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => {
                 let state = State { path: path.into(), measurement_salt: crypto::random(), cluster_id: None };
                 state.save()?;
                 Ok(state)
             }
-            Err(error) => Err(error),
+            opened => opened,
         }
+    }
+
+    /// The state in the file.
+    pub fn open(path: &Path) -> Result<State, Error> {
+        parse(path, &files::read(path)?).map_err(|what| Error::Content(path.into(), what))
     }
 
     /// Puts it on disk.

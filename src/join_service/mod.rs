@@ -15,15 +15,15 @@ pub mod policy;
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::atls;
 use crate::attestation::{Policy, Validator, qemu_vtpm};
 use crate::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
-use crate::grpc::{Call, Code, Limits, Router, Server, Status};
+use crate::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
 use crate::kms::Uuid;
 use crate::logger::peer;
 use crate::proto::join::{
@@ -47,6 +47,10 @@ pub const GRACE: Duration = Duration::from_secs(10);
 const POLICY_FILE: &str = "attestationConfig";
 /// A join request with all its names and keys has a few KiB.
 const MAX_REQUEST: usize = 64 << 10;
+/// The name of a service.
+const MAX_HEALTH_REQUEST: usize = 256;
+/// Two probes of one kubelet, and somebody who looks.
+const MAX_HEALTH_CONNECTIONS: usize = 16;
 
 /// What the service is started with.
 #[derive(Debug, Clone)]
@@ -57,6 +61,8 @@ pub struct Config {
     pub key_service: String,
     /// Where [`CONFIG_DIR`]'s files are.
     pub config_dir: PathBuf,
+    /// Where `grpc.health.v1` alone is served in plaintext, for a kubelet, which cannot prove itself as nodes do.
+    pub health: Option<SocketAddr>,
     /// The attestation variant of the cluster's nodes; this version has [`qemu_vtpm::VARIANT`] alone.
     pub variant: String,
 }
@@ -64,6 +70,7 @@ pub struct Config {
 /// The service while it runs.
 pub struct JoinService {
     server: Server,
+    health: Option<Server>,
     /// After the server, which uses what it follows.
     _policy: policy::Watch,
 }
@@ -83,8 +90,9 @@ impl JoinService {
         let router = router(Arc::new(KeyClient::new(&config.key_service)));
         let limits = Limits { message_bytes: MAX_REQUEST, ..Limits::default() };
         let server = Server::start("join-service", listener, tls, router, limits).map_err(listen_error)?;
+        let health = config.health.map(serve_health).transpose()?;
         log::info!("letting nodes in on {} that meet {}", server.local_addr(), file.display());
-        Ok(JoinService { server, _policy: watch })
+        Ok(JoinService { server, health, _policy: watch })
     }
 
     /// Where it listens.
@@ -92,10 +100,28 @@ impl JoinService {
         self.server.local_addr()
     }
 
+    /// Where it tells its health.
+    pub fn health_addr(&self) -> Option<SocketAddr> {
+        self.health.as_ref().map(Server::local_addr)
+    }
+
     /// Takes no further callers, gives the present ones `grace`.
     pub fn stop(&self, grace: Duration) {
+        // first, so that whoever asks sends no further callers
+        if let Some(health) = &self.health {
+            health.stop(Duration::ZERO);
+        }
         self.server.stop(grace);
     }
+}
+
+/// Only health: the service's methods are for those who prove themselves.
+fn serve_health(address: SocketAddr) -> Result<Server, Error> {
+    let listen_error = |error| Error::Listen(address, error);
+    let listener = TcpListener::bind(address).map_err(listen_error)?;
+    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let limits = Limits { message_bytes: MAX_HEALTH_REQUEST, connections: MAX_HEALTH_CONNECTIONS, ..Limits::default() };
+    Server::start("health", listener, Arc::new(plain), Router::new(), limits).map_err(listen_error)
 }
 
 fn qemu_vtpm_validator(policy: &str) -> Result<Arc<dyn Validator>, String> {

@@ -38,6 +38,16 @@ impl ClusterKms {
         Ok(ClusterKms { key, salt })
     }
 
+    /// The master secret.
+    pub fn key(&self) -> &Secret {
+        &self.key
+    }
+
+    /// Its salt.
+    pub fn salt(&self) -> &Secret {
+        &self.salt
+    }
+
     /// What a pair of URIs names, as they come in `InitRequest` and `RecoverMessage`. An empty storage URI means none.
     pub fn from_uris(kms_uri: &str, storage_uri: &str) -> Result<Self, Error> {
         uri::check_storage(storage_uri)?;

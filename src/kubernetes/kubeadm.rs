@@ -77,12 +77,13 @@ pub struct Cluster {
     pub patience: Option<Duration>,
 }
 
-/// The files for `kubeadm init`: InitConfiguration, ClusterConfiguration, KubeletConfiguration.
+/// The files for `kubeadm init`: InitConfiguration, ClusterConfiguration, KubeletConfiguration, KubeProxyConfiguration.
 pub fn init(cluster: &Cluster, node: &Node) -> String {
     let init = InitConfiguration {
         local_api_endpoint: ApiEndpoint::of(node),
         node_registration: NodeRegistration::of(node, true),
         patches: Patches { directory: PATCHES },
+        bootstrap_tokens: [ShortLived { ttl: "1m0s" }],
         timeouts: cluster.patience.map(Timeouts::of),
     };
     let mut alternative_names = vec!["127.0.0.1".to_owned(), node.ip.to_string()];
@@ -106,6 +107,7 @@ pub fn init(cluster: &Cluster, node: &Node) -> String {
         document(KUBEADM_API, "InitConfiguration", &init),
         document(KUBEADM_API, "ClusterConfiguration", &configuration),
         document("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration", &KubeletConfiguration::new()),
+        document("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration", &KubeProxyConfiguration::new()),
     ]
     .join("---\n")
 }
@@ -160,8 +162,15 @@ struct InitConfiguration<'a> {
     local_api_endpoint: ApiEndpoint,
     node_registration: NodeRegistration<'a>,
     patches: Patches,
+    bootstrap_tokens: [ShortLived; 1],
     #[serde(skip_serializing_if = "Option::is_none")]
     timeouts: Option<Timeouts>,
+}
+
+/// kubeadm makes a token whether anybody wants one or not; this one nobody sees, and it is gone soon.
+#[derive(Serialize)]
+struct ShortLived {
+    ttl: &'static str,
 }
 
 #[derive(Serialize)]
@@ -380,6 +389,26 @@ impl KubeletConfiguration {
                 until_seen("node.cilium.io/agent-not-ready"),
             ],
         }
+    }
+}
+
+/// For kubeadm's kube-proxy, where it installs one.
+#[derive(Serialize)]
+struct KubeProxyConfiguration {
+    conntrack: Conntrack,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Conntrack {
+    max_per_core: u32,
+}
+
+impl KubeProxyConfiguration {
+    /// 0: nf_conntrack_max stays what the kernel makes of the machine's memory or the image sets, as with the kubelet's
+    /// sysctls.
+    fn new() -> KubeProxyConfiguration {
+        KubeProxyConfiguration { conntrack: Conntrack { max_per_core: 0 } }
     }
 }
 

@@ -6,10 +6,9 @@
 //! would be the node's identity.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,6 +26,7 @@ use zeroize::Zeroizing;
 use super::parameters::NodeName;
 use crate::atls::certificate::time;
 use crate::atls::der::{self, Reader};
+use crate::sys::file;
 
 /// Clocks of nodes may differ by this much.
 const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);
@@ -141,19 +141,10 @@ impl KubeletCertificate {
 }
 
 fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
-    let new = path.with_extension("new");
     let directory = path.parent().unwrap_or(Path::new("/"));
-    let write = || {
-        fs::create_dir_all(directory)?;
-        // of a run that was cut off
-        let _ = fs::remove_file(&new);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&new, path)?;
-        File::open(directory)?.sync_all()
-    };
-    write().map_err(|error| Error::Io(path.to_owned(), error))
+    fs::create_dir_all(directory)
+        .and_then(|()| file::replace(path, content, 0o600))
+        .map_err(|error| Error::Io(path.to_owned(), error))
 }
 
 /// The cluster's CA, ready to sign.

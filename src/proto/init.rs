@@ -23,11 +23,17 @@ pub struct InitRequest {
     pub apiserver_cert_sans: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, tag = "11")]
     pub service_cidr: ::prost::alloc::string::String,
+    /// Firstlight: whether kubeadm installs its CoreDNS and kube-proxy. The old operator's tool brings its own.
+    #[prost(bool, tag = "12")]
+    pub kubeadm_addons: bool,
+    /// Firstlight: the pods' network, as service_cidr. Empty where the pod network's own configuration has it.
+    #[prost(string, tag = "13")]
+    pub pod_cidr: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct InitResponse {
-    #[prost(oneof = "init_response::Kind", tags = "1, 2, 3")]
+    #[prost(oneof = "init_response::Kind", tags = "1, 2, 3, 4")]
     pub kind: ::core::option::Option<init_response::Kind>,
 }
 /// Nested message and enum types in `InitResponse`.
@@ -41,6 +47,8 @@ pub mod init_response {
         InitFailure(super::InitFailureResponse),
         #[prost(message, tag = "3")]
         Log(super::LogResponseType),
+        #[prost(message, tag = "4")]
+        Progress(super::ProgressResponse),
     }
 }
 #[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]
@@ -59,6 +67,20 @@ pub struct InitSuccessResponse {
 pub struct InitFailureResponse {
     #[prost(string, tag = "1")]
     pub error: ::prost::alloc::string::String,
+}
+/// Something happened in the node's set-up, which goes on whether anybody watches or not.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct ProgressResponse {
+    /// What it belongs to, e.g. `kubeadm init`.
+    #[prost(string, tag = "1")]
+    pub phase: ::prost::alloc::string::String,
+    /// What happened in it; empty when it begins.
+    #[prost(string, tag = "2")]
+    pub line: ::prost::alloc::string::String,
+    /// Since the set-up began.
+    #[prost(uint64, tag = "3")]
+    pub elapsed_millis: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]

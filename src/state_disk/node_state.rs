@@ -5,7 +5,7 @@
 //! Firstlight's own: the old system has no such phase, and a node that lost power halfway came back as a zombie.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use crate::metadata::Role;
+use crate::sys::file;
 
 /// Length in bytes of a measurement salt; the old system demands it at each boot but not at init, so we demand it at both.
 pub const SALT_LEN: usize = 32;
@@ -22,7 +23,9 @@ pub const SALT_LEN: usize = 32;
 pub const FILE: &str = "constellation/node_state.json";
 /// Present once the node's cluster set-up has ended well.
 const COMPLETE_MARK: &str = "firstlight/complete";
-/// Written by kubeadm at its end; tells the same of a disk that the old system set up.
+/// Present since the node's cluster set-up has begun.
+const BEGUN_MARK: &str = "firstlight/begun";
+/// Written by kubeadm on its way; on a disk that the old system set up it is all there is to tell.
 const KUBELET_CONFIG: &str = "kubernetes/kubelet.conf";
 /// Far above any real file: 32 bytes of salt and a role.
 const MAX_FILE: u64 = 4096;
@@ -113,6 +116,11 @@ impl NodeState {
     }
 }
 
+/// Marks the node as one whose set-up has begun, durably: from now on only [`mark_complete`] makes it a working member.
+pub fn mark_begun(root: &Path) -> Result<(), Error> {
+    write_durably(root, BEGUN_MARK, b"")
+}
+
 /// Marks the node as a working member, durably.
 pub fn mark_complete(root: &Path) -> Result<(), Error> {
     write_durably(root, COMPLETE_MARK, b"")
@@ -121,27 +129,24 @@ pub fn mark_complete(root: &Path) -> Result<(), Error> {
 /// Whether the node of the disk mounted at `root` ever became a working member. A disk that cannot be read is an error: the
 /// answer "no" has the disk formatted.
 pub fn is_complete(root: &Path) -> Result<bool, Error> {
-    for name in [COMPLETE_MARK, KUBELET_CONFIG] {
+    let exists = |name: &str| {
         let path = root.join(name);
-        if path.try_exists().map_err(|error| Error::Io(path, error))? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+        path.try_exists().map_err(|error| Error::Io(path, error))
+    };
+    Ok(exists(COMPLETE_MARK)? || !exists(BEGUN_MARK)? && exists(KUBELET_CONFIG)?)
 }
 
-/// Temporary file, fsync, rename, fsync of each directory up to `root`.
+/// Whether kubeadm has set up a kubelet on the node of the disk mounted at `root`.
+pub fn has_kubelet(root: &Path) -> bool {
+    root.join(KUBELET_CONFIG).exists()
+}
+
+/// Whole or not at all, with each directory up to `root`.
 fn write_durably(root: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
     let path = root.join(name);
-    let temporary = path.with_extension("new");
     let write = || {
-        let directory = path.parent().unwrap_or(root);
-        fs::create_dir_all(directory)?;
-        let mut file = File::create(&temporary)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&temporary, &path)?;
-        File::open(directory)?.sync_all()?;
+        fs::create_dir_all(path.parent().unwrap_or(root))?;
+        file::replace(&path, content, 0o644)?;
         File::open(root)?.sync_all()
     };
     write().map_err(|error| Error::Io(path.clone(), error))
@@ -226,7 +231,18 @@ mod tests {
         let old = tempfile::tempdir().unwrap();
         fs::create_dir_all(old.path().join("kubernetes")).unwrap();
         fs::write(old.path().join(KUBELET_CONFIG), "").unwrap();
-        assert!(is_complete(old.path()).unwrap());
+        assert!(is_complete(old.path()).unwrap() && has_kubelet(old.path()));
+    }
+
+    #[test]
+    fn a_disk_whose_set_up_has_begun_is_complete_by_our_mark_alone() {
+        let disk = tempfile::tempdir().unwrap();
+        mark_begun(disk.path()).unwrap();
+        fs::create_dir_all(disk.path().join("kubernetes")).unwrap();
+        fs::write(disk.path().join(KUBELET_CONFIG), "").unwrap();
+        assert!(!is_complete(disk.path()).unwrap());
+        mark_complete(disk.path()).unwrap();
+        assert!(is_complete(disk.path()).unwrap());
     }
 
     #[test]

@@ -5,6 +5,8 @@
 pub mod block;
 pub mod clock;
 pub mod device_mapper;
+pub mod file;
+pub mod interfaces;
 pub mod keyring;
 pub mod mount;
 pub mod net;

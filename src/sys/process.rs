@@ -1,4 +1,4 @@
-//! What keeps this process's memory to itself.
+//! What keeps this process's memory to itself, and what it does to others.
 
 use std::io;
 
@@ -24,6 +24,34 @@ pub fn lock_memory() -> io::Result<()> {
     check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | MCL_ONFAULT) })?;
     Ok(())
 }
+
+/// Sends a signal to all processes of a group (kill(2)); `ESRCH` when there is none left.
+pub fn signal_group(group: u32, signal: i32) -> io::Result<()> {
+    let group = i32::try_from(group).ok().filter(|group| *group > 1).ok_or(io::ErrorKind::InvalidInput)?;
+    // SAFETY: takes integers only; the group is neither our own (0) nor everybody (-1).
+    check(unsafe { libc::kill(-group, signal) })?;
+    Ok(())
+}
+
+/// Gives a thread the highest priority for disk I/O: class real time, level 0 (ioprio_set(2)). `EPERM` without
+/// CAP_SYS_ADMIN, `ESRCH` when it is gone.
+pub fn prioritize_io(thread: u32) -> io::Result<()> {
+    const IOPRIO_CLASS_RT: libc::c_long = 1;
+    const IOPRIO_CLASS_SHIFT: libc::c_long = 13;
+    let priority = IOPRIO_CLASS_RT << IOPRIO_CLASS_SHIFT;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, libc::c_long::from(thread), priority) })?;
+    Ok(())
+}
+
+/// A thread's priority for disk I/O: its class, shifted left by 13 bits, and the level in it (ioprio_get(2)).
+pub fn io_priority(thread: u32) -> io::Result<i64> {
+    // SAFETY: takes integers only.
+    check(unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, libc::c_long::from(thread)) })
+}
+
+/// One thread, not a group or a user (ioprio_set(2)).
+const IOPRIO_WHO_PROCESS: libc::c_long = 1;
 
 /// Raises this process's limit of open descriptors to what it may have (setrlimit(2) RLIMIT_NOFILE), and returns that.
 pub fn raise_descriptor_limit() -> io::Result<u64> {

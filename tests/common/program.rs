@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 /// Nothing in these tests takes longer, on a loaded machine either.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
+/// How often a program's end is looked for.
+const TICK: Duration = Duration::from_millis(100);
+
 /// A running program; killed when dropped.
 pub struct Program {
     name: String,
-    child: Child,
+    child: Mutex<Child>,
     output: Arc<(Mutex<String>, Condvar)>,
 }
 
@@ -27,7 +30,7 @@ impl Program {
         let output = Arc::new((Mutex::new(String::new()), Condvar::new()));
         collect(child.stdout.take().unwrap(), output.clone());
         collect(child.stderr.take().unwrap(), output.clone());
-        Program { name, child, output }
+        Program { name, child: Mutex::new(child), output }
     }
 
     /// What it has printed so far, on both streams.
@@ -38,15 +41,23 @@ impl Program {
 
     /// Waits until a line contains `text`, and gives that line.
     pub fn expect(&self, text: &str) -> String {
-        let end = Instant::now() + PATIENCE;
+        self.expect_within(text, PATIENCE)
+    }
+
+    /// The same for what takes long.
+    pub fn expect_within(&self, text: &str, time: Duration) -> String {
+        let end = Instant::now() + time;
         let mut output = self.output.0.lock().unwrap();
         loop {
             if let Some(line) = output.lines().find(|line| line.contains(text)) {
                 return line.into();
             }
-            let left = end.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "{}: no line with {text:?} in time; it printed:\n{output}", self.name);
-            output = self.output.1.wait_timeout(output, left).unwrap().0;
+            // the readers may be a moment behind its end
+            let ended =
+                self.child.lock().unwrap().try_wait().unwrap().is_some_and(|_| Arc::strong_count(&self.output) == 1);
+            let waits = !ended && Instant::now() < end;
+            assert!(waits, "{}: no line with {text:?}; it printed:\n{output}", self.name);
+            output = self.output.1.wait_timeout(output, TICK).unwrap().0;
         }
     }
 
@@ -54,7 +65,7 @@ impl Program {
     pub fn exit(&mut self) -> ExitStatus {
         let end = Instant::now() + PATIENCE;
         loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            if let Some(status) = self.child.lock().unwrap().try_wait().unwrap() {
                 // the readers see the end of the pipes at the same time; give them a moment
                 std::thread::sleep(Duration::from_millis(50));
                 return status;
@@ -66,15 +77,16 @@ impl Program {
 
     /// Sends SIGTERM.
     pub fn terminate(&self) {
-        let status = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+        let status = Command::new("kill").arg(self.child.lock().unwrap().id().to_string()).status().unwrap();
         assert!(status.success());
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _ = child.kill();
+        let _ = child.wait();
         if std::thread::panicking() {
             eprintln!("--- {} printed:\n{}", self.name, self.output());
         }

@@ -7,11 +7,15 @@ use crate::program::Program;
 use crate::setting::{INIT_SECRET, Setting, set_private, wait_for_port};
 
 pub fn init(setting: &Setting, secret: &str, policy: &Path) -> Program {
+    init_with(setting, secret, policy, &[])
+}
+
+fn init_with(setting: &Setting, secret: &str, policy: &Path, more: &[&str]) -> Program {
     let secret = setting.file("init-secret", secret);
     set_private(&secret);
     let endpoint = setting.node(9000).to_string();
     let mut command = setting.firstlight(&["init", "--endpoint", &endpoint, "--timeout", "30s"]);
-    Program::start(command.arg("--policy").arg(policy).arg("--init-secret").arg(secret))
+    Program::start(command.arg("--policy").arg(policy).arg("--init-secret").arg(secret).args(more))
 }
 
 #[test]
@@ -132,4 +136,59 @@ fn a_metadata_service_without_a_hash_is_asked_again() {
     node.expect("no bcrypt hash");
     setting.metadata.set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
     node.expect("ready:");
+}
+
+#[test]
+fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fresh() {
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
+    node.expect("ready:");
+    let own = setting.host(2).to_string();
+    let unverified = r#"[{"url": "https://mirror.example/kubelet", "install_path": "/run/state/bin/kubelet"}]"#;
+    let elsewhere = r#"[{"url": "data:,x", "install_path": "/etc/passwd"}]"#;
+    let (unverified, elsewhere) =
+        (setting.file("unverified.json", unverified), setting.file("elsewhere.json", elsewhere));
+    let empty = setting.file("empty.json", "[]");
+    let (unverified, elsewhere) = (unverified.to_str().unwrap(), elsewhere.to_str().unwrap());
+    let empty = ["--components", empty.to_str().unwrap()];
+    let with = |version: &'static str, more: &[&'static str]| [&["--kubernetes-version", version], more].concat();
+    let refused = |arguments: &[&str], why: &str| {
+        let mut operator = init_with(&setting, INIT_SECRET, &setting.policy(), arguments);
+        assert_eq!(operator.exit().code(), Some(1), "{}", operator.output());
+        assert!(operator.output().contains(why), "{why} is not in {}", operator.output());
+        assert!(!node.output().contains("locked:"), "{arguments:?}");
+    };
+    for (arguments, why) in [
+        (with("v1.29.0", &[]), "expected v1.31 to v1.36"),
+        (with("1.34.4", &[]), "is no version of Kubernetes"),
+        (with("v1.34.4", &["--cluster-name", "A b"]), "cannot be named"),
+        (with("v1.34.4", &["--service-cidr", "10.0.0.1/8"]), "is an address in a network"),
+        (with("v1.34.4", &["--pod-cidr", "nonsense"]), "is no network"),
+        (with("v1.34.4", &["--service-cidr", "10.1.0.0/16", "--pod-cidr", "10.1.2.0/24"]), "overlap"),
+        (with("v1.34.4", &["--pod-cidr", "127.0.0.0/8"]), &own),
+        (with("v1.34.4", &["--apiserver-san", "https://a"]), "can be no name in a certificate"),
+    ] {
+        refused(&[&arguments[..], &empty].concat(), why);
+    }
+    let version = ["--kubernetes-version", "v1.34.4", "--components"];
+    refused(&[&version[..], &[unverified]].concat(), "has no hash");
+    refused(&[&version[..], &[elsewhere]].concat(), "in none of the allowed directories");
+
+    // what the metadata service says of the machine
+    setting.metadata.set_self(&setting.instance("control_plane-0_", 2));
+    refused(&[&version[..2], &empty].concat(), "rename the machine");
+    setting.metadata.set_self(r#"{"Name":"node","Role":"ControlPlane","VPCIP":""}"#);
+    refused(&[&version[..2], &empty].concat(), "no address of this machine");
+    setting.metadata.set_self(&setting.instance("node", 2).replace("ControlPlane", "Worker"));
+    refused(&[], "is a worker");
+    setting.metadata.set_down(true);
+    refused(&[], "does not know who it is");
+    setting.metadata.set_down(false);
+
+    // the node is as fresh as before
+    setting.metadata.set_self(&setting.instance("node", 2));
+    let mut operator = init(&setting, INIT_SECRET, &setting.policy());
+    assert!(operator.exit().success(), "{}", operator.output());
+    assert!(node.exit().success());
 }

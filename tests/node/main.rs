@@ -14,4 +14,5 @@ mod swtpm;
 mod bad_input;
 mod init;
 mod setting;
+mod status;
 mod unlock;

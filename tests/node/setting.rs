@@ -51,7 +51,8 @@ impl Setting {
         SocketAddr::new(self.host(2), port)
     }
 
-    fn instance(&self, name: &str, number: u8) -> String {
+    /// A machine as the metadata service tells of it.
+    pub fn instance(&self, name: &str, number: u8) -> String {
         let address = self.host(number);
         format!(r#"{{"Name":"{name}","ProviderID":"qemu:///{name}","Role":"ControlPlane","VPCIP":"{address}"}}"#)
     }

@@ -24,13 +24,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// The statuses that pass, as the old system has them: they say that the server is busy, or somebody on the way.
 const PASSING: [u16; 6] = [408, 425, 429, 502, 503, 504];
 
-/// One client for all downloads: it shares its connections, and its `shutdown` ends them all.
-pub fn agent(settings: &Settings, needs_tls: bool) -> Result<Agent, Error> {
+/// One client for all downloads: it shares its connections, and its `shutdown` ends them all. And whether it has any
+/// certificate to trust, without which it reaches nobody over TLS.
+pub fn agent(settings: &Settings) -> (Agent, bool) {
     let roots = settings.ca_bundles.iter().find_map(|path| Some((path, fs::read(path).ok()?)));
     let roots: Vec<_> = roots.iter().flat_map(|(_, pem)| parse_pem(pem)).filter_map(certificate).collect();
-    if needs_tls && roots.is_empty() {
-        return Err(Error::NoRoots(settings.ca_bundles.clone()));
-    }
+    let has_roots = !roots.is_empty();
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::from(roots))
         .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -43,7 +42,7 @@ pub fn agent(settings: &Settings, needs_tls: bool) -> Result<Agent, Error> {
         .timeout_per_write(Some(settings.stall))
         .http_status_as_error(false)
         .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")));
-    Ok(config.build().into())
+    (config.build().into(), has_roots)
 }
 
 fn certificate(item: Result<PemItem<'static>, ureq::Error>) -> Option<ureq::tls::Certificate<'static>> {

@@ -108,8 +108,7 @@ pub fn install(
     stop: &Stop,
     report: &mut dyn FnMut(usize, Step),
 ) -> Result<(), Error> {
-    let is_tls = |component: &Component| matches!(&component.source, Source::Web(url) if download::is_tls(url));
-    let agent = download::agent(settings, components.iter().any(is_tls))?;
+    let (agent, has_roots) = download::agent(settings);
     // what ends the threads: the stop from outside, or the first error
     let end = Stop::new();
     let next = AtomicUsize::new(0);
@@ -120,7 +119,7 @@ pub fn install(
         {
             // the receiver outlives the threads
             let tell = |step: Result<Step, Error>| drop(steps.send((number, step)));
-            let one = One { number, component, agent: &agent, settings, stop: &end };
+            let one = One { number, component, agent: &agent, has_roots, settings, stop: &end };
             tell(one.install(&|step| tell(Ok(step))));
         }
     };
@@ -163,6 +162,7 @@ struct One<'a> {
     number: usize,
     component: &'a Component,
     agent: &'a Agent,
+    has_roots: bool,
     settings: &'a Settings,
     stop: &'a Stop,
 }
@@ -223,6 +223,9 @@ impl One<'_> {
             Source::Web(url) => {
                 if let Some(file) = self.in_image(url) {
                     return self.check(copy(&file, path, self.settings.max_len)?);
+                }
+                if download::is_tls(url) && !self.has_roots {
+                    return Err(Error::NoRoots(self.settings.ca_bundles.clone()));
                 }
                 let (settings, stop) = (self.settings, self.stop);
                 Download { agent: self.agent, url, expected, settings, stop, report }.to(path)

@@ -1,0 +1,22 @@
+//! SSH public keys: lines, private key files, and the bytes that a joining node sends; what is read can be certified.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use firstlight::crypto::Secret;
+use firstlight::ssh::{Authority, PublicKey};
+use libfuzzer_sys::fuzz_target;
+
+static AUTHORITY: LazyLock<Authority> =
+    LazyLock::new(|| Authority::from_seed(&Secret::new(vec![7; 32])).expect("a seed of 32 bytes"));
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = String::from_utf8_lossy(bytes);
+    let keys = [PublicKey::from_blob(bytes), PublicKey::from_line(&text), PublicKey::from_private_key_file(&text)];
+    for key in keys.into_iter().flatten() {
+        assert_eq!(PublicKey::from_blob(key.blob()).as_ref(), Ok(&key));
+        assert_eq!(PublicKey::from_line(&key.line()).as_ref(), Ok(&key));
+        let certificate = AUTHORITY.host_certificate(&key, &["node".to_owned()]).expect("a name");
+        assert!(PublicKey::from_line(&certificate).is_err(), "a certificate is no key to certify");
+    }
+});

@@ -1,0 +1,106 @@
+//! etcd's priority for disk I/O: it is slow only where the disk is, and a member whose writes wait for those of other pods
+//! loses its leadership.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::stop::Stop;
+use crate::sys::process;
+
+/// Where etcd's pod is described, on a control plane.
+const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
+/// How long it is looked for. After `kubeadm init` it runs; after a reboot the kubelet starts it in its own time.
+const TRIES: u32 = 300;
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Gives all threads of etcd the highest I/O priority, as soon as it runs. Not a reason for a node to fail: what goes wrong
+/// is logged. Returns at once where this is no control plane.
+pub fn prioritize_io(stop: &Stop) {
+    if !Path::new(MANIFEST).exists() {
+        return;
+    }
+    for _ in 0..TRIES {
+        let processes = find(Path::new("/proc"));
+        if !processes.is_empty() {
+            for process in processes {
+                prioritize(process);
+            }
+            return;
+        }
+        if stop.wait(PAUSE) {
+            return;
+        }
+    }
+    log::warn!(
+        "etcd does not run after {} s: its I/O priority stays as it is",
+        TRIES * PAUSE.as_millis() as u32 / 1000
+    );
+}
+
+/// The processes whose program is called `etcd`.
+fn find(proc: &Path) -> Vec<u32> {
+    let is_etcd = |process: &u32| {
+        let program = fs::read_link(proc.join(process.to_string()).join("exe"));
+        program.is_ok_and(|program| program.file_name().is_some_and(|name| name == "etcd"))
+    };
+    numbers(proc).into_iter().filter(is_etcd).collect()
+}
+
+/// Each thread: the priority is a thread's, and is inherited by those that it starts later.
+fn prioritize(process: u32) {
+    let mut done = Vec::new();
+    loop {
+        let threads = numbers(&Path::new("/proc").join(process.to_string()).join("task"));
+        let new: Vec<_> = threads.into_iter().filter(|thread| !done.contains(thread)).collect();
+        if new.is_empty() {
+            log::info!("etcd (process {process}): {} threads have real-time I/O priority", done.len());
+            return;
+        }
+        for thread in new {
+            if let Err(error) = process::prioritize_io(thread) {
+                log::warn!("etcd's I/O priority: {error}");
+                return;
+            }
+            done.push(thread);
+        }
+    }
+}
+
+fn numbers(directory: &Path) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(directory) else { return vec![] };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn etcd_is_found_by_its_program() {
+        let proc = tempfile::tempdir().unwrap();
+        for (number, program) in [("7", "/usr/local/bin/etcd"), ("8", "/usr/bin/etcdctl"), ("9", "/bin/etcd (deleted)")]
+        {
+            fs::create_dir(proc.path().join(number)).unwrap();
+            symlink(program, proc.path().join(number).join("exe")).unwrap();
+        }
+        fs::create_dir(proc.path().join("self")).unwrap();
+        assert_eq!(find(proc.path()), [7]);
+    }
+
+    #[test]
+    fn every_thread_gets_the_priority() {
+        let stop = Stop::new();
+        let waiting = stop.clone();
+        let thread = std::thread::spawn(move || waiting.wait(Duration::from_secs(60)));
+        prioritize(std::process::id());
+        let tasks = Path::new("/proc/self/task");
+        for thread in numbers(tasks) {
+            assert!(process::io_priority(thread).is_err() || process::io_priority(thread).unwrap() == 1 << 13);
+        }
+        stop.stop();
+        thread.join().unwrap();
+    }
+}

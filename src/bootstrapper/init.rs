@@ -1,0 +1,145 @@
+//! What an init makes of a fresh node: the request, checked as a whole before anything is changed, and the steps after the
+//! node lock.
+
+use super::cluster::{self, Plan};
+use super::job::Job;
+use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_CA_SEED_ID, Secret, cluster_id};
+use crate::grpc::{Code, Status};
+use crate::kms::ClusterKms;
+use crate::kubernetes::components;
+use crate::metadata::{Metadata, Role};
+use crate::proto::init::InitRequest;
+use crate::ssh;
+use crate::state_disk::{Handover, NewDisk, NodeState, SALT_LEN, mark_begun, mark_complete};
+use crate::stop::Stop;
+use crate::timeline::Timeline;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What an init needs of the node.
+pub struct Node {
+    /// Who it is.
+    pub metadata: Arc<Metadata>,
+    /// Where the state disk is mounted.
+    pub root: PathBuf,
+    /// Which disk, and the passphrase of this boot.
+    pub disk: Handover,
+    /// What components may ask for.
+    pub policy: components::Policy,
+    /// How they are fetched.
+    pub settings: components::Settings,
+    /// Tells the console.
+    pub timeline: Timeline,
+    /// Ends the set-up in the middle: the node starts over.
+    pub stop: Stop,
+}
+
+/// What an init ends with.
+#[derive(Clone)]
+pub struct Done {
+    /// Measured, and the operator's proof that the node has the right secrets.
+    pub cluster: [u8; CLUSTER_ID_LEN],
+    /// The administrator's; empty where no cluster was asked for.
+    pub kubeconfig: Arc<Secret>,
+}
+
+/// The secrets of a request, and which cluster they make.
+pub struct Keys {
+    kms: ClusterKms,
+    salt: [u8; SALT_LEN],
+    /// The cluster's ID.
+    pub cluster: [u8; CLUSTER_ID_LEN],
+}
+
+impl Keys {
+    /// From a request; no look at anything else.
+    pub fn new(request: &InitRequest) -> Result<Keys, Status> {
+        let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).map_err(|e| invalid(e.to_string()))?;
+        let salt: [u8; SALT_LEN] = request.measurement_salt.as_slice().try_into().map_err(|_| {
+            let length = request.measurement_salt.len();
+            invalid(format!("measurement_salt has {length} bytes, expected {SALT_LEN}"))
+        })?;
+        let measurement_secret =
+            derive(&kms, &Dek::named(MEASUREMENT_SECRET_ID)).map_err(|why| Status::new(Code::Internal, why))?;
+        let cluster = cluster_id(&measurement_secret, &salt);
+        Ok(Keys { kms, salt, cluster })
+    }
+}
+
+/// A request in which nothing is wrong that can be known beforehand.
+pub struct Init {
+    keys: Keys,
+    /// Further names by which the node is reached.
+    names: Vec<String>,
+    plan: Option<Plan>,
+}
+
+impl Init {
+    /// Checks everything; the node is as fresh as before.
+    pub fn new(keys: Keys, request: &InitRequest, node: &Node) -> Result<Init, Status> {
+        let unavailable = |error| Status::new(Code::Unavailable, format!("this node does not know who it is: {error}"));
+        let me = node.metadata.self_().map_err(|error| unavailable(error.to_string()))?;
+        if me.role == Role::Worker {
+            let why = format!("this machine ({}) is a worker: init another one, which is a control plane", me.name);
+            return Err(Status::new(Code::FailedPrecondition, why));
+        }
+        let plan = match request.kubernetes_version.is_empty() {
+            true => None,
+            false => {
+                let endpoint =
+                    node.metadata.load_balancer_endpoint().map_err(|error| unavailable(error.to_string()))?;
+                Some(Plan::new(request, &me, &endpoint, &node.policy).map_err(|error| invalid(error.to_string()))?)
+            }
+        };
+        Ok(Init { keys, names: request.apiserver_cert_sans.clone(), plan })
+    }
+
+    /// The ID of the cluster to be.
+    pub fn cluster(&self) -> [u8; CLUSTER_ID_LEN] {
+        self.keys.cluster
+    }
+
+    /// What follows the lock: each step survives power loss, and the mark of completion is the last.
+    pub fn run(&self, node: &Node, job: &Job<Done>) -> Result<Done, String> {
+        job.phase("state disk");
+        self.commit_disk(node)?;
+        node.timeline.event("committed", "the state disk has its permanent key");
+        job.phase("emergency SSH");
+        self.certify_host(node)?;
+        let kubeconfig = match &self.plan {
+            Some(plan) => plan.run(&node.settings, &node.stop, job).map_err(|error| error.to_string())?,
+            None => cluster::none(),
+        };
+        mark_complete(&node.root).map_err(|error| format!("finishing: {error}"))?;
+        node.timeline.event("complete", "this node comes back by itself after a reboot");
+        Ok(Done { cluster: self.cluster(), kubeconfig: Arc::new(kubeconfig) })
+    }
+
+    /// Who has the master secret can reach this node by SSH, and knows it when they do.
+    fn certify_host(&self, node: &Node) -> Result<(), String> {
+        let seed = derive(&self.keys.kms, &Dek::named(SSH_CA_SEED_ID))?;
+        let authority = ssh::Authority::from_seed(&seed).map_err(|error| format!("the SSH authority: {error}"))?;
+        let principals =
+            ssh::host::principals(&self.names).map_err(|error| format!("this node's addresses: {error}"))?;
+        ssh::host::install_host_certificate(&node.root, &authority, &principals)
+            .map_err(|error| format!("the SSH host certificate: {error}"))?;
+        ssh::host::reload_sshd();
+        Ok(())
+    }
+
+    fn commit_disk(&self, node: &Node) -> Result<(), String> {
+        let disk = NewDisk::open(&node.disk).map_err(|error| format!("opening the state disk: {error}"))?;
+        let key = derive(&self.keys.kms, &Dek::disk(&disk.uuid()))?;
+        mark_begun(&node.root).map_err(|error| format!("setting up the state disk: {error}"))?;
+        let state = NodeState { role: Role::ControlPlane, measurement_salt: self.keys.salt };
+        disk.commit(&node.root, &state, &key).map_err(|error| format!("setting up the state disk: {error}"))
+    }
+}
+
+fn invalid(why: String) -> Status {
+    Status::new(Code::InvalidArgument, why)
+}
+
+fn derive(kms: &ClusterKms, name: &Dek) -> Result<Secret, String> {
+    kms.dek(name, KEY_LEN).map_err(|error| error.to_string())
+}

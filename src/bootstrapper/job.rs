@@ -1,0 +1,220 @@
+//! The set-up of this node as work that belongs to the node: it runs once, on a thread of its own, and whoever asked for it
+//! watches. A watcher may go and another come; each sees all of it from the beginning.
+//!
+//! ```text
+//!   idle ── begin ──► running: events … ──► ended (well, or with a reason): stays so
+//!                        ▲ watch, from any event on: as many watchers as come
+//! ```
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::timeline::Timeline;
+
+/// Events that are kept; of further ones only the phases count for who comes late.
+const MAX_EVENTS: usize = 4096;
+
+/// Something that happened, and how long after the beginning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Since the beginning.
+    pub elapsed: Duration,
+    /// What it belongs to: `components`, `kubeadm init`.
+    pub phase: &'static str,
+    /// What happened in it; empty for its beginning.
+    pub line: String,
+}
+
+/// One job; `T` is what it ends with.
+pub struct Job<T> {
+    timeline: Timeline,
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+struct State<T> {
+    begun: Option<Instant>,
+    phase: &'static str,
+    events: Vec<Event>,
+    ending: Option<Result<T, String>>,
+}
+
+impl<T: Clone> Job<T> {
+    /// One that has not begun; its phases go to the console, too.
+    pub fn new(timeline: Timeline) -> Job<T> {
+        let state = State { begun: None, phase: "", events: vec![], ending: None };
+        Job { timeline, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Marks the beginning; false when it has begun before.
+    pub fn begin(&self) -> bool {
+        let mut state = self.lock();
+        let is_first = state.begun.is_none();
+        state.begun.get_or_insert_with(Instant::now);
+        is_first
+    }
+
+    /// Whether [`Job::begin`] was called.
+    pub fn has_begun(&self) -> bool {
+        self.lock().begun.is_some()
+    }
+
+    /// The job goes over to this phase.
+    pub fn phase(&self, phase: &'static str) {
+        self.lock().phase = phase;
+        self.timeline.event("phase", phase);
+        self.add(String::new());
+    }
+
+    /// Something happened in the phase. It reaches the operator's screen and this node's log, so what looks like a bootstrap
+    /// token in it is left out.
+    pub fn line(&self, line: &str) {
+        let line = without_tokens(line);
+        log::info!("{line}");
+        self.add(line);
+    }
+
+    fn add(&self, line: String) {
+        let mut state = self.lock();
+        let elapsed = state.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+        if state.events.len() < MAX_EVENTS || line.is_empty() {
+            let phase = state.phase;
+            state.events.push(Event { elapsed, phase, line });
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The job is over: with what it made, or with the reason why not. The first ending counts.
+    pub fn end(&self, ending: Result<T, String>) {
+        self.lock().ending.get_or_insert(ending);
+        self.changed.notify_all();
+    }
+
+    /// How it ended, if it has.
+    pub fn ending(&self) -> Option<Result<T, String>> {
+        self.lock().ending.clone()
+    }
+
+    /// The events from number `from` on, and the ending once those were all: waits for either, for `time` at most.
+    pub fn watch(&self, from: usize, time: Duration) -> (Vec<Event>, Option<Result<T, String>>) {
+        let deadline = Instant::now() + time;
+        let mut state = self.lock();
+        loop {
+            let events = state.events.get(from..).unwrap_or_default().to_vec();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !events.is_empty() || state.ending.is_some() || left.is_zero() {
+                return (events, state.ending.clone());
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Without bootstrap tokens: 6 and 16 lower-case letters or digits with a dot between them (k8s.io/cluster-bootstrap,
+/// BootstrapTokenPattern).
+fn without_tokens(line: &str) -> String {
+    const ID: usize = 6;
+    const LEN: usize = ID + 1 + 16;
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '.';
+    let is_token = |word: &str| {
+        word.len() == LEN
+            && word.bytes().enumerate().all(|(at, byte)| match at {
+                ID => byte == b'.',
+                _ => byte.is_ascii_lowercase() || byte.is_ascii_digit(),
+            })
+    };
+    let mut out = String::with_capacity(line.len());
+    for part in line.split_inclusive(|c| !is_word(c)) {
+        let word = part.trim_end_matches(|c| !is_word(c));
+        match is_token(word) {
+            true => out.push_str(&part.replace(word, "[token]")),
+            false => out.push_str(part),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_job_begins_once_and_its_first_ending_counts() {
+        let job = Job::new(Timeline::new("test"));
+        assert!(job.begin() && !job.begin());
+        job.end(Ok(1));
+        job.end(Err("late".into()));
+        assert_eq!(job.ending(), Some(Ok(1)));
+    }
+
+    #[test]
+    fn every_watcher_sees_all_of_it_whenever_it_comes() {
+        let job = Arc::new(Job::new(Timeline::new("test")));
+        job.begin();
+        let follow = |job: Arc<Job<&'static str>>| {
+            thread::spawn(move || {
+                let mut seen = vec![];
+                loop {
+                    let (events, ending) = job.watch(seen.len(), LONG);
+                    let is_all = events.is_empty();
+                    seen.extend(events.into_iter().map(|event| (event.phase, event.line)));
+                    if let Some(ending) = ending.filter(|_| is_all) {
+                        return (seen, ending);
+                    }
+                }
+            })
+        };
+        let early = follow(job.clone());
+        job.phase("components");
+        job.line("kubelet: installed");
+        job.phase("kubeadm init");
+        job.end(Ok("done"));
+        let late = follow(job.clone());
+        let (events, ending) = early.join().unwrap();
+        let expected = [("components", ""), ("components", "kubelet: installed"), ("kubeadm init", "")];
+        assert_eq!(events, expected.map(|(phase, line)| (phase, line.to_owned())));
+        assert_eq!(ending, Ok("done"));
+        assert_eq!(late.join().unwrap(), (events, ending));
+    }
+
+    #[test]
+    fn no_bootstrap_token_is_told() {
+        let job = Job::<()>::new(Timeline::new("test"));
+        job.line("kubeadm join 10.0.0.1:6443 --token abcdef.0123456789abcdef --discovery");
+        job.line("abcdef.0123456789abcdef");
+        job.line("registry.k8s.io/pause:3.10 Abcdef.0123456789abcdef x.abcdef.0123456789abcdef");
+        let lines: Vec<_> = job.watch(0, LONG).0.into_iter().map(|event| event.line).collect();
+        assert_eq!(lines[0], "kubeadm join 10.0.0.1:6443 --token [token] --discovery");
+        assert_eq!(lines[1], "[token]");
+        assert_eq!(lines[2], "registry.k8s.io/pause:3.10 Abcdef.0123456789abcdef x.abcdef.0123456789abcdef");
+    }
+
+    #[test]
+    fn a_program_that_never_stops_talking_fills_no_memory() {
+        let job = Job::<()>::new(Timeline::new("test"));
+        job.begin();
+        for _ in 0..3 * MAX_EVENTS {
+            job.line("talk");
+        }
+        job.phase("next");
+        let events = job.watch(0, LONG).0;
+        assert_eq!(events.len(), MAX_EVENTS + 1);
+        assert_eq!(events[MAX_EVENTS].phase, "next");
+    }
+
+    #[test]
+    fn a_watch_ends_by_time_when_nothing_happens() {
+        let job = Job::<()>::new(Timeline::new("test"));
+        assert_eq!(job.watch(0, Duration::from_millis(5)), (vec![], None));
+    }
+}

@@ -1,0 +1,101 @@
+//! `firstlight apply`: brings the services of the control planes into a cluster, or to another state.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::progress::Progress;
+use super::state::State;
+use super::{UNREACHABLE, files, master_secret, say};
+use crate::attestation::{Policy, qemu_vtpm};
+use crate::kubernetes::client::{self, Client, Config};
+use crate::kubernetes::services::{self, Report, Settings};
+use crate::program::Failure;
+use crate::stop::Stop;
+
+/// What the command line says.
+#[derive(Debug)]
+pub struct Options {
+    /// The administrator's.
+    pub kubeconfig: PathBuf,
+    /// The attestation policy that nodes must meet.
+    pub policy: PathBuf,
+    /// Of the services.
+    pub image: String,
+    /// File of the master secret.
+    pub master_secret: PathBuf,
+    /// File of the state: the measurement salt.
+    pub state: PathBuf,
+    /// The port of the join service on each control plane.
+    pub node_port: u16,
+    /// Where the folder with the manifests of before is made.
+    pub backups: PathBuf,
+    /// Whether to be content with what the API server says.
+    pub skip_wait: bool,
+    /// Whether the manifests are printed instead, and no cluster asked.
+    pub print: bool,
+    /// Until everything is ready.
+    pub timeout: Duration,
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let settings = settings(options)?;
+    if options.print {
+        let objects = services::manifests(&settings).map_err(Failure::failed)?;
+        return say(format_args!("{:#}", serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects})));
+    }
+    let config = Config::from_kubeconfig_file(&options.kubeconfig).map_err(Failure::failed)?;
+    let applied = bring_in(config, &settings, options)?;
+    match applied.changed.len() {
+        0 => say("nothing had to be changed"),
+        count => say(format_args!("{count} objects are new or changed")),
+    }
+}
+
+/// What the operator's files say.
+fn settings(options: &Options) -> Result<Settings, Failure> {
+    let policy = files::read(&options.policy).map_err(Failure::failed)?;
+    let unusable = |error: &dyn std::fmt::Display| Failure::failed(format!("{}: {error}", options.policy.display()));
+    let policy = str::from_utf8(&policy).map_err(|error| unusable(&error))?;
+    // a policy that the service could not read would leave the old one in force without a word here
+    Policy::from_json(policy).map_err(|error| unusable(&error))?;
+    let kms = master_secret::read(&options.master_secret).map_err(Failure::failed)?;
+    let state = State::open(&options.state).map_err(Failure::failed)?;
+    Ok(Settings {
+        image: options.image.clone(),
+        variant: qemu_vtpm::VARIANT.into(),
+        policy: policy.into(),
+        measurement_salt: state.measurement_salt.to_vec(),
+        kms,
+        node_port: options.node_port,
+    })
+}
+
+fn bring_in(config: Config, settings: &Settings, options: &Options) -> Result<services::Applied, Failure> {
+    let progress = Progress::on_stderr();
+    let client = Client::new(config, &Stop::new());
+    progress.phase(format!("waiting for the API server {}", client.server()));
+    client
+        .within(options.timeout)
+        .wait_ready(&mut |why| progress.line(why))
+        .map_err(|error| Failure::Failed(exit_code(&error), error.to_string()))?;
+    let how = services::Options {
+        backups: Path::new(&options.backups),
+        wait: (!options.skip_wait).then_some(options.timeout),
+    };
+    services::apply(&client, settings, &how, &mut |report| match report {
+        Report::Phase(text) => progress.phase(text),
+        Report::Line(text) => progress.line(text),
+    })
+    .map_err(|error| match &error {
+        services::Error::Api(cause) => Failure::Failed(exit_code(cause), error.to_string()),
+        _ => Failure::failed(error),
+    })
+}
+
+fn exit_code(error: &client::Error) -> u8 {
+    match error {
+        client::Error::Unreachable { untrusted: false, .. } => UNREACHABLE,
+        _ => crate::program::FAILED,
+    }
+}

@@ -1,0 +1,151 @@
+//! `firstlight completions`: what a shell needs to complete our command lines, of the same tables as `--help`.
+
+use super::usage::{Command, Given, HELP, Opt, Program, VERSION, Value};
+use crate::program::Failure;
+
+/// Those that there are completions for.
+pub const SHELLS: &[&str] = &["bash", "zsh", "fish"];
+
+/// The command.
+pub fn run(program: &Program, given: &Given) -> Result<(), Failure> {
+    let shell = given.operand()?;
+    super::say_all(&match shell.as_str() {
+        "bash" => bash(program),
+        "zsh" => zsh(program),
+        "fish" => fish(program),
+        _ => return Err(Failure::Usage(format!("there is no shell {shell:?}: expected {}", SHELLS.join(", ")))),
+    })
+}
+
+fn options(command: &Command) -> impl Iterator<Item = &Opt> {
+    command.options.iter().chain([&HELP])
+}
+
+/// bash(1), Programmable Completion. Host names and other free texts are completed by nothing.
+fn bash(program: &Program) -> String {
+    let name = program.name;
+    let commands: Vec<&str> = program.commands.iter().map(|command| command.name).collect();
+    let (mut values, mut words) = (String::new(), String::new());
+    for command in program.commands {
+        for option in command.options {
+            let answer = match option.value {
+                None => continue,
+                Some(Value::File) => "_files; return".to_owned(),
+                Some(Value::Text(_)) => "return".to_owned(),
+                Some(Value::OneOf(_, all)) => format!("_words '{}'; return", all.join(" ")),
+            };
+            let answer = answer.replace('_', &format!("_{name}_"));
+            values.push_str(&format!("    {}:--{}) {answer} ;;\n", command.name, option.name));
+        }
+        let mut all: Vec<String> = options(command).map(|option| format!("--{}", option.name)).collect();
+        if let Some(Value::OneOf(_, more)) = command.operand.as_ref().map(|operand| operand.value) {
+            all.extend(more.iter().map(|word| (*word).to_owned()));
+        }
+        words.push_str(&format!("    {}) _{name}_words '{}' ;;\n", command.name, all.join(" ")));
+    }
+    format!(
+        "\
+# Completions of {name} for bash: source <({name} completions bash)
+_{name}_words() {{ mapfile -t COMPREPLY < <(compgen -W \"$1\" -- \"${{COMP_WORDS[COMP_CWORD]}}\"); }}
+_{name}_files() {{ compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- \"${{COMP_WORDS[COMP_CWORD]}}\"); }}
+_{name}() {{
+  COMPREPLY=()
+  if [ \"$COMP_CWORD\" = 1 ]; then
+    _{name}_words '{} help --help --version'
+    return
+  fi
+  case ${{COMP_WORDS[1]}}:${{COMP_WORDS[COMP_CWORD-1]}} in
+{values}  esac
+  case ${{COMP_WORDS[1]}} in
+{words}  esac
+}}
+complete -F _{name} {name}
+",
+        commands.join(" ")
+    )
+}
+
+/// zshcompsys(1): `_arguments` with one specification an option.
+fn zsh(program: &Program) -> String {
+    let name = program.name;
+    let quoted = |text: &str| text.replace('\'', "'\\''");
+    // of a description, these end it
+    let plain = |text: &str| quoted(text).replace('[', "\\[").replace(']', "\\]").replace(':', "\\:");
+    let action = |value: Value| match value {
+        Value::File => format!(":{}:_files", value.name()),
+        Value::Text(text) => format!(":{}: ", plain(text)),
+        Value::OneOf(text, all) => format!(":{}:({})", plain(text), all.join(" ")),
+    };
+    let (mut commands, mut cases) = (String::new(), String::new());
+    for command in program.commands {
+        commands.push_str(&format!("    '{}:{}'\n", command.name, plain(command.summary)));
+        let mut specs = vec![];
+        for option in options(command) {
+            let value = option.value.map(action).unwrap_or_default();
+            let description = format!("[{}]{value}", plain(option.help));
+            specs.extend(option.short.map(|letter| format!("'-{letter}{description}'")));
+            specs.push(format!("'--{}{description}'", option.name));
+        }
+        specs.extend(command.operand.iter().map(|operand| format!("'1{}'", action(operand.value))));
+        cases.push_str(&format!("    {}) _arguments {} ;;\n", command.name, specs.join(" ")));
+    }
+    format!(
+        "\
+#compdef {name}
+# Completions of {name} for zsh: source <({name} completions zsh), or as _{name} in a folder of $fpath
+_{name}() {{
+  local -a commands=(
+{commands}  )
+  if (( CURRENT == 2 )); then
+    _describe -t commands command commands
+    _arguments '--help[{}]' '--version[{}]'
+    return
+  fi
+  local command=$words[2]
+  shift words
+  (( CURRENT-- ))
+  case $command in
+{cases}  esac
+}}
+if [ \"$funcstack[1]\" = _{name} ]; then _{name} \"$@\"; else compdef _{name} {name}; fi
+",
+        plain(HELP.help),
+        plain(VERSION.help)
+    )
+}
+
+/// fish(1), complete.
+fn fish(program: &Program) -> String {
+    let name = program.name;
+    let quoted = |text: &str| format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"));
+    let mut text = format!(
+        "# Completions of {name} for fish: {name} completions fish | source\n\
+         complete -c {name} -f\n\
+         complete -c {name} -n __fish_use_subcommand -l help -d {}\n\
+         complete -c {name} -n __fish_use_subcommand -l version -d {}\n",
+        quoted(HELP.help),
+        quoted(VERSION.help)
+    );
+    for command in program.commands {
+        text.push_str(&format!(
+            "complete -c {name} -n __fish_use_subcommand -a {} -d {}\n",
+            command.name,
+            quoted(command.summary)
+        ));
+        let only = format!("complete -c {name} -n '__fish_seen_subcommand_from {}'", command.name);
+        for option in options(command) {
+            let value = match option.value {
+                None => String::new(),
+                Some(Value::File) => " -r -F".to_owned(),
+                Some(Value::Text(_)) => " -x".to_owned(),
+                Some(Value::OneOf(_, all)) => format!(" -x -a {}", quoted(&all.join(" "))),
+            };
+            let short = option.short.map(|letter| format!(" -s {letter}")).unwrap_or_default();
+            text.push_str(&format!("{only}{short} -l {}{value} -d {}\n", option.name, quoted(option.help)));
+        }
+        if let Some(Value::OneOf(_, all)) = command.operand.as_ref().map(|operand| operand.value) {
+            text.push_str(&format!("{only} -a {}\n", quoted(&all.join(" "))));
+        }
+    }
+    text
+}

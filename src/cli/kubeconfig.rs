@@ -1,0 +1,122 @@
+//! An administrator's kubeconfig, added to the one that kubectl reads (`$KUBECONFIG`, else `~/.kube/config`).
+//!
+//! What is written is JSON, which is YAML 1.2; comments of the file that was there are lost, as when kubectl writes it.
+
+use std::env;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
+
+use super::files::{self, Error};
+use crate::kubernetes::yaml;
+
+/// The lists of a kubeconfig, whose entries have names.
+const LISTS: [&str; 3] = ["clusters", "users", "contexts"];
+
+/// The file that kubectl writes to: the first of `$KUBECONFIG`, else the one in the home directory.
+pub fn default_path() -> PathBuf {
+    let named =
+        env::var_os("KUBECONFIG").and_then(|paths| env::split_paths(&paths).find(|it| !it.as_os_str().is_empty()));
+    named.unwrap_or_else(|| Path::new(&env::var_os("HOME").unwrap_or_default()).join(".kube/config"))
+}
+
+/// Adds all of `new` to the file at `path`, and makes its context the current one; the context's name. Nothing is changed
+/// when an entry of the same name is there and says something else.
+pub fn merge(path: &Path, new: &[u8]) -> Result<String, Error> {
+    let content = |why: String| Error::Content(path.into(), why);
+    let there = match files::read(path) {
+        Ok(there) => there,
+        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Zeroizing::default(),
+        Err(error) => return Err(error),
+    };
+    let mut all = match there.iter().all(u8::is_ascii_whitespace) {
+        true => json!({"apiVersion": "v1", "kind": "Config"}),
+        false => read(&there).map_err(content)?,
+    };
+    let new = read(new).map_err(|why| content(format!("the new cluster's kubeconfig: {why}")))?;
+    add(&mut all, &new).map_err(content)?;
+    let context = new["current-context"].as_str().unwrap_or_default().to_owned();
+    all["current-context"] = json!(context);
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).map_err(|error| Error::Io("make", directory.into(), error))?;
+    }
+    let text = Zeroizing::new(format!("{all:#}\n"));
+    files::replace_private(path, text.as_bytes())?;
+    Ok(context)
+}
+
+fn read(text: &[u8]) -> Result<Value, String> {
+    let text = str::from_utf8(text).map_err(|error| error.to_string())?;
+    let value = yaml::document(text).map_err(|error| error.to_string())?;
+    if value.is_object() { Ok(value) } else { Err("no kubeconfig: it is no mapping".into()) }
+}
+
+fn add(all: &mut Value, new: &Value) -> Result<(), String> {
+    for list in LISTS {
+        if all[list].is_null() {
+            all[list] = json!([]);
+        }
+        let entries = all[list].as_array_mut().ok_or_else(|| format!("no kubeconfig: its {list} are no list"))?;
+        for entry in new[list].as_array().into_iter().flatten() {
+            match entries.iter().find(|there| there["name"] == entry["name"]) {
+                Some(there) if there == entry => {}
+                Some(_) => {
+                    return Err(format!(
+                        "it has another one of the {list} named {}: rename that, or give the new cluster a name of its own \
+                         with --cluster-name",
+                        entry["name"]
+                    ));
+                }
+                None => entries.push(entry.clone()),
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const NEW: &str = "apiVersion: v1\nkind: Config\nclusters:\n- name: green\n  cluster: {server: https://10.0.0.1:6443}\n\
+        users:\n- name: green-admin\n  user: {token: t}\ncontexts:\n- name: green-admin@green\n  context: {cluster: green, user: \
+        green-admin}\ncurrent-context: green-admin@green\n";
+
+    #[test]
+    fn a_cluster_is_added_beside_others_and_becomes_the_current_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/.kube/config");
+        assert_eq!(merge(&path, NEW.as_bytes()).unwrap(), "green-admin@green");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let blue = NEW.replace("green", "blue").replace("10.0.0.1", "10.0.0.2");
+        merge(&path, blue.as_bytes()).unwrap();
+        merge(&path, blue.as_bytes()).unwrap();
+        let all = read(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(all["current-context"], "blue-admin@blue");
+        for list in LISTS {
+            assert_eq!(all[list].as_array().unwrap().len(), 2, "{all:#}");
+        }
+        assert_eq!(all["clusters"][0]["cluster"]["server"], "https://10.0.0.1:6443");
+    }
+
+    #[test]
+    fn another_entry_of_the_same_name_stays_and_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config");
+        fs::write(&path, NEW.replace("10.0.0.1", "192.0.2.1")).unwrap();
+        let before = fs::read(&path).unwrap();
+        let error = merge(&path, NEW.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("\"green\"") && error.contains("--cluster-name"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), before);
+        for content in ["- a", "clusters: 7", "a: b: c"] {
+            fs::write(&path, content).unwrap();
+            assert!(merge(&path, NEW.as_bytes()).is_err(), "{content}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! `firstlight man`: the manual page in mdoc(7), of the same tables as `--help`.
+
+use super::usage::{Command, HELP, Opt, Program, VERSION};
+use crate::program::Failure;
+
+/// When what the page says last changed: the page must not differ from build to build.
+const DATE: &str = "November 21, 2026";
+
+/// The command.
+pub fn run(program: &Program) -> Result<(), Failure> {
+    super::say_all(&page(program))
+}
+
+fn page(program: &Program) -> String {
+    let name = program.name;
+    let mut text = format!(
+        ".Dd {DATE}\n.Dt {} 1\n.Os\n.Sh NAME\n.Nm {name}\n.Nd {}\n.Sh SYNOPSIS\n",
+        name.to_uppercase(),
+        line(program.summary)
+    );
+    for command in program.commands {
+        text.push_str(&format!(".Nm\n.Cm {}\n", command.name));
+        text.extend(command.operand.iter().map(|operand| format!(".Ar {}\n", line(operand.value.name()))));
+        for option in command.options.iter().filter(|option| option.is_needed) {
+            text.push_str(&macro_of(option));
+        }
+        if command.options.iter().any(|option| !option.is_needed) {
+            text.push_str(".Op Ar OPTION ...\n");
+        }
+    }
+    text.push_str(&format!(".Sh DESCRIPTION\n.Nm\n{}.\nThe commands:\n.Bl -tag -width Ds\n", line(program.summary)));
+    for command in program.commands {
+        text.push_str(&format!(".It Cm {}\n{}.\n", command.name, line(command.summary)));
+    }
+    text.push_str(".El\n.Pp\nResults go to standard output, everything else to standard error.\nOptions:\n");
+    text.push_str(&list([&HELP, &VERSION]));
+    for command in program.commands {
+        text.push_str(&section(name, command));
+    }
+    text.push_str(".Sh EXIT STATUS\n.Bl -tag -width Ds\n");
+    for (code, what) in program.exit_codes {
+        text.push_str(&format!(".It {code}\n{}\n", line(what)));
+    }
+    text.push_str(&format!(".El\n.Sh EXAMPLES\nA cluster, {}:\n", line(program.examples.0)));
+    text.push_str(&literal(program.examples.1));
+    text
+}
+
+/// A command's part of the description.
+fn section(program: &str, command: &Command) -> String {
+    let mut text = format!(".Ss {program} {}\n", command.name);
+    for (number, paragraph) in command.about.iter().enumerate() {
+        let separator = if number > 0 { ".Pp\n" } else { "" };
+        // a sentence a line, as roff(7) wants it
+        let sentences = paragraph.split_inclusive(". ").map(|sentence| format!("{}\n", line(sentence.trim())));
+        text.push_str(separator);
+        text.extend(sentences);
+    }
+    if let Some(operand) = &command.operand {
+        text.push_str(&format!(".Pp\n.Ar {}\nis {}.\n", line(operand.value.name()), line(operand.help)));
+    }
+    if !command.options.is_empty() {
+        text.push_str(&list(command.options));
+    }
+    text.push_str(".Pp\nFor example:\n");
+    text.push_str(&literal(command.examples));
+    text
+}
+
+fn list<'a>(options: impl IntoIterator<Item = &'a Opt>) -> String {
+    let items = options.into_iter().map(|option| {
+        let item = macro_of(option);
+        format!(".It {}{}\n", &item[1..], line(&option.description()))
+    });
+    format!(".Bl -tag -width Ds\n{}.El\n", items.collect::<String>())
+}
+
+/// `.Fl -policy Ar FILE`; mdoc puts a dash before the name.
+fn macro_of(option: &Opt) -> String {
+    let value = option.value.map(|value| format!(" Ar {}", line(value.name()))).unwrap_or_default();
+    let short = option.short.map(|letter| format!("{letter} , ")).unwrap_or_default();
+    format!(".Fl {short}\\-{}{value}\n", line(option.name))
+}
+
+fn literal(lines: &[&str]) -> String {
+    let lines: String = lines.iter().map(|it| format!("{}\n", line(it))).collect();
+    format!(".Bd -literal -offset indent\n{lines}.Ed\n")
+}
+
+/// A line of text that roff(7) takes for nothing else; a dash is one that can be copied to a shell.
+fn line(text: &str) -> String {
+    let escaped = text.replace('\\', "\\e").replace('-', "\\-");
+    match escaped.starts_with(['.', '\'']) {
+        true => format!("\\&{escaped}"),
+        false => escaped,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_cannot_be_taken_for_a_request() {
+        assert_eq!(line(".so /etc/passwd"), "\\&.so /etc/passwd");
+        assert_eq!(line("'a' -b \\n"), "\\&'a' \\-b \\en");
+    }
+}

@@ -1,0 +1,98 @@
+//! `firstlight ssh`: certifies a key of the operator's for a day, and has the cluster's nodes known by their certificates.
+//!
+//! Who has the master secret is the cluster's SSH certificate authority ([`crate::ssh`]); nobody else is asked, so it works
+//! when nothing else does.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::{files, master_secret, say};
+use crate::crypto::{Dek, KEY_LEN, SSH_CA_SEED_ID};
+use crate::kms::ClusterKms;
+use crate::program::Failure;
+use crate::ssh::{Authority, PublicKey, USER, USER_VALIDITY};
+
+/// What the command line says.
+#[derive(Debug)]
+pub struct Options {
+    /// The operator's public key.
+    pub key: PathBuf,
+    /// File of the master secret.
+    pub master_secret: PathBuf,
+    /// File for the certificate.
+    pub certificate: PathBuf,
+    /// File that gets the authority.
+    pub known_hosts: PathBuf,
+    /// Whether a certificate that is there may go.
+    pub overwrite: bool,
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let kms = master_secret::read(&options.master_secret).map_err(Failure::failed)?;
+    let key = read_key(&options.key).map_err(Failure::failed)?;
+    let authority = authority(&kms)?;
+    write_certificate(options, &authority.user_certificate(&key, SystemTime::now()))?;
+    let is_new = add_known_hosts(&options.known_hosts, &authority).map_err(Failure::failed)?;
+
+    let (certificate, known_hosts) = (options.certificate.display(), options.known_hosts.display());
+    let hours = USER_VALIDITY.as_secs() / 3600;
+    say(format_args!("A certificate for {USER}, valid for {hours} hours, is in {certificate}"))?;
+    say(match is_new {
+        true => format!("The cluster's authority is in {known_hosts}"),
+        false => format!("The cluster's authority was in {known_hosts} already"),
+    })?;
+    let private = if options.key.extension().is_some_and(|it| it == "pub") {
+        options.key.with_extension("")
+    } else {
+        "KEY".into()
+    };
+    say(format_args!(
+        "\nReach a node by:\n  ssh -i {} -o CertificateFile={certificate} -o UserKnownHostsFile={known_hosts} {USER}@NODE",
+        private.display()
+    ))
+}
+
+fn read_key(path: &Path) -> Result<PublicKey, files::Error> {
+    let content = files::read(path)?;
+    PublicKey::from_line(&String::from_utf8_lossy(&content))
+        .map_err(|error| files::Error::Content(path.into(), error.to_string()))
+}
+
+fn authority(kms: &ClusterKms) -> Result<Authority, Failure> {
+    let seed = kms.dek(&Dek::named(SSH_CA_SEED_ID), KEY_LEN).map_err(Failure::failed)?;
+    Authority::from_seed(&seed).map_err(Failure::failed)
+}
+
+fn write_certificate(options: &Options, line: &str) -> Result<(), Failure> {
+    let (path, content) = (&options.certificate, format!("{line}\n"));
+    let written = match options.overwrite {
+        true => files::replace_private(path, content.as_bytes()),
+        false => files::create_private(path, content.as_bytes()),
+    };
+    written.map_err(|error| match error.kind() {
+        Some(io::ErrorKind::AlreadyExists) => Failure::failed(format!(
+            "{} exists: --overwrite replaces it, --certificate takes another file",
+            path.display()
+        )),
+        _ => Failure::failed(error),
+    })
+}
+
+/// Adds what makes ssh know the nodes, unless it is there; what else the file says stays.
+fn add_known_hosts(path: &Path, authority: &Authority) -> Result<bool, files::Error> {
+    let line = format!("@cert-authority * {}", authority.public_line());
+    let before = match files::read(path) {
+        Ok(content) => content,
+        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Default::default(),
+        Err(error) => return Err(error),
+    };
+    if before.split(|byte| *byte == b'\n').any(|there| there.trim_ascii() == line.as_bytes()) {
+        return Ok(false);
+    }
+    let separator = if before.is_empty() || before.ends_with(b"\n") { "" } else { "\n" };
+    let mut file = files::append_private(path)?;
+    let written = file.write_all(format!("{separator}{line}\n").as_bytes()).and_then(|()| file.sync_all());
+    written.map_err(|error| files::Error::Io("write", path.into(), error)).map(|()| true)
+}

@@ -1,0 +1,355 @@
+//! Following a collection (Kubernetes' API concepts, "Efficient detection of changes").
+//!
+//! ```text
+//!   list ──► Listed ──► stream of changes ──► ended, cut off: stream again from the last version seen
+//!    ▲                      │
+//!    └── 410, too old ──────┘
+//! ```
+//!
+//! Streams are ended by the server after a minute, and it sends bookmarks meanwhile: versions without a change, so that a
+//! collection where nothing happens can be gone on from too. A minute is also how long a connection that silently died goes
+//! unnoticed.
+
+use std::io::{self, BufRead, BufReader};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::Value;
+use ureq::BodyReader;
+use ureq::http::Method;
+
+use super::error::Status;
+use super::{Client, Collection, Error, List, Refused, Request, Selector, query, version};
+use crate::backoff::Backoff;
+
+/// How long a stream lasts.
+const ROUND: Duration = Duration::from_secs(60);
+/// What the server may be late.
+const GRACE: Duration = Duration::from_secs(10);
+/// An object has at most 1.5 MiB, by etcd's limit, but may come as JSON from a denser form.
+const MAX_LINE: usize = 8 << 20;
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// What happened in a collection.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// All that is there: at first, and when changes were missed. Whatever is not in it is gone.
+    Listed(Vec<Value>),
+    /// A new object.
+    Added(Value),
+    /// An object as it is now.
+    Modified(Value),
+    /// An object as it was last.
+    Deleted(Value),
+}
+
+/// Follows a collection until its client is stopped.
+pub struct Watch {
+    client: Client,
+    collection: Collection,
+    selector: Selector,
+    round: Duration,
+    /// Empty where it has to begin with a list.
+    version: String,
+    stream: Option<BufReader<BodyReader<'static>>>,
+    backoff: Backoff,
+}
+
+impl Watch {
+    pub(super) fn new(client: &Client, collection: &Collection, selector: &Selector) -> Watch {
+        Watch {
+            client: client.clone(),
+            collection: collection.clone(),
+            selector: selector.clone(),
+            round: ROUND,
+            version: String::new(),
+            stream: None,
+            backoff: backoff(),
+        }
+    }
+
+    /// Begins with the changes after this version, without a list.
+    pub fn from_version(self, version: &str) -> Watch {
+        Watch { version: version.into(), ..self }
+    }
+
+    /// Streams that last so long, in whole seconds.
+    pub fn with_round(self, round: Duration) -> Watch {
+        Watch { round: round.max(Duration::from_secs(1)), ..self }
+    }
+
+    /// The version up to which all is known.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The next event, however long it takes. What passes is waited out, and logged; what does not is returned, and so is
+    /// [`Error::Stopped`]. After an error it may be called again.
+    #[allow(clippy::should_implement_trait)] // never ends by itself, so it is no iterator
+    pub fn next(&mut self) -> Result<Event, Error> {
+        loop {
+            match self.step(None) {
+                Ok(Some(event)) => return Ok(event),
+                Ok(None) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The next event, or none within `time`.
+    pub fn next_within(&mut self, time: Duration) -> Result<Option<Event>, Error> {
+        let deadline = Instant::now() + time;
+        // a stream that is open was opened for a whole round
+        self.stream = None;
+        while Instant::now() < deadline {
+            if let Some(event) = self.step(Some(deadline))? {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+
+    /// One list, one opening of a stream, or one line of it.
+    fn step(&mut self, deadline: Option<Instant>) -> Result<Option<Event>, Error> {
+        if self.client.is_stopped() {
+            return Err(Error::Stopped);
+        }
+        let outcome = if self.version.is_empty() {
+            self.list().map(Some)
+        } else if self.stream.is_none() {
+            self.open(deadline).map(|()| None)
+        } else {
+            self.line()
+        };
+        match outcome {
+            Ok(event) => {
+                if event.is_some() {
+                    self.backoff = backoff();
+                }
+                Ok(event)
+            }
+            Err(error) => self.failed(error, deadline),
+        }
+    }
+
+    fn list(&mut self) -> Result<Event, Error> {
+        let List { items, resource_version } = self.client.list(&self.collection, &self.selector)?;
+        self.version = resource_version;
+        Ok(Event::Listed(items))
+    }
+
+    fn open(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
+        let round = format!("&timeoutSeconds={}", self.round.as_secs());
+        let path = format!(
+            "{}?watch=1&allowWatchBookmarks=true{round}{}{}",
+            self.collection.path(),
+            self.selector.query(),
+            query("resourceVersion", &self.version)
+        );
+        let request = Request::new("watch", &self.collection, Method::GET, path);
+        let end = Instant::now() + self.round + GRACE;
+        let end = deadline.map_or(end, |deadline| deadline.min(end));
+        let token = self.client.token()?;
+        let response = match self.client.send(&request, token.as_deref(), end) {
+            Err(error) if error.code() == Some(401) && self.client.token_was_replaced(token.as_deref()) => {
+                self.client.send(&request, self.client.token()?.as_deref(), end)?
+            }
+            response => response?,
+        };
+        self.stream = Some(BufReader::new(response.into_body().into_reader()));
+        Ok(())
+    }
+
+    fn line(&mut self) -> Result<Option<Event>, Error> {
+        let Some(stream) = &mut self.stream else { return Ok(None) };
+        let request = || format!("watch {}", self.collection);
+        let mut line = Vec::new();
+        match read_line(stream, &mut line) {
+            Ok(true) => {}
+            // the round is over, or the connection is: the version says where to go on
+            Ok(false) => {
+                self.stream = None;
+                return Ok(None);
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(Error::Answer { request: request(), problem: error.to_string() });
+            }
+            Err(error) => {
+                log::debug!("{}: {error}", request());
+                self.stream = None;
+                return Ok(None);
+            }
+        }
+        let frame = parse(&line).map_err(|problem| Error::Answer { request: request(), problem })?;
+        match frame {
+            Frame::Change(event, version) => {
+                self.version = version;
+                Ok(Some(event))
+            }
+            Frame::Bookmark(version) => {
+                self.version = version;
+                Ok(None)
+            }
+            Frame::Error(status) => {
+                let code = status.code;
+                Err(Error::Refused(Box::new(Refused::new(request(), code, status, None))))
+            }
+        }
+    }
+
+    /// Waits out what passes.
+    fn failed(&mut self, error: Error, deadline: Option<Instant>) -> Result<Option<Event>, Error> {
+        self.stream = None;
+        if self.client.is_stopped() {
+            return Err(Error::Stopped);
+        }
+        if error.is_expired() {
+            log::debug!("{error}: listing again");
+            self.version = String::new();
+            return Ok(None);
+        }
+        // what makes no sense is no ground to go on from, but the next list may
+        let passing = error.is_passing();
+        if matches!(error, Error::Answer { .. }) {
+            self.version = String::new();
+        }
+        if !passing {
+            return Err(error);
+        }
+        let pause = match &error {
+            Error::Refused(refused) => refused.retry_after.unwrap_or_default().max(self.backoff.pause()),
+            _ => self.backoff.pause(),
+        };
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_none() {
+            log::warn!("{error}");
+        }
+        let stopped = self.client.inner.stop.wait(left.map_or(pause, |left| left.min(pause)));
+        if stopped { Err(Error::Stopped) } else { Ok(None) }
+    }
+}
+
+fn backoff() -> Backoff {
+    Backoff::new(FIRST_PAUSE, LONGEST_PAUSE)
+}
+
+/// One line without its end; false at the end of the stream. Half a line at the end is none.
+fn read_line(stream: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+    loop {
+        let part = match stream.fill_buf() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            part => part?,
+        };
+        if part.is_empty() {
+            return Ok(false);
+        }
+        let end = part.iter().position(|byte| *byte == b'\n');
+        let taken = end.unwrap_or(part.len());
+        if line.len() + taken > MAX_LINE {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a line of more than {MAX_LINE} bytes")));
+        }
+        line.extend_from_slice(&part[..taken]);
+        stream.consume(taken + usize::from(end.is_some()));
+        if end.is_some() {
+            return Ok(true);
+        }
+    }
+}
+
+/// A line of a stream (meta/v1 WatchEvent).
+enum Frame {
+    Change(Event, String),
+    Bookmark(String),
+    Error(Status),
+}
+
+fn parse(line: &[u8]) -> Result<Frame, String> {
+    #[derive(Deserialize)]
+    struct WatchEvent {
+        r#type: String,
+        object: Value,
+    }
+    let WatchEvent { r#type: kind, object } = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    if kind == "ERROR" {
+        return serde_json::from_value(object).map(Frame::Error).map_err(|error| error.to_string());
+    }
+    let version = version(&object);
+    if version.is_empty() {
+        return Err(format!("an event {kind:.20?} of an object without resourceVersion"));
+    }
+    match kind.as_str() {
+        "ADDED" => Ok(Frame::Change(Event::Added(object), version)),
+        "MODIFIED" => Ok(Frame::Change(Event::Modified(object), version)),
+        "DELETED" => Ok(Frame::Change(Event::Deleted(object), version)),
+        "BOOKMARK" => Ok(Frame::Bookmark(version)),
+        kind => Err(format!("an event {kind:.20?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+    use crate::mutation::mutations;
+
+    const STREAM: &str = concat!(
+        r#"{"type":"ADDED","object":{"kind":"ConfigMap","metadata":{"name":"a","resourceVersion":"12"},"data":{"b":"c"}}}"#,
+        "\n",
+        r#"{"type":"BOOKMARK","object":{"kind":"ConfigMap","metadata":{"resourceVersion":"13"}}}"#,
+        "\n",
+        r#"{"type":"ERROR","object":{"kind":"Status","status":"Failure","reason":"Expired","code":410}}"#,
+        "\n"
+    );
+
+    fn frames(bytes: &[u8], buffer: usize) -> Vec<Result<Frame, String>> {
+        let mut stream = BufReader::with_capacity(buffer, Cursor::new(bytes));
+        let mut frames = Vec::new();
+        let mut line = Vec::new();
+        while read_line(&mut stream, &mut line).unwrap() {
+            frames.push(parse(&line));
+            line.clear();
+        }
+        frames
+    }
+
+    #[test]
+    fn a_stream_is_cut_into_its_events_wherever_the_buffer_ends() {
+        for buffer in 1..200 {
+            let frames = frames(STREAM.as_bytes(), buffer);
+            assert!(matches!(&frames[0], Ok(Frame::Change(Event::Added(object), version))
+                if object["metadata"]["name"] == "a" && version == "12"));
+            assert!(matches!(&frames[1], Ok(Frame::Bookmark(version)) if version == "13"));
+            assert!(matches!(&frames[2], Ok(Frame::Error(status)) if status.code == 410));
+            assert_eq!(frames.len(), 3);
+        }
+    }
+
+    #[test]
+    fn half_a_line_at_the_end_is_no_event() {
+        assert!(frames(&STREAM.as_bytes()[..50], 10).is_empty());
+    }
+
+    #[test]
+    fn an_event_that_cannot_be_gone_on_from_is_refused() {
+        assert!(parse(br#"{"type":"ADDED","object":{"metadata":{}}}"#).is_err());
+        assert!(parse(br#"{"type":"OTHER","object":{"metadata":{"resourceVersion":"1"}}}"#).is_err());
+        assert!(parse(b"[]").is_err());
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused_before_it_fills_the_memory() {
+        let mut endless = BufReader::new(io::repeat(b'a'));
+        let mut line = Vec::new();
+        assert_eq!(read_line(&mut endless, &mut line).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert!(line.len() <= MAX_LINE);
+    }
+
+    #[test]
+    fn no_mutation_of_a_stream_makes_the_parser_panic() {
+        for bytes in mutations(STREAM.as_bytes(), 20_000) {
+            frames(&bytes, 64);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The manifests, made of the templates of the Helm chart in charts/firstlight: one source for those who use Helm and those
+//! who do not.
+//!
+//! Of Go's template language the chart uses one form, `{{ PATH | toJson }}` with a PATH below `.Values` or
+//! `.Release.Namespace`. What is put in is JSON, which is YAML too, so that no value can become anything but a value. A test
+//! compares with what Helm makes.
+
+use serde_json::{Value, json};
+
+use super::super::yaml;
+use super::{Error, NAMESPACE, Settings};
+
+const VALUES: &str = include_str!("../../../charts/firstlight/values.yaml");
+const TEMPLATES: [(&str, &str); 3] = [
+    ("join-config.yaml", include_str!("../../../charts/firstlight/templates/join-config.yaml")),
+    ("key-service.yaml", include_str!("../../../charts/firstlight/templates/key-service.yaml")),
+    ("join-service.yaml", include_str!("../../../charts/firstlight/templates/join-service.yaml")),
+];
+/// What others need comes first, as with Helm.
+const ORDER: [&str; 6] = ["NetworkPolicy", "ServiceAccount", "Secret", "ConfigMap", "Service", "DaemonSet"];
+
+/// The objects, in the order in which they are to be made.
+pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
+    let mut values = yaml::document(VALUES).map_err(|error| Error::Manifest(format!("values.yaml: {error}")))?;
+    merge(&mut values, settings.values());
+    let context = json!({"Values": values, "Release": {"Namespace": NAMESPACE}});
+    let mut objects = Vec::new();
+    for (name, template) in TEMPLATES {
+        let problem = |problem: String| Error::Manifest(format!("{name}: {problem}"));
+        let text = fill(template, &context).map_err(problem)?;
+        objects.extend(yaml::documents(&text).map_err(|error| problem(error.to_string()))?);
+    }
+    let place = |object: &Value| ORDER.iter().position(|kind| object["kind"] == **kind).unwrap_or(ORDER.len());
+    objects.sort_by_key(place);
+    Ok(objects)
+}
+
+/// Fields of `more` replace those of `values`, as Helm has it.
+fn merge(values: &mut Value, more: Value) {
+    match (values, more) {
+        (Value::Object(values), Value::Object(more)) => {
+            for (key, value) in more {
+                merge(values.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (value, more) => *value = more,
+    }
+}
+
+/// A template with its values put in.
+fn fill(template: &str, context: &Value) -> Result<String, String> {
+    let mut out = String::with_capacity(template.len());
+    let mut rest = template;
+    while let Some((before, action)) = rest.split_once("{{") {
+        let (action, after) = action.split_once("}}").ok_or("{{ without }}")?;
+        let path = action.trim().strip_suffix("| toJson").map(str::trim).and_then(|path| path.strip_prefix('.'));
+        let path = path.ok_or_else(|| format!("{{{{{action}}}}}: expected {{{{ .PATH | toJson }}}}"))?;
+        let value = path.split('.').try_fold(context, |value, key| value.get(key));
+        out.push_str(before);
+        out.push_str(&value.ok_or_else(|| format!("there is no value {path}"))?.to_string());
+        rest = after;
+    }
+    Ok(out + rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::settings;
+    use super::*;
+    use crate::kubernetes::client::Object;
+
+    #[test]
+    fn every_object_knows_where_it_belongs_and_what_others_need_comes_first() {
+        let objects = manifests(&settings()).unwrap();
+        let places: Vec<_> = objects.iter().map(|object| Object::of(object).unwrap().to_string()).collect();
+        assert_eq!(
+            places,
+            [
+                "networkpolicies.networking.k8s.io kube-system/key-service",
+                "serviceaccounts kube-system/key-service",
+                "serviceaccounts kube-system/join-service",
+                "secrets kube-system/constellation-mastersecret",
+                "configmaps kube-system/join-config",
+                "services kube-system/key-service",
+                "services kube-system/join-service",
+                "daemonsets.apps kube-system/key-service",
+                "daemonsets.apps kube-system/join-service",
+            ]
+        );
+    }
+
+    #[test]
+    fn no_pod_may_more_than_it_needs() {
+        for object in manifests(&settings()).unwrap().iter().filter(|object| object["kind"] == "DaemonSet") {
+            let pod = &object["spec"]["template"]["spec"];
+            assert_eq!(pod["automountServiceAccountToken"], false);
+            assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+            assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+            assert!(["hostNetwork", "hostPID", "hostIPC"].iter().all(|field| pod.get(*field).is_none()));
+            for volume in pod["volumes"].as_array().unwrap() {
+                assert!(volume.get("hostPath").is_none(), "{volume}");
+            }
+            for container in pod["containers"].as_array().unwrap() {
+                let context = &container["securityContext"];
+                assert_eq!(context["readOnlyRootFilesystem"], true);
+                assert_eq!(context["allowPrivilegeEscalation"], false);
+                assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
+                for probe in ["readinessProbe", "livenessProbe"] {
+                    assert!(container[probe]["grpc"]["port"].is_u64(), "{container}");
+                }
+                assert!(container["resources"]["limits"]["memory"].is_string());
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_stays_a_value_whatever_it_looks_like() {
+        let hostile = "a\"\n- b: {{ .Values.c | toJson }} # \u{85}\u{2028}'";
+        let text =
+            fill("x: {{ .Values.x | toJson }} # {{.Values.n | toJson}}\n", &json!({"Values": {"x": hostile, "n": 1}}));
+        assert_eq!(yaml::document(&text.unwrap()).unwrap(), json!({"x": hostile}));
+    }
+
+    #[test]
+    fn what_is_not_of_the_one_form_is_refused() {
+        for template in
+            ["{{ .Values.x }}", "{{ .Values.y | toJson }}", "{{ x | toJson }}", "{{ if }}", "{{ .Values.x | toJson"]
+        {
+            assert!(fill(template, &json!({"Values": {"x": 1}})).is_err(), "{template}");
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! What a node keeps for its sshd, in `ssh/` of the state disk, where the image's sshd_config(5) looks for it:
+//!
+//! | file | option | made by |
+//! |---|---|---|
+//! | `ssh_host_ed25519_key`, `.pub` | `HostKey` | the image's sshd-keygen unit before this program starts; here if it did not |
+//! | `ssh_host_cert.pub` | `HostCertificate` | here |
+//! | `ssh_ca.pub` | `TrustedUserCAKeys` | here |
+//!
+//! A host key that is missing is made, and not an error: the set-up of a cluster must not fail for the emergency exit, and
+//! an exit that works is what the operator expects. sshd reads `ssh_ca.pub` at each login, but the certificate, since OpenSSH
+//! 9.8, only when it starts, so it is told.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use zeroize::Zeroizing;
+
+use super::key::{self, PublicKey};
+use super::{Authority, Error as Refused};
+use crate::sys::file;
+use crate::sys::interfaces;
+
+/// Below the mounted state disk.
+const DIRECTORY: &str = "ssh";
+const HOST_KEY: &str = "ssh_host_ed25519_key";
+const HOST_PUBLIC_KEY: &str = "ssh_host_ed25519_key.pub";
+const HOST_CERTIFICATE: &str = "ssh_host_cert.pub";
+const AUTHORITY: &str = "ssh_ca.pub";
+/// sshd refuses a host key that others may read.
+const PRIVATE: u32 = 0o600;
+/// ssh-keygen's mode for keys and certificates that are public.
+const PUBLIC: u32 = 0o644;
+/// Far above any key file.
+const MAX_FILE: u64 = 64 << 10;
+/// sshd's unit: of Fedora and most others, of Debian.
+const UNITS: [&str; 2] = ["sshd.service", "ssh.service"];
+
+/// Why a node has no emergency SSH.
+#[derive(Debug)]
+pub enum Error {
+    /// The system's answer.
+    Io(PathBuf, io::Error),
+    /// The host key cannot be used.
+    Key(PathBuf, key::Error),
+    /// The host certificate cannot be made.
+    Certificate(Refused),
+    /// What a join service sent is not what sshd can use.
+    Ticket(&'static str),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Key(path, error) => write!(f, "the SSH host key {}: {error}", path.display()),
+            Error::Certificate(error) => error.fmt(f),
+            Error::Ticket(what) => write!(f, "the ticket's {what} is not one line of an SSH public key file"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Certifies this node's host key for `principals` and puts the certificate and the authority's public key where sshd looks
+/// for them, below the state disk mounted at `root`. May be repeated. sshd uses it after [`reload_sshd`].
+pub fn install_host_certificate(root: &Path, authority: &Authority, principals: &[String]) -> Result<(), Error> {
+    let key = host_key(root)?;
+    let certificate = authority.host_certificate(&key, principals).map_err(Error::Certificate)?;
+    install(root, authority.public_line().as_bytes(), certificate.as_bytes())
+}
+
+/// The same with lines that a join service made: the authority's public key, the host certificate.
+pub fn install(root: &Path, authority: &[u8], certificate: &[u8]) -> Result<(), Error> {
+    let authority = one_line(authority).ok_or(Error::Ticket("SSH authority"))?;
+    let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
+    let directory = directory(root)?;
+    // the certificate first: with the authority in place this node lets its operator in
+    for (name, line) in [(HOST_CERTIFICATE, certificate), (AUTHORITY, authority)] {
+        let path = directory.join(name);
+        file::replace(&path, format!("{line}\n").as_bytes(), PUBLIC).map_err(|error| Error::Io(path, error))?;
+    }
+    Ok(())
+}
+
+/// Further lines would be further authorities.
+fn one_line(line: &[u8]) -> Option<&str> {
+    let line = std::str::from_utf8(line).ok()?;
+    let line = line.strip_suffix('\n').unwrap_or(line);
+    (!line.is_empty() && !line.contains(char::is_control)).then_some(line)
+}
+
+/// The public part of this node's host key, which is made if there is none.
+pub fn host_key(root: &Path) -> Result<PublicKey, Error> {
+    let directory = directory(root)?;
+    let (private, public) = (directory.join(HOST_KEY), directory.join(HOST_PUBLIC_KEY));
+    // a power cut may have left them empty, and sshd goes by the private one
+    match fs::metadata(&private) {
+        Ok(metadata) if metadata.len() > 0 => {}
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::Io(private, error)),
+        _ => return make_host_key(&private, &public),
+    }
+    // looking at the private one is not necessary as long as there is the other
+    match read(&public).map(|text| PublicKey::from_line(&text)) {
+        Ok(Ok(key)) => Ok(key),
+        _ => {
+            let text = read(&private).map_err(|error| Error::Io(private.clone(), error))?;
+            PublicKey::from_private_key_file(&text).map_err(|error| Error::Key(private, error))
+        }
+    }
+}
+
+fn make_host_key(private: &Path, public: &Path) -> Result<PublicKey, Error> {
+    log::info!("this node has no SSH host key: making one");
+    let (file, key) = key::generate();
+    let line = format!("{}\n", key.line());
+    file::replace(public, line.as_bytes(), PUBLIC).map_err(|error| Error::Io(public.into(), error))?;
+    file::replace(private, file.expose(), PRIVATE).map_err(|error| Error::Io(private.into(), error))?;
+    Ok(key)
+}
+
+fn directory(root: &Path) -> Result<PathBuf, Error> {
+    let path = root.join(DIRECTORY);
+    fs::create_dir_all(&path).map_err(|error| Error::Io(path.clone(), error))?;
+    Ok(path)
+}
+
+fn read(path: &Path) -> io::Result<Zeroizing<String>> {
+    // a pipe in its place would never open
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    // with room for all of it, since a string that grows leaves copies behind
+    let mut text = Zeroizing::new(String::with_capacity(MAX_FILE as usize + 1));
+    file.take(MAX_FILE).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The names by which this node is reached: its addresses, as far as others can use them, its host name, and `more`; each
+/// once, in this order.
+pub fn principals(more: &[String]) -> io::Result<Vec<String>> {
+    let is_link_local = |address: &std::net::IpAddr| match address {
+        std::net::IpAddr::V4(v4) => v4.is_link_local(),
+        std::net::IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    let addresses = interfaces::addresses()?.into_iter();
+    let addresses = addresses.filter(|address| !address.is_loopback() && !is_link_local(address));
+    // proc(5)
+    let host_name = fs::read_to_string("/proc/sys/kernel/hostname")?;
+    let mut names: Vec<String> = addresses.map(|address| address.to_string()).collect();
+    names.push(host_name.trim().to_owned());
+    names.extend(more.iter().cloned());
+    let mut seen = std::collections::HashSet::new();
+    names.retain(|name| !name.is_empty() && seen.insert(name.clone()));
+    Ok(names)
+}
+
+/// Tells a running sshd that there is a certificate, without waiting for it; one that is not running reads it when it starts.
+/// Without systemd, or where it fails, new nodes are known by their host key alone: the log says so.
+pub fn reload_sshd() {
+    for unit in UNITS {
+        let told = Command::new("systemctl")
+            .args(["--quiet", "--no-block", "try-reload-or-restart", unit])
+            .stdin(Stdio::null())
+            .output();
+        match told {
+            Ok(output) if output.status.success() => log::info!("{unit}: reloaded, if it runs"),
+            Ok(output) => log::debug!("{unit}: {}", String::from_utf8_lossy(&output.stderr).trim()),
+            Err(error) => log::warn!("sshd offers its new host certificate when it starts anew: systemctl: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::crypto::Secret;
+
+    fn authority() -> Authority {
+        Authority::from_seed(&Secret::new(vec![7; 32])).unwrap()
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_node_without_a_host_key_gets_one_and_keeps_it() {
+        let disk = tempfile::tempdir().unwrap();
+        let names = ["node".to_owned()];
+        install_host_certificate(disk.path(), &authority(), &names).unwrap();
+        let ssh = disk.path().join("ssh");
+        let modes = [HOST_KEY, HOST_PUBLIC_KEY, HOST_CERTIFICATE, AUTHORITY].map(|name| mode(&ssh.join(name)));
+        assert_eq!(modes, [0o600, 0o644, 0o644, 0o644]);
+        assert_eq!(fs::read_dir(&ssh).unwrap().count(), 4);
+        let key = host_key(disk.path()).unwrap();
+        install_host_certificate(disk.path(), &authority(), &names).unwrap();
+        assert_eq!(host_key(disk.path()).unwrap(), key);
+    }
+
+    #[test]
+    fn the_private_key_file_serves_where_the_public_one_is_missing_or_broken() {
+        let disk = tempfile::tempdir().unwrap();
+        let key = host_key(disk.path()).unwrap();
+        let public = disk.path().join("ssh").join(HOST_PUBLIC_KEY);
+        fs::write(&public, "").unwrap();
+        assert_eq!(host_key(disk.path()).unwrap(), key);
+        fs::remove_file(&public).unwrap();
+        assert_eq!(host_key(disk.path()).unwrap(), key);
+    }
+
+    #[test]
+    fn an_empty_host_key_is_made_anew_and_a_broken_one_is_an_error() {
+        let disk = tempfile::tempdir().unwrap();
+        let old = host_key(disk.path()).unwrap();
+        let ssh = disk.path().join("ssh");
+        fs::write(ssh.join(HOST_KEY), "").unwrap();
+        let new = host_key(disk.path()).unwrap();
+        assert_ne!(new, old);
+        assert_eq!(host_key(disk.path()).unwrap(), new);
+        fs::write(ssh.join(HOST_KEY), "no key").unwrap();
+        fs::remove_file(ssh.join(HOST_PUBLIC_KEY)).unwrap();
+        let error = host_key(disk.path()).unwrap_err().to_string();
+        assert!(error.contains(HOST_KEY) && error.contains("no SSH key"), "{error}");
+    }
+
+    #[test]
+    fn a_ticket_brings_one_authority_and_not_more() {
+        let disk = tempfile::tempdir().unwrap();
+        for bad in [&b""[..], b"\n", b"a\nb\n", b"a\r\nb", b"\xff"] {
+            assert!(matches!(install(disk.path(), bad, b"ok"), Err(Error::Ticket(_))), "{bad:?}");
+            assert!(matches!(install(disk.path(), b"ok", bad), Err(Error::Ticket(_))), "{bad:?}");
+        }
+        assert!(!disk.path().join("ssh").exists());
+        install(disk.path(), b"one\n", b"two").unwrap();
+        assert_eq!(fs::read_to_string(disk.path().join("ssh").join(AUTHORITY)).unwrap(), "one\n");
+        assert_eq!(fs::read_to_string(disk.path().join("ssh").join(HOST_CERTIFICATE)).unwrap(), "two\n");
+    }
+
+    #[test]
+    fn principals_are_what_others_can_use_each_once() {
+        let names = principals(&["10.9.8.7".into(), "10.9.8.7".into(), String::new()]).unwrap();
+        assert_eq!(names.iter().filter(|name| *name == "10.9.8.7").count(), 1);
+        assert!(!names.iter().any(|name| name.is_empty() || name == "127.0.0.1" || name.starts_with("fe80")));
+        let host_name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        assert!(names.contains(&host_name.trim().to_owned()));
+    }
+}

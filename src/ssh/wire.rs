@@ -1,0 +1,66 @@
+//! The data types of SSH (RFC 4251 §5): big-endian numbers, and strings of bytes with their length before them.
+
+use zeroize::Zeroizing;
+
+/// Puts one value after the other; wiped when dropped, since a private key passes through it too.
+#[derive(Default)]
+pub struct Writer(Zeroizing<Vec<u8>>);
+
+impl Writer {
+    pub fn u32(mut self, number: u32) -> Self {
+        self.0.extend_from_slice(&number.to_be_bytes());
+        self
+    }
+
+    pub fn u64(mut self, number: u64) -> Self {
+        self.0.extend_from_slice(&number.to_be_bytes());
+        self
+    }
+
+    /// With its length before it, which must fit 32 bits.
+    pub fn string(self, bytes: &[u8]) -> Self {
+        let len = u32::try_from(bytes.len()).expect("nothing of ours has 4 GiB");
+        self.u32(len).raw(bytes)
+    }
+
+    /// As it is.
+    pub fn raw(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// What was read ends too early, or goes on where it should end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Malformed;
+
+/// Takes one value after the other.
+pub struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Reader(bytes)
+    }
+
+    pub fn u32(&mut self) -> Result<u32, Malformed> {
+        let (number, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(u32::from_be_bytes(*number))
+    }
+
+    pub fn string(&mut self) -> Result<&'a [u8], Malformed> {
+        let len = usize::try_from(self.u32()?).map_err(|_| Malformed)?;
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    /// Nothing may follow.
+    pub fn end(self) -> Result<(), Malformed> {
+        if self.0.is_empty() { Ok(()) } else { Err(Malformed) }
+    }
+}

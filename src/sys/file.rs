@@ -1,0 +1,50 @@
+//! Files that are whole: whoever reads one, after a power cut too, sees the old content or the new.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// Gives `path`, whose directory must exist, this content and mode, durably (fsync(2)); what it was before does not matter.
+pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    // of a run that was cut off
+    match fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let write = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh)?;
+        file.set_permissions(Permissions::from_mode(mode))?; // whatever the umask
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&fresh, path)
+    };
+    write().inspect_err(|_| drop(fs::remove_file(&fresh)))?;
+    sync_directory(path)
+}
+
+/// Makes the entry of `path` in its directory durable (fsync(2): the file's own fsync need not).
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replaced_file_has_its_mode_and_leaves_nothing_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(dir.path().join("file.new"), "half").unwrap();
+        for (content, mode) in [("one", 0o600), ("two", 0o666)] {
+            replace(&path, content.as_bytes(), mode).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, mode);
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,244 @@
+//! A real kube-apiserver with a real etcd on loopback, built by tools/kubernetes.sh. There is no controller and no kubelet: what
+//! is put into the API stays as it is.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use firstlight::kubernetes::client::{Client, Config};
+use firstlight::stop::Stop;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// The API server needs about 6 s of processor time to start.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A cluster without nodes. It ends with this, or with the test's process.
+pub struct Cluster {
+    dir: TempDir,
+    programs: PathBuf,
+    ports: [u16; 3],
+    ca: (CertificateParams, KeyPair, String),
+    _etcd: Process,
+    api_server: Option<Process>,
+}
+
+/// A program that ends when its standard input does, so that none is left whatever ends the test.
+struct Process(Child);
+
+impl Process {
+    fn start(log: &Path, program: &Path, arguments: &[String]) -> Process {
+        let log = File::options().append(true).create(true).open(log).unwrap();
+        let mut command = Command::new("sh");
+        // of what runs in the background standard input is /dev/null; the program's number goes to standard output
+        command
+            .args(["-c", r#""$@" >&2 & echo $!; cat >/dev/null; kill -9 $!; wait"#, "sh"])
+            .arg(program)
+            .args(arguments);
+        let errors = log.try_clone().unwrap();
+        let number = log.try_clone().unwrap();
+        drop(log);
+        Process(command.stdin(Stdio::piped()).stdout(number).stderr(errors).spawn().unwrap())
+    }
+
+    fn signal(&self, signal: &str) {
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.0.id())).unwrap();
+        // `cat` is a child too, and takes no harm
+        for child in children.split_whitespace() {
+            let _ = Command::new("kill").args([signal, child]).status();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+impl Cluster {
+    /// One for all tests of a program. Ready.
+    #[allow(dead_code)] // not by every test
+    pub fn shared() -> &'static Cluster {
+        static SHARED: OnceLock<Cluster> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let cluster = Cluster::start();
+            cluster.client(&Stop::new()).within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
+            cluster
+        })
+    }
+
+    /// One of its own, which is not ready yet.
+    pub fn start() -> Cluster {
+        let programs = programs();
+        let dir = TempDir::new().unwrap();
+        let ports = free_ports();
+        let mut ca = CertificateParams::default();
+        ca.distinguished_name.push(DnType::CommonName, "kubernetes");
+        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let key = KeyPair::generate().unwrap();
+        let pem = ca.self_signed(&key).unwrap().pem();
+        let [client, peer, _] = ports;
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let etcd = Process::start(
+            &dir.path().join("etcd.log"),
+            &programs.join("etcd"),
+            &[
+                format!("--data-dir={}", dir.path().join("etcd").display()),
+                format!("--listen-client-urls={}", url(client)),
+                format!("--advertise-client-urls={}", url(client)),
+                format!("--listen-peer-urls={}", url(peer)),
+                format!("--initial-advertise-peer-urls={}", url(peer)),
+                format!("--initial-cluster=default={}", url(peer)),
+                "--unsafe-no-fsync".to_owned(),
+            ],
+        );
+        let mut cluster = Cluster { dir, programs, ports, ca: (ca, key, pem), _etcd: etcd, api_server: None };
+        cluster.write_pki();
+        cluster.start_api_server();
+        cluster
+    }
+
+    fn write_pki(&self) {
+        let (certificate, key) = self.certificate("kube-apiserver", None, true);
+        let accounts = KeyPair::generate().unwrap();
+        for (name, content) in [
+            ("ca.crt", &self.ca.2),
+            ("apiserver.crt", &certificate),
+            ("apiserver.key", &key),
+            ("sa.key", &accounts.serialize_pem()),
+            ("sa.pub", &accounts.public_key_pem()),
+        ] {
+            fs::write(self.path(name), content).unwrap();
+        }
+    }
+
+    pub fn start_api_server(&mut self) {
+        let path = |name: &str| self.path(name).display().to_string();
+        let [etcd, _, port] = self.ports;
+        let arguments = [
+            format!("--etcd-servers=http://127.0.0.1:{etcd}"),
+            "--bind-address=127.0.0.1".to_owned(),
+            format!("--secure-port={port}"),
+            // no node is to find it, and loopback is no address for an endpoint
+            "--endpoint-reconciler-type=none".to_owned(),
+            "--advertise-address=127.0.0.1".to_owned(),
+            format!("--tls-cert-file={}", path("apiserver.crt")),
+            format!("--tls-private-key-file={}", path("apiserver.key")),
+            format!("--client-ca-file={}", path("ca.crt")),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            format!("--service-account-key-file={}", path("sa.pub")),
+            format!("--service-account-signing-key-file={}", path("sa.key")),
+            "--authorization-mode=Node,RBAC".to_owned(),
+            "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
+            "--allow-privileged".to_owned(),
+        ];
+        let log = self.path("kube-apiserver.log");
+        self.api_server = Some(Process::start(&log, &self.programs.join("kube-apiserver"), &arguments));
+    }
+
+    /// As if the machine had lost power.
+    #[allow(dead_code)] // not by every test
+    pub fn kill_api_server(&mut self) {
+        self.api_server = None;
+    }
+
+    /// It keeps its connections, and says nothing; or goes on.
+    #[allow(dead_code)] // not by every test
+    pub fn freeze_api_server(&self, frozen: bool) {
+        self.api_server.as_ref().unwrap().signal(if frozen { "-STOP" } else { "-CONT" });
+    }
+
+    /// No version but the present one can be asked for any more (etcd's Compact).
+    #[allow(dead_code)] // not by every test
+    pub fn forget_history(&self) {
+        let call = |method: &str, body: String| -> Value {
+            let url = format!("http://127.0.0.1:{}/v3/kv/{method}", self.ports[0]);
+            let answer = ureq::post(url).send(body).unwrap().body_mut().read_to_string().unwrap();
+            serde_json::from_str(&answer).unwrap()
+        };
+        // any key will do: the answer's header has the revision; bytes are in base64
+        let present = call("range", json!({"key": "YQ=="}).to_string());
+        call("compaction", json!({"revision": present["header"]["revision"], "physical": true}).to_string());
+    }
+
+    #[allow(dead_code)] // not by every test
+    pub fn server(&self) -> String {
+        format!("https://127.0.0.1:{}", self.ports[2])
+    }
+
+    /// Where a log and the keys are.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The administrator's, as kubeadm writes one.
+    pub fn kubeconfig(&self) -> String {
+        self.kubeconfig_of("kubernetes-admin", "system:masters", &self.ca.2)
+    }
+
+    /// Somebody's, who takes this for the CA.
+    pub fn kubeconfig_of(&self, user: &str, group: &str, ca: &str) -> String {
+        let (certificate, key) = self.certificate(user, Some(group), false);
+        let [ca, certificate, key] = [ca, &certificate, &key].map(|pem| BASE64_STANDARD.encode(pem));
+        format!(
+            "apiVersion: v1\nclusters:\n- cluster:\n    certificate-authority-data: {ca}\n    server: {}\n  name: \
+             kubernetes\ncontexts:\n- context:\n    cluster: kubernetes\n    user: {user}\n  name: \
+             {user}@kubernetes\ncurrent-context: {user}@kubernetes\nkind: Config\nusers:\n- name: {user}\n  user:\n    \
+             client-certificate-data: {certificate}\n    client-key-data: {key}\n",
+            self.server()
+        )
+    }
+
+    /// The administrator's client.
+    pub fn client(&self, stop: &Stop) -> Client {
+        Client::new(config(&self.kubeconfig()), stop)
+    }
+
+    /// With its key.
+    fn certificate(&self, name: &str, group: Option<&str>, server: bool) -> (String, String) {
+        let names = if server { vec!["127.0.0.1".to_owned(), "kubernetes".to_owned()] } else { Vec::new() };
+        let mut params = CertificateParams::new(names).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        if let Some(group) = group {
+            params.distinguished_name.push(DnType::OrganizationName, group);
+        }
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![if server { ExtendedKeyUsagePurpose::ServerAuth } else { ExtendedKeyUsagePurpose::ClientAuth }];
+        let key = KeyPair::generate().unwrap();
+        let issuer = Issuer::from_params(&self.ca.0, &self.ca.1);
+        (params.signed_by(&key, &issuer).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+pub fn config(kubeconfig: &str) -> Config {
+    Config::from_kubeconfig(kubeconfig, "admin.conf", Path::new("/nowhere")).unwrap()
+}
+
+/// Builds what is missing, which takes minutes; the folder.
+fn programs() -> PathBuf {
+    static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
+    let built = || {
+        let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/kubernetes.sh");
+        let output = Command::new(tool).args(["kube-apiserver", "etcd"]).stderr(Stdio::inherit()).output().unwrap();
+        assert!(output.status.success(), "tools/kubernetes.sh has not built kube-apiserver and etcd");
+        Path::new(String::from_utf8(output.stdout).unwrap().trim()).join("bin")
+    };
+    PROGRAMS.get_or_init(built).clone()
+}
+
+fn free_ports() -> [u16; 3] {
+    let listeners = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().port())
+}

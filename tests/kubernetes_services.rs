@@ -1,0 +1,412 @@
+//! The services as manifests: against a real kube-apiserver with a real etcd, and beside what a real Helm makes of the chart
+//! (`make kubernetes-api`).
+
+#[path = "common/kube_apiserver.rs"]
+mod kube_apiserver;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use firstlight::crypto::Secret;
+use firstlight::kms::ClusterKms;
+use firstlight::kubernetes::client::{CONFIG_MAPS, Client, DAEMON_SETS, Object, Resource, SECRETS, SERVICES, Selector};
+use firstlight::kubernetes::services::{self, Error, NODE_PORT, Options, Report, Settings};
+use firstlight::kubernetes::yaml;
+use firstlight::stop::Stop;
+use kube_apiserver::Cluster;
+use serde_json::{Value, json};
+
+const POLICY: &str = r#"{"measurements":{"4":{"expected":"1111111111111111111111111111111111111111111111111111111111111111"},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+
+/// They all use the same objects.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn settings(image: &str) -> Settings {
+    Settings {
+        image: image.into(),
+        variant: "qemu-vtpm".into(),
+        policy: POLICY.into(),
+        measurement_salt: vec![1; 32],
+        kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
+        node_port: NODE_PORT,
+    }
+}
+
+fn set(name: &str) -> Object {
+    DAEMON_SETS.in_namespace("kube-system").named(name)
+}
+
+fn image_of(client: &Client, name: &str) -> String {
+    let image = "/spec/template/spec/containers/0/image";
+    client.get(&set(name)).unwrap().pointer(image).unwrap().as_str().unwrap().to_owned()
+}
+
+fn all(settings: &Settings) -> Vec<Object> {
+    services::manifests(settings).unwrap().iter().map(|object| Object::of(object).unwrap()).collect()
+}
+
+/// The cluster without the services.
+fn empty() -> Client {
+    let client = Cluster::shared().client(&Stop::new());
+    for object in all(&settings("x")) {
+        client.delete_if_there(&object).unwrap();
+    }
+    client
+}
+
+/// What a controller manager and kubelets would say of a set on a cluster of one control plane, for each spec that it sees.
+fn play_controller(client: &Client, stop: &Stop) {
+    while !stop.wait(Duration::from_millis(100)) {
+        for name in ["join-service", "key-service"] {
+            let Ok(Some(current)) = client.find(&set(name)) else { continue };
+            let status = json!({"status": {
+                "observedGeneration": current["metadata"]["generation"], "desiredNumberScheduled": 1,
+                "currentNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1, "numberAvailable": 1,
+                "numberMisscheduled": 0,
+            }});
+            let _ = client.merge(&set(name).subresource("status"), &status);
+        }
+    }
+}
+
+fn without_wait(backups: &Path) -> Options<'_> {
+    Options { backups, wait: None }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = empty();
+    let dir = tempfile::tempdir().unwrap();
+    let first = services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
+    assert_eq!(first.changed.len(), 9);
+    assert_eq!(first.backup, None);
+    let secret = client.get(&SECRETS.in_namespace("kube-system").named("constellation-mastersecret")).unwrap();
+    assert_eq!(secret["data"]["mastersecret"], BASE64_STANDARD.encode([2; 32]));
+    let join = client.get(&SERVICES.in_namespace("kube-system").named("join-service")).unwrap();
+    assert_eq!(join["spec"]["ports"][0]["nodePort"], 30090);
+
+    let again = services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
+    assert_eq!(again.changed, Vec::<String>::new());
+
+    let policy = POLICY.replace("1111", "2222");
+    let newer = Settings { policy: policy.clone(), ..settings("example.com/a:2") };
+    let upgraded = services::apply(&client, &newer, &without_wait(dir.path()), &mut |_| {}).unwrap();
+    assert_eq!(
+        upgraded.changed,
+        [
+            "configmaps kube-system/join-config",
+            "daemonsets.apps kube-system/key-service",
+            "daemonsets.apps kube-system/join-service"
+        ]
+    );
+    let config = client.get(&CONFIG_MAPS.in_namespace("kube-system").named("join-config")).unwrap();
+    assert_eq!(config["data"], json!({"attestationConfig": policy, "attestationConfig_backup": POLICY}));
+
+    // what was saved is what was applied before, and no secret is among it
+    let backup = upgraded.backup.unwrap();
+    assert_eq!(fs::metadata(&backup).unwrap().permissions().mode() & 0o777, 0o700);
+    let mut saved: Vec<Value> = fs::read_dir(&backup)
+        .unwrap()
+        .map(|entry| serde_json::from_slice(&fs::read(entry.unwrap().path()).unwrap()).unwrap())
+        .collect();
+    let mut expected = services::manifests(&settings("example.com/a:1")).unwrap();
+    expected.retain(|object| object["kind"] != "Secret");
+    let place = |object: &Value| Object::of(object).unwrap().to_string();
+    saved.sort_by_key(place);
+    expected.sort_by_key(place);
+    assert_eq!(saved, expected);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn another_master_secret_is_refused_before_anything_is_changed() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = empty();
+    let dir = tempfile::tempdir().unwrap();
+    services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
+    let kms = ClusterKms::new(Secret::new(vec![9; 32]), Secret::new(vec![3; 32])).unwrap();
+    let other = Settings { kms, ..settings("example.com/a:2") };
+    let error = services::apply(&client, &other, &without_wait(dir.path()), &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("field is immutable when `immutable` is set"), "{error}");
+    assert!(matches!(error, Error::Api(_)));
+    assert_eq!(image_of(&client, "key-service"), "example.com/a:1");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn it_is_waited_for_until_every_control_plane_runs_them_and_what_fails_is_said() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = empty();
+    let dir = tempfile::tempdir().unwrap();
+    let pods = Resource::namespaced("", "v1", "pods").in_namespace("kube-system");
+    let accounts = Resource::namespaced("", "v1", "serviceaccounts").in_namespace("kube-system");
+    client.create_if_absent(&accounts, &json!({"metadata": {"name": "default"}})).unwrap();
+    let pod = json!({"metadata": {"name": "join-service-1", "labels": {"k8s-app": "join-service"}},
+        "spec": {"nodeName": "n", "containers": [{"name": "a", "image": "a"}]}});
+    client.create(&pods, &pod).unwrap();
+    let broken = json!({"status": {"containerStatuses": [{
+        "name": "a", "image": "a", "imageID": "", "ready": false, "restartCount": 0,
+        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+    }]}});
+    client.merge(&pods.named("join-service-1").subresource("status"), &broken).unwrap();
+    let stop = Stop::new();
+    let mut reports = Vec::new();
+    thread::scope(|scope| {
+        let (client, stop) = (&client, &stop);
+        scope.spawn(move || {
+            stop.wait(Duration::from_secs(2));
+            play_controller(client, stop);
+        });
+        let options = Options { backups: dir.path(), wait: Some(Duration::from_secs(60)) };
+        services::apply(client, &settings("example.com/a:1"), &options, &mut |report| reports.push(report)).unwrap();
+        stop.stop();
+    });
+    client.delete(&pods.named("join-service-1")).unwrap();
+    let expected = [
+        Report::Phase(
+            "waiting for key-service: the controller manager has not seen it yet, join-service: the controller manager has \
+             not seen it yet"
+                .into(),
+        ),
+        Report::Line("pod join-service-1 on n: ImagePullBackOff: no such image".into()),
+    ];
+    for report in &expected {
+        assert!(reports.contains(report), "{report:?} of {reports:#?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn what_does_not_get_ready_is_rolled_back() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = empty();
+    let dir = tempfile::tempdir().unwrap();
+    let impatient = Options { backups: dir.path(), wait: Some(Duration::from_secs(1)) };
+    let apply = |settings: &Settings, options: &Options| services::apply(&client, settings, options, &mut |_| {});
+    // the first time: nothing was there, nothing is
+    let error = apply(&settings("example.com/a:1"), &impatient).unwrap_err();
+    assert!(error.to_string().contains("the services are not ready after 1 s: key-service: "), "{error}");
+    assert!(error.to_string().ends_with("; all is as it was before"), "{error}");
+    for object in all(&settings("x")) {
+        assert!(client.find(&object).unwrap().is_none(), "{object}");
+    }
+
+    // an upgrade
+    apply(&settings("example.com/a:1"), &without_wait(dir.path())).unwrap();
+    let newer = Settings { policy: POLICY.replace("1111", "2222"), node_port: 30091, ..settings("example.com/a:2") };
+    let error = apply(&newer, &impatient).unwrap_err();
+    assert!(matches!(&error, Error::RolledBack { left, backup: Some(_), .. } if left.is_empty()), "{error}");
+    // not only the values are those of before, but also who they belong to: the next run has nothing to do
+    assert_eq!(apply(&settings("example.com/a:1"), &without_wait(dir.path())).unwrap().changed, Vec::<String>::new());
+    let config = client.get(&CONFIG_MAPS.in_namespace("kube-system").named("join-config")).unwrap();
+    assert_eq!(config["data"], json!({"attestationConfig": POLICY}));
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = empty();
+    let dir = tempfile::tempdir().unwrap();
+    // as another tool made it, with a field that is not ours
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let theirs = json!({"metadata": {"name": "join-config", "labels": {"a": "b"}}, "data": {"attestationConfig": "{}", "x": "y"}});
+    client.create(&maps, &theirs).unwrap();
+    // says yes to a dry run, and no when it counts
+    let policies = Resource::cluster("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies");
+    let bindings = Resource::cluster("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings");
+    let policy = json!({
+        "metadata": {"name": "no-join-service"},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [
+                {"apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["daemonsets"], "operations": ["CREATE", "UPDATE"]},
+            ]},
+            "validations": [{"expression": "request.dryRun || request.name != 'join-service'", "message": "not today"}],
+        },
+    });
+    let binding = json!({
+        "metadata": {"name": "no-join-service"}, "spec": {"policyName": "no-join-service", "validationActions": ["Deny"]},
+    });
+    client.create(&policies.all(), &policy).unwrap();
+    client.create(&bindings.all(), &binding).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // the server takes some time to enforce it
+    let error = loop {
+        match services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}) {
+            Err(error) => break error,
+            Ok(_) => {
+                assert!(Instant::now() < deadline);
+                empty();
+                client.create(&maps, &theirs).unwrap();
+                thread::sleep(Duration::from_millis(500));
+            }
+        }
+    };
+    client.delete(&bindings.named("no-join-service")).unwrap();
+    client.delete(&policies.named("no-join-service")).unwrap();
+    assert!(error.to_string().contains("not today"), "{error}");
+    assert!(error.to_string().contains("; all is as it was before (the manifests of before are in "), "{error}");
+    for object in all(&settings("x")) {
+        assert_eq!(client.find(&object).unwrap().is_some(), object.name() == "join-config", "{object}");
+    }
+    let restored = client.get(&maps.named("join-config")).unwrap();
+    assert_eq!(restored["data"], theirs["data"]);
+    assert_eq!(restored["metadata"]["labels"], json!({"a": "b"}));
+    assert!(restored.get("binaryData").is_none());
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn the_accounts_of_the_services_have_no_rights() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = empty();
+    let dir = tempfile::tempdir().unwrap();
+    services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
+    let reviews = Resource::cluster("authorization.k8s.io", "v1", "subjectaccessreviews").all();
+    for account in ["join-service", "key-service"] {
+        for (verb, resource) in [("get", "secrets"), ("list", "configmaps"), ("get", "nodes"), ("create", "pods")] {
+            let review = json!({"spec": {
+                "user": format!("system:serviceaccount:kube-system:{account}"),
+                "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"],
+                "resourceAttributes": {"namespace": "kube-system", "verb": verb, "resource": resource},
+            }});
+            let answer = client.create(&reviews, &review).unwrap();
+            assert_eq!(answer["status"]["allowed"], false, "{account} may {verb} {resource}");
+        }
+    }
+    assert!(client.list(&DAEMON_SETS.in_namespace("kube-system"), &Selector::default()).unwrap().items.len() >= 2);
+}
+
+/// The operator's files, in a directory of their own.
+struct Operator(tempfile::TempDir);
+
+impl Operator {
+    fn new() -> Operator {
+        let dir = tempfile::tempdir().unwrap();
+        let base64 = |byte| BASE64_STANDARD.encode([byte; 32]);
+        let secret = json!({"key": base64(2), "salt": base64(3)}).to_string();
+        for (name, content) in [
+            ("policy.json", POLICY),
+            ("firstlight-mastersecret.json", &secret),
+            ("firstlight-state.json", &json!({"version": 1, "measurementSalt": base64(1)}).to_string()),
+        ] {
+            fs::write(dir.path().join(name), content).unwrap();
+        }
+        let private = fs::Permissions::from_mode(0o600);
+        fs::set_permissions(dir.path().join("firstlight-mastersecret.json"), private).unwrap();
+        Operator(dir)
+    }
+
+    fn apply(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
+        command.args(["apply", "--policy", "policy.json", "--image", "example.com/a:1"]).args(arguments);
+        command.current_dir(self.0.path()).output().unwrap()
+    }
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn the_command_brings_them_in_by_the_operator_s_files() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = empty();
+    let operator = Operator::new();
+    fs::write(operator.0.path().join("firstlight-admin.conf"), Cluster::shared().kubeconfig()).unwrap();
+    let output = operator.apply(&["--skip-wait"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "9 objects are new or changed\n");
+    assert!(
+        text(&output.stderr).contains("\ndaemonsets.apps kube-system/join-service: new\n"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert_eq!(text(&operator.apply(&["--skip-wait"]).stdout), "nothing had to be changed\n");
+    assert_eq!(image_of(&client, "join-service"), "example.com/a:1");
+
+    let late = operator.apply(&["--timeout", "1s", "--image", "example.com/a:2"]);
+    assert_eq!(late.status.code(), Some(1));
+    assert!(
+        text(&late.stderr).contains("; all is as it was before (the manifests of before are in "),
+        "{}",
+        text(&late.stderr)
+    );
+    assert_eq!(image_of(&client, "join-service"), "example.com/a:1");
+
+    let kubeconfig = Cluster::shared().kubeconfig().replace(&Cluster::shared().server(), "https://127.0.0.1:1");
+    fs::write(operator.0.path().join("firstlight-admin.conf"), kubeconfig).unwrap();
+    let nobody = operator.apply(&["--timeout", "1s"]);
+    assert_eq!(nobody.status.code(), Some(4), "{}", text(&nobody.stderr));
+    assert!(text(&nobody.stderr).contains("https://127.0.0.1:1 does not answer: Connection refused"));
+}
+
+#[test]
+#[ignore = "needs Helm: make kubernetes-api"]
+fn helm_makes_the_same_objects_of_the_chart() {
+    let operator = Operator::new();
+    let printed = operator.apply(&["--print"]);
+    assert!(printed.status.success(), "{}", text(&printed.stderr));
+    let mut ours: Value = serde_json::from_slice(&printed.stdout).unwrap();
+
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/firstlight");
+    let master_secret = fs::read_to_string(operator.0.path().join("firstlight-mastersecret.json")).unwrap();
+    let set_secret = format!("masterSecret={master_secret}");
+    let set_salt = format!("measurementSalt={}", BASE64_STANDARD.encode([1; 32]));
+    // as the comments in values.yaml have it
+    let values = [
+        "--set",
+        "image=example.com/a:1",
+        "--set-file",
+        "attestationPolicy=policy.json",
+        "--set",
+        &set_salt,
+        "--set-json",
+        &set_secret,
+    ];
+    let helm = |command: &[&str]| {
+        let mut helm = Command::new(helm());
+        helm.args(command).arg(&chart).args(values).args(["--namespace", "kube-system", "--kube-version", "1.34.4"]);
+        helm.current_dir(operator.0.path()).env("HELM_CACHE_HOME", operator.0.path()).output().unwrap()
+    };
+    let lint = helm(&["lint", "--strict"]);
+    assert!(lint.status.success(), "{}{}", text(&lint.stdout), text(&lint.stderr));
+    let made = helm(&["template", "firstlight"]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let mut theirs = yaml::documents(text(&made.stdout)).unwrap();
+
+    let ours = ours["items"].as_array_mut().unwrap();
+    let place = |object: &Value| Object::of(object).unwrap().to_string();
+    ours.sort_by_key(place);
+    theirs.sort_by_key(place);
+    assert_eq!(ours.iter().map(place).collect::<Vec<_>>(), theirs.iter().map(place).collect::<Vec<_>>());
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        assert_eq!(ours, theirs);
+    }
+
+    // without values there is nothing that could be installed
+    let missing =
+        Command::new(self::helm()).args(["template", "--kube-version", "1.34.4"]).arg(&chart).output().unwrap();
+    assert!(!missing.status.success());
+    assert!(text(&missing.stderr).contains("image"), "{}", text(&missing.stderr));
+}
+
+/// Builds it if it is missing, which takes minutes.
+fn helm() -> PathBuf {
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/helm.sh");
+    let output = Command::new(tool).output().unwrap();
+    assert!(output.status.success(), "tools/helm.sh has not built Helm: {}", text(&output.stderr));
+    text(&output.stdout).trim().into()
+}
