@@ -1,4 +1,5 @@
-//! Hostile variants of valid inputs, for the tests of every parser: the same ones in each run.
+//! Hostile variants of valid inputs, for the tests of every parser: the same ones in each run. And the inputs that fuzzing
+//! found worth keeping.
 
 /// `count` variants of `valid`: bits flipped, bytes set, cut, doubled, moved and deleted, a few at a time.
 pub fn mutations(valid: &[u8], count: usize) -> impl Iterator<Item = Vec<u8>> {
@@ -10,6 +11,17 @@ pub fn mutations(valid: &[u8], count: usize) -> impl Iterator<Item = Vec<u8>> {
         }
         bytes
     })
+}
+
+/// The inputs that are kept for a fuzzer (`fuzz/corpus`), each with its name.
+pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = format!("{}/fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
+    let files = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
+    let inputs = files.map(|file| file.expect("a file").path());
+    let inputs: Vec<_> =
+        inputs.map(|path| (path.display().to_string(), std::fs::read(&path).expect("its bytes"))).collect();
+    assert!(!inputs.is_empty(), "{folder} is empty");
+    inputs
 }
 
 fn mutate(bytes: &mut Vec<u8>, random: &mut XorShift) {

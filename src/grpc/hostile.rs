@@ -37,3 +37,12 @@ fn assemble(input: &[u8], piece: usize) -> (Vec<Vec<u8>>, bool) {
     }
     (messages, fine && assembler.is_between_messages())
 }
+
+#[cfg(test)]
+#[test]
+fn what_the_fuzzer_kept_breaks_no_invariant() {
+    for (name, input) in crate::mutation::corpus("grpc_message") {
+        println!("{name}");
+        messages(&input);
+    }
+}

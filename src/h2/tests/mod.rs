@@ -7,6 +7,7 @@ use super::connection::{Connection, Error, Event, Limits, SendError};
 use super::frame::{self, ErrorCode, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
 use super::testing::Random;
 use super::{Allowance, Indexing};
+use crate::mutation::corpus;
 
 mod hostile;
 mod interleavings;
@@ -563,5 +564,20 @@ fn arbitrary_interleavings_keep_the_invariants() {
             });
         }
         interleavings::run(&program);
+    }
+}
+
+#[test]
+fn what_the_fuzzers_kept_breaks_no_invariant() {
+    let fuzzers: [(&str, fn(&[u8])); 3] = [
+        ("h2_connection", hostile::bytes),
+        ("h2_headers", hostile::header_blocks),
+        ("h2_interleavings", interleavings::run),
+    ];
+    for (target, run) in fuzzers {
+        for (name, input) in corpus(target) {
+            println!("{name}");
+            run(&input);
+        }
     }
 }
