@@ -844,7 +844,7 @@ impl Side {
                     stream.is_reset = true;
                 }
             }
-            SETTINGS => assert!(head.stream == 0 && payload.len() % 6 == 0 && (head.flags == 0 || payload.is_empty())),
+            SETTINGS => assert!(head.stream == 0 && payload.len().is_multiple_of(6) && (head.flags == 0 || payload.is_empty())),
             PING => assert!(head.stream == 0 && payload.len() == 8),
             GOAWAY => {
                 assert_eq!(head.stream, 0);

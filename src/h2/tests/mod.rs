@@ -569,7 +569,8 @@ fn arbitrary_interleavings_keep_the_invariants() {
 
 #[test]
 fn what_the_fuzzers_kept_breaks_no_invariant() {
-    let fuzzers: [(&str, fn(&[u8])); 3] = [
+    type Fuzzer = fn(&[u8]);
+    let fuzzers: [(&str, Fuzzer); 3] = [
         ("h2_connection", hostile::bytes),
         ("h2_headers", hostile::header_blocks),
         ("h2_interleavings", interleavings::run),
