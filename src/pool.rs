@@ -1,12 +1,12 @@
 //! A bounded pool of threads: started as there is work, kept for a while, joined at the end.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
 
 /// A thread without work ends after this long.
-const LINGER: Duration = Duration::from_secs(10);
+const LINGER: Duration = Duration::from_secs(3);
 /// Stack of a thread; the system backs only what was touched. Handlers shake hands, hash, parse.
 const STACK: usize = 1 << 20;
 
@@ -14,7 +14,9 @@ const STACK: usize = 1 << 20;
 /// short: a burst of them is sooner done by these than by a thread for each.
 const AT_ONCE: usize = 64;
 /// Threads that one [`Pool::grow`] starts.
-const GROWTH: usize = 2;
+const GROWTH: usize = 4;
+/// Jobs that wait need no further threads as long as so many times the jobs begun since the last [`Pool::grow`] are more.
+const PATIENCE: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -23,22 +25,24 @@ pub struct Pool {
     name: &'static str,
     most: usize,
     state: Mutex<State>,
-    changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    idle: usize,
+    /// The last one to become idle is the first one to be woken, so that those that were needed only for a burst end.
+    idle: Vec<Thread>,
     threads: Vec<JoinHandle<()>>,
     started: u64,
+    /// Jobs begun since the last look at whether they go on.
+    begun: usize,
     stopping: bool,
 }
 
 impl Pool {
     /// At most `most` threads, named after `name`.
     pub fn new(name: &'static str, most: usize) -> Pool {
-        Pool { name, most, state: Mutex::default(), changed: Condvar::new() }
+        Pool { name, most, state: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -50,8 +54,9 @@ impl Pool {
     pub fn submit(self: &Arc<Pool>, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.lock();
         state.jobs.push_back(Box::new(job));
-        if state.idle >= state.jobs.len() {
-            self.changed.notify_one();
+        if let Some(thread) = state.idle.pop() {
+            drop(state);
+            thread.unpark();
             return false;
         }
         if state.threads.len() < AT_ONCE {
@@ -61,12 +66,14 @@ impl Pool {
         true
     }
 
-    /// Starts some more threads if jobs wait; returns whether they do.
+    /// Returns whether jobs wait, and starts some more threads if they would for long at the rate since the last call:
+    /// because the threads that there are block in theirs.
     pub fn grow(self: &Arc<Pool>) -> bool {
         let mut state = self.lock();
-        let wanted = state.jobs.len().saturating_sub(state.idle);
+        let begun = std::mem::take(&mut state.begun);
+        let wanted = state.jobs.len().saturating_sub(begun.saturating_mul(PATIENCE));
         (0..wanted.min(GROWTH)).for_each(|_| self.start(&mut state));
-        wanted > 0
+        !state.jobs.is_empty()
     }
 
     fn start(self: &Arc<Pool>, state: &mut State) {
@@ -84,24 +91,29 @@ impl Pool {
     }
 
     fn work(&self) {
+        let me = thread::current();
         let mut state = self.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
+                state.begun += 1;
                 drop(state);
                 job();
                 state = self.lock();
             } else if state.stopping {
                 return;
             } else {
-                state.idle += 1;
-                let timed_out;
-                (state, timed_out) = match self.changed.wait_timeout(state, LINGER) {
-                    Ok((state, wait)) => (state, wait.timed_out()),
-                    Err(poisoned) => (poisoned.into_inner().0, false),
-                };
-                state.idle -= 1;
-                if timed_out && state.jobs.is_empty() {
-                    return;
+                state.idle.push(me.clone());
+                let until = Instant::now() + LINGER;
+                // a job may have left a wake-up behind that was not meant for this
+                while state.idle.iter().any(|idle| idle.id() == me.id()) {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        state.idle.retain(|idle| idle.id() != me.id());
+                        return;
+                    }
+                    drop(state);
+                    thread::park_timeout(left);
+                    state = self.lock();
                 }
             }
         }
@@ -111,7 +123,7 @@ impl Pool {
     pub fn stop(&self) {
         let mut state = self.lock();
         state.stopping = true;
-        self.changed.notify_all();
+        state.idle.drain(..).for_each(|thread| thread.unpark());
         while let Some(thread) = state.threads.pop() {
             drop(state);
             // jobs catch the panics of handlers
@@ -124,7 +136,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc;
+    use std::sync::{Condvar, mpsc};
 
     #[test]
     fn all_jobs_run_though_the_first_ones_block() {
@@ -140,8 +152,12 @@ mod tests {
         assert_eq!(waiting, 0);
         assert!(pool.submit(move || done.send(()).unwrap()), "it waits for a thread");
         assert!(finished.recv_timeout(Duration::from_millis(20)).is_err());
-        assert!(pool.grow());
-        finished.recv_timeout(Duration::from_secs(10)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while finished.try_recv().is_err() {
+            assert!(Instant::now() < deadline, "it never runs");
+            pool.grow();
+            thread::yield_now();
+        }
         *go.0.lock().unwrap() = true;
         go.1.notify_all();
         pool.stop();
@@ -162,5 +178,61 @@ mod tests {
         let threads: Vec<_> = finished.iter().collect();
         let distinct: std::collections::HashSet<_> = threads.iter().collect();
         assert!(threads.len() == 20 && distinct.len() <= 2);
+    }
+
+    #[test]
+    fn a_burst_of_short_jobs_gets_no_further_threads() {
+        let pool = Arc::new(Pool::new("test", 200));
+        let (done, finished) = mpsc::channel();
+        for _ in 0..1000 {
+            let done = done.clone();
+            pool.submit(move || done.send(()).unwrap());
+        }
+        (0..1000).for_each(|_| finished.recv_timeout(Duration::from_secs(10)).unwrap());
+        assert!(!pool.grow());
+        let busy = AT_ONCE + 10 * PATIENCE;
+        let go = Arc::new(Mutex::new(()));
+        let held = go.lock().unwrap();
+        for _ in 0..busy {
+            let go = go.clone();
+            pool.submit(move || drop(go.lock().unwrap()));
+        }
+        while pool.lock().jobs.len() > 10 * PATIENCE {
+            thread::yield_now();
+        }
+        pool.lock().begun = 10;
+        assert!(pool.grow());
+        assert!(pool.lock().threads.len() <= AT_ONCE, "those that there are will get to it");
+        assert!(pool.grow());
+        assert!(pool.lock().threads.len() > AT_ONCE, "they block");
+        drop(held);
+        pool.stop();
+    }
+
+    #[test]
+    fn the_last_idle_thread_is_the_first_to_work() {
+        let pool = Arc::new(Pool::new("test", 200));
+        let (done, finished) = mpsc::channel();
+        let work = |count: usize| {
+            let (started, all) = (Arc::new(std::sync::Barrier::new(count)), done.clone());
+            for _ in 0..count {
+                let (started, all) = (started.clone(), all.clone());
+                pool.submit(move || {
+                    started.wait();
+                    all.send(thread::current().id()).unwrap();
+                });
+            }
+            let ids: std::collections::HashSet<_> =
+                (0..count).map(|_| finished.recv_timeout(Duration::from_secs(10)).unwrap()).collect();
+            let is_busy = |state: MutexGuard<State>| state.idle.len() < state.threads.len();
+            while is_busy(pool.lock()) {
+                thread::yield_now();
+            }
+            ids
+        };
+        assert_eq!(work(10).len(), 10);
+        let first = work(1);
+        assert!((0..20).all(|_| work(1) == first), "the other nine rest until they end");
+        pool.stop();
     }
 }

@@ -181,8 +181,14 @@ fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
     );
     assert!(peak < 1 << 30, "{} MiB", peak / MIB);
     assert!(each < 64 << 10, "{each} bytes for each connection");
-    // those that took part in the burst of so many connects, and then linger
-    assert!(threads < count / 4, "{threads} threads");
+    // a burst may ask for more of them than the connections then hold: those end, though other clients are served meanwhile
+    assert!(threads < count / 10, "{threads} threads");
+    let deadline = Instant::now() + Duration::from_secs(50);
+    while target.status("Threads") > 20 {
+        assert!(Instant::now() < deadline, "{} threads linger", target.status("Threads"));
+        thread::sleep(Duration::from_millis(100));
+        other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).unwrap();
+    }
 }
 
 #[test]

@@ -21,7 +21,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -56,6 +56,8 @@ pub(super) struct Link {
     turns: AtomicU64,
     /// `turns` as the watcher or keeper last saw it.
     seen: AtomicU64,
+    /// Server: jobs of the pool that will attend the connection but have not begun.
+    pub(super) awaited: AtomicUsize,
 }
 
 /// What the lock guards.
@@ -220,6 +222,7 @@ impl Link {
             stall,
             turns: AtomicU64::new(0),
             seen: AtomicU64::new(u64::MAX),
+            awaited: AtomicUsize::new(0),
         }))
     }
 

@@ -404,7 +404,11 @@ impl Shared {
     pub(super) fn attend_later(self: &Arc<Self>, link: &Arc<Link>, calls: usize) {
         for _ in 0..calls {
             let (shared, link) = (self.clone(), link.clone());
-            self.submit(move || shared.attend(&link));
+            link.awaited.fetch_add(1, Ordering::SeqCst);
+            self.submit(move || {
+                link.awaited.fetch_sub(1, Ordering::SeqCst);
+                shared.attend(&link)
+            });
         }
     }
 
@@ -450,7 +454,8 @@ impl Shared {
         let active: Vec<_> = lock(&self.active).values().cloned().collect();
         for link in active.iter().filter(|link| link.is_neglected()) {
             let ready = link.lock().ready.len();
-            self.attend_later(link, ready.max(1));
+            // in a burst the jobs of an earlier tick may still wait: each tick would add as many again
+            self.attend_later(link, ready.max(1).saturating_sub(link.awaited.load(Ordering::SeqCst)));
         }
         !self.pool.grow() && active.iter().all(|link| link.is_attended())
     }
