@@ -265,11 +265,7 @@ impl Pair {
         if let Ok(stream) = result {
             // streams or fields may be too many for a server whose SETTINGS have not come
             side.streams.get_mut(&stream).expect("its HEADERS were seen").is_early = !side.has_settings;
-            self.provocations += match side.has_settings {
-                true => 0,
-                false if size(&fields) < 60_000 => 1,
-                false => 10,
-            };
+            self.provocations += side.too_early(size(&fields));
             side.sent.entry(stream).or_default().push_back(fields);
         }
     }
@@ -313,6 +309,7 @@ impl Pair {
             let state = side.streams.get_mut(&stream).expect("it is open");
             state.sent_headers = true;
             state.is_early |= !side.has_settings;
+            self.provocations += side.too_early(size(&fields));
             side.sent.entry(stream).or_default().push_back(fields);
         }
     }
@@ -546,6 +543,15 @@ impl Side {
         side.wrote(if is_server { 0 } else { PREFACE });
         side.check();
         side
+    }
+
+    /// How much of a provocation a header list is before the peer said what it takes.
+    fn too_early(&self, size: usize) -> usize {
+        match self.has_settings {
+            true => 0,
+            false if size < 60_000 => 1,
+            false => 10,
+        }
     }
 
     /// A stream that exists, mostly.
@@ -844,7 +850,9 @@ impl Side {
                     stream.is_reset = true;
                 }
             }
-            SETTINGS => assert!(head.stream == 0 && payload.len().is_multiple_of(6) && (head.flags == 0 || payload.is_empty())),
+            SETTINGS => {
+                assert!(head.stream == 0 && payload.len().is_multiple_of(6) && (head.flags == 0 || payload.is_empty()))
+            }
             PING => assert!(head.stream == 0 && payload.len() == 8),
             GOAWAY => {
                 assert_eq!(head.stream, 0);
