@@ -18,7 +18,7 @@
 //! to answer a PING, to notice a cancellation, and to resolve two peers that both only write. On the server a connection
 //! from which nothing comes is parked: it costs no thread until its socket can be read.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ use super::server::{Held, Request, Shared, Upkeep};
 use super::status::{Code, Status};
 use super::transport::Transport;
 use crate::crypto::buffer::{Bytes, reserve, wipe};
-use crate::h2::{self, Connection, ErrorCode, Event};
+use crate::h2::{self, Connection, ErrorCode, Event, StreamMap};
 
 /// How long a connection may have nobody who reads it.
 pub(super) const TICK: Duration = Duration::from_millis(10);
@@ -64,7 +64,7 @@ pub(super) struct Link {
 pub(super) struct Core {
     pub(super) h2: Connection,
     pub(super) side: Side,
-    pub(super) calls: HashMap<u32, CallState>,
+    pub(super) calls: StreamMap<CallState>,
     /// Server: calls whose handler can start.
     pub(super) ready: VecDeque<u32>,
     reader: Option<Reader>,
@@ -200,7 +200,7 @@ impl Link {
         let core = Core {
             h2,
             side,
-            calls: HashMap::new(),
+            calls: StreamMap::default(),
             ready: VecDeque::new(),
             reader: Some(reader),
             writer: Some(writer),

@@ -1,6 +1,6 @@
 //! The connection's state machine. Section numbers are RFC 9113's.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::Instant;
 
@@ -9,6 +9,7 @@ use super::frame::ErrorCode as Code;
 use super::frame::{self, ErrorCode, HEAD, Head, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
 use super::headers::{FIELD_OVERHEAD, HeaderList};
 use super::hpack::{Decoder, Encoder, Field};
+use super::streams::StreamMap;
 
 /// Both windows before any SETTINGS or WINDOW_UPDATE (§6.9.2).
 const DEFAULT_WINDOW: u32 = 65_535;
@@ -216,7 +217,7 @@ pub struct Connection {
     decoder: Decoder,
     encoder: Encoder,
 
-    streams: HashMap<u32, Stream>,
+    streams: StreamMap<Stream>,
     closed: VecDeque<(u32, Closed)>,
     /// The highest stream that the peer opened.
     last_peer_stream: u32,
@@ -268,7 +269,7 @@ impl Connection {
             headers: HeaderList::new(limits.header_list as usize),
             decoder: Decoder::new(),
             encoder: Encoder::new(),
-            streams: HashMap::new(),
+            streams: StreamMap::default(),
             closed: VecDeque::new(),
             last_peer_stream: 0,
             next_own_stream: if is_server { 2 } else { 1 },

@@ -7,7 +7,7 @@
 //! - `connection`: frames in and out, streams, flow control, settings, the end of the connection.
 //! - `frame`: the wire format and its numbers. `headers`: lists of fields, and which are malformed.
 //! - `hpack`, `huffman`: compression of fields.
-//! - `budget`: how many frames without use a peer may send.
+//! - `streams`: what is kept by stream. `budget`: how many frames without use a peer may send.
 //!
 //! The life of a stream (§5.1), here for the server; the client's is the mirror image. PUSH_PROMISE does not exist for us.
 //!
@@ -37,12 +37,14 @@ mod frame;
 mod headers;
 mod hpack;
 mod huffman;
+mod streams;
 
 pub use budget::Allowance;
 pub use connection::{Connection, Error, Event, Limits, SendError};
 pub use frame::ErrorCode;
 pub use headers::HeaderList;
 pub use hpack::{Field, Indexing};
+pub(crate) use streams::StreamMap;
 
 #[cfg(test)]
 pub(crate) mod testing {
