@@ -16,6 +16,9 @@ pub struct IssueJoinTicketRequest {
     pub host_certificate_principals: ::prost::alloc::vec::Vec<
         ::prost::alloc::string::String,
     >,
+    /// The caller finds the API server by cluster_ca, so that its token need not sign anything; not in the old system.
+    #[prost(bool, tag = "6")]
+    pub accepts_cluster_ca: bool,
 }
 #[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -46,6 +49,9 @@ pub struct IssueJoinTicketResponse {
     pub authorized_ca_public_key: ::prost::alloc::vec::Vec<u8>,
     #[prost(bytes = "vec", tag = "12")]
     pub host_certificate: ::prost::alloc::vec::Vec<u8>,
+    /// PEM, every certificate that signs for the API server; only for who accepts it.
+    #[prost(bytes = "vec", tag = "13")]
+    pub cluster_ca: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
