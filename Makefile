@@ -32,7 +32,8 @@ image: build ## a container image of the services, for `firstlight apply`: targe
 
 test-cluster: image ## init makes a real Kubernetes cluster of a node in namespaces; needs root
 	@tools/node-image.sh >/dev/null
-	cargo test --locked --test cluster -- --ignored --nocapture --test-threads=1
+	cargo test --locked --test cluster --no-run
+	unshare --net cargo test --locked --offline --test cluster -- --ignored --nocapture --test-threads=1
 
 kubeadm: setup ## kubeadm of the newest release, and of an older one, takes what we tell it
 	@tools/kubeadm.sh

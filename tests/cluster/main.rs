@@ -7,7 +7,9 @@
 #[allow(dead_code)] // not all of it is needed here
 #[path = "../common/metadata.rs"]
 mod metadata;
+mod network;
 mod node;
+mod operator;
 #[allow(dead_code)] // not all of it is needed here
 #[path = "../common/program.rs"]
 mod program;
@@ -20,31 +22,40 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use network::Network;
 use node::Node;
+use operator::Operator;
 use serde_json::{Value, json};
 
-/// What runs in kube-system: etcd, API server, controller manager, scheduler, kube-proxy, two of CoreDNS, join service, key
-/// service.
-const PODS: usize = 9;
+/// What runs in kube-system once: CoreDNS, twice.
+const PODS_OF_CLUSTER: usize = 2;
+/// On each control plane: etcd, API server, controller manager, scheduler, join service, key service.
+const PODS_OF_CONTROL_PLANE: usize = 6;
+/// On every node: kube-proxy.
+const PODS_OF_NODE: usize = 1;
 const PATIENCE: Duration = Duration::from_secs(300);
+const INIT_SECRET: &str = "correct_horse%battery@staple";
 
 #[test]
 #[ignore = "needs root, and the node's image: make test-cluster"]
 fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
-    let mut node = Node::boot("init");
+    let network = Network::empty();
+    let mut node = Node::boot(network, "init", "Control_Plane-0", "ControlPlane");
     node.start_bootstrapper();
 
     // an operator who is cut off in the middle, and comes again
-    let first = node.init(&[]);
+    let operator = Operator::new();
+    let first = operator.init(node.address(), &[]);
     first.expect("kubeadm init ..");
     drop(first);
     lap(&node, "the first operator is gone in the middle of kubeadm init");
     // one with other secrets gets nothing
-    let mut stranger = node.init_in("stranger", &[]);
+    let strange = Operator::new();
+    let mut stranger = strange.init(node.address(), &[]);
     assert_eq!(stranger.exit().code(), Some(3), "{}", stranger.output());
     stranger.expect("attestation refused: PCR 15");
     let image = node.import_services();
-    let mut second = node.init(&["--verbose", "--image", &image]);
+    let mut second = operator.init(node.address(), &["--verbose", "--image", &image]);
     second.expect_within("objects are new or changed", PATIENCE);
     assert!(second.exit().success(), "{}", second.output());
     let told = second.output();
@@ -56,38 +67,33 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     println!("{told}");
 
     // the bootstrapper has stopped, and left what it should
-    node.wait_for("the bootstrapper's end", || node.try_sh("systemctl is-active bootstrapper").is_none());
-    let journal = node.sh("journalctl --unit bootstrapper --output cat");
+    let journal = node.wait_for_bootstrapper();
     assert!(!has_token(&journal) && journal.contains("complete:"), "{journal}");
-    node.assert_measured();
+    node.assert_measured(&operator.cluster_id());
 
-    wait_for_cluster(&node);
+    wait_for_cluster(&operator, 1, 0);
     lap(&node, "the node is Ready, and every pod of kube-system runs");
-    println!("{}", node.kubectl(&["get", "nodes,pods", "--all-namespaces", "--output", "wide"]));
+    println!("{}", operator.kubectl(&["get", "nodes,pods", "--all-namespaces", "--output", "wide"]));
 
     // the API server reaches the kubelet, whose certificate its own CA has signed
-    let logs = node.kubectl(&["logs", "--namespace", "kube-system", "--selector", "component=etcd", "--tail", "1"]);
+    let logs = operator.kubectl(&["logs", "--namespace", "kube-system", "--selector", "component=etcd", "--tail", "1"]);
     assert!(!logs.is_empty());
     // who has a bootstrap token: nobody, after its minute
-    node.wait_for("the end of kubeadm's own token", || {
-        let tokens = node.kubectl(&["get", "secrets", "--namespace", "kube-system", "--output", "name"]);
-        !tokens.contains("bootstrap-token")
-    });
+    wait_for("the end of kubeadm's own token", || tokens(&operator) == 0);
     let priority = node.sh("for t in /proc/$(pidof etcd)/task/*; do ionice -p ${t##*/}; done | sort -u");
     assert_eq!(priority.trim(), "realtime: prio 0");
 
     // data survives a reboot
-    node.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
+    operator.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
     node.reboot();
     node.start_bootstrapper();
-    node.wait_for("the bootstrapper's end", || node.try_sh("systemctl is-active bootstrapper").is_none());
-    let journal = node.sh("journalctl --boot --unit bootstrapper --output cat");
+    let journal = node.wait_for_bootstrapper();
     assert!(journal.contains("a member of its cluster since before this boot"), "{journal}");
-    wait_for_cluster(&node);
-    assert_eq!(node.kubectl(&["get", "configmap", "kept", "--output", "jsonpath={.data.is}"]), "there");
+    wait_for_cluster(&operator, 1, 0);
+    assert_eq!(operator.kubectl(&["get", "configmap", "kept", "--output", "jsonpath={.data.is}"]), "there");
     lap(&node, "after a reboot the cluster is back, with its data");
     // and the next reboot needs no operator: the cluster itself lets its node in
-    let mut unlock = node.unlock();
+    let mut unlock = node.unlock_as_another();
     println!("{}", unlock.expect("key-slot: opened with the key from join service"));
     unlock.exit();
     println!("memory in use: {} MiB", node.memory());
@@ -95,9 +101,79 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
 
 #[test]
 #[ignore = "needs root, and the node's image: make test-cluster"]
+fn nodes_join_by_what_they_run_and_come_back() {
+    let network = Network::empty();
+    let boot = |name: &str, role: &str| {
+        let node = Node::boot(network, "join", name, role);
+        if role == "ControlPlane" {
+            node.import_services();
+        }
+        node.start_bootstrapper();
+        node
+    };
+    let first = boot("control-plane-0", "ControlPlane");
+    // these find no join service yet, and go on looking
+    let mut second = boot("Control_Plane-1", "ControlPlane");
+    let mut worker = boot("worker-0", "Worker");
+    let altered = Node::boot(network, "join", "worker-1", "Worker");
+    altered.alter();
+    altered.start_bootstrapper();
+
+    let operator = Operator::new();
+    let image = first.import_services();
+    let mut init = operator.init(first.address(), &["--image", &image]);
+    init.expect_within("objects are new or changed", PATIENCE);
+    assert!(init.exit().success(), "{}", init.output());
+    lap(&first, "init has ended");
+    for node in [&worker, &second] {
+        let journal = node.wait_for_bootstrapper();
+        assert!(journal.contains("complete:") && !has_token(&journal), "{journal}");
+        node.assert_measured(&operator.cluster_id());
+        lap(node, &format!("{} has joined", node.name()));
+    }
+    wait_for_cluster(&operator, 2, 1);
+    lap(&first, "all nodes are Ready, and every pod of kube-system runs");
+    println!("{}", operator.kubectl(&["get", "nodes,pods", "--all-namespaces", "--output", "wide"]));
+    wait_for("the end of every bootstrap token", || tokens(&operator) == 0);
+    let members = operator.kubectl(&["get", "pods", "--namespace", "kube-system", "--selector", "component=etcd"]);
+    assert!(members.contains("etcd-control-plane-0") && members.contains("etcd-control-plane-1"), "{members}");
+
+    // who runs something else stays outside, and both sides say why
+    let logs = ["logs", "--namespace", "kube-system", "--selector", "k8s-app=join-service", "--tail", "-1"];
+    let refused = || operator.kubectl(&logs).lines().any(|line| line.contains("PCR 4"));
+    wait_for("the refusal of the altered node", refused);
+    let journal = altered.sh("journalctl --boot --unit bootstrapper --output cat");
+    assert!(journal.contains("refused") && !journal.contains("complete:"), "{journal}");
+    drop(altered);
+
+    // a workload on what joined, and the API server reaches its kubelet
+    operator.kubectl(&["create", "deployment", "work", "--image", &worker.pause_image(), "--replicas", "3"]);
+    operator.kubectl(&["wait", "deployment/work", "--for", "condition=Available", "--timeout", "120s"]);
+    let places = operator.kubectl(&["get", "pods", "--selector", "app=work", "--output", "wide"]);
+    assert_eq!(places.matches(worker.name()).count(), 3, "{places}");
+    operator.kubectl(&["logs", "--selector", "app=work"]);
+
+    // a worker's reboot: the cluster opens its disk, and nobody else's
+    let mut unlock = worker.unlock();
+    println!("{}", unlock.expect("key-slot: opened with the key from join service"));
+    unlock.exit();
+    for node in [&mut worker, &mut second] {
+        node.reboot();
+        node.start_bootstrapper();
+        let journal = node.wait_for_bootstrapper();
+        assert!(journal.contains("a member of its cluster since before this boot"), "{journal}");
+    }
+    wait_for_cluster(&operator, 2, 1);
+    lap(&first, "a worker and a control plane are back from a reboot");
+    println!("memory in use: {:?} MiB", [&first, &second, &worker].map(Node::memory));
+}
+
+#[test]
+#[ignore = "needs root, and the node's image: make test-cluster"]
 fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
-    let node = Node::boot("failure");
-    let file = |name: &str, list: serde_json::Value| node.operators_file(name, &list.to_string());
+    let node = Node::boot(Network::empty(), "failure", "control-plane-0", "ControlPlane");
+    let shared = Operator::new();
+    let file = |name: &str, list: Value| shared.file(name, &list.to_string());
     let kubeadm = |url: &str, hash: &str| json!([{"url": url, "hash": hash, "install_path": "/run/state/bin/kubeadm"}]);
     // the real one, but for one thing that it cannot do
     let failing = |pattern: &str| {
@@ -105,7 +181,7 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
             "#!/bin/sh\ncase \"$*\" in {pattern}) echo one word more >&2; exit 7 ;; esac\nexec /opt/components/kubeadm \"$@\"\n"
         );
         let url = format!("data:text/plain;base64,{}", STANDARD.encode(script));
-        let mut list = node.components();
+        let mut list = shared.components();
         for component in list.as_array_mut().unwrap() {
             if component["install_path"] == "/run/state/bin/kubeadm" {
                 *component = kubeadm(&url, "")[0].take();
@@ -129,20 +205,19 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
     for (components, why) in cases {
         node.put_new_disk();
         node.start_bootstrapper();
-        let mut operator = node.init(&["--components", components.to_str().unwrap()]);
+        let owner = Operator::new();
+        let mut operator = owner.init(node.address(), &["--components", components.to_str().unwrap()]);
         assert_eq!(operator.exit().code(), Some(1), "{}", operator.output());
         let told = operator.output();
         assert!(told.contains(why) && told.contains("reboot it, and it starts over"), "{told}");
         println!("{told}");
-        node.wait_for("the bootstrapper's end", || node.try_sh("systemctl is-active bootstrapper").is_none());
-        let journal = node.sh("journalctl --unit bootstrapper --output cat");
+        let journal = node.wait_for_bootstrapper();
         assert!(journal.contains("reset: the next boot formats the state disk"), "{journal}");
         // nothing beside what was installed whole
         let installed = node.sh("ls -A /run/state/bin | grep -vE '^kube(adm|let|ctl)$' || true");
         assert_eq!(installed, "");
         node.format_the_disk();
         node.power_cycle_the_tpm();
-        node.remove_operators_files();
     }
 }
 
@@ -150,13 +225,23 @@ fn lap(node: &Node, what: &str) {
     println!("{:8.1} s  {what}", node.since_boot().as_secs_f64());
 }
 
-fn wait_for_cluster(node: &Node) {
-    node.wait_for("every pod of kube-system", || {
-        let get = |what| node.try_kubectl(&["get", what, "--namespace", "kube-system", "--output", "json"]);
+/// Until all nodes are Ready, and all that should run in kube-system does.
+fn wait_for_cluster(operator: &Operator, control_planes: usize, workers: usize) {
+    let nodes_wanted = control_planes + workers;
+    let pods_wanted = PODS_OF_CLUSTER + control_planes * PODS_OF_CONTROL_PLANE + nodes_wanted * PODS_OF_NODE;
+    wait_for("every pod of kube-system", || {
+        let get = |what| operator.try_kubectl(&["get", what, "--namespace", "kube-system", "--output", "json"]);
         let (Some(nodes), Some(pods)) = (get("nodes"), get("pods")) else { return false };
         let (nodes, pods) = (items(&nodes), items(&pods));
-        nodes.len() == 1 && nodes.iter().all(is_ready) && pods.len() == PODS && pods.iter().all(is_ready)
+        let is_all = |all: &[Value], wanted| all.len() == wanted && all.iter().all(is_ready);
+        is_all(&nodes, nodes_wanted) && is_all(&pods, pods_wanted)
     });
+}
+
+/// How many bootstrap tokens there are.
+fn tokens(operator: &Operator) -> usize {
+    let secrets = operator.kubectl(&["get", "secrets", "--namespace", "kube-system", "--output", "name"]);
+    secrets.lines().filter(|name| name.contains("bootstrap-token")).count()
 }
 
 fn items(json: &str) -> Vec<Value> {
@@ -178,11 +263,10 @@ fn has_token(text: &str) -> bool {
     })
 }
 
-/// Waits for `done`, for `time` at most.
-fn wait_within(time: Duration, what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + time;
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
     while !done() {
-        assert!(Instant::now() < end, "waited for {what} for {} s", time.as_secs());
+        assert!(Instant::now() < end, "waited for {what} for {} s", PATIENCE.as_secs());
         std::thread::sleep(Duration::from_millis(500));
     }
 }

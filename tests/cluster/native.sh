@@ -2,16 +2,18 @@
 # A node without a virtual machine: the disk of tools/node-image.sh, booted by its own systemd in mount, PID, network, UTS,
 # IPC and cgroup namespaces of this machine's kernel.
 #
-#   tests/cluster/native.sh FOLDER DISK ADDRESS GATEWAY    runs the node until it is killed; FOLDER is the caller's
+#   tests/cluster/native.sh FOLDER DISK NAME BRIDGE GATEWAY NUMBER    runs the node until it is killed; FOLDER is the caller's
 #
-# DISK is written to: give it a copy. The node is at ADDRESS, this machine at GATEWAY, both in one /30; FOLDER/pid is the
+# DISK is written to: give it a copy. GATEWAY is this machine on the BRIDGE, the first address of a /24; the node has the one
+# with NUMBER (2 to 9) in its place, and its pods have 10.244.NUMBER.0/24, to which every node has a route. FOLDER/pid is the
 # node's PID 1 when it is up. Needs root. Nothing of this machine is changed but for a veth pair and a cgroup, both gone
 # afterwards: the node sees /proc/sys read-only except for its own network's part, and its own copy of what the kubelet sets.
 set -euo pipefail
 
 # In the new namespaces: mount everything, and become the node's systemd.
 inside() {
-  local folder=$1 disk=$2 address=$3 gateway=$4 root=$1/root file
+  local folder=$1 disk=$2 name=$3 gateway=$5 number=$6 root=$1/root file
+  local address=${gateway%.*}.$number
   mount --make-rprivate /
   mkdir -p "$root"
   mount -o loop "$disk" "$root"
@@ -64,10 +66,17 @@ kernel.keys.root_maxkeys 1000000
 kernel.keys.root_maxbytes 25000000
 END
 
-  printf '[Match]\nName=eth0\n[Network]\nAddress=%s/30\nGateway=%s\n' "$address" "$gateway" \
-    >"$root/etc/systemd/network/05-native.network"
-  sed -i "s/^127.0.1.1 .*/$address node/" "$root/etc/hosts"
-  hostname node
+  {
+    printf '[Match]\nName=eth0\n[Network]\nAddress=%s/24\nGateway=%s\n' "$address" "$gateway"
+    for other in $(seq 2 9); do
+      [ "$other" = "$number" ] || printf '[Route]\nDestination=10.244.%s.0/24\nGateway=%s\n' "$other" "${gateway%.*}.$other"
+    done
+  } >"$root/etc/systemd/network/05-native.network"
+  sed -i "s|10\.244\.[0-9]*\.0/24|10.244.$number.0/24|" "$root/etc/cni/net.d/10-node.conflist"
+  printf '127.0.0.1 localhost\n%s %s\n' "$address" "$name" >"$root/etc/hosts"
+  echo "$name" >"$root/etc/hostname"
+  hostname "$name"
+  printf '0123456789abcdef0123456789abcd%02x\n' "$number" >"$root/etc/machine-id"
   cd "$root"
   mkdir -p run/old
   pivot_root . run/old
@@ -76,7 +85,7 @@ END
 }
 if [ "$1" = inside ]; then shift; inside "$@"; fi
 
-folder=$1 disk=$2 address=$3 gateway=$4
+folder=$1 bridge=$4
 name=fl$$
 made=()
 cleanup() {
@@ -113,7 +122,7 @@ done </proc/self/cgroup
 # the shell that becomes `unshare` enters them, and with it all of the node
 (
   for group in "${made[@]}"; do echo "$BASHPID" >"$group/cgroup.procs"; done
-  exec unshare --mount --uts --ipc --net --pid --cgroup --fork --kill-child "$0" inside "$folder" "$disk" "$address" "$gateway"
+  exec unshare --mount --uts --ipc --net --pid --cgroup --fork --kill-child "$0" inside "$@"
 ) & node=$!
 
 # its PID 1 is the one child of `unshare`
@@ -124,7 +133,6 @@ for _ in $(seq 100); do
   sleep 0.1
 done
 ip link add "$name" type veth peer name eth0 netns "$init"
-ip address add "$gateway/30" dev "$name"
-ip link set "$name" up
+ip link set "$name" master "$bridge" up
 echo "$init" >"$folder/pid"
 wait "$node"

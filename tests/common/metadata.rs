@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -40,6 +40,12 @@ impl MetadataServer {
     /// `/self`: a JSON object.
     pub fn set_self(&self, json: &str) {
         self.set("/self", json);
+    }
+
+    /// The same for who asks from this address.
+    #[allow(dead_code)] // not by every test
+    pub fn set_self_at(&self, address: IpAddr, json: &str) {
+        self.set(&format!("/self {address}"), json);
     }
 
     /// `/peers`: a JSON array.
@@ -79,9 +85,11 @@ fn answer(mut client: TcpStream, answers: &Mutex<Answers>) -> Option<()> {
     let request = lines.next()?.ok()?;
     let path = request.split(' ').nth(1)?.to_owned();
     while !lines.next()?.ok()?.is_empty() {}
+    let asker = client.peer_addr().ok()?.ip();
     let (body, delay, down) = {
         let answers = answers.lock().unwrap();
-        (answers.bodies.get(&path).cloned(), answers.delay, answers.down)
+        let body = answers.bodies.get(&format!("{path} {asker}")).or_else(|| answers.bodies.get(&path));
+        (body.cloned(), answers.delay, answers.down)
     };
     thread::sleep(delay);
     if down {

@@ -1,0 +1,95 @@
+//! Somebody with `firstlight` and kubectl, and a folder for their files.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use firstlight::crypto::{KEY_LEN, cluster_id, derive_key};
+use ring::digest::{SHA256, digest};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::node::{ROOT, hex, tool};
+use crate::program::Program;
+use crate::{INIT_SECRET, text};
+
+pub struct Operator {
+    dir: TempDir,
+    kubernetes: PathBuf,
+}
+
+impl Operator {
+    pub fn new() -> Operator {
+        let kubernetes = PathBuf::from(tool("kubernetes.sh", &["kubeadm", "kubelet", "kubectl"]));
+        Operator { dir: TempDir::new().unwrap(), kubernetes }
+    }
+
+    /// `firstlight init` of the node at this address.
+    pub fn init(&self, node: Ipv4Addr, more: &[&str]) -> Program {
+        // without firmware the boot loader's register stays as it is
+        let zero = json!({"expected": "00".repeat(32), "warnOnly": false});
+        let policy = json!({"measurements": {"4": zero, "15": zero}});
+        let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
+        command.current_dir(self.dir.path()).args(["init", "--endpoint", &node.to_string(), "--policy"]);
+        command.arg(self.file("policy.json", &policy.to_string()));
+        command.arg("--init-secret").arg(self.file("init-secret", INIT_SECRET));
+        command.arg("--components").arg(self.file("components.json", &self.components().to_string()));
+        command.args(["--kubernetes-version", &self.version(), "--pod-cidr", "10.244.0.0/16"]);
+        Program::start(command.args(more))
+    }
+
+    /// A file that only the operator reads.
+    pub fn file(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.dir.path().join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    }
+
+    fn version(&self) -> String {
+        format!("v{}", self.kubernetes.to_str().unwrap().rsplit_once("-v").unwrap().1)
+    }
+
+    /// As a release has them; the node finds them in its image.
+    pub fn components(&self) -> Value {
+        let version = self.version();
+        let component = |name: &str| {
+            let sha256 = digest(&SHA256, &fs::read(self.kubernetes.join("bin").join(name)).unwrap());
+            json!({
+                "url": format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}"),
+                "hash": format!("sha256:{}", hex(sha256.as_ref())),
+                "install_path": format!("/run/state/bin/{name}"),
+            })
+        };
+        json!(["kubelet", "kubeadm", "kubectl"].map(component))
+    }
+
+    /// Derived from the files that init left, which name the same.
+    pub fn cluster_id(&self) -> Vec<u8> {
+        let read = |name: &str| serde_json::from_str::<Value>(&text(&self.dir.path().join(name))).unwrap();
+        let bytes = |value: &Value| STANDARD.decode(value.as_str().unwrap()).unwrap();
+        let (master, state) = (read("firstlight-mastersecret.json"), read("firstlight-state.json"));
+        let secret =
+            derive_key(&bytes(&master["key"]), &bytes(&master["salt"]), "key-measurementSecret", KEY_LEN).unwrap();
+        let salt: [u8; 32] = bytes(&state["measurementSalt"]).try_into().unwrap();
+        let id = cluster_id(&secret, &salt);
+        assert_eq!(state["clusterID"].as_str().unwrap(), hex(&id));
+        id.to_vec()
+    }
+
+    /// kubectl on the operator's machine, with the kubeconfig that init brought.
+    pub fn try_kubectl(&self, arguments: &[&str]) -> Option<String> {
+        let mut command = Command::new(self.kubernetes.join("bin/kubectl"));
+        command.arg("--kubeconfig").arg(self.dir.path().join("firstlight-admin.conf"));
+        let output = command.args(["--request-timeout", "30s"]).args(arguments).output().unwrap();
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+    }
+
+    pub fn kubectl(&self, arguments: &[&str]) -> String {
+        self.try_kubectl(arguments).unwrap_or_else(|| panic!("kubectl {arguments:?} failed"))
+    }
+}
