@@ -140,6 +140,7 @@ impl Cluster {
             format!("--service-account-key-file={}", path("sa.pub")),
             format!("--service-account-signing-key-file={}", path("sa.key")),
             "--authorization-mode=Node,RBAC".to_owned(),
+            "--enable-bootstrap-token-auth".to_owned(),
             "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
             "--allow-privileged".to_owned(),
         ];
@@ -198,6 +199,12 @@ impl Cluster {
              client-certificate-data: {certificate}\n    client-key-data: {key}\n",
             self.server()
         )
+    }
+
+    /// The CA's certificate and key.
+    #[allow(dead_code)] // not by every test
+    pub fn ca(&self) -> (String, String) {
+        (self.ca.2.clone(), self.ca.1.serialize_pem())
     }
 
     /// The administrator's client.
