@@ -121,8 +121,8 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
         Locking::Taken => node.timeline.event("locked", "this node belongs to a cluster from here on"),
         Locking::Already(id) if id == init.cluster() && job.has_begun() => return Ok(()),
         Locking::Already(_) => {
-            let why = "node is already being activated: it joins a cluster whose join service gave it a ticket, or another \
-                       operator's init came first; `firstlight status` tells which";
+            let why = "node is already being activated: it joins a cluster that gave it a ticket, or another operator's init \
+                       came first";
             return Err(Status::new(Code::FailedPrecondition, why));
         }
         Locking::Failed(why) => {

@@ -113,7 +113,6 @@ impl Ticket {
         let Ok(measurement_salt) = salt.try_into() else {
             return refuse("measurement_salt", format_args!("{} bytes, expected {SALT_LEN}", salt.len()));
         };
-        let kubelet = expected.kubelet.complete(&ticket.kubelet_cert).or_else(|why| refuse("kubelet_cert", why))?;
         if !is_endpoint(&ticket.api_server_endpoint) {
             let got = shown(&ticket.api_server_endpoint);
             return refuse("api_server_endpoint", format_args!("{got}, expected a host and a port as 10.0.0.1:6443"));
@@ -131,6 +130,7 @@ impl Ticket {
         let components = components(&ticket, expected.policy)?;
         ssh::host::check(&ticket.authorized_ca_public_key, &ticket.host_certificate, expected.host_key)
             .or_else(|why| refuse("authorized_ca_public_key, host_certificate", why))?;
+        let kubelet = expected.kubelet.complete(&ticket.kubelet_cert).or_else(|why| refuse("kubelet_cert", why))?;
         Ok(Ticket {
             disk_key,
             measurement_secret,

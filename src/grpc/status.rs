@@ -2,6 +2,9 @@
 
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
+
+use prost::Message;
 
 use super::metadata;
 use crate::h2::HeaderList;
@@ -92,6 +95,26 @@ impl Status {
         self
     }
 
+    /// Adds when the same call may succeed: a `google.rpc.RetryInfo` in the details, which it replaces.
+    pub fn with_retry_after(mut self, pause: Duration) -> Status {
+        let retry = RetryInfo {
+            retry_delay: Some(WireDuration { seconds: pause.as_secs() as i64, nanos: pause.subsec_nanos() as i32 }),
+        };
+        let any = Any { type_url: RETRY_INFO.into(), value: retry.encode_to_vec() };
+        let status = RpcStatus { code: self.code as i32, message: self.message.clone(), details: vec![any] };
+        self.details = status.encode_to_vec();
+        self
+    }
+
+    /// How long the server wants the caller to wait before it tries again, if it said so; at most a day.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let status = RpcStatus::decode(&self.details[..]).ok()?;
+        let info = status.details.iter().find(|any| any.type_url == RETRY_INFO)?;
+        let delay = RetryInfo::decode(&info.value[..]).ok()?.retry_delay?;
+        let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
+        Some(Duration::from_secs(seconds.min(86_400)) + Duration::from_nanos(nanos.min(999_999_999).into()))
+    }
+
     /// What kind of failure it was.
     pub fn code(&self) -> Code {
         self.code
@@ -106,6 +129,45 @@ impl Status {
     pub fn details(&self) -> &[u8] {
         &self.details
     }
+}
+
+/// The type of a [`RetryInfo`] in an [`Any`].
+const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
+
+/// `google.rpc.Status` (googleapis, google/rpc/status.proto): what `grpc-status-details-bin` holds.
+#[derive(Clone, PartialEq, Message)]
+struct RpcStatus {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<Any>,
+}
+
+/// `google.protobuf.Any`.
+#[derive(Clone, PartialEq, Message)]
+struct Any {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+/// `google.rpc.RetryInfo` (google/rpc/error_details.proto).
+#[derive(Clone, PartialEq, Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    retry_delay: Option<WireDuration>,
+}
+
+/// `google.protobuf.Duration`.
+#[derive(Clone, PartialEq, Message)]
+struct WireDuration {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
+    #[prost(int32, tag = "2")]
+    nanos: i32,
 }
 
 impl fmt::Display for Status {
@@ -181,6 +243,18 @@ mod tests {
         assert_eq!(percent_decode(b"100%"), "100%");
         assert_eq!(percent_decode(b"%zz%4"), "%zz%4");
         assert_eq!(percent_decode(b"%ff"), "\u{fffd}");
+    }
+
+    #[test]
+    fn a_retry_hint_comes_back_and_nonsense_is_none() {
+        let busy = Status::new(Code::ResourceExhausted, "busy");
+        assert_eq!(busy.retry_after(), None);
+        let pause = Duration::from_millis(2500);
+        let hinted = busy.clone().with_retry_after(pause);
+        assert_eq!((hinted.retry_after(), hinted.message()), (Some(pause), "busy"));
+        for details in crate::mutation::mutations(hinted.details(), 5000) {
+            let _ = busy.clone().with_details(details).retry_after();
+        }
     }
 
     #[test]
