@@ -24,7 +24,8 @@ fn mode(path: &Path) -> u32 {
 }
 
 fn json(path: &Path) -> Value {
-    serde_json::from_str(&fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))).unwrap()
+    serde_json::from_str(&fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+        .unwrap()
 }
 
 /// Fails unless the disk is one of a cluster's node that the ticket's key opens.
@@ -193,7 +194,10 @@ fn a_refusal_is_told_and_asked_again_when_the_service_wants_it() {
     });
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     let refused = node.expect("refused: join service");
-    assert!(refused.contains("PermissionDenied: no machine Node_2 is known") && refused.contains("mend it"), "{refused}");
+    assert!(
+        refused.contains("PermissionDenied: no machine Node_2 is known") && refused.contains("mend it"),
+        "{refused}"
+    );
     let waiting = node.expect("another control plane is joining");
     assert!(waiting.contains("waiting: for a cluster"), "{waiting}");
     assert!(node.exit().success(), "{}", node.output());
