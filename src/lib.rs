@@ -33,5 +33,6 @@ pub mod state_disk;
 pub mod stop;
 mod sync;
 pub mod sys;
+pub mod tickets;
 pub mod timeline;
 pub mod tpm;

@@ -67,7 +67,8 @@ mod stop;
 
 use node_lock::{Locking, NodeLock};
 use race::{Entrant, Race};
-use sync::Arc;
+use stop::Stop;
+use sync::{Arc, Mutex};
 
 /// Clusters, each of the ID that is this byte over and over.
 const OPERATORS: u8 = 1;
@@ -105,6 +106,8 @@ struct Scenario {
     requests: &'static [u8],
     /// At which try the JoinClient gets a ticket; never where it is 0.
     ticket_at: usize,
+    /// How many join services it asks at once.
+    services: usize,
     tpm_fails: bool,
     /// Whether the node is told to stop, at any time.
     is_stopped: bool,
@@ -131,19 +134,42 @@ fn init_server(entrant: Entrant, requests: &'static [u8]) -> Vec<End> {
     handlers.into_iter().map(|handler| handler.join().unwrap()).collect()
 }
 
-/// The JoinClient: asks for a ticket until it has one or is stopped.
-fn join_client(entrant: &Entrant, ticket_at: usize) -> End {
+/// The JoinClient: a thread a service asks for a ticket, until one has it or all are stopped; the first ticket counts.
+fn join_client(entrant: &Entrant, ticket_at: usize, services: usize) -> End {
+    let (over, has_ticket) = (Stop::new(), Arc::new(Mutex::new(false)));
+    let on_stop = over.clone();
+    let _stopped = entrant.stop().on_stop(move || on_stop.stop());
+    let threads: Vec<_> = (1..services)
+        .map(|_| {
+            let (over, has_ticket) = (over.clone(), has_ticket.clone());
+            thread::spawn(move || ask(ticket_at, &over, &has_ticket))
+        })
+        .collect();
+    ask(ticket_at, &over, &has_ticket);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let has_ticket = *has_ticket.lock().unwrap();
+    if has_ticket { take(entrant, JOINED) } else { End::Stopped }
+}
+
+fn ask(ticket_at: usize, over: &Stop, has_ticket: &Mutex<bool>) {
     for attempt in 1..=ticket_at {
-        if entrant.stop().is_stopped() {
-            return End::Stopped;
+        if over.is_stopped() {
+            return;
         }
         if attempt == ticket_at {
-            return take(entrant, JOINED);
+            let mut has_ticket = has_ticket.lock().unwrap();
+            if !*has_ticket && !over.is_stopped() {
+                *has_ticket = true;
+                drop(has_ticket);
+                over.stop();
+            }
+            return;
         }
     }
     // nobody gives it one: it waits for the next try, again and again
-    entrant.stop().wait(LONG);
-    End::Stopped
+    over.wait(LONG);
 }
 
 fn run(scenario: Scenario) {
@@ -151,7 +177,7 @@ fn run(scenario: Scenario) {
     let race = Race::new(NodeLock::new(tpm.clone()));
     let joining = thread::spawn({
         let entrant = race.enter();
-        move || join_client(&entrant, scenario.ticket_at)
+        move || join_client(&entrant, scenario.ticket_at, scenario.services)
     });
     let stopping = scenario.is_stopped.then(|| {
         let race = race.clone();
@@ -196,8 +222,14 @@ fn main() {
                 if requests.is_empty() && ticket_at == 0 && !is_stopped {
                     continue;
                 }
-                explore(Scenario { requests, ticket_at, tpm_fails, is_stopped });
+                explore(Scenario { requests, ticket_at, services: 1, tpm_fails, is_stopped });
             }
+        }
+    }
+    // two join services have a ticket, each at any time; loom runs five threads at most
+    for (requests, is_stopped) in [(&[][..], false), (&[OPERATORS], false), (&[], true)] {
+        for tpm_fails in [false, true] {
+            explore(Scenario { requests, ticket_at: 1, services: 2, tpm_fails, is_stopped });
         }
     }
 }
@@ -208,7 +240,7 @@ fn explore(scenario: Scenario) {
     model.max_branches = 100_000;
     // all of them with three threads, which is up to six thousand; with more there are millions: those with two preemptions,
     // where nearly all defects of this kind show themselves (Musuvathi, Qadeer: Iterative Context Bounding, PLDI 2007)
-    let threads = 2 + scenario.requests.len() + usize::from(scenario.is_stopped);
+    let threads = 1 + scenario.services + scenario.requests.len() + usize::from(scenario.is_stopped);
     model.preemption_bound = (threads > 3).then_some(2);
     let counted = runs.clone();
     model.check(move || {

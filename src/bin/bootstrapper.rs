@@ -103,7 +103,7 @@ fn main() -> ExitCode {
         };
         timeline.peak_memory();
         match result {
-            Ok(Ending::Member | Ending::Initialized) => Ok(()),
+            Ok(Ending::Member | Ending::Initialized | Ending::Joined) => Ok(()),
             Ok(Ending::Reset) => {
                 Err(Failure::Failed(RESET, "reboot this machine: its state disk starts afresh".into()))
             }

@@ -7,12 +7,8 @@
 //! Whatever an operator or the metadata service can get wrong is refused by [`Plan::new`], before anything is changed.
 
 use std::fs;
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
-use std::{env, fmt};
 
 use serde_json::json;
 
@@ -20,23 +16,20 @@ use super::command;
 use super::etcd;
 use super::init::Done;
 use super::job::Job;
+use super::setup::{self, Error, Kubeadm, Refused};
 use crate::backoff::Backoff;
 use crate::crypto::Secret;
-use crate::kubernetes::client::{self, CONFIG_MAPS, Client, Config, NODES};
-use crate::kubernetes::components::{self, Component, Settings, Step};
-use crate::kubernetes::parameters::{self, Invalid, Networks, NodeName};
+use crate::kubernetes::client::{CONFIG_MAPS, Client, Config, NODES};
+use crate::kubernetes::components::{self, Component, Settings};
+use crate::kubernetes::parameters::{self, Networks};
 use crate::kubernetes::{kubeadm, kubelet_certificate};
 use crate::metadata::Instance;
 use crate::proto::components::Component as Wire;
 use crate::proto::init::InitRequest;
 use crate::stop::Stop;
-use crate::sys::file;
 
-/// Where components put programs; before the image's own.
-pub const PROGRAMS: &str = "/run/state/bin";
-const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// What kubeadm is told; no secrets.
-const CONFIGURATION: &str = "/run/firstlight/kubeadm-init.yaml";
+/// Told what is to be; no secrets.
+const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-init.yaml");
 
 /// For one try of kubeadm's preflight checks, which fetch the images of the control plane.
 const PREFLIGHT: Duration = Duration::from_secs(10 * 60);
@@ -52,8 +45,6 @@ const INIT: Duration = Duration::from_secs(30 * 60);
 const API: Duration = Duration::from_secs(5 * 60);
 /// Of a node: the ConfigMap with its components.
 const COMPONENTS: &str = "constellation.edgeless.systems/kubernetes-components";
-/// A progress line about a download at most so often.
-const TELL_EVERY: u64 = 16 << 20;
 
 /// A cluster that can be: what kubeadm is told, and the components.
 pub struct Plan {
@@ -63,73 +54,6 @@ pub struct Plan {
     /// The same as they came; they are published in the cluster.
     wire: Vec<Wire>,
     skip_phases: Vec<&'static str>,
-}
-
-/// Why there is no plan; a sentence.
-#[derive(Debug)]
-pub enum Refused {
-    /// A value of the request or the metadata service.
-    Value(Invalid),
-    /// A component.
-    Component(components::Error),
-    /// The metadata service knows no address of this machine.
-    NoAddress(String),
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refused::Value(error) => error.fmt(f),
-            Refused::Component(error) => error.fmt(f),
-            Refused::NoAddress(name) => {
-                write!(f, "the metadata service knows no address of this machine ({name}) in the cluster's network yet")
-            }
-        }
-    }
-}
-
-impl From<Invalid> for Refused {
-    fn from(error: Invalid) -> Refused {
-        Refused::Value(error)
-    }
-}
-
-/// Which step failed, and why.
-#[derive(Debug)]
-pub enum Error {
-    /// A component was not installed.
-    Components(components::Error),
-    /// A program failed.
-    Command(command::Error),
-    /// The kubelet's certificate.
-    Certificate(kubelet_certificate::Error),
-    /// The cluster's API.
-    Api(client::Error),
-    /// A file of the set-up.
-    Io(PathBuf, io::Error),
-    /// This machine is told to stop.
-    Stopped,
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Components(error) => write!(f, "installing the components: {error}"),
-            Error::Command(error) => error.fmt(f),
-            Error::Certificate(error) => error.fmt(f),
-            Error::Api(error) => write!(f, "after kubeadm init: {error}"),
-            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
-            Error::Stopped => f.write_str("this node was told to stop in the middle of its set-up"),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
-
-impl From<client::Error> for Error {
-    fn from(error: client::Error) -> Error {
-        Error::Api(error)
-    }
 }
 
 /// The kubeconfig where no cluster was asked for.
@@ -146,7 +70,7 @@ impl Plan {
         endpoint: &str,
         policy: &components::Policy,
     ) -> Result<Plan, Refused> {
-        let ip = me.vpc_ip.ok_or_else(|| Refused::NoAddress(me.name.clone()))?;
+        let node = setup::kubernetes_node(me)?;
         let alternative_names = request.apiserver_cert_sans.iter().filter(|name| !name.is_empty());
         let cluster = kubeadm::Cluster {
             version: request.kubernetes_version.parse()?,
@@ -155,14 +79,8 @@ impl Plan {
             alternative_names: alternative_names
                 .map(|name| parameters::alternative_name(name))
                 .collect::<Result<_, _>>()?,
-            networks: Networks::parse(&request.service_cidr, &request.pod_cidr, Some(ip))?,
+            networks: Networks::parse(&request.service_cidr, &request.pod_cidr, Some(node.ip))?,
             patience: None,
-        };
-        let node = kubeadm::Node {
-            name: NodeName::from_machine(&me.name)?,
-            ip,
-            provider_id: me.provider_id.clone(),
-            external_cloud_provider: false,
         };
         let wire = request.kubernetes_components.clone();
         let components = wire.iter().map(|wire| Component::parse(wire, policy)).collect::<Result<_, _>>();
@@ -181,17 +99,17 @@ impl Plan {
     /// The steps; the module's picture. The administrator's kubeconfig.
     pub fn run(&self, settings: &Settings, stop: &Stop, job: &Job<Done>) -> Result<Secret, Error> {
         job.phase("components");
-        self.install_components(settings, stop, job)?;
-        self.write_configuration()?;
+        setup::install_components(&self.components, settings, stop, job)?;
+        KUBEADM.configure(&kubeadm::init(&self.cluster, &self.node))?;
 
         job.phase("kubeadm preflight");
         self.preflight(stop, job)?;
         job.phase("certificates");
-        run(&["init", "phase", "certs", "all"], &[], SHORT, stop, job)?;
+        KUBEADM.run(&["init", "phase", "certs", "all"], &[], SHORT, stop, job)?;
         self.issue_kubelet_certificate()?;
         job.phase("kubeadm init");
         let skip = format!("--skip-phases={}", self.skip_phases.join(","));
-        run(&["init"], &["--skip-token-print", &skip], INIT, stop, job)?;
+        KUBEADM.run(&["init"], &["--skip-token-print", &skip], INIT, stop, job)?;
 
         job.phase("kubeconfig");
         let kubeconfig = self.make_kubeconfig(stop, job)?;
@@ -202,38 +120,11 @@ impl Plan {
         Ok(kubeconfig)
     }
 
-    fn install_components(&self, settings: &Settings, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
-        let mut told = vec![0; self.components.len()];
-        let mut tell = |number: usize, step| {
-            let name = self.components[number].name();
-            match step {
-                Step::Present => job.line(&format!("{name}: in place already")),
-                Step::Installed => job.line(&format!("{name}: installed")),
-                Step::Retrying { why, pause } => {
-                    job.line(&format!("{name}: {why}; trying again in {} s", pause.as_secs().max(1)));
-                }
-                Step::Received { bytes, total } if bytes - told[number] >= TELL_EVERY => {
-                    told[number] = bytes;
-                    let of = total.map(|total| format!(" of {}", total >> 20)).unwrap_or_default();
-                    job.line(&format!("{name}: {}{of} MiB", bytes >> 20));
-                }
-                Step::Received { .. } => {}
-            }
-        };
-        components::install(&self.components, settings, stop, &mut tell).map_err(Error::Components)
-    }
-
-    fn write_configuration(&self) -> Result<(), Error> {
-        write(Path::new(kubeadm::AUDIT_POLICY_PATH), 0o644, kubeadm::AUDIT_POLICY)?;
-        make_directory(Path::new(kubeadm::PATCHES))?;
-        write(Path::new(CONFIGURATION), 0o600, &kubeadm::init(&self.cluster, &self.node))
-    }
-
     /// What fails here has changed nothing, and may pass.
     fn preflight(&self, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         for _ in 1..PREFLIGHT_TRIES {
-            match run(&["init", "phase", "preflight"], &[], PREFLIGHT, stop, job) {
+            match KUBEADM.run(&["init", "phase", "preflight"], &[], PREFLIGHT, stop, job) {
                 Err(Error::Command(command::Error::Failed(..))) => {}
                 ended => return ended,
             }
@@ -243,7 +134,7 @@ impl Plan {
                 return Err(Error::Stopped);
             }
         }
-        run(&["init", "phase", "preflight"], &[], PREFLIGHT, stop, job)
+        KUBEADM.run(&["init", "phase", "preflight"], &[], PREFLIGHT, stop, job)
     }
 
     fn issue_kubelet_certificate(&self) -> Result<(), Error> {
@@ -259,7 +150,7 @@ impl Plan {
 
     fn make_kubeconfig(&self, stop: &Stop, job: &Job<Done>) -> Result<Secret, Error> {
         let client = format!("{}-admin", self.cluster.name);
-        let mut command = kubeadm(&["kubeconfig", "user"]);
+        let mut command = KUBEADM.command(&["kubeconfig", "user"]);
         command.args(["--client-name", &client, "--org", "system:masters"]);
         command::output(&mut command, SHORT, stop, &mut |line| job.line(line)).map_err(Error::Command)
     }
@@ -285,28 +176,4 @@ impl Plan {
         client.annotate(&NODES.named(self.node.name.as_str()), &[(COMPONENTS, &name)])?;
         Ok(())
     }
-}
-
-fn run(words: &[&str], options: &[&str], limit: Duration, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
-    let mut command = kubeadm(words);
-    command.args(options);
-    command::run(&mut command, limit, stop, &mut |line| job.line(line)).map_err(Error::Command)
-}
-
-/// `kubeadm` with our configuration; found, as what it starts itself, among the components first.
-fn kubeadm(words: &[&str]) -> Command {
-    let path = env::var("PATH").unwrap_or_else(|_| SYSTEM_PATH.into());
-    let mut command = Command::new("kubeadm");
-    command.args(words).args(["--config", CONFIGURATION]).env("PATH", format!("{PROGRAMS}:{path}")).current_dir("/");
-    command
-}
-
-fn make_directory(path: &Path) -> Result<(), Error> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
-    made.map_err(|error| Error::Io(path.into(), error))
-}
-
-fn write(path: &Path, mode: u32, content: &str) -> Result<(), Error> {
-    make_directory(path.parent().unwrap_or(Path::new("/")))?;
-    file::replace(path, content.as_bytes(), mode).map_err(|error| Error::Io(path.into(), error))
 }

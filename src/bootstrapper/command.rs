@@ -10,6 +10,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::job::without_tokens;
 use crate::crypto::Secret;
 use crate::stop::Stop;
 use crate::sys;
@@ -134,6 +135,7 @@ impl Running {
         let deadline = Instant::now() + limit;
         let mut last = VecDeque::new();
         let mut take = |line: String| {
+            let line = without_tokens(&line);
             tell(&line);
             last.push_back(line);
             if last.len() > LAST_WORDS {

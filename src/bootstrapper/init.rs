@@ -1,38 +1,19 @@
 //! What an init makes of a fresh node: the request, checked as a whole before anything is changed, and the steps after the
 //! node lock.
 
+use std::sync::Arc;
+
 use super::cluster::{self, Plan};
 use super::job::Job;
+use super::setup::Node;
 use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_CA_SEED_ID, Secret, cluster_id};
 use crate::grpc::{Code, Status};
 use crate::kms::ClusterKms;
-use crate::kubernetes::components;
-use crate::metadata::{Metadata, Role};
+use crate::metadata::Role;
 use crate::proto::init::InitRequest;
 use crate::ssh;
-use crate::state_disk::{Handover, NewDisk, NodeState, SALT_LEN, mark_begun, mark_complete};
+use crate::state_disk::{NodeState, SALT_LEN};
 use crate::stop::Stop;
-use crate::timeline::Timeline;
-use std::path::PathBuf;
-use std::sync::Arc;
-
-/// What an init needs of the node.
-pub struct Node {
-    /// Who it is.
-    pub metadata: Arc<Metadata>,
-    /// Where the state disk is mounted.
-    pub root: PathBuf,
-    /// Which disk, and the passphrase of this boot.
-    pub disk: Handover,
-    /// What components may ask for.
-    pub policy: components::Policy,
-    /// How they are fetched.
-    pub settings: components::Settings,
-    /// Tells the console.
-    pub timeline: Timeline,
-    /// Ends the set-up in the middle: the node starts over.
-    pub stop: Stop,
-}
 
 /// What an init ends with.
 #[derive(Clone)]
@@ -100,18 +81,17 @@ impl Init {
     }
 
     /// What follows the lock: each step survives power loss, and the mark of completion is the last.
-    pub fn run(&self, node: &Node, job: &Job<Done>) -> Result<Done, String> {
+    pub fn run(&self, node: &Node, stop: &Stop, job: &Job<Done>) -> Result<Done, String> {
         job.phase("state disk");
-        self.commit_disk(node)?;
-        node.timeline.event("committed", "the state disk has its permanent key");
+        let state = NodeState { role: Role::ControlPlane, measurement_salt: self.keys.salt };
+        node.commit_disk(&state, |uuid| derive(&self.keys.kms, &Dek::disk(uuid)))?;
         job.phase("emergency SSH");
         self.certify_host(node)?;
         let kubeconfig = match &self.plan {
-            Some(plan) => plan.run(&node.settings, &node.stop, job).map_err(|error| error.to_string())?,
+            Some(plan) => plan.run(&node.settings, stop, job).map_err(|error| error.to_string())?,
             None => cluster::none(),
         };
-        mark_complete(&node.root).map_err(|error| format!("finishing: {error}"))?;
-        node.timeline.event("complete", "this node comes back by itself after a reboot");
+        node.complete()?;
         Ok(Done { cluster: self.cluster(), kubeconfig: Arc::new(kubeconfig) })
     }
 
@@ -125,14 +105,6 @@ impl Init {
             .map_err(|error| format!("the SSH host certificate: {error}"))?;
         ssh::host::reload_sshd();
         Ok(())
-    }
-
-    fn commit_disk(&self, node: &Node) -> Result<(), String> {
-        let disk = NewDisk::open(&node.disk).map_err(|error| format!("opening the state disk: {error}"))?;
-        let key = derive(&self.keys.kms, &Dek::disk(&disk.uuid()))?;
-        mark_begun(&node.root).map_err(|error| format!("setting up the state disk: {error}"))?;
-        let state = NodeState { role: Role::ControlPlane, measurement_salt: self.keys.salt };
-        disk.commit(&node.root, &state, &key).map_err(|error| format!("setting up the state disk: {error}"))
     }
 }
 

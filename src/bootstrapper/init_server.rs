@@ -17,11 +17,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::init::{Done, Init, Keys, Node};
+use super::Outcome;
+use super::init::{Done, Init, Keys};
 use super::job::{Event, Job};
 use super::node_lock::Locking;
 use super::race::Entrant;
 use super::secret_guard::{SecretGuard, Verdict};
+use super::setup::Node;
 use crate::atls;
 use crate::attestation::Issuer;
 use crate::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
@@ -48,20 +50,10 @@ pub struct InitServer {
 struct Shared {
     guard: SecretGuard,
     entrant: Entrant,
-    node: Node,
+    node: Arc<Node>,
     job: Job<Done>,
     worker: Mutex<Option<JoinHandle<()>>>,
     is_delivered: AtomicBool,
-}
-
-/// What came of waiting.
-pub enum Outcome {
-    /// Nobody has come.
-    None,
-    /// The node is initialised.
-    Done,
-    /// It failed after the lock: the node must reboot, which resets it.
-    Failed(String),
 }
 
 impl InitServer {
@@ -71,7 +63,7 @@ impl InitServer {
         issuer: Arc<dyn Issuer>,
         guard: SecretGuard,
         entrant: Entrant,
-        node: Node,
+        node: Arc<Node>,
     ) -> std::io::Result<InitServer> {
         let job = Job::new(node.timeline);
         let is_delivered = AtomicBool::new(false);
@@ -129,7 +121,9 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
         Locking::Taken => node.timeline.event("locked", "this node belongs to a cluster from here on"),
         Locking::Already(id) if id == init.cluster() && job.has_begun() => return Ok(()),
         Locking::Already(_) => {
-            return Err(Status::new(Code::FailedPrecondition, "node is already being activated"));
+            let why = "node is already being activated: it joins a cluster that gave it a ticket, or another operator's init \
+                       came first";
+            return Err(Status::new(Code::FailedPrecondition, why));
         }
         Locking::Failed(why) => {
             job.begin();
@@ -141,7 +135,7 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
     let worker = thread::Builder::new().name("set-up".into()).spawn({
         let shared = shared.clone();
         move || {
-            let run = || init.run(&shared.node, &shared.job);
+            let run = || init.run(&shared.node, shared.entrant.stop(), &shared.job);
             let ending = catch_unwind(AssertUnwindSafe(run));
             shared.job.end(ending.unwrap_or_else(|_| Err("a defect of this program; its log says where".into())));
         }

@@ -117,7 +117,7 @@ impl<T: Clone> Job<T> {
 
 /// Without bootstrap tokens: 6 and 16 lower-case letters or digits with a dot between them (k8s.io/cluster-bootstrap,
 /// BootstrapTokenPattern).
-fn without_tokens(line: &str) -> String {
+pub fn without_tokens(line: &str) -> String {
     const ID: usize = 6;
     const LEN: usize = ID + 1 + 16;
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '.';

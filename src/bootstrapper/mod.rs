@@ -4,15 +4,16 @@
 //!   PCR 15 not zero? ──yes──► the disk's node ever completed? ──yes──► start it, done
 //!        │ no                              │ no
 //!        ▼                                 ▼
-//!   InitServer waits                  mark the disk for reset, reboot
-//!        │ init
-//!        ▼
-//!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete, answer, done
+//!   InitServer ║ JoinClient           mark the disk for reset, reboot
+//!        │ init     │ ticket               ▲
+//!        └────┬─────┘                      │ failed
+//!             ▼                            │
+//!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete, done
 //! ```
 //!
-//! Files: [`init_server`] with its [`secret_guard`]; [`node_lock`] and the [`race`] for it; [`init`] is what follows the lock, a [`job`] that is
-//! watched; [`cluster`] is where Kubernetes comes in, by a [`command`] after the other; [`kubelet`] and [`etcd`] are what a
-//! member runs.
+//! Files: [`init_server`] with its [`secret_guard`], and [`join_client`] with its [`ticket`]; [`node_lock`] and the [`race`]
+//! for it; [`init`] and [`join`] are what follows the lock, each a [`job`], with what they share in [`setup`]; [`cluster`] is
+//! where Kubernetes comes into an init, by a [`command`] after the other; [`kubelet`] and [`etcd`] are what a member runs.
 
 pub mod cluster;
 pub mod command;
@@ -20,10 +21,14 @@ pub mod etcd;
 pub mod init;
 pub mod init_server;
 pub mod job;
+pub mod join;
+pub mod join_client;
 pub mod kubelet;
 pub mod node_lock;
 pub mod race;
 pub mod secret_guard;
+pub mod setup;
+pub mod ticket;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -39,11 +44,12 @@ use crate::state_disk::{self, Handover};
 use crate::stop::Stop;
 use crate::timeline::Timeline;
 use crate::tpm;
-use init::Node;
-use init_server::{InitServer, Outcome};
+use init_server::InitServer;
+use join_client::JoinClient;
 use node_lock::NodeLock;
-use race::Race;
+use race::{Entrant, Race};
 use secret_guard::SecretGuard;
+use setup::Node;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
@@ -79,12 +85,24 @@ pub struct Bootstrapper {
 pub enum Ending {
     /// The node has been a member before this boot.
     Member,
-    /// It became one.
+    /// It became the first of one, by an init.
     Initialized,
+    /// It joined one.
+    Joined,
     /// It was told to stop, and is as fresh as before.
     Stopped,
     /// Its disk is marked for reset: reboot.
     Reset,
+}
+
+/// What came of waiting for the node lock.
+pub enum Outcome {
+    /// It was stopped, and has changed nothing.
+    None,
+    /// The node is a member.
+    Done,
+    /// It failed after the lock: the node must reboot, which resets it.
+    Failed(String),
 }
 
 impl Bootstrapper {
@@ -93,31 +111,32 @@ impl Bootstrapper {
         if attestation::is_marked(&self.tpm).map_err(Error::Tpm)? {
             return self.start_member();
         }
-        let Some(guard) = self.secret_guard() else { return Ok(Ending::Stopped) };
         let device = state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline).map_err(Error::Disk)?;
         let listener = TcpListener::bind(self.listen).map_err(|error| Error::Listen(self.listen, error))?;
         let race = Race::new(NodeLock::new(self.tpm));
-        let entrant = race.enter();
+        let (by_init, by_join) = (race.enter(), race.enter());
         let _told = self.stop.on_stop(move || race.stop());
-        let node = Node {
-            metadata: self.metadata.clone(),
-            root: self.root.clone(),
+        let node = Arc::new(Node {
+            metadata: self.metadata,
+            root: self.root,
             disk: Handover { device: device.clone(), key_file: self.key_file },
             policy: self.policy,
             settings: self.settings,
             timeline: self.timeline,
-            stop: entrant.stop().clone(),
-        };
-        let server = InitServer::start(listener, self.issuer, guard, entrant, node)
-            .map_err(|error| Error::Listen(self.listen, error))?;
-        self.timeline.event("ready", format_args!("waiting for the operator's init on {}", self.listen));
-        match server.wait() {
-            Outcome::Done => Ok(Ending::Initialized),
-            Outcome::None => Ok(Ending::Stopped),
-            Outcome::Failed(why) => {
+        });
+
+        let joining = JoinClient::start(self.issuer.clone(), by_join, node.clone()).map_err(Error::Thread)?;
+        let initialized = serve_init(listener, self.issuer, by_init, &node)?;
+        // whoever won has stopped the other
+        let joined = joining.wait();
+        match (initialized, joined) {
+            (Outcome::Failed(why), _) | (_, Outcome::Failed(why)) => {
                 self.timeline.event("failed", &why);
                 reset(&device, &self.timeline)
             }
+            (Outcome::Done, _) => Ok(Ending::Initialized),
+            (_, Outcome::Done) => Ok(Ending::Joined),
+            (Outcome::None, Outcome::None) => Ok(Ending::Stopped),
         }
     }
 
@@ -137,21 +156,36 @@ impl Bootstrapper {
         self.timeline.event("ready", "a member of its cluster since before this boot");
         Ok(Ending::Member)
     }
+}
 
-    /// The guard with the hash from the metadata service, which is asked until it answers; `None` when stopped.
-    fn secret_guard(&self) -> Option<SecretGuard> {
-        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-        loop {
-            let hash = self.metadata.init_secret_hash().map_err(|error| error.to_string());
-            match hash.and_then(|hash| SecretGuard::new(&hash)) {
-                Ok(guard) => return Some(guard),
-                Err(error) => self.timeline.event("waiting", format_args!("for the init secret's hash: {error}")),
-            }
-            if self.stop.wait(backoff.pause()) {
-                return None;
-            }
-        }
+/// Waits for the operator's init, until the join or a stop of the node comes before it.
+fn serve_init(
+    listener: TcpListener,
+    issuer: Arc<dyn Issuer>,
+    entrant: Entrant,
+    node: &Arc<Node>,
+) -> Result<Outcome, Error> {
+    let Some(guard) = secret_guard(node, entrant.stop()) else { return Ok(Outcome::None) };
+    let address = listener.local_addr();
+    let server = InitServer::start(listener, issuer, guard, entrant, node.clone()).map_err(Error::Thread)?;
+    if let Ok(address) = address {
+        node.timeline.event("ready", format_args!("waiting for the operator's init on {address}"));
     }
+    Ok(server.wait())
+}
+
+/// The guard with the hash from the metadata service, which is asked until it answers; `None` when stopped.
+fn secret_guard(node: &Node, stop: &Stop) -> Option<SecretGuard> {
+    let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+    while !stop.is_stopped() {
+        let hash = node.metadata.init_secret_hash().map_err(|error| error.to_string());
+        match hash.and_then(|hash| SecretGuard::new(&hash)) {
+            Ok(guard) => return Some(guard),
+            Err(error) => node.timeline.event("waiting", format_args!("for the init secret's hash: {error}")),
+        }
+        stop.wait(backoff.pause());
+    }
+    None
 }
 
 fn reset(disk: &Path, timeline: &Timeline) -> Result<Ending, Error> {
@@ -169,6 +203,8 @@ pub enum Error {
     Disk(state_disk::Error),
     /// The InitServer's address.
     Listen(SocketAddr, io::Error),
+    /// There is no thread to wait with.
+    Thread(io::Error),
     /// The kubelet of a member.
     Kubelet(command::Error),
 }
@@ -179,6 +215,7 @@ impl std::fmt::Display for Error {
             Error::Tpm(error) => write!(f, "reading PCR 15: {error}"),
             Error::Disk(error) => error.fmt(f),
             Error::Listen(address, error) => write!(f, "listening on {address}: {error}"),
+            Error::Thread(error) => write!(f, "starting a thread: {error}"),
             Error::Kubelet(error) => write!(f, "starting the kubelet: {error}"),
         }
     }

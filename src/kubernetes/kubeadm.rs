@@ -8,7 +8,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
+use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::parameters::{Networks, NodeName, Subnet, Version};
@@ -34,7 +37,8 @@ pub const KUBELET_CERTIFICATE: &str = "/run/state/kubelet/pki/kubelet-client-crt
 pub const KUBELET_KEY: &str = "/run/state/kubelet/pki/kubelet-client-key.pem";
 
 const KUBEADM_API: &str = "kubeadm.k8s.io/v1beta4";
-const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
+/// Where containerd listens.
+pub const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
 /// From this minor version on the gate ControlPlaneKubeletLocalMode is on by itself; from 1.35 it is locked.
 const KUBELET_LOCAL_MODE_DEFAULT: u32 = 33;
 /// AEAD with forward secrecy, in the old system's order.
@@ -118,20 +122,53 @@ pub struct Ticket {
     pub api_server: String,
     /// A bootstrap token.
     pub token: Zeroizing<String>,
-    /// `sha256:` and the hash of the CA's public key.
-    pub ca_hash: String,
+    /// How this node knows the API server.
+    pub trust: Trust,
     /// Whether this becomes a control plane; its certificates are there by then.
     pub control_plane: bool,
+}
+
+/// How a joining node knows the cluster's API server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trust {
+    /// By the CA, PEM, in [`DISCOVERY`].
+    Authority(String),
+    /// By `sha256:` and the hash of the CA's public key, with what the token signs in the cluster.
+    Hash(String),
+}
+
+/// Where kubeadm finds the kubeconfig of [`discovery`].
+pub const DISCOVERY: &str = "/run/firstlight/cluster.conf";
+
+/// The kubeconfig by which a joining node knows the API server at `api_server`, whose CA is `authority`; nothing in it is
+/// secret.
+pub fn discovery(api_server: &str, authority: &str) -> String {
+    let cluster = json!({
+        "server": format!("https://{api_server}"),
+        "certificate-authority-data": STANDARD.encode(authority),
+    });
+    let content = json!({
+        "clusters": [{"name": "joined", "cluster": cluster}],
+        "contexts": [{"name": "joined", "context": {"cluster": "joined", "user": ""}}],
+        "current-context": "joined",
+    });
+    document("v1", "Config", &content)
 }
 
 /// The file for `kubeadm join`: JoinConfiguration. It has the token in it.
 pub fn join_configuration(ticket: &Ticket, node: &Node) -> Zeroizing<String> {
     let configuration = JoinConfiguration {
-        discovery: Discovery {
-            bootstrap_token: BootstrapToken {
-                api_server_endpoint: &ticket.api_server,
-                token: &ticket.token,
-                ca_cert_hashes: [&ticket.ca_hash],
+        discovery: match &ticket.trust {
+            Trust::Authority(_) => Discovery::File {
+                file: DiscoveryFile { kube_config_path: DISCOVERY },
+                tls_bootstrap_token: &ticket.token,
+            },
+            Trust::Hash(hash) => Discovery::Token {
+                bootstrap_token: BootstrapToken {
+                    api_server_endpoint: &ticket.api_server,
+                    token: &ticket.token,
+                    ca_cert_hashes: [hash],
+                },
             },
         },
         node_registration: NodeRegistration::of(node, false),
@@ -424,9 +461,16 @@ struct JoinConfiguration<'a> {
 }
 
 #[derive(Serialize)]
+#[serde(untagged, rename_all_fields = "camelCase")]
+enum Discovery<'a> {
+    File { file: DiscoveryFile, tls_bootstrap_token: &'a str },
+    Token { bootstrap_token: BootstrapToken<'a> },
+}
+
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Discovery<'a> {
-    bootstrap_token: BootstrapToken<'a>,
+struct DiscoveryFile {
+    kube_config_path: &'static str,
 }
 
 #[derive(Serialize)]
@@ -448,7 +492,7 @@ mod tests {
     use std::path::PathBuf;
     use std::process::Command;
 
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
 
@@ -476,7 +520,7 @@ mod tests {
         Ticket {
             api_server: "10.42.1.100:6443".into(),
             token: Zeroizing::new("abcdef.0123456789abcdef".into()),
-            ca_hash: format!("sha256:{}", "0a".repeat(32)),
+            trust: Trust::Hash(format!("sha256:{}", "0a".repeat(32))),
             control_plane,
         }
     }
@@ -565,6 +609,20 @@ mod tests {
         assert_eq!(worker["discovery"]["bootstrapToken"]["token"], "abcdef.0123456789abcdef");
     }
 
+    #[test]
+    fn a_node_that_has_the_clusters_ca_needs_no_signature_by_the_token() {
+        let trust = Trust::Authority("PEM".into());
+        let join = &documents(&join_configuration(&Ticket { trust, ..ticket(false) }, &node()))[0];
+        assert_eq!(
+            join["discovery"],
+            json!({"file": {"kubeConfigPath": DISCOVERY}, "tlsBootstrapToken": "abcdef.0123456789abcdef"})
+        );
+        let file: Value = serde_json::from_str(&discovery("[fd00::1]:6443", "PEM")).unwrap();
+        let cluster = json!({"server": "https://[fd00::1]:6443", "certificate-authority-data": "UEVN"});
+        assert_eq!((&file["kind"], &file["clusters"][0]["cluster"]), (&json!("Config"), &cluster));
+        assert!(!file.to_string().contains("abcdef"));
+    }
+
     /// $FIRSTLIGHT_KUBEADM, a kubeadm of any supported version.
     fn real_kubeadm() -> Option<PathBuf> {
         std::env::var_os("FIRSTLIGHT_KUBEADM").map(PathBuf::from)
@@ -593,10 +651,16 @@ mod tests {
             // a warning would name an unknown or deprecated field
             assert!(accepted && !said.contains("W1") && !said.to_lowercase().contains("deprecated"), "{text}\n{said}");
         }
-        for control_plane in [true, false] {
-            let text = join_configuration(&ticket(control_plane), &node());
+        for (control_plane, with_authority) in [(true, true), (true, false), (false, true), (false, false)] {
+            let mut ticket = ticket(control_plane);
+            if with_authority {
+                ticket.trust = Trust::Authority("PEM".into());
+            }
+            let text = join_configuration(&ticket, &node());
             let (accepted, said) = validate(&text);
             assert!(accepted && said.is_empty(), "{}\n{said}", *text);
+            let (accepted, said) = validate(&text.replace("discovery", "discovry"));
+            assert!(!accepted || said.contains("unknown field"), "{said}");
         }
         // it does look
         for (from, to) in [

@@ -34,11 +34,11 @@ const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);
 const VALIDITY: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 // object identifiers, each with its tag and length
-const ORGANIZATION: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x0a];
-const COMMON_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x03];
+pub(super) const ORGANIZATION: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x0a];
+pub(super) const COMMON_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x03];
 const SUBJECT_KEY_IDENTIFIER: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x0e];
 const KEY_USAGE: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x0f];
-const SUBJECT_ALT_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x11];
+pub(super) const SUBJECT_ALT_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x11];
 const BASIC_CONSTRAINTS: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x13];
 const AUTHORITY_KEY_IDENTIFIER: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x23];
 const EXTENDED_KEY_USAGE: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x25];
@@ -216,7 +216,7 @@ fn key_identifier(certificate: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// `O=system:nodes, CN=system:node:<name>`, the name that Kubernetes gives a kubelet.
-fn subject(node: &NodeName) -> Vec<u8> {
+pub(super) fn subject(node: &NodeName) -> Vec<u8> {
     let attribute = |kind: &[u8], value: &str| {
         let value = der::element(der::PRINTABLE_STRING, &[value.as_bytes()]);
         der::element(der::SET, &[&der::element(der::SEQUENCE, &[kind, &value])])
@@ -249,15 +249,20 @@ fn alternative_names(node: &NodeName, names: &[String], addresses: &[IpAddr]) ->
     let others = names.iter().map(String::as_str).filter(|name| *name != node.as_str());
     let mut all: Vec<_> =
         std::iter::once(node.as_str()).chain(others).map(|name| der::element(0x82, &[name.as_bytes()])).collect();
-    all.extend(addresses.iter().map(|address| match address {
-        IpAddr::V4(address) => der::element(0x87, &[&address.octets()]),
-        IpAddr::V6(address) => der::element(0x87, &[&address.octets()]),
-    }));
+    all.extend(addresses.iter().map(ip_name));
     der::element(der::SEQUENCE, &[&all.concat()])
 }
 
+/// An iPAddress of GeneralNames.
+pub(super) fn ip_name(address: &IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => der::element(0x87, &[&address.octets()]),
+        IpAddr::V6(address) => der::element(0x87, &[&address.octets()]),
+    }
+}
+
 /// RFC 7468.
-fn pem(label: &str, bytes: &[u8]) -> Zeroizing<String> {
+pub(super) fn pem(label: &str, bytes: &[u8]) -> Zeroizing<String> {
     let text = Zeroizing::new(STANDARD.encode(bytes));
     let mut pem = Zeroizing::new(String::with_capacity(text.len() + text.len() / 64 + 2 * label.len() + 64));
     pem.push_str(&format!("-----BEGIN {label}-----\n"));

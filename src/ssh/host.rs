@@ -50,6 +50,10 @@ pub enum Error {
     Certificate(Refused),
     /// What a join service sent is not what sshd can use.
     Ticket(&'static str),
+    /// The authority that a join service sent is no key.
+    Authority(key::Error),
+    /// The host certificate that a join service sent is not for this node's key.
+    Foreign,
 }
 
 impl fmt::Display for Error {
@@ -59,6 +63,8 @@ impl fmt::Display for Error {
             Error::Key(path, error) => write!(f, "the SSH host key {}: {error}", path.display()),
             Error::Certificate(error) => error.fmt(f),
             Error::Ticket(what) => write!(f, "the ticket's {what} is not one line of an SSH public key file"),
+            Error::Authority(error) => write!(f, "the ticket's SSH authority: {error}"),
+            Error::Foreign => f.write_str("the ticket's SSH host certificate is not one of this node's host key"),
         }
     }
 }
@@ -84,6 +90,14 @@ pub fn install(root: &Path, authority: &[u8], certificate: &[u8]) -> Result<(), 
         file::replace(&path, format!("{line}\n").as_bytes(), PUBLIC).map_err(|error| Error::Io(path, error))?;
     }
     Ok(())
+}
+
+/// Whether [`install`] takes these lines, and sshd after it: one authority, and a certificate of this node's host key.
+pub fn check(authority: &[u8], certificate: &[u8], key: &PublicKey) -> Result<(), Error> {
+    let authority = one_line(authority).ok_or(Error::Ticket("SSH authority"))?;
+    let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
+    PublicKey::from_line(authority).map_err(Error::Authority)?;
+    if key.is_certified_in(certificate) { Ok(()) } else { Err(Error::Foreign) }
 }
 
 /// Further lines would be further authorities.
@@ -238,6 +252,25 @@ mod tests {
         install(disk.path(), b"one\n", b"two").unwrap();
         assert_eq!(fs::read_to_string(disk.path().join("ssh").join(AUTHORITY)).unwrap(), "one\n");
         assert_eq!(fs::read_to_string(disk.path().join("ssh").join(HOST_CERTIFICATE)).unwrap(), "two\n");
+    }
+
+    #[test]
+    fn a_tickets_certificate_must_be_of_this_nodes_key() {
+        let (own, other) = (key::generate().1, key::generate().1);
+        let (authority, names) = (authority(), ["node".to_owned()]);
+        let line = format!("{}\n", authority.public_line());
+        let certificate = |key: &PublicKey| authority.host_certificate(key, &names).unwrap();
+        check(line.as_bytes(), format!("{}\n", certificate(&own)).as_bytes(), &own).unwrap();
+        let refused = |authority: &str, certificate: &str| {
+            check(authority.as_bytes(), certificate.as_bytes(), &own).unwrap_err().to_string()
+        };
+        assert!(refused(&line, &certificate(&other)).contains("not one of this node's host key"));
+        assert!(refused(&line, &own.line()).contains("not one of this node's host key"));
+        assert!(refused(&line.repeat(2), &certificate(&own)).contains("not one line"));
+        assert!(refused("ssh-ed25519 nonsense", &certificate(&own)).contains("SSH authority"));
+        for mutant in crate::mutation::mutations(certificate(&own).as_bytes(), 10_000) {
+            let _ = check(line.as_bytes(), &mutant, &own);
+        }
     }
 
     #[test]

@@ -129,6 +129,20 @@ impl PublicKey {
         &self.blob[4 + self.kind.name.len()..]
     }
 
+    /// Whether the line of a `.pub` file is a certificate of this key (PROTOCOL.certkeys: its name, a nonce, the key); who
+    /// made it, and what it says, is not looked at.
+    pub(super) fn is_certified_in(&self, line: &str) -> bool {
+        let certified = || {
+            let (name, rest) = line.split_once(' ')?;
+            let blob = STANDARD.decode(rest.split(' ').next()?).ok()?;
+            let mut reader = Reader::new(&blob);
+            let is_named = reader.string().ok()? == name.as_bytes() && name == self.kind.certificate;
+            let nonce = reader.string().ok()?.len();
+            Some(is_named && blob[4 + name.len() + 4 + nonce..].starts_with(self.fields()))
+        };
+        certified().unwrap_or(false)
+    }
+
     /// What its line says of its owner; may be empty.
     pub fn comment(&self) -> &str {
         &self.comment

@@ -62,6 +62,7 @@ use crate::device_mapper::{self, FirstUse, Mapping};
 use crate::luks::{self, VOLUME_KEY_LEN};
 use crate::metadata::Metadata;
 use crate::stop::Stop;
+use crate::tickets::Asking;
 use crate::timeline::Timeline;
 use crate::tpm;
 use classify::Disk;
@@ -156,7 +157,9 @@ impl Unlock {
         if let Err(error) = &recovery {
             waiting.note("recovery server", format!("cannot listen on {}: {error}", self.recovery));
         }
-        let rejoin = Rejoin::start(self.metadata.clone(), self.issuer.clone(), waiting.clone(), self.timeline);
+        let (issuer, timeline) = (self.issuer.clone(), self.timeline);
+        let rejoin = Arc::new(Rejoin { waiting: waiting.clone(), issuer, timeline });
+        let rejoin = Asking::start(self.metadata.clone(), rejoin);
         if let Err(error) = &rejoin {
             waiting.note("rejoin", format!("cannot start: {error}"));
         }

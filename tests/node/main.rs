@@ -13,6 +13,8 @@ mod swtpm;
 
 mod bad_input;
 mod init;
+mod join;
+mod joining;
 mod setting;
 mod status;
 mod unlock;

@@ -1,0 +1,253 @@
+//! What a join makes of a node that has its ticket, after the node lock:
+//!
+//! ```text
+//! state disk: commit ─► emergency SSH ─► components ─► certificates ─► kubeadm join ─► complete
+//!                                                          ▲              │ a reason that can pass
+//!                                                          └─ kubeadm reset
+//! ```
+//!
+//! Each step may be done twice. One that fails ends the join: the disk is reset, and the node starts over by its next boot.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::command;
+use super::etcd;
+use super::job::Job;
+use super::setup::{self, Error, Kubeadm, Node, install_components, program};
+use super::ticket::Ticket;
+use crate::backoff::Backoff;
+use crate::crypto::CLUSTER_ID_LEN;
+use crate::kubernetes::kubeadm::{self, Trust};
+use crate::kubernetes::parameters;
+use crate::metadata::Role;
+use crate::ssh;
+use crate::state_disk::NodeState;
+use crate::stop::Stop;
+
+/// Told what is to be, the token too.
+const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-join.yaml");
+/// What all control planes share.
+const PKI: &str = "/etc/kubernetes/pki";
+
+/// For one try of kubeadm join, which has time-outs of its own for each of its waits; a control plane fetches images.
+const JOIN: Duration = Duration::from_secs(15 * 60);
+/// For `kubeadm reset`.
+const RESET: Duration = Duration::from_secs(3 * 60);
+const TRIES: u32 = 5;
+/// The old system's tokens are good for this long: a try that begins later fails in any case.
+const TOKEN_LIFE: Duration = Duration::from_secs(15 * 60);
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// kubeadm's exit code when its preflight checks fail: nothing was changed (kubeadm's PreFlightExitCode).
+const PREFLIGHT_FAILED: i32 = 2;
+/// Its exit code for a configuration that makes no sense (ValidationExitCode).
+const CONFIGURATION_REFUSED: i32 = 3;
+/// What kubeadm's last lines have in them when its reason may pass, in lower case.
+const PASSING: [&str; 16] = [
+    "timed out",
+    "timeout",
+    "deadline exceeded",
+    "connection refused",
+    "connection reset",
+    "no route to host",
+    "network is unreachable",
+    "unexpected eof",
+    "no such host",
+    "server is currently unable",
+    "too many requests",
+    "etcdserver:",
+    // a token, or what it signs, that one API server does not know yet
+    "unauthorized",
+    "jws signature",
+    "not yet available",
+    // this very node, half done, by the try before
+    "status \"ready\" already exists",
+];
+
+/// A checked ticket, and who has it.
+pub struct Join {
+    ticket: Ticket,
+    node: kubeadm::Node,
+    role: Role,
+    api_server: String,
+    since: Instant,
+}
+
+impl Join {
+    /// The load balancer that the metadata service names, unless that is this node itself, goes before the ticket's API
+    /// server, as in the old system.
+    pub fn new(ticket: Ticket, node: kubeadm::Node, role: Role, load_balancer: Option<&str>) -> Join {
+        let balanced = load_balancer.and_then(|host| balanced(host, node.ip));
+        let api_server = balanced.unwrap_or_else(|| ticket.api_server.clone());
+        Join { ticket, node, role, api_server, since: Instant::now() }
+    }
+
+    /// The ID of the cluster to join.
+    pub fn cluster(&self) -> [u8; CLUSTER_ID_LEN] {
+        self.ticket.cluster()
+    }
+
+    /// What follows the lock: each step survives power loss, and the mark of completion is the last.
+    pub fn run(&self, node: &Node, stop: &Stop, job: &Job<()>) -> Result<(), String> {
+        job.phase("state disk");
+        let state = NodeState { role: self.role, measurement_salt: self.ticket.measurement_salt };
+        node.commit_disk(&state, |_| Ok(self.ticket.disk_key.clone()))?;
+        job.phase("emergency SSH");
+        self.certify_host(&node.root)?;
+        job.phase("components");
+        install_components(&self.ticket.components, &node.settings, stop, job).map_err(|error| error.to_string())?;
+        job.phase("kubeadm join");
+        self.join(stop, job).map_err(|error| error.to_string())?;
+        etcd::prioritize_io(stop);
+        node.complete()
+    }
+
+    fn certify_host(&self, root: &Path) -> Result<(), String> {
+        ssh::host::install(root, &self.ticket.ssh_authority, &self.ticket.ssh_certificate)
+            .map_err(|error| format!("the SSH host certificate: {error}"))?;
+        ssh::host::reload_sshd();
+        Ok(())
+    }
+
+    /// Tries until it is well, or fails for a reason that does not pass, or the token is too old.
+    fn join(&self, stop: &Stop, job: &Job<()>) -> Result<(), Error> {
+        let _no_token_stays = Removed;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        for attempt in 1.. {
+            self.write_files()?;
+            let Err(error) = KUBEADM.run(&["join"], &[], JOIN, stop, job) else { return Ok(()) };
+            if !may_pass(&error) || attempt == TRIES || self.since.elapsed() > TOKEN_LIFE {
+                return Err(error);
+            }
+            let pause = backoff.pause();
+            job.line(&format!("kubeadm join failed; trying it again in {} s", pause.as_secs().max(1)));
+            clean_up(&error, stop, job);
+            if stop.wait(pause) {
+                return Err(Error::Stopped);
+            }
+        }
+        Ok(())
+    }
+
+    /// All that kubeadm finds in place; what it is told comes last. A reset takes most of them away.
+    fn write_files(&self) -> Result<(), Error> {
+        for (name, is_secret, content) in &self.ticket.control_plane_files {
+            let mode = if *is_secret { 0o600 } else { 0o644 };
+            setup::write(&Path::new(PKI).join(name), mode, content.expose())?;
+        }
+        let (certificate, key) = (Path::new(kubeadm::KUBELET_CERTIFICATE), Path::new(kubeadm::KUBELET_KEY));
+        self.ticket.kubelet.write(certificate, key).map_err(Error::Certificate)?;
+        if let Trust::Authority(authority) = &self.ticket.trust {
+            let discovery = kubeadm::discovery(&self.api_server, authority);
+            setup::write(Path::new(kubeadm::DISCOVERY), 0o600, discovery.as_bytes())?;
+        }
+        let ticket = kubeadm::Ticket {
+            api_server: self.api_server.clone(),
+            token: self.ticket.token.clone(),
+            trust: self.ticket.trust.clone(),
+            control_plane: self.role == Role::ControlPlane,
+        };
+        KUBEADM.configure(&kubeadm::join_configuration(&ticket, &self.node))
+    }
+}
+
+/// `host:port` of the API server behind a load balancer; `None` where it leads back here, or makes no sense.
+fn balanced(host: &str, own: IpAddr) -> Option<String> {
+    let host = parameters::host(host).ok()?;
+    match host.parse::<IpAddr>() {
+        Ok(address) if address == own => None,
+        Ok(IpAddr::V6(address)) => Some(format!("[{address}]:{}", kubeadm::API_SERVER_PORT)),
+        _ => Some(format!("{host}:{}", kubeadm::API_SERVER_PORT)),
+    }
+}
+
+/// Whether another try may end better: the API server was not reached or not ready, or something took too long.
+fn may_pass(error: &Error) -> bool {
+    match error {
+        Error::Command(command::Error::Late(..)) => true,
+        Error::Command(command::Error::Failed(_, status, lines)) => match status.code() {
+            // the container runtime may just be starting, a registry pausing
+            Some(PREFLIGHT_FAILED) => true,
+            Some(CONFIGURATION_REFUSED) | None => false,
+            Some(_) => {
+                let text = lines.join("\n").to_lowercase();
+                PASSING.iter().any(|words| text.contains(words))
+            }
+        },
+        _ => false,
+    }
+}
+
+/// Takes back what a failed try has left: kubelet, manifests, a member of etcd. What does not succeed, the next try meets.
+fn clean_up(error: &Error, stop: &Stop, job: &Job<()>) {
+    let is_unchanged = matches!(error, Error::Command(command::Error::Failed(_, status, _)) if status.code() == Some(PREFLIGHT_FAILED));
+    if is_unchanged {
+        return;
+    }
+    let mut reset = program("kubeadm");
+    reset.args(["reset", "--force", "--cri-socket", kubeadm::CONTAINERD]);
+    if let Err(error) = setup::run(&mut reset, RESET, stop, job) {
+        job.line(&format!("cleaning up: {error}"));
+    }
+}
+
+/// Removes what has the token in it, however the join ends.
+struct Removed;
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        for path in [KUBEADM.0, kubeadm::DISCOVERY] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => log::warn!("{path} stays: {error}"),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    fn failed(code: i32, line: &str) -> Error {
+        let status = ExitStatus::from_raw(code << 8);
+        Error::Command(command::Error::Failed("kubeadm join".into(), status, vec![line.into()]))
+    }
+
+    #[test]
+    fn only_what_can_pass_is_tried_again() {
+        for line in [
+            "error execution phase preflight: couldn't validate the identity of the API Server: Get \"https://10.0.0.1:6443\": \
+             dial tcp 10.0.0.1:6443: connect: connection refused",
+            "error execution phase kubelet-start: timed out waiting for the condition",
+            "error execution phase control-plane-join/etcd: etcdserver: can only promote a learner member",
+            "couldn't validate the identity of the API Server: could not find a JWS signature in the cluster-info ConfigMap",
+            "failed to get config map: Unauthorized",
+        ] {
+            assert!(may_pass(&failed(1, line)), "{line}");
+        }
+        for line in ["cluster CA found in cluster-info ConfigMap is invalid: none of the public keys are pinned", ""] {
+            assert!(!may_pass(&failed(1, line)), "{line}");
+        }
+        assert!(may_pass(&failed(2, "[ERROR CRI]")) && !may_pass(&failed(3, "timeout")));
+        let late = command::Error::Late("kubeadm join".into(), JOIN, vec![]);
+        assert!(may_pass(&Error::Command(late)) && !may_pass(&Error::Stopped));
+        let killed = command::Error::Failed("kubeadm join".into(), ExitStatus::from_raw(9), vec!["timeout".into()]);
+        assert!(!may_pass(&Error::Command(killed)));
+    }
+
+    #[test]
+    fn a_load_balancer_goes_before_the_ticket_unless_it_is_this_node() {
+        let own = "10.0.0.2".parse().unwrap();
+        assert_eq!(balanced("10.0.0.1", own).as_deref(), Some("10.0.0.1:6443"));
+        assert_eq!(balanced("lb.example", own).as_deref(), Some("lb.example:6443"));
+        assert_eq!(balanced("fd00::1", own).as_deref(), Some("[fd00::1]:6443"));
+        assert_eq!((balanced("10.0.0.2", own), balanced("a:1", own)), (None, None));
+    }
+}

@@ -1,0 +1,447 @@
+//! What a join service gives a node, checked as a whole before anything is written or locked: whoever answers on the join
+//! service's port is not attested, and may send anything.
+//!
+//! | field | what it must be |
+//! |---|---|
+//! | `state_disk_key`, `measurement_secret`, `measurement_salt` | 32 bytes each |
+//! | `kubelet_cert` | one certificate, of the key that was sent, for this node |
+//! | `api_server_endpoint` | host and port |
+//! | `token` | of the form of a bootstrap token |
+//! | `discovery_token_ca_cert_hash`, `cluster_ca` | a SHA-256; where both are there the hash is that of one of the CAs |
+//! | `control_plane_files` | the eight that a control plane needs, each once, or none for a worker |
+//! | `kubernetes_version` | supported, if there is one |
+//! | `kubernetes_components` | as for an init |
+//! | `authorized_ca_public_key`, `host_certificate` | a line each; a certificate of this node's host key |
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+use zeroize::Zeroizing;
+
+use crate::crypto::{CLUSTER_ID_LEN, KEY_LEN, Secret, cluster_id};
+use crate::kubernetes::components::{self, Component};
+use crate::kubernetes::kubeadm::Trust;
+use crate::kubernetes::kubelet_certificate::KubeletCertificate;
+use crate::kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
+use crate::kubernetes::parameters::{self, Version};
+use crate::proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
+use crate::ssh;
+use crate::state_disk::SALT_LEN;
+
+/// Bytes of a certificate or key of the control plane; one of RSA 4096 has 3 KiB.
+const MAX_FILE: usize = 64 << 10;
+/// The old system's lists have nine.
+const MAX_COMPONENTS: usize = 64;
+/// How much of a wrong value an error repeats.
+const SHOWN: usize = 80;
+
+/// What control planes share, below kubeadm's `pki`: name, and whether it is secret.
+pub const CONTROL_PLANE_FILES: [(&str, bool); 8] = [
+    ("ca.crt", false),
+    ("ca.key", true),
+    ("sa.pub", false),
+    ("sa.key", true),
+    ("front-proxy-ca.crt", false),
+    ("front-proxy-ca.key", true),
+    ("etcd/ca.crt", false),
+    ("etcd/ca.key", true),
+];
+
+/// What a ticket must fit.
+pub struct Expected<'a> {
+    /// Whether the node becomes a control plane.
+    pub control_plane: bool,
+    /// What the kubelet's certificate was asked for with.
+    pub kubelet: &'a KubeletRequest,
+    /// The SSH host key that was sent.
+    pub host_key: &'a ssh::PublicKey,
+    /// What components may ask for.
+    pub policy: &'a components::Policy,
+}
+
+/// A ticket with which nothing is wrong that can be known beforehand.
+pub struct Ticket {
+    /// The permanent key of the state disk.
+    pub disk_key: Secret,
+    /// With the salt, the cluster's ID.
+    pub measurement_secret: Secret,
+    /// As it will be on the disk.
+    pub measurement_salt: [u8; SALT_LEN],
+    /// The kubelet's serving certificate, with its key.
+    pub kubelet: KubeletCertificate,
+    /// `host:port`.
+    pub api_server: String,
+    /// A bootstrap token.
+    pub token: Zeroizing<String>,
+    /// How the API server is known.
+    pub trust: Trust,
+    /// As in [`CONTROL_PLANE_FILES`], with their contents; none for a worker.
+    pub control_plane_files: Vec<(&'static str, bool, Secret)>,
+    /// What to install.
+    pub components: Vec<Component>,
+    /// The line of the SSH authority.
+    pub ssh_authority: Vec<u8>,
+    /// The line of the SSH host certificate.
+    pub ssh_certificate: Vec<u8>,
+}
+
+/// Which field is wrong, and how; a clause.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    field: &'static str,
+    why: String,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.why)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+fn refuse<T>(field: &'static str, why: impl fmt::Display) -> Result<T, Refused> {
+    Err(Refused { field, why: why.to_string() })
+}
+
+impl Ticket {
+    /// Checks what a join service sent.
+    pub fn check(mut ticket: IssueJoinTicketResponse, expected: &Expected<'_>) -> Result<Ticket, Refused> {
+        let disk_key = key("state_disk_key", std::mem::take(&mut ticket.state_disk_key))?;
+        let measurement_secret = key("measurement_secret", std::mem::take(&mut ticket.measurement_secret))?;
+        let salt = &ticket.measurement_salt[..];
+        let Ok(measurement_salt) = salt.try_into() else {
+            return refuse("measurement_salt", format_args!("{} bytes, expected {SALT_LEN}", salt.len()));
+        };
+        if !is_endpoint(&ticket.api_server_endpoint) {
+            let got = shown(&ticket.api_server_endpoint);
+            return refuse("api_server_endpoint", format_args!("{got}, expected a host and a port as 10.0.0.1:6443"));
+        }
+        let token = Zeroizing::new(std::mem::take(&mut ticket.token));
+        if !is_token(&token) {
+            return refuse("token", "it has not the form of a bootstrap token");
+        }
+        let trust = trust(&ticket)?;
+        let control_plane_files = control_plane_files(&mut ticket.control_plane_files, expected.control_plane)?;
+        if !ticket.kubernetes_version.is_empty() {
+            let version = ticket.kubernetes_version.parse::<Version>();
+            version.or_else(|why| refuse("kubernetes_version", why))?;
+        }
+        let components = components(&ticket, expected.policy)?;
+        ssh::host::check(&ticket.authorized_ca_public_key, &ticket.host_certificate, expected.host_key)
+            .or_else(|why| refuse("authorized_ca_public_key, host_certificate", why))?;
+        let kubelet = expected.kubelet.complete(&ticket.kubelet_cert).or_else(|why| refuse("kubelet_cert", why))?;
+        Ok(Ticket {
+            disk_key,
+            measurement_secret,
+            measurement_salt,
+            kubelet,
+            api_server: std::mem::take(&mut ticket.api_server_endpoint),
+            token,
+            trust,
+            control_plane_files,
+            components,
+            ssh_authority: std::mem::take(&mut ticket.authorized_ca_public_key),
+            ssh_certificate: std::mem::take(&mut ticket.host_certificate),
+        })
+    }
+
+    /// The ID of the cluster that gave it.
+    pub fn cluster(&self) -> [u8; CLUSTER_ID_LEN] {
+        cluster_id(&self.measurement_secret, &self.measurement_salt)
+    }
+}
+
+fn key(field: &'static str, bytes: Vec<u8>) -> Result<Secret, Refused> {
+    let key = Secret::new(bytes);
+    match key.len() {
+        KEY_LEN => Ok(key),
+        len => refuse(field, format_args!("{len} bytes, expected {KEY_LEN}")),
+    }
+}
+
+/// An IPv6 address stands in brackets (RFC 3986 §3.2.2).
+fn is_endpoint(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let is_host = match host.strip_prefix('[') {
+        Some(address) => address.strip_suffix(']').is_some_and(|address| address.parse::<Ipv6Addr>().is_ok()),
+        None => parameters::host(host).is_ok() && !matches!(host.parse(), Ok(IpAddr::V6(_))),
+    };
+    let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
+    is_host && is_port
+}
+
+/// k8s.io/cluster-bootstrap, BootstrapTokenPattern.
+fn is_token(text: &str) -> bool {
+    let is_word = |word: &str, len| {
+        word.len() == len && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+    };
+    text.split_once('.').is_some_and(|(id, secret)| is_word(id, 6) && is_word(secret, 16))
+}
+
+fn trust(ticket: &IssueJoinTicketResponse) -> Result<Trust, Refused> {
+    const HASH: &str = "discovery_token_ca_cert_hash";
+    let hash = &ticket.discovery_token_ca_cert_hash;
+    let is_hash = |hash: &str| {
+        let digits = hash.strip_prefix("sha256:").unwrap_or_default();
+        digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    if !is_hash(hash) {
+        return refuse(HASH, format_args!("{}, expected sha256: and 64 hexadecimal digits", shown(hash)));
+    }
+    if ticket.cluster_ca.is_empty() {
+        return Ok(Trust::Hash(hash.clone()));
+    }
+    if ticket.cluster_ca.len() > MAX_FILE {
+        return refuse("cluster_ca", format_args!("{} bytes, expected at most {MAX_FILE}", ticket.cluster_ca.len()));
+    }
+    let hashes = authority_hashes(&ticket.cluster_ca).or_else(|why| refuse("cluster_ca", why))?;
+    if !hashes.contains(hash) {
+        return refuse("cluster_ca", format_args!("no certificate of it has the hash {hash}"));
+    }
+    match std::str::from_utf8(&ticket.cluster_ca) {
+        Ok(text) => Ok(Trust::Authority(text.to_owned())),
+        Err(_) => refuse("cluster_ca", "it is no PEM"),
+    }
+}
+
+fn control_plane_files(
+    files: &mut Vec<ControlPlaneCertOrKey>,
+    control_plane: bool,
+) -> Result<Vec<(&'static str, bool, Secret)>, Refused> {
+    const FIELD: &str = "control_plane_files";
+    let mut files: Vec<_> = std::mem::take(files);
+    if !control_plane {
+        return match files.len() {
+            0 => Ok(Vec::new()),
+            count => refuse(FIELD, format_args!("{count} keys and certificates of a control plane, for a worker")),
+        };
+    }
+    let mut checked: Vec<(&str, bool, Secret)> = Vec::with_capacity(CONTROL_PLANE_FILES.len());
+    for file in &mut files {
+        let known = CONTROL_PLANE_FILES.iter().find(|(name, _)| *name == file.name);
+        let Some(&(name, is_secret)) = known else {
+            return refuse(FIELD, format_args!("{} is none that a control plane needs", shown(&file.name)));
+        };
+        if checked.iter().any(|(other, ..)| *other == name) {
+            return refuse(FIELD, format_args!("{name} is there twice"));
+        }
+        let content = Secret::new(std::mem::take(&mut file.data));
+        if content.len() > MAX_FILE || !content.expose().starts_with(b"-----BEGIN ") {
+            let len = content.len();
+            return refuse(FIELD, format_args!("{name} ({len} bytes) is no PEM of at most {MAX_FILE} bytes"));
+        }
+        checked.push((name, is_secret, content));
+    }
+    match CONTROL_PLANE_FILES.iter().find(|(name, _)| checked.iter().all(|(there, ..)| there != name)) {
+        None => Ok(checked),
+        Some((missing, _)) => refuse(FIELD, format_args!("{missing} is missing")),
+    }
+}
+
+fn components(ticket: &IssueJoinTicketResponse, policy: &components::Policy) -> Result<Vec<Component>, Refused> {
+    const FIELD: &str = "kubernetes_components";
+    let wire = &ticket.kubernetes_components;
+    if wire.len() > MAX_COMPONENTS {
+        return refuse(FIELD, format_args!("{} of them, expected at most {MAX_COMPONENTS}", wire.len()));
+    }
+    let parsed = wire.iter().map(|wire| Component::parse(wire, policy)).collect::<Result<_, _>>();
+    parsed.or_else(|why| refuse(FIELD, why))
+}
+
+fn shown(text: &str) -> String {
+    let mut beginning: String = text.chars().take(SHOWN).collect();
+    if beginning.len() < text.len() {
+        beginning.push('…');
+    }
+    format!("{beginning:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use prost::Message;
+
+    use super::*;
+    use crate::kubernetes::kubelet_request::tests::{authority, request, sign};
+    use crate::mutation::mutations;
+    use crate::proto::components::Component as Wire;
+    use crate::ssh::key;
+
+    /// What a node asked with, and the good answer.
+    struct Case {
+        kubelet: KubeletRequest,
+        host_key: ssh::PublicKey,
+        policy: components::Policy,
+        ticket: IssueJoinTicketResponse,
+    }
+
+    static CASE: LazyLock<Case> = LazyLock::new(|| {
+        let (authority, kubelet, host_key) = (authority(), request(), key::generate().1);
+        let ssh = ssh::Authority::from_seed(&Secret::new(vec![7; 32])).unwrap();
+        let cluster_ca = std::fs::read(authority.path().join("ca.crt")).unwrap();
+        let ticket = IssueJoinTicketResponse {
+            state_disk_key: vec![1; 32],
+            measurement_salt: vec![2; 32],
+            measurement_secret: vec![3; 32],
+            kubelet_cert: sign(authority.path(), kubelet.der()),
+            api_server_endpoint: "10.42.1.100:6443".into(),
+            token: "abcdef.0123456789abcdef".into(),
+            discovery_token_ca_cert_hash: authority_hashes(&cluster_ca).unwrap().remove(0),
+            control_plane_files: vec![],
+            kubernetes_version: "v1.34.4".into(),
+            kubernetes_components: vec![Wire {
+                url: "https://dl.k8s.io/v1.34.4/bin/linux/amd64/kubelet".into(),
+                hash: format!("sha256:{}", "0a".repeat(32)),
+                install_path: "/run/state/bin/kubelet".into(),
+                extract: false,
+            }],
+            authorized_ca_public_key: format!("{}\n", ssh.public_line()).into_bytes(),
+            host_certificate: ssh.host_certificate(&host_key, &["node".into()]).unwrap().into_bytes(),
+            cluster_ca,
+        };
+        Case { kubelet, host_key, policy: components::Policy::default(), ticket }
+    });
+
+    fn check(ticket: IssueJoinTicketResponse, control_plane: bool) -> Result<Ticket, Refused> {
+        let Case { kubelet, host_key, policy, .. } = &*CASE;
+        Ticket::check(ticket, &Expected { control_plane, kubelet, host_key, policy })
+    }
+
+    fn with(change: impl FnOnce(&mut IssueJoinTicketResponse)) -> IssueJoinTicketResponse {
+        let mut ticket = CASE.ticket.clone();
+        change(&mut ticket);
+        ticket
+    }
+
+    fn files() -> Vec<ControlPlaneCertOrKey> {
+        let file = |name: &str| ControlPlaneCertOrKey { name: name.into(), data: b"-----BEGIN X-----\n".to_vec() };
+        CONTROL_PLANE_FILES.map(|(name, _)| file(name)).to_vec()
+    }
+
+    #[test]
+    fn good_tickets_of_both_roles_and_of_both_systems_are_taken() {
+        let worker = check(CASE.ticket.clone(), false).unwrap();
+        assert!(matches!(worker.trust, Trust::Authority(_)) && worker.components.len() == 1);
+        assert_eq!(worker.cluster(), cluster_id(&Secret::new(vec![3; 32]), &[2; 32]));
+        let plane = check(with(|ticket| ticket.control_plane_files = files()), true).unwrap();
+        let secret: Vec<_> = plane.control_plane_files.iter().filter(|file| file.1).map(|file| file.0).collect();
+        assert_eq!(secret, ["ca.key", "sa.key", "front-proxy-ca.key", "etcd/ca.key"]);
+        let old = check(
+            with(|ticket| {
+                ticket.cluster_ca.clear();
+                ticket.kubernetes_version.clear();
+            }),
+            false,
+        );
+        assert_eq!(old.unwrap().trust, Trust::Hash(CASE.ticket.discovery_token_ca_cert_hash.clone()));
+        for endpoint in ["lb.example:6443", "[fd00::1]:443", "10.0.0.1:1"] {
+            check(with(|ticket| ticket.api_server_endpoint = endpoint.into()), false).unwrap();
+        }
+    }
+
+    #[test]
+    fn each_field_that_is_wrong_is_refused_by_its_name() {
+        type Change = fn(&mut IssueJoinTicketResponse);
+        let component = |change: fn(&mut Wire)| {
+            move |ticket: &mut IssueJoinTicketResponse| change(&mut ticket.kubernetes_components[0])
+        };
+        let cases: Vec<(&str, Change)> = vec![
+            ("state_disk_key: 31 bytes", |ticket| ticket.state_disk_key.truncate(31)),
+            ("state_disk_key: 0 bytes", |ticket| ticket.state_disk_key.clear()),
+            ("measurement_secret: 33 bytes", |ticket| ticket.measurement_secret.push(0)),
+            ("measurement_salt: 0 bytes", |ticket| ticket.measurement_salt.clear()),
+            ("kubelet_cert: it is not one certificate", |ticket| ticket.kubelet_cert.clear()),
+            ("kubelet_cert: it is for another key", |ticket| ticket.kubelet_cert = ticket.cluster_ca.clone()),
+            ("api_server_endpoint: \"\"", |ticket| ticket.api_server_endpoint.clear()),
+            ("api_server_endpoint: \"10.0.0.1\"", |ticket| ticket.api_server_endpoint = "10.0.0.1".into()),
+            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "10.0.0.1:0".into()),
+            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "10.0.0.1:65536".into()),
+            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "10.0.0.1:+1".into()),
+            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "fd00::1:6443".into()),
+            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "a@b/c:6443".into()),
+            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "x".repeat(1 << 16)),
+            ("token", |ticket| ticket.token.clear()),
+            ("token", |ticket| ticket.token = "abcdef.0123456789abcdeF".into()),
+            ("token", |ticket| ticket.token.push('0')),
+            ("discovery_token_ca_cert_hash: \"\"", |ticket| ticket.discovery_token_ca_cert_hash.clear()),
+            ("discovery_token_ca_cert_hash", |ticket| ticket.discovery_token_ca_cert_hash.push('0')),
+            ("cluster_ca: no certificate of it has the hash", |ticket| {
+                ticket.discovery_token_ca_cert_hash = format!("sha256:{}", "0a".repeat(32));
+            }),
+            ("cluster_ca: there is no certificate", |ticket| ticket.cluster_ca = b"none".to_vec()),
+            ("cluster_ca: 65537 bytes", |ticket| ticket.cluster_ca = vec![b'\n'; MAX_FILE + 1]),
+            ("control_plane_files: 8 keys", |ticket| ticket.control_plane_files = files()),
+            ("kubernetes_version: Kubernetes v1.12.0", |ticket| ticket.kubernetes_version = "v1.12.0".into()),
+            ("kubernetes_components: 65 of them", |ticket| {
+                ticket.kubernetes_components = vec![Wire::default(); MAX_COMPONENTS + 1];
+            }),
+            ("authorized_ca_public_key", |ticket| ticket.authorized_ca_public_key.clear()),
+            ("authorized_ca_public_key", |ticket| ticket.authorized_ca_public_key.extend(b"second\n")),
+            ("host_certificate: the ticket's SSH host certificate is not one of this node's host key", |ticket| {
+                ticket.host_certificate = key::generate().1.line().into_bytes();
+            }),
+        ];
+        for (why, change) in cases {
+            let error = check(with(change), false).err().unwrap_or_else(|| panic!("{why}")).to_string();
+            assert!(error.contains(why), "{why} is not in {error}");
+            assert!(!error.contains("abcdef.") && error.len() < 1000, "{error}");
+        }
+        for (why, change) in [
+            ("has no hash", component(|wire| wire.hash.clear())),
+            ("in none of the allowed directories", component(|wire| wire.install_path = "/etc/passwd".into())),
+            ("no absolute path without `..`", component(|wire| wire.install_path = "/run/state/bin/../x".into())),
+            ("no scheme", component(|wire| wire.url = "kubelet".into())),
+        ] {
+            let error = check(with(change), false).err().unwrap_or_else(|| panic!("{why}")).to_string();
+            assert!(error.starts_with("kubernetes_components: ") && error.contains(why), "{why} is not in {error}");
+        }
+    }
+
+    #[test]
+    fn a_control_plane_needs_its_eight_files_and_takes_no_other() {
+        type Change = fn(&mut Vec<ControlPlaneCertOrKey>);
+        let cases: [(&str, Change); 8] = [
+            ("ca.crt is missing", |files| files.clear()),
+            ("etcd/ca.key is missing", |files| drop(files.pop())),
+            ("\"../ca.key\" is none", |files| files[1].name = "../ca.key".into()),
+            ("\"/etc/passwd\" is none", |files| files[1].name = "/etc/passwd".into()),
+            ("\"etcd/../ca.key\" is none", |files| files[1].name = "etcd/../ca.key".into()),
+            ("\"apiserver.key\" is none", |files| {
+                files.push(ControlPlaneCertOrKey { name: "apiserver.key".into(), data: vec![] });
+            }),
+            ("ca.crt is there twice", |files| files[1].name = "ca.crt".into()),
+            ("ca.key (65537 bytes) is no PEM", |files| files[1].data.resize(MAX_FILE + 1, b'x')),
+        ];
+        for (why, change) in cases {
+            let mut files = files();
+            change(&mut files);
+            let error = check(with(|ticket| ticket.control_plane_files = files), true).err().unwrap().to_string();
+            assert!(error.contains(why), "{why} is not in {error}");
+        }
+        let empty = with(|ticket| {
+            ticket.control_plane_files = files();
+            ticket.control_plane_files[7].data.clear();
+        });
+        assert!(check(empty, true).err().unwrap().to_string().contains("etcd/ca.key (0 bytes) is no PEM"));
+    }
+
+    #[test]
+    fn mutated_tickets_are_refused_or_sound() {
+        let ticket = with(|ticket| ticket.control_plane_files = files());
+        let mut good = 0;
+        for mutant in mutations(&ticket.encode_to_vec(), 20_000) {
+            let Ok(ticket) = IssueJoinTicketResponse::decode(&mutant[..]) else { continue };
+            if let Ok(ticket) = check(ticket, true) {
+                good += 1;
+                assert_eq!((ticket.disk_key.len(), ticket.measurement_secret.len()), (KEY_LEN, KEY_LEN));
+                assert!(is_token(&ticket.token) && is_endpoint(&ticket.api_server));
+                let names: Vec<_> = ticket.control_plane_files.iter().map(|file| file.0).collect();
+                assert_eq!(names.len(), 8);
+                assert!(CONTROL_PLANE_FILES.iter().all(|(name, _)| names.contains(name)));
+            }
+        }
+        assert!(good > 50, "{good}");
+    }
+}

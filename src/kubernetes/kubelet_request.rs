@@ -1,0 +1,272 @@
+//! How a joining node asks for its kubelet's serving certificate: a key of its own, a request for the cluster's CA to sign
+//! (PKCS#10, RFC 2986), and the check that what comes back is for that key and this node.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ring::digest::{SHA256, digest};
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use zeroize::Zeroizing;
+
+use super::kubelet_certificate::{
+    COMMON_NAME, Error, KubeletCertificate, ORGANIZATION, SUBJECT_ALT_NAME, ip_name, pem, subject,
+};
+use super::parameters::NodeName;
+use crate::atls::der::{self, Malformed, Reader};
+
+/// Bytes of a certificate as PEM; one of RSA 4096 has 2 KiB.
+const MAX_CERTIFICATE: usize = 16 << 10;
+/// Certificates of a cluster's CA: while it is renewed there are two.
+const MAX_AUTHORITIES: usize = 16;
+
+/// id-ecPublicKey on prime256v1 (RFC 5480 §2.1.1).
+const P256: &[u8] = &[
+    0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03,
+    0x01, 0x07,
+];
+/// ecdsa-with-SHA256 (RFC 5758 §3.2).
+const ECDSA_WITH_SHA256: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
+/// extensionRequest (RFC 2985 §5.4.2).
+const EXTENSION_REQUEST: &[u8] = &[0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e];
+
+/// A key and the request for its certificate.
+pub struct KubeletRequest {
+    node: NodeName,
+    /// PKCS#8, PEM.
+    key: Zeroizing<String>,
+    /// SubjectPublicKeyInfo.
+    public_key: Vec<u8>,
+    request: Vec<u8>,
+}
+
+/// What is wrong with a certificate; a clause.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misfit(String);
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Misfit {}
+
+fn misfit<T>(why: impl Into<String>) -> Result<T, Misfit> {
+    Err(Misfit(why.into()))
+}
+
+impl KubeletRequest {
+    /// A new P-256 key, and the request for `O=system:nodes, CN=system:node:<node>` at this address.
+    pub fn new(node: &NodeName, address: IpAddr) -> Result<KubeletRequest, Error> {
+        let random = SystemRandom::new();
+        let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random);
+        let pkcs8 = Zeroizing::new(pkcs8.map_err(|_| Error::Key)?.as_ref().to_vec());
+        let pair =
+            EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &pkcs8, &random).map_err(|_| Error::Key)?;
+        let point = der::element(der::BIT_STRING, &[&[0], pair.public_key().as_ref()]);
+        let public_key = der::element(der::SEQUENCE, &[P256, &point]);
+
+        let names = der::element(der::SEQUENCE, &[&ip_name(&address)]);
+        let value = der::element(der::OCTET_STRING, &[&names]);
+        let extension = der::element(der::SEQUENCE, &[SUBJECT_ALT_NAME, &value]);
+        let extensions = der::element(der::SET, &[&der::element(der::SEQUENCE, &[&extension])]);
+        let attribute = der::element(der::SEQUENCE, &[EXTENSION_REQUEST, &extensions]);
+        let version = [der::INTEGER, 1, 0];
+        let attributes = der::element(der::context(0), &[&attribute]);
+        let body = der::element(der::SEQUENCE, &[&version, &subject(node), &public_key, &attributes]);
+        let signature = pair.sign(&random, &body).map_err(|_| Error::Key)?;
+        let signature = der::element(der::BIT_STRING, &[&[0], signature.as_ref()]);
+        let request = der::element(der::SEQUENCE, &[&body, ECDSA_WITH_SHA256, &signature]);
+        Ok(KubeletRequest { node: node.clone(), key: pem("PRIVATE KEY", &pkcs8), public_key, request })
+    }
+
+    /// The request, DER.
+    pub fn der(&self) -> &[u8] {
+        &self.request
+    }
+
+    /// The certificate that came for it, with the key; refused unless it is one, for this key and this node.
+    pub fn complete(&self, certificate: &[u8]) -> Result<KubeletCertificate, Misfit> {
+        if certificate.len() > MAX_CERTIFICATE {
+            return misfit(format!("it has {} bytes, expected at most {MAX_CERTIFICATE}", certificate.len()));
+        }
+        let Ok(text) = std::str::from_utf8(certificate) else { return misfit("it is no PEM") };
+        let mut found = CertificateDer::pem_slice_iter(certificate);
+        let (Some(Ok(only)), None) = (found.next(), found.next()) else {
+            return misfit("it is not one certificate as PEM");
+        };
+        let (name, public_key) = parts(&only)?;
+        if public_key != self.public_key {
+            return misfit("it is for another key than this node's");
+        }
+        let expected = format!("system:node:{}", self.node.as_str());
+        match subject_of(&name) {
+            Ok((organization, common_name)) if organization == "system:nodes" && common_name == expected => {
+                Ok(KubeletCertificate { certificate: text.to_owned(), key: self.key.clone() })
+            }
+            Ok((organization, common_name)) => misfit(format!(
+                "it is for O={organization:?}, CN={common_name:?}, expected O=\"system:nodes\", CN={expected:?}"
+            )),
+            Err(Malformed) => misfit("its subject is not one organization and one common name"),
+        }
+    }
+}
+
+/// The hashes of the public keys of a cluster's CAs, in the form of kubeadm's `caCertHashes`: `sha256:` and hexadecimal
+/// digits. `certificates` is PEM, one or more.
+pub fn authority_hashes(certificates: &[u8]) -> Result<Vec<String>, Misfit> {
+    let mut hashes = Vec::new();
+    for certificate in CertificateDer::pem_slice_iter(certificates).take(MAX_AUTHORITIES + 1) {
+        let Ok(certificate) = certificate else { return misfit("it is no PEM") };
+        let (_, public_key) = parts(&certificate)?;
+        let hash = digest(&SHA256, &public_key);
+        hashes.push(format!("sha256:{}", hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>()));
+    }
+    match hashes.len() {
+        0 => misfit("there is no certificate in it"),
+        len if len > MAX_AUTHORITIES => misfit(format!("it has more than {MAX_AUTHORITIES} certificates")),
+        _ => Ok(hashes),
+    }
+}
+
+/// Subject (what is in the SEQUENCE) and SubjectPublicKeyInfo.
+fn parts(certificate: &CertificateDer<'_>) -> Result<(Vec<u8>, Vec<u8>), Misfit> {
+    match webpki::anchor_from_trusted_cert(certificate) {
+        Ok(anchor) => {
+            let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
+            Ok((anchor.subject.as_ref().to_vec(), public_key))
+        }
+        Err(error) => misfit(format!("it cannot be read: {error:?}")),
+    }
+}
+
+/// Organization and common name of a subject that has nothing else, as whatever kind of string.
+fn subject_of(name: &[u8]) -> Result<(String, String), Malformed> {
+    let mut sets = Reader::new(name);
+    let (mut organization, mut common_name) = (None, None);
+    while !sets.is_empty() {
+        let mut set = Reader::new(sets.expect(der::SET)?);
+        while !set.is_empty() {
+            let mut attribute = Reader::new(set.expect(der::SEQUENCE)?);
+            let place = match attribute.expect_whole(der::OBJECT_IDENTIFIER)? {
+                ORGANIZATION => &mut organization,
+                COMMON_NAME => &mut common_name,
+                _ => return Err(Malformed),
+            };
+            let (_, text) = attribute.next()?;
+            attribute.end()?;
+            let text = std::str::from_utf8(text).map_err(|_| Malformed)?;
+            if place.replace(text.to_owned()).is_some() {
+                return Err(Malformed);
+            }
+        }
+    }
+    organization.zip(common_name).ok_or(Malformed)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::*;
+    use crate::mutation::mutations;
+
+    /// A CA by openssl(1): its certificate and key are in this folder.
+    pub fn authority() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        openssl(folder.path(), "ecparam -name prime256v1 -genkey -noout -out ca.key");
+        openssl(folder.path(), "req -x509 -key ca.key -subj /CN=kubernetes -out ca.crt");
+        folder
+    }
+
+    pub fn openssl(folder: &Path, arguments: &str) -> String {
+        let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().unwrap();
+        assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    pub fn request() -> KubeletRequest {
+        let node = NodeName::from_machine("Worker_1").unwrap();
+        KubeletRequest::new(&node, "10.42.1.7".parse().unwrap()).unwrap()
+    }
+
+    /// What an authority makes of a request.
+    pub fn sign(authority: &Path, request: &[u8]) -> Vec<u8> {
+        fs::write(authority.join("request"), request).unwrap();
+        openssl(authority, "x509 -req -inform der -in request -CA ca.crt -CAkey ca.key -CAcreateserial -out crt");
+        fs::read(authority.join("crt")).unwrap()
+    }
+
+    #[test]
+    fn openssl_reads_the_request_and_its_signature_and_we_take_what_it_signs() {
+        let authority = authority();
+        for address in ["10.42.1.7", "fd00::7"] {
+            let node = NodeName::from_machine("Worker_1").unwrap();
+            let request = KubeletRequest::new(&node, address.parse().unwrap()).unwrap();
+            fs::write(authority.path().join("request"), request.der()).unwrap();
+            let text = openssl(authority.path(), "req -inform der -in request -noout -verify -text");
+            for part in ["O = system:nodes, CN = system:node:worker-1", "prime256v1", "IP Address:"] {
+                assert!(text.contains(part), "{part} is not in {text}");
+            }
+            let certificate = sign(authority.path(), request.der());
+            let issued = request.complete(&certificate).unwrap();
+            assert_eq!(issued.certificate.as_bytes(), certificate);
+            fs::write(authority.path().join("key"), issued.key.as_bytes()).unwrap();
+            let public = |command: &str| openssl(authority.path(), command);
+            assert_eq!(public("pkey -in key -pubout"), public("x509 -in crt -noout -pubkey"));
+        }
+    }
+
+    #[test]
+    fn a_certificate_of_another_key_or_name_or_shape_is_refused() {
+        let (authority, request) = (authority(), request());
+        let refused = |certificate: &[u8]| request.complete(certificate).err().expect("refused").to_string();
+        assert!(refused(&sign(authority.path(), self::request().der())).contains("another key"));
+        let other = NodeName::from_machine("worker-2").unwrap();
+        let certificate = sign(authority.path(), request.der());
+        let renamed = KubeletRequest { node: other, ..self::request() };
+        let renamed = KubeletRequest { public_key: request.public_key.clone(), ..renamed };
+        assert!(renamed.complete(&certificate).err().unwrap().to_string().contains("CN=\"system:node:worker-1\""));
+        assert!(refused(b"").contains("not one certificate"));
+        assert!(refused(&[&certificate[..], &certificate].concat()).contains("not one certificate"));
+        assert!(refused(&vec![b' '; MAX_CERTIFICATE + 1]).contains("bytes"));
+        assert!(refused(b"\xff").contains("no PEM"));
+        let key = fs::read(authority.path().join("ca.key")).unwrap();
+        assert!(refused(&key).contains("not one certificate"));
+    }
+
+    #[test]
+    fn the_hash_of_an_authority_is_kubeadms() {
+        let authority = authority();
+        let certificate = fs::read(authority.path().join("ca.crt")).unwrap();
+        // as kubeadm's documentation has it
+        let script = "openssl x509 -pubkey -in ca.crt | openssl pkey -pubin -outform der | sha256sum";
+        let output = Command::new("sh").args(["-c", script]).current_dir(authority.path()).output().unwrap();
+        let expected = String::from_utf8(output.stdout).unwrap();
+        let expected = format!("sha256:{}", expected.split(' ').next().unwrap());
+        assert_eq!(authority_hashes(&certificate).unwrap(), [expected.clone()]);
+        assert_eq!(authority_hashes(&certificate.repeat(2)).unwrap(), [expected.clone(), expected]);
+        assert!(authority_hashes(b"").is_err() && authority_hashes(&certificate.repeat(17)).is_err());
+    }
+
+    #[test]
+    fn mutated_certificates_are_refused_or_still_ours() {
+        let (authority, request) = (authority(), request());
+        let certificate = sign(authority.path(), request.der());
+        let only = CertificateDer::from_pem_slice(&certificate).unwrap();
+        for mutant in mutations(&only, 20_000) {
+            if let Ok((name, _)) = parts(&CertificateDer::from(mutant)) {
+                let _ = subject_of(&name);
+            }
+        }
+        for mutant in mutations(&certificate, 5000) {
+            let _ = request.complete(&mutant);
+            let _ = authority_hashes(&mutant);
+        }
+    }
+}
