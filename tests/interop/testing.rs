@@ -182,7 +182,7 @@ pub fn add(router: Router, seen: mpsc::Sender<Seen>) -> Router {
 }
 
 fn sum(requests: &mut Receiver<StreamingInputCallRequest>) -> Result<StreamingInputCallResponse, Status> {
-    let sum = requests.try_fold(0, |sum, request| Ok(sum + size(&request?.payload)))?;
+    let sum = requests.try_fold(0, |sum, request| Ok::<usize, Status>(sum + size(&request?.payload)))?;
     Ok(StreamingInputCallResponse { aggregated_payload_size: sum as i32 })
 }
 
