@@ -144,10 +144,12 @@ impl Cluster {
                 }
                 Err(client::Error::Stopped) => return,
                 Err(error) => {
-                    // a resource that the cluster does not have is not worth a word
-                    if error.is_not_found() {
+                    // a resource that the cluster does not have is not worth a word; 403 where nobody has a right to it either
+                    let is_absent = error.is_not_found();
+                    if is_absent || error.code() == Some(403) {
                         on(None);
-                    } else if error.to_string() != said {
+                    }
+                    if !is_absent && error.to_string() != said {
                         said = error.to_string();
                         log::error!("{said}: nothing is known of {collection} until that changes");
                     }
