@@ -24,7 +24,7 @@ use crate::kubernetes::client::{self, CONFIG_MAPS, Client};
 /// For one try of one thing.
 const TIME: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// After that the token is no good any more.
 const GIVE_UP: Duration = Duration::from_secs(16 * 60);
 /// How long the replica that made a ticket has for what is left of it.
@@ -176,7 +176,9 @@ impl Cleaner {
             Err(error) => error,
         };
         let at = Instant::now() + due.backoff.pause();
-        if (error.is_passing() || error.is_conflict()) && at < due.until {
+        // an API server that starts refuses, for a moment, what it will allow
+        let is_lasting = matches!(error.code(), Some(400 | 413 | 422));
+        if !is_lasting && at < due.until {
             log::debug!("{error}: again");
             return Some((due, at));
         }

@@ -23,6 +23,11 @@ use crate::kubernetes::time;
 
 const OF_NODE: &str = "join-node-";
 const OF_DISK: &str = "join-disk-";
+/// A node asks every join service at once and takes the first ticket: for so long another one, with another token, would only
+/// make that one worthless.
+const FRESH: Duration = Duration::from_secs(5);
+/// The word of a refusal because of that.
+pub const JUST_MADE: &str = "just-made";
 /// How often a record is written on top of another replica's.
 const TRIES: usize = 4;
 
@@ -152,9 +157,14 @@ fn check_name_against(
     machine: Option<&str>,
     now: SystemTime,
 ) -> Result<(), Refusal> {
+    let age = |record: &Record| {
+        let issued = record.issued.filter(|_| !record.token.is_empty());
+        // another replica's clock may be somewhat ahead
+        issued.map_or(Duration::MAX, |issued| now.duration_since(issued).unwrap_or_default())
+    };
     match (record, node) {
         (Some(record), node) if record.is_of_other(machine) => {
-            let age = record.issued.and_then(|issued| now.duration_since(issued).ok()).unwrap_or(Duration::MAX);
+            let age = age(record);
             match node {
                 Some(_) => Err(Refusal::denied(
                     "name-of-other",
@@ -167,6 +177,10 @@ fn check_name_against(
                 )),
                 None => Ok(()),
             }
+        }
+        (Some(record), _) if age(record) < FRESH => {
+            let message = "a ticket for this node was made a moment ago: if it did not arrive, try again";
+            Err(Refusal::passing(JUST_MADE, message, FRESH))
         }
         // nobody knows which machine it is, but it is alive
         (None, Some(node)) if node.ready_since.is_some() => Err(Refusal::passing(
@@ -242,7 +256,8 @@ mod tests {
             check_name_against(Some(record), node, machine, SystemTime::now()).map_err(|refusal| refusal.word)
         };
         for node in [None, Some(&node)] {
-            assert_eq!(check(&fresh, node, Some("m")), Ok(()));
+            assert_eq!(check(&record("m", 7), node, Some("m")), Ok(()));
+            assert_eq!(check(&fresh, node, Some("m")), Err(JUST_MADE));
         }
         for machine in [None, Some("other")] {
             assert_eq!(check(&old, Some(&node), machine), Err("name-of-other"));

@@ -71,6 +71,15 @@ impl Refusal {
         Refusal { inside: inside.into(), ..self }
     }
 
+    /// What the caller gets.
+    pub fn status(&self) -> Status {
+        let status = Status::new(self.code, self.message.clone());
+        match self.retry_after {
+            Some(pause) => status.with_retry_after(pause),
+            None => status,
+        }
+    }
+
     /// What the caller hears.
     pub fn message(&self) -> &str {
         &self.message
@@ -79,15 +88,5 @@ impl Refusal {
     /// Whether this service or its surroundings failed, rather than that it refused somebody.
     pub fn is_failure(&self) -> bool {
         matches!(self.code, Code::Internal | Code::Unavailable | Code::FailedPrecondition | Code::Cancelled)
-    }
-}
-
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Status {
-        let status = Status::new(refusal.code, refusal.message);
-        match refusal.retry_after {
-            Some(pause) => status.with_retry_after(pause),
-            None => status,
-        }
     }
 }

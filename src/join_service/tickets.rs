@@ -138,7 +138,7 @@ impl Tickets {
             }
             Err(refusal) => {
                 self.audit.refused(&subject, &refusal);
-                Err(refusal.into())
+                Err(refusal.status())
             }
         }
     }
@@ -166,7 +166,7 @@ impl Tickets {
             }
             Err(refusal) => {
                 self.audit.refused(&subject, &refusal);
-                Err(refusal.into())
+                Err(refusal.status())
             }
         }
     }
@@ -269,7 +269,12 @@ impl Tickets {
         let present = cluster.node(node);
         let machine = call.identity().map(|machine| &**machine);
         let record = Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref());
-        let written = records::write(cluster, client, record)?;
+        let written = records::write(cluster, client, record).inspect_err(|refusal| {
+            // by another replica: what was reserved is for its ticket
+            if refusal.word == records::JUST_MADE {
+                undo.tasks.clear();
+            }
+        })?;
         match &written.before {
             None => undo.add(Task::Record(written.record.name.clone())),
             // one token for each node
@@ -293,7 +298,7 @@ impl Tickets {
             true => Ok(Busy { busy: &self.busy, node: node.to_owned() }),
             false => {
                 let message = "another ticket for this node is being made";
-                Err(Refusal::passing("name-is-joining", message, Duration::from_secs(2)))
+                Err(Refusal::passing(records::JUST_MADE, message, Duration::from_secs(2)))
             }
         }
     }

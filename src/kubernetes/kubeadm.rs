@@ -148,9 +148,7 @@ pub fn discovery(api_server: &str, authority: &str) -> String {
         "certificate-authority-data": STANDARD.encode(authority),
     });
     let content = json!({
-        "clusters": [{"name": "joined", "cluster": cluster}],
-        "contexts": [{"name": "joined", "context": {"cluster": "joined", "user": ""}}],
-        "current-context": "joined",
+        "clusters": [{"name": "", "cluster": cluster}],
     });
     document("v1", "Config", &content)
 }
