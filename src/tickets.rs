@@ -23,7 +23,7 @@ use crate::attestation::Issuer;
 use crate::backoff::Backoff;
 use crate::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
 use crate::metadata::{Instance, Metadata, Role};
-use crate::stop::Stop;
+use crate::stop::{Held, Stop};
 use crate::{atls, sys};
 
 /// NodePort of the join service on each control plane and on the load balancer.
@@ -141,28 +141,35 @@ impl fmt::Display for JoinService {
 }
 
 impl JoinService {
-    /// One call on a connection of its own, over which this machine proves what it runs. The stop of the asker ends it at
-    /// once.
-    pub fn call<Q: Message, R: Message + Default>(
-        &self,
-        method: &str,
-        request: &Q,
-        asker: &impl Asker,
-    ) -> Result<R, Failure> {
+    /// Connects, and proves what this machine runs. The stop of the asker ends it at once, and all that is done with the
+    /// connection.
+    pub fn connect<'a>(&self, asker: &'a impl Asker) -> Result<Connection<'a>, Failure> {
         let over = asker.over();
         let socket = sys::net::connect(self.0, Instant::now() + CONNECT_TIME, &|| over.is_stopped())
             .map_err(|error| format!("cannot connect: {error}"))?;
-        let _held = over.hold(&socket).map_err(|error| error.to_string())?;
+        let held = over.hold(&socket).map_err(|error| error.to_string())?;
         let client = atls::Client::new(Some(asker.issuer().clone()), vec![]);
         let transport = client.connect(socket, Instant::now() + HANDSHAKE_TIME).map_err(|error| error.to_string())?;
-        let none = Trailers::new();
-        let channel = Channel::new(transport, &self.0.to_string()).map_err(|status| Failure::of(&status, &none))?;
+        let channel = Channel::new(transport, &self.0.to_string())
+            .map_err(|status| Failure::of(&status, &Trailers::new()))?
+            .with_message_bytes(MAX_TICKET);
+        Ok(Connection { channel, _held: held })
+    }
+}
+
+/// One to a join service.
+pub struct Connection<'a> {
+    channel: Channel,
+    _held: Held<'a>,
+}
+
+impl Connection<'_> {
+    /// Asks for a ticket.
+    pub fn call<Q: Message, R: Message + Default>(&self, method: &str, request: &Q) -> Result<R, Failure> {
         let options = CallOptions { timeout: Some(CALL_TIME), ..CallOptions::default() };
         // as a stream of one, which shows the trailers, too
-        let mut answer = channel
-            .with_message_bytes(MAX_TICKET)
-            .server_streaming(method, request, &options)
-            .map_err(|status| Failure::of(&status, &none))?;
+        let answer = self.channel.server_streaming(method, request, &options);
+        let mut answer = answer.map_err(|status| Failure::of(&status, &Trailers::new()))?;
         answer.one().map_err(|status| Failure::of(&status, &answer.trailers()))
     }
 }

@@ -91,12 +91,16 @@ enum End {
 }
 
 fn take(entrant: &Entrant, cluster: u8) -> End {
-    match entrant.lock([cluster; crypto::CLUSTER_ID_LEN]) {
+    let end = match entrant.lock([cluster; crypto::CLUSTER_ID_LEN]) {
         Some(Locking::Taken) => End::Won,
         Some(Locking::Already(_)) => End::Lost,
         Some(Locking::Failed(_)) => End::Broken,
         None => End::Stopped,
+    };
+    if end == End::Won {
+        assert!(entrant.has_won());
     }
+    end
 }
 
 /// What happens around the race.

@@ -99,7 +99,7 @@ impl InitServer {
         }
         match job.ending() {
             // told to stop between the lock and the set-up
-            None if self.shared.entrant.cluster().is_some() => Outcome::Failed("stopped after the node lock".into()),
+            None if self.shared.entrant.has_won() => Outcome::Failed("stopped after the node lock".into()),
             None => Outcome::None,
             Some(Ok(_)) => Outcome::Done,
             Some(Err(why)) => Outcome::Failed(why),

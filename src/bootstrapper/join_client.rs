@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   metadata ─► who am I ─► key, request, host key ┐
-//!      └─► join services, all at once ◄────────────┘ ask, again and again ([`tickets`](crate::tickets))
+//!      └─► join services, all at once ◄────────────┘ prove, and ask in [`turn`](super::turn), again and again
 //!                     │ the first ticket that is sound; nobody else is asked any more
 //!                     ▼
 //!                 node lock ─► what follows it ([`super::join`])
@@ -24,6 +24,7 @@ use super::node_lock::Locking;
 use super::race::Entrant;
 use super::setup::{self, Node};
 use super::ticket::{Expected, Ticket};
+use super::turn::Turns;
 use crate::attestation::Issuer;
 use crate::kubernetes::kubeadm;
 use crate::kubernetes::kubelet_request::KubeletRequest;
@@ -36,6 +37,8 @@ use crate::tickets::{Asker, Asking, Failure, JoinService, Known};
 
 /// How often the console hears again what is waited for, when nothing changes.
 const REMIND_EVERY: Duration = Duration::from_secs(60);
+/// A join service that has not answered by then does not keep the others waiting.
+const TURN: Duration = Duration::from_secs(3);
 /// Sources of which the console hears: more than there are threads that ask.
 const MAX_NOTES: usize = 128;
 
@@ -96,6 +99,7 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
         node: node.clone(),
         over: Stop::new(),
         since: Instant::now(),
+        turns: Turns::default(),
         state: Mutex::default(),
     });
     let over = seeker.over.clone();
@@ -123,6 +127,7 @@ struct Seeker {
     node: Arc<Node>,
     over: Stop,
     since: Instant,
+    turns: Turns,
     state: Mutex<State>,
 }
 
@@ -175,7 +180,9 @@ impl Asker for Seeker {
     fn ask(&self, service: &JoinService) -> Result<(), Failure> {
         let identity =
             self.state().me.clone().ok_or_else(|| "not asked: this machine does not know who it is".to_owned())?;
-        let answer = service.call("/join.API/IssueJoinTicket", &identity.request, self)?;
+        let connection = service.connect(self)?;
+        let Some(turn) = self.turns.take(TURN, &self.over) else { return Ok(()) };
+        let answer = connection.call("/join.API/IssueJoinTicket", &identity.request)?;
         let expected = Expected {
             control_plane: identity.request.is_control_plane,
             kubelet: &identity.kubelet,
@@ -192,6 +199,7 @@ impl Asker for Seeker {
             drop(state);
             self.over.stop();
         }
+        drop(turn);
         Ok(())
     }
 

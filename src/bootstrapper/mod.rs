@@ -11,7 +11,7 @@
 //!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete, done
 //! ```
 //!
-//! Files: [`init_server`] with its [`secret_guard`], and [`join_client`] with its [`ticket`]; [`node_lock`] and the [`race`]
+//! Files: [`init_server`] with its [`secret_guard`], and [`join_client`] with its [`turn`] and [`ticket`]; [`node_lock`] and the [`race`]
 //! for it; [`init`] and [`join`] are what follows the lock, each a [`job`], with what they share in [`setup`]; [`cluster`] is
 //! where Kubernetes comes into an init, by a [`command`] after the other; [`kubelet`] and [`etcd`] are what a member runs.
 
@@ -29,6 +29,7 @@ pub mod race;
 pub mod secret_guard;
 pub mod setup;
 pub mod ticket;
+pub mod turn;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -22,8 +22,8 @@ pub struct Race {
 #[derive(Default)]
 struct State {
     entrants: Vec<Stop>,
-    /// Somebody has the lock, or broke it.
-    is_decided: bool,
+    /// The entrant that has the lock, or broke it.
+    winner: Option<usize>,
     /// The node was told to stop.
     is_stopped: bool,
 }
@@ -46,7 +46,7 @@ impl Race {
         let mut state = self.state();
         let (number, stop) = (state.entrants.len(), Stop::new());
         state.entrants.push(stop.clone());
-        if state.is_decided || state.is_stopped {
+        if state.winner.is_some() || state.is_stopped {
             stop.stop();
         }
         Entrant { race: self.clone(), number, stop }
@@ -73,6 +73,11 @@ impl Entrant {
         &self.stop
     }
 
+    /// Whether this one has the lock, or broke it.
+    pub fn has_won(&self) -> bool {
+        self.race.state().winner == Some(self.number)
+    }
+
     /// The cluster that the lock was taken for, once it was.
     pub fn cluster(&self) -> Option<[u8; CLUSTER_ID_LEN]> {
         self.race.lock.cluster()
@@ -90,7 +95,7 @@ impl Entrant {
         if let Locking::Already(_) = locking {
             return Some(locking);
         }
-        state.is_decided = true;
+        state.winner = Some(self.number);
         let entrants = state.entrants.clone();
         drop(state);
         let others = entrants.iter().enumerate().filter(|(number, _)| *number != self.number);

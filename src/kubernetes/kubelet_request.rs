@@ -249,8 +249,8 @@ pub(crate) mod tests {
         let output = Command::new("sh").args(["-c", script]).current_dir(authority.path()).output().unwrap();
         let expected = String::from_utf8(output.stdout).unwrap();
         let expected = format!("sha256:{}", expected.split(' ').next().unwrap());
-        assert_eq!(authority_hashes(&certificate).unwrap(), std::slice::from_ref(&expected));
-        assert_eq!(authority_hashes(&certificate.repeat(2)).unwrap(), [expected.clone(), expected]);
+        assert_eq!(authority_hashes(&certificate).unwrap().join(" "), expected);
+        assert_eq!(authority_hashes(&certificate.repeat(2)).unwrap().join(" "), format!("{expected} {expected}"));
         assert!(authority_hashes(b"").is_err() && authority_hashes(&certificate.repeat(17)).is_err());
     }
 

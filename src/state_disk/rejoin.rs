@@ -37,7 +37,7 @@ impl Asker for Rejoin {
 
     fn ask(&self, service: &JoinService) -> Result<(), Failure> {
         let request = IssueRejoinTicketRequest { disk_uuid: self.waiting.uuid() };
-        let ticket = service.call("/join.API/IssueRejoinTicket", &request, self)?;
+        let ticket = service.connect(self)?.call("/join.API/IssueRejoinTicket", &request)?;
         let candidate = candidate(ticket, &service.to_string())?;
         self.timeline.event("ticket", format_args!("from {service}"));
         match self.waiting.offer(candidate) {

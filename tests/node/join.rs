@@ -162,7 +162,10 @@ fn without_a_load_balancer_and_beside_services_that_hang_one_that_answers_is_eno
     let _silent = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
     let cancelled = Arc::new(AtomicBool::new(false));
     let is_cancelled = cancelled.clone();
+    let hangs = Arc::new(AtomicBool::new(false));
+    let is_hanging = hangs.clone();
     let _hanging = setting.join_service_that(4, move |call, _, _| {
+        hangs.store(true, Ordering::SeqCst);
         while !call.is_cancelled() {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -170,7 +173,10 @@ fn without_a_load_balancer_and_beside_services_that_hang_one_that_answers_is_eno
         Err(Status::new(Code::Cancelled, "the node is gone"))
     });
     let cluster = setting.cluster("");
-    let _service = setting.join_service_that(5, move |_, request, _| Ok(cluster.ticket(&request)));
+    let _service = setting.join_service_that(5, move |_, request, _| match is_hanging.load(Ordering::SeqCst) {
+        true => Ok(cluster.ticket(&request)),
+        false => Err(Status::new(Code::Unavailable, "not yet")),
+    });
     let start = Instant::now();
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     node.expect(&format!("ticket: from join service {}", setting.host(5)));

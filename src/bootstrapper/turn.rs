@@ -1,0 +1,110 @@
+//! Whose turn it is: one at a time, as long as each is quick.
+//!
+//! In the cluster a node's ticket replaces the one before it, with its token. So a node that is connected to several join
+//! services asks the next one when the first has answered, or has taken too long: one that hangs delays the others by that.
+
+use std::time::{Duration, Instant};
+
+use crate::stop::Stop;
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// How often a stop is looked for.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Who has the turn.
+#[derive(Default)]
+pub struct Turns {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The latest one's number, and when it began; none when it is over.
+    running: Option<(u64, Instant)>,
+    next: u64,
+}
+
+/// A turn; over when dropped.
+pub struct Turn<'a> {
+    turns: &'a Turns,
+    number: u64,
+}
+
+impl Turns {
+    /// Waits for a turn: until nobody has one that began less than `patience` ago. `None` when stopped.
+    pub fn take(&self, patience: Duration, over: &Stop) -> Option<Turn<'_>> {
+        let mut state = self.state();
+        loop {
+            if over.is_stopped() {
+                return None;
+            }
+            let left = state.running.map_or(Duration::ZERO, |(_, since)| patience.saturating_sub(since.elapsed()));
+            if left.is_zero() {
+                let number = state.next;
+                state.next += 1;
+                state.running = Some((number, Instant::now()));
+                return Some(Turn { turns: self, number });
+            }
+            state = self.changed.wait_timeout(state, left.min(TICK)).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.turns.state();
+        // one that took too long has lost it
+        state.running.take_if(|(number, _)| *number == self.number);
+        drop(state);
+        self.turns.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn the_next_waits_until_the_first_is_over() {
+        let (turns, over) = (Turns::default(), Stop::new());
+        let first = turns.take(LONG, &over).unwrap();
+        thread::scope(|scope| {
+            let next = scope.spawn(|| turns.take(LONG, &over).is_some());
+            thread::sleep(Duration::from_millis(100));
+            assert!(!next.is_finished());
+            drop(first);
+            assert!(next.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn one_that_takes_too_long_loses_it_and_its_late_end_takes_it_from_nobody() {
+        let (turns, over) = (Turns::default(), Stop::new());
+        let slow = turns.take(LONG, &over).unwrap();
+        let next = turns.take(Duration::from_millis(20), &over).unwrap();
+        drop(slow);
+        assert!(turns.state().running.is_some());
+        drop(next);
+        assert!(turns.state().running.is_none());
+    }
+
+    #[test]
+    fn a_stop_ends_the_wait() {
+        let (turns, over) = (Turns::default(), Stop::new());
+        let _first = turns.take(LONG, &over).unwrap();
+        thread::scope(|scope| {
+            let next = scope.spawn(|| turns.take(LONG, &over).is_none());
+            over.stop();
+            assert!(next.join().unwrap());
+        });
+    }
+}
