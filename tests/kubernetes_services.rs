@@ -87,7 +87,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
     let first = services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
-    assert_eq!(first.changed.len(), 9);
+    assert_eq!(first.changed.len(), 11);
     assert_eq!(first.backup, None);
     let secret = client.get(&SECRETS.in_namespace("kube-system").named("constellation-mastersecret")).unwrap();
     assert_eq!(secret["data"]["mastersecret"], BASE64_STANDARD.encode([2; 32]));
@@ -268,7 +268,7 @@ fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn the_accounts_of_the_services_have_no_rights() {
+fn the_accounts_of_the_services_have_no_rights_but_to_ask_whose_a_token_is() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
@@ -284,6 +284,14 @@ fn the_accounts_of_the_services_have_no_rights() {
             let answer = client.create(&reviews, &review).unwrap();
             assert_eq!(answer["status"]["allowed"], false, "{account} may {verb} {resource}");
         }
+    }
+    for (account, allowed) in [("join-service", false), ("key-service", true)] {
+        let review = json!({"spec": {
+            "user": format!("system:serviceaccount:kube-system:{account}"),
+            "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"],
+            "resourceAttributes": {"group": "authentication.k8s.io", "verb": "create", "resource": "tokenreviews"},
+        }});
+        assert_eq!(client.create(&reviews, &review).unwrap()["status"]["allowed"], allowed, "{account}");
     }
     assert!(client.list(&DAEMON_SETS.in_namespace("kube-system"), &Selector::default()).unwrap().items.len() >= 2);
 }
@@ -328,7 +336,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     fs::write(operator.0.path().join("firstlight-admin.conf"), Cluster::shared().kubeconfig()).unwrap();
     let output = operator.apply(&["--skip-wait"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), "9 objects are new or changed\n");
+    assert_eq!(text(&output.stdout), "11 objects are new or changed\n");
     assert!(
         text(&output.stderr).contains("\ndaemonsets.apps kube-system/join-service: new\n"),
         "{}",

@@ -59,6 +59,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The key service, `host:port`.
     pub key_service: String,
+    /// How it and we know each other.
+    pub key_auth: keys::Auth,
     /// Where [`CONFIG_DIR`]'s files are.
     pub config_dir: PathBuf,
     /// Where `grpc.health.v1` alone is served in plaintext, for a kubelet, which cannot prove itself as nodes do.
@@ -87,7 +89,7 @@ impl JoinService {
         let listener = TcpListener::bind(config.listen).map_err(listen_error)?;
         // the service itself proves nothing, as callers of the old system expect
         let tls = Arc::new(atls::Server::new(None, vec![policy]));
-        let router = router(Arc::new(KeyClient::new(&config.key_service)));
+        let router = router(Arc::new(KeyClient::new(&config.key_service, config.key_auth.clone())));
         let limits = Limits { message_bytes: MAX_REQUEST, ..Limits::default() };
         let server = Server::start("join-service", listener, tls, router, limits).map_err(listen_error)?;
         let health = config.health.map(serve_health).transpose()?;

@@ -15,7 +15,8 @@
 //! Without a wait nothing is rolled back but a refusal: the operator keeps access to a cluster whose services never get ready.
 //! A stop (the client's) leaves things as they are; the same command later goes on.
 //!
-//! Neither service asks the Kubernetes API for anything, so their accounts have no rights and no token.
+//! Of the Kubernetes API the key service asks whose the token of a caller is, which is all that its account may; the join
+//! service asks for nothing, and has no right.
 
 mod owned;
 mod render;
