@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use firstlight::atls;
 use firstlight::attestation::{Measurement, Policy, qemu_vtpm};
 use firstlight::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
-use firstlight::grpc::{CallOptions, Channel, Transport};
+use firstlight::grpc::{CallOptions, Channel, Code, Transport};
 use firstlight::join_service::ISSUE_REJOIN_TICKET;
 use firstlight::join_service::keys::{Auth, Error, KeyClient};
-use firstlight::key_service::GET_DATA_KEY;
+use firstlight::key_service::{Clients, Config, GET_DATA_KEY, KeyService};
 use firstlight::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use firstlight::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use firstlight::tpm::Tpm;
@@ -235,4 +235,56 @@ fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms(
         Channel::new(transport, "x").unwrap().unary(ISSUE_REJOIN_TICKET, &request, &options).unwrap();
     assert_eq!(hex(&ticket.state_disk_key), DISK_KEY);
     keys.expect("class=measurement");
+}
+
+/// grpc.health.v1; 1 is SERVING. An empty request is that of any service's.
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthCheckResponse {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+#[test]
+fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
+    let dir = config(0, &policy());
+    let tpm = member(0, b"image");
+    let any_port = Some("127.0.0.1:0".parse().unwrap());
+    let service = KeyService::start(Config {
+        listen: any_port.unwrap(),
+        master_secret: dir.path().join("mastersecret"),
+        salt: dir.path().join("salt"),
+        clients: Clients::Attested { tpm: tpm.location().parse().unwrap(), config_dir: dir.path().into() },
+        grants: Some("member=id:measurementSecret".parse().unwrap()),
+        allow_plaintext: false,
+        health: any_port,
+        metrics: any_port,
+    })
+    .unwrap();
+    let plain = Transport::plain(TcpStream::connect(service.health_addr().unwrap()).unwrap()).unwrap();
+    let options = CallOptions { timeout: Some(Duration::from_secs(10)), ..CallOptions::default() };
+    let channel = Channel::new(plain, "x").unwrap();
+    let request = GetDataKeyRequest::default();
+    let health: HealthCheckResponse = channel.unary("/grpc.health.v1.Health/Check", &request, &options).unwrap();
+    assert_eq!(health.status, 1);
+    let key: Result<GetDataKeyResponse, _> = channel.unary(GET_DATA_KEY, &request, &options);
+    assert_eq!(key.err().unwrap().code(), Code::Unimplemented);
+
+    let client_tpm = member(0, b"image");
+    let client = key_client(service.local_addr(), dir.path(), &client_tpm);
+    assert!(client.data_key("measurementSecret", 32, None).is_ok());
+    assert!(client.data_key(UUID, 32, None).is_err(), "what was granted replaces what is granted by default");
+    let url = format!("http://{}/metrics", service.metrics_addr().unwrap());
+    let text = ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap();
+    for line in [
+        "firstlight_key_requests_total{class=\"measurement\",result=\"given\"} 1",
+        "firstlight_key_requests_total{class=\"disk\",result=\"denied\"} 1",
+        "firstlight_key_request_seconds_count 2",
+        "firstlight_grpc_connections{server=\"key-service\"} 1",
+        "firstlight_grpc_calls_in_flight{server=\"key-service\"} 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
+    }
+    service.stop(Duration::from_secs(1));
+    assert!(TcpStream::connect(service.local_addr()).is_err());
+    assert!(TcpStream::connect(service.health_addr().unwrap()).is_err());
 }

@@ -101,7 +101,7 @@ fn ask(address: SocketAddr, id: &str, authorization: Option<&str>) -> Result<Vec
     let options = CallOptions { timeout: Some(Duration::from_secs(20)), metadata };
     let channel = Channel::new(Transport::plain(TcpStream::connect(address).unwrap()).unwrap(), "x").unwrap();
     let request = GetDataKeyRequest { data_key_id: id.into(), length: 32 };
-    channel.unary(GET_DATA_KEY, &request, &options).map(|response: GetDataKeyResponse| response.data_key)
+    channel.unary(GET_DATA_KEY, &request, &options).map(|response: GetDataKeyResponse| response.data_key.clone())
 }
 
 fn hex(bytes: &[u8]) -> String {
