@@ -26,6 +26,7 @@ use base64::prelude::BASE64_STANDARD;
 use firstlight::attestation::qemu_vtpm;
 use firstlight::crypto::Secret;
 use firstlight::grpc::{CallOptions, Channel, Code, Status};
+use firstlight::join_service::keys::Auth;
 use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
 use firstlight::kms::ClusterKms;
 use firstlight::kubernetes::client::{
@@ -106,6 +107,7 @@ impl Setup {
         Config {
             listen: "127.0.0.1:0".parse().unwrap(),
             key_service: address(&self.keys.expect("serving data keys")).to_string(),
+            key_auth: Auth::None,
             config_dir: self.dir.path().into(),
             health: None,
             variant: qemu_vtpm::VARIANT.into(),
@@ -248,7 +250,9 @@ fn key_service(dir: &Path, listen: &str) -> (Program, SocketAddr) {
     fs::write(dir.join("mastersecret"), [0; 32]).unwrap();
     fs::write(dir.join("salt"), [0; 32]).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
-    command.args(["--listen", listen, "--master-secret", "mastersecret", "--salt=salt"]).current_dir(dir);
+    command
+        .args(["--clients", "any", "--listen", listen, "--master-secret", "mastersecret", "--salt=salt"])
+        .current_dir(dir);
     let program = Program::start(&mut command);
     let address = address(&program.expect("serving data keys"));
     (program, address)

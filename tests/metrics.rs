@@ -40,14 +40,14 @@ fn the_library_of_prometheus_reads_what_was_counted() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let said = String::from_utf8(output.stdout).unwrap();
     for line in [
-        "counter firstlight_test_attempts_total {reason=,result=ok} 1.0",
+        "counter firstlight_test_attempts_total {reason=,result=ok} 1",
         "counter firstlight_test_attempts_total {reason=a \"name\"\\",
-        "gauge firstlight_test_waiting {} -2.0",
-        "histogram firstlight_test_seconds_bucket {le=0.001,step=key} 1.0",
-        "histogram firstlight_test_seconds_bucket {le=0.025,step=key} 2.0",
-        "histogram firstlight_test_seconds_bucket {le=60,step=key} 2.0",
-        "histogram firstlight_test_seconds_bucket {le=+Inf,step=key} 3.0",
-        "histogram firstlight_test_seconds_count {step=key} 3.0",
+        "gauge firstlight_test_waiting {} -2",
+        "histogram firstlight_test_seconds_bucket {le=0.001,step=key} 1",
+        "histogram firstlight_test_seconds_bucket {le=0.025,step=key} 2",
+        "histogram firstlight_test_seconds_bucket {le=60,step=key} 2",
+        "histogram firstlight_test_seconds_bucket {le=+Inf,step=key} 3",
+        "histogram firstlight_test_seconds_count {step=key} 3",
         "histogram firstlight_test_seconds_sum {step=key} 90.021",
     ] {
         assert!(said.lines().any(|found| found == line), "{line}:\n{said}");

@@ -85,6 +85,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The key service, `host:port`.
     pub key_service: String,
+    /// How it and we know each other.
+    pub key_auth: keys::Auth,
     /// Where [`CONFIG_DIR`]'s files are.
     pub config_dir: PathBuf,
     /// Where `grpc.health.v1` alone is served in plaintext, for a kubelet, which cannot prove itself as nodes do.
@@ -188,7 +190,8 @@ fn tickets(config: Config) -> Result<(Arc<Tickets>, Option<Background>), Error> 
             "no metadata service says which machines there are: every name is taken, and no control plane is let in"
         );
     }
-    let (keys, instances) = (Arc::new(KeyClient::new(&config.key_service)), Instances::new(config.metadata));
+    let (keys, instances) =
+        (Arc::new(KeyClient::new(&config.key_service, config.key_auth)), Instances::new(config.metadata));
     let pki = Pki::new(&config.pki_dir);
     let Some(kubernetes) = config.kubernetes else {
         log::warn!("no access to a cluster's API: known nodes are let in again, but no new ones");

@@ -96,12 +96,49 @@ mod tests {
                 "clusterrolebindings.rbac.authorization.k8s.io join-service",
                 "roles.rbac.authorization.k8s.io kube-system/join-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
+                "clusterroles.rbac.authorization.k8s.io firstlight-key-service",
+                "clusterrolebindings.rbac.authorization.k8s.io firstlight-key-service",
                 "services kube-system/key-service",
                 "services kube-system/join-service",
                 "daemonsets.apps kube-system/key-service",
                 "daemonsets.apps kube-system/join-service",
             ]
         );
+    }
+
+    #[test]
+    fn all_that_an_account_may_is_to_ask_whose_a_token_is() {
+        let objects = manifests(&settings()).unwrap();
+        let of = |kind: &str| objects.iter().filter(|object| object["kind"] == kind).collect::<Vec<_>>();
+        let [role] = of("ClusterRole")[..] else { panic!("one role") };
+        assert_eq!(
+            role["rules"],
+            json!([{"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}])
+        );
+        let [binding] = of("ClusterRoleBinding")[..] else { panic!("one binding") };
+        assert_eq!(
+            binding["subjects"],
+            json!([{"kind": "ServiceAccount", "name": "key-service", "namespace": NAMESPACE}])
+        );
+        assert!(of("Role").is_empty() && of("RoleBinding").is_empty());
+    }
+
+    #[test]
+    fn the_join_service_has_a_token_for_the_key_service_alone_and_what_is_granted_to_it() {
+        let objects = manifests(&settings()).unwrap();
+        let set = |name: &str| {
+            let is_it = |object: &&Value| object["kind"] == "DaemonSet" && object["metadata"]["name"] == name;
+            objects.iter().find(is_it).unwrap()["spec"]["template"]["spec"].clone()
+        };
+        let volumes = set("join-service")["volumes"].clone();
+        let tokens: Vec<_> = volumes.as_array().unwrap().iter().filter(|v| v.get("projected").is_some()).collect();
+        let source = &tokens[0]["projected"]["sources"][0]["serviceAccountToken"];
+        assert_eq!((tokens.len(), &source["audience"]), (1, &json!(crate::key_service::tokens::AUDIENCE)));
+        let command = set("key-service")["containers"][0]["command"].clone();
+        let arguments: Vec<_> = command.as_array().unwrap().iter().map(|argument| argument.as_str().unwrap()).collect();
+        let grant = arguments[arguments.iter().position(|argument| *argument == "--grant").unwrap() + 1];
+        let grants: crate::key_service::grants::Grants = grant.parse().unwrap();
+        assert_eq!(grants.callers().collect::<Vec<_>>(), [crate::key_service::JOIN_SERVICE_ACCOUNT]);
     }
 
     #[test]
