@@ -149,8 +149,10 @@ pub fn discovery(api_server: &str, authority: &str) -> String {
     });
     let content = json!({
         "clusters": [{"name": "joined", "cluster": cluster}],
-        "contexts": [{"name": "joined", "context": {"cluster": "joined", "user": ""}}],
-        "current-context": "joined",
+        // kubeadm takes no context without a user, and this one has no credentials
+        "users": [{"name": "joining", "user": {}}],
+        "contexts": [{"name": "joining", "context": {"cluster": "joined", "user": "joining"}}],
+        "current-context": "joining",
     });
     document("v1", "Config", &content)
 }

@@ -140,6 +140,7 @@ impl Cluster {
             format!("--service-account-key-file={}", path("sa.pub")),
             format!("--service-account-signing-key-file={}", path("sa.key")),
             "--authorization-mode=Node,RBAC".to_owned(),
+            "--enable-bootstrap-token-auth".to_owned(),
             "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
             "--allow-privileged".to_owned(),
         ];
