@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What we tell kubeadm, and the kubelet's certificate, against the real kubeadm of the tests' cluster and of the newest
-# supported version, each built from the Go module proxy (tools/kubernetes.sh; minutes the first time).
+# supported version; and how the former finds the API server of a cluster that it is to join, a real one. Each is built
+# from the Go module proxy (tools/kubernetes.sh; minutes the first time).
 #
 #   tools/kubeadm.sh [VERSION..]
 . "$(dirname "$0")/lib.sh"
@@ -12,3 +13,6 @@ for version; do
   say "kubeadm $version"
   FIRSTLIGHT_KUBEADM=$folder/bin/kubeadm cargo test --locked --quiet --lib -- --ignored real_kubeadm
 done
+# with the API server of the same version
+kubeadm=$(tools/kubernetes.sh kubeadm)/bin/kubeadm
+FIRSTLIGHT_KUBEADM=$kubeadm cargo test --locked --quiet --test kubernetes_join -- --ignored

@@ -67,6 +67,9 @@ const PASSING: [&str; 16] = [
     "status \"ready\" already exists",
 ];
 
+/// What does not pass, whatever else they say: the API server is another cluster's.
+const LASTING: [&str; 3] = ["failed to verify certificate", "unknown authority", "none of the public keys"];
+
 /// A checked ticket, and who has it.
 pub struct Join {
     ticket: Ticket,
@@ -174,7 +177,8 @@ fn may_pass(error: &Error) -> bool {
             Some(CONFIGURATION_REFUSED) | None => false,
             Some(_) => {
                 let text = lines.join("\n").to_lowercase();
-                PASSING.iter().any(|words| text.contains(words))
+                let says = |all: &[&str]| all.iter().any(|words| text.contains(words));
+                says(&PASSING) && !says(&LASTING)
             }
         },
         _ => false,
@@ -232,7 +236,12 @@ mod tests {
         ] {
             assert!(may_pass(&failed(1, line)), "{line}");
         }
-        for line in ["cluster CA found in cluster-info ConfigMap is invalid: none of the public keys are pinned", ""] {
+        for line in [
+            "",
+            "cluster CA found in cluster-info ConfigMap is invalid: none of the public keys are pinned",
+            "couldn't validate the identity of the API Server: Abort reading the cluster-info ConfigMap after timeout of 5m0s: \
+             Get \"https://10.0.0.1:6443\": tls: failed to verify certificate: x509: certificate signed by unknown authority",
+        ] {
             assert!(!may_pass(&failed(1, line)), "{line}");
         }
         assert!(may_pass(&failed(2, "[ERROR CRI]")) && !may_pass(&failed(3, "timeout")));

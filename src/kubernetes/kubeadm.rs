@@ -148,7 +148,11 @@ pub fn discovery(api_server: &str, authority: &str) -> String {
         "certificate-authority-data": STANDARD.encode(authority),
     });
     let content = json!({
-        "clusters": [{"name": "", "cluster": cluster}],
+        "clusters": [{"name": "joined", "cluster": cluster}],
+        // kubeadm takes no context without a user, and this one has no credentials
+        "users": [{"name": "joining", "user": {}}],
+        "contexts": [{"name": "joining", "context": {"cluster": "joined", "user": "joining"}}],
+        "current-context": "joining",
     });
     document("v1", "Config", &content)
 }

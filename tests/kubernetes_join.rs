@@ -1,0 +1,107 @@
+//! A real kubeadm that joins, as far as its checks, a real API server of which it knows nothing but our files (`make kubeadm`).
+
+#[allow(dead_code)] // not all of it is needed here
+#[path = "common/kube_apiserver.rs"]
+mod kube_apiserver;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use firstlight::kubernetes::client::{CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, SECRETS};
+use firstlight::kubernetes::kubeadm::{DISCOVERY, Node, Ticket, Trust, discovery, join_configuration};
+use firstlight::kubernetes::parameters::NodeName;
+use firstlight::stop::Stop;
+use kube_apiserver::Cluster;
+use serde_json::json;
+use zeroize::Zeroizing;
+
+const TOKEN: &str = "abcdef.0123456789abcdef";
+/// Of kubeadm's own bootstrap tokens.
+const GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
+
+/// A token that may only authenticate, and what kubeadm asks for with it.
+fn prepare(client: &Client) {
+    let token = json!({
+        "metadata": {"name": "bootstrap-token-abcdef"},
+        "type": "bootstrap.kubernetes.io/token",
+        "stringData": {
+            "token-id": "abcdef",
+            "token-secret": "0123456789abcdef",
+            "usage-bootstrap-authentication": "true",
+            "auth-extra-groups": GROUP,
+        },
+    });
+    client.create(&SECRETS.in_namespace("kube-system"), &token).unwrap();
+    let cluster =
+        r#"{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": "ClusterConfiguration", "kubernetesVersion": "v1.34.4"}"#;
+    let kubelet = r#"{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}"#;
+    for (name, data) in
+        [("kubeadm-config", json!({"ClusterConfiguration": cluster})), ("kubelet-config", json!({"kubelet": kubelet}))]
+    {
+        let map = json!({"metadata": {"name": name}, "data": data});
+        client.create(&CONFIG_MAPS.in_namespace("kube-system"), &map).unwrap();
+    }
+    let role = json!({
+        "metadata": {"name": "joining"},
+        "rules": [{"apiGroups": [""], "resources": ["configmaps", "nodes"], "verbs": ["get"]}],
+    });
+    client.create(&CLUSTER_ROLES.all(), &role).unwrap();
+    let binding = json!({
+        "metadata": {"name": "joining"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "joining"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": GROUP}],
+    });
+    client.create(&CLUSTER_ROLE_BINDINGS.all(), &binding).unwrap();
+}
+
+/// `kubeadm join phase preflight` with our files; what it said.
+fn preflight(folder: &Path, api_server: &str, authority: &str, token: &str) -> Result<String, String> {
+    let ticket = Ticket {
+        api_server: api_server.into(),
+        token: Zeroizing::new(token.into()),
+        trust: Trust::Authority(authority.into()),
+        control_plane: false,
+    };
+    let node = Node {
+        name: NodeName::from_machine("Worker_1").unwrap(),
+        ip: "127.0.0.1".parse().unwrap(),
+        provider_id: String::new(),
+        external_cloud_provider: false,
+    };
+    let (known, join) = (folder.join("cluster.conf"), folder.join("join.yaml"));
+    fs::write(&known, discovery(api_server, authority)).unwrap();
+    let text = join_configuration(&ticket, &node).replace(DISCOVERY, known.to_str().unwrap());
+    // of its own it waits for five minutes for a server that it does not trust
+    let text = text.replacen('{', r#"{"timeouts": {"discovery": "5s"},"#, 1);
+    fs::write(&join, text).unwrap();
+    let kubeadm = std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
+    let mut command = Command::new(kubeadm);
+    // this machine is no node; what is asked is how it knows the cluster
+    command.args(["join", "phase", "preflight", "-v=1", "--ignore-preflight-errors=all", "--config"]).arg(&join);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    if output.status.success() { Ok(said) } else { Err(said) }
+}
+
+#[test]
+#[ignore = "needs a kubeadm and a kube-apiserver: make kubeadm"]
+fn kubeadm_knows_the_api_server_by_the_clusters_ca_alone_and_no_other() {
+    let cluster = Cluster::shared();
+    prepare(&cluster.client(&Stop::new()));
+    let folder = tempfile::tempdir().unwrap();
+    let (api_server, authority) = (cluster.server(), fs::read_to_string(cluster.path("ca.crt")).unwrap());
+    let api_server = api_server.strip_prefix("https://").unwrap();
+    let preflight = |authority: &str, token: &str| preflight(folder.path(), api_server, authority, token);
+
+    // nothing of the cluster is public, and nothing is signed
+    let said = preflight(&authority, TOKEN).unwrap_or_else(|said| panic!("{said}"));
+    assert!(said.contains("the TLS cert is valid so proceeding") && said.contains("kubeadm-config"), "{said}");
+    assert!(!said.contains(TOKEN), "{said}");
+    let said = preflight(&authority, "abcdef.ffffffffffffffff").unwrap_err();
+    assert!(said.contains("Unauthorized"), "{said}");
+    let other = rcgen::generate_simple_self_signed(["kubernetes".to_owned()]).unwrap().cert.pem();
+    let said = preflight(&other, TOKEN).unwrap_err();
+    assert!(said.contains("couldn't validate the identity of the API Server"), "{said}");
+    println!("{said}");
+}
