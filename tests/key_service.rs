@@ -248,7 +248,7 @@ struct HealthCheckResponse {
 fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
     let dir = config(0, &policy());
     let tpm = member(0, b"image");
-    let any_port = "127.0.0.1:0".parse().unwrap();
+    let any_port: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let service = KeyService::start(Config {
         listen: any_port,
         master_secret: dir.path().join("mastersecret"),
