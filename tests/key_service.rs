@@ -248,16 +248,16 @@ struct HealthCheckResponse {
 fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
     let dir = config(0, &policy());
     let tpm = member(0, b"image");
-    let any_port = Some("127.0.0.1:0".parse().unwrap());
+    let any_port: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let service = KeyService::start(Config {
-        listen: any_port.unwrap(),
+        listen: any_port,
         master_secret: dir.path().join("mastersecret"),
         salt: dir.path().join("salt"),
         clients: Clients::Attested { tpm: tpm.location().parse().unwrap(), config_dir: dir.path().into() },
         grants: Some("member=id:measurementSecret".parse().unwrap()),
         allow_plaintext: false,
-        health: any_port,
-        metrics: any_port,
+        health: Some(any_port),
+        metrics: Some(any_port),
     })
     .unwrap();
     let plain = Transport::plain(TcpStream::connect(service.health_addr().unwrap()).unwrap()).unwrap();

@@ -37,7 +37,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let values = qemu_vtpm::measure(&location).map_err(Failure::failed)?;
     let pcrs = match (&options.pcrs, &present) {
         (Some(pcrs), _) => pcrs.clone(),
-        (None, present) => present.iter().flat_map(|policy| registers(policy)).collect(),
+        (None, present) => present.iter().flat_map(registers).collect(),
     };
     let policy = policy(values, &pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
     let name = options.name.as_deref().unwrap_or_default();
