@@ -28,7 +28,8 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --tpm LOCATION                 with attested: device:PATH or swtpm:host=ADDRESS,port=PORT [/dev/tpmrm0, else /dev/tpm0]
   --listen ADDRESS:PORT          where to listen [0.0.0.0:9090]
   --health ADDRESS:PORT          tell a kubelet's grpc probes here, in plaintext, that it serves [no]
-  --config DIR                   holds attestationConfig, the policy (JSON) [/var/config]
+  --metrics ADDRESS:PORT         Prometheus' metrics over HTTP, at /metrics [no]
+  --config DIR                   holds attestationConfig, the policy (JSON), and measurementSalt [/var/config]
   --attestation-variant VARIANT  of the nodes; this version has qemu-vtpm alone [qemu-vtpm]
   --cloud-provider CLOUD         whose metadata service says which machines there are: qemu; without one, machines of
                                  any name are let in, but no control planes
@@ -53,7 +54,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut verbosity = 0;
     let mut keys = Flags::default();
     let mut listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), join_service::PORT);
-    let mut health = None;
+    let (mut health, mut metrics) = (None, None);
     let mut config_dir: PathBuf = join_service::CONFIG_DIR.into();
     let mut variant = qemu_vtpm::VARIANT.to_owned();
     let (mut cloud, mut metadata_url, mut kubeconfig) = (String::new(), String::new(), None);
@@ -66,6 +67,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             }
             Long("listen") => listen = program::parsed("listen", args.value()?)?,
             Long("health") => health = Some(program::parsed("health", args.value()?)?),
+            Long("metrics") => metrics = Some(program::parsed("metrics", args.value()?)?),
             Long("config") => config_dir = args.value()?.into(),
             Long("attestation-variant") => variant = program::text(args.value()?)?,
             Long("cloud-provider") => cloud = program::text(args.value()?)?,
@@ -90,7 +92,8 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         }
         None => None,
     };
-    let config = Config { listen, key_service, key_auth, config_dir, health, variant, kubernetes, metadata, pki_dir };
+    let config =
+        Config { listen, key_service, key_auth, config_dir, health, metrics, variant, kubernetes, metadata, pki_dir };
     let service = JoinService::start(config).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, join_service::GRACE)?;
     service.stop(join_service::GRACE);

@@ -92,12 +92,12 @@ mod tests {
                 "serviceaccounts kube-system/join-service",
                 "secrets kube-system/constellation-mastersecret",
                 "configmaps kube-system/join-config",
+                "clusterroles.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterroles.rbac.authorization.k8s.io join-service",
+                "clusterrolebindings.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterrolebindings.rbac.authorization.k8s.io join-service",
                 "roles.rbac.authorization.k8s.io kube-system/join-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
-                "clusterroles.rbac.authorization.k8s.io firstlight-key-service",
-                "clusterrolebindings.rbac.authorization.k8s.io firstlight-key-service",
                 "services kube-system/key-service",
                 "services kube-system/join-service",
                 "daemonsets.apps kube-system/key-service",
@@ -107,20 +107,34 @@ mod tests {
     }
 
     #[test]
-    fn all_that_an_account_may_is_to_ask_whose_a_token_is() {
+    fn an_account_may_what_its_service_needs_and_sees_no_secret() {
         let objects = manifests(&settings()).unwrap();
-        let of = |kind: &str| objects.iter().filter(|object| object["kind"] == kind).collect::<Vec<_>>();
-        let [role] = of("ClusterRole")[..] else { panic!("one role") };
+        let rules = |kind: &str, account: &str| {
+            // a role's rights are those of the accounts that it is bound to
+            let binds = |object: &&Value| {
+                object["kind"] == format!("{kind}Binding")
+                    && object["subjects"]
+                        == json!([{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}])
+            };
+            let bound: Vec<_> = objects.iter().filter(binds).map(|binding| &binding["roleRef"]["name"]).collect();
+            let roles =
+                objects.iter().filter(|object| object["kind"] == kind && bound.contains(&&object["metadata"]["name"]));
+            roles.flat_map(|role| role["rules"].as_array().unwrap()).cloned().collect::<Vec<_>>()
+        };
         assert_eq!(
-            role["rules"],
+            json!(rules("ClusterRole", "key-service")),
             json!([{"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}])
         );
-        let [binding] = of("ClusterRoleBinding")[..] else { panic!("one binding") };
-        assert_eq!(
-            binding["subjects"],
-            json!([{"kind": "ServiceAccount", "name": "key-service", "namespace": NAMESPACE}])
+        assert!(rules("Role", "key-service").is_empty());
+        let of_cluster = rules("ClusterRole", "join-service");
+        let resources = ["nodes", "events", "nodeversions", "joiningnodes"];
+        assert!(
+            of_cluster.len() == 4
+                && of_cluster.iter().zip(resources).all(|(rule, of)| rule["resources"] == json!([of]))
         );
-        assert!(of("Role").is_empty() && of("RoleBinding").is_empty());
+        for rule in rules("Role", "join-service").iter().filter(|rule| rule["resources"] == json!(["secrets"])) {
+            assert_eq!(rule["verbs"], json!(["create", "delete"]));
+        }
     }
 
     #[test]
