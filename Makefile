@@ -37,8 +37,8 @@ test-cluster: image ## init makes a real Kubernetes cluster of a node in namespa
 kubeadm: setup ## kubeadm of the newest release, and of an older one, takes what we tell it
 	@tools/kubeadm.sh
 
-kubernetes-api: setup ## our Kubernetes client, services and Helm chart, against a real kube-apiserver, etcd and Helm
-	cargo test --locked --test kubernetes_api --test kubernetes_services -- --ignored
+kubernetes-api: setup ## our Kubernetes client, services, join tickets and Helm chart, against a real kube-apiserver, etcd and Helm
+	cargo test --locked --test kubernetes_api --test kubernetes_services --test join_service -- --ignored
 
 demo: build ## a VM: first boot, init, a reboot that unlocks itself, a reboot with recovery
 	@cargo run --locked --quiet --example demo

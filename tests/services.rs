@@ -180,7 +180,7 @@ fn key_service_refuses_to_expose_keys_and_short_secrets() {
 /// The join service as its program makes it, but with attestation that anybody can issue.
 fn join_service(keys: &str) -> Server {
     let tls = atls::Server::new(None, vec![Arc::new(Anybody)]);
-    let router = join_service::router(Arc::new(KeyClient::new(keys)));
+    let router = join_service::router(join_service::rejoin_only(KeyClient::new(keys)));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     Server::start("join-service", listener, Arc::new(tls), router, Limits::default()).unwrap()
 }
@@ -211,12 +211,14 @@ fn a_disk_that_has_no_uuid_gets_no_key() {
 }
 
 #[test]
-fn new_nodes_are_told_that_there_are_no_join_tickets() {
+fn new_nodes_are_told_what_is_wrong_with_what_they_ask_for() {
     let join = join_service("127.0.0.1:1");
     let request = IssueJoinTicketRequest { disk_uuid: UUID.into(), ..Default::default() };
     let answer: Result<IssueJoinTicketResponse, _> =
         attested_channel(join.local_addr()).unary(ISSUE_JOIN_TICKET, &request, &within(5));
-    assert_eq!(answer.err().unwrap().code(), Code::Unimplemented);
+    let refused = answer.err().unwrap();
+    assert_eq!((refused.code(), refused.retry_after()), (Code::InvalidArgument, None));
+    assert!(refused.message().starts_with("certificate_request: "), "{refused}");
 }
 
 #[test]
@@ -424,12 +426,15 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
     let dir = tempfile::tempdir().unwrap();
     let policy = format!(r#"{{"measurements":{{"15":{{"expected":"{}"}}}}}}"#, "00".repeat(32));
     fs::write(dir.path().join("attestationConfig"), policy).unwrap();
-    let service = join_service::JoinService::start(&join_service::Config {
+    let service = join_service::JoinService::start(join_service::Config {
         listen: "127.0.0.1:0".parse().unwrap(),
         key_service: "127.0.0.1:1".into(),
         config_dir: dir.path().into(),
         health: Some("127.0.0.1:0".parse().unwrap()),
         variant: attestation::qemu_vtpm::VARIANT.into(),
+        kubernetes: None,
+        metadata: None,
+        pki_dir: dir.path().into(),
     })
     .unwrap();
     let channel = plain_channel(service.health_addr().unwrap());

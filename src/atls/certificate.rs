@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 
 use super::der::{self, Malformed, Reader};
 use super::{Error, nonce, provider};
-use crate::attestation::{IssueError, Issuer, ValidateError, Validator};
+use crate::attestation::{Identified, IssueError, Issuer, ValidateError, Validator};
 
 /// Longest attestation document that fits: rustls and webpki read certificates of up to 64 KiB, of which some 300 bytes
 /// are not the document's.
@@ -146,13 +146,13 @@ fn civil_date(day: u64) -> (u64, u64, u64) {
 /// It must be signed by its own key, be valid `now`, have no critical extension that is unknown and no extended key usage
 /// without serverAuth (RFC 5280 §4.2.1.12; for clients too, as the old system). The first extension that any validator
 /// knows decides: its document must be valid for the nonce and name this certificate's key. That the peer has the key's
-/// private half is TLS' own check.
+/// private half is TLS' own check. Which machine the document is of, where its variant can tell.
 pub fn verify(
     certificate: &CertificateDer<'_>,
     validators: &[Arc<dyn Validator>],
     nonce: &[u8],
     now: UnixTime,
-) -> Result<(), ValidateError> {
+) -> Result<Option<Arc<str>>, ValidateError> {
     let public_key = verify_self_signed(certificate, now).map_err(refusal)?;
     let extensions = read_extensions(certificate)
         .map_err(|Malformed| refusal("the extensions of its certificate are malformed".into()))?;
@@ -163,10 +163,11 @@ pub fn verify(
     });
     let (validator, document) = decisive.ok_or_else(|| refusal(no_document(&extensions, validators)))?;
 
-    if validator.validate(document, nonce)? != user_data(&public_key) {
+    let Identified { user_data: bound, machine } = validator.identify(document, nonce)?;
+    if bound != user_data(&public_key) {
         return Err(refusal("its attestation document is for another key than its certificate's".into()));
     }
-    Ok(())
+    Ok(machine)
 }
 
 fn refusal(text: String) -> ValidateError {
@@ -260,7 +261,8 @@ mod tests {
     }
 
     fn judge_at(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), String> {
-        verify(certificate, &[Arc::new(Dummy(OID))], NONCE, now).map_err(|refusal| refusal.to_string())
+        let verified = verify(certificate, &[Arc::new(Dummy(OID))], NONCE, now);
+        verified.map(drop).map_err(|refusal| refusal.to_string())
     }
 
     /// As the real one, with other extensions and another subject, properly signed.

@@ -9,6 +9,7 @@ pub const INTEGER: u8 = 0x02;
 pub const BIT_STRING: u8 = 0x03;
 pub const OCTET_STRING: u8 = 0x04;
 pub const OBJECT_IDENTIFIER: u8 = 0x06;
+pub const UTF8_STRING: u8 = 0x0c;
 pub const PRINTABLE_STRING: u8 = 0x13;
 pub const UTC_TIME: u8 = 0x17;
 pub const GENERALIZED_TIME: u8 = 0x18;

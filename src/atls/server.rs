@@ -55,11 +55,17 @@ impl Server {
     /// issuer and the validators run within; their own time is only bounded by themselves. The connection has no
     /// socket time-outs.
     pub fn handshake(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
-        let connection = self.establish(&socket, deadline)?;
-        handshake::finish(connection, socket)
+        let (connection, session) = self.establish_session(&socket, deadline)?;
+        let identity = session.machine.get().cloned();
+        Ok(Transport { identity, ..handshake::finish(connection, socket)? })
     }
 
+    #[cfg(test)]
     pub(super) fn establish(&self, socket: &TcpStream, deadline: Instant) -> Result<Connection, Error> {
+        self.establish_session(socket, deadline).map(|(connection, _)| connection)
+    }
+
+    fn establish_session(&self, socket: &TcpStream, deadline: Instant) -> Result<(Connection, Arc<Session>), Error> {
         socket.set_nodelay(true)?;
         let mut peer = Timed { socket, deadline };
         let mut filter = HelloFilter::new();
@@ -80,7 +86,7 @@ impl Server {
         if let Some(failure) = session.take_failure() {
             return Err(failure);
         }
-        result.map(|()| connection)
+        result.map(|()| (connection, session))
     }
 
     fn session(&self, server_name: Option<&[u8]>, deadline: Instant) -> Result<Arc<Session>, Error> {
@@ -98,6 +104,7 @@ impl Server {
             server_nonce,
             authorities: [DistinguishedName::from(nonce::to_distinguished_name(&server_nonce))],
             certified: OnceLock::new(),
+            machine: OnceLock::new(),
             failure: Mutex::new(None),
         }))
     }
@@ -142,6 +149,8 @@ struct Session {
     authorities: [DistinguishedName; 1],
     /// rustls asks again after a HelloRetryRequest; one document is enough.
     certified: OnceLock<Option<Arc<CertifiedKey>>>,
+    /// Which machine the client is, once it was validated, where its variant can tell.
+    machine: OnceLock<Arc<str>>,
     /// Why a hook failed; rustls passes on less than this.
     failure: Mutex<Option<Error>>,
 }
@@ -186,7 +195,13 @@ impl ClientCertVerifier for Session {
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
         match certificate::verify(leaf, &self.validators, &self.server_nonce, now) {
-            Ok(()) => Ok(ClientCertVerified::assertion()),
+            Ok(machine) => {
+                if let Some(machine) = machine {
+                    // a handshake has one certificate of the client
+                    let _ = self.machine.set(machine);
+                }
+                Ok(ClientCertVerified::assertion())
+            }
             Err(reason) => {
                 self.fail(Error::Refused(reason));
                 Err(certificate::REFUSED)

@@ -62,6 +62,7 @@ pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport>
         writer: Box::new(Writer { shared }),
         socket,
         scheme: "https",
+        identity: None,
     })
 }
 

@@ -37,6 +37,19 @@ pub trait Validator: Send + Sync {
     fn oid(&self) -> Oid;
     /// The user data of a document that is genuine, fresh for `nonce` and meets the policy.
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError>;
+    /// The same, and which machine it is, where the variant can tell.
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        Ok(Identified { user_data: self.validate(document, nonce)?, machine: None })
+    }
+}
+
+/// What a document that was accepted says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identified {
+    /// What its issuer was given to bind.
+    pub user_data: Vec<u8>,
+    /// Names the machine, over its reboots, in at most 64 lower-case hexadecimal digits.
+    pub machine: Option<Arc<str>>,
 }
 
 /// Why no document could be made: a sentence for the machine's own console.

@@ -6,6 +6,8 @@
 //! ```text
 //! extra data = SHA-256(user data ‖ verifier's nonce)        TPM's nonce = SHA-256(instance info ‖ extra data)
 //! document   = { attestation key, a quote of each bank over the TPM's nonce with the values, event log, user data }
+//! machine    = SHA-256(attestation key): the Name of the key (TPM 2.0 part 1 §16), which the TPM derives from a seed of its
+//!              own, so that it is the same after each reboot, and no other TPM's
 //! ```
 
 use std::collections::BTreeMap;
@@ -14,7 +16,7 @@ use std::sync::Arc;
 
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
-use super::{IssueError, Measurement, Oid, Policy, ValidateError, event_log, hex, printable, sha256};
+use super::{Identified, IssueError, Measurement, Oid, Policy, ValidateError, event_log, hex, printable, sha256};
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
 /// Its name on command lines and in the environment.
@@ -101,7 +103,7 @@ impl Validator {
         Validator { policy }
     }
 
-    fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, String> {
+    fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, String> {
         if document.len() > MAX_DOCUMENT {
             return Err(format!("the document has {} bytes, more than {MAX_DOCUMENT}", document.len()));
         }
@@ -113,7 +115,8 @@ impl Validator {
         }
         let values = quoted_values(&document, nonce)?;
         self.compare(&values, &document.attestation.event_log.0)?;
-        Ok(document.user_data.0)
+        let machine = Some(hex(&sha256(&[&document.attestation.ak_pub.0])).into());
+        Ok(Identified { user_data: document.user_data.0, machine })
     }
 
     fn compare(&self, values: &BTreeMap<u32, Vec<u8>>, log: &[u8]) -> Result<(), String> {
@@ -136,6 +139,10 @@ impl super::Validator for Validator {
     }
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        self.identify(document, nonce).map(|identified| identified.user_data)
+    }
+
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
         self.check(document, nonce).map_err(|why| ValidateError(why.into()))
     }
 }

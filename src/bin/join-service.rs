@@ -1,11 +1,15 @@
 //! Lets nodes in that prove what they run.
 
+use std::env;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use firstlight::attestation::qemu_vtpm;
 use firstlight::join_service::{self, Config, JoinService};
+use firstlight::kubernetes::client;
 use firstlight::logger;
+use firstlight::metadata::Metadata;
 use firstlight::program::{self, Failure};
 use lexopt::prelude::*;
 
@@ -21,7 +25,11 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --health ADDRESS:PORT          tell a kubelet's grpc probes here, in plaintext, that it serves [no]
   --config DIR                   holds attestationConfig, the policy (JSON) [/var/config]
   --attestation-variant VARIANT  of the nodes; this version has qemu-vtpm alone [qemu-vtpm]
-  --cloud-provider CLOUD         taken for the old command line; nothing depends on it yet
+  --cloud-provider CLOUD         whose metadata service says which machines there are: qemu; without one, machines of
+                                 any name are let in, but no control planes
+  --metadata URL                 where that is [its usual place]
+  --kubeconfig FILE              how to reach the cluster's API [what a pod finds; without, nodes only come back]
+  --pki DIR                      has the cluster's CA and the files of control planes [/etc/kubernetes/pki]
   -v LEVEL                       -1 debug, 0 info, 1 warnings, 2 errors [0]
   -h, --help                     this text
       --version                  the version
@@ -43,6 +51,8 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut health = None;
     let mut config_dir = join_service::CONFIG_DIR.into();
     let mut variant = qemu_vtpm::VARIANT.to_owned();
+    let (mut cloud, mut metadata_url, mut kubeconfig) = (String::new(), String::new(), None);
+    let mut pki_dir = PathBuf::from(join_service::PKI_DIR);
     while let Some(arg) = args.next()? {
         match arg {
             Long("key-service" | "key-service-endpoint") => key_service = Some(program::text(args.value()?)?),
@@ -50,7 +60,10 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("health") => health = Some(program::parsed("health", args.value()?)?),
             Long("config") => config_dir = args.value()?.into(),
             Long("attestation-variant") => variant = program::text(args.value()?)?,
-            Long("cloud-provider") => drop(args.value()?),
+            Long("cloud-provider") => cloud = program::text(args.value()?)?,
+            Long("metadata") => metadata_url = program::text(args.value()?)?,
+            Long("kubeconfig") => kubeconfig = Some(PathBuf::from(args.value()?)),
+            Long("pki") => pki_dir = args.value()?.into(),
             Short('v') => verbosity = program::parsed("v", args.value()?)?,
             Long("help") | Short('h') => return Err(Failure::Help),
             Long("version") => return Err(Failure::Version),
@@ -59,8 +72,18 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     }
     let key_service = key_service.ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
-    let service =
-        JoinService::start(&Config { listen, key_service, config_dir, health, variant }).map_err(Failure::failed)?;
+    // a chart has a value for each of its options; an empty one is none
+    let url = Some(metadata_url.as_str()).filter(|url| !url.is_empty());
+    let metadata = (!cloud.is_empty()).then(|| Metadata::of(&cloud, url)).transpose().map_err(Failure::failed)?;
+    let kubernetes = match kubeconfig {
+        Some(file) => Some(client::Config::from_kubeconfig_file(&file).map_err(Failure::failed)?),
+        None if env::var_os("KUBERNETES_SERVICE_HOST").is_some() => {
+            Some(client::Config::in_cluster().map_err(Failure::failed)?)
+        }
+        None => None,
+    };
+    let config = Config { listen, key_service, config_dir, health, variant, kubernetes, metadata, pki_dir };
+    let service = JoinService::start(config).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, join_service::GRACE)?;
     service.stop(join_service::GRACE);
     Ok(())

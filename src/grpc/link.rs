@@ -49,6 +49,8 @@ pub(super) struct Link {
     core: Mutex<Core>,
     pub(super) socket: Arc<TcpStream>,
     pub(super) peer: Option<SocketAddr>,
+    /// The transport's.
+    pub(super) identity: Option<Arc<str>>,
     me: Weak<Link>,
     /// The longest that one flush may take.
     stall: Duration,
@@ -192,7 +194,7 @@ pub(super) type Guard<'a> = MutexGuard<'a, Core>;
 
 impl Link {
     pub(super) fn new(transport: Transport, h2: Connection, side: Side, stall: Duration) -> io::Result<Arc<Link>> {
-        let Transport { reader, writer, socket, .. } = transport;
+        let Transport { reader, writer, socket, identity, .. } = transport;
         let now = Instant::now();
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(Some(stall))?;
@@ -217,6 +219,7 @@ impl Link {
         Ok(Arc::new_cyclic(|me| Link {
             core: Mutex::new(core),
             peer: socket.peer_addr().ok(),
+            identity,
             socket,
             me: me.clone(),
             stall,

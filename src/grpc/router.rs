@@ -31,6 +31,11 @@ impl Call {
         self.link.peer
     }
 
+    /// Who the peer proved to be beneath gRPC ([`Transport::identity`](super::Transport::identity)).
+    pub fn identity(&self) -> Option<&Arc<str>> {
+        self.link.identity.as_ref()
+    }
+
     /// The custom headers of the request.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata

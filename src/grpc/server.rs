@@ -39,6 +39,8 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const PATIENCE_FIRST: Duration = Duration::from_millis(1);
 /// The listening socket's number for the poller; those of connections are above.
 const LISTENER: u64 = 0;
+/// When a call that was shed should come again.
+const BUSY_PAUSE: Duration = Duration::from_secs(2);
 /// How long to wait before the next accept when the system had no descriptor for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -502,7 +504,7 @@ impl Shared {
             })
         } else {
             self.shed("the limit of running calls is reached", link.peer.map_or([0; 4].into(), |peer| peer.ip()));
-            Err(Status::new(Code::ResourceExhausted, "the server is busy"))
+            Err(Status::new(Code::ResourceExhausted, "the server is busy").with_retry_after(BUSY_PAUSE))
         };
         self.running.fetch_sub(1, Ordering::SeqCst);
         let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());

@@ -15,6 +15,8 @@ pub struct Transport {
     pub socket: Arc<TcpStream>,
     /// The `:scheme` of requests: `http` or `https`.
     pub scheme: &'static str,
+    /// Who the peer proved to be beneath gRPC, as a name to compare with others of the same layer; none where nothing was.
+    pub identity: Option<Arc<str>>,
 }
 
 impl Transport {
@@ -23,7 +25,7 @@ impl Transport {
         socket.set_nodelay(true)?;
         let socket = Arc::new(socket);
         let half = || Box::new(Plain(socket.clone()));
-        Ok(Transport { reader: half(), writer: half(), socket: socket.clone(), scheme: "http" })
+        Ok(Transport { reader: half(), writer: half(), socket: socket.clone(), scheme: "http", identity: None })
     }
 }
 

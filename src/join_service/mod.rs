@@ -1,17 +1,37 @@
 //! The join service of a control plane: lets machines in that prove what they run.
 //!
 //! Attested TLS ([`crate::atls`]) does the proving: a caller's certificate carries an attestation document that meets the
-//! [`policy`] in force, or there is no connection. What a caller may have then:
+//! [`policy`] in force, or there is no connection. What a caller may have then ([`tickets`]):
 //!
-//! - `/join.API/IssueRejoinTicket`: the key of the disk that it names and the measurement secret, for a node that boots
-//!   again. Both come from the key service ([`keys`]).
-//! - `/join.API/IssueJoinTicket`: not in this version.
+//! - `/join.API/IssueJoinTicket`: all that a new node needs to become a member.
+//! - `/join.API/IssueRejoinTicket`: the key of its disk and the measurement secret, for a node that boots again.
 //!
-//! A caller learns from the code whether to come again: `INVALID_ARGUMENT` and `INTERNAL` are lasting, `UNAVAILABLE` passes.
-//! What went wrong inside is for this service's log only.
+//! | file | work |
+//! |---|---|
+//! | [`tickets`] | the two requests, step by step |
+//! | `request`, [`refusal`] | the form of a request; why there is no ticket |
+//! | `instances`, `records` | which machine may have which name, role and disk |
+//! | [`keys`], `pki`, `tokens` | what a ticket is made of: keys of the key service, the CA on this node's disk, bootstrap tokens |
+//! | [`cluster`] | what is known of the cluster, by watches |
+//! | `reservation`, [`cleaner`] | control planes one at a time; what is left to be taken back |
+//! | [`audit`] | each decision: log, event, count |
+//! | [`policy`] | the attestation policy's file |
+//!
+//! docs/join.md has every refusal, its code, and what to do about it.
 
+pub mod audit;
+pub mod cleaner;
+pub mod cluster;
+mod instances;
 pub mod keys;
+mod pki;
 pub mod policy;
+mod records;
+pub mod refusal;
+mod request;
+mod reservation;
+pub mod tickets;
+mod tokens;
 
 use std::fmt;
 use std::io;
@@ -22,14 +42,19 @@ use std::time::{Duration, Instant};
 
 use crate::atls;
 use crate::attestation::{Policy, Validator, qemu_vtpm};
-use crate::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
-use crate::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
-use crate::kms::Uuid;
-use crate::logger::peer;
-use crate::proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
-};
+use crate::grpc::{Call, Limits, Router, Server, Transport};
+use crate::kubernetes::client::{self, Client};
+use crate::metadata::Metadata;
+use crate::proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
+use crate::stop::Stop;
+use audit::{Audit, Sending};
+use cleaner::{Cleaner, Running};
+use cluster::{Cluster, Watches};
+use instances::Instances;
 use keys::KeyClient;
+pub use pki::DIRECTORY as PKI_DIR;
+use pki::Pki;
+use tickets::{Attached, Tickets};
 
 /// The gRPC method for nodes that boot again.
 pub const ISSUE_REJOIN_TICKET: &str = "/join.API/IssueRejoinTicket";
@@ -42,6 +67,8 @@ pub const PORT: u16 = 9090;
 pub const CONFIG_DIR: &str = "/var/config";
 /// How long callers may still take when the service stops: a ticket waits for two keys.
 pub const GRACE: Duration = Duration::from_secs(10);
+/// How long what a ticket left behind may take to be undone after that.
+const CLEANING: Duration = Duration::from_secs(3);
 
 /// In the configuration directory: the attestation policy, JSON.
 const POLICY_FILE: &str = "attestationConfig";
@@ -53,7 +80,6 @@ const MAX_HEALTH_REQUEST: usize = 256;
 const MAX_HEALTH_CONNECTIONS: usize = 16;
 
 /// What the service is started with.
-#[derive(Debug, Clone)]
 pub struct Config {
     /// Port 0 takes a free one.
     pub listen: SocketAddr,
@@ -65,34 +91,60 @@ pub struct Config {
     pub health: Option<SocketAddr>,
     /// The attestation variant of the cluster's nodes; this version has [`qemu_vtpm::VARIANT`] alone.
     pub variant: String,
+    /// The cluster's API. Without it there are rejoin tickets only.
+    pub kubernetes: Option<client::Config>,
+    /// What says which machines there are. Without it every name is taken, but no control plane.
+    pub metadata: Option<Metadata>,
+    /// Where the cluster's CA and the files of control planes are, usually [`PKI_DIR`].
+    pub pki_dir: PathBuf,
 }
 
 /// The service while it runs.
 pub struct JoinService {
     server: Server,
     health: Option<Server>,
+    tickets: Arc<Tickets>,
+    cluster: Option<Background>,
     /// After the server, which uses what it follows.
     _policy: policy::Watch,
 }
 
+/// What runs beside the server.
+struct Background {
+    stop: Stop,
+    cleaner: Arc<Cleaner>,
+    // after the stop, which ends them
+    _watches: Watches,
+    _cleaning: Running,
+    _sending: Sending,
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.stop.stop();
+    }
+}
+
 impl JoinService {
     /// Reads the policy and serves until [`JoinService::stop`].
-    pub fn start(config: &Config) -> Result<JoinService, Error> {
+    pub fn start(config: Config) -> Result<JoinService, Error> {
         if config.variant != qemu_vtpm::VARIANT {
-            return Err(Error::Variant(config.variant.clone()));
+            return Err(Error::Variant(config.variant));
         }
         let file = config.config_dir.join(POLICY_FILE);
         let (policy, watch) = policy::follow(&file, qemu_vtpm_validator).map_err(Error::Policy)?;
-        let listen_error = |error| Error::Listen(config.listen, error);
-        let listener = TcpListener::bind(config.listen).map_err(listen_error)?;
+        let (listen, health) = (config.listen, config.health);
+        let listen_error = |error| Error::Listen(listen, error);
+        let listener = TcpListener::bind(listen).map_err(listen_error)?;
         // the service itself proves nothing, as callers of the old system expect
         let tls = Arc::new(atls::Server::new(None, vec![policy]));
-        let router = router(Arc::new(KeyClient::new(&config.key_service)));
+        let (tickets, cluster) = tickets(config)?;
+        let router = router(tickets.clone());
         let limits = Limits { message_bytes: MAX_REQUEST, ..Limits::default() };
         let server = Server::start("join-service", listener, tls, router, limits).map_err(listen_error)?;
-        let health = config.health.map(serve_health).transpose()?;
+        let health = health.map(serve_health).transpose()?;
         log::info!("letting nodes in on {} that meet {}", server.local_addr(), file.display());
-        Ok(JoinService { server, health, _policy: watch })
+        Ok(JoinService { server, health, tickets, cluster, _policy: watch })
     }
 
     /// Where it listens.
@@ -112,7 +164,46 @@ impl JoinService {
             health.stop(Duration::ZERO);
         }
         self.server.stop(grace);
+        if let Some(cluster) = &self.cluster {
+            cluster.cleaner.finish(CLEANING);
+            cluster.stop.stop();
+        }
     }
+
+    /// Its decisions, for metrics.
+    pub fn audit(&self) -> &Audit {
+        self.tickets.audit()
+    }
+
+    /// How many tokens that it made wait for their nodes, for metrics.
+    pub fn tokens(&self) -> usize {
+        self.cluster.as_ref().map_or(0, |cluster| cluster.cleaner.tokens())
+    }
+}
+
+/// What makes tickets, and what runs beside it where there is a cluster.
+fn tickets(config: Config) -> Result<(Arc<Tickets>, Option<Background>), Error> {
+    if config.metadata.is_none() {
+        log::warn!(
+            "no metadata service says which machines there are: every name is taken, and no control plane is let in"
+        );
+    }
+    let (keys, instances) = (Arc::new(KeyClient::new(&config.key_service)), Instances::new(config.metadata));
+    let pki = Pki::new(&config.pki_dir);
+    let Some(kubernetes) = config.kubernetes else {
+        log::warn!("no access to a cluster's API: known nodes are let in again, but no new ones");
+        let tickets = Tickets::new(keys, config.config_dir, pki, instances, None, Audit::default());
+        return Ok((Arc::new(tickets), None));
+    };
+    let stop = Stop::new();
+    let client = Client::new(kubernetes, &stop);
+    let (cleaner, cleaning) = Cleaner::start(&client).map_err(Error::Thread)?;
+    let (cluster, watches) = Cluster::follow(&client, &cleaner).map_err(Error::Thread)?;
+    let (audit, sending) = Audit::start(&client).map_err(Error::Thread)?;
+    let attached = Attached { cluster, cleaner: cleaner.clone() };
+    let tickets = Tickets::new(keys, config.config_dir, pki, instances, Some(attached), audit);
+    let background = Background { stop, cleaner, _watches: watches, _cleaning: cleaning, _sending: sending };
+    Ok((Arc::new(tickets), Some(background)))
 }
 
 /// Only health: the service's methods are for those who prove themselves.
@@ -144,6 +235,8 @@ pub enum Error {
     Policy(String),
     /// The address cannot be listened on.
     Listen(SocketAddr, io::Error),
+    /// A thread cannot be started.
+    Thread(io::Error),
 }
 
 impl fmt::Display for Error {
@@ -155,6 +248,7 @@ impl fmt::Display for Error {
             }
             Error::Policy(error) => f.write_str(error),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
+            Error::Thread(error) => write!(f, "cannot start a thread: {error}"),
         }
     }
 }
@@ -162,52 +256,15 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// Its methods.
-pub fn router(keys: Arc<KeyClient>) -> Router {
+pub fn router(tickets: Arc<Tickets>) -> Router {
+    let rejoin = tickets.clone();
     Router::new()
-        .unary(ISSUE_REJOIN_TICKET, move |call: &Call, request: IssueRejoinTicketRequest| {
-            rejoin_ticket(&keys, call, &request)
-        })
-        .unary(ISSUE_JOIN_TICKET, |call: &Call, _: IssueJoinTicketRequest| {
-            log::warn!("{}: asked for a join ticket", peer(call.peer()));
-            Err::<IssueJoinTicketResponse, _>(Status::new(
-                Code::Unimplemented,
-                "this version of the join service lets known nodes in again, but no new ones",
-            ))
-        })
+        .unary(ISSUE_REJOIN_TICKET, move |call: &Call, request: IssueRejoinTicketRequest| rejoin.rejoin(call, &request))
+        .unary(ISSUE_JOIN_TICKET, move |call: &Call, request: IssueJoinTicketRequest| tickets.join(call, &request))
 }
 
-fn rejoin_ticket(
-    keys: &KeyClient,
-    call: &Call,
-    request: &IssueRejoinTicketRequest,
-) -> Result<IssueRejoinTicketResponse, Status> {
-    let peer = peer(call.peer());
-    let uuid = Uuid::parse(&request.disk_uuid).ok_or_else(|| {
-        log::warn!("{peer}: refused a rejoin ticket: the disk's UUID is none: {:.40?}", request.disk_uuid);
-        Status::new(Code::InvalidArgument, "disk_uuid: expected a UUID of 8-4-4-4-12 hexadecimal digits")
-    })?;
-    let key = |id: &str| -> Result<Secret, Status> {
-        keys.data_key(id, KEY_LEN, call.deadline()).map_err(|error| refusal(&peer, &uuid, &error))
-    };
-    let measurement_secret = key(MEASUREMENT_SECRET_ID)?;
-    let state_disk_key = key(uuid.as_str())?;
-    log::info!("{peer}: rejoin ticket for disk {uuid}");
-    Ok(IssueRejoinTicketResponse {
-        state_disk_key: state_disk_key.expose().to_vec(),
-        measurement_secret: measurement_secret.expose().to_vec(),
-    })
-}
-
-/// Tells the log what happened and the caller whether to come again.
-fn refusal(peer: &str, uuid: &Uuid, error: &keys::Error) -> Status {
-    match error {
-        keys::Error::Passing(text) => {
-            log::warn!("{peer}: no rejoin ticket for disk {uuid} now: {text}");
-            Status::new(Code::Unavailable, "keys are not to be had at the moment: try again")
-        }
-        keys::Error::Lasting(text) => {
-            log::error!("{peer}: no rejoin ticket for disk {uuid}: {text}");
-            Status::new(Code::Internal, "the join service could not make a ticket: its log says why")
-        }
-    }
+/// Makes rejoin tickets with keys of this service, and nothing else.
+pub fn rejoin_only(keys: KeyClient) -> Arc<Tickets> {
+    let (pki, instances) = (Pki::new(PKI_DIR.as_ref()), Instances::new(None));
+    Arc::new(Tickets::new(Arc::new(keys), CONFIG_DIR.into(), pki, instances, None, Audit::default()))
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::attestation::{Oid, ValidateError, Validator};
+use crate::attestation::{Identified, Oid, ValidateError, Validator};
 
 /// Kubelet itself takes a minute to bring a change here.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -62,6 +62,10 @@ impl Validator for PolicyFile {
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
         self.current().validate(document, nonce)
+    }
+
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        self.current().identify(document, nonce)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The certificate that a kubelet serves with: a P-256 key, signed by the cluster's CA (X.509 version 3, RFC 5280).
 //!
-//! On the first control plane the node signs it itself, since the CA is there; the API server asks the kubelet for it
-//! (`kubelet-certificate-authority`). Differences to the old system's: it has the node's DNS names too, and it is good for
+//! On the first control plane the node signs it itself, since the CA is there; for all others the join service does, which
+//! runs where the CA is. The API server asks the kubelet for it (`kubelet-certificate-authority`). Differences to the old system's: it has the node's DNS names too, and it is good for
 //! serving only, as those of Kubernetes' own signer `kubernetes.io/kubelet-serving`: a client certificate of this subject
 //! would be the node's identity.
 
@@ -106,30 +106,8 @@ pub fn issue(
     let pkcs8 = Zeroizing::new(pkcs8.map_err(|_| Error::Key)?.as_ref().to_vec());
     let key = any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(&pkcs8[..]))).map_err(|_| Error::Key)?;
     let public_key = key.public_key().ok_or(Error::Key)?;
-
-    let mut serial = crate::crypto::random::<16>();
-    serial[0] = serial[0] & 0x7f | 0x40; // positive, and the shortest form
-    let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let validity = [time((since_epoch.saturating_sub(BACKDATED)).as_secs()), time((since_epoch + VALIDITY).as_secs())];
-    let body = der::element(
-        der::SEQUENCE,
-        &[
-            &der::element(der::context(0), &[&[der::INTEGER, 1, 2]]), // v3
-            &der::element(der::INTEGER, &[&serial]),
-            authority.algorithm,
-            &authority.name,
-            &der::element(der::SEQUENCE, &[&validity[0], &validity[1]]),
-            &subject(node),
-            &public_key,
-            &extensions(&authority, node, names, addresses),
-        ],
-    );
-    let signature = der::element(der::BIT_STRING, &[&[0], &authority.sign(&body)?]);
-    let certificate = der::element(der::SEQUENCE, &[&body, authority.algorithm, &signature]);
-    Ok(KubeletCertificate {
-        certificate: pem("CERTIFICATE", &certificate).to_string(),
-        key: pem("PRIVATE KEY", &pkcs8),
-    })
+    let certificate = authority.certify(&public_key, node, names, addresses, now)?;
+    Ok(KubeletCertificate { certificate, key: pem("PRIVATE KEY", &pkcs8) })
 }
 
 impl KubeletCertificate {
@@ -148,7 +126,7 @@ fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
 }
 
 /// The cluster's CA, ready to sign.
-struct Authority {
+pub struct Authority {
     key: std::sync::Arc<dyn SigningKey>,
     scheme: SignatureScheme,
     algorithm: &'static [u8],
@@ -158,7 +136,8 @@ struct Authority {
 }
 
 impl Authority {
-    fn new(certificate: &[u8], key: &[u8]) -> Result<Authority, Error> {
+    /// Of its certificate and key, PEM as kubeadm writes them: RSA, or ECDSA on P-256 or P-384.
+    pub fn new(certificate: &[u8], key: &[u8]) -> Result<Authority, Error> {
         let refuse = |why: String| Error::Authority(why);
         let certificate = CertificateDer::from_pem_slice(certificate)
             .map_err(|error| refuse(format!("its certificate is no PEM: {error}")))?;
@@ -174,6 +153,39 @@ impl Authority {
         let (scheme, algorithm) = *usable.ok_or_else(|| refuse("its key is neither RSA nor P-256 nor P-384".into()))?;
         let name = der::element(der::SEQUENCE, &[anchor.subject.as_ref()]);
         Ok(Authority { key, scheme, algorithm, name, key_identifier: key_identifier(&certificate) })
+    }
+
+    /// A certificate for the kubelet of `node` and this key (SubjectPublicKeyInfo, DER) under its name, `names` and
+    /// `addresses`: PEM, without the CA's.
+    pub fn certify(
+        &self,
+        public_key: &[u8],
+        node: &NodeName,
+        names: &[String],
+        addresses: &[IpAddr],
+        now: SystemTime,
+    ) -> Result<String, Error> {
+        let mut serial = crate::crypto::random::<16>();
+        serial[0] = serial[0] & 0x7f | 0x40; // positive, and the shortest form
+        let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let validity =
+            [time((since_epoch.saturating_sub(BACKDATED)).as_secs()), time((since_epoch + VALIDITY).as_secs())];
+        let body = der::element(
+            der::SEQUENCE,
+            &[
+                &der::element(der::context(0), &[&[der::INTEGER, 1, 2]]), // v3
+                &der::element(der::INTEGER, &[&serial]),
+                self.algorithm,
+                &self.name,
+                &der::element(der::SEQUENCE, &[&validity[0], &validity[1]]),
+                &subject(node),
+                public_key,
+                &extensions(self, node, names, addresses),
+            ],
+        );
+        let signature = der::element(der::BIT_STRING, &[&[0], &self.sign(&body)?]);
+        let certificate = der::element(der::SEQUENCE, &[&body, self.algorithm, &signature]);
+        Ok(pem("CERTIFICATE", &certificate).to_string())
     }
 
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {

@@ -124,7 +124,7 @@ impl Authority {
 }
 
 /// A host name or an address; a pattern would be one for other hosts too.
-fn is_principal(name: &str) -> bool {
+pub fn is_principal(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_graphic() && !"*?!,".contains(c))
 }
 

@@ -201,6 +201,12 @@ impl Cluster {
         )
     }
 
+    /// The CA's certificate and key.
+    #[allow(dead_code)] // not by every test
+    pub fn ca(&self) -> (String, String) {
+        (self.ca.2.clone(), self.ca.1.serialize_pem())
+    }
+
     /// The administrator's client.
     pub fn client(&self, stop: &Stop) -> Client {
         Client::new(config(&self.kubeconfig()), stop)

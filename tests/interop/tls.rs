@@ -70,7 +70,7 @@ fn shake_hands(mut connection: Connection, mut socket: TcpStream) -> io::Result<
     let socket = Arc::new(socket);
     let half = Half { connection: Arc::new(Mutex::new(connection)), socket: socket.clone() };
     let reader = Reader { half: half.clone(), records: vec![0; 16 << 10], taken: 0, filled: 0 };
-    Ok(Transport { reader: Box::new(reader), writer: Box::new(half), socket, scheme: "https" })
+    Ok(Transport { reader: Box::new(reader), writer: Box::new(half), socket, scheme: "https", identity: None })
 }
 
 /// One direction of a TLS connection. The lock is never held while the socket is read.

@@ -142,15 +142,17 @@ impl Cluster {
                 false => vec![],
             },
             kubernetes_version: String::new(),
-            kubernetes_components: vec![Component {
-                url: self.script.clone(),
-                install_path: "/run/state/bin/kubeadm".into(),
-                ..Component::default()
-            }],
+            kubernetes_components: vec![self.kubeadm()],
             authorized_ca_public_key: format!("{}\n", self.ssh.public_line()).into_bytes(),
             host_certificate: format!("{certificate}\n").into_bytes(),
             cluster_ca: if request.accepts_cluster_ca { cluster_ca } else { vec![] },
         }
+    }
+
+    /// The kubeadm of its nodes.
+    pub fn kubeadm(&self) -> Component {
+        let (url, install_path) = (self.script.clone(), "/run/state/bin/kubeadm".into());
+        Component { url, install_path, ..Component::default() }
     }
 
     /// The cluster's CA, PEM.

@@ -178,6 +178,16 @@ impl Client {
 
     /// The objects of a collection, fetched page by page but all of one instant.
     pub fn list(&self, collection: &Collection, selector: &Selector) -> Result<List, Error> {
+        self.list_keeping(collection, selector, |object| object)
+    }
+
+    /// What `keep` leaves of them, so that a large collection of large objects is never whole in memory.
+    fn list_keeping(
+        &self,
+        collection: &Collection,
+        selector: &Selector,
+        keep: fn(Value) -> Value,
+    ) -> Result<List, Error> {
         let mut items = Vec::new();
         let mut go_on = String::new();
         let mut lists = 1;
@@ -200,7 +210,7 @@ impl Client {
                     _ => Err(Error::Answer { request: request.name(), problem: "it has no items".into() }),
                 };
             };
-            items.extend(more);
+            items.extend(more.into_iter().map(keep));
             go_on = page.pointer("/metadata/continue").and_then(Value::as_str).unwrap_or_default().to_owned();
             if go_on.is_empty() {
                 return Ok(List { items, resource_version: version(&page) });
@@ -281,6 +291,12 @@ impl Client {
     /// What [`Client::apply`] would say and make, without doing it.
     pub fn try_apply(&self, object: &Object, fields: &Value) -> Result<Value, Error> {
         self.server_side_apply(object, "&dryRun=All", fields)
+    }
+
+    /// [`Client::apply`] under another name, for fields that other programs apply too.
+    pub fn apply_as(&self, manager: &'static str, object: &Object, fields: &Value) -> Result<Value, Error> {
+        let query = format!("?fieldManager={}&force=true", escaped(manager));
+        self.patch(object, "application/apply-patch+yaml", &query, fields)
     }
 
     fn server_side_apply(&self, object: &Object, more: &str, fields: &Value) -> Result<Value, Error> {

@@ -50,6 +50,7 @@ pub struct Watch {
     collection: Collection,
     selector: Selector,
     round: Duration,
+    keep: fn(Value) -> Value,
     /// Empty where it has to begin with a list.
     version: String,
     stream: Option<BufReader<BodyReader<'static>>>,
@@ -63,6 +64,7 @@ impl Watch {
             collection: collection.clone(),
             selector: selector.clone(),
             round: ROUND,
+            keep: |object| object,
             version: String::new(),
             stream: None,
             backoff: backoff(),
@@ -77,6 +79,11 @@ impl Watch {
     /// Streams that last so long, in whole seconds.
     pub fn with_round(self, round: Duration) -> Watch {
         Watch { round: round.max(Duration::from_secs(1)), ..self }
+    }
+
+    /// Makes each object what `keep` leaves of it as soon as it is read: for large collections of large objects.
+    pub fn keeping(self, keep: fn(Value) -> Value) -> Watch {
+        Watch { keep, ..self }
     }
 
     /// The version up to which all is known.
@@ -134,7 +141,7 @@ impl Watch {
     }
 
     fn list(&mut self) -> Result<Event, Error> {
-        let List { items, resource_version } = self.client.list(&self.collection, &self.selector)?;
+        let List { items, resource_version } = self.client.list_keeping(&self.collection, &self.selector, self.keep)?;
         self.version = resource_version;
         Ok(Event::Listed(items))
     }
@@ -185,7 +192,12 @@ impl Watch {
         match frame {
             Frame::Change(event, version) => {
                 self.version = version;
-                Ok(Some(event))
+                Ok(Some(match event {
+                    Event::Listed(objects) => Event::Listed(objects.into_iter().map(self.keep).collect()),
+                    Event::Added(object) => Event::Added((self.keep)(object)),
+                    Event::Modified(object) => Event::Modified((self.keep)(object)),
+                    Event::Deleted(object) => Event::Deleted((self.keep)(object)),
+                }))
             }
             Frame::Bookmark(version) => {
                 self.version = version;

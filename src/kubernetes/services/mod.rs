@@ -15,7 +15,8 @@
 //! Without a wait nothing is rolled back but a refusal: the operator keeps access to a cluster whose services never get ready.
 //! A stop (the client's) leaves things as they are; the same command later goes on.
 //!
-//! Neither service asks the Kubernetes API for anything, so their accounts have no rights and no token.
+//! The key service asks the Kubernetes API for nothing, so its account has no rights and no token; that of the join service may
+//! do what a ticket needs.
 
 mod owned;
 mod render;

@@ -17,7 +17,18 @@ const TEMPLATES: [(&str, &str); 3] = [
     ("join-service.yaml", include_str!("../../../charts/firstlight/templates/join-service.yaml")),
 ];
 /// What others need comes first, as with Helm.
-const ORDER: [&str; 6] = ["NetworkPolicy", "ServiceAccount", "Secret", "ConfigMap", "Service", "DaemonSet"];
+const ORDER: [&str; 10] = [
+    "NetworkPolicy",
+    "ServiceAccount",
+    "Secret",
+    "ConfigMap",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "Service",
+    "DaemonSet",
+];
 
 /// The objects, in the order in which they are to be made.
 pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
@@ -81,6 +92,10 @@ mod tests {
                 "serviceaccounts kube-system/join-service",
                 "secrets kube-system/constellation-mastersecret",
                 "configmaps kube-system/join-config",
+                "clusterroles.rbac.authorization.k8s.io join-service",
+                "clusterrolebindings.rbac.authorization.k8s.io join-service",
+                "roles.rbac.authorization.k8s.io kube-system/join-service",
+                "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
                 "services kube-system/key-service",
                 "services kube-system/join-service",
                 "daemonsets.apps kube-system/key-service",
@@ -93,15 +108,19 @@ mod tests {
     fn no_pod_may_more_than_it_needs() {
         for object in manifests(&settings()).unwrap().iter().filter(|object| object["kind"] == "DaemonSet") {
             let pod = &object["spec"]["template"]["spec"];
-            assert_eq!(pod["automountServiceAccountToken"], false);
-            assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+            // the join service asks the API, and reads what is root's
+            let joins = object["metadata"]["name"] == "join-service";
+            assert_eq!(pod["automountServiceAccountToken"], joins);
+            assert_eq!(pod["securityContext"]["runAsNonRoot"] == true, !joins);
             assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
             assert!(["hostNetwork", "hostPID", "hostIPC"].iter().all(|field| pod.get(*field).is_none()));
             for volume in pod["volumes"].as_array().unwrap() {
-                assert!(volume.get("hostPath").is_none(), "{volume}");
+                let of_host = volume.get("hostPath").map(|host| host["path"].as_str().unwrap());
+                assert!(of_host.is_none() || joins && of_host == Some("/etc/kubernetes/pki"), "{volume}");
             }
             for container in pod["containers"].as_array().unwrap() {
                 let context = &container["securityContext"];
+                assert!(container["volumeMounts"].as_array().unwrap().iter().all(|mount| mount["readOnly"] == true));
                 assert_eq!(context["readOnlyRootFilesystem"], true);
                 assert_eq!(context["allowPrivilegeEscalation"], false);
                 assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));

@@ -1,0 +1,276 @@
+//! Which machine has which disk, and which node it became: one small ConfigMap each, so that a node that boots again is the
+//! machine that it was, and nobody else gets the key of its disk or its name.
+//!
+//! ```text
+//! join-node-NAME   of a join ticket       data: node, disk, machine, token, nodeUID, issued
+//! join-disk-UUID   of a rejoin ticket for a disk that no join ticket was made for: data: disk, machine
+//! ```
+//!
+//! A node's record is replaced when the machine joins anew, with another disk; so there are as many as names. An operator who
+//! gives a disk to another machine, or a name, deletes the record.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+
+use super::cluster::{Cluster, NAMESPACE, Node};
+use super::refusal::Refusal;
+use super::tokens;
+use crate::kms::Uuid;
+use crate::kubernetes::client::{CONFIG_MAPS, Client};
+use crate::kubernetes::time;
+
+const OF_NODE: &str = "join-node-";
+const OF_DISK: &str = "join-disk-";
+/// A node asks every join service at once and takes the first ticket: for so long another one, with another token, would only
+/// make that one worthless.
+const FRESH: Duration = Duration::from_secs(5);
+/// The word of a refusal because of that.
+pub const JUST_MADE: &str = "just-made";
+/// How often a record is written on top of another replica's.
+const TRIES: usize = 4;
+
+/// One of them. What is empty is not known.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Record {
+    /// Of the ConfigMap.
+    pub name: String,
+    /// Of the node.
+    pub node: String,
+    /// The disk's UUID.
+    pub disk: String,
+    /// What attestation calls the machine.
+    pub machine: String,
+    /// The identifier of the bootstrap token, which is not its secret half.
+    pub token: String,
+    /// Of the Node object that there was before the ticket.
+    pub node_uid: String,
+    /// When the ticket was made.
+    pub issued: Option<SystemTime>,
+    /// The API's, to replace it by.
+    pub version: String,
+}
+
+/// What [`write`] did.
+pub struct Written {
+    /// The record as it is now.
+    pub record: Record,
+    /// As it was before, if it was.
+    pub before: Option<Record>,
+}
+
+impl Record {
+    /// Of a join ticket that is about to be made.
+    pub fn of_node(node: &str, disk: &Uuid, machine: Option<&str>, token: &str, before: Option<&Node>) -> Record {
+        Record {
+            name: name_of_node(node),
+            node: node.into(),
+            disk: disk.to_string(),
+            machine: machine.unwrap_or_default().into(),
+            token: token.into(),
+            node_uid: before.map(|node| node.uid.clone()).unwrap_or_default(),
+            // to the second, as it will be read
+            issued: time::parse(&time::seconds(SystemTime::now())),
+            version: String::new(),
+        }
+    }
+
+    /// Of a rejoin ticket.
+    pub fn of_disk(disk: &Uuid, machine: &str) -> Record {
+        let name = format!("{OF_DISK}{disk}");
+        Record { name, disk: disk.to_string(), machine: machine.into(), ..Record::default() }
+    }
+
+    /// Whether a ConfigMap of this name is one.
+    pub fn is_name(name: &str) -> bool {
+        name.starts_with(OF_NODE) || name.starts_with(OF_DISK)
+    }
+
+    /// Of a ConfigMap, if it is one.
+    pub fn read(map: &Value) -> Option<Record> {
+        let text = |pointer: &str| map.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let name = text("/metadata/name");
+        Record::is_name(&name).then(|| Record {
+            name,
+            node: text("/data/node"),
+            disk: text("/data/disk"),
+            machine: text("/data/machine"),
+            token: text("/data/token"),
+            node_uid: text("/data/nodeUID"),
+            issued: time::parse(&text("/data/issued")),
+            version: text("/metadata/resourceVersion"),
+        })
+    }
+
+    fn write(&self) -> Value {
+        let mut metadata = json!({
+            "name": self.name, "labels": {"app.kubernetes.io/part-of": "firstlight", "firstlight/record": "machine"},
+        });
+        if !self.version.is_empty() {
+            metadata["resourceVersion"] = self.version.as_str().into();
+        }
+        let mut data = json!({"disk": self.disk, "machine": self.machine});
+        if !self.node.is_empty() {
+            data["node"] = self.node.as_str().into();
+            data["token"] = self.token.as_str().into();
+            data["nodeUID"] = self.node_uid.as_str().into();
+            data["issued"] = self.issued.map(time::seconds).unwrap_or_default().into();
+        }
+        json!({"metadata": metadata, "data": data})
+    }
+
+    /// Whether the record is of another machine than this one. One that says none is of nobody in particular.
+    fn is_of_other(&self, machine: Option<&str>) -> bool {
+        !self.machine.is_empty() && machine != Some(self.machine.as_str())
+    }
+}
+
+/// The name of a node's record.
+pub fn name_of_node(node: &str) -> String {
+    format!("{OF_NODE}{node}")
+}
+
+/// Whether this machine may have the key of this disk.
+pub fn check_disk(cluster: &Cluster, disk: &Uuid, machine: Option<&str>) -> Result<(), Refusal> {
+    let records = cluster.records_of_disk(disk.as_str());
+    match records.iter().find(|record| record.is_of_other(machine)) {
+        None => Ok(()),
+        Some(record) => {
+            let message = "this disk belongs to another machine; if it was moved on purpose, delete the record that the join \
+                           service's log names";
+            Err(Refusal::denied("disk-of-other", message)
+                .because(format!("ConfigMap {NAMESPACE}/{} has another machine", record.name)))
+        }
+    }
+}
+
+/// Whether this machine may have this name.
+pub fn check_name(cluster: &Cluster, name: &str, machine: Option<&str>, now: SystemTime) -> Result<(), Refusal> {
+    check_name_against(cluster.record(&name_of_node(name)).as_deref(), cluster.node(name).as_ref(), machine, now)
+        .map_err(|refusal| refusal.because(format!("ConfigMap {NAMESPACE}/{}", name_of_node(name))))
+}
+
+fn check_name_against(
+    record: Option<&Record>,
+    node: Option<&Node>,
+    machine: Option<&str>,
+    now: SystemTime,
+) -> Result<(), Refusal> {
+    let age = |record: &Record| {
+        let issued = record.issued.filter(|_| !record.token.is_empty());
+        // another replica's clock may be somewhat ahead
+        issued.map_or(Duration::MAX, |issued| now.duration_since(issued).unwrap_or_default())
+    };
+    match (record, node) {
+        (Some(record), node) if record.is_of_other(machine) => {
+            let age = age(record);
+            match node {
+                Some(_) => Err(Refusal::denied(
+                    "name-of-other",
+                    "a node of this name is another machine; if that is gone for good, delete its Node object",
+                )),
+                None if age < tokens::VALIDITY => Err(Refusal::passing(
+                    "name-is-joining",
+                    "another machine of this name is joining; if that is gone for good, this one may join in a while",
+                    Duration::from_secs(60),
+                )),
+                None => Ok(()),
+            }
+        }
+        (Some(record), _) if age(record) < FRESH => {
+            let message = "a ticket for this node was made a moment ago: if it did not arrive, try again";
+            Err(Refusal::passing(JUST_MADE, message, FRESH))
+        }
+        // nobody knows which machine it is, but it is alive
+        (None, Some(node)) if node.ready_since.is_some() => Err(Refusal::passing(
+            "name-is-ready",
+            "a node of this name is Ready; if this machine is to take its place, that one must be gone first",
+            Duration::from_secs(15),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Writes the record of a join ticket, if its node's record is still of nobody else.
+pub fn write(cluster: &Cluster, client: &Client, mut record: Record) -> Result<Written, Refusal> {
+    let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
+    let at = maps.named(&record.name);
+    let mut before = cluster.record(&record.name);
+    for _ in 0..TRIES {
+        let machine = Some(record.machine.as_str()).filter(|machine| !machine.is_empty());
+        check_name_against(before.as_deref(), cluster.node(&record.node).as_ref(), machine, SystemTime::now())?;
+        record.version = before.as_ref().map(|before| before.version.clone()).unwrap_or_default();
+        let written = match &before {
+            None => client.create(&maps, &record.write()),
+            Some(_) => client.update(&at, &record.write()),
+        };
+        match written {
+            Ok(map) => {
+                record.version = Record::read(&map).map(|record| record.version).unwrap_or_default();
+                cluster.learn(record.clone());
+                return Ok(Written { record, before: before.as_deref().cloned() });
+            }
+            // another replica was faster, or the watch is behind
+            Err(error) if error.is_already_exists() || error.is_conflict() || error.is_not_found() => {
+                let found = client.find(&at).map_err(|error| Refusal::of_api(&error))?;
+                before = found.as_ref().and_then(Record::read).map(Arc::new);
+            }
+            Err(error) => return Err(Refusal::of_api(&error)),
+        }
+    }
+    Err(Refusal::passing("name-is-joining", "another ticket for this node is being made", Duration::from_secs(2)))
+}
+
+/// Writes the record of a rejoin ticket, unless there is one.
+pub fn write_if_absent(client: &Client, record: &Record) -> Result<(), crate::kubernetes::client::Error> {
+    client.create_if_absent(&CONFIG_MAPS.in_namespace(NAMESPACE), &record.write()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(machine: &str, age: u64) -> Record {
+        let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
+        let mut record = Record::of_node("n", &disk, Some(machine), "abcdef", None);
+        record.issued = record.issued.map(|issued| issued - Duration::from_secs(age));
+        record
+    }
+
+    #[test]
+    fn a_record_comes_back_as_it_was_written() {
+        let mut written = record("m", 0);
+        written.version = "7".into();
+        assert_eq!(Record::read(&written.write()), Some(written));
+        let disk = Record::of_disk(&Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap(), "m");
+        assert_eq!(Record::read(&disk.write()), Some(disk));
+        assert_eq!(Record::read(&json!({"metadata": {"name": "join-config"}})), None);
+    }
+
+    #[test]
+    fn a_name_is_its_machines_while_its_node_is_there_or_on_its_way() {
+        let (fresh, old) = (record("m", 1), record("m", 3600));
+        let node = Node { uid: "u".into(), ready_since: None };
+        let check = |record: &Record, node: Option<&Node>, machine: Option<&str>| {
+            check_name_against(Some(record), node, machine, SystemTime::now()).map_err(|refusal| refusal.word)
+        };
+        for node in [None, Some(&node)] {
+            assert_eq!(check(&record("m", 7), node, Some("m")), Ok(()));
+            assert_eq!(check(&fresh, node, Some("m")), Err(JUST_MADE));
+        }
+        for machine in [None, Some("other")] {
+            assert_eq!(check(&old, Some(&node), machine), Err("name-of-other"));
+            assert_eq!(check(&fresh, None, machine), Err("name-is-joining"));
+            assert_eq!(check(&old, None, machine), Ok(()));
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_node_without_record_is_free_once_it_is_not_ready() {
+        let ready = Node { uid: "u".into(), ready_since: Some(SystemTime::now()) };
+        let check = |node: &Node| check_name_against(None, Some(node), Some("m"), SystemTime::now());
+        assert_eq!(check(&ready).unwrap_err().word, "name-is-ready");
+        assert!(check(&Node { ready_since: None, ..ready }).is_ok());
+    }
+}

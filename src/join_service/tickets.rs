@@ -1,0 +1,410 @@
+//! The two requests.
+//!
+//! ```text
+//! IssueJoinTicket
+//!   check the form ─► the machine: name, addresses, role, disk ─► read: keys, version, endpoint, CA ─► sign
+//!     ─► reserve (control planes) ─► record ─► token ─► ticket
+//!         └────────────┴───────────────┴── what fails here, or nobody waits for, is taken back by the [cleaner](super::cleaner)
+//! IssueRejoinTicket
+//!   check the form ─► is it this machine's disk? ─► read: keys ─► ticket
+//! ```
+//!
+//! So whatever may be refused is refused before anything is changed, and the token, which lets somebody in, is the last.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::audit::{Audit, Subject};
+use super::cleaner::{Cleaner, Task};
+use super::cluster::{Cluster, Components, Kubeadm};
+use super::instances::Instances;
+use super::keys::{self, KeyClient};
+use super::pki::{self, Ca, Pki};
+use super::records::{self, Record};
+use super::refusal::Refusal;
+use super::request::{self, Asked};
+use super::{reservation, tokens};
+use crate::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, SSH_CA_SEED_ID, Secret};
+use crate::grpc::{Call, Status};
+use crate::kms::Uuid;
+use crate::kubernetes::client::Client;
+use crate::logger::peer;
+use crate::proto::join::{
+    ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
+};
+use crate::ssh::{self, Authority};
+
+/// For one call of the API within a ticket: callers wait 30 s.
+const API_TIME: Duration = Duration::from_secs(8);
+/// How long a request waits until the cluster is known, after a start.
+const KNOWN_WITHIN: Duration = Duration::from_secs(5);
+
+/// Makes tickets.
+pub struct Tickets {
+    keys: Arc<KeyClient>,
+    constants: Mutex<Constants>,
+    config_dir: PathBuf,
+    pki: Pki,
+    instances: Instances,
+    cluster: Option<Attached>,
+    audit: Audit,
+    /// Nodes whose ticket is being made.
+    busy: Mutex<HashSet<String>>,
+}
+
+/// What is known of the cluster, and who takes things back in it.
+pub struct Attached {
+    /// Its state.
+    pub cluster: Arc<Cluster>,
+    /// The thread.
+    pub cleaner: Arc<Cleaner>,
+}
+
+/// Keys that are the same for every ticket.
+#[derive(Default)]
+struct Constants {
+    measurement_secret: Option<Secret>,
+    authority: Option<Arc<Authority>>,
+}
+
+/// What a ticket is made of before anything is changed.
+struct Read {
+    disk_key: Secret,
+    measurement_secret: Secret,
+    measurement_salt: Secret,
+    authority: Arc<Authority>,
+    components: Arc<Components>,
+    kubeadm: Kubeadm,
+    ca: Ca,
+    control_plane_files: Vec<ControlPlaneCertOrKey>,
+}
+
+/// What a ticket has that was signed.
+struct Signed {
+    kubelet: Vec<u8>,
+    host: String,
+}
+
+impl Tickets {
+    /// Without a cluster there are only rejoin tickets, for any disk.
+    pub fn new(
+        keys: Arc<KeyClient>,
+        config_dir: PathBuf,
+        pki: Pki,
+        instances: Instances,
+        cluster: Option<Attached>,
+        audit: Audit,
+    ) -> Tickets {
+        Tickets {
+            keys,
+            constants: Mutex::default(),
+            config_dir,
+            pki,
+            instances,
+            cluster,
+            audit,
+            busy: Mutex::default(),
+        }
+    }
+
+    /// The decisions so far.
+    pub fn audit(&self) -> &Audit {
+        &self.audit
+    }
+
+    /// Lets a new node in.
+    pub fn join(&self, call: &Call, request: &IssueJoinTicketRequest) -> Result<IssueJoinTicketResponse, Status> {
+        let peer = peer(call.peer());
+        let asked = Asked::check(request);
+        let subject = Subject {
+            request: "join",
+            peer: &peer,
+            node: asked.as_ref().map(Asked::node).unwrap_or_default(),
+            role: if request.is_control_plane { "control-plane" } else { "worker" },
+            disk: asked.as_ref().map(|asked| asked.disk.as_str()).unwrap_or_default(),
+            machine: call.identity().map(|machine| &**machine),
+        };
+        let made = match &asked {
+            Ok(asked) => self.make_join(call, asked),
+            Err(refusal) => Err(refusal.clone()),
+        };
+        match made {
+            Ok(ticket) => {
+                self.audit.given(&subject, "");
+                Ok(ticket)
+            }
+            Err(refusal) => {
+                self.audit.refused(&subject, &refusal);
+                Err(refusal.status())
+            }
+        }
+    }
+
+    /// Lets a node that boots again open its disk.
+    pub fn rejoin(&self, call: &Call, request: &IssueRejoinTicketRequest) -> Result<IssueRejoinTicketResponse, Status> {
+        let peer = peer(call.peer());
+        let disk = request::disk(&request.disk_uuid);
+        let subject = Subject {
+            request: "rejoin",
+            peer: &peer,
+            node: "",
+            role: "",
+            disk: disk.as_ref().map(Uuid::as_str).unwrap_or_default(),
+            machine: call.identity().map(|machine| &**machine),
+        };
+        let made = match &disk {
+            Ok(disk) => self.make_rejoin(call, disk),
+            Err(refusal) => Err(refusal.clone()),
+        };
+        match made {
+            Ok((ticket, note)) => {
+                self.audit.given(&subject, note);
+                Ok(ticket)
+            }
+            Err(refusal) => {
+                self.audit.refused(&subject, &refusal);
+                Err(refusal.status())
+            }
+        }
+    }
+
+    fn make_join(&self, call: &Call, asked: &Asked) -> Result<IssueJoinTicketResponse, Refusal> {
+        let attached = self.cluster.as_ref().ok_or_else(|| {
+            let message =
+                "this join service has no access to the cluster's API: it lets known nodes in again, but no new ones";
+            Refusal::lacking("no-cluster", message)
+        })?;
+        let _busy = self.begin(asked.node())?;
+        if !attached.cluster.is_known_within(KNOWN_WITHIN) {
+            let message = "the cluster's API has not answered since the join service started: try again";
+            return Err(Refusal::passing("api", message, Duration::from_secs(3)));
+        }
+        let machine = call.identity().map(|machine| &**machine);
+        self.instances.check(asked)?;
+        records::check_disk(&attached.cluster, &asked.disk, machine)?;
+        records::check_name(&attached.cluster, asked.node(), machine, SystemTime::now())?;
+        let read = self.read(call, asked, &attached.cluster)?;
+        let signed = sign(asked, &read)?;
+        if call.is_cancelled() {
+            return Err(Refusal::gone());
+        }
+        let token = self.enter(call, asked, attached, &read.components.name)?;
+        Ok(ticket(asked, read, signed, token))
+    }
+
+    fn make_rejoin(&self, call: &Call, disk: &Uuid) -> Result<(IssueRejoinTicketResponse, &'static str), Refusal> {
+        let machine = call.identity().map(|machine| &**machine);
+        let note = match &self.cluster {
+            None => "which machine has this disk was not looked at: no cluster",
+            // a whole cluster may wait for this
+            Some(attached) if !attached.cluster.is_known_within(KNOWN_WITHIN) => {
+                "which machine has this disk was not looked at: the cluster's API has not answered since the start"
+            }
+            Some(attached) => {
+                records::check_disk(&attached.cluster, disk, machine)?;
+                ""
+            }
+        };
+        let measurement_secret = self.measurement_secret(call)?;
+        let disk_key = self.key(call, disk.as_str())?;
+        if let (Some(attached), Some(machine), "") = (&self.cluster, machine, note)
+            && attached.cluster.records_of_disk(disk.as_str()).is_empty()
+        {
+            attached.cleaner.add(Task::Write(Record::of_disk(disk, machine)));
+        }
+        let mut ticket = IssueRejoinTicketResponse::default();
+        ticket.state_disk_key = disk_key.expose().to_vec();
+        ticket.measurement_secret = measurement_secret.expose().to_vec();
+        Ok((ticket, note))
+    }
+
+    /// All that changes nothing.
+    fn read(&self, call: &Call, asked: &Asked, cluster: &Cluster) -> Result<Read, Refusal> {
+        Ok(Read {
+            components: cluster.components()?,
+            kubeadm: cluster.kubeadm()?,
+            ca: self.pki.ca()?,
+            control_plane_files: match asked.control_plane {
+                true => self.pki.control_plane_files()?,
+                false => Vec::new(),
+            },
+            measurement_salt: pki::measurement_salt(&self.config_dir)?,
+            measurement_secret: self.measurement_secret(call)?,
+            authority: self.authority(call)?,
+            disk_key: self.key(call, asked.disk.as_str())?,
+        })
+    }
+
+    /// All that changes something; the token.
+    fn enter(
+        &self,
+        call: &Call,
+        asked: &Asked,
+        Attached { cluster, cleaner }: &Attached,
+        components: &str,
+    ) -> Result<zeroize::Zeroizing<String>, Refusal> {
+        let node = asked.node();
+        let client = &within_call(cluster.client(), call)?;
+        let mut undo = Undo { cleaner, tasks: Vec::new() };
+        // what it had before may belong to a ticket that counts
+        let is_new = match asked.control_plane {
+            true => !reservation::reserve(cluster, cleaner, client, node, components)?.renewed,
+            false => cluster.record(&records::name_of_node(node)).is_none(),
+        };
+        if is_new && asked.control_plane {
+            undo.add(Task::Reservation(node.into()));
+        }
+        if cluster.has_joining_nodes() {
+            if is_new {
+                let name = reservation::joining_node_name(node, asked.control_plane);
+                undo.add(Task::JoiningNode(name.into(), node.into()));
+            }
+            if !asked.control_plane {
+                reservation::announce_worker(client, node, components)?;
+            }
+        }
+        let present = cluster.node(node);
+        let machine = call.identity().map(|machine| &**machine);
+        let record = Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref());
+        let written = records::write(cluster, client, record).inspect_err(|refusal| {
+            // by another replica: what was reserved is for its ticket
+            if refusal.word == records::JUST_MADE {
+                undo.tasks.clear();
+            }
+        })?;
+        match &written.before {
+            None => undo.add(Task::Record(written.record.name.clone())),
+            // one token for each node
+            Some(before) if !before.token.is_empty() => cleaner.add(Task::Token(before.token.clone())),
+            Some(_) => {}
+        }
+        // a create whose answer was lost may have been carried out
+        undo.add(Task::Token(written.record.token.clone()));
+        let token = tokens::create(client, &written.record.token, node, !asked.accepts_cluster_ca)
+            .map_err(|error| Refusal::of_api(&error))?;
+        if call.is_cancelled() {
+            return Err(Refusal::gone());
+        }
+        undo.tasks.clear();
+        cleaner.token_is_ours(&written.record, cluster.node(node).as_ref());
+        Ok(token)
+    }
+
+    fn begin(&self, node: &str) -> Result<Busy<'_>, Refusal> {
+        match self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(node.to_owned()) {
+            true => Ok(Busy { busy: &self.busy, node: node.to_owned() }),
+            false => {
+                let message = "another ticket for this node is being made";
+                Err(Refusal::passing(records::JUST_MADE, message, Duration::from_secs(2)))
+            }
+        }
+    }
+
+    fn key(&self, call: &Call, id: &str) -> Result<Secret, Refusal> {
+        self.keys.data_key(id, KEY_LEN, call.deadline()).map_err(|error| match error {
+            keys::Error::Passing(inside) => {
+                let message = "keys are not to be had at the moment: try again";
+                Refusal::passing("keys", message, Duration::from_secs(2)).because(inside)
+            }
+            keys::Error::Lasting(inside) => Refusal::broken("keys-refused", inside),
+        })
+    }
+
+    fn measurement_secret(&self, call: &Call) -> Result<Secret, Refusal> {
+        let known = self.constants.lock().unwrap_or_else(PoisonError::into_inner).measurement_secret.clone();
+        if let Some(secret) = known {
+            return Ok(secret);
+        }
+        let secret = self.key(call, MEASUREMENT_SECRET_ID)?;
+        self.constants.lock().unwrap_or_else(PoisonError::into_inner).measurement_secret = Some(secret.clone());
+        Ok(secret)
+    }
+
+    fn authority(&self, call: &Call) -> Result<Arc<Authority>, Refusal> {
+        let known = self.constants.lock().unwrap_or_else(PoisonError::into_inner).authority.clone();
+        if let Some(authority) = known {
+            return Ok(authority);
+        }
+        let seed = self.key(call, SSH_CA_SEED_ID)?;
+        let authority =
+            Authority::from_seed(&seed).map_err(|error| Refusal::broken("keys-refused", error.to_string()))?;
+        let authority = Arc::new(authority);
+        self.constants.lock().unwrap_or_else(PoisonError::into_inner).authority = Some(authority.clone());
+        Ok(authority)
+    }
+}
+
+/// What is left of a caller's time, for each call of the API.
+fn within_call(client: &Client, call: &Call) -> Result<Client, Refusal> {
+    let left = call.deadline().map_or(API_TIME, |deadline| deadline.saturating_duration_since(Instant::now()));
+    if left.is_zero() { Err(Refusal::gone()) } else { Ok(client.within(left.min(API_TIME))) }
+}
+
+fn sign(asked: &Asked, read: &Read) -> Result<Signed, Refusal> {
+    let mut principals = asked.principals.clone();
+    // names with a wildcard are for TLS only
+    let further = read.kubeadm.names.iter().filter(|name| ssh::is_principal(name));
+    principals.extend(further.cloned());
+    if principals.is_empty() {
+        principals.push(asked.node().to_owned());
+    }
+    let mut seen = HashSet::new();
+    principals.retain(|name| seen.insert(name.clone()));
+    let host = read.authority.host_certificate(&asked.host_key, &principals);
+    let host = host.map_err(|error| Refusal::invalid("principals", error.to_string()))? + "\n";
+    Ok(Signed { kubelet: read.ca.certify(&asked.certificate)?, host })
+}
+
+fn ticket(asked: &Asked, read: Read, signed: Signed, token: zeroize::Zeroizing<String>) -> IssueJoinTicketResponse {
+    let mut ticket = IssueJoinTicketResponse::default();
+    ticket.state_disk_key = read.disk_key.expose().to_vec();
+    ticket.measurement_salt = read.measurement_salt.expose().to_vec();
+    ticket.measurement_secret = read.measurement_secret.expose().to_vec();
+    ticket.kubelet_cert = signed.kubelet;
+    ticket.api_server_endpoint = read.kubeadm.endpoint;
+    ticket.token = token.to_string();
+    ticket.discovery_token_ca_cert_hash = read.ca.pin;
+    ticket.control_plane_files = read.control_plane_files;
+    ticket.kubernetes_version = read.components.version.clone();
+    ticket.kubernetes_components = read.components.list.clone().unwrap_or_default();
+    ticket.authorized_ca_public_key = (read.authority.public_line() + "\n").into_bytes();
+    ticket.host_certificate = signed.host.into_bytes();
+    if asked.accepts_cluster_ca {
+        ticket.cluster_ca = read.ca.certificates;
+    }
+    ticket
+}
+
+/// Done in reverse unless cleared.
+struct Undo<'a> {
+    cleaner: &'a Cleaner,
+    tasks: Vec<Task>,
+}
+
+impl Undo<'_> {
+    fn add(&mut self, task: Task) {
+        self.tasks.push(task);
+    }
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        while let Some(task) = self.tasks.pop() {
+            self.cleaner.add(task);
+        }
+    }
+}
+
+struct Busy<'a> {
+    busy: &'a Mutex<HashSet<String>>,
+    node: String,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.node);
+    }
+}

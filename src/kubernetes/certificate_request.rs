@@ -1,0 +1,344 @@
+//! What a kubelet wants a serving certificate by: PKCS#10 (RFC 2986) in DER, of one form only.
+//!
+//! ```text
+//! subject      O=system:nodes, CN=system:node:NAME, nothing else      key   ECDSA P-256
+//! attributes   at most one extensionRequest (RFC 2985 §5.4.2)         of it a subjectAltName with addresses alone
+//! signature    ecdsa-with-SHA256, by that key
+//! ```
+//!
+//! Whatever else stands in a request is refused rather than dropped: who asks for a name that it does not get should know.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
+
+use super::parameters::NodeName;
+use crate::atls::der::{self, Malformed, Reader};
+
+/// A request has some 300 bytes.
+pub const MAX_LEN: usize = 4096;
+/// A node has an address or two.
+const MAX_ADDRESSES: usize = 16;
+/// What every node's subject has.
+const ORGANIZATION: &str = "system:nodes";
+const COMMON_NAME_PREFIX: &str = "system:node:";
+
+// object identifiers, each with its tag and length
+const ORGANIZATION_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x0a];
+const COMMON_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x03];
+const SUBJECT_ALT_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x11];
+const EXTENSION_REQUEST: &[u8] = &[0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e];
+/// AlgorithmIdentifier of ecdsa-with-SHA256, without parameters (RFC 5758 §3.2).
+const ECDSA_WITH_SHA256: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
+/// A SubjectPublicKeyInfo of P-256 before its point, which is not compressed (RFC 5480 §2).
+const P256: &[u8] =
+    b"\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\0";
+const POINT_LEN: usize = 65;
+/// iPAddress of a GeneralName: `[7] IMPLICIT` (RFC 5280 §4.2.1.6).
+const IP_ADDRESS: u8 = 0x87;
+
+/// A request that was checked: its key is that of who made it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertificateRequest {
+    /// Of its common name, as Kubernetes writes it.
+    pub node: NodeName,
+    /// Of its subjectAltName.
+    pub addresses: Vec<IpAddr>,
+    /// SubjectPublicKeyInfo, DER.
+    pub public_key: Vec<u8>,
+}
+
+/// What is wrong with a request; a clause.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Invalid(String);
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+impl From<Malformed> for Invalid {
+    fn from(_: Malformed) -> Invalid {
+        Invalid("it is no PKCS#10 request in DER".into())
+    }
+}
+
+fn invalid<T>(why: impl Into<String>) -> Result<T, Invalid> {
+    Err(Invalid(why.into()))
+}
+
+impl CertificateRequest {
+    /// Reads a request, and checks that it is signed by its own key.
+    pub fn parse(der: &[u8]) -> Result<CertificateRequest, Invalid> {
+        if der.len() > MAX_LEN {
+            return invalid(format!("it has {} bytes, more than {MAX_LEN}", der.len()));
+        }
+        let mut whole = Reader::new(der);
+        let mut request = Reader::new(whole.expect(der::SEQUENCE)?);
+        whole.end()?;
+        let signed = request.expect_whole(der::SEQUENCE)?;
+        let algorithm = request.expect_whole(der::SEQUENCE)?;
+        let signature = request.expect(der::BIT_STRING)?;
+        request.end()?;
+
+        let mut info = Reader::new(Reader::new(signed).expect(der::SEQUENCE)?);
+        if info.expect(der::INTEGER)? != [0] {
+            return invalid("its version is not 1");
+        }
+        let subject = info.expect(der::SEQUENCE)?;
+        let public_key = info.expect_whole(der::SEQUENCE)?;
+        let attributes = info.expect(der::context(0))?;
+        info.end()?;
+
+        let point = public_key.strip_prefix(P256).filter(|point| point.len() == POINT_LEN && point[0] == 4);
+        let Some(point) = point else { return invalid("its key is not ECDSA P-256") };
+        if algorithm != ECDSA_WITH_SHA256 {
+            return invalid("its signature is not ecdsa-with-SHA256");
+        }
+        let is_signed =
+            |signature: &[u8]| UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, point).verify(signed, signature).is_ok();
+        // the first byte counts the unused bits of the last
+        if !signature.strip_prefix(&[0]).is_some_and(is_signed) {
+            return invalid("it is not signed by its own key");
+        }
+        let (node, addresses) = (read_subject(subject)?, read_attributes(attributes)?);
+        Ok(CertificateRequest { node, addresses, public_key: public_key.to_vec() })
+    }
+}
+
+/// Of a Name's content: one organization and one common name, each in a set of its own.
+fn read_subject(subject: &[u8]) -> Result<NodeName, Invalid> {
+    let (mut organization, mut common_name) = (None, None);
+    let mut names = Reader::new(subject);
+    while !names.is_empty() {
+        let mut set = Reader::new(names.expect(der::SET)?);
+        let mut attribute = Reader::new(set.expect(der::SEQUENCE)?);
+        let kind = attribute.expect_whole(der::OBJECT_IDENTIFIER)?;
+        let (tag, value) = attribute.next()?;
+        attribute.end()?;
+        let slot = match kind {
+            ORGANIZATION_NAME => &mut organization,
+            COMMON_NAME => &mut common_name,
+            _ => return invalid("its subject has more than an organization and a common name"),
+        };
+        if !set.is_empty() || slot.is_some() {
+            return invalid("its subject has more than one organization or common name");
+        }
+        if !matches!(tag, der::PRINTABLE_STRING | der::UTF8_STRING) || !value.is_ascii() {
+            return invalid("its subject is no ASCII text");
+        }
+        *slot = std::str::from_utf8(value).ok();
+    }
+    if organization != Some(ORGANIZATION) {
+        return invalid(format!("the organization of its subject is not {ORGANIZATION}"));
+    }
+    let name = common_name.and_then(|name| name.strip_prefix(COMMON_NAME_PREFIX));
+    let Some(name) = name else {
+        return invalid(format!("the common name of its subject is not {COMMON_NAME_PREFIX} and a name"));
+    };
+    NodeName::from_machine(name).map_err(|error| Invalid(error.to_string()))
+}
+
+fn read_attributes(attributes: &[u8]) -> Result<Vec<IpAddr>, Invalid> {
+    let mut attributes = Reader::new(attributes);
+    if attributes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut attribute = Reader::new(attributes.expect(der::SEQUENCE)?);
+    let kind = attribute.expect_whole(der::OBJECT_IDENTIFIER)?;
+    let mut values = Reader::new(attribute.expect(der::SET)?);
+    attribute.end()?;
+    if kind != EXTENSION_REQUEST || !attributes.is_empty() {
+        return invalid("it has other attributes than one extensionRequest");
+    }
+    let extensions = values.expect(der::SEQUENCE)?;
+    values.end()?;
+    read_extensions(extensions)
+}
+
+fn read_extensions(extensions: &[u8]) -> Result<Vec<IpAddr>, Invalid> {
+    let mut extensions = Reader::new(extensions);
+    if extensions.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut extension = Reader::new(extensions.expect(der::SEQUENCE)?);
+    let kind = extension.expect_whole(der::OBJECT_IDENTIFIER)?;
+    if extension.peek() == Some(der::BOOLEAN) {
+        extension.expect(der::BOOLEAN)?;
+    }
+    let value = extension.expect(der::OCTET_STRING)?;
+    extension.end()?;
+    if kind != SUBJECT_ALT_NAME || !extensions.is_empty() {
+        return invalid("it wants other extensions than a subjectAltName");
+    }
+    let mut whole = Reader::new(value);
+    let mut names = Reader::new(whole.expect(der::SEQUENCE)?);
+    whole.end()?;
+    let mut addresses = Vec::new();
+    while !names.is_empty() {
+        let address = match names.next()? {
+            (IP_ADDRESS, bytes) => address(bytes),
+            _ => return invalid("its subjectAltName has more than addresses"),
+        };
+        let Some(address) = address else { return invalid("its subjectAltName has an address that is none") };
+        if addresses.len() == MAX_ADDRESSES {
+            return invalid(format!("its subjectAltName has more than {MAX_ADDRESSES} addresses"));
+        }
+        addresses.push(address);
+    }
+    Ok(addresses)
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
+        16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, IsCa, KeyPair, PKCS_ED25519, SanType};
+
+    use super::*;
+    use crate::mutation::mutations;
+
+    fn params(organization: &str, common_name: &str, addresses: &[&str]) -> CertificateParams {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, organization);
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.subject_alt_names =
+            addresses.iter().map(|address| SanType::IpAddress(address.parse().unwrap())).collect();
+        params
+    }
+
+    fn request(params: &CertificateParams) -> Vec<u8> {
+        params.serialize_request(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    }
+
+    fn refused(der: &[u8]) -> String {
+        CertificateRequest::parse(der).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_kubelets_request_is_read_with_its_name_as_kubernetes_writes_it() {
+        for (name, node) in [("worker-1", "worker-1"), ("Worker_1.example", "worker-1.example")] {
+            let key = KeyPair::generate().unwrap();
+            let params = params("system:nodes", &format!("system:node:{name}"), &["10.0.0.7", "fd00::7"]);
+            let der = params.serialize_request(&key).unwrap();
+            let read = CertificateRequest::parse(der.der()).unwrap();
+            assert_eq!(read.node.as_str(), node);
+            assert_eq!(read.addresses, ["10.0.0.7".parse::<IpAddr>().unwrap(), "fd00::7".parse().unwrap()]);
+            assert_eq!(read.public_key[P256.len()..], *key.public_key_raw());
+        }
+        let none = request(&params("system:nodes", "system:node:a", &[]));
+        assert!(CertificateRequest::parse(&none).unwrap().addresses.is_empty());
+    }
+
+    #[test]
+    fn gos_form_by_openssl_is_read_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let openssl = |arguments: &[&str]| {
+            let output = std::process::Command::new("openssl").args(arguments).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        openssl(&["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", &path("key")]);
+        let subject = "/O=system:nodes/CN=system:node:a.b";
+        let common = ["req", "-new", "-sha256", "-outform", "DER", "-subj", subject, "-key"];
+        let with = |more: &[&str], name: &str| {
+            let key = path("key");
+            openssl(&[&common[..], &[key.as_str()], more, &["-out", &path(name)]].concat());
+            std::fs::read(path(name)).unwrap()
+        };
+        let read = CertificateRequest::parse(&with(&["-addext", "subjectAltName=IP:10.0.0.1"], "ip")).unwrap();
+        assert_eq!((read.node.as_str(), read.addresses.len()), ("a.b", 1));
+        let dns = with(&["-addext", "subjectAltName=IP:10.0.0.1,DNS:kubernetes"], "dns");
+        assert!(refused(&dns).contains("more than addresses"));
+        let more = with(&["-addext", "subjectAltName=IP:10.0.0.1", "-addext", "basicConstraints=CA:TRUE"], "more");
+        assert!(refused(&more).contains("other extensions"));
+        assert!(refused(&with(&["-sha384"], "sha384")).contains("not ecdsa-with-SHA256"));
+    }
+
+    #[test]
+    fn whatever_a_kubelet_does_not_ask_for_is_refused() {
+        let good = params("system:nodes", "system:node:a", &["10.0.0.1"]);
+        for (organization, name, why) in [
+            ("system:masters", "system:node:a", "organization"),
+            ("", "system:node:a", "organization"),
+            ("system:nodes", "a", "common name"),
+            ("system:nodes", "system:node:", "a node cannot be named"),
+            ("system:nodes", "system:node:a/b", "a node cannot be named"),
+            ("system:nodes", "kubernetes-admin", "common name"),
+            ("system:nodes", "system:node:\u{e4}", "ASCII"),
+        ] {
+            assert!(refused(&request(&params(organization, name, &[]))).contains(why), "{organization} {name}");
+        }
+        let mut more = good.clone();
+        more.distinguished_name.push(DnType::CountryName, "DE");
+        assert!(refused(&request(&more)).contains("more than an organization"));
+        let mut named = good.clone();
+        named.subject_alt_names.push(SanType::DnsName("kubernetes".try_into().unwrap()));
+        assert!(refused(&request(&named)).contains("more than addresses"));
+        let mut many = good.clone();
+        many.subject_alt_names = vec![SanType::IpAddress("10.0.0.1".parse().unwrap()); MAX_ADDRESSES + 1];
+        assert!(refused(&request(&many)).contains("more than 16"));
+        let mut ca = good.clone();
+        ca.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        ca.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign];
+        if let Ok(der) = ca.serialize_request(&KeyPair::generate().unwrap()) {
+            assert!(refused(der.der()).contains("extensions"));
+        }
+        let other = good.serialize_request(&KeyPair::generate_for(&PKCS_ED25519).unwrap()).unwrap();
+        assert!(refused(other.der()).contains("not ECDSA P-256"));
+        assert!(refused(&vec![0x30; MAX_LEN + 1]).contains("more than 4096"));
+        assert!(refused(b"").contains("no PKCS#10"));
+    }
+
+    #[test]
+    fn a_request_signed_by_another_key_is_refused() {
+        let (first, second) = (request(&params("system:nodes", "system:node:a", &[])), {
+            request(&params("system:nodes", "system:node:a", &[]))
+        });
+        let info = |der: &[u8]| {
+            let mut request = Reader::new(Reader::new(der).expect(der::SEQUENCE).unwrap());
+            let info = request.expect_whole(der::SEQUENCE).unwrap().to_vec();
+            (info, request.expect_whole(der::SEQUENCE).unwrap().to_vec(), request.next().unwrap().1.to_vec())
+        };
+        let ((info, algorithm, _), (_, _, signature)) = (info(&first), info(&second));
+        let mixed = der::element(der::SEQUENCE, &[&info, &algorithm, &der::element(der::BIT_STRING, &[&signature])]);
+        assert_eq!(refused(&mixed), "it is not signed by its own key");
+    }
+
+    #[test]
+    fn no_mutation_of_a_request_is_taken_or_makes_the_parser_panic() {
+        let valid = request(&params("system:nodes", "system:node:worker-1", &["10.0.0.7", "fd00::7"]));
+        let read = CertificateRequest::parse(&valid).unwrap();
+        for mutant in mutations(&valid, 20_000) {
+            // a signature has two forms at most, and the rest is signed
+            if let Ok(other) = CertificateRequest::parse(&mutant) {
+                assert_eq!(other, read);
+            }
+            let _ = (read_subject(&mutant), read_attributes(&mutant), read_extensions(&mutant));
+        }
+        // behind the signature's check nothing may go wrong either
+        let mut info = Reader::new(Reader::new(&valid).expect(der::SEQUENCE).unwrap());
+        let mut info = Reader::new(info.expect(der::SEQUENCE).unwrap());
+        info.next().unwrap();
+        let subject = info.expect(der::SEQUENCE).unwrap();
+        info.next().unwrap();
+        let attributes = info.next().unwrap().1;
+        for mutant in mutations(subject, 20_000) {
+            let _ = read_subject(&mutant);
+        }
+        for mutant in mutations(attributes, 20_000) {
+            let _ = read_attributes(&mutant);
+        }
+    }
+}

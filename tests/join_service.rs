@@ -1,0 +1,852 @@
+//! Join tickets: the join service over attested TLS with real (software) TPMs, the key service's program, and a real
+//! kube-apiserver with a real etcd, as the account that the chart gives it (`make kubernetes-api`).
+
+#[path = "node/joining.rs"]
+#[allow(dead_code)]
+mod joining;
+#[path = "common/kube_apiserver.rs"]
+mod kube_apiserver;
+#[path = "common/metadata.rs"]
+#[allow(dead_code)]
+mod metadata;
+#[path = "common/program.rs"]
+#[allow(dead_code)]
+mod program;
+#[path = "node/setting.rs"]
+#[allow(dead_code)]
+mod setting;
+#[path = "common/swtpm.rs"]
+#[allow(dead_code)]
+mod swtpm;
+
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use firstlight::attestation::qemu_vtpm;
+use firstlight::crypto::Secret;
+use firstlight::grpc::{CallOptions, Channel, Code, Status};
+use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
+use firstlight::kms::ClusterKms;
+use firstlight::kubernetes::client::{
+    self, CONFIG_MAPS, Client, EVENTS, JOINING_NODES, LEASES, NODE_VERSIONS, NODES, Object, Resource, SECRETS,
+    SERVICE_ACCOUNTS, Selector,
+};
+use firstlight::kubernetes::services::{self, NODE_PORT, Settings};
+use firstlight::kubernetes::time;
+use firstlight::metadata::Metadata;
+use firstlight::proto::join::{
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
+};
+use firstlight::stop::Stop;
+use firstlight::{atls, attestation};
+use kube_apiserver::{Cluster, PATIENCE};
+use metadata::MetadataServer;
+use program::Program;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
+use serde_json::{Value, json};
+use swtpm::Swtpm;
+use tempfile::TempDir;
+
+/// Any machine with 32 zeros in PCR 15 meets it.
+const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+/// The machines of the cloud: two control planes, three workers.
+const PEERS: &str = r#"[
+    {"Name":"plane-0","ProviderID":"p0","Role":"ControlPlane","VPCIP":"10.42.1.100"},
+    {"Name":"Plane_1","ProviderID":"p1","Role":"ControlPlane","VPCIP":"10.42.1.101"},
+    {"Name":"worker-0","ProviderID":"w0","Role":"Worker","VPCIP":"10.42.2.100"},
+    {"Name":"worker-1.example","ProviderID":"w1","Role":"Worker","VPCIP":"10.42.2.101"},
+    {"Name":"worker-2","ProviderID":"w2","Role":"Worker"}
+]"#;
+const COMPONENTS: &str =
+    r#"[{"url":"https://example.com/kubelet","hash":"sha256:00","install_path":"/run/state/bin/kubelet"}]"#;
+const CLUSTER_CONFIGURATION: &str =
+    "apiServer:\n  certSANs:\n  - 127.0.0.1\n  - lb.example\n  - '*.example.org'\ncontrolPlaneEndpoint: 10.42.0.2\n";
+const PKI: [&str; 8] =
+    ["ca.crt", "ca.key", "etcd/ca.crt", "etcd/ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key", "sa.pub"];
+
+/// They all use the same objects.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(|error| error.into_inner())
+}
+
+/// A join service in a cluster, and what it needs.
+struct Setup {
+    service: Option<JoinService>,
+    keys: Program,
+    metadata: MetadataServer,
+    admin: Client,
+    dir: TempDir,
+}
+
+impl Setup {
+    /// In a cluster in which nothing was joined yet.
+    fn new(cluster: &Cluster) -> Setup {
+        let admin = cluster.client(&Stop::new());
+        let dir = tempfile::tempdir().unwrap();
+        prepare(cluster, &admin, dir.path());
+        let metadata = MetadataServer::start("127.0.0.1:0".parse().unwrap());
+        metadata.set_peers(PEERS);
+        let (keys, _) = key_service(dir.path(), "127.0.0.1:0");
+        let mut setup = Setup { service: None, keys, metadata, admin, dir };
+        setup.start(cluster);
+        setup
+    }
+
+    /// Starts the service, or starts it anew.
+    fn start(&mut self, cluster: &Cluster) {
+        drop(self.service.take());
+        self.service = Some(JoinService::start(self.config(cluster)).unwrap());
+    }
+
+    fn config(&self, cluster: &Cluster) -> Config {
+        let account = client::Config::of_service_account(&cluster.server(), &self.dir.path().join("account")).unwrap();
+        Config {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            key_service: address(&self.keys.expect("serving data keys")).to_string(),
+            config_dir: self.dir.path().into(),
+            health: None,
+            variant: qemu_vtpm::VARIANT.into(),
+            kubernetes: Some(account),
+            metadata: Some(Metadata::of("qemu", Some(&format!("http://{}", self.metadata.address))).unwrap()),
+            pki_dir: self.dir.path().join("pki"),
+        }
+    }
+
+    fn service(&self) -> &JoinService {
+        self.service.as_ref().unwrap()
+    }
+
+    fn join(&self, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> Result<IssueJoinTicketResponse, Status> {
+        channel(tpm, self.service().local_addr()).unary(ISSUE_JOIN_TICKET, request, &within(30))
+    }
+
+    /// As a node that did not get its ticket, and asks again.
+    fn join_again(&self, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> IssueJoinTicketResponse {
+        let status = refused(self.join(tpm, request));
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert!(status.message().contains("a moment ago"), "{status}");
+        thread::sleep(status.retry_after().unwrap());
+        self.join(tpm, request).unwrap()
+    }
+
+    fn rejoin(&self, tpm: &Swtpm, disk: &str) -> Result<IssueRejoinTicketResponse, Status> {
+        let request = IssueRejoinTicketRequest { disk_uuid: disk.into() };
+        channel(tpm, self.service().local_addr()).unary(ISSUE_REJOIN_TICKET, &request, &within(30))
+    }
+
+    fn count(&self, request: &'static str, reason: &'static str) -> u64 {
+        self.service().audit().counts().get(&(request, reason)).copied().unwrap_or_default()
+    }
+
+    /// The identifiers of bootstrap tokens.
+    fn tokens(&self) -> Vec<String> {
+        let secrets = self.admin.list(&SECRETS.in_namespace("kube-system"), &Selector::default()).unwrap().items;
+        let ids = secrets.iter().filter_map(|secret| name(secret).strip_prefix("bootstrap-token-"));
+        ids.map(str::to_owned).collect()
+    }
+
+    fn records(&self) -> Vec<String> {
+        let maps = self.admin.list(&CONFIG_MAPS.in_namespace("kube-system"), &Selector::labels("firstlight/record"));
+        maps.unwrap().items.iter().map(|map| name(map).to_owned()).collect()
+    }
+
+    fn holder(&self) -> String {
+        let lease = self.admin.find(&lease()).unwrap().unwrap_or_default();
+        lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// What a kubelet does when it comes up.
+    fn make_node(&self, name: &str) {
+        self.admin.create(&NODES.all(), &json!({"metadata": {"name": name}})).unwrap();
+    }
+
+    fn make_ready(&self, name: &str, status: &str) {
+        let conditions = json!([{
+            "type": "Ready", "status": status, "reason": "Test",
+            "lastTransitionTime": time::seconds(SystemTime::now()), "lastHeartbeatTime": time::seconds(SystemTime::now()),
+        }]);
+        let status = NODES.named(name).subresource("status");
+        self.admin.merge(&status, &json!({"status": {"conditions": conditions}})).unwrap();
+    }
+}
+
+fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap()
+}
+
+fn lease() -> Object {
+    LEASES.in_namespace("kube-system").named("join-control-plane")
+}
+
+/// Waits until it is so; the watches of the service need a moment.
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < end, "never: {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The objects of init and of the chart, without those of before; the files of a control plane.
+fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
+    let settings = Settings {
+        image: "example.com/firstlight:1".into(),
+        variant: "qemu-vtpm".into(),
+        policy: POLICY.into(),
+        measurement_salt: vec![7; 32],
+        kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
+        node_port: NODE_PORT,
+    };
+    let kinds = ["ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"];
+    for object in
+        services::manifests(&settings).unwrap().iter().filter(|one| kinds.iter().any(|kind| one["kind"] == *kind))
+    {
+        admin.apply(&Object::of(object).unwrap(), object).unwrap();
+    }
+    for node in admin.list(&NODES.all(), &Selector::default()).unwrap().items {
+        admin.delete(&NODES.named(name(&node))).unwrap();
+    }
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    for map in admin.list(&maps, &Selector::default()).unwrap().items {
+        if ["join-", "k8s-components-", "kubeadm-config"].iter().any(|prefix| name(&map).starts_with(prefix)) {
+            admin.delete(&maps.named(name(&map))).unwrap();
+        }
+    }
+    for secret in admin.list(&SECRETS.in_namespace("kube-system"), &Selector::default()).unwrap().items {
+        admin.delete(&SECRETS.in_namespace("kube-system").named(name(&secret))).unwrap();
+    }
+    admin.delete_if_there(&lease()).unwrap();
+    let map =
+        |name: &str, data: Value| admin.create(&maps, &json!({"metadata": {"name": name}, "data": data})).unwrap();
+    map("kubeadm-config", json!({"ClusterConfiguration": CLUSTER_CONFIGURATION}));
+    map("k8s-components-sha256-1", json!({"components": COMPONENTS, "cluster-version": "v1.34.4"}));
+
+    let account = dir.join("account");
+    fs::create_dir(&account).unwrap();
+    let token = SERVICE_ACCOUNTS.in_namespace("kube-system").named("join-service").subresource("token");
+    let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+    let token = admin.create_subresource(&token, &request).unwrap();
+    fs::write(account.join("token"), token["status"]["token"].as_str().unwrap()).unwrap();
+    let (certificate, key) = cluster.ca();
+    fs::write(account.join("ca.crt"), &certificate).unwrap();
+
+    fs::create_dir_all(dir.join("pki/etcd")).unwrap();
+    for file in PKI {
+        fs::write(dir.join("pki").join(file), format!("content of {file}\n")).unwrap();
+    }
+    fs::write(dir.join("pki/ca.crt"), certificate).unwrap();
+    fs::write(dir.join("pki/ca.key"), key).unwrap();
+    fs::write(dir.join("attestationConfig"), POLICY).unwrap();
+    fs::write(dir.join("measurementSalt"), [7; 32]).unwrap();
+}
+
+/// The program, with a master secret of zeros.
+fn key_service(dir: &Path, listen: &str) -> (Program, SocketAddr) {
+    fs::write(dir.join("mastersecret"), [0; 32]).unwrap();
+    fs::write(dir.join("salt"), [0; 32]).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
+    command.args(["--listen", listen, "--master-secret", "mastersecret", "--salt=salt"]).current_dir(dir);
+    let program = Program::start(&mut command);
+    let address = address(&program.expect("serving data keys"));
+    (program, address)
+}
+
+/// The first address that a line names.
+fn address(line: &str) -> SocketAddr {
+    let words = line.split(|c: char| c.is_whitespace() || c == ',');
+    words.filter_map(|word| word.parse().ok()).next().unwrap()
+}
+
+fn within(seconds: u64) -> CallOptions {
+    CallOptions { timeout: Some(Duration::from_secs(seconds)), ..CallOptions::default() }
+}
+
+/// A connection of the machine with this TPM.
+fn channel(tpm: &Swtpm, address: SocketAddr) -> Channel {
+    let issuer = qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let issuer: Arc<dyn attestation::Issuer> = Arc::new(issuer);
+    let client = atls::Client::new(Some(issuer), vec![]);
+    let socket = TcpStream::connect(address).unwrap();
+    let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
+    Channel::new(transport, "x").unwrap()
+}
+
+fn disk(number: u8) -> String {
+    format!("0f5b7c1e-93a4-4d2b-8c6d-0000000000{number:02x}")
+}
+
+/// What a machine of this name asks for.
+fn request(machine: &str, ips: &[&str], disk_number: u8, control_plane: bool) -> IssueJoinTicketRequest {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+    params.distinguished_name.push(DnType::CommonName, format!("system:node:{machine}"));
+    params.subject_alt_names = ips.iter().map(|ip| SanType::IpAddress(ip.parse().unwrap())).collect();
+    let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
+    IssueJoinTicketRequest {
+        disk_uuid: disk(disk_number),
+        certificate_request: request.der().to_vec(),
+        is_control_plane: control_plane,
+        // RFC 4253 §6.6: two strings, each with its length
+        host_public_key: [&[0, 0, 0, 11][..], b"ssh-ed25519", &[0, 0, 0, 32], &[9; 32]].concat(),
+        host_certificate_principals: vec!["10.1.2.3".into(), "host-name".into()],
+        accepts_cluster_ca: true,
+    }
+}
+
+fn worker() -> IssueJoinTicketRequest {
+    request("worker-0", &["10.42.2.100"], 1, false)
+}
+
+/// Who the API server takes the bearer of this token for; none where it takes it for nobody.
+fn bearer(cluster: &Cluster, token: &str) -> Option<String> {
+    let (ca, _) = cluster.ca();
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {{server: '{}', certificate-authority-data: {}}}\n\
+         users:\n- name: u\n  user: {{token: {token}}}\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\n\
+         current-context: x\n",
+        cluster.server(),
+        BASE64_STANDARD.encode(ca)
+    );
+    let client = Client::new(kube_apiserver::config(&kubeconfig), &Stop::new());
+    let reviews = Resource::cluster("authentication.k8s.io", "v1", "selfsubjectreviews").all();
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
+    match client.create(&reviews, &review) {
+        Ok(answer) => Some(answer["status"]["userInfo"]["username"].as_str().unwrap().to_owned()),
+        Err(error) => {
+            assert_eq!(error.code(), Some(401), "{error}");
+            None
+        }
+    }
+}
+
+fn refused(answer: Result<IssueJoinTicketResponse, Status>) -> Status {
+    answer.err().expect("a refusal")
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let ticket = setup.join(&tpm, &worker()).unwrap();
+    assert_eq!((ticket.state_disk_key.len(), ticket.measurement_secret.len()), (32, 32));
+    assert_eq!(ticket.measurement_salt, [7; 32]);
+    assert_eq!(ticket.api_server_endpoint, "10.42.0.2:6443");
+    assert_eq!(ticket.kubernetes_version, "v1.34.4");
+    assert_eq!(ticket.kubernetes_components[0].install_path, "/run/state/bin/kubelet");
+    assert!(ticket.control_plane_files.is_empty());
+    assert_eq!(ticket.cluster_ca, cluster.ca().0.into_bytes());
+    assert!(ticket.authorized_ca_public_key.starts_with(b"ssh-ed25519 ") && ticket.host_certificate.ends_with(b"\n"));
+    check_certificates(&setup, &ticket);
+
+    // it gets in, and cannot sign
+    let (id, _) = ticket.token.split_once('.').unwrap();
+    assert_eq!(bearer(cluster, &ticket.token), Some(format!("system:bootstrap:{id}")));
+    assert_eq!(setup.tokens(), [id]);
+    let secret = SECRETS.in_namespace("kube-system").named(&format!("bootstrap-token-{id}"));
+    let secret = setup.admin.get(&secret).unwrap();
+    assert!(secret["data"].get("usage-bootstrap-signing").is_none());
+    assert_eq!(secret["metadata"]["labels"]["firstlight/node"], "worker-0");
+    let expiration = BASE64_STANDARD.decode(secret["data"]["expiration"].as_str().unwrap()).unwrap();
+    let left = time::parse(str::from_utf8(&expiration).unwrap()).unwrap().duration_since(SystemTime::now()).unwrap();
+    assert!((800..=900).contains(&left.as_secs()), "{left:?}");
+    assert_eq!(setup.service().tokens(), 1);
+
+    setup.make_node("other");
+    setup.make_node("worker-0");
+    eventually("the token is gone", || setup.tokens().is_empty());
+    // the API server remembers for 10 s whom it let in
+    eventually("nobody is let in", || bearer(cluster, &ticket.token).is_none());
+    assert_eq!((setup.service().tokens(), setup.count("join", "given")), (0, 1));
+    eventually("there is an event", || {
+        let events = setup.admin.list(&EVENTS.in_namespace("default"), &Selector::default()).unwrap().items;
+        events.iter().any(|event| event["reason"] == "TicketGiven" && event["regarding"]["name"] == "worker-0")
+    });
+}
+
+/// By openssl(1) and ssh-keygen(1).
+fn check_certificates(setup: &Setup, ticket: &IssueJoinTicketResponse) {
+    let path = |name: &str| setup.dir.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("kubelet.pem"), &ticket.kubelet_cert).unwrap();
+    fs::write(path("host-cert.pub"), &ticket.host_certificate).unwrap();
+    let run = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (ca, kubelet) = (path("pki/ca.crt"), path("kubelet.pem"));
+    run("openssl", &["verify", "-purpose", "sslserver", "-verify_ip", "10.42.2.100", "-CAfile", &ca, &kubelet]);
+    let text = run("openssl", &["x509", "-noout", "-subject", "-in", &kubelet]);
+    assert!(text.contains("O = system:nodes, CN = system:node:worker-0"), "{text}");
+    let pin = run(
+        "sh",
+        &["-c", &format!("openssl x509 -pubkey -noout -in {ca} | openssl pkey -pubin -outform DER | sha256sum")],
+    );
+    assert_eq!(ticket.discovery_token_ca_cert_hash, format!("sha256:{}", pin.split(' ').next().unwrap()));
+    let text = run("ssh-keygen", &["-L", "-f", &path("host-cert.pub")]);
+    for name in ["10.1.2.3", "host-name", "127.0.0.1", "lb.example"] {
+        assert!(text.contains(&format!("  {name}\n")), "{text}");
+    }
+    assert!(text.contains("host certificate") && text.contains("forever") && !text.contains('*'), "{text}");
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn an_old_client_gets_a_token_that_signs_and_a_repetition_replaces_it() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let old = IssueJoinTicketRequest { accepts_cluster_ca: false, ..worker() };
+    let first = setup.join(&tpm, &old).unwrap();
+    assert!(first.cluster_ca.is_empty());
+    let (id, _) = first.token.split_once('.').unwrap();
+    let secret = SECRETS.in_namespace("kube-system").named(&format!("bootstrap-token-{id}"));
+    let signs = setup.admin.get(&secret).unwrap()["data"]["usage-bootstrap-signing"].clone();
+    assert_eq!(signs, BASE64_STANDARD.encode("true"));
+    // the very same request, as if the answer had been lost
+    let second = setup.join_again(&tpm, &old);
+    assert_ne!(first.token, second.token);
+    assert_eq!(first.state_disk_key, second.state_disk_key);
+    eventually("only the second is left", || setup.tokens() == [second.token.split_once('.').unwrap().0]);
+    assert_eq!((bearer(cluster, &first.token), setup.records().len()), (None, 1));
+    // also where the service was started anew in between
+    let mut setup = setup;
+    setup.start(cluster);
+    let third = setup.join_again(&tpm, &old);
+    eventually("only the third is left", || setup.tokens() == [third.token.split_once('.').unwrap().0]);
+    setup.start(cluster);
+    setup.make_node("worker-0");
+    // by a replica that did not make the ticket
+    eventually("none is left", || setup.tokens().is_empty());
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
+    let _alone = alone();
+    let (setup, tpm) = (Setup::new(Cluster::shared()), Swtpm::start());
+    let with = |change: &dyn Fn(&mut IssueJoinTicketRequest)| {
+        let mut request = worker();
+        change(&mut request);
+        request
+    };
+    let ip = "10.42.2.100";
+    for (request, code, word, message) in [
+        (with(&|r| r.disk_uuid = "ca_emergency_ssh".into()), Code::InvalidArgument, "disk-uuid", "disk_uuid"),
+        (
+            with(&|r| r.certificate_request[40] ^= 1),
+            Code::InvalidArgument,
+            "certificate-request",
+            "certificate_request",
+        ),
+        (request("a/b", &[ip], 1, false), Code::InvalidArgument, "certificate-request", "cannot be named"),
+        (with(&|r| r.host_public_key.truncate(20)), Code::InvalidArgument, "host-key", "host_public_key"),
+        (
+            with(&|r| r.host_certificate_principals = vec!["*".into()]),
+            Code::InvalidArgument,
+            "principals",
+            "no host name or address",
+        ),
+        (
+            with(&|r| r.host_certificate_principals = vec!["a".into(); 65]),
+            Code::InvalidArgument,
+            "principals",
+            "65, of at most 64",
+        ),
+        (
+            with(&|r| r.host_certificate_principals.push("10.42.1.100".into())),
+            Code::PermissionDenied,
+            "principal-of-other",
+            "is another machine",
+        ),
+        (
+            with(&|r| r.host_certificate_principals.push("PLANE-0".into())),
+            Code::PermissionDenied,
+            "principal-of-other",
+            "is another machine",
+        ),
+        (request("worker-9", &[ip], 1, false), Code::PermissionDenied, "unknown-machine", "knows no machine"),
+        (request("worker-0", &["10.42.2.99"], 1, false), Code::PermissionDenied, "address", "10.42.2.99 is not"),
+        (request("worker-2", &[ip], 1, false), Code::PermissionDenied, "address", "is not the address of worker-2"),
+        (request("worker-0", &[ip], 1, true), Code::PermissionDenied, "role", "its role in the cloud is Worker"),
+    ] {
+        let before = setup.count("join", word);
+        let status = refused(setup.join(&tpm, &request));
+        assert_eq!((status.code(), status.retry_after()), (code, None), "{word}: {status}");
+        assert!(status.message().contains(message), "{word}: {status}");
+        assert_eq!(setup.count("join", word), before + 1, "{word}: {status}");
+    }
+    assert!(setup.tokens().is_empty() && setup.records().is_empty() && setup.holder().is_empty());
+    // names of any case and with dots are right where the cloud has them
+    setup.join(&tpm, &request("Worker-1.Example", &["10.42.2.101"], 2, false)).unwrap();
+    // and a control plane may be less
+    setup.join(&tpm, &request("Plane_1", &[], 3, false)).unwrap();
+    assert_eq!(
+        (setup.tokens().len(), setup.records()),
+        (2, vec!["join-node-plane-1".into(), "join-node-worker-1.example".into()])
+    );
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn control_planes_get_their_files_and_join_one_at_a_time_in_the_order_in_which_they_asked() {
+    let _alone = alone();
+    let (setup, first, second) = (Setup::new(Cluster::shared()), Swtpm::start(), Swtpm::start());
+    let plane_0 = request("plane-0", &["10.42.1.100"], 1, true);
+    let plane_1 = request("Plane_1", &["10.42.1.101"], 2, true);
+    // at once: one of them gets it
+    let (a, b) = thread::scope(|scope| {
+        let a = scope.spawn(|| setup.join(&first, &plane_0));
+        let b = scope.spawn(|| setup.join(&second, &plane_1));
+        (a.join().unwrap(), b.join().unwrap())
+    });
+    let ((ticket, has, tpm), (loser, waits, other)) = match (a, b) {
+        (Ok(ticket), Err(status)) => {
+            ((ticket, ("plane-0", &plane_0), &first), (status, ("plane-1", &plane_1), &second))
+        }
+        (Err(status), Ok(ticket)) => {
+            ((ticket, ("plane-1", &plane_1), &second), (status, ("plane-0", &plane_0), &first))
+        }
+        (Ok(_), Ok(_)) => panic!("both"),
+        (Err(a), Err(b)) => panic!("none: {a}, {b}"),
+    };
+    let files: Vec<_> = ticket.control_plane_files.iter().map(|file| file.name.as_str()).collect();
+    assert_eq!(files, PKI);
+    assert_eq!(ticket.control_plane_files[7].data, b"content of sa.pub\n");
+    assert_eq!(loser.code(), Code::Unavailable);
+    assert!(loser.message().contains(&format!("the turn of {}", has.0)), "{loser}");
+    assert_eq!(loser.retry_after(), Some(Duration::from_secs(10)));
+    assert_eq!((setup.holder().as_str(), setup.tokens().len(), setup.records().len()), (has.0, 1, 1));
+
+    // who has it may ask again, who waits is told so again; a worker is in nobody's way
+    setup.join_again(tpm, has.1);
+    assert_eq!(refused(setup.join(other, waits.1)).code(), Code::Unavailable);
+    setup.join(&Swtpm::start(), &request("worker-0", &[], 3, false)).unwrap();
+    // there, but no member of etcd yet
+    setup.make_node(has.0);
+    eventually("the token is gone", || setup.tokens().len() == 1);
+    assert_eq!(refused(setup.join(other, waits.1)).code(), Code::Unavailable);
+    setup.make_ready(has.0, "True");
+    eventually("the next one's turn", || setup.join(other, waits.1).is_ok());
+    assert_eq!(setup.holder(), waits.0);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn join_services_that_are_asked_at_once_give_one_ticket_and_its_token_stays_good() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let others: Vec<_> = (0..2).map(|_| JoinService::start(setup.config(cluster)).unwrap()).collect();
+    let addresses: Vec<_> = [setup.service()].into_iter().chain(&others).map(JoinService::local_addr).collect();
+    // a TPM serves one connection at a time
+    let channels: Vec<_> = addresses.iter().map(|address| channel(&tpm, *address)).collect();
+    for request in [worker(), request("plane-0", &["10.42.1.100"], 2, true)] {
+        let answers: Vec<Result<IssueJoinTicketResponse, Status>> = thread::scope(|scope| {
+            let ask = |channel: &Channel| channel.unary(ISSUE_JOIN_TICKET, &request, &within(30));
+            let asking: Vec<_> = channels.iter().map(|channel| scope.spawn(move || ask(channel))).collect();
+            asking.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let (given, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+        let why: Vec<_> = refused.into_iter().map(|status| status.err().unwrap()).collect();
+        assert!(given.len() == 1 && why.iter().all(|status| status.code() == Code::Unavailable), "{why:?}");
+        // what the others began is taken back, and nothing else
+        thread::sleep(Duration::from_secs(1));
+        let token = given[0].as_ref().unwrap().token.clone();
+        assert!(setup.tokens().iter().any(|id| token.starts_with(id)) && bearer(cluster, &token).is_some());
+    }
+    assert_eq!((setup.tokens().len(), setup.records().len(), setup.holder().as_str()), (2, 2, "plane-0"));
+    setup.make_node("worker-0");
+    setup.make_node("plane-0");
+    eventually("the tokens are gone", || setup.tokens().is_empty());
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let (mut setup, mut tpm, other) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
+    let key = setup.join(&tpm, &worker()).unwrap().state_disk_key.clone();
+
+    // while it joins
+    let thief = request("worker-0", &["10.42.2.100"], 2, false);
+    let status = refused(setup.join(&other, &thief));
+    assert_eq!((status.code(), status.retry_after()), (Code::Unavailable, Some(Duration::from_secs(60))), "{status}");
+    // when it is there, also to a service that was started anew
+    setup.make_node("worker-0");
+    setup.start(cluster);
+    let status = refused(setup.join(&other, &thief));
+    assert_eq!((status.code(), setup.count("join", "name-of-other")), (Code::PermissionDenied, 1), "{status}");
+    // the disk's key, by either request
+    let status = refused(setup.join(&other, &request("worker-2", &[], 1, false)));
+    assert_eq!((status.code(), setup.count("join", "disk-of-other")), (Code::PermissionDenied, 1), "{status}");
+    let status = setup.rejoin(&other, &disk(1)).err().unwrap();
+    assert_eq!((status.code(), setup.count("rejoin", "disk-of-other")), (Code::PermissionDenied, 1), "{status}");
+    assert_eq!(status.retry_after(), None);
+    assert!(!status.message().contains("join-node"), "{status}");
+
+    // the machine itself comes back, and joins anew with another disk
+    tpm.reboot();
+    assert_eq!(setup.rejoin(&tpm, &disk(1)).unwrap().state_disk_key, key);
+    thread::sleep(Duration::from_secs(5));
+    setup.join(&tpm, &thief).unwrap();
+    assert_eq!(setup.records(), ["join-node-worker-0"]);
+
+    // with the Node object gone, and its ticket old, another machine may have the name
+    setup.admin.delete(&NODES.named("worker-0")).unwrap();
+    let record = CONFIG_MAPS.in_namespace("kube-system").named("join-node-worker-0");
+    let long_ago = time::seconds(SystemTime::now() - Duration::from_secs(3600));
+    setup.admin.merge(&record, &json!({"data": {"issued": long_ago}})).unwrap();
+    let third = request("worker-0", &["10.42.2.100"], 3, false);
+    eventually("the name is free", || setup.join(&other, &third).is_ok());
+    assert_eq!(setup.join(&tpm, &worker()).err().unwrap().code(), Code::Unavailable);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_node_of_before_is_let_in_and_remembered() {
+    let _alone = alone();
+    let (setup, tpm, other) = (Setup::new(Cluster::shared()), Swtpm::start(), Swtpm::start());
+    setup.rejoin(&tpm, &disk(5)).unwrap();
+    let record = format!("join-disk-{}", disk(5));
+    eventually("it is recorded", || setup.records() == [record.clone()]);
+    eventually("others are refused", || {
+        setup.rejoin(&other, &disk(5)).is_err_and(|status| status.code() == Code::PermissionDenied)
+    });
+    setup.rejoin(&tpm, &disk(5)).unwrap();
+    // its name is in use while it is Ready
+    setup.make_node("worker-0");
+    setup.make_ready("worker-0", "True");
+    eventually("the name is in use", || {
+        setup.join(&other, &worker()).is_err_and(|status| status.message().contains("is Ready"))
+    });
+    assert!(setup.tokens().is_empty());
+    setup.make_ready("worker-0", "Unknown");
+    eventually("the name is free", || setup.join(&other, &worker()).is_ok());
+    // the token is for the node that comes, not for the one that was there
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(setup.tokens().len(), 1);
+    setup.make_ready("worker-0", "True");
+    eventually("the token is gone", || setup.tokens().is_empty());
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() {
+    let _alone = alone();
+    let (mut setup, tpm) = (Setup::new(Cluster::shared()), Swtpm::start());
+    let plane = request("plane-0", &["10.42.1.100"], 1, true);
+    let listen = address(&setup.keys.expect("serving data keys"));
+    setup.keys.terminate();
+    setup.keys.exit();
+    let status = refused(setup.join(&tpm, &plane));
+    assert_eq!((status.code(), status.retry_after()), (Code::Unavailable, Some(Duration::from_secs(2))), "{status}");
+    assert!(setup.tokens().is_empty() && setup.records().is_empty() && setup.holder().is_empty());
+    setup.keys = key_service(setup.dir.path(), &listen.to_string()).0;
+    eventually("it goes on", || setup.join(&tpm, &plane).is_ok());
+
+    // nor does a metadata service that is silent, or a file that is not there
+    setup.metadata.set_down(true);
+    thread::sleep(Duration::from_secs(5));
+    let status = refused(setup.join(&tpm, &worker()));
+    assert_eq!((status.code(), setup.count("join", "metadata")), (Code::Unavailable, 1), "{status}");
+    setup.metadata.set_down(false);
+    fs::remove_file(setup.dir.path().join("pki/etcd/ca.key")).unwrap();
+    let status = refused(setup.join(&Swtpm::start(), &request("Plane_1", &[], 2, true)));
+    assert_eq!(status.code(), Code::Internal);
+    assert!(!status.message().contains("etcd"), "{status}");
+    assert_eq!((setup.holder().as_str(), setup.records().len(), setup.tokens().len()), ("plane-0", 1, 1));
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_get_their_keys() {
+    let mut cluster = Cluster::start();
+    cluster.client(&Stop::new()).within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    let (setup, tpm, other) = (Setup::new(&cluster), Swtpm::start(), Swtpm::start());
+    setup.join(&tpm, &worker()).unwrap();
+    setup.make_node("worker-0");
+    eventually("the token is gone", || setup.tokens().is_empty());
+
+    // it takes the request, and says nothing: what it was asked for may still be done
+    cluster.freeze_api_server(true);
+    let asked = Instant::now();
+    let status = refused(setup.join(&other, &request("plane-0", &["10.42.1.100"], 2, true)));
+    assert_eq!((status.code(), setup.count("join", "api")), (Code::Unavailable, 1), "{status}");
+    assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
+    assert!(status.retry_after().is_some() && !status.message().contains("127.0.0.1"), "{status}");
+    let status = refused(setup.join(&other, &request("worker-1.example", &[], 3, false)));
+    assert_eq!(status.code(), Code::Unavailable);
+    cluster.freeze_api_server(false);
+    eventually("all is undone", || {
+        setup.tokens().is_empty() && setup.records() == ["join-node-worker-0"] && setup.holder().is_empty()
+    });
+
+    cluster.kill_api_server();
+    assert_eq!(refused(setup.join(&other, &request("worker-1.example", &[], 3, false))).code(), Code::Unavailable);
+    // what is known is known
+    setup.rejoin(&tpm, &disk(1)).unwrap();
+    assert_eq!(setup.rejoin(&other, &disk(1)).err().unwrap().code(), Code::PermissionDenied);
+    setup.rejoin(&other, &disk(7)).unwrap();
+    cluster.start_api_server();
+    setup.admin.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while let Err(status) = setup.join(&other, &request("worker-1.example", &[], 3, false)) {
+        assert!(Instant::now() < end && status.code() == Code::Unavailable, "{status}");
+        thread::sleep(Duration::from_secs(1));
+    }
+    let mut records =
+        ["join-node-worker-0".to_owned(), "join-node-worker-1.example".into(), format!("join-disk-{}", disk(7))];
+    records.sort();
+    eventually("the disk of before is recorded", || setup.records() == records);
+    assert_eq!(setup.tokens().len(), 1);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn beside_the_old_operator_its_resources_are_made_and_heeded() {
+    let mut cluster = Cluster::start();
+    let admin = cluster.client(&Stop::new());
+    admin.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    let definitions = Resource::cluster("apiextensions.k8s.io", "v1", "customresourcedefinitions").all();
+    for (plural, kind) in [("joiningnodes", "JoiningNode"), ("nodeversions", "NodeVersion")] {
+        let schema = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": format!("{plural}.update.edgeless.systems")},
+            "spec": {
+                "group": "update.edgeless.systems", "scope": "Cluster", "names": {"plural": plural, "kind": kind},
+                "versions": [{"name": "v1alpha1", "served": true, "storage": true, "schema": schema}],
+            },
+        });
+        admin.create(&definitions, &definition).unwrap();
+    }
+    let version = json!({
+        "apiVersion": "update.edgeless.systems/v1alpha1", "kind": "NodeVersion",
+        "metadata": {"name": "constellation-version"}, "spec": {"kubernetesComponentsReference": "k8s-components-sha256-0"},
+    });
+    let end = Instant::now() + Duration::from_secs(30);
+    while let Err(error) = admin.create(&NODE_VERSIONS.all(), &version) {
+        assert!(Instant::now() < end, "{error}");
+        thread::sleep(Duration::from_millis(200));
+    }
+    let (setup, tpm, other) = (Setup::new(&cluster), Swtpm::start(), Swtpm::start());
+    // what the NodeVersion names is not there
+    let status = refused(setup.join(&tpm, &worker()));
+    assert_eq!((status.code(), setup.count("join", "components")), (Code::FailedPrecondition, 1), "{status}");
+    let data = json!({"components": COMPONENTS, "cluster-version": "v1.33.1"});
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    admin.create(&maps, &json!({"metadata": {"name": "k8s-components-sha256-0"}, "data": data})).unwrap();
+    eventually("a ticket", || setup.join(&tpm, &worker()).is_ok_and(|ticket| ticket.kubernetes_version == "v1.33.1"));
+    let joining = admin.get(&JOINING_NODES.named("worker-0")).unwrap();
+    assert_eq!(joining["metadata"]["managedFields"][0]["manager"], "join-service");
+    assert_eq!(joining["spec"]["name"], "worker-0");
+    assert_eq!(joining["spec"]["componentsreference"], "k8s-components-sha256-0");
+    assert_eq!(joining["spec"]["iscontrolplane"], false);
+    let deadline = time::parse(joining["spec"]["deadline"].as_str().unwrap()).unwrap();
+    assert!(deadline > SystemTime::now() + Duration::from_secs(47 * 3600));
+
+    // an old replica lets a control plane in
+    let of_old = json!({
+        "apiVersion": "update.edgeless.systems/v1alpha1", "kind": "JoiningNode", "metadata": {"name": "control-plane"},
+        "spec": {"name": "plane-9", "iscontrolplane": true, "deadline": time::seconds(SystemTime::now() + Duration::from_secs(500))},
+    });
+    admin.create(&JOINING_NODES.all(), &of_old).unwrap();
+    let plane = request("plane-0", &["10.42.1.100"], 2, true);
+    let status = refused(setup.join(&other, &plane));
+    assert!(status.code() == Code::Unavailable && status.message().contains("the turn of plane-9"), "{status}");
+    eventually("the reservation is given back", || setup.holder().is_empty());
+    // the old operator saw its node
+    admin.delete(&JOINING_NODES.named("control-plane")).unwrap();
+    setup.join(&other, &plane).unwrap();
+    assert_eq!(admin.get(&JOINING_NODES.named("control-plane")).unwrap()["spec"]["name"], "plane-0");
+    setup.join_again(&other, &plane);
+    assert_eq!(setup.holder(), "plane-0");
+    drop(setup);
+    cluster.kill_api_server();
+}
+
+/// What a real kubeadm asks a cluster for before it joins it, with nothing but a bootstrap token.
+fn let_kubeadm_in(admin: &Client, endpoint: &str) {
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let configuration = format!(
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.34.4\ncontrolPlaneEndpoint: {endpoint}\n"
+    );
+    let patch = json!({"data": {"ClusterConfiguration": configuration}});
+    admin.merge(&maps.named("kubeadm-config"), &patch).unwrap();
+    let kubelet = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+    let map = json!({"metadata": {"name": "kubelet-config"}, "data": {"kubelet": kubelet}});
+    admin.create_if_absent(&maps, &map).unwrap();
+    let rules = json!([{"apiGroups": [""], "resources": ["configmaps", "nodes"], "verbs": ["get"]}]);
+    let role = json!({"metadata": {"name": "joining"}, "rules": rules});
+    admin.create_if_absent(&client::CLUSTER_ROLES.all(), &role).unwrap();
+    let group = "system:bootstrappers:kubeadm:default-node-token";
+    let binding = json!({
+        "metadata": {"name": "joining"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "joining"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
+    });
+    admin.create_if_absent(&client::CLUSTER_ROLE_BINDINGS.all(), &binding).unwrap();
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and a kubeadm: make kubernetes-api"]
+fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_cluster() {
+    let (_alone, cluster) = (alone(), Cluster::shared());
+    let setup = Setup::new(cluster);
+    let endpoint = cluster.server().replace("https://", "");
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/kubernetes.sh");
+    let kubeadm = Command::new(tool).arg("kubeadm").output().unwrap();
+    let kubeadm = format!("{}/bin/kubeadm", str::from_utf8(&kubeadm.stdout).unwrap().trim());
+    for file in PKI.iter().filter(|file| !["ca.crt", "ca.key"].contains(file)) {
+        fs::write(setup.dir.path().join("pki").join(file), format!("-----BEGIN {file}-----\n")).unwrap();
+    }
+    for role in ["Worker", "ControlPlane"] {
+        let machine = setting::Setting::new();
+        // a real kubeadm's checks, as far as they are about the cluster and not about this machine
+        // (as a control plane it does not take the address, which is one of loopback)
+        let checks = match role {
+            "Worker" => {
+                format!("{kubeadm} join phase preflight --ignore-preflight-errors=all -v=1 --config $3 || exit 7")
+            }
+            _ => "echo Fetching init configuration".to_owned(),
+        };
+        let node_side = machine.cluster(&checks);
+        let_kubeadm_in(&setup.admin, &endpoint);
+        let component = node_side.kubeadm();
+        let components = json!([{"url": component.url, "install_path": component.install_path}]).to_string();
+        let map = CONFIG_MAPS.in_namespace("kube-system").named("k8s-components-sha256-1");
+        setup.admin.merge(&map, &json!({"data": {"components": components}})).unwrap();
+
+        let me = machine.instance(&format!("Node_{role}"), 2).replace("\"ControlPlane\"", &format!("{role:?}"));
+        machine.metadata.set_peers(&format!("[{me},{}]", machine.instance("plane-3", 3)));
+        let metadata = Metadata::of("qemu", Some(&format!("http://{}", machine.metadata.address))).unwrap();
+        let listen = SocketAddr::new(machine.host(3), 30090);
+        let service = JoinService::start(Config { listen, metadata: Some(metadata), ..setup.config(cluster) }).unwrap();
+        let disk = machine.new_disk();
+        let mut command = machine.joining(&disk, role);
+        machine.metadata.set_self(&me);
+        let mut node = Program::start(&mut command);
+        let ended = node.exit();
+        assert!(ended.success(), "{}", node.output());
+        node.expect("Fetching init configuration");
+        node.expect("complete:");
+        joining::assert_no_token(&node);
+        assert!(!node.output().contains("refused"), "{}", node.output());
+        assert_eq!(machine.in_node("etc/kubernetes/pki/etcd/ca.key").exists(), role == "ControlPlane");
+        service.stop(Duration::ZERO);
+        setup.admin.delete_if_there(&lease()).unwrap();
+    }
+}
