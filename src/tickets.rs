@@ -40,6 +40,8 @@ const MAX_TICKET: usize = 1 << 20;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Between two tries at a service that says what must be mended first.
 const LASTING_PAUSE: Duration = Duration::from_secs(60);
+/// Between two tries at a service whose policy refused this machine's attestation.
+const REFUSED_PAUSE: Duration = Duration::from_secs(15);
 /// No server makes a node wait for longer.
 const LONGEST_HINT: Duration = Duration::from_secs(10 * 60);
 /// Services come and go while a node waits: look again this often.
@@ -100,8 +102,18 @@ impl Failure {
         Failure { is_lasting: true, ..Failure::from(text) }
     }
 
+    /// Of a connection that was not made, or broke. A policy may follow a new image at any moment.
+    fn of_connection(text: String) -> Failure {
+        let is_lasting = text.contains(atls::ATTESTATION_REFUSED);
+        Failure { text, is_lasting, retry_after: is_lasting.then_some(REFUSED_PAUSE) }
+    }
+
     fn of(status: &Status, trailers: &Trailers) -> Failure {
         use Code::{FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated};
+        // with TLS 1.3 a refusal comes after the handshake
+        if status.code() == Code::Unavailable && status.message().contains(atls::ATTESTATION_REFUSED) {
+            return Failure::of_connection(status.message().to_owned());
+        }
         Failure {
             text: format!("gave no ticket: {status}"),
             is_lasting: matches!(
@@ -149,7 +161,8 @@ impl JoinService {
             .map_err(|error| format!("cannot connect: {error}"))?;
         let held = over.hold(&socket).map_err(|error| error.to_string())?;
         let client = atls::Client::new(Some(asker.issuer().clone()), vec![]);
-        let transport = client.connect(socket, Instant::now() + HANDSHAKE_TIME).map_err(|error| error.to_string())?;
+        let transport = client.connect(socket, Instant::now() + HANDSHAKE_TIME);
+        let transport = transport.map_err(|error| Failure::of_connection(error.to_string()))?;
         let channel = Channel::new(transport, &self.0.to_string())
             .map_err(|status| Failure::of(&status, &Trailers::new()))?
             .with_message_bytes(MAX_TICKET);

@@ -73,13 +73,16 @@ impl fmt::Display for Error {
     }
 }
 
+/// How the text ends of a peer's alert that our attestation does not meet its policy.
+pub const ATTESTATION_REFUSED: &str = ": it refused this machine's attestation (its log says why)";
+
 /// What an alert of RFC 8446 §6.2 says about attestation.
 fn meaning(alert: AlertDescription) -> &'static str {
     match alert {
         AlertDescription::AccessDenied
         | AlertDescription::BadCertificate
         | AlertDescription::CertificateUnknown
-        | AlertDescription::UnsupportedCertificate => ": it refused this machine's attestation (its log says why)",
+        | AlertDescription::UnsupportedCertificate => ATTESTATION_REFUSED,
         AlertDescription::CertificateRequired => ": it wants an attestation, and this side has none",
         AlertDescription::CertificateExpired => ": to it, our certificate is not valid now; compare the clocks",
         AlertDescription::InternalError => ": it failed, perhaps in making its own attestation (its log says why)",

@@ -64,7 +64,7 @@ mod tests;
 
 pub use certificate::MAX_DOCUMENT;
 pub use client::Client;
-pub use error::Error;
+pub use error::{ATTESTATION_REFUSED, Error};
 pub use server::Server;
 pub use stream::split;
 

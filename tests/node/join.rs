@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::joining::{DISK_KEY, MEASUREMENT_SALT, MEASUREMENT_SECRET, TOKEN, assert_no_token};
 use crate::program::Program;
-use crate::setting::{INIT_SECRET, Setting};
+use crate::setting::{INIT_SECRET, MASTER_KEY, Setting};
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).permissions().mode() & 0o7777
@@ -207,6 +207,20 @@ fn a_refusal_is_told_and_asked_again_when_the_service_wants_it() {
     let waiting = node.expect("another control plane is joining");
     assert!(waiting.contains("waiting: for a cluster"), "{waiting}");
     assert!(node.exit().success(), "{}", node.output());
+}
+
+#[test]
+fn a_machine_with_other_software_is_told_that_its_attestation_is_refused() {
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    setting.set_control_planes(&[3]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let service = setting.join_service(3, keys, &setting.policy_of(&[(4, [0xab; 32]), (15, [0; 32])]));
+    let node = Program::start(&mut setting.joining(&disk, "Worker"));
+    let refused = node.expect("refused: join service");
+    assert!(refused.contains("it refused this machine's attestation (its log says why); mend it"), "{refused}");
+    assert!(service.expect("PCR 4").contains(&"ab".repeat(32)));
+    assert_fresh(&setting, &node);
 }
 
 #[test]
