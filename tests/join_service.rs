@@ -713,6 +713,17 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
     setup.rejoin(&tpm, &disk(1)).unwrap();
     assert_eq!(setup.rejoin(&other, &disk(1)).err().unwrap().code(), Code::PermissionDenied);
     setup.rejoin(&other, &disk(7)).unwrap();
+    // who starts now knows nothing: a whole cluster may wait for it
+    let starting = JoinService::start(setup.config(&cluster)).unwrap();
+    let request_of = IssueRejoinTicketRequest { disk_uuid: disk(8) };
+    let ticket: IssueRejoinTicketResponse =
+        channel(&other, starting.local_addr()).unary(ISSUE_REJOIN_TICKET, &request_of, &within(30)).unwrap();
+    assert_eq!(ticket.state_disk_key.len(), 32);
+    let new: Result<IssueJoinTicketResponse, _> =
+        channel(&other, starting.local_addr()).unary(ISSUE_JOIN_TICKET, &worker(), &within(30));
+    assert_eq!(refused(new).code(), Code::Unavailable);
+    starting.stop(Duration::from_secs(1));
+    drop(starting);
     cluster.start_api_server();
     setup.admin.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
