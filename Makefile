@@ -38,7 +38,7 @@ kubeadm: setup ## kubeadm of the newest release, and of an older one, takes what
 	@tools/kubeadm.sh
 
 kubernetes-api: setup ## our Kubernetes client, services, join tickets and Helm chart, against a real kube-apiserver, etcd and Helm
-	cargo test --locked --test kubernetes_api --test kubernetes_services --test join_service -- --ignored
+	cargo test --locked --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service -- --ignored
 
 demo: build ## a VM: first boot, init, a reboot that unlocks itself, a reboot with recovery
 	@cargo run --locked --quiet --example demo

@@ -2,7 +2,7 @@
 //!
 //! One library under four programs (`src/bin`). The arrows point one way: flows ([`bootstrapper`], [`state_disk`],
 //! [`join_service`], [`key_service`]) use mechanisms ([`grpc`], [`atls`], [`attestation`], [`luks`], [`device_mapper`],
-//! [`tpm`], [`kms`], [`metadata`], [`ssh`], [`kubernetes`]), which use plain helpers ([`crypto`], [`pool`], [`sys`]).
+//! [`tpm`], [`kms`], [`metadata`], [`ssh`], [`kubernetes`]), which use plain helpers ([`crypto`], [`metrics`], [`pool`], [`sys`]).
 //! `docs/architecture.md` has the picture.
 #![deny(unsafe_code)]
 
@@ -22,6 +22,7 @@ pub mod kubernetes;
 pub mod logger;
 pub mod luks;
 pub mod metadata;
+pub mod metrics;
 #[cfg(test)]
 mod mutation;
 pub mod penalty;

@@ -244,6 +244,27 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
 }
 
 #[test]
+fn measure_adds_an_image_to_a_policy_with_the_registers_that_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let tpm = Swtpm::start();
+    let measure = |args: &[&str]| firstlight(dir.path(), &[&["measure", "--tpm", &tpm.location()], args].concat());
+    let first = measure(&["--pcrs", "4,9,15"]);
+    std::fs::write(dir.path().join("policy.json"), &first.stdout).unwrap();
+    let again = measure(&["--add-to", "policy.json", "--name", "image 2"]);
+    assert!(text(&again.stderr).contains("accepts this machine already: the first image"), "{}", text(&again.stderr));
+    tpm.tool("tpm2_pcrextend", &[&format!("4:sha256={}", "ab".repeat(32))]);
+    assert_eq!(measure(&["--add-to", "policy.json"]).status.code(), Some(2));
+    let both = measure(&["--add-to", "policy.json", "--name", "image 2"]);
+    assert_eq!(both.status.code(), Some(0), "{}", text(&both.stderr));
+    let policy = Policy::from_json(&text(&both.stdout)).unwrap();
+    let [first_image, second] = policy.images() else { panic!("two images: {}", text(&both.stdout)) };
+    assert_eq!(first_image, &Policy::from_json(&text(&first.stdout)).unwrap().images()[0]);
+    assert_eq!((second.name(), second.measurements().keys().copied().collect::<Vec<_>>()), ("image 2", vec![4, 9, 15]));
+    assert_ne!(second.measurements()[&4], first_image.measurements()[&4]);
+    assert_eq!(measure(&["--add-to", "missing.json", "--name", "x"]).status.code(), Some(1));
+}
+
+#[test]
 fn measure_says_which_tpm_it_did_not_reach() {
     let dir = tempfile::tempdir().unwrap();
     let (code, stderr) = failure(dir.path(), &["measure", "--tpm", "device:/nonexistent/tpm"]);

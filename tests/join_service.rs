@@ -32,6 +32,7 @@ use base64::prelude::BASE64_STANDARD;
 use firstlight::attestation::qemu_vtpm;
 use firstlight::crypto::Secret;
 use firstlight::grpc::{CallOptions, Channel, Code, Status};
+use firstlight::join_service::keys::Auth;
 use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
 use firstlight::kms::ClusterKms;
 use firstlight::kubernetes::client::{
@@ -113,7 +114,9 @@ impl Setup {
             listen: "127.0.0.1:0".parse().unwrap(),
             key_service: address(&self.keys.expect("serving data keys")).to_string(),
             config_dir: self.dir.path().into(),
+            key_auth: Auth::None,
             health: None,
+            metrics: Some("127.0.0.1:0".parse().unwrap()),
             variant: qemu_vtpm::VARIANT.into(),
             kubernetes: Some(account),
             metadata: Some(Metadata::of("qemu", Some(&format!("http://{}", self.metadata.address))).unwrap()),
@@ -143,8 +146,19 @@ impl Setup {
         channel(tpm, self.service().local_addr()).unary(ISSUE_REJOIN_TICKET, &request, &within(30))
     }
 
-    fn count(&self, request: &'static str, reason: &'static str) -> u64 {
-        self.service().audit().counts().get(&(request, reason)).copied().unwrap_or_default()
+    /// How often there was this reason.
+    fn count(&self, request: &str, reason: &str) -> u64 {
+        let (request, reason) = (format!("request=\"{request}\""), format!("reason=\"{reason}\""));
+        let metrics = self.service().metrics().render();
+        let mut lines = metrics.lines().filter(|line| line.starts_with("firstlight_join_tickets_total{"));
+        let line = lines.find(|line| line.contains(&request) && line.contains(&reason));
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// How many tokens wait for their nodes.
+    fn waiting(&self) -> String {
+        let metrics = self.service().metrics().render();
+        metrics.lines().find_map(|line| line.strip_prefix("firstlight_join_tokens ")).unwrap().to_owned()
     }
 
     /// The identifiers of bootstrap tokens.
@@ -189,7 +203,7 @@ fn lease() -> Object {
 
 /// Waits until it is so; the watches of the service need a moment.
 fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(45);
     while !is_so() {
         assert!(Instant::now() < end, "never: {what}");
         thread::sleep(Duration::from_millis(50));
@@ -254,7 +268,9 @@ fn key_service(dir: &Path, listen: &str) -> (Program, SocketAddr) {
     fs::write(dir.join("mastersecret"), [0; 32]).unwrap();
     fs::write(dir.join("salt"), [0; 32]).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
-    command.args(["--listen", listen, "--master-secret", "mastersecret", "--salt=salt"]).current_dir(dir);
+    command
+        .args(["--listen", listen, "--master-secret", "mastersecret", "--salt=salt", "--clients=any"])
+        .current_dir(dir);
     let program = Program::start(&mut command);
     let address = address(&program.expect("serving data keys"));
     (program, address)
@@ -361,14 +377,17 @@ fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
     let expiration = BASE64_STANDARD.decode(secret["data"]["expiration"].as_str().unwrap()).unwrap();
     let left = time::parse(str::from_utf8(&expiration).unwrap()).unwrap().duration_since(SystemTime::now()).unwrap();
     assert!((800..=900).contains(&left.as_secs()), "{left:?}");
-    assert_eq!(setup.service().tokens(), 1);
+    assert_eq!(setup.waiting(), "1");
 
     setup.make_node("other");
     setup.make_node("worker-0");
     eventually("the token is gone", || setup.tokens().is_empty());
     // the API server remembers for 10 s whom it let in
     eventually("nobody is let in", || bearer(cluster, &ticket.token).is_none());
-    assert_eq!((setup.service().tokens(), setup.count("join", "given")), (0, 1));
+    assert_eq!((setup.waiting().as_str(), setup.count("join", "given")), ("0", 1));
+    let metrics = format!("http://{}/metrics", setup.service().metrics_addr().unwrap());
+    let metrics = ureq::get(metrics).call().unwrap().body_mut().read_to_string().unwrap();
+    assert!(metrics.contains("firstlight_join_step_seconds_count{step=\"token\"} 1"), "{metrics}");
     eventually("there is an event", || {
         let events = setup.admin.list(&EVENTS.in_namespace("default"), &Selector::default()).unwrap().items;
         events.iter().any(|event| event["reason"] == "TicketGiven" && event["regarding"]["name"] == "worker-0")
@@ -700,6 +719,17 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
     setup.rejoin(&tpm, &disk(1)).unwrap();
     assert_eq!(setup.rejoin(&other, &disk(1)).err().unwrap().code(), Code::PermissionDenied);
     setup.rejoin(&other, &disk(7)).unwrap();
+    // who starts now knows nothing: a whole cluster may wait for it
+    let starting = JoinService::start(setup.config(&cluster)).unwrap();
+    let request_of = IssueRejoinTicketRequest { disk_uuid: disk(8) };
+    let ticket: IssueRejoinTicketResponse =
+        channel(&other, starting.local_addr()).unary(ISSUE_REJOIN_TICKET, &request_of, &within(30)).unwrap();
+    assert_eq!(ticket.state_disk_key.len(), 32);
+    let new: Result<IssueJoinTicketResponse, _> =
+        channel(&other, starting.local_addr()).unary(ISSUE_JOIN_TICKET, &worker(), &within(30));
+    assert_eq!(refused(new).code(), Code::Unavailable);
+    starting.stop(Duration::from_secs(1));
+    drop(starting);
     cluster.start_api_server();
     setup.admin.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
     let end = Instant::now() + Duration::from_secs(60);

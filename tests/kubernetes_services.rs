@@ -87,7 +87,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
     let first = services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
-    assert_eq!(first.changed.len(), 13);
+    assert_eq!(first.changed.len(), 15);
     assert_eq!(first.backup, None);
     let secret = client.get(&SECRETS.in_namespace("kube-system").named("constellation-mastersecret")).unwrap();
     assert_eq!(secret["data"]["mastersecret"], BASE64_STANDARD.encode([2; 32]));
@@ -295,6 +295,14 @@ fn the_accounts_of_the_services_may_do_what_they_must_and_nothing_else() {
             assert_eq!(answer["status"]["allowed"], is_allowed, "{account}: {verb} {resource}");
         }
     }
+    for (account, allowed) in [("join-service", false), ("key-service", true)] {
+        let review = json!({"spec": {
+            "user": format!("system:serviceaccount:kube-system:{account}"),
+            "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"],
+            "resourceAttributes": {"group": "authentication.k8s.io", "verb": "create", "resource": "tokenreviews"},
+        }});
+        assert_eq!(client.create(&reviews, &review).unwrap()["status"]["allowed"], allowed, "{account}");
+    }
     assert!(client.list(&DAEMON_SETS.in_namespace("kube-system"), &Selector::default()).unwrap().items.len() >= 2);
 }
 
@@ -338,7 +346,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     fs::write(operator.0.path().join("firstlight-admin.conf"), Cluster::shared().kubeconfig()).unwrap();
     let output = operator.apply(&["--skip-wait"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), "13 objects are new or changed\n");
+    assert_eq!(text(&output.stdout), "15 objects are new or changed\n");
     assert!(
         text(&output.stderr).contains("\ndaemonsets.apps kube-system/join-service: new\n"),
         "{}",

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use attested::{Anybody, attested, attested_channel, plain_channel, within};
 use firstlight::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
-use firstlight::join_service::keys::KeyClient;
+use firstlight::join_service::keys::{Auth, KeyClient};
 use firstlight::join_service::{self, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET};
 use firstlight::key_service::GET_DATA_KEY;
 use firstlight::proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
@@ -46,13 +46,17 @@ struct KeyService {
     _dir: TempDir,
 }
 
-/// The program, with a master secret of zeros.
+/// The program, with a master secret of zeros, for whoever asks.
 fn key_service(listen: &str) -> KeyService {
+    key_service_for(&["--clients", "any", "--listen", listen])
+}
+
+fn key_service_for(args: &[&str]) -> KeyService {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("mastersecret"), [0; 32]).unwrap();
     fs::write(dir.path().join("salt"), [0; 32]).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
-    command.args(["--listen", listen, "--master-secret", "mastersecret", "--salt=salt", "-v", "-1"]);
+    command.args(["--master-secret", "mastersecret", "--salt=salt", "-v", "-1"]).args(args);
     let program = Program::start(command.current_dir(dir.path()));
     let address = address(&program.expect("serving data keys"));
     KeyService { program, address, _dir: dir }
@@ -169,18 +173,23 @@ fn key_service_refuses_to_expose_keys_and_short_secrets() {
             Command::new(env!("CARGO_BIN_EXE_key-service")).args(args).current_dir(dir.path()).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     };
-    let (code, stderr) = run(&["--listen", "0.0.0.0:0", "--master-secret", "good", "--salt", "good"]);
+    let (code, stderr) = run(&["--clients=any", "--listen", "0.0.0.0:0", "--master-secret", "good", "--salt", "good"]);
     assert!(code == 1 && stderr.contains("--allow-plaintext"), "{code} {stderr}");
-    let (code, stderr) = run(&["--listen", "127.0.0.1:0", "--master-secret", "short", "--salt", "good"]);
+    let (code, stderr) =
+        run(&["--clients=any", "--listen", "127.0.0.1:0", "--master-secret", "short", "--salt", "good"]);
     assert!(code == 1 && stderr.contains("short: expected 16"), "{code} {stderr}");
-    let (code, stderr) = run(&["--listen", "here"]);
-    assert!(code == 2 && stderr.contains("--listen"), "{code} {stderr}");
+    for args in [["--listen", "here"], ["--clients", "everybody"], ["--grant", "a/b"]] {
+        let (code, stderr) = run(&args);
+        assert!(code == 2 && stderr.contains(args[0]), "{code} {stderr}");
+    }
+    let (code, stderr) = run(&["--clients=any", "--grant=member=disk", "--master-secret=good", "--salt=good"]);
+    assert!(code == 1 && stderr.contains("\"member\" can be no caller"), "{code} {stderr}");
 }
 
 /// The join service as its program makes it, but with attestation that anybody can issue.
 fn join_service(keys: &str) -> Server {
     let tls = atls::Server::new(None, vec![Arc::new(Anybody)]);
-    let router = join_service::router(join_service::rejoin_only(KeyClient::new(keys)));
+    let router = join_service::router(join_service::rejoin_only(KeyClient::new(keys, Auth::None)));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     Server::start("join-service", listener, Arc::new(tls), router, Limits::default()).unwrap()
 }
@@ -334,7 +343,8 @@ const POLICY: &str = r#"{"measurements":{"15":{"expected":"000000000000000000000
 
 fn join_program(dir: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_join-service"));
-    command.args(["--key-service-endpoint=127.0.0.1:1", "--listen", "127.0.0.1:0", "--config", "."]);
+    command.args(["--key-service-endpoint=127.0.0.1:1", "--key-service-auth=none"]);
+    command.args(["--listen", "127.0.0.1:0", "--config", "."]);
     command.args(args).current_dir(dir.path());
     command
 }
@@ -429,9 +439,11 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
     let service = join_service::JoinService::start(join_service::Config {
         listen: "127.0.0.1:0".parse().unwrap(),
         key_service: "127.0.0.1:1".into(),
+        key_auth: Auth::None,
         config_dir: dir.path().into(),
         health: Some("127.0.0.1:0".parse().unwrap()),
         variant: attestation::qemu_vtpm::VARIANT.into(),
+        metrics: None,
         kubernetes: None,
         metadata: None,
         pki_dir: dir.path().into(),

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes a Python environment with the real gRPC, which the interop tests talk to.
+# Makes a Python environment with the real gRPC and the reader of Prometheus' format, which the interop tests talk to.
 #
 #   tools/python.sh     prints the path of its interpreter; does nothing when it is already there
 #
 # Needs python3 with venv and pip, and a package index that pip knows.
 . "$(dirname "$0")/lib.sh"
 
-PACKAGES="grpcio==1.85.1 grpcio-tools==1.85.1 protobuf==7.36.2 typing_extensions==4.16.0"
+PACKAGES="prometheus_client==0.26.0 grpcio==1.85.1 grpcio-tools==1.85.1 protobuf==7.36.2 typing_extensions==4.16.0"
 
 recipe=$(sha256sum "$0" | cut -c1-12)
 environment=$CACHE/python/$recipe

@@ -14,7 +14,7 @@ mod quote;
 
 use std::sync::Arc;
 
-pub use policy::{Measurement, Policy};
+pub use policy::{Image, Measurement, Policy};
 
 use crate::crypto::CLUSTER_ID_LEN;
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
@@ -75,10 +75,15 @@ impl std::fmt::Display for ValidateError {
 
 /// Whether this boot's node has measured a cluster ID, or was unlocked as a member: SHA-256 PCR 15 is not zero.
 pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
+    Ok(pcr15(location)?.iter().any(|byte| *byte != 0))
+}
+
+/// What this machine's SHA-256 PCR 15 holds.
+pub fn pcr15(location: &tpm::Location) -> Result<[u8; 32], tpm::Error> {
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
     // every TPM for PCs has PCRs 0 to 23 (TCG PC Client Platform TPM Profile)
-    let value = pcrs.get(&CLUSTER_ID_PCR).ok_or(tpm::Error::NoBank(Bank::Sha256))?;
-    Ok(value.iter().any(|byte| *byte != 0))
+    let value = pcrs.get(&CLUSTER_ID_PCR).and_then(|value| value.as_slice().try_into().ok());
+    value.ok_or(tpm::Error::NoBank(Bank::Sha256))
 }
 
 /// What SHA-256 PCR 15 holds after a cluster ID was measured into it, once, from zero.

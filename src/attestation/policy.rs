@@ -1,8 +1,20 @@
-//! The measurement policy: which value each register must have. The JSON is that of the old system's `join-config`:
+//! The measurement policy: which values the registers must have. The JSON is that of the old system's `join-config`:
 //!
 //! ```json
 //! {"measurements":{"4":{"expected":"5198fd..","warnOnly":false},"15":{"expected":"0000..","warnOnly":false}}}
 //! ```
+//!
+//! While a cluster is upgraded it runs two images, and lets machines with either in. So a policy can have further images,
+//! each of which has a name and registers of its own:
+//!
+//! ```json
+//! {"measurements":{"4":{..},"15":{..}},"name":"image 1.2",
+//!  "alsoAccepted":[{"name":"image 1.3","measurements":{"4":{..},"15":{..}}}]}
+//! ```
+//!
+//! A machine must meet one image as a whole: registers of one beside registers of another are refused, since nobody has
+//! measured such a machine. Programs of the old system pass over the fields that they do not know, so they hold machines to
+//! the first image; with one image that has no name, the text is theirs to the letter.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,6 +31,10 @@ const PCR_LEN: usize = 32;
 const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
 /// TPMs for PCs have PCRs 0 to 23; the format leaves room for 32.
 const MAX_INDEX: u32 = 31;
+/// An upgrade needs two images, one that is rolled back three. What is never taken out stays open to whoever finds a hole.
+const MAX_IMAGES: usize = 16;
+/// Characters of an image's name.
+const MAX_NAME: usize = 100;
 
 /// The value that a register must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +45,18 @@ pub struct Measurement {
     pub warn_only: bool,
 }
 
-/// The accepted values by register. At least one is enforced: a policy that accepts everything is none.
+/// What machines with one image must measure. At least one register is enforced: else it would accept everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// Empty for none, which only the first of a policy may have.
+    name: String,
+    measurements: BTreeMap<u32, Measurement>,
+}
+
+/// The images that are accepted, at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    measurements: BTreeMap<u32, Measurement>,
+    images: Vec<Image>,
 }
 
 /// Why a text is no policy.
@@ -50,6 +74,16 @@ impl std::error::Error for PolicyError {}
 #[derive(Deserialize)]
 struct Json {
     measurements: BTreeMap<String, JsonMeasurement>,
+    #[serde(default)]
+    name: String,
+    #[serde(default, rename = "alsoAccepted")]
+    also_accepted: Vec<JsonImage>,
+}
+
+#[derive(Deserialize)]
+struct JsonImage {
+    name: String,
+    measurements: BTreeMap<String, JsonMeasurement>,
 }
 
 #[derive(Deserialize)]
@@ -64,60 +98,56 @@ enum JsonMeasurement {
     },
 }
 
-impl Policy {
-    /// A policy of these values.
-    pub fn new(measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
-        if measurements.values().all(|measurement| measurement.warn_only) {
-            return Err(PolicyError("no register is enforced: it would accept any machine".into()));
+impl Image {
+    fn new(name: &str, measurements: BTreeMap<u32, Measurement>) -> Result<Image, String> {
+        let is_plain = name.chars().all(|c| c == ' ' || c.is_ascii_graphic());
+        if !is_plain || name.len() > MAX_NAME || name.trim() != name {
+            return Err(format!("the name {name:.120?}: expected at most {MAX_NAME} plain characters"));
         }
-        Ok(Policy { measurements })
+        if measurements.values().all(|measurement| measurement.warn_only) {
+            return Err("no register is enforced: it would accept any machine".into());
+        }
+        Ok(Image { name: name.into(), measurements })
     }
 
-    /// Reads the JSON; unknown fields are passed over.
-    pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
-        let json: Json = serde_json::from_str(text).map_err(|error| PolicyError(error.to_string()))?;
+    fn from_json(name: &str, json: BTreeMap<String, JsonMeasurement>) -> Result<Image, String> {
         let mut measurements = BTreeMap::new();
-        for (name, measurement) in json.measurements {
+        for (name, measurement) in json {
             let index = name.parse().ok().filter(|index| *index <= MAX_INDEX);
-            let index = index.ok_or_else(|| PolicyError(format!("{name:?} is no PCR: expected 0 to {MAX_INDEX}")))?;
+            let index = index.ok_or_else(|| format!("{name:.80?} is no PCR: expected 0 to {MAX_INDEX}"))?;
             let (expected, warn_only) = match measurement {
                 JsonMeasurement::Bare(expected) => (expected, false),
                 JsonMeasurement::Full { expected, warn_only } => (expected, warn_only),
             };
             let expected = parse_value(&expected)
-                .ok_or_else(|| PolicyError(format!("PCR {index}: expected 64 hex digits, got {:.80?}", expected)))?;
+                .ok_or_else(|| format!("PCR {index}: expected 64 hex digits, got {:.80?}", expected))?;
             if !warn_only && expected.chunks(2).all(|pair| pair == PLACEHOLDER) {
-                return Err(PolicyError(format!(
-                    "PCR {index} has the placeholder 1234..: measure a machine that is right"
-                )));
+                return Err(format!("PCR {index} has the placeholder 1234..: measure a machine that is right"));
             }
             if measurements.insert(index, Measurement { expected, warn_only }).is_some() {
-                return Err(PolicyError(format!("PCR {index} is there twice")));
+                return Err(format!("PCR {index} is there twice"));
             }
         }
-        Policy::new(measurements)
+        Image::new(name, measurements)
     }
 
-    /// The JSON, to the letter as the old system writes it.
-    pub fn to_json(&self) -> String {
+    fn json(&self) -> String {
         // Go sorts the keys of a map as texts
         let by_name: BTreeMap<_, _> = self.measurements.iter().map(|(index, m)| (index.to_string(), m)).collect();
         let entry = |(name, m): (&String, &&Measurement)| {
             format!("\"{name}\":{{\"expected\":\"{}\",\"warnOnly\":{}}}", hex(&m.expected), m.warn_only)
         };
-        format!("{{\"measurements\":{{{}}}}}", by_name.iter().map(entry).collect::<Vec<_>>().join(","))
+        format!("\"measurements\":{{{}}}", by_name.iter().map(entry).collect::<Vec<_>>().join(","))
     }
 
-    /// Whether it lets in only machines that have joined no cluster since they started, which is what PCR 15 being zero says.
-    pub fn demands_fresh(&self) -> bool {
-        self.measurements.get(&CLUSTER_ID_PCR) == Some(&Measurement { expected: [0; PCR_LEN], warn_only: false })
+    /// What it is called; empty where nobody said.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
-    /// The same policy for a member of this cluster: its ID measured into PCR 15.
-    pub fn expecting_cluster(mut self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Policy {
-        let expected = pcr15_after(cluster_id);
-        self.measurements.insert(CLUSTER_ID_PCR, Measurement { expected, warn_only: false });
-        self
+    /// What each register must have.
+    pub fn measurements(&self) -> &BTreeMap<u32, Measurement> {
+        &self.measurements
     }
 
     /// The registers that do not have the expected value, in ascending order: index, what was expected, and what was got
@@ -130,6 +160,120 @@ impl Policy {
             .iter()
             .map(|(index, measurement)| (*index, measurement, values.get(index).map(Vec::as_slice)))
             .filter(|(_, measurement, got)| *got != Some(measurement.expected.as_slice()))
+    }
+
+    /// How far a machine is from it: registers that are enforced and wrong, then those that are only warned of.
+    fn distance(&self, values: &BTreeMap<u32, Vec<u8>>) -> (usize, usize) {
+        self.mismatches(values).fold((0, 0), |(enforced, warned), (_, measurement, _)| match measurement.warn_only {
+            false => (enforced + 1, warned),
+            true => (enforced, warned + 1),
+        })
+    }
+}
+
+impl fmt::Display for Image {
+    /// As it is called in messages.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.name.is_empty() { "the first image" } else { &self.name })
+    }
+}
+
+impl Policy {
+    /// A policy of one image, without a name.
+    pub fn new(measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
+        Policy::of(vec![Image::new("", measurements).map_err(PolicyError)?])
+    }
+
+    fn of(images: Vec<Image>) -> Result<Policy, PolicyError> {
+        if images.len() > MAX_IMAGES {
+            return Err(PolicyError(format!("it has {} images, more than {MAX_IMAGES}", images.len())));
+        }
+        for (at, image) in images.iter().enumerate() {
+            if at > 0 && image.name.is_empty() {
+                return Err(PolicyError("a further image has no name".into()));
+            }
+            if images[..at].iter().any(|other| other.name == image.name) {
+                return Err(PolicyError(format!("two images are called {:?}", image.name)));
+            }
+        }
+        Ok(Policy { images })
+    }
+
+    /// Reads the JSON; unknown fields are passed over.
+    pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
+        let json: Json = serde_json::from_str(text).map_err(|error| PolicyError(error.to_string()))?;
+        let mut images = vec![Image::from_json(&json.name, json.measurements).map_err(PolicyError)?];
+        for image in json.also_accepted {
+            let wrong = |error| PolicyError(format!("alsoAccepted: {:.120?}: {error}", image.name));
+            images.push(Image::from_json(&image.name, image.measurements).map_err(wrong)?);
+        }
+        Policy::of(images)
+    }
+
+    /// The JSON; of one image without a name to the letter as the old system writes it.
+    pub fn to_json(&self) -> String {
+        let name = |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
+        let (first, further) = (&self.images[0], &self.images[1..]);
+        let mut json = format!("{{{}", first.json());
+        if !first.name.is_empty() {
+            json += &format!(",{}", name(first));
+        }
+        if !further.is_empty() {
+            let images: Vec<_> = further.iter().map(|image| format!("{{{},{}}}", name(image), image.json())).collect();
+            json += &format!(",\"alsoAccepted\":[{}]", images.join(","));
+        }
+        json + "}"
+    }
+
+    /// The same policy, whose first image is called this.
+    pub fn named(mut self, name: &str) -> Result<Policy, PolicyError> {
+        let first = Image::new(name, std::mem::take(&mut self.images[0].measurements)).map_err(PolicyError)?;
+        self.images[0] = first;
+        Policy::of(self.images)
+    }
+
+    /// The same policy, which also accepts this.
+    pub fn and_also(mut self, name: &str, measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
+        self.images.push(Image::new(name, measurements).map_err(PolicyError)?);
+        Policy::of(self.images)
+    }
+
+    /// The images, at least one.
+    pub fn images(&self) -> &[Image] {
+        &self.images
+    }
+
+    /// Whether it lets in only machines that have joined no cluster since they started, which is what PCR 15 being zero says.
+    pub fn demands_fresh(&self) -> bool {
+        let fresh = Measurement { expected: [0; PCR_LEN], warn_only: false };
+        self.images.iter().all(|image| image.measurements.get(&CLUSTER_ID_PCR) == Some(&fresh))
+    }
+
+    /// The same policy for a member of this cluster: its ID measured into PCR 15.
+    pub fn expecting_cluster(self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Policy {
+        self.expecting_pcr15(pcr15_after(cluster_id))
+    }
+
+    /// The same policy for machines with this in PCR 15.
+    pub fn expecting_pcr15(mut self, expected: [u8; PCR_LEN]) -> Policy {
+        for image in &mut self.images {
+            image.measurements.insert(CLUSTER_ID_PCR, Measurement { expected, warn_only: false });
+        }
+        self
+    }
+
+    /// The image that a machine with these values meets, or else comes nearest to; the first of those that are as near.
+    pub fn nearest(&self, values: &BTreeMap<u32, Vec<u8>>) -> &Image {
+        let nearest = self.images.iter().min_by_key(|image| image.distance(values));
+        nearest.unwrap_or(&self.images[0])
+    }
+
+    /// What [`Image::mismatches`] says of the nearest image. None of them is enforced exactly if the policy is met.
+    pub fn mismatches<'a>(
+        &'a self,
+        values: &'a BTreeMap<u32, Vec<u8>>,
+    ) -> impl Iterator<Item = (u32, &'a Measurement, Option<&'a [u8]>)> {
+        self.nearest(values).mismatches(values)
     }
 }
 
@@ -166,7 +310,7 @@ mod tests {
     #[test]
     fn a_bare_value_is_enforced() {
         let policy = Policy::from_json(&format!(r#"{{"measurements":{{"4":"{ZERO}"}},"other":1}}"#)).unwrap();
-        assert_eq!(policy.measurements[&4], Measurement { expected: [0; 32], warn_only: false });
+        assert_eq!(policy.images()[0].measurements()[&4], Measurement { expected: [0; 32], warn_only: false });
     }
 
     #[test]
@@ -212,10 +356,107 @@ mod tests {
         assert!(!Policy::new(BTreeMap::from([(4, value(7, false))])).unwrap().demands_fresh());
     }
 
+    fn enforced(values: &[(u32, u8)]) -> BTreeMap<u32, Measurement> {
+        let entry = |&(index, byte)| (index, Measurement { expected: [byte; 32], warn_only: false });
+        values.iter().map(entry).collect()
+    }
+
+    fn machine(values: &[(u32, u8)]) -> BTreeMap<u32, Vec<u8>> {
+        values.iter().map(|&(index, byte)| (index, vec![byte; 32])).collect()
+    }
+
+    /// Two images as in an upgrade.
+    fn upgrade() -> Policy {
+        let old = Policy::new(enforced(&[(4, 1), (9, 1), (15, 0)])).unwrap();
+        old.and_also("image 1.3", enforced(&[(4, 2), (9, 2), (15, 0)])).unwrap()
+    }
+
     #[test]
-    fn hostile_texts_are_refused_without_a_panic() {
-        for text in mutations(old_default().as_bytes(), 3000) {
-            let _ = Policy::from_json(&String::from_utf8_lossy(&text));
+    fn a_machine_meets_one_image_as_a_whole() {
+        let policy = upgrade();
+        let wrong = |values: &[(u32, u8)]| policy.mismatches(&machine(values)).count();
+        assert_eq!(wrong(&[(4, 1), (9, 1), (15, 0)]), 0);
+        assert_eq!(wrong(&[(4, 2), (9, 2), (15, 0)]), 0);
+        for mixed in [[(4, 1), (9, 2), (15, 0)], [(4, 2), (9, 1), (15, 0)]] {
+            assert_eq!(wrong(&mixed), 1, "{mixed:?}");
+        }
+        assert_eq!(wrong(&[(4, 2), (9, 2), (15, 7)]), 1);
+    }
+
+    #[test]
+    fn what_is_said_of_a_machine_is_measured_against_the_nearest_image() {
+        let policy = upgrade();
+        let values = machine(&[(4, 2), (9, 3), (15, 0)]);
+        assert_eq!(policy.nearest(&values).name(), "image 1.3");
+        let found: Vec<_> = policy.mismatches(&values).map(|(index, m, _)| (index, m.expected[0])).collect();
+        assert_eq!(found, [(9, 2)]);
+        let far = machine(&[(4, 8), (9, 8), (15, 0)]);
+        assert_eq!(policy.nearest(&far).to_string(), "the first image");
+    }
+
+    #[test]
+    fn a_warning_does_not_outweigh_what_is_enforced() {
+        let mut lenient = enforced(&[(4, 2), (9, 2), (11, 2)]);
+        lenient.values_mut().skip(1).for_each(|measurement| measurement.warn_only = true);
+        let policy = Policy::new(enforced(&[(4, 1)])).unwrap().and_also("lenient", lenient).unwrap();
+        let values = machine(&[(4, 2), (9, 8), (11, 8)]);
+        assert!(policy.mismatches(&values).all(|(_, measurement, _)| measurement.warn_only));
+    }
+
+    #[test]
+    fn the_old_system_finds_the_first_image_where_it_looks() {
+        let text = upgrade().named("image \"1.2\"").unwrap().to_json();
+        let old: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(old["measurements"]["4"]["expected"], "01".repeat(32));
+        assert!(
+            text.contains(r#","name":"image \"1.2\"","alsoAccepted":[{"name":"image 1.3","measurements":{"15":"#),
+            "{text}"
+        );
+        assert_eq!(Policy::from_json(&text).unwrap(), upgrade().named("image \"1.2\"").unwrap());
+    }
+
+    #[test]
+    fn every_image_has_to_demand_a_fresh_machine_and_all_become_those_of_the_cluster() {
+        assert!(upgrade().demands_fresh());
+        assert!(!upgrade().and_also("other", enforced(&[(4, 3)])).unwrap().demands_fresh());
+        let members = upgrade().expecting_cluster(&[0x11; 32]);
+        for image in members.images() {
+            assert_eq!(image.measurements()[&15].expected, pcr15_after(&[0x11; 32]));
+        }
+    }
+
+    #[test]
+    fn images_that_are_none_or_have_the_same_name_are_refused_by_name() {
+        let with =
+            |further: &str| format!(r#"{{"measurements":{{"4":"{ZERO}"}},"name":"a","alsoAccepted":[{further}]}}"#);
+        let image = |name: &str, expected: &str| {
+            format!(r#"{{"name":"{name}","measurements":{{"4":{{"expected":"{expected}","warnOnly":false}}}}}}"#)
+        };
+        for (further, why) in [
+            (image("b", "12"), "alsoAccepted: \"b\": PCR 4: expected 64 hex digits"),
+            (r#"{"name":"b","measurements":{}}"#.into(), "alsoAccepted: \"b\": no register is enforced"),
+            (image("a", ZERO), "two images are called \"a\""),
+            (image("", ZERO), "a further image has no name"),
+            (image("b\\u001b[2J", ZERO), "plain characters"),
+            (image(&"b".repeat(MAX_NAME + 1), ZERO), "plain characters"),
+            (r#"{"measurements":{}}"#.into(), "missing field `name`"),
+            ((0..MAX_IMAGES).map(|n| image(&format!("i{n}"), ZERO)).collect::<Vec<_>>().join(","), "more than 16"),
+        ] {
+            let error = Policy::from_json(&with(&further)).unwrap_err().to_string();
+            assert!(error.contains(why), "{further}: {error}");
+        }
+        assert!(Policy::from_json(&with(&image("b", ZERO))).is_ok());
+    }
+
+    #[test]
+    fn hostile_texts_are_refused_without_a_panic_and_what_is_read_reads_the_same_again() {
+        for valid in [old_default(), upgrade().named("x").unwrap().to_json()] {
+            for text in mutations(valid.as_bytes(), 3000) {
+                if let Ok(policy) = Policy::from_json(&String::from_utf8_lossy(&text)) {
+                    assert_eq!(Policy::from_json(&policy.to_json()).as_ref(), Ok(&policy));
+                    assert!(policy.mismatches(&BTreeMap::new()).any(|(_, measurement, _)| !measurement.warn_only));
+                }
+            }
         }
     }
 }

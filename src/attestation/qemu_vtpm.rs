@@ -120,8 +120,9 @@ impl Validator {
     }
 
     fn compare(&self, values: &BTreeMap<u32, Vec<u8>>, log: &[u8]) -> Result<(), String> {
+        let image = self.policy.nearest(values);
         let mut refused = vec![];
-        for (index, measurement, got) in self.policy.mismatches(values) {
+        for (index, measurement, got) in image.mismatches(values) {
             let text = mismatch(index, measurement, got, log);
             if measurement.warn_only {
                 log::warn!("accepted all the same: {text}");
@@ -129,7 +130,19 @@ impl Validator {
                 refused.push(text);
             }
         }
-        if refused.is_empty() { Ok(()) } else { Err(refused.join("\n")) }
+        match (refused.is_empty(), self.policy.images()) {
+            (true, [_]) => Ok(()),
+            (true, _) => {
+                log::debug!("the machine runs {image}");
+                Ok(())
+            }
+            (false, [_]) => Err(refused.join("\n")),
+            (false, images) => Err(format!(
+                "the machine runs none of the {} images that are accepted; against {image}, the nearest:\n{}",
+                images.len(),
+                refused.join("\n")
+            )),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use firstlight::attestation::qemu_vtpm;
+use firstlight::join_service::keys::Flags;
 use firstlight::join_service::{self, Config, JoinService};
 use firstlight::kubernetes::client;
 use firstlight::logger;
@@ -21,9 +22,14 @@ Callers prove themselves by attested TLS; the policy that they must meet is read
 Usage: join-service --key-service HOST:PORT [OPTION]..
 
   --key-service HOST:PORT        where keys come from; --key-service-endpoint is its old name
+  --key-service-auth HOW         how the two know each other [attested]: attested, by the TPMs of both; token, by ours;
+                                 none, for a key service that asks for no proof
+  --key-service-token FILE       with token [/var/run/secrets/firstlight/key-service/token]
+  --tpm LOCATION                 with attested: device:PATH or swtpm:host=ADDRESS,port=PORT [/dev/tpmrm0, else /dev/tpm0]
   --listen ADDRESS:PORT          where to listen [0.0.0.0:9090]
   --health ADDRESS:PORT          tell a kubelet's grpc probes here, in plaintext, that it serves [no]
-  --config DIR                   holds attestationConfig, the policy (JSON) [/var/config]
+  --metrics ADDRESS:PORT         Prometheus' metrics over HTTP, at /metrics [no]
+  --config DIR                   holds attestationConfig, the policy (JSON), and measurementSalt [/var/config]
   --attestation-variant VARIANT  of the nodes; this version has qemu-vtpm alone [qemu-vtpm]
   --cloud-provider CLOUD         whose metadata service says which machines there are: qemu; without one, machines of
                                  any name are let in, but no control planes
@@ -46,18 +52,22 @@ fn main() -> ExitCode {
 
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut verbosity = 0;
-    let mut key_service = None;
+    let mut keys = Flags::default();
     let mut listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), join_service::PORT);
-    let mut health = None;
-    let mut config_dir = join_service::CONFIG_DIR.into();
+    let (mut health, mut metrics) = (None, None);
+    let mut config_dir: PathBuf = join_service::CONFIG_DIR.into();
     let mut variant = qemu_vtpm::VARIANT.to_owned();
     let (mut cloud, mut metadata_url, mut kubeconfig) = (String::new(), String::new(), None);
     let mut pki_dir = PathBuf::from(join_service::PKI_DIR);
     while let Some(arg) = args.next()? {
         match arg {
-            Long("key-service" | "key-service-endpoint") => key_service = Some(program::text(args.value()?)?),
+            Long(name) if Flags::has(name) => {
+                let name = name.to_owned();
+                keys.set(&name, args.value()?)?;
+            }
             Long("listen") => listen = program::parsed("listen", args.value()?)?,
             Long("health") => health = Some(program::parsed("health", args.value()?)?),
+            Long("metrics") => metrics = Some(program::parsed("metrics", args.value()?)?),
             Long("config") => config_dir = args.value()?.into(),
             Long("attestation-variant") => variant = program::text(args.value()?)?,
             Long("cloud-provider") => cloud = program::text(args.value()?)?,
@@ -70,7 +80,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             other => return Err(other.unexpected().into()),
         }
     }
-    let key_service = key_service.ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
+    let (key_service, key_auth) = keys.finish(&config_dir)?;
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
     // a chart has a value for each of its options; an empty one is none
     let url = Some(metadata_url.as_str()).filter(|url| !url.is_empty());
@@ -82,7 +92,8 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         }
         None => None,
     };
-    let config = Config { listen, key_service, config_dir, health, variant, kubernetes, metadata, pki_dir };
+    let config =
+        Config { listen, key_service, key_auth, config_dir, health, metrics, variant, kubernetes, metadata, pki_dir };
     let service = JoinService::start(config).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, join_service::GRACE)?;
     service.stop(join_service::GRACE);

@@ -191,8 +191,12 @@ const SSH: Command = Command {
 const MEASURE: Command = Command {
     name: "measure",
     summary: "write the attestation policy that a machine meets",
-    about: &["Run on a node of known good software, it prints a policy (JSON) that demands what the TPM's SHA-256 \
-              registers hold now. PCR 15 is put down as zero, as it is in a node that belongs to no cluster yet."],
+    about: &[
+        "Run on a node of known good software, it prints a policy (JSON) that demands what the TPM's SHA-256 \
+              registers hold now. PCR 15 is put down as zero, as it is in a node that belongs to no cluster yet.",
+        "For an upgrade, --add-to prints a policy that also accepts the machine's image: nodes of the old image and of \
+              the new one are let in, and none that has some registers of one and some of the other.",
+    ],
     operand: None,
     options: &[
         Opt::value(
@@ -204,10 +208,13 @@ const MEASURE: Command = Command {
         // cluster ID; the others are the firmware's, and change with the host
         Opt::value("pcrs", Value::Text("LIST"), "the registers to demand; those that the image decides unless given")
             .or("4,8,9,11,12,13,15"),
+        Opt::value("add-to", Value::File, "a policy; it is printed with this image added, and demands its registers"),
+        Opt::value("name", Value::Text("NAME"), "what to call the image, in messages; needed with --add-to"),
     ],
     examples: &[
         "firstlight measure > policy.json",
         "firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15",
+        "firstlight measure --add-to policy.json --name 'image 1.3' > policy-upgrade.json",
     ],
     run: |given| measure::run(&super::measure_options(given)?),
 };

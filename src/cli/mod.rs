@@ -138,7 +138,11 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
         Some(location) => Some(program::parsed("tpm", location)?),
         None => None,
     };
-    Ok(measure::Options { tpm, pcrs: given.parsed("pcrs", pcrs)? })
+    let add_to = given.value("add-to").map(Into::into);
+    let name = given.value("name").map(program::text).transpose()?;
+    // a policy that it is added to says which registers count
+    let pcrs = if given.has("pcrs") || add_to.is_none() { Some(given.parsed("pcrs", pcrs)?) } else { None };
+    Ok(measure::Options { tpm, pcrs, name, add_to })
 }
 
 fn status_options(given: &Given) -> Result<status::Options, Failure> {

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -28,6 +28,7 @@ use super::router::{Call, Method, Router, turn_away};
 use super::status::{Code, Status, percent_encode};
 use super::transport::Accept;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
+use crate::metrics::Registry;
 use crate::pool::Pool;
 use crate::sys::poll::Poller;
 
@@ -120,6 +121,7 @@ pub(super) struct Shared {
     running: AtomicUsize,
     buffered: AtomicUsize,
     shed: Mutex<Shed>,
+    shed_ever: AtomicU64,
 }
 
 /// An accepted connection.
@@ -167,6 +169,7 @@ impl Server {
             running: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
             shed: Mutex::default(),
+            shed_ever: AtomicU64::new(0),
         });
         shared.listen(&listener);
         let watching = shared.clone();
@@ -177,6 +180,25 @@ impl Server {
     /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Has `registry` tell what this server does: connections, calls in flight, what was shed; each with its name.
+    pub fn add_metrics(&self, registry: &Registry) {
+        let of = [("server", self.shared.name)];
+        let value = |read: fn(&Shared) -> f64| {
+            // the metrics may outlive the server
+            let shared = Arc::downgrade(&self.shared);
+            move || shared.upgrade().map(|shared| read(&shared))
+        };
+        registry.gauge_of("firstlight_grpc_connections", "Connections, those in their handshake included.", &of, {
+            value(|shared| lock(&shared.connections).len() as f64)
+        });
+        registry.gauge_of("firstlight_grpc_calls_in_flight", "Calls whose handlers run.", &of, {
+            value(|shared| shared.running.load(Ordering::Relaxed) as f64)
+        });
+        registry.counter_of("firstlight_grpc_shed_total", "Connections and calls turned away by a limit.", &of, {
+            value(|shared| shared.shed_ever.load(Ordering::Relaxed) as f64)
+        });
     }
 
     /// Connections that hold a thread, or may.
@@ -289,6 +311,7 @@ impl Shared {
 
     /// Logs what was shed, at most one line a second.
     fn shed(&self, why: &str, ip: IpAddr) {
+        self.shed_ever.fetch_add(1, Ordering::Relaxed);
         let mut shed = lock(&self.shed);
         shed.count += 1;
         if shed.told.is_none_or(|told| told.elapsed() >= Duration::from_secs(1)) {

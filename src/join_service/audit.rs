@@ -8,10 +8,8 @@
 //! The line is always there. Events are for who looks with kubectl: they are left out when too many come at once, and no
 //! ticket waits for one.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,6 +19,7 @@ use super::refusal::Refusal;
 use crate::crypto::random;
 use crate::kubernetes::client::{self, Client, EVENTS};
 use crate::kubernetes::time;
+use crate::metrics::{Counter, Histogram, Labelled, Registry};
 
 /// Events that wait to be sent.
 const QUEUE: usize = 64;
@@ -50,25 +49,47 @@ pub struct Subject<'a> {
     pub disk: &'a str,
     /// What attestation calls it.
     pub machine: Option<&'a str>,
+    /// When it asked.
+    pub since: Instant,
 }
 
 /// Where decisions go.
-#[derive(Default)]
 pub struct Audit {
     events: Option<SyncSender<Value>>,
-    counts: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+    tickets: Labelled<Counter, 3>,
+    seconds: Labelled<Histogram, 2>,
+    steps: Labelled<Histogram, 1>,
 }
 
 /// The thread that sends events; it ends with its client's stop.
 pub struct Sending(Option<JoinHandle<()>>);
 
 impl Audit {
+    /// Without events.
+    pub fn new(registry: &Registry) -> Audit {
+        let labels = ["request", "result", "reason"];
+        Audit {
+            events: None,
+            tickets: registry.labelled("firstlight_join_tickets_total", "Tickets that were asked for.", labels),
+            seconds: registry.labelled(
+                "firstlight_join_ticket_seconds",
+                "Time until a decision.",
+                ["request", "result"],
+            ),
+            steps: registry.labelled(
+                "firstlight_join_step_seconds",
+                "Time that a step of a join ticket took.",
+                ["step"],
+            ),
+        }
+    }
+
     /// With events.
-    pub fn start(client: &Client) -> io::Result<(Audit, Sending)> {
+    pub fn start(client: &Client, registry: &Registry) -> io::Result<(Audit, Sending)> {
         let (events, queue) = mpsc::sync_channel(QUEUE);
         let client = client.within(TIME);
         let thread = thread::Builder::new().name("events".into()).spawn(move || send_all(&client, &queue))?;
-        Ok((Audit { events: Some(events), ..Audit::default() }, Sending(Some(thread))))
+        Ok((Audit { events: Some(events), ..Audit::new(registry) }, Sending(Some(thread))))
     }
 
     /// A ticket was given; `note` is what an operator should know of it, or empty.
@@ -86,13 +107,14 @@ impl Audit {
         self.record(subject, decision, refusal.word, &why);
     }
 
-    /// How often each reason was, of each request: `given`, or a [`Refusal::word`].
-    pub fn counts(&self) -> BTreeMap<(&'static str, &'static str), u64> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Measures a step.
+    pub fn step<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
+        self.steps.with([name]).time(work)
     }
 
     fn record(&self, subject: &Subject, decision: &str, reason: &'static str, why: &str) {
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((subject.request, reason)).or_default() += 1;
+        self.tickets.with([subject.request, decision, reason]).inc();
+        self.seconds.with([subject.request, decision]).observe(subject.since.elapsed());
         let line = json!({
             "request": subject.request, "decision": decision, "reason": reason, "peer": subject.peer,
             "node": subject.node, "role": subject.role, "disk": subject.disk, "machine": subject.machine, "why": why,

@@ -1,18 +1,40 @@
 //! The join service's end of the key service: one connection that all calls share, made anew when it fails.
+//!
+//! How the two know each other is [`Auth`]; [`crate::key_service`] says what each way is good for. A program takes the flags of
+//! all this by [`Flags`].
 
+use std::ffi::OsString;
+use std::fs;
 use std::net::{TcpStream, ToSocketAddrs};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::crypto::Secret;
-use crate::grpc::{CallOptions, Channel, Code, Status, Transport};
+use zeroize::Zeroizing;
+
+use crate::atls;
+use crate::attestation::{self, qemu_vtpm};
+use crate::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
+use crate::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
 use crate::key_service::GET_DATA_KEY;
+use crate::key_service::members::Members;
+use crate::program::{self, Failure};
 use crate::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use crate::tpm::Location;
+
+/// Where a pod finds its token for the key service.
+pub const TOKEN_FILE: &str = "/var/run/secrets/firstlight/key-service/token";
 
 /// A key takes microseconds: who does not answer within this will not.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// A SYN that is lost is sent again after 1 second (RFC 6298 §2.1).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Two quotes, of which a hardware TPM takes up to a second each, and may be busy with others.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often the file of the token is looked at; the kubelet replaces a token some minutes before it expires.
+const TOKEN_INTERVAL: Duration = Duration::from_secs(20);
 /// After a connection failed, calls fail at once for this long instead of trying again one after the other.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -25,10 +47,108 @@ pub enum Error {
     Lasting(String),
 }
 
+/// How we and the key service know each other.
+#[derive(Debug, Clone)]
+pub enum Auth {
+    /// Each proves by its TPM that it is a machine of this cluster.
+    Attested {
+        /// This machine's TPM.
+        tpm: Location,
+        /// Has `attestationConfig`, the policy that the other must meet.
+        config_dir: PathBuf,
+    },
+    /// We show the token in this file, which is read for each call, since somebody replaces it in time. We take whoever
+    /// answers for the key service.
+    Token(PathBuf),
+    /// Not at all.
+    None,
+}
+
+/// The flags of a program that asks a key service.
+///
+/// ```no_run
+/// # use firstlight::join_service::keys::Flags;
+/// # fn f(mut args: lexopt::Parser) -> Result<(), firstlight::program::Failure> {
+/// # use lexopt::prelude::*;
+/// let mut keys = Flags::default();
+/// while let Some(arg) = args.next()? {
+///     match arg {
+///         Long(name) if Flags::has(name) => {
+///             let name = name.to_owned();
+///             keys.set(&name, args.value()?)?;
+///         }
+///         other => return Err(other.unexpected().into()),
+///     }
+/// }
+/// let (endpoint, auth) = keys.finish("/var/config".as_ref())?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Default)]
+pub struct Flags {
+    endpoint: Option<String>,
+    auth: Option<String>,
+    token: Option<PathBuf>,
+    tpm: Option<Location>,
+}
+
+impl Flags {
+    /// Whether `--name` is one of these. All of them have a value.
+    pub fn has(name: &str) -> bool {
+        ["key-service", "key-service-endpoint", "key-service-auth", "key-service-token", "tpm"].contains(&name)
+    }
+
+    /// Takes the value of `--name`.
+    pub fn set(&mut self, name: &str, value: OsString) -> Result<(), Failure> {
+        match name {
+            "key-service" | "key-service-endpoint" => self.endpoint = Some(program::text(value)?),
+            "key-service-auth" => self.auth = Some(program::text(value)?),
+            "key-service-token" => self.token = Some(value.into()),
+            "tpm" => self.tpm = Some(program::parsed("tpm", value)?),
+            _ => return Err(Failure::Usage(format!("--{name} is no option of the key service"))),
+        }
+        Ok(())
+    }
+
+    /// Where the key service is, `HOST:PORT`, and how the two know each other; the policy is in `config_dir`.
+    pub fn finish(self, config_dir: &Path) -> Result<(String, Auth), Failure> {
+        let endpoint = self.endpoint.ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
+        let auth = match self.auth.as_deref().unwrap_or("attested") {
+            "attested" => {
+                let tpm = self.tpm.map_or_else(Location::default_device, Ok).map_err(|error| {
+                    Failure::failed(format!(
+                        "{error}: the key service would not know this machine; see --key-service-auth"
+                    ))
+                })?;
+                Auth::Attested { tpm, config_dir: config_dir.into() }
+            }
+            "token" => Auth::Token(self.token.unwrap_or_else(|| TOKEN_FILE.into())),
+            "none" => Auth::None,
+            other => {
+                let expected = "expected attested, token or none";
+                return Err(Failure::Usage(format!("--key-service-auth {other:?}: {expected}")));
+            }
+        };
+        Ok((endpoint, auth))
+    }
+}
+
 /// Asks the key service at one address.
 pub struct KeyClient {
+    inner: Arc<Inner>,
+    _keeper: Option<Keeper>,
+}
+
+struct Inner {
     endpoint: String,
+    auth: Auth,
     connection: Mutex<Connection>,
+}
+
+/// The thread that shows each new token to the key service soon, whether or not somebody needs a key: a key service that knows
+/// it serves us also while the API server is down, which is when nodes may need their keys most. Ends with this.
+struct Keeper {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -41,18 +161,71 @@ struct Connection {
 
 impl KeyClient {
     /// Of the service at `host:port`. Connects with the first call.
-    pub fn new(endpoint: &str) -> KeyClient {
-        KeyClient { endpoint: endpoint.to_owned(), connection: Mutex::default() }
+    pub fn new(endpoint: &str, auth: Auth) -> KeyClient {
+        let inner = Arc::new(Inner { endpoint: endpoint.to_owned(), auth, connection: Mutex::default() });
+        let keeper = match &inner.auth {
+            Auth::Token(file) => Keeper::start(inner.clone(), file.clone()),
+            Auth::Attested { .. } | Auth::None => None,
+        };
+        KeyClient { inner, _keeper: keeper }
     }
 
-    /// The key of this id, `len` bytes. Ends before `deadline`, and in any case within a few seconds.
+    /// The key of this id, `len` bytes. Ends before `deadline`, and in any case within a few seconds (with
+    /// [`Auth::Attested`] some more, where a connection has to be made).
     pub fn data_key(&self, id: &str, len: usize, deadline: Option<Instant>) -> Result<Secret, Error> {
+        self.inner.data_key(id, len, deadline)
+    }
+}
+
+impl Keeper {
+    fn start(client: Arc<Inner>, file: PathBuf) -> Option<Keeper> {
+        let (stop, stopped) = mpsc::channel();
+        let keep = move || {
+            let mut shown = None;
+            loop {
+                // what cannot be read is said by the call that needs it
+                let present = fs::read(&file).ok().map(|token| sha256(&Zeroizing::new(token)));
+                if present.is_some() && present != shown {
+                    match client.data_key(MEASUREMENT_SECRET_ID, KEY_LEN, None) {
+                        // it knows the token, or never will
+                        Ok(_) | Err(Error::Lasting(_)) => shown = present,
+                        Err(Error::Passing(error)) => log::debug!("the token was not shown: {error}"),
+                    }
+                }
+                if stopped.recv_timeout(TOKEN_INTERVAL) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        };
+        match thread::Builder::new().name("key-token".into()).spawn(keep) {
+            Ok(thread) => Some(Keeper { stop: Some(stop), thread: Some(thread) }),
+            Err(error) => {
+                log::warn!("no thread can be started that shows new tokens to the key service: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // a thread that panicked has said so
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Inner {
+    fn data_key(&self, id: &str, len: usize, deadline: Option<Instant>) -> Result<Secret, Error> {
         let request = GetDataKeyRequest { data_key_id: id.to_owned(), length: len as u32 };
-        let own = Instant::now() + CALL_TIMEOUT;
-        let deadline = deadline.map_or(own, |deadline| deadline.min(own));
+        let started = Instant::now();
         let mut response = match self.call(&request, deadline) {
-            // the connection may have been dead for long; that the key was asked for twice changes nothing
-            Called { reused: true, result: Err(status) } if status.code() == Code::Unavailable => {
+            // the connection may have been dead for long, which shows at once; that the key was asked for twice changes nothing
+            Called { reused: true, result: Err(status) }
+                if status.code() == Code::Unavailable && started.elapsed() < PAUSE =>
+            {
                 self.call(&request, deadline).result
             }
             called => called.result,
@@ -69,22 +242,42 @@ impl KeyClient {
         Ok(key)
     }
 
-    fn call(&self, request: &GetDataKeyRequest, deadline: Instant) -> Called {
-        let (channel, number, reused) = match self.channel() {
-            Ok(found) => found,
+    fn call(&self, request: &GetDataKeyRequest, deadline: Option<Instant>) -> Called {
+        let opened = self.metadata().and_then(|metadata| Ok((metadata, self.channel(deadline)?)));
+        let (metadata, (channel, number, reused)) = match opened {
+            Ok(opened) => opened,
             Err(status) => return Called { reused: false, result: Err(status) },
         };
-        let timeout = Some(deadline.saturating_duration_since(Instant::now()));
-        let result = channel.unary(GET_DATA_KEY, request, &CallOptions { timeout, ..CallOptions::default() });
-        // after a call that timed out nobody knows whether the connection still works
-        if let Err(Code::Unavailable | Code::DeadlineExceeded) = result.as_ref().map_err(Status::code) {
-            self.give_up(number);
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = Some(left.map_or(CALL_TIMEOUT, |left| left.min(CALL_TIMEOUT)));
+        let result = channel.unary(GET_DATA_KEY, request, &CallOptions { timeout, metadata });
+        // after a call that timed out nobody knows whether the connection still works; and in TLS 1.3 the first call is
+        // where one learns that the other end has refused us, which it will do again
+        if let Err(status) = &result
+            && matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
+        {
+            let is_refused = !reused && status.code() == Code::Unavailable;
+            self.give_up(number, is_refused.then(|| status.to_string()));
         }
         Called { reused, result }
     }
 
+    /// What we show of ourselves with each call.
+    fn metadata(&self) -> Result<Metadata, Status> {
+        let mut metadata = Metadata::new();
+        if let Auth::Token(file) = &self.auth {
+            let unusable = |error: &dyn std::fmt::Display| {
+                Status::new(Code::Unavailable, format!("our token cannot be read from {}: {error}", file.display()))
+            };
+            let token = Zeroizing::new(fs::read_to_string(file).map_err(|error| unusable(&error))?);
+            let header = Zeroizing::new(format!("Bearer {}", token.trim()));
+            metadata.insert("authorization", &header).map_err(|_| unusable(&"it is none"))?;
+        }
+        Ok(metadata)
+    }
+
     /// A channel, its number, and whether it has been there before.
-    fn channel(&self) -> Result<(Channel, u64, bool), Status> {
+    fn channel(&self, deadline: Option<Instant>) -> Result<(Channel, u64, bool), Status> {
         let unavailable = |text: &str| Status::new(Code::Unavailable, text);
         // those who wait here for a connection that fails find that it has failed
         let mut connection = self.lock();
@@ -96,7 +289,7 @@ impl KeyClient {
         {
             return Err(unavailable(error));
         }
-        let channel = self.connect().map_err(|error| {
+        let channel = self.connect(deadline).map_err(|error| {
             connection.failed = Some((Instant::now(), error.clone()));
             unavailable(&error)
         })?;
@@ -106,26 +299,44 @@ impl KeyClient {
         Ok((channel, connection.number, false))
     }
 
-    fn connect(&self) -> Result<Channel, String> {
+    fn connect(&self, deadline: Option<Instant>) -> Result<Channel, String> {
         let addresses = self.endpoint.to_socket_addrs().map_err(|error| error.to_string())?;
         let mut failure = "the name has no address".to_owned();
         for address in addresses {
             let channel = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
-                .and_then(Transport::plain)
-                .map_err(|error| format!("{address}: {error}"))
+                .map_err(|error| error.to_string())
+                .and_then(|socket| self.transport(socket, deadline))
                 .and_then(|transport| Channel::new(transport, &self.endpoint).map_err(|status| status.to_string()));
             match channel {
                 Ok(channel) => return Ok(channel),
-                Err(error) => failure = error,
+                Err(error) => failure = format!("{address}: {error}"),
             }
         }
         Err(failure)
     }
 
-    fn give_up(&self, number: u64) {
+    fn transport(&self, socket: TcpStream, deadline: Option<Instant>) -> Result<Transport, String> {
+        let Auth::Attested { tpm, config_dir } = &self.auth else {
+            return Transport::plain(socket).map_err(|error| error.to_string());
+        };
+        let pcr15 = attestation::pcr15(tpm).map_err(|error| error.to_string())?;
+        if pcr15 == [0; 32] {
+            return Err("this machine has joined no cluster since it started (PCR 15 is zero)".into());
+        }
+        let members = Arc::new(Members::new(config_dir, pcr15)?);
+        let issuer = Arc::new(qemu_vtpm::Issuer::new(tpm.clone(), Some(qemu_vtpm::EVENT_LOG.into())));
+        let own = Instant::now() + HANDSHAKE_TIMEOUT;
+        let deadline = deadline.map_or(own, |deadline| deadline.min(own));
+        let client = atls::Client::new(Some(issuer), vec![members]).require_tls13();
+        client.connect(socket, deadline).map_err(|error| error.to_string())
+    }
+
+    /// Of a new connection on which nothing worked, also why: the next calls need not try.
+    fn give_up(&self, number: u64, failure: Option<String>) {
         let mut connection = self.lock();
         if connection.number == number {
             connection.channel = None;
+            connection.failed = failure.map(|failure| (Instant::now(), failure));
         }
     }
 
@@ -149,4 +360,8 @@ struct Called {
     /// Whether the connection had carried a call before.
     reused: bool,
     result: Result<GetDataKeyResponse, Status>,
+}
+
+fn sha256(bytes: &[u8]) -> Vec<u8> {
+    ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().to_vec()
 }

@@ -45,6 +45,7 @@ use crate::attestation::{Policy, Validator, qemu_vtpm};
 use crate::grpc::{Call, Limits, Router, Server, Transport};
 use crate::kubernetes::client::{self, Client};
 use crate::metadata::Metadata;
+use crate::metrics::{Exporter, Registry};
 use crate::proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use crate::stop::Stop;
 use audit::{Audit, Sending};
@@ -85,10 +86,14 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The key service, `host:port`.
     pub key_service: String,
+    /// How it and we know each other.
+    pub key_auth: keys::Auth,
     /// Where [`CONFIG_DIR`]'s files are.
     pub config_dir: PathBuf,
     /// Where `grpc.health.v1` alone is served in plaintext, for a kubelet, which cannot prove itself as nodes do.
     pub health: Option<SocketAddr>,
+    /// Where metrics are served over HTTP.
+    pub metrics: Option<SocketAddr>,
     /// The attestation variant of the cluster's nodes; this version has [`qemu_vtpm::VARIANT`] alone.
     pub variant: String,
     /// The cluster's API. Without it there are rejoin tickets only.
@@ -103,8 +108,9 @@ pub struct Config {
 pub struct JoinService {
     server: Server,
     health: Option<Server>,
-    tickets: Arc<Tickets>,
     cluster: Option<Background>,
+    registry: Registry,
+    exporter: Option<Exporter>,
     /// After the server, which uses what it follows.
     _policy: policy::Watch,
 }
@@ -137,14 +143,24 @@ impl JoinService {
         let listen_error = |error| Error::Listen(listen, error);
         let listener = TcpListener::bind(listen).map_err(listen_error)?;
         // the service itself proves nothing, as callers of the old system expect
+        let (registry, metrics) = (Registry::new(), config.metrics);
+        policy.add_metrics(&registry);
         let tls = Arc::new(atls::Server::new(None, vec![policy]));
-        let (tickets, cluster) = tickets(config)?;
-        let router = router(tickets.clone());
+        let (tickets, cluster) = tickets(config, &registry)?;
+        let router = router(Arc::new(tickets));
         let limits = Limits { message_bytes: MAX_REQUEST, ..Limits::default() };
         let server = Server::start("join-service", listener, tls, router, limits).map_err(listen_error)?;
+        server.add_metrics(&registry);
+        registry.add_process();
         let health = health.map(serve_health).transpose()?;
+        let exporter =
+            metrics.map(|address| Exporter::start(address, &registry).map_err(|e| Error::Listen(address, e)));
+        let exporter = exporter.transpose()?;
+        if let Some(exporter) = &exporter {
+            log::info!("metrics on http://{}/metrics", exporter.local_addr());
+        }
         log::info!("letting nodes in on {} that meet {}", server.local_addr(), file.display());
-        Ok(JoinService { server, health, tickets, cluster, _policy: watch })
+        Ok(JoinService { server, health, cluster, registry, exporter, _policy: watch })
     }
 
     /// Where it listens.
@@ -170,40 +186,45 @@ impl JoinService {
         }
     }
 
-    /// Its decisions, for metrics.
-    pub fn audit(&self) -> &Audit {
-        self.tickets.audit()
+    /// What it counts and measures.
+    pub fn metrics(&self) -> &Registry {
+        &self.registry
     }
 
-    /// How many tokens that it made wait for their nodes, for metrics.
-    pub fn tokens(&self) -> usize {
-        self.cluster.as_ref().map_or(0, |cluster| cluster.cleaner.tokens())
+    /// Where that is served.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.exporter.as_ref().map(Exporter::local_addr)
     }
 }
 
 /// What makes tickets, and what runs beside it where there is a cluster.
-fn tickets(config: Config) -> Result<(Arc<Tickets>, Option<Background>), Error> {
+fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Background>), Error> {
     if config.metadata.is_none() {
         log::warn!(
             "no metadata service says which machines there are: every name is taken, and no control plane is let in"
         );
     }
-    let (keys, instances) = (Arc::new(KeyClient::new(&config.key_service)), Instances::new(config.metadata));
+    let (keys, instances) =
+        (Arc::new(KeyClient::new(&config.key_service, config.key_auth)), Instances::new(config.metadata));
     let pki = Pki::new(&config.pki_dir);
     let Some(kubernetes) = config.kubernetes else {
         log::warn!("no access to a cluster's API: known nodes are let in again, but no new ones");
-        let tickets = Tickets::new(keys, config.config_dir, pki, instances, None, Audit::default());
-        return Ok((Arc::new(tickets), None));
+        let tickets = Tickets::new(keys, config.config_dir, pki, instances, None, Audit::new(registry));
+        return Ok((tickets, None));
     };
     let stop = Stop::new();
     let client = Client::new(kubernetes, &stop);
     let (cleaner, cleaning) = Cleaner::start(&client).map_err(Error::Thread)?;
     let (cluster, watches) = Cluster::follow(&client, &cleaner).map_err(Error::Thread)?;
-    let (audit, sending) = Audit::start(&client).map_err(Error::Thread)?;
+    let (audit, sending) = Audit::start(&client, registry).map_err(Error::Thread)?;
+    let counted = Arc::downgrade(&cleaner);
+    registry.gauge_of("firstlight_join_tokens", "Bootstrap tokens of this service that wait for their nodes.", &[], {
+        move || counted.upgrade().map(|cleaner| cleaner.tokens() as f64)
+    });
     let attached = Attached { cluster, cleaner: cleaner.clone() };
     let tickets = Tickets::new(keys, config.config_dir, pki, instances, Some(attached), audit);
     let background = Background { stop, cleaner, _watches: watches, _cleaning: cleaning, _sending: sending };
-    Ok((Arc::new(tickets), Some(background)))
+    Ok((tickets, Some(background)))
 }
 
 /// Only health: the service's methods are for those who prove themselves.
@@ -266,5 +287,5 @@ pub fn router(tickets: Arc<Tickets>) -> Router {
 /// Makes rejoin tickets with keys of this service, and nothing else.
 pub fn rejoin_only(keys: KeyClient) -> Arc<Tickets> {
     let (pki, instances) = (Pki::new(PKI_DIR.as_ref()), Instances::new(None));
-    Arc::new(Tickets::new(Arc::new(keys), CONFIG_DIR.into(), pki, instances, None, Audit::default()))
+    Arc::new(Tickets::new(Arc::new(keys), CONFIG_DIR.into(), pki, instances, None, Audit::new(&Registry::new())))
 }

@@ -7,12 +7,14 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::attestation::{Identified, Oid, ValidateError, Validator};
+use crate::metrics::Registry;
 
 /// Kubelet itself takes a minute to bring a change here.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -25,6 +27,8 @@ pub type Parse = fn(&str) -> Result<Arc<dyn Validator>, String>;
 /// A validator that follows a file.
 pub struct PolicyFile {
     current: RwLock<Arc<dyn Validator>>,
+    /// The file has, or is, something else than what is in force.
+    is_stale: AtomicBool,
 }
 
 /// The thread that looks at the file; ends with this.
@@ -41,7 +45,7 @@ pub fn follow(path: &Path, parse: Parse) -> Result<(Arc<PolicyFile>, Watch), Str
 fn follow_every(interval: Duration, path: &Path, parse: Parse) -> Result<(Arc<PolicyFile>, Watch), String> {
     let text = read(path)?;
     let validator = parse(&text).map_err(|error| format!("attestation policy {}: {error}", path.display()))?;
-    let policy = Arc::new(PolicyFile { current: RwLock::new(validator) });
+    let policy = Arc::new(PolicyFile { current: RwLock::new(validator), is_stale: AtomicBool::new(false) });
     let mut follower = Follower { path: path.into(), parse, policy: policy.clone(), seen: Ok(text) };
     let (stop, stopped) = mpsc::channel();
     let thread = thread::Builder::new()
@@ -70,6 +74,15 @@ impl Validator for PolicyFile {
 }
 
 impl PolicyFile {
+    /// Adds whether the file is what is in force.
+    pub fn add_metrics(self: &Arc<Self>, registry: &Registry) {
+        let policy = Arc::downgrade(self);
+        let help = "1 while the attestation policy's file cannot be used and the policy of before is in force.";
+        registry.gauge_of("firstlight_attestation_policy_stale", help, &[], move || {
+            policy.upgrade().map(|policy| f64::from(u8::from(policy.is_stale.load(Ordering::Relaxed))))
+        });
+    }
+
     fn current(&self) -> Arc<dyn Validator> {
         // a pointer is swapped under the lock, nothing that could be half done
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -101,7 +114,9 @@ impl Follower {
             return;
         }
         let path = self.path.display();
-        match now.as_deref().map_err(|error| error.to_owned()).and_then(self.parse) {
+        let parsed = now.as_deref().map_err(|error| error.to_owned()).and_then(self.parse);
+        self.policy.is_stale.store(parsed.is_err(), Ordering::Relaxed);
+        match parsed {
             Ok(validator) => {
                 *self.policy.current.write().unwrap_or_else(PoisonError::into_inner) = validator;
                 log::info!("attestation policy {path}: a new one is in force");

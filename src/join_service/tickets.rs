@@ -110,14 +110,9 @@ impl Tickets {
         }
     }
 
-    /// The decisions so far.
-    pub fn audit(&self) -> &Audit {
-        &self.audit
-    }
-
     /// Lets a new node in.
     pub fn join(&self, call: &Call, request: &IssueJoinTicketRequest) -> Result<IssueJoinTicketResponse, Status> {
-        let peer = peer(call.peer());
+        let (since, peer) = (Instant::now(), peer(call.peer()));
         let asked = Asked::check(request);
         let subject = Subject {
             request: "join",
@@ -126,6 +121,7 @@ impl Tickets {
             role: if request.is_control_plane { "control-plane" } else { "worker" },
             disk: asked.as_ref().map(|asked| asked.disk.as_str()).unwrap_or_default(),
             machine: call.identity().map(|machine| &**machine),
+            since,
         };
         let made = match &asked {
             Ok(asked) => self.make_join(call, asked),
@@ -145,7 +141,7 @@ impl Tickets {
 
     /// Lets a node that boots again open its disk.
     pub fn rejoin(&self, call: &Call, request: &IssueRejoinTicketRequest) -> Result<IssueRejoinTicketResponse, Status> {
-        let peer = peer(call.peer());
+        let (since, peer) = (Instant::now(), peer(call.peer()));
         let disk = request::disk(&request.disk_uuid);
         let subject = Subject {
             request: "rejoin",
@@ -154,6 +150,7 @@ impl Tickets {
             role: "",
             disk: disk.as_ref().map(Uuid::as_str).unwrap_or_default(),
             machine: call.identity().map(|machine| &**machine),
+            since,
         };
         let made = match &disk {
             Ok(disk) => self.make_rejoin(call, disk),
@@ -183,11 +180,11 @@ impl Tickets {
             return Err(Refusal::passing("api", message, Duration::from_secs(3)));
         }
         let machine = call.identity().map(|machine| &**machine);
-        self.instances.check(asked)?;
+        self.audit.step("machine", || self.instances.check(asked))?;
         records::check_disk(&attached.cluster, &asked.disk, machine)?;
         records::check_name(&attached.cluster, asked.node(), machine, SystemTime::now())?;
-        let read = self.read(call, asked, &attached.cluster)?;
-        let signed = sign(asked, &read)?;
+        let read = self.audit.step("read", || self.read(call, asked, &attached.cluster))?;
+        let signed = self.audit.step("sign", || sign(asked, &read))?;
         if call.is_cancelled() {
             return Err(Refusal::gone());
         }
@@ -251,7 +248,10 @@ impl Tickets {
         let mut undo = Undo { cleaner, tasks: Vec::new() };
         // what it had before may belong to a ticket that counts
         let is_new = match asked.control_plane {
-            true => !reservation::reserve(cluster, cleaner, client, node, components)?.renewed,
+            true => {
+                let reserve = || reservation::reserve(cluster, cleaner, client, node, components);
+                !self.audit.step("reserve", reserve)?.renewed
+            }
             false => cluster.record(&records::name_of_node(node)).is_none(),
         };
         if is_new && asked.control_plane {
@@ -269,7 +269,7 @@ impl Tickets {
         let present = cluster.node(node);
         let machine = call.identity().map(|machine| &**machine);
         let record = Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref());
-        let written = records::write(cluster, client, record).inspect_err(|refusal| {
+        let written = self.audit.step("record", || records::write(cluster, client, record)).inspect_err(|refusal| {
             // by another replica: what was reserved is for its ticket
             if refusal.word == records::JUST_MADE {
                 undo.tasks.clear();
@@ -283,8 +283,8 @@ impl Tickets {
         }
         // a create whose answer was lost may have been carried out
         undo.add(Task::Token(written.record.token.clone()));
-        let token = tokens::create(client, &written.record.token, node, !asked.accepts_cluster_ca)
-            .map_err(|error| Refusal::of_api(&error))?;
+        let create = || tokens::create(client, &written.record.token, node, !asked.accepts_cluster_ca);
+        let token = self.audit.step("token", create).map_err(|error| Refusal::of_api(&error))?;
         if call.is_cancelled() {
             return Err(Refusal::gone());
         }

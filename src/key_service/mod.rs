@@ -1,11 +1,27 @@
 //! The key service: derives data keys from the master secret for the services of a control plane, `/kms.API/GetDataKey`.
 //!
-//! It keeps nothing but the master secret and its salt, which it reads once. Callers of the old system speak plaintext and
-//! prove nothing, and whoever may ask may have every key: so it listens on loopback addresses only, unless it is told that
-//! the network around it is the cluster's own, encrypted one (`--allow-plaintext`).
+//! It keeps nothing but the master secret and its salt, which it reads once. Every key of the cluster comes from here, so
+//! every caller says who it is, and has only the classes of keys that it was granted ([`grants`]). Three ways ([`Clients`]):
+//!
+//! ```text
+//! attested   TLS; each end proves by its TPM that it is a machine of this cluster ([`members`])      services on the hosts
+//! token      the token of a Kubernetes service account, which the API server vouches for ([`tokens`])  pods
+//! any        no proof, as callers of the old system expect                                            old callers
+//! ```
+//!
+//! Whoever answers matters as much as who asks: who poses as the key service chooses the keys of disks, and the seed of the
+//! SSH certificate authority that every new node trusts. Attestation proves both ends. Tokens prove one, and travel with the
+//! keys in plaintext: they need a network that is encrypted and whose names lead where they should, as a cluster's pod
+//! network. So without TLS it listens on loopback addresses only, unless it is told to trust the network around it
+//! (`--allow-plaintext`).
 //!
 //! What it takes: ids of letters, digits, `.`, `_` and `-`, at most 128 of them; a UUID in lower case, since ids are
-//! compared byte for byte and the upper-case form would give another key than the disk's; lengths of 1 to 64 bytes.
+//! compared byte for byte and the upper-case form would give another key than the disk's; lengths of 1 to 64 bytes. Each
+//! decision is a line in the log that begins with `audit`.
+
+pub mod grants;
+pub mod members;
+pub mod tokens;
 
 use std::fmt;
 use std::fs;
@@ -17,11 +33,20 @@ use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
 
-use crate::crypto::{Dek, Secret};
-use crate::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
+use crate::atls;
+use crate::attestation::{self, pcr15_after, qemu_vtpm};
+use crate::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
+use crate::grpc::{Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use crate::kms::{ClusterKms, Uuid};
+use crate::kubernetes::client::{self, Client};
 use crate::logger::peer;
+use crate::metrics::{Counter, Exporter, Histogram, Labelled, Registry};
 use crate::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use crate::stop::Stop;
+use crate::tpm;
+use grants::{ANYONE, Class, Grants, MEMBER};
+use members::Members;
+use tokens::Reviewer;
 
 /// Where callers expect it.
 pub const PORT: u16 = 9000;
@@ -31,10 +56,20 @@ pub const GET_DATA_KEY: &str = "/kms.API/GetDataKey";
 pub const MASTER_SECRET_FILE: &str = "/var/config/mastersecret";
 /// Its salt, raw bytes, in the same place.
 pub const SALT_FILE: &str = "/var/config/salt";
+/// Where the cluster's `join-config` is: the attestation policy and the measurement salt.
+pub const CONFIG_DIR: &str = "/var/config";
 
 /// How long callers may still take when the service stops: each call takes microseconds.
 pub const GRACE: Duration = Duration::from_secs(5);
 
+/// What the join service needs, and all that it has by default.
+pub const JOIN_SERVICE_GRANT: &str = "disk,ssh,measurement";
+/// Its account in the cluster.
+pub const JOIN_SERVICE_ACCOUNT: &str = "kube-system/join-service";
+
+/// In the configuration directory: raw bytes, of which the cluster's ID is made beside the measurement secret.
+const MEASUREMENT_SALT_FILE: &str = "measurementSalt";
+const MEASUREMENT_SALT_LEN: usize = 32;
 /// The old key service starts with no shorter master secret: bytes.
 const MIN_MASTER_SECRET_LEN: usize = 16;
 /// As [`MIN_MASTER_SECRET_LEN`], of the salt.
@@ -46,9 +81,12 @@ const MAX_ID_LEN: usize = 128;
 const MAX_KEY_LEN: u32 = 64;
 /// Ids are short: a request that is larger is none.
 const MAX_REQUEST: usize = 1024;
+/// The name of a service.
+const MAX_HEALTH_REQUEST: usize = 256;
+/// Two probes, and somebody who looks.
+const MAX_HEALTH_CONNECTIONS: usize = 16;
 
 /// What the service is started with.
-#[derive(Debug, Clone)]
 pub struct Config {
     /// Port 0 takes a free one.
     pub listen: SocketAddr,
@@ -56,40 +94,254 @@ pub struct Config {
     pub master_secret: PathBuf,
     /// File of the salt, at least 32 bytes.
     pub salt: PathBuf,
-    /// Whether keys may leave the machine unencrypted.
+    /// How callers prove who they are.
+    pub clients: Clients,
+    /// Who may have which keys; [`Clients::default_grants`] unless given.
+    pub grants: Option<Grants>,
+    /// Whether keys, and tokens, may leave the machine unencrypted.
     pub allow_plaintext: bool,
+    /// Where `grpc.health.v1` alone is served in plaintext, for those who cannot prove themselves.
+    pub health: Option<SocketAddr>,
+    /// Where metrics are served over HTTP.
+    pub metrics: Option<SocketAddr>,
 }
 
-/// Reads the secret and serves until the server is stopped.
-pub fn start(config: &Config) -> Result<Server, Error> {
-    if !config.listen.ip().is_loopback() && !config.allow_plaintext {
-        return Err(Error::Exposed(config.listen.ip()));
+/// How callers prove who they are.
+pub enum Clients {
+    /// By their TPM, as this service does to them by its own.
+    Attested {
+        /// This machine's TPM.
+        tpm: tpm::Location,
+        /// Where the files of [`CONFIG_DIR`] are.
+        config_dir: PathBuf,
+    },
+    /// By the token of a service account, which this API server is asked about.
+    Token(Box<client::Config>),
+    /// Not at all.
+    Any,
+}
+
+impl Clients {
+    /// What callers may have unless something else was said: what the join service needs; everything where nobody can be
+    /// told apart anyway.
+    pub fn default_grants(&self) -> Grants {
+        let text = match self {
+            Clients::Attested { .. } => format!("{MEMBER}={JOIN_SERVICE_GRANT}"),
+            Clients::Token(_) => format!("{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}"),
+            Clients::Any => format!("{ANYONE}={JOIN_SERVICE_GRANT},other"),
+        };
+        text.parse().expect("a grant of constants")
     }
-    let kms = Arc::new(read_kms(config)?);
-    let listener = TcpListener::bind(config.listen).map_err(|error| Error::Listen(config.listen, error))?;
-    let limits = Limits { message_bytes: MAX_REQUEST, ..Limits::default() };
+
+    /// Whether there can be a caller of this name.
+    fn can_have(&self, caller: &str) -> bool {
+        match self {
+            Clients::Attested { .. } => caller == MEMBER,
+            Clients::Token(_) => caller.contains('/'),
+            Clients::Any => caller == ANYONE,
+        }
+    }
+}
+
+/// The service while it runs.
+pub struct KeyService {
+    server: Server,
+    health: Option<Server>,
+    exporter: Option<Exporter>,
+    /// Of what it asks the API server.
+    stop: Stop,
+}
+
+impl KeyService {
+    /// Reads the secret and serves until [`KeyService::stop`].
+    pub fn start(config: Config) -> Result<KeyService, Error> {
+        let is_plain = !matches!(config.clients, Clients::Attested { .. });
+        if is_plain && !config.listen.ip().is_loopback() && !config.allow_plaintext {
+            return Err(Error::Exposed(config.listen.ip()));
+        }
+        let grants = config.grants.unwrap_or_else(|| config.clients.default_grants());
+        if let Some(caller) = grants.callers().find(|caller| !config.clients.can_have(caller)) {
+            return Err(Error::Grant(caller.to_owned()));
+        }
+        let kms = read_kms(&config.master_secret, &config.salt)?;
+        let (registry, stop) = (Registry::new(), Stop::new());
+        let plain = || -> Arc<dyn Accept> { Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)) };
+        let (accept, authority, who) = match config.clients {
+            Clients::Attested { tpm, config_dir } => {
+                (attested(&kms, &tpm, &config_dir)?, Authority::Members, "machines of this cluster")
+            }
+            Clients::Token(api) => {
+                let reviewer = Reviewer::new(&Client::new(*api, &stop), &registry);
+                (plain(), Authority::Tokens(Box::new(reviewer)), "service accounts that show their token")
+            }
+            Clients::Any => {
+                log::warn!(
+                    "callers prove nothing (--clients any): whoever reaches this port has every key of {grants}"
+                );
+                (plain(), Authority::Anyone, "anyone")
+            }
+        };
+        let listen_error = |error| Error::Listen(config.listen, error);
+        let listener = TcpListener::bind(config.listen).map_err(listen_error)?;
+        let limits = Limits { message_bytes: MAX_REQUEST, ..Limits::default() };
+        log::info!("grants: {grants}");
+        let router = Handler::new(kms, authority, grants, &registry).router();
+        let server = Server::start("key-service", listener, accept, router, limits).map_err(listen_error)?;
+        server.add_metrics(&registry);
+        registry.add_process();
+        let health = config.health.map(serve_health).transpose()?;
+        let exporter = config.metrics.map(|address| Exporter::start(address, &registry).map_err(|e| (address, e)));
+        let exporter = exporter.transpose().map_err(|(address, error)| Error::Listen(address, error))?;
+        if let Some(exporter) = &exporter {
+            log::info!("metrics on http://{}/metrics", exporter.local_addr());
+        }
+        let exposed = match is_plain && !server.local_addr().ip().is_loopback() {
+            true => ", in plaintext",
+            false => "",
+        };
+        log::info!("serving data keys on {} for {who}{exposed}", server.local_addr());
+        Ok(KeyService { server, health, exporter, stop })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// Where it tells its health, if apart.
+    pub fn health_addr(&self) -> Option<SocketAddr> {
+        self.health.as_ref().map(Server::local_addr)
+    }
+
+    /// Where its metrics are.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.exporter.as_ref().map(Exporter::local_addr)
+    }
+
+    /// Takes no further callers, gives the present ones `grace`.
+    pub fn stop(&self, grace: Duration) {
+        // first, so that whoever asks sends no further callers
+        if let Some(health) = &self.health {
+            health.stop(Duration::ZERO);
+        }
+        self.server.stop(grace);
+        self.stop.stop();
+    }
+}
+
+/// TLS in which both ends prove to be machines of the cluster whose master secret this is.
+fn attested(kms: &ClusterKms, tpm: &tpm::Location, config_dir: &Path) -> Result<Arc<dyn Accept>, Error> {
+    let path = config_dir.join(MEASUREMENT_SALT_FILE);
+    let salt = read_secret(&path, "measurement salt", MEASUREMENT_SALT_LEN)?;
+    if salt.len() != MEASUREMENT_SALT_LEN {
+        return Err(Error::Size("measurement salt", path, salt.len(), MEASUREMENT_SALT_LEN));
+    }
+    let secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(Error::Kms)?;
+    let expected = pcr15_after(&cluster_id(&secret, salt.expose()));
+    // callers would refuse us one by one, and could not say why
+    let own = attestation::pcr15(tpm).map_err(Error::Tpm)?;
+    if own != expected {
+        return Err(Error::NoMember { is_fresh: own == [0; 32] });
+    }
+    let members = Arc::new(Members::new(config_dir, expected).map_err(Error::Policy)?);
+    let issuer = Arc::new(qemu_vtpm::Issuer::new(tpm.clone(), Some(qemu_vtpm::EVENT_LOG.into())));
+    // no old peer speaks this, so there is none for whom documents would have to be shown to the network
+    Ok(Arc::new(atls::Server::new(Some(issuer), vec![members]).require_tls13()))
+}
+
+/// Only health: the service's method is for those who prove themselves.
+fn serve_health(address: SocketAddr) -> Result<Server, Error> {
+    let listen_error = |error| Error::Listen(address, error);
+    let listener = TcpListener::bind(address).map_err(listen_error)?;
     let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
-    let server = Server::start("key-service", listener, Arc::new(plain), router(kms), limits)
-        .map_err(|error| Error::Listen(config.listen, error))?;
-    let exposed = if config.listen.ip().is_loopback() { "" } else { ", in plaintext to whoever reaches it" };
-    log::info!("serving data keys on {}{exposed}", server.local_addr());
-    Ok(server)
+    let limits = Limits { message_bytes: MAX_HEALTH_REQUEST, connections: MAX_HEALTH_CONNECTIONS, ..Limits::default() };
+    Server::start("health", listener, Arc::new(plain), Router::new(), limits).map_err(listen_error)
 }
 
-/// Its one method.
-pub fn router(kms: Arc<ClusterKms>) -> Router {
-    Router::new().unary(GET_DATA_KEY, move |call: &Call, request: GetDataKeyRequest| {
-        let key = data_key(&kms, &request).inspect_err(|status| {
-            // what is no id may be long: MAX_REQUEST bounds it
-            log::warn!("{}: no key {:?}: {status}", peer(call.peer()), request.data_key_id)
-        })?;
-        log::debug!("{}: key {:?}, {} bytes", peer(call.peer()), request.data_key_id, request.length);
-        Ok(GetDataKeyResponse { data_key: key.expose().to_vec() })
-    })
+/// Who vouches for a caller.
+enum Authority {
+    /// The connection has.
+    Members,
+    Tokens(Box<Reviewer>),
+    /// Nobody.
+    Anyone,
 }
 
-/// The key, or the status that the caller gets.
-fn data_key(kms: &ClusterKms, request: &GetDataKeyRequest) -> Result<Secret, Status> {
+impl Authority {
+    /// What the caller of a call is called in grants.
+    fn caller(&self, call: &Call) -> Result<String, Status> {
+        match self {
+            Authority::Members => Ok(MEMBER.into()),
+            Authority::Tokens(reviewer) => reviewer.account(call.metadata(), call.peer().map(|peer| peer.ip())),
+            Authority::Anyone => Ok(ANYONE.into()),
+        }
+    }
+}
+
+/// What the one method needs.
+struct Handler {
+    kms: ClusterKms,
+    authority: Authority,
+    grants: Grants,
+    requests: Labelled<Counter, 2>,
+    seconds: Histogram,
+}
+
+impl Handler {
+    fn new(kms: ClusterKms, authority: Authority, grants: Grants, registry: &Registry) -> Handler {
+        let help = "Keys that were asked for, by class and outcome; the class is `none` where it was not looked at.";
+        let requests = registry.labelled("firstlight_key_requests_total", help, ["class", "result"]);
+        let seconds = registry.add("firstlight_key_request_seconds", "Time from a request to its answer.");
+        Handler { kms, authority, grants, requests, seconds }
+    }
+
+    fn router(self) -> Router {
+        Router::new().unary(GET_DATA_KEY, move |call: &Call, request: GetDataKeyRequest| {
+            let key = self.seconds.time(|| self.answer(call, &request))?;
+            Ok(GetDataKeyResponse { data_key: key.expose().to_vec() })
+        })
+    }
+
+    /// Who, what, whether; then the line that says so.
+    fn answer(&self, call: &Call, request: &GetDataKeyRequest) -> Result<Secret, Status> {
+        let (mut caller, mut class) = ("unknown".to_owned(), "none");
+        let mut decide = || {
+            caller = self.authority.caller(call)?;
+            check(request)?;
+            class = Class::of(&request.data_key_id).name();
+            if !self.grants.allow(&caller, &request.data_key_id) {
+                let denied = format!("keys of the class {class} are not for {caller}");
+                return Err(Status::new(Code::PermissionDenied, denied));
+            }
+            data_key(&self.kms, request)
+        };
+        let result = decide();
+        self.requests.with([class, outcome(&result)]).inc();
+        let (id, length, peer) = (&request.data_key_id, request.length, peer(call.peer()));
+        // what is no id may be long: MAX_REQUEST bounds it
+        let line = format!("peer={peer} caller={caller} class={class} id={id:?} length={length}");
+        match &result {
+            Ok(_) => log::info!("audit result=given {line}"),
+            Err(status) => log::warn!("audit result=refused {line}: {status}"),
+        }
+        result
+    }
+}
+
+/// As in the metrics.
+fn outcome(result: &Result<Secret, Status>) -> &'static str {
+    match result.as_ref().map_err(Status::code) {
+        Ok(_) => "given",
+        Err(Code::InvalidArgument) => "invalid",
+        Err(Code::Unauthenticated) => "unauthenticated",
+        Err(Code::PermissionDenied) => "denied",
+        Err(Code::Unavailable | Code::ResourceExhausted) => "busy",
+        Err(_) => "failed",
+    }
+}
+
+/// Whether a request makes sense.
+fn check(request: &GetDataKeyRequest) -> Result<(), Status> {
     let invalid = |message: String| Err(Status::new(Code::InvalidArgument, message));
     let id = request.data_key_id.as_str();
     if !(1..=MAX_KEY_LEN).contains(&request.length) {
@@ -107,12 +359,17 @@ fn data_key(kms: &ClusterKms, request: &GetDataKeyRequest) -> Result<Secret, Sta
     if Uuid::parse(id).is_some_and(|uuid| uuid.as_str() != id) {
         return invalid("data_key_id: a UUID must be in lower case".into());
     }
-    kms.dek(&Dek::named(id), request.length as usize).map_err(|error| Status::new(Code::Internal, error.to_string()))
+    Ok(())
 }
 
-fn read_kms(config: &Config) -> Result<ClusterKms, Error> {
-    let key = read_secret(&config.master_secret, "master secret", MIN_MASTER_SECRET_LEN)?;
-    let salt = read_secret(&config.salt, "salt of the master secret", MIN_SALT_LEN)?;
+fn data_key(kms: &ClusterKms, request: &GetDataKeyRequest) -> Result<Secret, Status> {
+    kms.dek(&Dek::named(&request.data_key_id), request.length as usize)
+        .map_err(|error| Status::new(Code::Internal, error.to_string()))
+}
+
+fn read_kms(master_secret: &Path, salt: &Path) -> Result<ClusterKms, Error> {
+    let key = read_secret(master_secret, "master secret", MIN_MASTER_SECRET_LEN)?;
+    let salt = read_secret(salt, "salt of the master secret", MIN_SALT_LEN)?;
     ClusterKms::new(key, salt).map_err(Error::Kms)
 }
 
@@ -142,6 +399,17 @@ pub enum Error {
     Size(&'static str, PathBuf, usize, usize),
     /// The secret is none.
     Kms(crate::kms::Error),
+    /// This machine's TPM does not answer.
+    Tpm(tpm::Error),
+    /// This machine is none of the cluster whose master secret and measurement salt were given.
+    NoMember {
+        /// It is of no cluster at all.
+        is_fresh: bool,
+    },
+    /// There is no good policy: what is wrong, and in which file.
+    Policy(String),
+    /// Something is granted to a caller that there cannot be.
+    Grant(String),
 }
 
 impl fmt::Display for Error {
@@ -149,8 +417,8 @@ impl fmt::Display for Error {
         match self {
             Error::Exposed(ip) => write!(
                 f,
-                "refusing to hand out keys in plaintext on {ip}: listen on a loopback address, or give \
-                 --allow-plaintext if that network is encrypted and trusted"
+                "refusing to hand out keys in plaintext on {ip}: listen on a loopback address, use --clients attested, or \
+                 give --allow-plaintext if that network is encrypted and trusted"
             ),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
             Error::Read(what, path, error) => write!(f, "cannot read the {what} from {}: {error}", path.display()),
@@ -158,6 +426,20 @@ impl fmt::Display for Error {
                 write!(f, "the {what} in {}: expected {min} to {MAX_FILE_LEN} bytes, got {len}", path.display())
             }
             Error::Kms(error) => error.fmt(f),
+            Error::Tpm(error) => write!(f, "this machine cannot prove what it is: {error}"),
+            Error::NoMember { is_fresh: true } => f.write_str(
+                "this machine has joined no cluster since it started (PCR 15 is zero), so no caller would take it for one of \
+                 theirs; start the service after the node has joined, or see --clients",
+            ),
+            Error::NoMember { is_fresh: false } => f.write_str(
+                "this machine's PCR 15 is not that of the cluster whose master secret, salt and measurementSalt were given: \
+                 one of them is another cluster's",
+            ),
+            Error::Policy(problem) => f.write_str(problem),
+            Error::Grant(caller) => {
+                write!(f, "--grant: {caller:?} can be no caller here: expected NAMESPACE/NAME with --clients token, ")?;
+                write!(f, "{MEMBER} with attested, {ANYONE} with any")
+            }
         }
     }
 }
@@ -173,7 +455,9 @@ mod tests {
     }
 
     fn ask(id: &str, length: u32) -> Result<Secret, Status> {
-        data_key(&zeros(), &GetDataKeyRequest { data_key_id: id.into(), length })
+        let request = GetDataKeyRequest { data_key_id: id.into(), length };
+        check(&request)?;
+        data_key(&zeros(), &request)
     }
 
     #[test]
@@ -214,7 +498,20 @@ mod tests {
         let (master_secret, salt_file) = (dir.join("mastersecret"), dir.join("salt"));
         fs::write(&master_secret, secret).unwrap();
         fs::write(&salt_file, salt).unwrap();
-        Config { listen: ([127, 0, 0, 1], 0).into(), master_secret, salt: salt_file, allow_plaintext: false }
+        Config {
+            listen: ([127, 0, 0, 1], 0).into(),
+            master_secret,
+            salt: salt_file,
+            clients: Clients::Any,
+            grants: None,
+            allow_plaintext: false,
+            health: None,
+            metrics: None,
+        }
+    }
+
+    fn read(config: &Config) -> Result<ClusterKms, Error> {
+        read_kms(&config.master_secret, &config.salt)
     }
 
     #[test]
@@ -225,19 +522,19 @@ mod tests {
             (&[1; 16], &[2; 31], "salt: expected 32 to 4096 bytes, got 31"),
             (&[1; 5000], &[2; 32], "mastersecret: expected 16 to 4096 bytes, got 4097"),
         ] {
-            let error = read_kms(&config(dir.path(), secret, salt)).unwrap_err().to_string();
+            let error = read(&config(dir.path(), secret, salt)).unwrap_err().to_string();
             assert!(error.ends_with(wrong), "{error}");
         }
         let mut missing = config(dir.path(), &[1; 16], &[2; 32]);
-        assert!(read_kms(&missing).is_ok());
+        assert!(read(&missing).is_ok());
         missing.salt = dir.path().join("nothing");
-        assert!(matches!(read_kms(&missing), Err(Error::Read(..))));
+        assert!(matches!(read(&missing), Err(Error::Read(..))));
     }
 
     #[test]
     fn the_secret_is_the_file_byte_for_byte() {
         let dir = tempfile::tempdir().unwrap();
-        let kms = read_kms(&config(dir.path(), b"0123456789abcdef\n", &[2; 32])).unwrap();
+        let kms = read(&config(dir.path(), b"0123456789abcdef\n", &[2; 32])).unwrap();
         assert_eq!(
             kms,
             ClusterKms::new(Secret::new(b"0123456789abcdef\n".to_vec()), Secret::new(vec![2; 32])).unwrap()
@@ -247,10 +544,21 @@ mod tests {
     #[test]
     fn plaintext_beyond_loopback_needs_the_flag() {
         let dir = tempfile::tempdir().unwrap();
-        let mut config = config(dir.path(), &[1; 16], &[2; 32]);
-        config.listen = ([0, 0, 0, 0], 0).into();
-        assert!(matches!(start(&config), Err(Error::Exposed(_))));
-        config.allow_plaintext = true;
-        assert!(start(&config).is_ok());
+        let exposed = |allow_plaintext| Config {
+            listen: ([0, 0, 0, 0], 0).into(),
+            allow_plaintext,
+            ..config(dir.path(), &[1; 16], &[2; 32])
+        };
+        assert!(matches!(KeyService::start(exposed(false)), Err(Error::Exposed(_))));
+        assert!(KeyService::start(exposed(true)).is_ok());
+    }
+
+    #[test]
+    fn a_grant_to_somebody_who_cannot_come_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let grants = Some("kube-system/join-service=disk".parse().unwrap());
+        let config = Config { grants, ..config(dir.path(), &[1; 16], &[2; 32]) };
+        let error = KeyService::start(config).err().unwrap().to_string();
+        assert!(error.contains("\"kube-system/join-service\" can be no caller"), "{error}");
     }
 }

@@ -153,7 +153,7 @@ impl Setting {
     pub fn key_service(&self, number: u8, key: [u8; 32]) -> (Program, SocketAddr) {
         let address = SocketAddr::new(self.host(number), 9000);
         let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
-        command.args(["--listen", &address.to_string()]);
+        command.args(["--listen", &address.to_string(), "--clients", "any"]);
         command.arg("--master-secret").arg(self.file(&format!("kms-{number}/mastersecret"), key));
         command.arg("--salt").arg(self.file(&format!("kms-{number}/salt"), MASTER_SALT));
         let program = Program::start(&mut command);
@@ -167,6 +167,7 @@ impl Setting {
         self.file("config/measurementSalt", [3; 32]);
         let mut command = Command::new(env!("CARGO_BIN_EXE_join-service"));
         command.args(["--listen", &address.to_string(), "--key-service", &key_service.to_string()]);
+        command.args(["--key-service-auth", "none"]);
         command.args(["--attestation-variant", "qemu-vtpm", "--config"]).arg(policy.parent().unwrap());
         let program = Program::start(&mut command);
         wait_for_port(address);

@@ -15,8 +15,8 @@
 //! Without a wait nothing is rolled back but a refusal: the operator keeps access to a cluster whose services never get ready.
 //! A stop (the client's) leaves things as they are; the same command later goes on.
 //!
-//! The key service asks the Kubernetes API for nothing, so its account has no rights and no token; that of the join service may
-//! do what a ticket needs.
+//! Of the Kubernetes API the key service asks whose the token of a caller is, which is all that its account may; that of the join
+//! service may do what a ticket needs.
 
 mod owned;
 mod render;

@@ -92,7 +92,9 @@ mod tests {
                 "serviceaccounts kube-system/join-service",
                 "secrets kube-system/constellation-mastersecret",
                 "configmaps kube-system/join-config",
+                "clusterroles.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterroles.rbac.authorization.k8s.io join-service",
+                "clusterrolebindings.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterrolebindings.rbac.authorization.k8s.io join-service",
                 "roles.rbac.authorization.k8s.io kube-system/join-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
@@ -102,6 +104,55 @@ mod tests {
                 "daemonsets.apps kube-system/join-service",
             ]
         );
+    }
+
+    #[test]
+    fn an_account_may_what_its_service_needs_and_sees_no_secret() {
+        let objects = manifests(&settings()).unwrap();
+        let rules = |kind: &str, account: &str| {
+            // a role's rights are those of the accounts that it is bound to
+            let binds = |object: &&Value| {
+                object["kind"] == format!("{kind}Binding")
+                    && object["subjects"]
+                        == json!([{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}])
+            };
+            let bound: Vec<_> = objects.iter().filter(binds).map(|binding| &binding["roleRef"]["name"]).collect();
+            let roles =
+                objects.iter().filter(|object| object["kind"] == kind && bound.contains(&&object["metadata"]["name"]));
+            roles.flat_map(|role| role["rules"].as_array().unwrap()).cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(
+            json!(rules("ClusterRole", "key-service")),
+            json!([{"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}])
+        );
+        assert!(rules("Role", "key-service").is_empty());
+        let of_cluster = rules("ClusterRole", "join-service");
+        let resources = ["nodes", "events", "nodeversions", "joiningnodes"];
+        assert!(
+            of_cluster.len() == 4
+                && of_cluster.iter().zip(resources).all(|(rule, of)| rule["resources"] == json!([of]))
+        );
+        for rule in rules("Role", "join-service").iter().filter(|rule| rule["resources"] == json!(["secrets"])) {
+            assert_eq!(rule["verbs"], json!(["create", "delete"]));
+        }
+    }
+
+    #[test]
+    fn the_join_service_has_a_token_for_the_key_service_alone_and_what_is_granted_to_it() {
+        let objects = manifests(&settings()).unwrap();
+        let set = |name: &str| {
+            let is_it = |object: &&Value| object["kind"] == "DaemonSet" && object["metadata"]["name"] == name;
+            objects.iter().find(is_it).unwrap()["spec"]["template"]["spec"].clone()
+        };
+        let volumes = set("join-service")["volumes"].clone();
+        let tokens: Vec<_> = volumes.as_array().unwrap().iter().filter(|v| v.get("projected").is_some()).collect();
+        let source = &tokens[0]["projected"]["sources"][0]["serviceAccountToken"];
+        assert_eq!((tokens.len(), &source["audience"]), (1, &json!(crate::key_service::tokens::AUDIENCE)));
+        let command = set("key-service")["containers"][0]["command"].clone();
+        let arguments: Vec<_> = command.as_array().unwrap().iter().map(|argument| argument.as_str().unwrap()).collect();
+        let grant = arguments[arguments.iter().position(|argument| *argument == "--grant").unwrap() + 1];
+        let grants: crate::key_service::grants::Grants = grant.parse().unwrap();
+        assert_eq!(grants.callers().collect::<Vec<_>>(), [crate::key_service::JOIN_SERVICE_ACCOUNT]);
     }
 
     #[test]

@@ -128,14 +128,14 @@ impl Setting {
         let keys = format!("127.0.0.1:{}", free_port()?);
         let key_service = Program::start(
             Command::new(dist("key-service")?)
-                .args(["--listen", &keys, "--master-secret"])
+                .args(["--clients", "any", "--listen", &keys, "--master-secret"])
                 .arg(self.path("mastersecret"))
                 .arg("--salt")
                 .arg(self.path("salt")),
         );
         let join_service = Program::start(
             Command::new(dist("join-service")?)
-                .args(["--key-service", &keys, "--attestation-variant", "qemu-vtpm"])
+                .args(["--key-service", &keys, "--key-service-auth", "none", "--attestation-variant", "qemu-vtpm"])
                 .args(["--listen", &format!("127.0.0.1:{}", self.join_port), "--config"])
                 .arg(self.path("config")),
         );

@@ -1,0 +1,188 @@
+//! Which caller may have which keys.
+//!
+//! ```text
+//! kube-system/join-service=disk,ssh,measurement;default/s3proxy=id:s3proxy-kek
+//! ```
+//!
+//! Callers: `NAMESPACE/NAME` is a service account that has shown a token, [`MEMBER`] a machine that has proved by its TPM to
+//! be of this cluster, [`ANYONE`] whoever reaches a service that asks for no proof.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+
+use crate::crypto::{MEASUREMENT_SECRET_ID, SSH_CA_SEED_ID};
+use crate::kms::Uuid;
+
+/// A machine of the cluster.
+pub const MEMBER: &str = "member";
+/// Nobody in particular.
+pub const ANYONE: &str = "anyone";
+
+/// Kinds of keys, told apart by their ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// Of state disks and of volumes: the id is a LUKS2 UUID. The protocol has nothing that would tell the two apart, so who
+    /// may have keys of volumes may have those of state disks.
+    Disk,
+    /// The seed of the emergency SSH certificate authority: whoever has it can log in to every node.
+    Ssh,
+    /// The measurement secret: with the salt, which is no secret, it gives the cluster's ID.
+    Measurement,
+    /// Any other name, as that of the S3 proxy.
+    Other,
+}
+
+const CLASSES: [Class; 4] = [Class::Disk, Class::Ssh, Class::Measurement, Class::Other];
+
+impl Class {
+    /// The class of the key of this id.
+    pub fn of(id: &str) -> Class {
+        match id {
+            MEASUREMENT_SECRET_ID => Class::Measurement,
+            SSH_CA_SEED_ID => Class::Ssh,
+            _ if Uuid::parse(id).is_some() => Class::Disk,
+            _ => Class::Other,
+        }
+    }
+
+    /// As in grants, the log and the metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Disk => "disk",
+            Class::Ssh => "ssh",
+            Class::Measurement => "measurement",
+            Class::Other => "other",
+        }
+    }
+}
+
+/// Who may have what. Nobody else may have anything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grants(BTreeMap<String, Grant>);
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Grant {
+    classes: BTreeSet<Class>,
+    ids: BTreeSet<String>,
+}
+
+impl Grants {
+    /// Whether `caller` may have the key of this id.
+    pub fn allow(&self, caller: &str, id: &str) -> bool {
+        self.0.get(caller).is_some_and(|grant| grant.classes.contains(&Class::of(id)) || grant.ids.contains(id))
+    }
+
+    /// Everybody who may have anything.
+    pub fn callers(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+}
+
+impl FromStr for Grants {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Grants, String> {
+        let mut grants: BTreeMap<String, Grant> = BTreeMap::new();
+        for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
+            let (caller, items) =
+                part.split_once('=').ok_or_else(|| format!("{part:?}: expected CALLER=CLASS,CLASS.."))?;
+            let (caller, mut grant) = (caller.trim(), Grant::default());
+            if !is_caller(caller) {
+                return Err(format!("{caller:?} is no caller: expected NAMESPACE/NAME, {MEMBER} or {ANYONE}"));
+            }
+            for item in items.split(',').map(str::trim) {
+                match (CLASSES.into_iter().find(|class| class.name() == item), item.strip_prefix("id:")) {
+                    (Some(class), _) => drop(grant.classes.insert(class)),
+                    (None, Some(id)) if !id.is_empty() => drop(grant.ids.insert(id.into())),
+                    _ => return Err(format!("{item:?}: expected disk, ssh, measurement, other or id:NAME")),
+                }
+            }
+            if grants.insert(caller.into(), grant).is_some() {
+                return Err(format!("{caller} is there twice"));
+            }
+        }
+        if grants.is_empty() { Err("nobody may have anything".into()) } else { Ok(Grants(grants)) }
+    }
+}
+
+impl fmt::Display for Grants {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entry = |(caller, grant): (&String, &Grant)| {
+            let classes = grant.classes.iter().map(|class| class.name().to_owned());
+            let items: Vec<_> = classes.chain(grant.ids.iter().map(|id| format!("id:{id}"))).collect();
+            format!("{caller}={}", items.join(","))
+        };
+        f.write_str(&self.0.iter().map(entry).collect::<Vec<_>>().join(";"))
+    }
+}
+
+fn is_caller(text: &str) -> bool {
+    // names of the API: letters, digits, '-' and '.'
+    let is_name = |name: &str| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b))
+    };
+    match text.split_once('/') {
+        Some((namespace, name)) => is_name(namespace) && is_name(name),
+        None => [MEMBER, ANYONE].contains(&text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mutation::mutations;
+
+    const GRANTS: &str = "default/s3proxy=id:s3proxy-kek;kube-system/join-service=disk,ssh,measurement";
+    const UUID: &str = "00000000-0000-0000-0000-000000000000";
+
+    #[test]
+    fn each_caller_has_its_classes_and_nobody_else_has_any() {
+        let grants: Grants = GRANTS.parse().unwrap();
+        let allowed = |caller: &str| {
+            [UUID, "measurementSecret", "ca_emergency_ssh", "s3proxy-kek", "else"].map(|id| grants.allow(caller, id))
+        };
+        assert_eq!(allowed("kube-system/join-service"), [true, true, true, false, false]);
+        assert_eq!(allowed("default/s3proxy"), [false, false, false, true, false]);
+        for caller in ["default/join-service", "kube-system/join-service ", "", MEMBER, ANYONE] {
+            assert_eq!(allowed(caller), [false; 5], "{caller}");
+        }
+        assert!("anyone=other".parse::<Grants>().unwrap().allow(ANYONE, "else"));
+    }
+
+    #[test]
+    fn a_key_has_a_class_by_its_id_and_case_does_not_make_another() {
+        assert_eq!(Class::of("F0000000-0000-0000-0000-000000000000"), Class::Disk);
+        assert_eq!(Class::of("measurementsecret"), Class::Other);
+        assert_eq!(Class::of(&UUID[1..]), Class::Other);
+    }
+
+    #[test]
+    fn what_is_no_grant_is_refused_by_name() {
+        for (text, why) in [
+            ("", "nobody"),
+            (" ; ", "nobody"),
+            ("a", "expected CALLER=CLASS"),
+            ("a=disk", "\"a\" is no caller"),
+            ("A/b=disk", "\"A/b\" is no caller"),
+            ("a/b/c=disk", "is no caller"),
+            ("a/b=disks", "\"disks\": expected disk, ssh"),
+            ("a/b=", "\"\": expected disk"),
+            ("a/b=id:", "expected disk"),
+            ("a/b=disk; a/b=ssh", "a/b is there twice"),
+        ] {
+            let error = text.parse::<Grants>().unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_read_reads_the_same_after_it_was_written() {
+        assert_eq!(GRANTS.parse::<Grants>().unwrap().to_string(), GRANTS);
+        for text in mutations(GRANTS.as_bytes(), 3000) {
+            if let Ok(grants) = String::from_utf8_lossy(&text).parse::<Grants>() {
+                assert_eq!(grants.to_string().parse::<Grants>(), Ok(grants));
+            }
+        }
+    }
+}

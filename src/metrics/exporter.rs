@@ -1,0 +1,354 @@
+//! The HTTP server for whoever collects the metrics: `GET /metrics`, one request a connection (RFC 9112).
+//!
+//! Whoever reaches the port may ask, and the answer has nothing secret in it; so all that a hostile peer could take is room:
+//! [`CONNECTIONS`], [`MAX_HEAD`] and [`TIME`] bound it, and the service's own threads are not these.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::Registry;
+use crate::pool::Pool;
+use crate::sys::poll::Poller;
+
+/// Connections at once, each with a thread; a further one is closed. Two collectors and somebody who looks.
+pub const CONNECTIONS: usize = 8;
+/// Connections at once from one address, so that no single one keeps the others out.
+pub const CONNECTIONS_PER_PEER: usize = 4;
+/// From accept to the last byte of the answer; Prometheus itself gives up after 10 s.
+pub const TIME: Duration = Duration::from_secs(5);
+/// Bytes of a request's head. Prometheus sends some 300.
+pub const MAX_HEAD: usize = 8 << 10;
+/// Header fields of a request.
+const MAX_HEADERS: usize = 64;
+/// Bytes and time that a peer may still send, so that it gets to read why it was refused (RFC 9112 §9.6).
+const LINGER: Duration = Duration::from_millis(500);
+const MAX_LINGER: u64 = 64 << 10;
+/// The listening socket's number for the poller.
+const LISTENER: u64 = 0;
+/// How long to wait when the system has no descriptor for a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What Prometheus expects of the format that it speaks with everybody.
+const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A running server; dropping it stops it.
+pub struct Exporter {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    registry: Registry,
+    poller: Poller,
+    pool: Arc<Pool>,
+    stopping: AtomicBool,
+    /// Open connections, to count them and to cut them short.
+    open: Mutex<Vec<(u64, IpAddr, TcpStream)>>,
+}
+
+impl Exporter {
+    /// Serves the metrics at this address; port 0 takes a free one.
+    pub fn start(listen: SocketAddr, registry: &Registry) -> io::Result<Exporter> {
+        let listener = TcpListener::bind(listen)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            registry: registry.clone(),
+            poller: Poller::new()?,
+            pool: Arc::new(Pool::new("metrics", CONNECTIONS)),
+            stopping: AtomicBool::new(false),
+            open: Mutex::default(),
+        });
+        let serving = shared.clone();
+        let thread = thread::Builder::new().name("metrics-watch".into()).spawn(move || serving.watch(&listener))?;
+        Ok(Exporter { address, shared, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        self.shared.poller.wake();
+        if let Some(thread) = self.thread.take() {
+            // it runs no code of others
+            let _ = thread.join();
+        }
+        for (_, _, socket) in self.shared.open().iter() {
+            // fails where the peer has gone, which is as good
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        self.shared.pool.stop();
+    }
+}
+
+impl Shared {
+    fn open(&self) -> MutexGuard<'_, Vec<(u64, IpAddr, TcpStream)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread's life: accepts connections.
+    fn watch(self: &Arc<Self>, listener: &TcpListener) {
+        let mut ready = Vec::new();
+        let mut number = 0;
+        while !self.stopping.load(Ordering::SeqCst) {
+            let waited = self.poller.watch_once(listener, LISTENER);
+            if let Err(error) = waited.and_then(|()| self.poller.wait(&mut ready, Duration::from_secs(3600))) {
+                log::error!("metrics: no connection can be waited for: {error}");
+                thread::sleep(ACCEPT_PAUSE);
+            }
+            while let Some((socket, peer)) = accept(listener) {
+                number += 1;
+                self.admit(number, socket, peer.ip());
+            }
+        }
+    }
+
+    fn admit(self: &Arc<Self>, number: u64, socket: TcpStream, ip: IpAddr) {
+        let mut open = self.open();
+        let of_peer = open.iter().filter(|(_, other, _)| *other == ip).count();
+        let Ok(handle) = socket.try_clone() else { return };
+        if open.len() >= CONNECTIONS || of_peer >= CONNECTIONS_PER_PEER {
+            return log::debug!("metrics: {ip}: there are too many connections");
+        }
+        open.push((number, ip, handle));
+        drop(open);
+        let shared = self.clone();
+        // there is a thread for each: the pool has as many as may be open
+        self.pool.submit(move || {
+            if let Err(error) = serve(&socket, &shared.registry) {
+                log::debug!("metrics: {ip}: {error}");
+            }
+            shared.open().retain(|(other, ..)| *other != number);
+        });
+    }
+}
+
+/// The next connection that waits, if any.
+fn accept(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
+    loop {
+        match listener.accept() {
+            Ok((socket, peer)) => match socket.set_nonblocking(false) {
+                Ok(()) => return Some((socket, peer)),
+                Err(_) => continue,
+            },
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+            Err(error) => {
+                log::warn!("metrics: a connection could not be accepted: {error}");
+                thread::sleep(ACCEPT_PAUSE);
+                return None;
+            }
+        }
+    }
+}
+
+/// One request and its answer.
+fn serve(socket: &TcpStream, registry: &Registry) -> io::Result<()> {
+    let deadline = Instant::now() + TIME;
+    let answer = match read_head(socket, deadline)? {
+        Some(head) => answer(&head, registry),
+        None => Answer::status("431 Request Header Fields Too Large"),
+    };
+    write_all(socket, &answer.bytes(), deadline)?;
+    socket.shutdown(Shutdown::Write)?;
+    let mut rest = Timed { socket, deadline: Instant::now() + LINGER }.take(MAX_LINGER);
+    // what it still says changes nothing
+    let _ = io::copy(&mut rest, &mut io::sink());
+    Ok(())
+}
+
+/// What stands up to and with the empty line; none where there is no end to it.
+fn read_head(socket: &TcpStream, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
+    let mut head = Vec::with_capacity(1024);
+    let mut peer = Timed { socket, deadline };
+    loop {
+        if head.len() >= MAX_HEAD {
+            return Ok(None);
+        }
+        let mut chunk = [0; 1024];
+        let room = chunk.len().min(MAX_HEAD - head.len());
+        match peer.read(&mut chunk[..room])? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            read => head.extend_from_slice(&chunk[..read]),
+        }
+        if head.windows(4).any(|end| end == b"\r\n\r\n") || head.windows(2).any(|end| end == b"\n\n") {
+            return Ok(Some(head));
+        }
+    }
+}
+
+/// What is sent back.
+struct Answer {
+    status: &'static str,
+    /// Further header lines.
+    more: &'static str,
+    content_type: &'static str,
+    body: String,
+    without_body: bool,
+}
+
+impl Answer {
+    fn status(status: &'static str) -> Answer {
+        let (content_type, body) = ("text/plain; charset=utf-8", format!("{status}\n"));
+        Answer { status, more: "", content_type, body, without_body: false }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let Answer { status, more, content_type, body, .. } = self;
+        let length = body.len();
+        let mut bytes = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nCache-Control: no-store\r\n\
+             Connection: close\r\n{more}\r\n"
+        );
+        if !self.without_body {
+            bytes.push_str(body);
+        }
+        bytes.into_bytes()
+    }
+}
+
+/// The answer to a request's head, whatever that is.
+fn answer(head: &[u8], registry: &Registry) -> Answer {
+    let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut request = httparse::Request::new(&mut fields);
+    match request.parse(head) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Err(httparse::Error::TooManyHeaders) => return Answer::status("431 Request Header Fields Too Large"),
+        _ => return Answer::status("400 Bad Request"),
+    }
+    let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
+    let mut answer = match (method, target.split('?').next()) {
+        ("GET" | "HEAD", Some("/metrics")) => {
+            let body = registry.render();
+            Answer { content_type: TEXT_FORMAT, body, ..Answer::status("200 OK") }
+        }
+        ("GET" | "HEAD", _) => Answer::status("404 Not Found"),
+        _ => Answer { more: "Allow: GET, HEAD\r\n", ..Answer::status("405 Method Not Allowed") },
+    };
+    answer.without_body = method == "HEAD";
+    answer
+}
+
+/// A socket whose reads all end before a deadline.
+struct Timed<'a> {
+    socket: &'a TcpStream,
+    deadline: Instant,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.socket.set_read_timeout(Some(left(self.deadline)?))?;
+        self.socket.read(buffer)
+    }
+}
+
+fn write_all(mut socket: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        socket.set_write_timeout(Some(left(deadline)?))?;
+        match socket.write(bytes)? {
+            0 => return Err(ErrorKind::WriteZero.into()),
+            written => bytes = &bytes[written..],
+        }
+    }
+    Ok(())
+}
+
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Counter;
+    use crate::mutation::mutations;
+
+    const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: localhost:9\r\nUser-Agent: Prometheus/2.42.0\r\nAccept: \
+        application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5\r\nAccept-Encoding: gzip\r\n\r\n";
+
+    fn exporter() -> Exporter {
+        let registry = Registry::new();
+        let counter: Counter = registry.add("a_total", "A.");
+        counter.inc();
+        Exporter::start("127.0.0.1:0".parse().unwrap(), &registry).unwrap()
+    }
+
+    fn ask(exporter: &Exporter, request: &[u8]) -> String {
+        let mut socket = TcpStream::connect(exporter.local_addr()).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // it may answer, and close, before it has read all
+        let _ = socket.write_all(request);
+        let mut answer = Vec::new();
+        let _ = socket.read_to_end(&mut answer);
+        String::from_utf8(answer).unwrap()
+    }
+
+    #[test]
+    fn metrics_are_had_by_get_and_nothing_else_is() {
+        let exporter = exporter();
+        let got = ask(&exporter, REQUEST);
+        assert!(got.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"), "{got}");
+        assert!(got.ends_with("\r\n\r\n# HELP a_total A.\n# TYPE a_total counter\na_total 1\n"), "{got}");
+        for (request, expected) in [
+            (&b"GET /metrics?x=y HTTP/1.0\r\n\r\n"[..], "200"),
+            (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
+            (b"GET /metrics/../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
+            (b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", "405"),
+            (b"\x16\x03\x01\x02\x00\x01\n\n", "400"),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "400"),
+        ] {
+            let got = ask(&exporter, request);
+            assert!(got.starts_with(&format!("HTTP/1.1 {expected} ")), "{}: {got}", String::from_utf8_lossy(request));
+        }
+        let head = ask(&exporter, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(head.contains("Content-Length: 51\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+    }
+
+    #[test]
+    fn a_head_without_end_is_refused_and_the_reason_arrives() {
+        let exporter = exporter();
+        for endless in [
+            [&REQUEST[..REQUEST.len() - 2], &b"x: y\r\n".repeat(20_000)].concat(),
+            [b"GET /".to_vec(), vec![b'x'; 100_000]].concat(),
+            [b"GET /metrics HTTP/1.1\r\n".to_vec(), b"x: y\r\n".repeat(MAX_HEADERS + 1), b"\r\n".to_vec()].concat(),
+        ] {
+            assert!(ask(&exporter, &endless).starts_with("HTTP/1.1 431 "));
+        }
+    }
+
+    #[test]
+    fn peers_that_say_nothing_lose_their_place_and_are_not_waited_for_at_the_end() {
+        let exporter = exporter();
+        let silent: Vec<_> = (0..2 * CONNECTIONS).map(|_| TcpStream::connect(exporter.local_addr()).unwrap()).collect();
+        let until = Instant::now() + 4 * TIME;
+        while !ask(&exporter, REQUEST).starts_with("HTTP/1.1 200") {
+            assert!(Instant::now() < until);
+            thread::sleep(Duration::from_millis(50));
+        }
+        assert!(exporter.shared.open().len() <= CONNECTIONS_PER_PEER);
+        let _more: Vec<_> = (0..3).map(|_| TcpStream::connect(exporter.local_addr()).unwrap()).collect();
+        thread::sleep(Duration::from_millis(50));
+        let started = Instant::now();
+        drop(exporter);
+        assert!(started.elapsed() < TIME / 2, "{:?}", started.elapsed());
+        drop(silent);
+    }
+
+    #[test]
+    fn hostile_heads_are_answered_without_a_panic() {
+        let registry = Registry::new();
+        for head in mutations(REQUEST, 5000) {
+            assert!(!answer(&head, &registry).bytes().is_empty());
+        }
+    }
+}

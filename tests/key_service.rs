@@ -1,0 +1,290 @@
+//! Who gets keys of the key service: machines that prove by their TPM (swtpm) to be of the cluster, and nobody else.
+//! `tests/services.rs` has what it says to callers of the old system, `tests/kubernetes_keys.rs` those that show a token.
+
+#[allow(dead_code)] // not all of it
+#[path = "common/program.rs"]
+mod program;
+#[allow(dead_code)] // no test here reboots
+#[path = "common/swtpm.rs"]
+mod swtpm;
+
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use firstlight::atls;
+use firstlight::attestation::{Measurement, Policy, qemu_vtpm};
+use firstlight::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
+use firstlight::grpc::{CallOptions, Channel, Code, Transport};
+use firstlight::join_service::ISSUE_REJOIN_TICKET;
+use firstlight::join_service::keys::{Auth, Error, KeyClient};
+use firstlight::key_service::{Clients, Config, GET_DATA_KEY, KeyService};
+use firstlight::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use firstlight::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use firstlight::tpm::Tpm;
+use program::Program;
+use swtpm::Swtpm;
+use tempfile::TempDir;
+
+const UUID: &str = "00000000-0000-0000-0000-000000000000";
+/// Of a master secret and a salt of 32 zeros each, and [`UUID`].
+const DISK_KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
+const SALT: [u8; 32] = [3; 32];
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What two hosts of the cluster have: the master secret, which is `secret` over and over, its salt of zeros, the policy.
+fn config(secret: u8, policy: &Policy) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("mastersecret"), [secret; 32]).unwrap();
+    fs::write(dir.path().join("salt"), [0; 32]).unwrap();
+    fs::write(dir.path().join("measurementSalt"), SALT).unwrap();
+    fs::write(dir.path().join("attestationConfig"), policy.to_json()).unwrap();
+    dir
+}
+
+/// Any machine that has joined no cluster, as a cluster's policy is written.
+fn policy() -> Policy {
+    Policy::new([(15, Measurement { expected: [0; 32], warn_only: false })].into()).unwrap()
+}
+
+/// A machine of the cluster with this master secret, which has started an image that measures so into PCR 4.
+fn member(secret: u8, image: &[u8]) -> Swtpm {
+    let tpm = Swtpm::start();
+    let measurement_secret = derive_key(&[secret; 32], &[0; 32], Dek::named(MEASUREMENT_SECRET_ID).info(), KEY_LEN);
+    let mut open = Tpm::open(&tpm.location().parse().unwrap()).unwrap();
+    open.pcr_event(4, image).unwrap();
+    open.pcr_event(15, &cluster_id(&measurement_secret.unwrap(), &SALT)).unwrap();
+    drop(open);
+    tpm
+}
+
+fn command(program: &str, dir: &Path, tpm: &Swtpm) -> Command {
+    let mut command = Command::new(program);
+    command.args(["--listen", "127.0.0.1:0", "--config", ".", "--tpm", &tpm.location()]).current_dir(dir);
+    command
+}
+
+fn key_service_command(dir: &Path, tpm: &Swtpm) -> Command {
+    let mut command = command(env!("CARGO_BIN_EXE_key-service"), dir, tpm);
+    command.args(["--master-secret", "mastersecret", "--salt", "salt"]);
+    command
+}
+
+/// The key service on a machine, and where it listens.
+fn key_service(dir: &Path, tpm: &Swtpm) -> (Program, SocketAddr) {
+    let program = Program::start(&mut key_service_command(dir, tpm));
+    let address = address(&program.expect("serving data keys"));
+    (program, address)
+}
+
+fn address(line: &str) -> SocketAddr {
+    line.split(|c: char| c.is_whitespace() || c == ',').find_map(|word| word.parse().ok()).unwrap()
+}
+
+/// What the join service on a machine has of a key service.
+fn key_client(address: SocketAddr, dir: &Path, tpm: &Swtpm) -> KeyClient {
+    let auth = Auth::Attested { tpm: tpm.location().parse().unwrap(), config_dir: dir.into() };
+    KeyClient::new(&address.to_string(), auth)
+}
+
+fn failure(result: Result<Secret, Error>) -> String {
+    match result.unwrap_err() {
+        Error::Passing(text) => format!("passing: {text}"),
+        Error::Lasting(text) => format!("lasting: {text}"),
+    }
+}
+
+#[test]
+fn machines_of_the_cluster_get_keys_of_each_other_and_each_decision_is_in_the_log() {
+    let dir = config(0, &policy());
+    let (service_tpm, client_tpm) = (member(0, b"image"), member(0, b"image"));
+    let (program, address) = key_service(dir.path(), &service_tpm);
+    let client = key_client(address, dir.path(), &client_tpm);
+    assert_eq!(hex(client.data_key(UUID, 32, None).unwrap().expose()), DISK_KEY);
+    for id in ["measurementSecret", "ca_emergency_ssh"] {
+        assert_eq!(client.data_key(id, 32, None).unwrap().len(), 32);
+    }
+    let denied = failure(client.data_key("s3proxy-kek", 32, None));
+    assert!(denied.starts_with("lasting: ") && denied.contains("of the class other are not for member"), "{denied}");
+    let given = program.expect("audit result=given");
+    assert!(given.contains(&format!("caller=member class=disk id=\"{UUID}\" length=32")), "{given}");
+    let refused = program.expect("audit result=refused");
+    assert!(refused.contains("caller=member class=other id=\"s3proxy-kek\""), "{refused}");
+    assert!(!program.output().contains(&DISK_KEY[..8]));
+}
+
+#[test]
+fn who_is_of_no_cluster_or_of_another_gets_no_key_whatever_he_checks_himself() {
+    let dir = config(0, &policy());
+    let service_tpm = member(0, b"image");
+    let (program, address) = key_service(dir.path(), &service_tpm);
+    let (fresh, foreign) = (Swtpm::start(), member(7, b"image"));
+    let text = failure(key_client(address, dir.path(), &fresh).data_key(UUID, 32, None));
+    assert!(text.contains("has joined no cluster since it started"), "{text}");
+    let text = failure(key_client(address, dir.path(), &foreign).data_key(UUID, 32, None));
+    assert!(text.starts_with("passing: ") && text.contains("PCR 15: expected"), "{text}");
+    // those who do not look at the service at all
+    for tpm in [Some(&fresh), Some(&foreign), None] {
+        let issuer = tpm.map(|tpm| qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None));
+        let client = atls::Client::new(issuer.map(|issuer| Arc::new(issuer) as _), vec![]);
+        let socket = TcpStream::connect(address).unwrap();
+        let answer = client
+            .connect(socket, Instant::now() + Duration::from_secs(20))
+            .map_err(|error| error.to_string())
+            .and_then(|transport| ask(transport).map_err(|status| status.to_string()));
+        assert!(answer.is_err(), "{:?} got a key", tpm.map(Swtpm::location));
+    }
+    let plain = Transport::plain(TcpStream::connect(address).unwrap()).unwrap();
+    assert!(ask(plain).is_err());
+    assert!(!program.output().contains("result=given"), "{}", program.output());
+    // the guard of the guard
+    let member = member(0, b"image");
+    assert!(key_client(address, dir.path(), &member).data_key(UUID, 32, None).is_ok());
+}
+
+fn ask(transport: Transport) -> Result<GetDataKeyResponse, firstlight::grpc::Status> {
+    let request = GetDataKeyRequest { data_key_id: UUID.into(), length: 32 };
+    let options = CallOptions { timeout: Some(Duration::from_secs(10)), ..CallOptions::default() };
+    Channel::new(transport, "x")?.unary(GET_DATA_KEY, &request, &options)
+}
+
+#[test]
+fn a_key_service_with_another_master_secret_feeds_no_keys() {
+    // it runs on a machine of its own cluster, and is all that it should be but for that
+    let (rogue, ours) = (config(9, &policy()), config(0, &policy()));
+    let rogue_tpm = member(9, b"image");
+    let (_program, address) = key_service(rogue.path(), &rogue_tpm);
+    let client_tpm = member(0, b"image");
+    let client = key_client(address, ours.path(), &client_tpm);
+    let text = failure(client.data_key("ca_emergency_ssh", 32, None));
+    assert!(text.contains("PCR 15: expected"), "{text}");
+}
+
+#[test]
+fn it_does_not_start_where_callers_would_not_take_it_for_one_of_theirs() {
+    let dir = config(0, &policy());
+    let stderr = |tpm: &Swtpm| {
+        let output = key_service_command(dir.path(), tpm).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = stderr(&Swtpm::start());
+    assert!(said.contains("has joined no cluster since it started"), "{said}");
+    let said = stderr(&member(1, b"image"));
+    assert!(said.contains("one of them is another cluster's"), "{said}");
+    fs::write(dir.path().join("measurementSalt"), [0; 31]).unwrap();
+    let said = stderr(&member(0, b"image"));
+    assert!(said.contains("measurementSalt: expected 32"), "{said}");
+}
+
+/// A register of an upgrade: the old image alone, then both, then the new one alone.
+#[test]
+fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followed() {
+    let measured = |image: &[u8]| {
+        let registers = qemu_vtpm::measure(&member(0, image).location().parse().unwrap()).unwrap();
+        [4, 9].map(|pcr| (pcr, registers[&pcr].clone())).into_iter().collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let (old, mut new) = (measured(b"old"), measured(b"new"));
+    new.get_mut(&9).unwrap().expected = [9; 32];
+    let dir = config(0, &Policy::new(old.clone()).unwrap());
+    let (service_tpm, old_machine, new_machine) = (member(0, b"old"), member(0, b"old"), member(0, b"new"));
+    let (program, address) = key_service(dir.path(), &service_tpm);
+    let get = |tpm: &Swtpm| key_client(address, dir.path(), tpm).data_key(UUID, 32, None);
+    assert!(get(&old_machine).is_ok());
+    assert!(get(&new_machine).is_err());
+    // its PCR 4 is the new image's, its PCR 9 the old one's
+    let both = Policy::new(old).unwrap().and_also("image 2", new.clone()).unwrap();
+    fs::write(dir.path().join("attestationConfig"), both.to_json()).unwrap();
+    assert!(get(&new_machine).is_err());
+    program.expect("the machine runs none of the 2 images that are accepted");
+    assert!(get(&old_machine).is_ok());
+    let mut whole = new;
+    whole.get_mut(&9).unwrap().expected = [0; 32];
+    let both = Policy::new(measured(b"old")).unwrap().and_also("image 2", whole).unwrap();
+    fs::write(dir.path().join("attestationConfig"), both.to_json()).unwrap();
+    assert!(get(&new_machine).is_ok());
+    program.expect("a new one is in force");
+    // what is no policy changes nothing
+    fs::write(dir.path().join("attestationConfig"), "{").unwrap();
+    let valid = config(0, &policy());
+    assert!(key_client(address, valid.path(), &new_machine).data_key(UUID, 32, None).is_ok());
+    program.expect("the attestation policy of before stays in force");
+}
+
+#[test]
+fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms() {
+    let dir = config(0, &policy());
+    let (key_tpm, join_tpm, node_tpm) = (member(0, b"image"), member(0, b"image"), Swtpm::start());
+    let (keys, key_address) = key_service(dir.path(), &key_tpm);
+    let mut command = command(env!("CARGO_BIN_EXE_join-service"), dir.path(), &join_tpm);
+    let join = Program::start(command.args(["--key-service", &key_address.to_string()]));
+    let join_address = address(&join.expect("letting nodes in"));
+    let issuer = qemu_vtpm::Issuer::new(node_tpm.location().parse().unwrap(), None);
+    let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
+    let socket = TcpStream::connect(join_address).unwrap();
+    let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
+    let request = IssueRejoinTicketRequest { disk_uuid: UUID.into() };
+    let options = CallOptions { timeout: Some(Duration::from_secs(30)), ..CallOptions::default() };
+    let ticket: IssueRejoinTicketResponse =
+        Channel::new(transport, "x").unwrap().unary(ISSUE_REJOIN_TICKET, &request, &options).unwrap();
+    assert_eq!(hex(&ticket.state_disk_key), DISK_KEY);
+    keys.expect("class=measurement");
+}
+
+/// grpc.health.v1; 1 is SERVING. An empty request is that of any service's.
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthCheckResponse {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+#[test]
+fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
+    let dir = config(0, &policy());
+    let tpm = member(0, b"image");
+    let any_port: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let service = KeyService::start(Config {
+        listen: any_port,
+        master_secret: dir.path().join("mastersecret"),
+        salt: dir.path().join("salt"),
+        clients: Clients::Attested { tpm: tpm.location().parse().unwrap(), config_dir: dir.path().into() },
+        grants: Some("member=id:measurementSecret".parse().unwrap()),
+        allow_plaintext: false,
+        health: Some(any_port),
+        metrics: Some(any_port),
+    })
+    .unwrap();
+    let plain = Transport::plain(TcpStream::connect(service.health_addr().unwrap()).unwrap()).unwrap();
+    let options = CallOptions { timeout: Some(Duration::from_secs(10)), ..CallOptions::default() };
+    let channel = Channel::new(plain, "x").unwrap();
+    let request = GetDataKeyRequest::default();
+    let health: HealthCheckResponse = channel.unary("/grpc.health.v1.Health/Check", &request, &options).unwrap();
+    assert_eq!(health.status, 1);
+    let key: Result<GetDataKeyResponse, _> = channel.unary(GET_DATA_KEY, &request, &options);
+    assert_eq!(key.err().unwrap().code(), Code::Unimplemented);
+
+    let client_tpm = member(0, b"image");
+    let client = key_client(service.local_addr(), dir.path(), &client_tpm);
+    assert!(client.data_key("measurementSecret", 32, None).is_ok());
+    assert!(client.data_key(UUID, 32, None).is_err(), "what was granted replaces what is granted by default");
+    let url = format!("http://{}/metrics", service.metrics_addr().unwrap());
+    let text = ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap();
+    for line in [
+        "firstlight_key_requests_total{class=\"measurement\",result=\"given\"} 1",
+        "firstlight_key_requests_total{class=\"disk\",result=\"denied\"} 1",
+        "firstlight_key_request_seconds_count 2",
+        "firstlight_grpc_connections{server=\"key-service\"} 1",
+        "firstlight_grpc_calls_in_flight{server=\"key-service\"} 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
+    }
+    service.stop(Duration::from_secs(1));
+    assert!(TcpStream::connect(service.local_addr()).is_err());
+    assert!(TcpStream::connect(service.health_addr().unwrap()).is_err());
+}
