@@ -1,6 +1,9 @@
 //! Join tickets: the join service over attested TLS with real (software) TPMs, the key service's program, and a real
 //! kube-apiserver with a real etcd, as the account that the chart gives it (`make kubernetes-api`).
 
+#[path = "node/joining.rs"]
+#[allow(dead_code)]
+mod joining;
 #[path = "common/kube_apiserver.rs"]
 mod kube_apiserver;
 #[path = "common/metadata.rs"]
@@ -9,6 +12,9 @@ mod metadata;
 #[path = "common/program.rs"]
 #[allow(dead_code)]
 mod program;
+#[path = "node/setting.rs"]
+#[allow(dead_code)]
+mod setting;
 #[path = "common/swtpm.rs"]
 #[allow(dead_code)]
 mod swtpm;
@@ -713,6 +719,17 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
     setup.rejoin(&tpm, &disk(1)).unwrap();
     assert_eq!(setup.rejoin(&other, &disk(1)).err().unwrap().code(), Code::PermissionDenied);
     setup.rejoin(&other, &disk(7)).unwrap();
+    // who starts now knows nothing: a whole cluster may wait for it
+    let starting = JoinService::start(setup.config(&cluster)).unwrap();
+    let request_of = IssueRejoinTicketRequest { disk_uuid: disk(8) };
+    let ticket: IssueRejoinTicketResponse =
+        channel(&other, starting.local_addr()).unary(ISSUE_REJOIN_TICKET, &request_of, &within(30)).unwrap();
+    assert_eq!(ticket.state_disk_key.len(), 32);
+    let new: Result<IssueJoinTicketResponse, _> =
+        channel(&other, starting.local_addr()).unary(ISSUE_JOIN_TICKET, &worker(), &within(30));
+    assert_eq!(refused(new).code(), Code::Unavailable);
+    starting.stop(Duration::from_secs(1));
+    drop(starting);
     cluster.start_api_server();
     setup.admin.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
@@ -789,4 +806,77 @@ fn beside_the_old_operator_its_resources_are_made_and_heeded() {
     assert_eq!(setup.holder(), "plane-0");
     drop(setup);
     cluster.kill_api_server();
+}
+
+/// What a real kubeadm asks a cluster for before it joins it, with nothing but a bootstrap token.
+fn let_kubeadm_in(admin: &Client, endpoint: &str) {
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let configuration = format!(
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.34.4\ncontrolPlaneEndpoint: {endpoint}\n"
+    );
+    let patch = json!({"data": {"ClusterConfiguration": configuration}});
+    admin.merge(&maps.named("kubeadm-config"), &patch).unwrap();
+    let kubelet = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+    let map = json!({"metadata": {"name": "kubelet-config"}, "data": {"kubelet": kubelet}});
+    admin.create_if_absent(&maps, &map).unwrap();
+    let rules = json!([{"apiGroups": [""], "resources": ["configmaps", "nodes"], "verbs": ["get"]}]);
+    let role = json!({"metadata": {"name": "joining"}, "rules": rules});
+    admin.create_if_absent(&client::CLUSTER_ROLES.all(), &role).unwrap();
+    let group = "system:bootstrappers:kubeadm:default-node-token";
+    let binding = json!({
+        "metadata": {"name": "joining"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "joining"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
+    });
+    admin.create_if_absent(&client::CLUSTER_ROLE_BINDINGS.all(), &binding).unwrap();
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and a kubeadm: make kubernetes-api"]
+fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_cluster() {
+    let (_alone, cluster) = (alone(), Cluster::shared());
+    let setup = Setup::new(cluster);
+    let endpoint = cluster.server().replace("https://", "");
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/kubernetes.sh");
+    let kubeadm = Command::new(tool).arg("kubeadm").output().unwrap();
+    let kubeadm = format!("{}/bin/kubeadm", str::from_utf8(&kubeadm.stdout).unwrap().trim());
+    for file in PKI.iter().filter(|file| !["ca.crt", "ca.key"].contains(file)) {
+        fs::write(setup.dir.path().join("pki").join(file), format!("-----BEGIN {file}-----\n")).unwrap();
+    }
+    for role in ["Worker", "ControlPlane"] {
+        let machine = setting::Setting::new();
+        // a real kubeadm's checks, as far as they are about the cluster and not about this machine
+        // (as a control plane it does not take the address, which is one of loopback)
+        let checks = match role {
+            "Worker" => {
+                format!("{kubeadm} join phase preflight --ignore-preflight-errors=all -v=1 --config $3 || exit 7")
+            }
+            _ => "echo Fetching init configuration".to_owned(),
+        };
+        let node_side = machine.cluster(&checks);
+        let_kubeadm_in(&setup.admin, &endpoint);
+        let component = node_side.kubeadm();
+        let components = json!([{"url": component.url, "install_path": component.install_path}]).to_string();
+        let map = CONFIG_MAPS.in_namespace("kube-system").named("k8s-components-sha256-1");
+        setup.admin.merge(&map, &json!({"data": {"components": components}})).unwrap();
+
+        let me = machine.instance(&format!("Node_{role}"), 2).replace("\"ControlPlane\"", &format!("{role:?}"));
+        machine.metadata.set_peers(&format!("[{me},{}]", machine.instance("plane-3", 3)));
+        let metadata = Metadata::of("qemu", Some(&format!("http://{}", machine.metadata.address))).unwrap();
+        let listen = SocketAddr::new(machine.host(3), 30090);
+        let service = JoinService::start(Config { listen, metadata: Some(metadata), ..setup.config(cluster) }).unwrap();
+        let disk = machine.new_disk();
+        let mut command = machine.joining(&disk, role);
+        machine.metadata.set_self(&me);
+        let mut node = Program::start(&mut command);
+        let ended = node.exit();
+        assert!(ended.success(), "{}", node.output());
+        node.expect("Fetching init configuration");
+        node.expect("complete:");
+        joining::assert_no_token(&node);
+        assert!(!node.output().contains("refused"), "{}", node.output());
+        assert_eq!(machine.in_node("etc/kubernetes/pki/etcd/ca.key").exists(), role == "ControlPlane");
+        service.stop(Duration::ZERO);
+        setup.admin.delete_if_there(&lease()).unwrap();
+    }
 }
