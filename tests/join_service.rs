@@ -72,7 +72,8 @@ const CLUSTER_CONFIGURATION: &str =
 const PKI: [&str; 8] =
     ["ca.crt", "ca.key", "etcd/ca.crt", "etcd/ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key", "sa.pub"];
 
-/// They all use the same objects.
+/// They use the same objects; and a program that is started while a TPM is spoken to inherits that conversation (tpm2-tss does
+/// not close it on exec), and the TPM waits for its end.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -692,6 +693,7 @@ fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_get_their_keys() {
+    let _alone = alone();
     let mut cluster = Cluster::start();
     cluster.client(&Stop::new()).within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
     let (setup, tpm, other) = (Setup::new(&cluster), Swtpm::start(), Swtpm::start());
@@ -747,6 +749,7 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn beside_the_old_operator_its_resources_are_made_and_heeded() {
+    let _alone = alone();
     let mut cluster = Cluster::start();
     let admin = cluster.client(&Stop::new());
     admin.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
