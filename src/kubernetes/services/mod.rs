@@ -27,13 +27,14 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use super::client::{self, Client, DAEMON_SETS, FIELD_MANAGER, Object, PODS, Selector};
+use super::time;
 use crate::kms::ClusterKms;
 use owned::owned;
 
@@ -427,19 +428,9 @@ fn without_status(object: &Value) -> Value {
     object
 }
 
-/// `20261121T115500Z`: ISO 8601, basic format, UTC. The calendar is H. Hinnant's `civil_from_days`: years that begin in March.
-fn stamp(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let (days, second) = (seconds / 86400 + 719_468, seconds % 86400);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z")
+/// `20261121T115500Z`: ISO 8601, basic format, UTC.
+fn stamp(at: SystemTime) -> String {
+    time::seconds(at).replace(['-', ':'], "")
 }
 
 #[cfg(test)]
@@ -460,7 +451,7 @@ mod tests {
 
     #[test]
     fn a_date_is_that_of_the_calendar() {
-        let at = |seconds| stamp(UNIX_EPOCH + Duration::from_secs(seconds));
+        let at = |seconds| stamp(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
         assert_eq!(at(0), "19700101T000000Z");
         assert_eq!(at(951_782_399), "20000228T235959Z");
         assert_eq!(at(951_782_400), "20000229T000000Z");
