@@ -1,6 +1,6 @@
 # Everything here installs what it needs first (tools/setup.sh) and keeps it in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot lint demo bench image test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps reproducible deny
+.PHONY: help setup build test unit boot lint demo bench storm image test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps reproducible deny
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) where there is no musl standard library
 TARGET = musl
@@ -46,6 +46,10 @@ demo: build ## a VM: first boot, init, a reboot that unlocks itself, a reboot wi
 
 bench: build ## compare with the peers
 	cargo bench --locked
+
+storm: setup ## nodes that arrive all at once at one join service, with a real API server: tickets a second, waits, memory
+	@tools/kubernetes.sh kube-apiserver etcd >/dev/null
+	cargo bench --locked --bench storm
 
 proto: setup ## write src/proto anew from proto/
 	UPDATE_PROTO=1 cargo test --locked --test proto
