@@ -80,10 +80,32 @@ fn main() {
     );
     println!("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
     let mut first = 0;
+    let mut last = None;
     for size in sizes {
-        setting.storm(first, size);
+        last = Some(setting.storm(first, size));
         first += size;
     }
+    let Some(Cost { tickets_a_second, cpu_ms, writes }) = last else { return };
+    let minutes = |replicas: f64| 100_000.0 / tickets_a_second / replicas / 60.0;
+    println!();
+    println!(
+        "At the last row's rate 100 000 nodes take {:.0} minutes with one replica, and {:.0} with three on machines of their own, \
+         which would ask {:.0} writes a second of etcd. A core of a replica that does nothing else is good for {:.0} tickets a \
+         second.",
+        minutes(1.0),
+        minutes(3.0),
+        3.0 * tickets_a_second * writes,
+        1000.0 / cpu_ms,
+    );
+}
+
+/// What a storm says about a larger one.
+struct Cost {
+    tickets_a_second: f64,
+    /// Of the join service, for a ticket.
+    cpu_ms: f64,
+    /// Of etcd, for a ticket.
+    writes: f64,
 }
 
 /// A join service and what is around it.
@@ -143,7 +165,7 @@ impl Setting {
     }
 
     /// `size` nodes at once; prints what came of it.
-    fn storm(&self, first: usize, size: usize) {
+    fn storm(&self, first: usize, size: usize) -> Cost {
         let (joined, arrivals) = mpsc::channel::<String>();
         let arrivals = Arc::new(Mutex::new(arrivals));
         let (revision, cpu, own_cpu) = (self.revision(), self.service.cpu(), cpu_of(Path::new("/proc/self")));
@@ -191,9 +213,9 @@ impl Setting {
         let of = |share: f64| waits[((size as f64 * share) as usize).min(size - 1)];
         let tries = all.iter().map(|one| one.tries).sum::<usize>() as f64 / size as f64;
         let per_ticket = |time: Duration| time.as_secs_f64() * 1000.0 / size as f64;
+        let tickets_a_second = size as f64 / took.as_secs_f64();
         println!(
-            "| {size} | {:.0} | {tries:.1} | {:.2} s | {:.2} s | {longest:.2} s | {:.1} | {:.1} | {} | {writes:.1} | {left} | {:.1} |",
-            size as f64 / took.as_secs_f64(),
+            "| {size} | {tickets_a_second:.0} | {tries:.1} | {:.2} s | {:.2} s | {longest:.2} s | {:.1} | {:.1} | {} | {writes:.1} | {left} | {:.1} |",
             of(0.5),
             of(0.99),
             longest / mean,
@@ -201,6 +223,7 @@ impl Setting {
             self.service.peak_mib(),
             per_ticket(own_cpu),
         );
+        Cost { tickets_a_second, cpu_ms: per_ticket(cpu), writes }
     }
 
     /// etcd's: it grows by one with each write.
