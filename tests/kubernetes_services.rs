@@ -77,7 +77,7 @@ fn play_controller(client: &Client, stop: &Stop) {
 }
 
 fn without_wait(backups: &Path) -> Options<'_> {
-    Options { backups, wait: None }
+    Options { skip: &[], backups, wait: None }
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn it_is_waited_for_until_every_control_plane_runs_them_and_what_fails_is_said()
             stop.wait(Duration::from_secs(2));
             play_controller(client, stop);
         });
-        let options = Options { backups: dir.path(), wait: Some(Duration::from_secs(60)) };
+        let options = Options { skip: &[], backups: dir.path(), wait: Some(Duration::from_secs(60)) };
         services::apply(client, &settings("example.com/a:1"), &options, &mut |report| reports.push(report)).unwrap();
         stop.stop();
     });
@@ -191,7 +191,7 @@ fn what_does_not_get_ready_is_rolled_back() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
-    let impatient = Options { backups: dir.path(), wait: Some(Duration::from_secs(1)) };
+    let impatient = Options { skip: &[], backups: dir.path(), wait: Some(Duration::from_secs(1)) };
     let apply = |settings: &Settings, options: &Options| services::apply(&client, settings, options, &mut |_| {});
     // the first time: nothing was there, nothing is
     let error = apply(&settings("example.com/a:1"), &impatient).unwrap_err();
@@ -354,6 +354,17 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     );
     assert_eq!(text(&operator.apply(&["--skip-wait"]).stdout), "nothing had to be changed\n");
     assert_eq!(image_of(&client, "join-service"), "example.com/a:1");
+
+    // one part without the other
+    let upgraded = operator.apply(&["--skip-wait", "--skip-phases", "policy", "--image", "example.com/a:3"]);
+    assert_eq!(text(&upgraded.stdout), "2 objects are new or changed\n");
+    fs::write(operator.0.path().join("policy.json"), POLICY.replace("00", "11")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
+    command.args(["apply", "--policy", "policy.json", "--skip-phases", "services"]).current_dir(operator.0.path());
+    assert_eq!(text(&command.output().unwrap().stdout), "1 object is new or changed\n");
+    assert_eq!(image_of(&client, "join-service"), "example.com/a:3");
+    fs::write(operator.0.path().join("policy.json"), POLICY).unwrap();
+    assert_eq!(text(&operator.apply(&["--skip-wait"]).stdout), "3 objects are new or changed\n");
 
     let late = operator.apply(&["--timeout", "1s", "--image", "example.com/a:2"]);
     assert_eq!(late.status.code(), Some(1));

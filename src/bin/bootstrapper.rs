@@ -42,6 +42,10 @@ Options
   --debug              more log lines
   -h, --help           this text
 
+Examples
+  bootstrapper unlock --csp qemu --variant qemu-vtpm
+  bootstrapper run --csp qemu --variant qemu-vtpm --components /opt/components --events /dev/virtio-ports/events
+
 Exit codes: 0 done, 1 failed (the last line says why), 2 wrong usage, 3 (run) the disk is marked for reset: reboot,
 143 stopped by SIGTERM.
 ";

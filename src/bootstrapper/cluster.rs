@@ -16,6 +16,7 @@ use super::command;
 use super::etcd;
 use super::init::Done;
 use super::job::Job;
+use super::kubelet;
 use super::setup::{self, Error, Kubeadm, Refused};
 use crate::backoff::Backoff;
 use crate::crypto::Secret;
@@ -109,7 +110,8 @@ impl Plan {
         self.issue_kubelet_certificate()?;
         job.phase("kubeadm init");
         let skip = format!("--skip-phases={}", self.skip_phases.join(","));
-        KUBEADM.run(&["init"], &["--skip-token-print", &skip], INIT, stop, job)?;
+        let options = ["--skip-token-print", &skip];
+        kubelet::watched(stop, job, |stop| KUBEADM.run(&["init"], &options, INIT, stop, job))?;
 
         job.phase("kubeconfig");
         let kubeconfig = self.make_kubeconfig(stop, job)?;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::command;
 use super::etcd;
 use super::job::Job;
+use super::kubelet;
 use super::setup::{self, Error, Kubeadm, Node, install_components, program};
 use super::ticket::Ticket;
 use crate::backoff::Backoff;
@@ -121,7 +122,8 @@ impl Join {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         for attempt in 1.. {
             self.write_files()?;
-            let Err(error) = KUBEADM.run(&["join"], &[], JOIN, stop, job) else { return Ok(()) };
+            let joined = kubelet::watched(stop, job, |stop| KUBEADM.run(&["join"], &[], JOIN, stop, job));
+            let Err(error) = joined else { return Ok(()) };
             if !may_pass(&error) || attempt == TRIES || self.since.elapsed() > TOKEN_LIFE {
                 return Err(error);
             }

@@ -75,6 +75,8 @@ pub enum Error {
     Components(components::Error),
     /// A program failed.
     Command(command::Error),
+    /// The kubelet ends again and again; its last words.
+    Kubelet(Vec<String>),
     /// The kubelet's certificate.
     Certificate(kubelet_certificate::Error),
     /// The cluster's API.
@@ -90,6 +92,9 @@ impl fmt::Display for Error {
         match self {
             Error::Components(error) => write!(f, "installing the components: {error}"),
             Error::Command(error) => error.fmt(f),
+            Error::Kubelet(words) => {
+                write!(f, "the kubelet ends again and again; its last words:\n{}", words.join("\n"))
+            }
             Error::Certificate(error) => error.fmt(f),
             Error::Api(error) => write!(f, "after kubeadm init: {error}"),
             Error::Io(path, error) => write!(f, "{}: {error}", path.display()),

@@ -8,7 +8,7 @@ use super::state::State;
 use super::{UNREACHABLE, files, master_secret, say};
 use crate::attestation::{Policy, qemu_vtpm};
 use crate::kubernetes::client::{self, Client, Config};
-use crate::kubernetes::services::{self, Report, Settings};
+use crate::kubernetes::services::{self, Phase, Report, Settings};
 use crate::program::Failure;
 use crate::stop::Stop;
 
@@ -19,8 +19,10 @@ pub struct Options {
     pub kubeconfig: PathBuf,
     /// The attestation policy that nodes must meet.
     pub policy: PathBuf,
-    /// Of the services.
+    /// Of the services; empty where those are skipped.
     pub image: String,
+    /// What is left as it is.
+    pub skip_phases: Vec<Phase>,
     /// File of the master secret.
     pub master_secret: PathBuf,
     /// File of the state: the measurement salt.
@@ -41,13 +43,14 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Failure> {
     let settings = settings(options)?;
     if options.print {
-        let objects = services::manifests(&settings).map_err(Failure::failed)?;
+        let objects = services::manifests_without(&settings, &options.skip_phases).map_err(Failure::failed)?;
         return say(format_args!("{:#}", serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects})));
     }
     let config = Config::from_kubeconfig_file(&options.kubeconfig).map_err(Failure::failed)?;
     let applied = bring_in(config, &settings, options)?;
     match applied.changed.len() {
         0 => say("nothing had to be changed"),
+        1 => say("1 object is new or changed"),
         count => say(format_args!("{count} objects are new or changed")),
     }
 }
@@ -80,6 +83,7 @@ fn bring_in(config: Config, settings: &Settings, options: &Options) -> Result<se
         .wait_ready(&mut |why| progress.line(why))
         .map_err(|error| Failure::Failed(exit_code(&error), error.to_string()))?;
     let how = services::Options {
+        skip: &options.skip_phases,
         backups: Path::new(&options.backups),
         wait: (!options.skip_wait).then_some(options.timeout),
     };

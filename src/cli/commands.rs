@@ -100,7 +100,12 @@ const APPLY: Command = Command {
     operand: None,
     options: &[
         Opt::needed("policy", Value::File, "the attestation policy that nodes must meet (JSON)"),
-        Opt::needed("image", Value::Text("IMAGE"), "a container image with /join-service and /key-service"),
+        Opt::value("image", Value::Text("IMAGE"), "a container image with /join-service and /key-service"),
+        Opt::value(
+            "skip-phases",
+            Value::Text("PHASE,.."),
+            "what is left as it is: policy, or services, which then need no image",
+        ),
         Opt::value("kubeconfig", Value::File, "the administrator's").or(KUBECONFIG_FILE),
         MASTER_SECRET,
         Opt::value("state", Value::File, "has the measurement salt").or(STATE_FILE),
@@ -113,6 +118,7 @@ const APPLY: Command = Command {
     examples: &[
         "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0",
         "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0 --skip-wait",
+        "firstlight apply --policy policy-upgrade.json --skip-phases services",
     ],
     run: |given| apply::run(&super::apply_options(given)?),
 };

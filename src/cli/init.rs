@@ -161,6 +161,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         kubeconfig: options.kubeconfig.clone(),
         policy: options.policy.clone(),
         image: image.clone(),
+        skip_phases: vec![],
         master_secret: options.master_secret.clone(),
         state: options.state.clone(),
         node_port: services::NODE_PORT,

@@ -30,6 +30,7 @@ use lexopt::prelude::*;
 use log::LevelFilter;
 
 use crate::bootstrapper::init_server;
+use crate::kubernetes::services::Phase;
 use crate::logger;
 use crate::program::{self, Failure};
 use crate::state_disk::recovery;
@@ -109,10 +110,21 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
 }
 
 fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
+    let skip_phases = given.value("skip-phases").map(program::text).transpose()?.unwrap_or_default();
+    let phase = |name: &str| {
+        Phase::parse(name).ok_or_else(|| Failure::Usage(format!("--skip-phases: {name:?} is none of policy, services")))
+    };
+    let skip_phases: Vec<Phase> =
+        skip_phases.split(',').filter(|name| !name.is_empty()).map(phase).collect::<Result<_, _>>()?;
+    let image = given.value("image").map(program::text).transpose()?;
+    if image.is_none() && !skip_phases.contains(&Phase::Services) {
+        return Err(Failure::Usage("--image is missing".into()));
+    }
     Ok(apply::Options {
         kubeconfig: given.path("kubeconfig"),
         policy: given.path("policy"),
-        image: given.text("image")?,
+        image: image.unwrap_or_default(),
+        skip_phases,
         master_secret: given.path("master-secret"),
         state: given.path("state"),
         node_port: given.parsed("node-port", str::parse::<u16>)?,

@@ -176,19 +176,20 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
     let file = |name: &str, list: Value| shared.file(name, &list.to_string());
     let kubeadm = |url: &str, hash: &str| json!([{"url": url, "hash": hash, "install_path": "/run/state/bin/kubeadm"}]);
     // the real one, but for one thing that it cannot do
-    let failing = |pattern: &str| {
-        let script = format!(
-            "#!/bin/sh\ncase \"$*\" in {pattern}) echo one word more >&2; exit 7 ;; esac\nexec /opt/components/kubeadm \"$@\"\n"
-        );
-        let url = format!("data:text/plain;base64,{}", STANDARD.encode(script));
+    let replaced = |component: &str, script: &str| {
         let mut list = shared.components();
-        for component in list.as_array_mut().unwrap() {
-            if component["install_path"] == "/run/state/bin/kubeadm" {
-                *component = kubeadm(&url, "")[0].take();
-            }
-        }
+        let place = format!("/run/state/bin/{component}");
+        let one = list.as_array_mut().unwrap().iter_mut().find(|one| one["install_path"] == *place).unwrap();
+        let url = format!("data:text/plain;base64,{}", STANDARD.encode(script));
+        *one = json!({"url": url, "hash": "", "install_path": place});
         list
     };
+    let failing = |pattern: &str| {
+        let fail = format!("case \"$*\" in {pattern}) echo one word more >&2; exit 7 ;; esac");
+        replaced("kubeadm", &format!("#!/bin/sh\n{fail}\nexec /opt/components/kubeadm \"$@\"\n"))
+    };
+    let kubelet =
+        "#!/bin/sh\n[ \"$*\" != --version ] || exec /opt/components/kubelet --version\necho one word more; exit 7\n";
     let wrong = format!("sha256:{}", "00".repeat(32));
     let cases = [
         (file("hash.json", kubeadm("file:///opt/components/kubeadm", &wrong)), "expected SHA-256 0000"),
@@ -200,6 +201,10 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         (
             file("init.json", failing("'init --config '*")),
             "kubeadm init failed with exit code 7; its last lines:\none word more",
+        ),
+        (
+            file("kubelet.json", replaced("kubelet", kubelet)),
+            "the kubelet ends again and again; its last words:\none word more",
         ),
     ];
     for (components, why) in cases {

@@ -86,8 +86,34 @@ impl Settings {
     }
 }
 
+/// A part of what is brought in, which can be left as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// The attestation policy: ConfigMap `join-config`.
+    Policy,
+    /// All the rest.
+    Services,
+}
+
+impl Phase {
+    /// `policy`, `services`; `attestationconfig` and `helm` are the old system's names of them.
+    pub fn parse(name: &str) -> Option<Phase> {
+        match name {
+            "policy" | "attestationconfig" => Some(Phase::Policy),
+            "services" | "helm" => Some(Phase::Services),
+            _ => None,
+        }
+    }
+
+    fn of(object: &Value) -> Phase {
+        if object["metadata"]["name"] == JOIN_CONFIG { Phase::Policy } else { Phase::Services }
+    }
+}
+
 /// How they are brought in.
 pub struct Options<'a> {
+    /// What is left as it is.
+    pub skip: &'a [Phase],
     /// Where the folder with the manifests of before is made.
     pub backups: &'a Path,
     /// How long to wait until all is ready; none for not at all.
@@ -181,7 +207,7 @@ pub fn apply(
     report: &mut dyn FnMut(Report),
 ) -> Result<Applied, Error> {
     report(Report::Phase("asking the API server whether it would take the services".into()));
-    let changes = plan(client, manifests(settings)?)?;
+    let changes = plan(client, manifests_without(settings, options.skip)?)?;
     let backup = save(&changes, options.backups)?;
     if let Some(path) = &backup {
         report(Report::Line(format!("the manifests of before are in {}", path.display())));
@@ -203,6 +229,11 @@ pub fn apply(
             Err(Error::RolledBack { why: Box::new(why), left, backup })
         }
     }
+}
+
+/// The [`manifests`] but for those of these phases.
+pub fn manifests_without(settings: &Settings, skip: &[Phase]) -> Result<Vec<Value>, Error> {
+    Ok(manifests(settings)?.into_iter().filter(|object| !skip.contains(&Phase::of(object))).collect())
 }
 
 /// What is there, and whether what is wanted would be taken.
