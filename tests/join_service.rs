@@ -683,6 +683,8 @@ fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() 
     let status = refused(setup.join(&tpm, &worker()));
     assert_eq!((status.code(), setup.count("join", "metadata")), (Code::Unavailable, 1), "{status}");
     setup.metadata.set_down(false);
+    // a failure is remembered for a second
+    thread::sleep(Duration::from_millis(1100));
     fs::remove_file(setup.dir.path().join("pki/etcd/ca.key")).unwrap();
     let status = refused(setup.join(&Swtpm::start(), &request("Plane_1", &[], 2, true)));
     assert_eq!(status.code(), Code::Internal);

@@ -41,14 +41,24 @@ pub fn watched<T: Clone + Send>(
         let watch = || watch(&over, &given_up, job);
         // without the thread everything is as before, but later
         let watch = thread::Builder::new().name("kubelet-watch".into()).spawn_scoped(scope, watch);
+        let ended = StopOnDrop(&over);
         let result = run(&given_up);
-        over.stop();
+        drop(ended);
         let words = watch.ok().and_then(|watch| watch.join().ok()).flatten();
         match (result, words) {
             (Err(_), Some(words)) => Err(Error::Kubelet(words)),
             (result, _) => result,
         }
     })
+}
+
+/// Also when what it was made for panics.
+struct StopOnDrop<'a>(&'a Stop);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 /// Until `over`, or until it stops `given_up`: then the kubelet's last words.

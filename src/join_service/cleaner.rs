@@ -41,8 +41,8 @@ pub enum Task {
     Reservation(String),
     /// Deletes a JoiningNode of the old system's if it is this node's: its name, the node's.
     JoiningNode(String, String),
-    /// Deletes a record.
-    Record(String),
+    /// Deletes a record if it is still that of the ticket with this token: its name, the token.
+    Record(String, String),
     /// Writes the record of a disk.
     Write(Record),
 }
@@ -191,8 +191,12 @@ impl Cleaner {
             Task::Token(id) => self.client.delete_if_there(&tokens::object(id)).map(drop),
             Task::Reservation(node) => reservation::release(&self.client, node),
             Task::JoiningNode(name, node) => reservation::delete_joining_node(&self.client, name, node),
-            Task::Record(name) => {
-                self.client.delete_if_there(&CONFIG_MAPS.in_namespace(NAMESPACE).named(name)).map(drop)
+            Task::Record(name, token) => {
+                let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(name);
+                match self.client.find(&at)?.as_ref().and_then(Record::read) {
+                    Some(record) if record.token == *token => self.client.delete_if_there(&at).map(drop),
+                    _ => Ok(()),
+                }
             }
             Task::Write(record) => records::write_if_absent(&self.client, record),
         }
@@ -208,7 +212,9 @@ impl State {
         if self.known.contains(&task) {
             return;
         }
-        if self.tasks.len() >= MAX_TASKS {
+        // records of disks, which any caller may ask for, leave room for what is to be undone
+        let most = if matches!(task, Task::Write(_)) { MAX_TASKS / 2 } else { MAX_TASKS };
+        if self.tasks.len() >= most {
             return log::error!("too much is left to be done: {task:?} is not");
         }
         let now = Instant::now();

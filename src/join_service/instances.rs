@@ -22,11 +22,13 @@ const LEAST_AGE: Duration = Duration::from_secs(1);
 pub struct Instances {
     metadata: Option<Metadata>,
     /// Held while the service is asked: who comes meanwhile wants the same answer.
-    list: Mutex<Option<(Instant, Arc<List>)>>,
+    list: Mutex<Option<Kept>>,
 }
 
 /// By the names of their nodes.
 type List = HashMap<String, Instance>;
+/// What came of the last question, and when.
+type Kept = (Instant, Result<Arc<List>, Refusal>);
 
 impl Instances {
     /// Of this service. Without one there are only workers, of any name.
@@ -70,22 +72,27 @@ impl Instances {
 
     fn list(&self, metadata: &Metadata, age: Duration) -> Result<Arc<List>, Refusal> {
         let mut kept = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        // a failure is kept too: those that wait here would each wait as long for another one
         if let Some((at, list)) = &*kept
-            && at.elapsed() < age
+            && at.elapsed() < if list.is_ok() { age } else { LEAST_AGE }
         {
-            return Ok(list.clone());
+            return list.clone();
         }
-        let instances = metadata.peers().map_err(|error| {
-            let message = "the cloud's metadata service does not answer: try again";
-            Refusal::passing("metadata", message, Duration::from_secs(5)).because(error.to_string())
-        })?;
-        let named = instances.into_iter().filter_map(|instance| {
-            let name = NodeName::from_machine(&instance.name).ok()?;
-            Some((name.as_str().to_owned(), instance))
-        });
-        let list = Arc::new(named.collect::<List>());
+        let list = match metadata.peers() {
+            Ok(instances) => {
+                let named = instances.into_iter().filter_map(|instance| {
+                    let name = NodeName::from_machine(&instance.name).ok()?;
+                    Some((name.as_str().to_owned(), instance))
+                });
+                Ok(Arc::new(named.collect::<List>()))
+            }
+            Err(error) => {
+                let message = "the cloud's metadata service does not answer: try again";
+                Err(Refusal::passing("metadata", message, Duration::from_secs(5)).because(error.to_string()))
+            }
+        };
         *kept = Some((Instant::now(), list.clone()));
-        Ok(list)
+        list
     }
 }
 

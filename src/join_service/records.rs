@@ -200,6 +200,15 @@ pub fn write(cluster: &Cluster, client: &Client, mut record: Record) -> Result<W
     for _ in 0..TRIES {
         let machine = Some(record.machine.as_str()).filter(|machine| !machine.is_empty());
         check_name_against(before.as_deref(), cluster.node(&record.node).as_ref(), machine, SystemTime::now())?;
+        // who gets the name does not get the disk of the machine that had it
+        if let Some(before) =
+            before.as_deref().filter(|before| machine.is_some_and(|one| before.is_of_other(Some(one))))
+            && before.disk != record.disk
+            && let Some(disk) = Uuid::parse(&before.disk)
+        {
+            write_if_absent(client, &Record::of_disk(&disk, &before.machine))
+                .map_err(|error| Refusal::of_api(&error))?;
+        }
         record.version = before.as_ref().map(|before| before.version.clone()).unwrap_or_default();
         let written = match &before {
             None => client.create(&maps, &record.write()),

@@ -35,6 +35,12 @@ impl Asked {
         let disk = disk(&request.disk_uuid)?;
         let certificate = CertificateRequest::parse(&request.certificate_request)
             .map_err(|error| Refusal::invalid("certificate-request", format!("certificate_request: {error}")))?;
+        // the name becomes one of the certificate's, which the cluster's own CA signs
+        let name = certificate.node.as_str();
+        if name == "localhost" || name == "kubernetes" || name.starts_with("kubernetes.") {
+            let message = format!("certificate_request: {name} is a name of the API server: rename the machine");
+            return Err(Refusal::invalid("certificate-request", message));
+        }
         let host_key = PublicKey::from_blob(&request.host_public_key)
             .map_err(|error| Refusal::invalid("host-key", format!("host_public_key: {error}")))?;
         let principals = request.host_certificate_principals.clone();

@@ -276,7 +276,7 @@ impl Tickets {
             }
         })?;
         match &written.before {
-            None => undo.add(Task::Record(written.record.name.clone())),
+            None => undo.add(Task::Record(written.record.name.clone(), written.record.token.clone())),
             // one token for each node
             Some(before) if !before.token.is_empty() => cleaner.add(Task::Token(before.token.clone())),
             Some(_) => {}
