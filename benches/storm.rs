@@ -68,6 +68,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Nobody waits longer.
 const PATIENCE: Duration = Duration::from_secs(1800);
+/// Of the service, however many wait.
+const MOST_MIB: u64 = 256;
 const COMPONENTS: &str = r#"[{"url":"https://dl.k8s.io/v1.34.4/bin/linux/amd64/kubelet","hash":"sha256:0000000000000000000000000000000000000000000000000000000000000000","install_path":"/run/state/bin/kubelet"}]"#;
 
 fn main() {
@@ -223,6 +225,8 @@ impl Setting {
             self.service.peak_mib(),
             per_ticket(own_cpu),
         );
+        assert_eq!(left, 0, "bootstrap tokens are left over");
+        assert!(self.service.peak_mib() < MOST_MIB, "the service takes {MOST_MIB} MiB or more");
         Cost { tickets_a_second, cpu_ms: per_ticket(cpu), writes }
     }
 

@@ -471,6 +471,12 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
             "certificate_request",
         ),
         (request("a/b", &[ip], 1, false), Code::InvalidArgument, "certificate-request", "cannot be named"),
+        (
+            request("kubernetes.default.svc", &[ip], 1, false),
+            Code::InvalidArgument,
+            "certificate-request",
+            "the API server",
+        ),
         (with(&|r| r.host_public_key.truncate(20)), Code::InvalidArgument, "host-key", "host_public_key"),
         (
             with(&|r| r.host_certificate_principals = vec!["*".into()]),
@@ -632,6 +638,9 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
     let third = request("worker-0", &["10.42.2.100"], 3, false);
     eventually("the name is free", || setup.join(&other, &third).is_ok());
     assert_eq!(setup.join(&tpm, &worker()).err().unwrap().code(), Code::Unavailable);
+    // but not the disk that goes with it
+    assert_eq!(setup.rejoin(&other, &disk(2)).err().unwrap().code(), Code::PermissionDenied);
+    setup.rejoin(&tpm, &disk(2)).unwrap();
 }
 
 #[test]

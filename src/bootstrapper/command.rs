@@ -80,7 +80,9 @@ pub fn output(
     let (mut running, lines) = Running::start(command, false)?;
     let stdout = running.child.stdout.take();
     let name = running.name.clone();
-    thread::scope(|scope| {
+    thread::scope(move |scope| {
+        // dropped, and with it what it runs, before the scope waits for the reader
+        let mut running = running;
         let reader = thread::Builder::new().name("command-output".into()).spawn_scoped(scope, || {
             let mut bytes = Vec::with_capacity(64 << 10); // so that it need not grow, which would leave copies
             stdout.map(|stdout| stdout.take(MAX_OUTPUT).read_to_end(&mut bytes)).transpose().map(|_| Secret::new(bytes))
@@ -277,6 +279,12 @@ mod tests {
         let result = run(&mut sh(&script), LONG, &stop, &mut |_| stop.stop());
         assert!(matches!(result, Err(Error::Stopped(_))), "{result:?}");
         assert!(is_gone());
+    }
+
+    #[test]
+    fn the_deadline_ends_what_is_read_too() {
+        let late = output(&mut sh("exec sleep 3600"), Duration::from_millis(300), &Stop::new(), &mut |_| ());
+        assert!(matches!(late, Err(Error::Late(..))));
     }
 
     #[test]

@@ -2,9 +2,33 @@
 //! hold a handler for as long as a peer likes, and its definition has clients take UNIMPLEMENTED for an answer.
 
 use std::collections::HashSet;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Instant;
 
 use super::router::{Call, Router};
+use super::server::{Limits, Server};
 use super::status::{Code, Status};
+use super::transport::Transport;
+
+/// The name of a service.
+const MAX_REQUEST: usize = 256;
+/// Two probes of one kubelet, and somebody who looks; nobody holds them all.
+const CONNECTIONS: usize = 16;
+const CONNECTIONS_PER_PEER: usize = 4;
+
+/// Serves health alone, in plaintext: for a kubelet, where the other methods are for those who prove themselves.
+pub fn serve(address: SocketAddr) -> io::Result<Server> {
+    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let limits = Limits {
+        message_bytes: MAX_REQUEST,
+        connections: CONNECTIONS,
+        connections_per_peer: CONNECTIONS_PER_PEER,
+        ..Limits::default()
+    };
+    Server::start("health", TcpListener::bind(address)?, Arc::new(plain), Router::new(), limits)
+}
 
 /// `HealthCheckResponse.ServingStatus.SERVING`; a server that does not serve does not answer.
 const SERVING: i32 = 1;

@@ -21,6 +21,7 @@ mod status;
 mod transport;
 
 pub use client::{CallOptions, Channel, Keepalive, Requests, Responses};
+pub use health::serve as serve_health;
 pub use metadata::Metadata;
 pub use router::{Call, Receiver, Router, Sender};
 pub use server::{Limits, Server};

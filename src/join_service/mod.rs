@@ -35,14 +35,14 @@ mod tokens;
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::atls;
 use crate::attestation::{Policy, Validator, qemu_vtpm};
-use crate::grpc::{Call, Limits, Router, Server, Transport};
+use crate::grpc::{self, Call, Limits, Router, Server};
 use crate::kubernetes::client::{self, Client};
 use crate::metadata::Metadata;
 use crate::metrics::{Exporter, Registry};
@@ -75,10 +75,6 @@ const CLEANING: Duration = Duration::from_secs(3);
 const POLICY_FILE: &str = "attestationConfig";
 /// A join request with all its names and keys has a few KiB.
 const MAX_REQUEST: usize = 64 << 10;
-/// The name of a service.
-const MAX_HEALTH_REQUEST: usize = 256;
-/// Two probes of one kubelet, and somebody who looks.
-const MAX_HEALTH_CONNECTIONS: usize = 16;
 
 /// What the service is started with.
 pub struct Config {
@@ -227,13 +223,8 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     Ok((tickets, Some(background)))
 }
 
-/// Only health: the service's methods are for those who prove themselves.
 fn serve_health(address: SocketAddr) -> Result<Server, Error> {
-    let listen_error = |error| Error::Listen(address, error);
-    let listener = TcpListener::bind(address).map_err(listen_error)?;
-    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
-    let limits = Limits { message_bytes: MAX_HEALTH_REQUEST, connections: MAX_HEALTH_CONNECTIONS, ..Limits::default() };
-    Server::start("health", listener, Arc::new(plain), Router::new(), limits).map_err(listen_error)
+    grpc::serve_health(address).map_err(|error| Error::Listen(address, error))
 }
 
 fn qemu_vtpm_validator(policy: &str) -> Result<Arc<dyn Validator>, String> {

@@ -36,7 +36,7 @@ use zeroize::Zeroizing;
 use crate::atls;
 use crate::attestation::{self, pcr15_after, qemu_vtpm};
 use crate::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
-use crate::grpc::{Accept, Call, Code, Limits, Router, Server, Status, Transport};
+use crate::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use crate::kms::{ClusterKms, Uuid};
 use crate::kubernetes::client::{self, Client};
 use crate::logger::peer;
@@ -81,10 +81,6 @@ const MAX_ID_LEN: usize = 128;
 const MAX_KEY_LEN: u32 = 64;
 /// Ids are short: a request that is larger is none.
 const MAX_REQUEST: usize = 1024;
-/// The name of a service.
-const MAX_HEALTH_REQUEST: usize = 256;
-/// Two probes, and somebody who looks.
-const MAX_HEALTH_CONNECTIONS: usize = 16;
 
 /// What the service is started with.
 pub struct Config {
@@ -249,13 +245,8 @@ fn attested(kms: &ClusterKms, tpm: &tpm::Location, config_dir: &Path) -> Result<
     Ok(Arc::new(atls::Server::new(Some(issuer), vec![members]).require_tls13()))
 }
 
-/// Only health: the service's method is for those who prove themselves.
 fn serve_health(address: SocketAddr) -> Result<Server, Error> {
-    let listen_error = |error| Error::Listen(address, error);
-    let listener = TcpListener::bind(address).map_err(listen_error)?;
-    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
-    let limits = Limits { message_bytes: MAX_HEALTH_REQUEST, connections: MAX_HEALTH_CONNECTIONS, ..Limits::default() };
-    Server::start("health", listener, Arc::new(plain), Router::new(), limits).map_err(listen_error)
+    grpc::serve_health(address).map_err(|error| Error::Listen(address, error))
 }
 
 /// Who vouches for a caller.

@@ -13,6 +13,7 @@ use std::net::IpAddr;
 
 use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 
+use super::kubelet_certificate::{COMMON_NAME, ORGANIZATION as ORGANIZATION_NAME, SUBJECT_ALT_NAME};
 use super::parameters::NodeName;
 use crate::atls::der::{self, Malformed, Reader};
 
@@ -25,14 +26,11 @@ const ORGANIZATION: &str = "system:nodes";
 const COMMON_NAME_PREFIX: &str = "system:node:";
 
 // object identifiers, each with its tag and length
-const ORGANIZATION_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x0a];
-const COMMON_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x03];
-const SUBJECT_ALT_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x11];
-const EXTENSION_REQUEST: &[u8] = &[0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e];
+pub(super) const EXTENSION_REQUEST: &[u8] = &[0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e];
 /// AlgorithmIdentifier of ecdsa-with-SHA256, without parameters (RFC 5758 §3.2).
-const ECDSA_WITH_SHA256: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
+pub(super) const ECDSA_WITH_SHA256: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
 /// A SubjectPublicKeyInfo of P-256 before its point, which is not compressed (RFC 5480 §2).
-const P256: &[u8] =
+pub(super) const P256: &[u8] =
     b"\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\0";
 const POINT_LEN: usize = 65;
 /// iPAddress of a GeneralName: `[7] IMPLICIT` (RFC 5280 §4.2.1.6).

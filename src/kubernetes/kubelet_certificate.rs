@@ -21,7 +21,7 @@ use rustls::crypto::ring::sign::{any_ecdsa_type, any_supported_type};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::SigningKey;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 use super::parameters::NodeName;
 use crate::atls::certificate::time;
@@ -143,8 +143,11 @@ impl Authority {
             .map_err(|error| refuse(format!("its certificate is no PEM: {error}")))?;
         let anchor = webpki::anchor_from_trusted_cert(&certificate)
             .map_err(|error| refuse(format!("its certificate cannot be read: {error:?}")))?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| refuse(format!("its key is no PEM: {error}")))?;
-        let key = any_supported_type(&key).map_err(|error| refuse(format!("its key cannot be used: {error}")))?;
+        let mut der =
+            PrivateKeyDer::from_pem_slice(key).map_err(|error| refuse(format!("its key is no PEM: {error}")))?;
+        let key = any_supported_type(&der);
+        der.zeroize();
+        let key = key.map_err(|error| refuse(format!("its key cannot be used: {error}")))?;
         let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
         if key.public_key().is_none_or(|own| *own != *public_key) {
             return Err(refuse("its key is not that of its certificate".into()));

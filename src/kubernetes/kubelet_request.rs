@@ -11,6 +11,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use zeroize::Zeroizing;
 
+use super::certificate_request::{ECDSA_WITH_SHA256, EXTENSION_REQUEST, P256};
 use super::kubelet_certificate::{
     COMMON_NAME, Error, KubeletCertificate, ORGANIZATION, SUBJECT_ALT_NAME, ip_name, pem, subject,
 };
@@ -21,16 +22,6 @@ use crate::atls::der::{self, Malformed, Reader};
 const MAX_CERTIFICATE: usize = 16 << 10;
 /// Certificates of a cluster's CA: while it is renewed there are two.
 const MAX_AUTHORITIES: usize = 16;
-
-/// id-ecPublicKey on prime256v1 (RFC 5480 §2.1.1).
-const P256: &[u8] = &[
-    0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03,
-    0x01, 0x07,
-];
-/// ecdsa-with-SHA256 (RFC 5758 §3.2).
-const ECDSA_WITH_SHA256: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
-/// extensionRequest (RFC 2985 §5.4.2).
-const EXTENSION_REQUEST: &[u8] = &[0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e];
 
 /// A key and the request for its certificate.
 pub struct KubeletRequest {
@@ -66,8 +57,7 @@ impl KubeletRequest {
         let pkcs8 = Zeroizing::new(pkcs8.map_err(|_| Error::Key)?.as_ref().to_vec());
         let pair =
             EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &pkcs8, &random).map_err(|_| Error::Key)?;
-        let point = der::element(der::BIT_STRING, &[&[0], pair.public_key().as_ref()]);
-        let public_key = der::element(der::SEQUENCE, &[P256, &point]);
+        let public_key = [P256, pair.public_key().as_ref()].concat();
 
         let names = der::element(der::SEQUENCE, &[&ip_name(&address)]);
         let value = der::element(der::OCTET_STRING, &[&names]);
