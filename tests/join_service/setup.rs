@@ -1,0 +1,331 @@
+//! A join service in a cluster, its callers, and what both of them need.
+
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::kube_apiserver::{self, Cluster};
+use crate::metadata::MetadataServer;
+use crate::program::Program;
+use crate::swtpm::Swtpm;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use firstlight::attestation::qemu_vtpm;
+use firstlight::crypto::Secret;
+use firstlight::grpc::{CallOptions, Channel, Code, Status};
+use firstlight::join_service::keys::Auth;
+use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
+use firstlight::kms::ClusterKms;
+use firstlight::kubernetes::client::{
+    self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
+};
+use firstlight::kubernetes::services::{self, NODE_PORT, Settings};
+use firstlight::kubernetes::time;
+use firstlight::metadata::Metadata;
+use firstlight::proto::join::{
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
+};
+use firstlight::stop::Stop;
+use firstlight::{atls, attestation};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Any machine with 32 zeros in PCR 15 meets it.
+pub const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+/// The machines of the cloud: two control planes, three workers.
+pub const PEERS: &str = r#"[
+    {"Name":"plane-0","ProviderID":"p0","Role":"ControlPlane","VPCIP":"10.42.1.100"},
+    {"Name":"Plane_1","ProviderID":"p1","Role":"ControlPlane","VPCIP":"10.42.1.101"},
+    {"Name":"worker-0","ProviderID":"w0","Role":"Worker","VPCIP":"10.42.2.100"},
+    {"Name":"worker-1.example","ProviderID":"w1","Role":"Worker","VPCIP":"10.42.2.101"},
+    {"Name":"worker-2","ProviderID":"w2","Role":"Worker"}
+]"#;
+pub const COMPONENTS: &str =
+    r#"[{"url":"https://example.com/kubelet","hash":"sha256:00","install_path":"/run/state/bin/kubelet"}]"#;
+pub const CLUSTER_CONFIGURATION: &str =
+    "apiServer:\n  certSANs:\n  - 127.0.0.1\n  - lb.example\n  - '*.example.org'\ncontrolPlaneEndpoint: 10.42.0.2\n";
+pub const PKI: [&str; 8] =
+    ["ca.crt", "ca.key", "etcd/ca.crt", "etcd/ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key", "sa.pub"];
+
+/// They use the same objects; and a program that is started while a TPM is spoken to inherits that conversation (tpm2-tss does
+/// not close it on exec), and the TPM waits for its end.
+pub static ALONE: Mutex<()> = Mutex::new(());
+
+pub fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(|error| error.into_inner())
+}
+
+/// A join service in a cluster, and what it needs.
+pub struct Setup {
+    pub service: Option<JoinService>,
+    pub keys: Program,
+    pub metadata: MetadataServer,
+    pub admin: Client,
+    pub dir: TempDir,
+}
+
+impl Setup {
+    /// In a cluster in which nothing was joined yet.
+    pub fn new(cluster: &Cluster) -> Setup {
+        let admin = cluster.client(&Stop::new());
+        let dir = tempfile::tempdir().unwrap();
+        prepare(cluster, &admin, dir.path());
+        let metadata = MetadataServer::start("127.0.0.1:0".parse().unwrap());
+        metadata.set_peers(PEERS);
+        let (keys, _) = key_service(dir.path(), "127.0.0.1:0");
+        let mut setup = Setup { service: None, keys, metadata, admin, dir };
+        setup.start(cluster);
+        setup
+    }
+
+    /// Starts the service, or starts it anew.
+    pub fn start(&mut self, cluster: &Cluster) {
+        drop(self.service.take());
+        self.service = Some(JoinService::start(self.config(cluster)).unwrap());
+    }
+
+    pub fn config(&self, cluster: &Cluster) -> Config {
+        let account = client::Config::of_service_account(&cluster.server(), &self.dir.path().join("account")).unwrap();
+        Config {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            key_service: address(&self.keys.expect("serving data keys")).to_string(),
+            config_dir: self.dir.path().into(),
+            key_auth: Auth::None,
+            health: None,
+            metrics: Some("127.0.0.1:0".parse().unwrap()),
+            variant: qemu_vtpm::VARIANT.into(),
+            kubernetes: Some(account),
+            metadata: Some(Metadata::of("qemu", Some(&format!("http://{}", self.metadata.address))).unwrap()),
+            pki_dir: self.dir.path().join("pki"),
+        }
+    }
+
+    pub fn service(&self) -> &JoinService {
+        self.service.as_ref().unwrap()
+    }
+
+    pub fn join(&self, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> Result<IssueJoinTicketResponse, Status> {
+        channel(tpm, self.service().local_addr()).unary(ISSUE_JOIN_TICKET, request, &within(30))
+    }
+
+    /// As a node that did not get its ticket, and asks again.
+    pub fn join_again(&self, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> IssueJoinTicketResponse {
+        let status = refused(self.join(tpm, request));
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert!(status.message().contains("a moment ago"), "{status}");
+        thread::sleep(status.retry_after().unwrap());
+        self.join(tpm, request).unwrap()
+    }
+
+    pub fn rejoin(&self, tpm: &Swtpm, disk: &str) -> Result<IssueRejoinTicketResponse, Status> {
+        let request = IssueRejoinTicketRequest { disk_uuid: disk.into() };
+        channel(tpm, self.service().local_addr()).unary(ISSUE_REJOIN_TICKET, &request, &within(30))
+    }
+
+    /// How often there was this reason.
+    pub fn count(&self, request: &str, reason: &str) -> u64 {
+        let (request, reason) = (format!("request=\"{request}\""), format!("reason=\"{reason}\""));
+        let metrics = self.service().metrics().render();
+        let mut lines = metrics.lines().filter(|line| line.starts_with("firstlight_join_tickets_total{"));
+        let line = lines.find(|line| line.contains(&request) && line.contains(&reason));
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// How many tokens wait for their nodes.
+    pub fn waiting(&self) -> String {
+        let metrics = self.service().metrics().render();
+        metrics.lines().find_map(|line| line.strip_prefix("firstlight_join_tokens ")).unwrap().to_owned()
+    }
+
+    /// The identifiers of bootstrap tokens.
+    pub fn tokens(&self) -> Vec<String> {
+        let secrets = self.admin.list(&SECRETS.in_namespace("kube-system"), &Selector::default()).unwrap().items;
+        let ids = secrets.iter().filter_map(|secret| name(secret).strip_prefix("bootstrap-token-"));
+        ids.map(str::to_owned).collect()
+    }
+
+    pub fn records(&self) -> Vec<String> {
+        let maps = self.admin.list(&CONFIG_MAPS.in_namespace("kube-system"), &Selector::labels("firstlight/record"));
+        maps.unwrap().items.iter().map(|map| name(map).to_owned()).collect()
+    }
+
+    pub fn holder(&self) -> String {
+        let lease = self.admin.find(&lease()).unwrap().unwrap_or_default();
+        lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// What a kubelet does when it comes up.
+    pub fn make_node(&self, name: &str) {
+        self.admin.create(&NODES.all(), &json!({"metadata": {"name": name}})).unwrap();
+    }
+
+    pub fn make_ready(&self, name: &str, status: &str) {
+        let conditions = json!([{
+            "type": "Ready", "status": status, "reason": "Test",
+            "lastTransitionTime": time::seconds(SystemTime::now()), "lastHeartbeatTime": time::seconds(SystemTime::now()),
+        }]);
+        let status = NODES.named(name).subresource("status");
+        self.admin.merge(&status, &json!({"status": {"conditions": conditions}})).unwrap();
+    }
+}
+
+pub fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap()
+}
+
+pub fn lease() -> Object {
+    LEASES.in_namespace("kube-system").named("join-control-plane")
+}
+
+/// Waits until it is so; the watches of the service need a moment.
+pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(45);
+    while !is_so() {
+        assert!(Instant::now() < end, "never: {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The objects of init and of the chart, without those of before; the files of a control plane.
+pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
+    let settings = Settings {
+        image: "example.com/firstlight:1".into(),
+        variant: "qemu-vtpm".into(),
+        policy: POLICY.into(),
+        measurement_salt: vec![7; 32],
+        kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
+        node_port: NODE_PORT,
+    };
+    let kinds = ["ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"];
+    for object in
+        services::manifests(&settings).unwrap().iter().filter(|one| kinds.iter().any(|kind| one["kind"] == *kind))
+    {
+        admin.apply(&Object::of(object).unwrap(), object).unwrap();
+    }
+    for node in admin.list(&NODES.all(), &Selector::default()).unwrap().items {
+        admin.delete(&NODES.named(name(&node))).unwrap();
+    }
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    for map in admin.list(&maps, &Selector::default()).unwrap().items {
+        if ["join-", "k8s-components-", "kubeadm-config"].iter().any(|prefix| name(&map).starts_with(prefix)) {
+            admin.delete(&maps.named(name(&map))).unwrap();
+        }
+    }
+    for secret in admin.list(&SECRETS.in_namespace("kube-system"), &Selector::default()).unwrap().items {
+        admin.delete(&SECRETS.in_namespace("kube-system").named(name(&secret))).unwrap();
+    }
+    admin.delete_if_there(&lease()).unwrap();
+    let map =
+        |name: &str, data: Value| admin.create(&maps, &json!({"metadata": {"name": name}, "data": data})).unwrap();
+    map("kubeadm-config", json!({"ClusterConfiguration": CLUSTER_CONFIGURATION}));
+    map("k8s-components-sha256-1", json!({"components": COMPONENTS, "cluster-version": "v1.34.4"}));
+
+    let account = dir.join("account");
+    fs::create_dir(&account).unwrap();
+    let token = SERVICE_ACCOUNTS.in_namespace("kube-system").named("join-service").subresource("token");
+    let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+    let token = admin.create_subresource(&token, &request).unwrap();
+    fs::write(account.join("token"), token["status"]["token"].as_str().unwrap()).unwrap();
+    let (certificate, key) = cluster.ca();
+    fs::write(account.join("ca.crt"), &certificate).unwrap();
+
+    fs::create_dir_all(dir.join("pki/etcd")).unwrap();
+    for file in PKI {
+        fs::write(dir.join("pki").join(file), format!("content of {file}\n")).unwrap();
+    }
+    fs::write(dir.join("pki/ca.crt"), certificate).unwrap();
+    fs::write(dir.join("pki/ca.key"), key).unwrap();
+    fs::write(dir.join("attestationConfig"), POLICY).unwrap();
+    fs::write(dir.join("measurementSalt"), [7; 32]).unwrap();
+}
+
+/// The program, with a master secret of zeros.
+pub fn key_service(dir: &Path, listen: &str) -> (Program, SocketAddr) {
+    fs::write(dir.join("mastersecret"), [0; 32]).unwrap();
+    fs::write(dir.join("salt"), [0; 32]).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
+    command
+        .args(["--listen", listen, "--master-secret", "mastersecret", "--salt=salt", "--clients=any"])
+        .current_dir(dir);
+    let program = Program::start(&mut command);
+    let address = address(&program.expect("serving data keys"));
+    (program, address)
+}
+
+/// The first address that a line names.
+pub fn address(line: &str) -> SocketAddr {
+    let words = line.split(|c: char| c.is_whitespace() || c == ',');
+    words.filter_map(|word| word.parse().ok()).next().unwrap()
+}
+
+pub fn within(seconds: u64) -> CallOptions {
+    CallOptions { timeout: Some(Duration::from_secs(seconds)), ..CallOptions::default() }
+}
+
+/// A connection of the machine with this TPM.
+pub fn channel(tpm: &Swtpm, address: SocketAddr) -> Channel {
+    let issuer = qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let issuer: Arc<dyn attestation::Issuer> = Arc::new(issuer);
+    let client = atls::Client::new(Some(issuer), vec![]);
+    let socket = TcpStream::connect(address).unwrap();
+    let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
+    Channel::new(transport, "x").unwrap()
+}
+
+pub fn disk(number: u8) -> String {
+    format!("0f5b7c1e-93a4-4d2b-8c6d-0000000000{number:02x}")
+}
+
+/// What a machine of this name asks for.
+pub fn request(machine: &str, ips: &[&str], disk_number: u8, control_plane: bool) -> IssueJoinTicketRequest {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+    params.distinguished_name.push(DnType::CommonName, format!("system:node:{machine}"));
+    params.subject_alt_names = ips.iter().map(|ip| SanType::IpAddress(ip.parse().unwrap())).collect();
+    let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
+    IssueJoinTicketRequest {
+        disk_uuid: disk(disk_number),
+        certificate_request: request.der().to_vec(),
+        is_control_plane: control_plane,
+        // RFC 4253 §6.6: two strings, each with its length
+        host_public_key: [&[0, 0, 0, 11][..], b"ssh-ed25519", &[0, 0, 0, 32], &[9; 32]].concat(),
+        host_certificate_principals: vec!["10.1.2.3".into(), "host-name".into()],
+        accepts_cluster_ca: true,
+    }
+}
+
+pub fn worker() -> IssueJoinTicketRequest {
+    request("worker-0", &["10.42.2.100"], 1, false)
+}
+
+/// Who the API server takes the bearer of this token for; none where it takes it for nobody.
+pub fn bearer(cluster: &Cluster, token: &str) -> Option<String> {
+    let (ca, _) = cluster.ca();
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {{server: '{}', certificate-authority-data: {}}}\n\
+         users:\n- name: u\n  user: {{token: {token}}}\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\n\
+         current-context: x\n",
+        cluster.server(),
+        BASE64_STANDARD.encode(ca)
+    );
+    let client = Client::new(kube_apiserver::config(&kubeconfig), &Stop::new());
+    let reviews = Resource::cluster("authentication.k8s.io", "v1", "selfsubjectreviews").all();
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
+    match client.create(&reviews, &review) {
+        Ok(answer) => Some(answer["status"]["userInfo"]["username"].as_str().unwrap().to_owned()),
+        Err(error) => {
+            assert_eq!(error.code(), Some(401), "{error}");
+            None
+        }
+    }
+}
+
+pub fn refused(answer: Result<IssueJoinTicketResponse, Status>) -> Status {
+    answer.err().expect("a refusal")
+}
