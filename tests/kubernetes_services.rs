@@ -88,7 +88,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
     let first = services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
-    assert_eq!(first.changed.len(), 15);
+    assert_eq!(first.changed.len(), 16);
     assert_eq!(first.backup, None);
     let secret = client.get(&SECRETS.in_namespace("kube-system").named("constellation-mastersecret")).unwrap();
     assert_eq!(secret["data"]["mastersecret"], BASE64_STANDARD.encode([2; 32]));
@@ -111,6 +111,15 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     );
     let config = client.get(&CONFIG_MAPS.in_namespace("kube-system").named("join-config")).unwrap();
     assert_eq!(config["data"], json!({"attestationConfig": policy, "attestationConfig_backup": POLICY}));
+
+    // another metadata service is a matter of the join service alone
+    let metadata = MetadataService { url: Some("http://10.9.0.1:81".into()), ..MetadataService::default() };
+    let elsewhere = Settings { metadata, policy: policy.clone(), ..settings("example.com/a:2") };
+    let moved = services::apply(&client, &elsewhere, &without_wait(dir.path()), &mut |_| {}).unwrap();
+    assert_eq!(moved.changed, ["daemonsets.apps kube-system/join-service"]);
+    let told =
+        client.get(&set("join-service")).unwrap()["spec"]["template"]["spec"]["containers"][0]["command"].to_string();
+    assert!(told.contains(r#""--cloud-provider","qemu","--metadata","http://10.9.0.1:81""#), "{told}");
 
     // what was saved is what was applied before, and no secret is among it
     let backup = upgraded.backup.unwrap();

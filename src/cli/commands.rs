@@ -157,6 +157,8 @@ const RECOVER: Command = Command {
         "A node whose cluster cannot let it in again, since no other control plane runs, waits in its initramfs. This \
               command connects to it over attested TLS, checks that it meets the policy, and hands it the master secret; it \
               succeeds once the node has opened its disk. Of several nodes behind one address it recovers one a run.",
+        "When all of a cluster was off, recover control planes until more than half of them run: with those the cluster is \
+              back, and lets in the others by itself.",
     ],
     operand: None,
     options: &[
