@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -100,7 +100,7 @@ impl Flags {
     /// Takes the value of `--name`.
     pub fn set(&mut self, name: &str, value: OsString) -> Result<(), Failure> {
         match name {
-            "key-service" | "key-service-endpoint" => self.endpoint = Some(program::text(value)?),
+            "key-service" | "key-service-endpoint" => self.endpoint = Some(endpoint(&program::text(value)?)?),
             "key-service-auth" => self.auth = Some(program::text(value)?),
             "key-service-token" => self.token = Some(value.into()),
             "tpm" => self.tpm = Some(program::parsed("tpm", value)?),
@@ -129,6 +129,22 @@ impl Flags {
             }
         };
         Ok((endpoint, auth))
+    }
+}
+
+/// `HOST:PORT` as it can be asked; an IPv6 address may lack its brackets, as in what Kubernetes tells a pod of a Service. That it
+/// told nothing shows in the host, too: the kubelet then leaves `$(NAME)` as it is, until the next start of the container.
+fn endpoint(text: &str) -> Result<String, Failure> {
+    let refused = || Failure::Usage(format!("--key-service {text:?}: expected HOST:PORT"));
+    let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
+    let port: u16 = port.parse().map_err(|_| refused())?;
+    if let Ok(address) = host.trim_matches(['[', ']']).parse::<Ipv6Addr>() {
+        return Ok(SocketAddr::from((address, port)).to_string());
+    }
+    let is_of_host = |c: char| c.is_ascii_alphanumeric() || ['-', '.', '_'].contains(&c);
+    match !host.is_empty() && host.chars().all(is_of_host) {
+        true => Ok(text.to_owned()),
+        false => Err(refused()),
     }
 }
 
@@ -364,4 +380,22 @@ struct Called {
 
 fn sha256(bytes: &[u8]) -> Vec<u8> {
     ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_host_and_a_port_also_as_kubernetes_tells_them() {
+        for good in ["key-service:9000", "key-service.kube-system.svc:9000", "10.96.3.4:9000", "[fd00::1]:9000"] {
+            assert_eq!(endpoint(good).unwrap(), good);
+        }
+        assert_eq!(endpoint("fd00::1:9000").unwrap(), "[fd00::1]:9000");
+        for bad in
+            ["", "key-service", ":9000", "key-service:", "key-service:x", "$(KEY_SERVICE_SERVICE_HOST):9000", "a b:1"]
+        {
+            assert!(endpoint(bad).is_err(), "{bad}");
+        }
+    }
 }
