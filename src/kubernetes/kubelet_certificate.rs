@@ -306,7 +306,7 @@ pub(super) fn ip_name(address: &IpAddr) -> Vec<u8> {
 }
 
 /// RFC 7468.
-pub(super) fn pem(label: &str, bytes: &[u8]) -> Zeroizing<String> {
+pub fn pem(label: &str, bytes: &[u8]) -> Zeroizing<String> {
     let text = Zeroizing::new(STANDARD.encode(bytes));
     let mut pem = Zeroizing::new(String::with_capacity(text.len() + text.len() / 64 + 2 * label.len() + 64));
     pem.push_str(&format!("-----BEGIN {label}-----\n"));
