@@ -200,7 +200,11 @@ impl Plan {
         let disk = Uuid::parse(disk).ok_or_else(|| failed(&"its disk has no UUID"))?;
         let machine = node.issuer.machine().map_err(|error| failed(&error))?;
         let name = self.node.name.as_str();
-        let record = Record::of_node(name, &disk, machine.as_deref(), "", None).with_addresses(&[self.node.ip]);
+        let record = Record {
+            control_plane: true,
+            addresses: vec![self.node.ip],
+            ..Record::of_node(name, &disk, machine.as_deref(), "", None)
+        };
         records::write_if_absent(client, &record).map_err(|error| failed(&error))
     }
 }

@@ -2,7 +2,8 @@
 //! machine that it was, and nobody else gets the key of its disk or its name.
 //!
 //! ```text
-//! join-node-NAME   of a join ticket       data: node, disk, machine, addresses, token, nodeUID, issued
+//! join-node-NAME   of a join ticket       data: node, disk, machine, addresses, token,
+//!                                               nodeUID, role, issued
 //!                  of an init             the same without a token, by the node itself
 //! join-disk-UUID   of a rejoin ticket for a disk that no join ticket was made for: data: disk, machine
 //! ```
@@ -25,6 +26,12 @@ use crate::kubernetes::time;
 
 const OF_NODE: &str = "join-node-";
 const OF_DISK: &str = "join-disk-";
+/// The role of a record, which is a worker's without one.
+const CONTROL_PLANE: &str = "control-plane";
+/// A machine has one state disk; some may have been exchanged.
+const DISKS_OF_MACHINE: usize = 8;
+/// As many as nodes of a large cluster from before: what is beyond is opened, and not recorded.
+const DISKS: usize = 20_000;
 /// A node asks every join service at once and takes the first ticket: for so long another one, with another token, would only
 /// make that one worthless.
 const FRESH: Duration = Duration::from_secs(5);
@@ -50,6 +57,8 @@ pub struct Record {
     pub token: String,
     /// Of the Node object that there was before the ticket.
     pub node_uid: String,
+    /// Whether the ticket was a control plane's.
+    pub control_plane: bool,
     /// When the ticket was made.
     pub issued: Option<SystemTime>,
     /// The API's, to replace it by.
@@ -77,13 +86,8 @@ impl Record {
             node_uid: before.map(|node| node.uid.clone()).unwrap_or_default(),
             // to the second, as it will be read
             issued: time::parse(&time::seconds(SystemTime::now())),
-            version: String::new(),
+            ..Record::default()
         }
-    }
-
-    /// With the addresses of the node's kubelet.
-    pub fn with_addresses(self, addresses: &[IpAddr]) -> Record {
-        Record { addresses: addresses.to_vec(), ..self }
     }
 
     /// Of a rejoin ticket.
@@ -109,6 +113,7 @@ impl Record {
             addresses: text("/data/addresses").split(',').filter_map(|address| address.parse().ok()).collect(),
             token: text("/data/token"),
             node_uid: text("/data/nodeUID"),
+            control_plane: text("/data/role") == CONTROL_PLANE,
             issued: time::parse(&text("/data/issued")),
             version: text("/metadata/resourceVersion"),
         })
@@ -127,6 +132,9 @@ impl Record {
             data["addresses"] = self.addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",").into();
             data["token"] = self.token.as_str().into();
             data["nodeUID"] = self.node_uid.as_str().into();
+            if self.control_plane {
+                data["role"] = CONTROL_PLANE.into();
+            }
             data["issued"] = self.issued.map(time::seconds).unwrap_or_default().into();
         }
         json!({"metadata": metadata, "data": data})
@@ -155,6 +163,25 @@ pub fn check_disk(cluster: &Cluster, disk: &Uuid, machine: Option<&str>) -> Resu
                 .because(format!("ConfigMap {NAMESPACE}/{} has another machine", record.name)))
         }
     }
+}
+
+/// The record to be made of this disk, which has none, if this machine may have it: a machine that asks for many would leave as
+/// many records.
+pub fn of_new_disk(cluster: &Cluster, disk: &Uuid, machine: &str) -> Result<Option<Record>, Refusal> {
+    let (of_machine, all) = cluster.count_of_records(OF_DISK, machine);
+    if of_machine >= DISKS_OF_MACHINE {
+        let message = format!(
+            "this machine has had {of_machine} disks; if they are not its own any more, delete the records that the join \
+             service's log names"
+        );
+        return Err(Refusal::denied("too-many-disks", message)
+            .because(format!("ConfigMaps {NAMESPACE}/{OF_DISK}* with machine {machine}")));
+    }
+    if all >= DISKS {
+        log::error!("there are {all} ConfigMaps {NAMESPACE}/{OF_DISK}*: the machine of disk {disk} is not recorded");
+        return Ok(None);
+    }
+    Ok(Some(Record::of_disk(disk, machine)))
 }
 
 /// Whether this machine may have this name.
@@ -262,9 +289,9 @@ mod tests {
     #[test]
     fn a_record_comes_back_as_it_was_written() {
         let mut written = record("m", 0);
-        written.version = "7".into();
+        (written.version, written.control_plane) = ("7".into(), true);
         assert_eq!(Record::read(&written.write()).as_ref(), Some(&written));
-        let written = written.with_addresses(&["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()]);
+        written.addresses = vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
         assert_eq!(Record::read(&written.write()), Some(written));
         let disk = Record::of_disk(&Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap(), "m");
         assert_eq!(Record::read(&disk.write()), Some(disk));

@@ -446,8 +446,8 @@ mod tests {
     }
 
     fn record(addresses: &[&str]) -> Record {
-        let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        Record { node: "n".into(), name: "join-node-n".into(), ..Record::default() }.with_addresses(&addresses)
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        Record { node: "n".into(), name: "join-node-n".into(), addresses, ..Record::default() }
     }
 
     fn word(judgement: Judgement) -> &'static str {

@@ -22,7 +22,7 @@ use crate::setup::*;
 use crate::swtpm::Swtpm;
 
 const USER: &str = "system:node:worker-0";
-const IP: &str = "10.42.2.100";
+const IP: &str = "127.42.2.100";
 const SERVING: &[&str] = &["digital signature", "server auth"];
 
 /// A kubelet, by its client certificate.
@@ -147,11 +147,11 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
         ("usage", &good, &both[..], "usages"),
         ("no-usage", &good, &SERVING[..1], "usages"),
         ("key", &pkcs10(&p384, USER, &["worker-0"], &[IP]), SERVING, "certificate-request"),
-        ("subject", &pkcs10(&key, "system:node:plane-0", &["plane-0"], &["10.42.1.100"]), SERVING, "subject"),
+        ("subject", &pkcs10(&key, "system:node:plane-0", &["plane-0"], &["127.42.1.100"]), SERVING, "subject"),
         ("name", &pkcs10(&key, USER, &["worker-0", "plane-0"], &[IP]), SERVING, "name"),
         ("service", &pkcs10(&key, USER, &["kubernetes.default.svc"], &[IP]), SERVING, "name"),
-        ("address", &pkcs10(&key, USER, &["worker-0"], &["10.42.1.100"]), SERVING, "address"),
-        ("one-more", &pkcs10(&key, USER, &["worker-0"], &[IP, "10.42.2.101"]), SERVING, "address"),
+        ("address", &pkcs10(&key, USER, &["worker-0"], &["127.42.1.100"]), SERVING, "address"),
+        ("one-more", &pkcs10(&key, USER, &["worker-0"], &[IP, "127.42.2.101"]), SERVING, "address"),
     ] {
         let before = count(setup.service(), "denied", reason);
         ask(&worker, name, request, usages);
@@ -161,7 +161,7 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
 
     // those of nobody of ours, and of a node that joined otherwise
     ask_for(&setup.admin, "requester", "worker-0", IP);
-    ask_for(&kubelet(cluster, "worker-1.example"), "no-record", "worker-1.example", "10.42.2.101");
+    ask_for(&kubelet(cluster, "worker-1.example"), "no-record", "worker-1.example", "127.42.2.101");
     for reason in ["requester", "no-record"] {
         eventually("it is left", || count(setup.service(), "left", reason) == 1);
     }
@@ -180,7 +180,7 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
     assert_eq!(setup.decision("requester"), None);
 
     // the machine of this name has another address by now, or is gone
-    setup.metadata.set_peers(&PEERS.replace(IP, "10.42.2.200"));
+    setup.metadata.set_peers(&PEERS.replace(IP, "127.42.2.200"));
     thread::sleep(Duration::from_secs(6));
     ask_for(&worker, "moved", "worker-0", IP);
     setup.eventually_decided("moved", "Denied", "address");
