@@ -87,6 +87,10 @@ impl Issuer for Noted {
         self.timeline.event("quote", format_args!("{} bytes in {} ms", document.len(), took.as_millis()));
         Ok(document)
     }
+
+    fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
+        self.inner.machine()
+    }
 }
 
 #[cfg(test)]

@@ -161,6 +161,18 @@ fn the_attestation_key_survives_a_reboot() {
 }
 
 #[test]
+fn a_machine_knows_what_a_validator_will_call_it() {
+    let mut tpm = Swtpm::start();
+    let of_itself = |tpm: &Swtpm| qemu_vtpm::Issuer::new(location(tpm), None).machine().unwrap();
+    let validator = qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15)));
+    let machine = validator.identify(&issue(&tpm), NONCE).unwrap().machine;
+    assert!(machine.is_some() && of_itself(&tpm) == machine);
+    tpm.reboot();
+    assert_eq!(of_itself(&tpm), machine);
+    assert_ne!(of_itself(&Swtpm::start()), machine);
+}
+
+#[test]
 fn another_key_at_the_handle_is_replaced() {
     let tpm = Swtpm::start();
     let dir = tempfile::tempdir().unwrap();

@@ -77,6 +77,16 @@ impl super::Issuer for Issuer {
         };
         serde_json::to_vec(&document).map_err(|error| IssueError(error.to_string()))
     }
+
+    fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
+        let key = Tpm::open(&self.location).and_then(|mut tpm| tpm.attestation_key());
+        key.map(|key| Some(machine(&key))).map_err(|error| IssueError(error.to_string()))
+    }
+}
+
+/// The machine with this attestation key (TPMT_PUBLIC).
+fn machine(key: &[u8]) -> Arc<str> {
+    hex(&sha256(&[key])).into()
 }
 
 fn wire_quote(quote: tpm::Quote) -> Quote {
@@ -115,7 +125,7 @@ impl Validator {
         }
         let values = quoted_values(&document, nonce)?;
         self.compare(&values, &document.attestation.event_log.0)?;
-        let machine = Some(hex(&sha256(&[&document.attestation.ak_pub.0])).into());
+        let machine = Some(machine(&document.attestation.ak_pub.0));
         Ok(Identified { user_data: document.user_data.0, machine })
     }
 

@@ -1,7 +1,8 @@
 //! The steps that make a node with a committed disk the first of a Kubernetes cluster:
 //!
 //! ```text
-//! components ─► kubeadm preflight ─► certs ─► kubelet's certificate ─► kubeadm init ─► kubeconfig ─► API: version, annotation
+//! components ─► kubeadm preflight ─► certs ─► kubelet's certificate ─► kubeadm init ─► kubeconfig
+//!   ─► API: version, annotation, this machine's record
 //! ```
 //!
 //! Whatever an operator or the metadata service can get wrong is refused by [`Plan::new`], before anything is changed.
@@ -17,11 +18,13 @@ use super::etcd;
 use super::init::Done;
 use super::job::Job;
 use super::kubelet;
-use super::setup::{self, Error, Kubeadm, Refused};
+use super::setup::{self, Error, Kubeadm, Node, Refused};
 use crate::backoff::Backoff;
 use crate::crypto::Secret;
+use crate::join_service::records::{self, Record};
+use crate::kms::Uuid;
 use crate::kubernetes::client::{CONFIG_MAPS, Client, Config, NODES};
-use crate::kubernetes::components::{self, Component, Settings};
+use crate::kubernetes::components::{self, Component};
 use crate::kubernetes::parameters::{self, Networks};
 use crate::kubernetes::{kubeadm, kubelet_certificate};
 use crate::metadata::Instance;
@@ -44,6 +47,8 @@ const SHORT: Duration = Duration::from_secs(5 * 60);
 const INIT: Duration = Duration::from_secs(30 * 60);
 /// For the API's first answer, and for each call after it.
 const API: Duration = Duration::from_secs(5 * 60);
+/// For this machine's record, tries included.
+const RECORD: Duration = Duration::from_secs(30);
 /// Of a node: the ConfigMap with its components.
 const COMPONENTS: &str = "constellation.edgeless.systems/kubernetes-components";
 
@@ -98,9 +103,9 @@ impl Plan {
     }
 
     /// The steps; the module's picture. The administrator's kubeconfig.
-    pub fn run(&self, settings: &Settings, stop: &Stop, job: &Job<Done>) -> Result<Secret, Error> {
+    pub fn run(&self, node: &Node, disk: &str, stop: &Stop, job: &Job<Done>) -> Result<Secret, Error> {
         job.phase("components");
-        setup::install_components(&self.components, settings, stop, job)?;
+        setup::install_components(&self.components, &node.settings, stop, job)?;
         KUBEADM.configure(&kubeadm::init(&self.cluster, &self.node))?;
 
         job.phase("kubeadm preflight");
@@ -118,7 +123,14 @@ impl Plan {
         etcd::prioritize_io(stop);
 
         job.phase("Kubernetes API");
-        self.publish(&kubeconfig, stop, job)?;
+        let client = self.connect(&kubeconfig, stop, job)?;
+        self.publish(&client)?;
+        // the cluster works without it
+        if let Err(why) = self.record(&client.within(RECORD), node, disk) {
+            job.line(&format!(
+                "warning: {why}; until somebody records this machine, its name and disk are not bound to it"
+            ));
+        }
         Ok(kubeconfig)
     }
 
@@ -145,9 +157,8 @@ impl Plan {
         let addresses = [self.node.ip];
         let now = SystemTime::now();
         let ca = read(kubeadm::CA_CERTIFICATE)?;
-        kubelet_certificate::issue(&ca, key.expose(), &self.node.name, &[], &addresses, now)
-            .and_then(|it| it.write(Path::new(kubeadm::KUBELET_CERTIFICATE), Path::new(kubeadm::KUBELET_KEY)))
-            .map_err(Error::Certificate)
+        let issued = kubelet_certificate::issue(&ca, key.expose(), &self.node.name, &[], &addresses, now);
+        setup::write_certificate(&issued.map_err(Error::Certificate)?)
     }
 
     fn make_kubeconfig(&self, stop: &Stop, job: &Job<Done>) -> Result<Secret, Error> {
@@ -159,14 +170,17 @@ impl Plan {
 }
 
 impl Plan {
-    /// Tells the cluster which version it has and with which components: what joining nodes install, and what upgrades start
-    /// from. Objects and names are the old system's.
-    fn publish(&self, kubeconfig: &Secret, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
+    fn connect(&self, kubeconfig: &Secret, stop: &Stop, job: &Job<Done>) -> Result<Client, Error> {
         let kubeconfig = std::str::from_utf8(kubeconfig.expose()).unwrap_or_default();
         let config = Config::from_kubeconfig(kubeconfig, "kubeadm's kubeconfig", Path::new("/"))?;
         let client = Client::new(config, stop).within(API);
         client.wait_ready(&mut |line| job.line(line))?;
+        Ok(client)
+    }
 
+    /// Tells the cluster which version it has and with which components: what joining nodes install, and what upgrades start
+    /// from. Objects and names are the old system's.
+    fn publish(&self, client: &Client) -> Result<(), Error> {
         let name = components::list_hash(&self.wire).replace(':', "-");
         let name = format!("k8s-components-{name}");
         let config_maps = CONFIG_MAPS.in_namespace("kube-system");
@@ -177,5 +191,20 @@ impl Plan {
         client.create_if_absent(&config_maps, &json!({"metadata": {"name": "internal-config"}}))?;
         client.annotate(&NODES.named(self.node.name.as_str()), &[(COMPONENTS, &name)])?;
         Ok(())
+    }
+
+    /// What a join service would have recorded: that this machine has this disk, name and address. So no other gets them, and
+    /// the kubelet's certificate can be renewed.
+    fn record(&self, client: &Client, node: &Node, disk: &str) -> Result<(), String> {
+        let failed = |why: &dyn std::fmt::Display| format!("this machine is not recorded: {why}");
+        let disk = Uuid::parse(disk).ok_or_else(|| failed(&"its disk has no UUID"))?;
+        let machine = node.issuer.machine().map_err(|error| failed(&error))?;
+        let name = self.node.name.as_str();
+        let record = Record {
+            control_plane: true,
+            addresses: vec![self.node.ip],
+            ..Record::of_node(name, &disk, machine.as_deref(), "", None)
+        };
+        records::write_if_absent(client, &record).map_err(|error| failed(&error))
     }
 }

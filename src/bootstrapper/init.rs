@@ -84,11 +84,11 @@ impl Init {
     pub fn run(&self, node: &Node, stop: &Stop, job: &Job<Done>) -> Result<Done, String> {
         job.phase("state disk");
         let state = NodeState { role: Role::ControlPlane, measurement_salt: self.keys.salt };
-        node.commit_disk(&state, |uuid| derive(&self.keys.kms, &Dek::disk(uuid)))?;
+        let disk = node.commit_disk(&state, |uuid| derive(&self.keys.kms, &Dek::disk(uuid)))?;
         job.phase("emergency SSH");
         self.certify_host(node)?;
         let kubeconfig = match &self.plan {
-            Some(plan) => plan.run(&node.settings, stop, job).map_err(|error| error.to_string())?,
+            Some(plan) => plan.run(node, &disk, stop, job).map_err(|error| error.to_string())?,
             None => cluster::none(),
         };
         node.complete()?;

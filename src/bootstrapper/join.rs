@@ -143,8 +143,7 @@ impl Join {
             let mode = if *is_secret { 0o600 } else { 0o644 };
             setup::write(&Path::new(PKI).join(name), mode, content.expose())?;
         }
-        let (certificate, key) = (Path::new(kubeadm::KUBELET_CERTIFICATE), Path::new(kubeadm::KUBELET_KEY));
-        self.ticket.kubelet.write(certificate, key).map_err(Error::Certificate)?;
+        setup::write_certificate(&self.ticket.kubelet)?;
         if let Trust::Authority(authority) = &self.ticket.trust {
             let discovery = kubeadm::discovery(&self.api_server, authority);
             setup::write(Path::new(kubeadm::DISCOVERY), 0o600, discovery.as_bytes())?;

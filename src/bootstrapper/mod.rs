@@ -121,6 +121,7 @@ impl Bootstrapper {
             metadata: self.metadata,
             root: self.root,
             disk: Handover { device: device.clone(), key_file: self.key_file },
+            issuer: self.issuer.clone(),
             policy: self.policy,
             settings: self.settings,
             timeline: self.timeline,

@@ -12,8 +12,10 @@ use std::{env, fmt};
 
 use super::command;
 use super::job::Job;
+use crate::attestation::Issuer;
 use crate::crypto::Secret;
 use crate::kubernetes::components::{self, Component, Settings, Step};
+use crate::kubernetes::kubelet_certificate::KubeletCertificate;
 use crate::kubernetes::parameters::{Invalid, NodeName};
 use crate::kubernetes::{client, kubeadm, kubelet_certificate};
 use crate::metadata::{Instance, Metadata};
@@ -36,6 +38,8 @@ pub struct Node {
     pub root: PathBuf,
     /// Which disk, and the passphrase of this boot.
     pub disk: Handover,
+    /// Proves what this machine runs.
+    pub issuer: Arc<dyn Issuer>,
     /// What components may ask for.
     pub policy: components::Policy,
     /// How they are fetched.
@@ -45,19 +49,20 @@ pub struct Node {
 }
 
 impl Node {
-    /// The commit: marks the set-up as begun and gives the disk the key that `key_of` derives for its UUID.
+    /// The commit: marks the set-up as begun and gives the disk the key that `key_of` derives for its UUID, which is returned.
     pub fn commit_disk(
         &self,
         state: &NodeState,
         key_of: impl FnOnce(&str) -> Result<Secret, String>,
-    ) -> Result<(), String> {
+    ) -> Result<String, String> {
         let failed = |error: state_disk::Error| format!("setting up the state disk: {error}");
         let disk = NewDisk::open(&self.disk).map_err(|error| format!("opening the state disk: {error}"))?;
-        let key = key_of(&disk.uuid())?;
+        let uuid = disk.uuid();
+        let key = key_of(&uuid)?;
         mark_begun(&self.root).map_err(state_disk::Error::NodeState).map_err(failed)?;
         disk.commit(&self.root, state, &key).map_err(failed)?;
         self.timeline.event("committed", "the state disk has its permanent key");
-        Ok(())
+        Ok(uuid)
     }
 
     /// The set-up has ended well: from here on the node comes back by itself.
@@ -219,6 +224,14 @@ pub fn program(name: &str) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", format!("{PROGRAMS}:{path}")).current_dir("/");
     command
+}
+
+/// Writes the kubelet's first serving certificate wherever a kubelet may be told to look for it.
+pub fn write_certificate(certificate: &KubeletCertificate) -> Result<(), Error> {
+    for (path, key) in kubeadm::KUBELET_CERTIFICATES {
+        certificate.write(Path::new(path), Path::new(key)).map_err(Error::Certificate)?;
+    }
+    Ok(())
 }
 
 fn make_directory(path: &Path) -> Result<(), Error> {

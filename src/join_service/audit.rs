@@ -1,4 +1,4 @@
-//! A record of every decision: a line in the log, a Kubernetes Event at the node, and a count.
+//! A record of every decision about a ticket or a renewal: a line in the log, a Kubernetes Event at the node, and a count.
 //!
 //! ```text
 //! audit {"request":"join","decision":"refused","reason":"role","peer":"10.0.0.7:4711","node":"worker-1","role":"control-plane",
@@ -53,12 +53,37 @@ pub struct Subject<'a> {
     pub since: Instant,
 }
 
+/// What was decided about a kubelet's serving certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewal {
+    /// It may be signed.
+    Approved,
+    /// It may not.
+    Denied,
+    /// It is up to somebody else, or to be judged later.
+    Left,
+    /// The decision could not be made known.
+    Failed,
+}
+
+impl Renewal {
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Renewal::Approved => ("approved", "RenewalApproved"),
+            Renewal::Denied => ("denied", "RenewalDenied"),
+            Renewal::Left => ("left", "RenewalLeft"),
+            Renewal::Failed => ("failed", "RenewalFailed"),
+        }
+    }
+}
+
 /// Where decisions go.
 pub struct Audit {
     events: Option<SyncSender<Value>>,
     tickets: Labelled<Counter, 3>,
     seconds: Labelled<Histogram, 2>,
     steps: Labelled<Histogram, 1>,
+    renewals: Labelled<Counter, 2>,
 }
 
 /// The thread that sends events; it ends with its client's stop.
@@ -80,6 +105,11 @@ impl Audit {
                 "firstlight_join_step_seconds",
                 "Time that a step of a join ticket took.",
                 ["step"],
+            ),
+            renewals: registry.labelled(
+                "firstlight_join_renewals_total",
+                "Decisions about serving certificates of kubelets.",
+                ["result", "reason"],
             ),
         }
     }
@@ -107,6 +137,27 @@ impl Audit {
         self.record(subject, decision, refusal.word, &why);
     }
 
+    /// A certificate signing request of this name was judged; `node` is empty where it is of none.
+    pub fn renewal(&self, renewal: Renewal, request: &str, node: &str, reason: &'static str, why: &str) {
+        let (decision, title) = renewal.words();
+        self.renewals.with([decision, reason]).inc();
+        let line = json!({
+            "request": "renewal", "decision": decision, "reason": reason, "certificateSigningRequest": request,
+            "node": node, "why": why,
+        });
+        let kind = match renewal {
+            Renewal::Approved => {
+                log::info!("audit {line}");
+                "Normal"
+            }
+            _ => {
+                log::warn!("audit {line}");
+                "Warning"
+            }
+        };
+        self.send(node, || event(node, "renewal", kind, title, &format!("{request}: {reason}: {why}")));
+    }
+
     /// Measures a step.
     pub fn step<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
         self.steps.with([name]).time(work)
@@ -123,34 +174,41 @@ impl Audit {
             GIVEN => log::info!("audit {line}"),
             _ => log::warn!("audit {line}"),
         }
-        // an event is about a node, by its name
-        if let Some(events) = self.events.as_ref().filter(|_| !subject.node.is_empty()) {
+        self.send(subject.node, || {
+            let (kind, title) = match decision {
+                GIVEN => ("Normal", "TicketGiven"),
+                "refused" => ("Warning", "TicketRefused"),
+                _ => ("Warning", "TicketFailed"),
+            };
+            let note = format!("{} as {}: {reason}: {why}", subject.request, subject.role);
+            event(subject.node, subject.request, kind, title, &note)
+        });
+    }
+
+    /// An event is about a node, by its name.
+    fn send(&self, node: &str, event: impl FnOnce() -> Value) {
+        if let Some(events) = self.events.as_ref().filter(|_| !node.is_empty()) {
             // where the queue is full there are events enough
-            let _ = events.try_send(event(subject, decision, reason, why));
+            let _ = events.try_send(event());
         }
     }
 }
 
 /// events.k8s.io/v1.
-fn event(subject: &Subject, decision: &str, reason: &str, why: &str) -> Value {
-    let (kind, title) = match decision {
-        GIVEN => ("Normal", "TicketGiven"),
-        "refused" => ("Warning", "TicketRefused"),
-        _ => ("Warning", "TicketFailed"),
-    };
+fn event(node: &str, action: &str, kind: &str, title: &str, note: &str) -> Value {
     // at most 1024 characters
-    let note: String = format!("{} as {}: {reason}: {why}", subject.request, subject.role).chars().take(900).collect();
+    let note: String = note.chars().take(900).collect();
     let number = random::<8>().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     json!({
-        "metadata": {"name": format!("{}.{number}", subject.node), "namespace": NAMESPACE},
+        "metadata": {"name": format!("{node}.{number}"), "namespace": NAMESPACE},
         "eventTime": time::micros(SystemTime::now()),
         "reportingController": "firstlight/join-service",
         "reportingInstance": "join-service",
-        "action": subject.request,
+        "action": action,
         "reason": title,
         "type": kind,
         "note": note,
-        "regarding": {"apiVersion": "v1", "kind": "Node", "name": subject.node},
+        "regarding": {"apiVersion": "v1", "kind": "Node", "name": node},
     })
 }
 

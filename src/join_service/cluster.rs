@@ -127,7 +127,9 @@ impl Cluster {
         &self.client
     }
 
-    fn watch(
+    /// Follows a collection until the client is stopped; `on` hears of each event, and of none where there is no such
+    /// resource, or no right to it.
+    pub fn watch(
         &self,
         collection: &Collection,
         selector: &Selector,

@@ -70,6 +70,13 @@ impl Instances {
         }
     }
 
+    /// The address of the machine that is the node of this name: `None` without a metadata service, which knows nothing;
+    /// `Some(Ok(None))` where the cloud lists no such machine, or no address of it.
+    pub fn address(&self, name: &str) -> Option<Result<Option<IpAddr>, Refusal>> {
+        let metadata = self.metadata.as_ref()?;
+        Some(self.list(metadata, AGE).map(|list| list.get(name).and_then(|instance| instance.vpc_ip)))
+    }
+
     fn list(&self, metadata: &Metadata, age: Duration) -> Result<Arc<List>, Refusal> {
         let mut kept = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         // a failure is kept too: those that wait here would each wait as long for another one

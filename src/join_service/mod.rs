@@ -6,14 +6,17 @@
 //! - `/join.API/IssueJoinTicket`: all that a new node needs to become a member.
 //! - `/join.API/IssueRejoinTicket`: the key of its disk and the measurement secret, for a node that boots again.
 //!
+//! Beside that it approves what kubelets ask of the cluster itself: that their serving certificates are renewed.
+//!
 //! | file | work |
 //! |---|---|
 //! | [`tickets`] | the two requests, step by step |
 //! | `request`, [`refusal`] | the form of a request; why there is no ticket |
-//! | `instances`, `records` | which machine may have which name, role and disk |
+//! | `instances`, [`records`] | which machine may have which name, role and disk |
 //! | [`keys`], `pki`, `tokens` | what a ticket is made of: keys of the key service, the CA on this node's disk, bootstrap tokens |
 //! | [`cluster`] | what is known of the cluster, by watches |
 //! | `reservation`, [`cleaner`] | control planes one at a time; what is left to be taken back |
+//! | [`renewal`] | serving certificates of kubelets, for what their machine joined as |
 //! | [`audit`] | each decision: log, event, count |
 //! | [`policy`] | the attestation policy's file |
 //!
@@ -26,8 +29,9 @@ mod instances;
 pub mod keys;
 mod pki;
 pub mod policy;
-mod records;
+pub mod records;
 pub mod refusal;
+pub mod renewal;
 mod request;
 mod reservation;
 pub mod tickets;
@@ -55,6 +59,7 @@ use instances::Instances;
 use keys::KeyClient;
 pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
+use renewal::Renewals;
 use tickets::{Attached, Tickets};
 
 /// The gRPC method for nodes that boot again.
@@ -117,6 +122,7 @@ struct Background {
     cleaner: Arc<Cleaner>,
     // after the stop, which ends them
     _watches: Watches,
+    _renewing: renewal::Running,
     _cleaning: Running,
     _sending: Sending,
 }
@@ -201,11 +207,11 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         );
     }
     let (keys, instances) =
-        (Arc::new(KeyClient::new(&config.key_service, config.key_auth)), Instances::new(config.metadata));
+        (Arc::new(KeyClient::new(&config.key_service, config.key_auth)), Arc::new(Instances::new(config.metadata)));
     let pki = Pki::new(&config.pki_dir);
     let Some(kubernetes) = config.kubernetes else {
         log::warn!("no access to a cluster's API: known nodes are let in again, but no new ones");
-        let tickets = Tickets::new(keys, config.config_dir, pki, instances, None, Audit::new(registry));
+        let tickets = Tickets::new(keys, config.config_dir, pki, instances, None, Audit::new(registry).into());
         return Ok((tickets, None));
     };
     let stop = Stop::new();
@@ -217,9 +223,12 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     registry.gauge_of("firstlight_join_tokens", "Bootstrap tokens of this service that wait for their nodes.", &[], {
         move || counted.upgrade().map(|cleaner| cleaner.tokens() as f64)
     });
+    let audit = Arc::new(audit);
+    let renewing = Renewals::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
     let attached = Attached { cluster, cleaner: cleaner.clone() };
     let tickets = Tickets::new(keys, config.config_dir, pki, instances, Some(attached), audit);
-    let background = Background { stop, cleaner, _watches: watches, _cleaning: cleaning, _sending: sending };
+    let background =
+        Background { stop, cleaner, _watches: watches, _renewing: renewing, _cleaning: cleaning, _sending: sending };
     Ok((tickets, Some(background)))
 }
 
@@ -277,6 +286,7 @@ pub fn router(tickets: Arc<Tickets>) -> Router {
 
 /// Makes rejoin tickets with keys of this service, and nothing else.
 pub fn rejoin_only(keys: KeyClient) -> Arc<Tickets> {
-    let (pki, instances) = (Pki::new(PKI_DIR.as_ref()), Instances::new(None));
-    Arc::new(Tickets::new(Arc::new(keys), CONFIG_DIR.into(), pki, instances, None, Audit::new(&Registry::new())))
+    let (pki, instances) = (Pki::new(PKI_DIR.as_ref()), Arc::new(Instances::new(None)));
+    let audit = Arc::new(Audit::new(&Registry::new()));
+    Arc::new(Tickets::new(Arc::new(keys), CONFIG_DIR.into(), pki, instances, None, audit))
 }

@@ -80,7 +80,7 @@ impl Pki {
 impl Ca {
     /// A kubelet's serving certificate, PEM.
     pub fn certify(&self, request: &CertificateRequest) -> Result<Vec<u8>, Refusal> {
-        let CertificateRequest { node, addresses, public_key } = request;
+        let CertificateRequest { node, addresses, public_key, .. } = request;
         let issued = self.authority.certify(public_key, node, &[], addresses, SystemTime::now());
         issued.map(String::into_bytes).map_err(|error| Refusal::broken("pki", error.to_string()))
     }

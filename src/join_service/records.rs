@@ -2,13 +2,16 @@
 //! machine that it was, and nobody else gets the key of its disk or its name.
 //!
 //! ```text
-//! join-node-NAME   of a join ticket       data: node, disk, machine, token, nodeUID, role, issued
+//! join-node-NAME   of a join ticket       data: node, disk, machine, addresses, token,
+//!                                               nodeUID, role, issued
+//!                  of an init             the same without a token, by the node itself
 //! join-disk-UUID   of a rejoin ticket for a disk that no join ticket was made for: data: disk, machine
 //! ```
 //!
 //! A node's record is replaced when the machine joins anew, with another disk; so there are as many as names. An operator who
 //! gives a disk to another machine, or a name, deletes the record.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -48,6 +51,8 @@ pub struct Record {
     pub disk: String,
     /// What attestation calls the machine.
     pub machine: String,
+    /// Those that its kubelet got a certificate for; none where the record is older than this field.
+    pub addresses: Vec<IpAddr>,
     /// The identifier of the bootstrap token, which is not its secret half.
     pub token: String,
     /// Of the Node object that there was before the ticket.
@@ -69,13 +74,14 @@ pub struct Written {
 }
 
 impl Record {
-    /// Of a join ticket that is about to be made.
+    /// Of a join ticket that is about to be made, or, without a token, of an init.
     pub fn of_node(node: &str, disk: &Uuid, machine: Option<&str>, token: &str, before: Option<&Node>) -> Record {
         Record {
             name: name_of_node(node),
             node: node.into(),
             disk: disk.to_string(),
             machine: machine.unwrap_or_default().into(),
+            addresses: Vec::new(),
             token: token.into(),
             node_uid: before.map(|node| node.uid.clone()).unwrap_or_default(),
             // to the second, as it will be read
@@ -104,6 +110,7 @@ impl Record {
             node: text("/data/node"),
             disk: text("/data/disk"),
             machine: text("/data/machine"),
+            addresses: text("/data/addresses").split(',').filter_map(|address| address.parse().ok()).collect(),
             token: text("/data/token"),
             node_uid: text("/data/nodeUID"),
             control_plane: text("/data/role") == CONTROL_PLANE,
@@ -122,6 +129,7 @@ impl Record {
         let mut data = json!({"disk": self.disk, "machine": self.machine});
         if !self.node.is_empty() {
             data["node"] = self.node.as_str().into();
+            data["addresses"] = self.addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",").into();
             data["token"] = self.token.as_str().into();
             data["nodeUID"] = self.node_uid.as_str().into();
             if self.control_plane {
@@ -282,10 +290,24 @@ mod tests {
     fn a_record_comes_back_as_it_was_written() {
         let mut written = record("m", 0);
         (written.version, written.control_plane) = ("7".into(), true);
+        assert_eq!(Record::read(&written.write()).as_ref(), Some(&written));
+        written.addresses = vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
         assert_eq!(Record::read(&written.write()), Some(written));
         let disk = Record::of_disk(&Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap(), "m");
         assert_eq!(Record::read(&disk.write()), Some(disk));
         assert_eq!(Record::read(&json!({"metadata": {"name": "join-config"}})), None);
+    }
+
+    #[test]
+    fn an_inits_record_keeps_its_name_as_one_of_a_ticket_does() {
+        let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
+        let written = Record::of_node("n", &disk, Some("m"), "", None);
+        let read = Record::read(&written.write()).unwrap();
+        let node = Node { uid: "u".into(), ready_since: None };
+        let check = |machine| check_name_against(Some(&read), Some(&node), Some(machine), SystemTime::now());
+        assert_eq!(check("other").map_err(|refusal| refusal.word), Err("name-of-other"));
+        // at once, since no ticket is on its way
+        assert_eq!(check("m"), Ok(()));
     }
 
     #[test]

@@ -48,9 +48,9 @@ pub struct Tickets {
     constants: Mutex<Constants>,
     config_dir: PathBuf,
     pki: Pki,
-    instances: Instances,
+    instances: Arc<Instances>,
     cluster: Option<Attached>,
-    audit: Audit,
+    audit: Arc<Audit>,
     /// Nodes whose ticket is being made.
     busy: Mutex<HashSet<String>>,
 }
@@ -94,9 +94,9 @@ impl Tickets {
         keys: Arc<KeyClient>,
         config_dir: PathBuf,
         pki: Pki,
-        instances: Instances,
+        instances: Arc<Instances>,
         cluster: Option<Attached>,
-        audit: Audit,
+        audit: Arc<Audit>,
     ) -> Tickets {
         Tickets {
             keys,
@@ -278,6 +278,7 @@ impl Tickets {
         let machine = call.identity().map(|machine| &**machine);
         let record = Record {
             control_plane: asked.control_plane,
+            addresses: asked.addresses().to_vec(),
             ..Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref())
         };
         let written = self.audit.step("record", || records::write(cluster, client, record)).inspect_err(|refusal| {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! subject      O=system:nodes, CN=system:node:NAME, nothing else      key   ECDSA P-256
-//! attributes   at most one extensionRequest (RFC 2985 §5.4.2)         of it a subjectAltName with addresses alone
+//! attributes   at most one extensionRequest (RFC 2985 §5.4.2)         of it a subjectAltName with addresses alone, or, where
+//!                                                                     a kubelet itself asks, with names too
 //! signature    ecdsa-with-SHA256, by that key
 //! ```
 //!
@@ -19,8 +20,9 @@ use crate::atls::der::{self, Malformed, Reader};
 
 /// A request has some 300 bytes.
 pub const MAX_LEN: usize = 4096;
-/// A node has an address or two.
+/// A node has an address or two, and a name.
 const MAX_ADDRESSES: usize = 16;
+const MAX_NAMES: usize = 16;
 /// What every node's subject has.
 const ORGANIZATION: &str = "system:nodes";
 const COMMON_NAME_PREFIX: &str = "system:node:";
@@ -33,7 +35,8 @@ pub(super) const ECDSA_WITH_SHA256: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86
 pub(super) const P256: &[u8] =
     b"\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\0";
 const POINT_LEN: usize = 65;
-/// iPAddress of a GeneralName: `[7] IMPLICIT` (RFC 5280 §4.2.1.6).
+/// dNSName and iPAddress of a GeneralName: `[2]` and `[7] IMPLICIT` (RFC 5280 §4.2.1.6).
+const DNS_NAME: u8 = 0x82;
 const IP_ADDRESS: u8 = 0x87;
 
 /// A request that was checked: its key is that of who made it.
@@ -41,6 +44,10 @@ const IP_ADDRESS: u8 = 0x87;
 pub struct CertificateRequest {
     /// Of its common name, as Kubernetes writes it.
     pub node: NodeName,
+    /// Its common name as it is.
+    pub common_name: String,
+    /// Of its subjectAltName, ASCII; none in what [`CertificateRequest::parse`] returns.
+    pub names: Vec<String>,
     /// Of its subjectAltName.
     pub addresses: Vec<IpAddr>,
     /// SubjectPublicKeyInfo, DER.
@@ -70,8 +77,15 @@ fn invalid<T>(why: impl Into<String>) -> Result<T, Invalid> {
 }
 
 impl CertificateRequest {
-    /// Reads a request, and checks that it is signed by its own key.
+    /// Reads a request of a machine that is about to join, and checks that it is signed by its own key.
     pub fn parse(der: &[u8]) -> Result<CertificateRequest, Invalid> {
+        let request = CertificateRequest::parse_with_names(der)?;
+        // what it is called is up to who signs
+        if request.names.is_empty() { Ok(request) } else { invalid("its subjectAltName has more than addresses") }
+    }
+
+    /// The same of a request that a kubelet makes (k8s.io/client-go, util/certificate), which may have DNS names.
+    pub fn parse_with_names(der: &[u8]) -> Result<CertificateRequest, Invalid> {
         if der.len() > MAX_LEN {
             return invalid(format!("it has {} bytes, more than {MAX_LEN}", der.len()));
         }
@@ -103,13 +117,21 @@ impl CertificateRequest {
         if !signature.strip_prefix(&[0]).is_some_and(is_signed) {
             return invalid("it is not signed by its own key");
         }
-        let (node, addresses) = (read_subject(subject)?, read_attributes(attributes)?);
-        Ok(CertificateRequest { node, addresses, public_key: public_key.to_vec() })
+        let ((node, common_name), alternative) = (read_subject(subject)?, read_attributes(attributes)?);
+        let AlternativeNames { names, addresses } = alternative;
+        Ok(CertificateRequest { node, common_name, names, addresses, public_key: public_key.to_vec() })
     }
 }
 
+/// What a subjectAltName has.
+#[derive(Default)]
+struct AlternativeNames {
+    names: Vec<String>,
+    addresses: Vec<IpAddr>,
+}
+
 /// Of a Name's content: one organization and one common name, each in a set of its own.
-fn read_subject(subject: &[u8]) -> Result<NodeName, Invalid> {
+fn read_subject(subject: &[u8]) -> Result<(NodeName, String), Invalid> {
     let (mut organization, mut common_name) = (None, None);
     let mut names = Reader::new(subject);
     while !names.is_empty() {
@@ -134,17 +156,18 @@ fn read_subject(subject: &[u8]) -> Result<NodeName, Invalid> {
     if organization != Some(ORGANIZATION) {
         return invalid(format!("the organization of its subject is not {ORGANIZATION}"));
     }
-    let name = common_name.and_then(|name| name.strip_prefix(COMMON_NAME_PREFIX));
-    let Some(name) = name else {
+    let whole = common_name.unwrap_or_default();
+    let Some(name) = whole.strip_prefix(COMMON_NAME_PREFIX) else {
         return invalid(format!("the common name of its subject is not {COMMON_NAME_PREFIX} and a name"));
     };
-    NodeName::from_machine(name).map_err(|error| Invalid(error.to_string()))
+    let node = NodeName::from_machine(name).map_err(|error| Invalid(error.to_string()))?;
+    Ok((node, whole.to_owned()))
 }
 
-fn read_attributes(attributes: &[u8]) -> Result<Vec<IpAddr>, Invalid> {
+fn read_attributes(attributes: &[u8]) -> Result<AlternativeNames, Invalid> {
     let mut attributes = Reader::new(attributes);
     if attributes.is_empty() {
-        return Ok(Vec::new());
+        return Ok(AlternativeNames::default());
     }
     let mut attribute = Reader::new(attributes.expect(der::SEQUENCE)?);
     let kind = attribute.expect_whole(der::OBJECT_IDENTIFIER)?;
@@ -158,10 +181,10 @@ fn read_attributes(attributes: &[u8]) -> Result<Vec<IpAddr>, Invalid> {
     read_extensions(extensions)
 }
 
-fn read_extensions(extensions: &[u8]) -> Result<Vec<IpAddr>, Invalid> {
+fn read_extensions(extensions: &[u8]) -> Result<AlternativeNames, Invalid> {
     let mut extensions = Reader::new(extensions);
     if extensions.is_empty() {
-        return Ok(Vec::new());
+        return Ok(AlternativeNames::default());
     }
     let mut extension = Reader::new(extensions.expect(der::SEQUENCE)?);
     let kind = extension.expect_whole(der::OBJECT_IDENTIFIER)?;
@@ -174,21 +197,31 @@ fn read_extensions(extensions: &[u8]) -> Result<Vec<IpAddr>, Invalid> {
         return invalid("it wants other extensions than a subjectAltName");
     }
     let mut whole = Reader::new(value);
-    let mut names = Reader::new(whole.expect(der::SEQUENCE)?);
+    let names = whole.expect(der::SEQUENCE)?;
     whole.end()?;
-    let mut addresses = Vec::new();
+    read_names(names)
+}
+
+/// Of GeneralNames.
+fn read_names(names: &[u8]) -> Result<AlternativeNames, Invalid> {
+    let (mut names, mut read) = (Reader::new(names), AlternativeNames::default());
     while !names.is_empty() {
-        let address = match names.next()? {
-            (IP_ADDRESS, bytes) => address(bytes),
-            _ => return invalid("its subjectAltName has more than addresses"),
-        };
-        let Some(address) = address else { return invalid("its subjectAltName has an address that is none") };
-        if addresses.len() == MAX_ADDRESSES {
-            return invalid(format!("its subjectAltName has more than {MAX_ADDRESSES} addresses"));
+        match names.next()? {
+            (IP_ADDRESS, bytes) => match address(bytes) {
+                Some(address) => read.addresses.push(address),
+                None => return invalid("its subjectAltName has an address that is none"),
+            },
+            (DNS_NAME, bytes) => match std::str::from_utf8(bytes) {
+                Ok(name) if name.is_ascii() => read.names.push(name.to_owned()),
+                _ => return invalid("its subjectAltName has a name that is no ASCII text"),
+            },
+            _ => return invalid("its subjectAltName has more than addresses and names of hosts"),
         }
-        addresses.push(address);
+        if read.addresses.len() > MAX_ADDRESSES || read.names.len() > MAX_NAMES {
+            return invalid(format!("its subjectAltName has more than {MAX_ADDRESSES} addresses or {MAX_NAMES} names"));
+        }
     }
-    Ok(addresses)
+    Ok(read)
 }
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {
@@ -257,8 +290,18 @@ mod tests {
         };
         let read = CertificateRequest::parse(&with(&["-addext", "subjectAltName=IP:10.0.0.1"], "ip")).unwrap();
         assert_eq!((read.node.as_str(), read.addresses.len()), ("a.b", 1));
-        let dns = with(&["-addext", "subjectAltName=IP:10.0.0.1,DNS:kubernetes"], "dns");
+        let dns = with(&["-addext", "subjectAltName=DNS:a.b,IP:10.0.0.1"], "dns");
         assert!(refused(&dns).contains("more than addresses"));
+        let read = CertificateRequest::parse_with_names(&dns).unwrap();
+        assert_eq!((&read.names[..], read.common_name.as_str()), (&["a.b".to_owned()][..], "system:node:a.b"));
+        for (number, other) in ["URI:https://a.b", "email:a@a.b", "dirName:name"].iter().enumerate() {
+            let section = "[req]\ndistinguished_name=dn\n[dn]\n[name]\nCN=a\n";
+            std::fs::write(path("config"), section).unwrap();
+            let (config, names) = (path("config"), format!("subjectAltName=DNS:a.b,{other}"));
+            let other = with(&["-config", &config, "-addext", &names], &format!("other{number}"));
+            let refused = CertificateRequest::parse_with_names(&other).unwrap_err().to_string();
+            assert!(refused.contains("more than addresses and names"), "{refused}");
+        }
         let more = with(&["-addext", "subjectAltName=IP:10.0.0.1", "-addext", "basicConstraints=CA:TRUE"], "more");
         assert!(refused(&more).contains("other extensions"));
         assert!(refused(&with(&["-sha384"], "sha384")).contains("not ecdsa-with-SHA256"));
@@ -316,11 +359,13 @@ mod tests {
 
     #[test]
     fn no_mutation_of_a_request_is_taken_or_makes_the_parser_panic() {
-        let valid = request(&params("system:nodes", "system:node:worker-1", &["10.0.0.7", "fd00::7"]));
-        let read = CertificateRequest::parse(&valid).unwrap();
+        let mut params = params("system:nodes", "system:node:worker-1", &["10.0.0.7", "fd00::7"]);
+        params.subject_alt_names.push(SanType::DnsName("worker-1".try_into().unwrap()));
+        let valid = request(&params);
+        let read = CertificateRequest::parse_with_names(&valid).unwrap();
         for mutant in mutations(&valid, 20_000) {
             // a signature has two forms at most, and the rest is signed
-            if let Ok(other) = CertificateRequest::parse(&mutant) {
+            if let Ok(other) = CertificateRequest::parse_with_names(&mutant) {
                 assert_eq!(other, read);
             }
             let _ = (read_subject(&mutant), read_attributes(&mutant), read_extensions(&mutant));

@@ -31,10 +31,15 @@ pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
 pub const CA_CERTIFICATE: &str = "/etc/kubernetes/pki/ca.crt";
 /// Its key, on control planes only.
 pub const CA_KEY: &str = "/etc/kubernetes/pki/ca.key";
-/// The kubelet's serving certificate; the old system's names, which speak of a client.
-pub const KUBELET_CERTIFICATE: &str = "/run/state/kubelet/pki/kubelet-client-crt.pem";
-/// Its key.
-pub const KUBELET_KEY: &str = "/run/state/kubelet/pki/kubelet-client-key.pem";
+/// Where a kubelet's first serving certificate is, and its key. The first pair is where a kubelet looks that renews it
+/// (k8s.io/client-go, util/certificate: `kubelet-server` in its certificate directory). It must not be named to it as
+/// `tlsCertFile`: before 1.36 a kubelet serves what that names to whoever comes by an address, as the API server does, however
+/// often it was renewed. The second has the old system's names, which speak of a client: its clusters name them to their
+/// kubelets, those of our nodes too.
+pub const KUBELET_CERTIFICATES: [(&str, &str); 2] = [
+    ("/var/lib/kubelet/pki/kubelet-server.crt", "/var/lib/kubelet/pki/kubelet-server.key"),
+    ("/run/state/kubelet/pki/kubelet-client-crt.pem", "/run/state/kubelet/pki/kubelet-client-key.pem"),
+];
 
 const KUBEADM_API: &str = "kubeadm.k8s.io/v1beta4";
 /// Where containerd listens.
@@ -401,8 +406,10 @@ struct KubeletConfiguration {
     /// The image sets the sysctls that the kubelet wants.
     protect_kernel_defaults: bool,
     static_pod_path: &'static str,
-    tls_cert_file: &'static str,
-    tls_private_key_file: &'static str,
+    /// The kubelet asks the cluster for a new serving certificate when 70 to 90 % of the time of the present one are over,
+    /// or when the Node has an address or a name that is not in it; the join service approves that.
+    #[serde(rename = "serverTLSBootstrap")]
+    server_tls_bootstrap: bool,
     tls_cipher_suites: [&'static str; 6],
     register_with_taints: [Taint; 2],
 }
@@ -420,8 +427,7 @@ impl KubeletConfiguration {
         KubeletConfiguration {
             protect_kernel_defaults: true,
             static_pod_path: MANIFESTS,
-            tls_cert_file: KUBELET_CERTIFICATE,
-            tls_private_key_file: KUBELET_KEY,
+            server_tls_bootstrap: true,
             tls_cipher_suites: CIPHER_SUITES,
             register_with_taints: [
                 until_seen("node.cloudprovider.kubernetes.io/uninitialized"),
@@ -568,7 +574,8 @@ mod tests {
         assert_eq!(cluster["apiServer"]["extraVolumes"][1]["readOnly"], true);
         assert_eq!(cluster["controllerManager"]["extraArgs"].as_array().unwrap().len(), 4);
         assert_eq!(documents[2]["protectKernelDefaults"], true);
-        assert_eq!(documents[2]["tlsCertFile"], KUBELET_CERTIFICATE);
+        assert!(documents[2].get("tlsCertFile").is_none());
+        assert_eq!(documents[2]["serverTLSBootstrap"], true);
     }
 
     #[test]
@@ -674,7 +681,7 @@ mod tests {
             ("control-plane-0", "control_plane-0"),
             ("bindPort", "bindPrt"),
             ("*.api.example", "*api"),
-            ("tlsCertFile", "tlsCertificateFile"),
+            ("serverTLSBootstrap", "serverTLSBoot"),
         ] {
             let text = init(&good, &node());
             assert!(text.contains(from));

@@ -24,13 +24,14 @@ use rustls::sign::SigningKey;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::parameters::NodeName;
+use super::time as instant;
 use crate::atls::certificate::time;
 use crate::atls::der::{self, Reader};
 use crate::sys::file;
 
 /// Clocks of nodes may differ by this much.
 const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);
-/// From now, as the old system has it.
+/// From now, as the old system has it; but never longer than the CA is good, since nobody takes it then.
 const VALIDITY: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 // object identifiers, each with its tag and length
@@ -133,6 +134,8 @@ pub struct Authority {
     /// Its subject, the issuer of what it signs.
     name: Vec<u8>,
     key_identifier: Option<Vec<u8>>,
+    /// The end of its own certificate.
+    end: SystemTime,
 }
 
 impl Authority {
@@ -155,11 +158,13 @@ impl Authority {
         let usable = ALGORITHMS.iter().find(|(scheme, _)| key.choose_scheme(&[*scheme]).is_some());
         let (scheme, algorithm) = *usable.ok_or_else(|| refuse("its key is neither RSA nor P-256 nor P-384".into()))?;
         let name = der::element(der::SEQUENCE, &[anchor.subject.as_ref()]);
-        Ok(Authority { key, scheme, algorithm, name, key_identifier: key_identifier(&certificate) })
+        let end = not_after(&certificate)
+            .ok_or_else(|| refuse("its certificate does not say until when it is good".into()))?;
+        Ok(Authority { key, scheme, algorithm, name, key_identifier: key_identifier(&certificate), end })
     }
 
     /// A certificate for the kubelet of `node` and this key (SubjectPublicKeyInfo, DER) under its name, `names` and
-    /// `addresses`: PEM, without the CA's.
+    /// `addresses`: PEM, without the CA's. It ends with the CA's own at the latest.
     pub fn certify(
         &self,
         public_key: &[u8],
@@ -170,9 +175,12 @@ impl Authority {
     ) -> Result<String, Error> {
         let mut serial = crate::crypto::random::<16>();
         serial[0] = serial[0] & 0x7f | 0x40; // positive, and the shortest form
-        let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let validity =
-            [time((since_epoch.saturating_sub(BACKDATED)).as_secs()), time((since_epoch + VALIDITY).as_secs())];
+        if self.end <= now {
+            return Err(Error::Authority(format!("its certificate has ended, on {}", instant::seconds(self.end))));
+        }
+        let since_epoch = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (begin, end) = (since_epoch(now).saturating_sub(BACKDATED), since_epoch((now + VALIDITY).min(self.end)));
+        let validity = [time(begin.as_secs()), time(end.as_secs())];
         let body = der::element(
             der::SEQUENCE,
             &[
@@ -196,6 +204,39 @@ impl Authority {
         let signature = signer.and_then(|signer| signer.sign(message).ok());
         signature.ok_or_else(|| Error::Authority("signing failed".into()))
     }
+}
+
+/// The end of a certificate's validity (RFC 5280 §4.1.2.5).
+fn not_after(certificate: &[u8]) -> Option<SystemTime> {
+    let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE).ok()?);
+    let mut body = Reader::new(certificate.expect(der::SEQUENCE).ok()?);
+    if body.peek() == Some(der::context(0)) {
+        body.next().ok()?;
+    }
+    // serial number, signature, issuer
+    body.expect(der::INTEGER).ok()?;
+    body.expect(der::SEQUENCE).ok()?;
+    body.expect(der::SEQUENCE).ok()?;
+    let mut validity = Reader::new(body.expect(der::SEQUENCE).ok()?);
+    validity.next().ok()?;
+    let (tag, text) = validity.next().ok()?;
+    let text = std::str::from_utf8(text).ok()?;
+    let (year, rest) = match tag {
+        // two digits of the year; from 50 they are of the 20th century
+        der::UTC_TIME => {
+            let (year, rest) = text.split_at_checked(2)?;
+            (if year < "50" { format!("20{year}") } else { format!("19{year}") }, rest)
+        }
+        der::GENERALIZED_TIME => {
+            let (year, rest) = text.split_at_checked(4)?;
+            (year.to_owned(), rest)
+        }
+        _ => return None,
+    };
+    let part = |from: usize, to: usize| rest.get(from..to);
+    let (month, day) = (part(0, 2)?, part(2, 4)?);
+    let (hour, minute, second) = (part(4, 6)?, part(6, 8)?, part(8, 10)?);
+    instant::parse(&format!("{year}-{month}-{day}T{hour}:{minute}:{second}{}", rest.get(10..)?))
 }
 
 /// The value of a certificate's subject key identifier.
@@ -265,7 +306,7 @@ pub(super) fn ip_name(address: &IpAddr) -> Vec<u8> {
 }
 
 /// RFC 7468.
-pub(super) fn pem(label: &str, bytes: &[u8]) -> Zeroizing<String> {
+pub fn pem(label: &str, bytes: &[u8]) -> Zeroizing<String> {
     let text = Zeroizing::new(STANDARD.encode(bytes));
     let mut pem = Zeroizing::new(String::with_capacity(text.len() + text.len() / 64 + 2 * label.len() + 64));
     pem.push_str(&format!("-----BEGIN {label}-----\n"));
@@ -292,6 +333,10 @@ mod tests {
 
     /// A CA by openssl(1), its key in the form that kubeadm writes.
     fn authority(kind: &str) -> (Vec<u8>, Vec<u8>) {
+        authority_of_days(kind, "3650")
+    }
+
+    fn authority_of_days(kind: &str, days: &str) -> (Vec<u8>, Vec<u8>) {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         let openssl = |arguments: &[&str]| {
@@ -305,7 +350,8 @@ mod tests {
         // as kubeadm's own
         let usage = "keyUsage=critical,digitalSignature,keyEncipherment,keyCertSign";
         let (key, certificate) = (path("key"), path("crt"));
-        openssl(&["req", "-x509", "-key", &key, "-subj", "/CN=kubernetes", "-addext", usage, "-out", &certificate]);
+        let common = ["req", "-x509", "-key", &key, "-subj", "/CN=kubernetes", "-addext", usage];
+        openssl(&[&common[..], &["-days", days, "-out", &certificate]].concat());
         (fs::read(path("crt")).unwrap(), fs::read(path("key")).unwrap())
     }
 
@@ -417,12 +463,57 @@ mod tests {
     }
 
     #[test]
+    fn it_ends_with_its_ca_and_a_ca_that_has_ended_signs_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let (ca, key) = authority_of_days("prime256v1", "30");
+        let end = not_after(&CertificateDer::from_pem_slice(&ca).unwrap()).unwrap();
+        let node = NodeName::from_machine("n").unwrap();
+        let day = Duration::from_secs(86_400);
+        let left = end.duration_since(SystemTime::now()).unwrap();
+        assert!(left > day * 29 && left <= day * 30, "{left:?}");
+        let printed = |certificate: &[u8]| {
+            fs::write(directory.path().join("crt"), certificate).unwrap();
+            let mut command = Command::new("openssl");
+            command.args(["x509", "-noout", "-enddate", "-in", "crt"]).current_dir(directory.path());
+            String::from_utf8(command.output().unwrap().stdout).unwrap()
+        };
+        let issued = issue(&ca, &key, &node, &[], &[], SystemTime::now()).unwrap();
+        assert_eq!(printed(issued.certificate.as_bytes()), printed(&ca));
+        let late = issue(&ca, &key, &node, &[], &[], end).err().expect("refused").to_string();
+        assert!(late.contains(&format!("has ended, on {}", instant::seconds(end))), "{late}");
+    }
+
+    #[test]
+    fn both_forms_of_time_are_read() {
+        let certificate = |tag: u8, end: &str| {
+            let validity = [der::element(der::UTC_TIME, &[b"200101000000Z"]), der::element(tag, &[end.as_bytes()])];
+            let validity = der::element(der::SEQUENCE, &[&validity[0], &validity[1]]);
+            let empty = der::element(der::SEQUENCE, &[]);
+            let body = der::element(der::SEQUENCE, &[&[der::INTEGER, 1, 1], &empty, &empty, &validity]);
+            not_after(&der::element(der::SEQUENCE, &[&body])).map(instant::seconds)
+        };
+        assert_eq!(certificate(der::UTC_TIME, "491231235959Z").as_deref(), Some("2049-12-31T23:59:59Z"));
+        assert_eq!(certificate(der::UTC_TIME, "700101000000Z").as_deref(), Some("1970-01-01T00:00:00Z"));
+        assert_eq!(certificate(der::GENERALIZED_TIME, "99991231235959Z").as_deref(), Some("9999-12-31T23:59:59Z"));
+        for (tag, end) in [
+            (der::UTC_TIME, "500101000000Z"),
+            (der::UTC_TIME, "4912312359Z"),
+            (der::UTC_TIME, "491231235959"),
+            (der::GENERALIZED_TIME, "20491231235959+01"),
+            (der::INTEGER, "491231235959Z"),
+        ] {
+            assert_eq!(certificate(tag, end), None, "{end}");
+        }
+    }
+
+    #[test]
     fn mutated_cas_are_refused_or_sign_without_a_panic() {
         let ca = authority("prime256v1");
         let certificate = CertificateDer::from_pem_slice(&ca.0).unwrap();
         assert!(key_identifier(&certificate).is_some_and(|identifier| identifier.len() == 20));
         for mutant in mutations(&certificate, 20_000) {
             key_identifier(&mutant);
+            not_after(&mutant);
         }
         for mutant in mutations(&ca.0, 2000) {
             let _ = Authority::new(&mutant, &ca.1);

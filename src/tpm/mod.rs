@@ -198,6 +198,13 @@ impl Tpm {
         Ok((public, quotes))
     }
 
+    /// The attestation key (TPMT_PUBLIC), the same one in every boot.
+    pub fn attestation_key(&mut self) -> Result<Vec<u8>, Error> {
+        let (_, public) =
+            attestation_key::load(&mut self.context).map_err(self.failed("loading the attestation key"))?;
+        public.marshall().map_err(self.failed("reading the attestation key"))
+    }
+
     fn quote(
         &mut self,
         key: tss_esapi::handles::KeyHandle,

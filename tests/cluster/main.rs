@@ -156,6 +156,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
     let places = operator.kubectl(&["get", "pods", "--selector", "app=work", "--output", "wide"]);
     assert_eq!(places.matches(worker.name()).count(), 3, "{places}");
     operator.kubectl(&["logs", "--selector", "app=work"]);
+    kubelets_renew_their_certificates(&operator, &[&first, &worker]);
 
     // without the second control plane etcd has no majority: what the cluster lets in again it knows by heart
     let id = operator.cluster_id();
@@ -286,6 +287,31 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         node.format_the_disk();
         node.power_cycle_the_tpm();
     }
+}
+
+/// Of a node that was initialised, and one that joined: their first certificates are as kubelets want them, and when they are
+/// gone the cluster signs others, which the API server accepts.
+fn kubelets_renew_their_certificates(operator: &Operator, nodes: &[&Node]) {
+    let signer = "spec.signerName=kubernetes.io/kubelet-serving";
+    let requests = || operator.kubectl(&["get", "certificatesigningrequests", "--field-selector", signer]);
+    assert_eq!(requests(), "");
+    for node in nodes {
+        node.sh("rm /var/lib/kubelet/pki/kubelet-server.* && systemctl restart kubelet");
+    }
+    for node in nodes {
+        let user = format!("system:node:{}", node.name().to_lowercase());
+        let is_signed = |line: &str| line.contains(&user) && line.contains("Approved,Issued");
+        wait_for("a new certificate", || requests().lines().any(is_signed));
+        let of_node = format!("spec.nodeName={}", node.name().to_lowercase());
+        let select =
+            ["get", "pods", "--namespace", "kube-system", "--selector", "k8s-app=kube-proxy", "--output", "name"];
+        let pod = operator.kubectl(&[&select[..], &["--field-selector", &of_node]].concat());
+        let logs = ["logs", "--namespace", "kube-system", "--tail", "1", pod.trim()];
+        wait_for("logs by the new certificate", || operator.try_kubectl(&logs).is_some());
+        node.sh("test -e /var/lib/kubelet/pki/kubelet-server-current.pem");
+        lap(node, &format!("the kubelet of {} serves with a renewed certificate", node.name()));
+    }
+    println!("{}", requests());
 }
 
 fn lap(node: &Node, what: &str) {

@@ -32,7 +32,7 @@ pub struct Cluster {
 }
 
 /// A program that ends when its standard input does, so that none is left whatever ends the test.
-struct Process(Child);
+pub struct Process(Child);
 
 impl Process {
     fn start(log: &Path, program: &Path, arguments: &[String]) -> Process {
@@ -148,6 +148,25 @@ impl Cluster {
         self.api_server = Some(Process::start(&log, &self.programs.join("kube-apiserver"), &arguments));
     }
 
+    /// The controller that signs what was approved, for as long as what is returned is kept. Built where it is missing.
+    #[allow(dead_code)] // not by every test
+    pub fn start_signer(&self) -> Process {
+        build(&["kube-controller-manager"]);
+        for (name, content) in [("ca.key", self.ca.1.serialize_pem()), ("signer.conf", self.kubeconfig())] {
+            fs::write(self.path(name), content).unwrap();
+        }
+        let path = |name: &str| self.path(name).display().to_string();
+        let arguments = [
+            format!("--kubeconfig={}", path("signer.conf")),
+            "--controllers=certificatesigningrequest-signing-controller".to_owned(),
+            format!("--cluster-signing-cert-file={}", path("ca.crt")),
+            format!("--cluster-signing-key-file={}", path("ca.key")),
+            "--leader-elect=false".to_owned(),
+            "--secure-port=0".to_owned(),
+        ];
+        Process::start(&self.path("signer.log"), &self.programs.join("kube-controller-manager"), &arguments)
+    }
+
     /// As if the machine had lost power.
     #[allow(dead_code)] // not by every test
     pub fn kill_api_server(&mut self) {
@@ -233,16 +252,17 @@ pub fn config(kubeconfig: &str) -> Config {
     Config::from_kubeconfig(kubeconfig, "admin.conf", Path::new("/nowhere")).unwrap()
 }
 
-/// Builds what is missing, which takes minutes; the folder.
 fn programs() -> PathBuf {
     static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
-    let built = || {
-        let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/kubernetes.sh");
-        let output = Command::new(tool).args(["kube-apiserver", "etcd"]).stderr(Stdio::inherit()).output().unwrap();
-        assert!(output.status.success(), "tools/kubernetes.sh has not built kube-apiserver and etcd");
-        Path::new(String::from_utf8(output.stdout).unwrap().trim()).join("bin")
-    };
-    PROGRAMS.get_or_init(built).clone()
+    PROGRAMS.get_or_init(|| build(&["kube-apiserver", "etcd"])).clone()
+}
+
+/// Builds what is missing, which takes minutes; the folder.
+fn build(programs: &[&str]) -> PathBuf {
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/kubernetes.sh");
+    let output = Command::new(tool).args(programs).stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success(), "tools/kubernetes.sh has not built {programs:?}");
+    Path::new(String::from_utf8(output.stdout).unwrap().trim()).join("bin")
 }
 
 fn free_ports() -> [u16; 3] {

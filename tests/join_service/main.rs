@@ -19,6 +19,7 @@ mod setting;
 #[allow(dead_code)]
 mod swtpm;
 
+mod renewal;
 mod setup;
 
 use std::fs;

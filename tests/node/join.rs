@@ -93,8 +93,8 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     assert_eq!(known["certificate-authority-data"], json!(authority));
 
     // what stays, and what does not
-    for name in ["kubelet-client-crt.pem", "kubelet-client-key.pem"] {
-        assert_eq!(mode(&setting.in_node(&format!("run/state/kubelet/pki/{name}"))), 0o600);
+    for (certificate, key) in firstlight::kubernetes::kubeadm::KUBELET_CERTIFICATES {
+        assert_eq!((mode(&setting.in_node(certificate)), mode(&setting.in_node(key))), (0o600, 0o600));
     }
     assert!(!setting.in_node("etc/kubernetes/pki").exists(), "a worker has none of the cluster's keys");
     assert_eq!(fs::read_dir(setting.in_node("run/firstlight")).unwrap().count(), 0, "the token is still there");
@@ -117,7 +117,7 @@ fn a_control_plane_joins_an_old_service_and_tries_again_with_all_its_files_what_
     // as the real one, a reset takes the keys away
     let cluster = setting.cluster(&format!(
         "case $1 in
-           reset) rm -rf /etc/kubernetes/pki /run/state/kubelet; exit 0 ;;
+           reset) rm -rf /etc/kubernetes/pki /var/lib/kubelet /run/state/kubelet; exit 0 ;;
          esac
          [ $n != 1 ] || {{ echo 'dial tcp: connect: connection refused, {TOKEN}' >&2; exit 1; }}"
     ));

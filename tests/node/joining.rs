@@ -30,10 +30,10 @@ pub const MEASUREMENT_SALT: [u8; 32] = [13; 32];
 pub const TOKEN: &str = "abcdef.0123456789abcdef";
 
 /// The folders of the node that are its own while it runs; `/run/state` is where components go.
-const OWN: &str = "etc opt run";
+const OWN: &str = "etc opt run var/lib";
 
 impl Setting {
-    /// `bootstrapper run` of a machine of this role, with `/etc`, `/opt` and `/run` of its own: they are folders of this test.
+    /// `bootstrapper run` of a machine of this role, with `/etc`, `/opt`, `/run` and `/var/lib` of its own: they are folders of this test.
     pub fn joining(&self, disk: &Path, role: &str) -> Command {
         self.metadata.set_self(&self.instance("Node_2", 2).replace("ControlPlane", role));
         let root = self.path("root");

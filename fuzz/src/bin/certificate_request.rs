@@ -41,9 +41,10 @@ fn signed(subject: &[u8], attributes: &[u8]) -> Vec<u8> {
 }
 
 fn check(der: &[u8]) {
-    if let Ok(request) = CertificateRequest::parse(der) {
+    if let Ok(request) = CertificateRequest::parse_with_names(der) {
         assert_eq!(NodeName::from_machine(request.node.as_str()).as_ref(), Ok(&request.node));
-        assert!(request.addresses.len() <= 16);
+        assert!(request.addresses.len() <= 16 && request.names.len() <= 16);
+        assert_eq!(CertificateRequest::parse(der).is_ok(), request.names.is_empty());
     }
 }
 

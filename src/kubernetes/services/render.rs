@@ -129,11 +129,22 @@ mod tests {
         );
         assert!(rules("Role", "key-service").is_empty());
         let of_cluster = rules("ClusterRole", "join-service");
-        let resources = ["nodes", "events", "nodeversions", "joiningnodes"];
+        let resources = [
+            "nodes",
+            "events",
+            "certificatesigningrequests",
+            "certificatesigningrequests/approval",
+            "signers",
+            "nodeversions",
+            "joiningnodes",
+        ];
         assert!(
-            of_cluster.len() == 4
+            of_cluster.len() == resources.len()
                 && of_cluster.iter().zip(resources).all(|(rule, of)| rule["resources"] == json!([of]))
         );
+        // of certificates only those that kubelets serve with
+        assert_eq!(of_cluster[4]["resourceNames"], json!(["kubernetes.io/kubelet-serving"]));
+        assert_eq!((&of_cluster[2]["verbs"], &of_cluster[3]["verbs"]), (&json!(["list", "watch"]), &json!(["update"])));
         for rule in rules("Role", "join-service").iter().filter(|rule| rule["resources"] == json!(["secrets"])) {
             assert_eq!(rule["verbs"], json!(["create", "delete"]));
         }

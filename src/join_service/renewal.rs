@@ -1,0 +1,610 @@
+//! Renewal of kubelets' serving certificates: approves what a kubelet asks the cluster's signer for
+//! (certificates.k8s.io/v1, `kubernetes.io/kubelet-serving`) where that is what its machine joined as, by attestation.
+//!
+//! ```text
+//! CertificateSigningRequest ─► who asks: a kubelet ─► for what: its own name, for serving ─► the record of its join: addresses
+//!        │                            │ no                     │ no                         ─► the cloud: still that machine's
+//!        │                            ▼                        ▼                                  │ no         │ not to be had
+//!        │                           left                    denied                             denied         left
+//!        ▼
+//!  approved: the cluster's controller manager signs
+//! ```
+//!
+//! The API server says who asks: the bearer of a node's client certificate is taken for its kubelet. So whoever has taken over
+//! a node gets what that node may have, and nothing that is another's.
+//!
+//! What is left is not ours to judge, or not yet: an administrator or another approver may decide about it, and it is looked at
+//! again, ever more seldom, until it is decided or gone. All replicas judge; the API server takes the first that says it.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rustls::pki_types::CertificateSigningRequestDer;
+use rustls::pki_types::pem::PemObject;
+use serde_json::{Value, json};
+
+use super::audit::{Audit, Renewal};
+use super::cluster::{Cluster, NAMESPACE};
+use super::instances::Instances;
+use super::records::{self, Record};
+use super::refusal::Refusal;
+use crate::backoff::Backoff;
+use crate::kubernetes::certificate_request::{self, CertificateRequest};
+use crate::kubernetes::client::{self, CERTIFICATE_SIGNING_REQUESTS, Client, Event, Selector};
+use crate::kubernetes::kubelet_certificate::pem;
+
+/// Certificates of kubelets' servers, by Kubernetes' own rules (its documentation, "Certificate Signing Requests").
+const SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// The user name of a kubelet, before its node's name, and its group.
+const USER_PREFIX: &str = "system:node:";
+const GROUP: &str = "system:nodes";
+/// What the certificate may be for. An ECDSA key enciphers nothing, but some ask for it.
+const USAGES: [&str; 3] = ["digital signature", "key encipherment", SERVER_AUTH];
+/// What it must be for.
+const SERVER_AUTH: &str = "server auth";
+/// As PEM in base64 a request grows by 16/9 and a little.
+const MAX_ENCODED: usize = 2 * certificate_request::MAX_LEN;
+
+/// For one call of the API.
+const TIME: Duration = Duration::from_secs(10);
+/// Pauses before a request is looked at again.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
+/// How long nothing is judged after a start, until the cluster is known.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Requests that wait: a kubelet has one at a time, and Kubernetes deletes those that nobody decides about after a day.
+const MAX_OPEN: usize = 20_000;
+
+/// Judges requests; the threads are [`Running`].
+pub struct Renewals {
+    cluster: Arc<Cluster>,
+    client: Client,
+    instances: Arc<Instances>,
+    audit: Arc<Audit>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Ends the threads when dropped; the cluster's client must have been stopped.
+pub struct Running(Arc<Renewals>, Vec<JoinHandle<()>>);
+
+#[derive(Default)]
+struct State {
+    /// Requests that nobody has decided about, by their names.
+    open: HashMap<String, Open>,
+    ends: bool,
+}
+
+struct Open {
+    /// The object.
+    request: Arc<Value>,
+    due: Instant,
+    backoff: Backoff,
+    /// Why it is still here, as it was said; once.
+    said: &'static str,
+}
+
+/// What to do about a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Judgement {
+    Approve(String),
+    Deny(&'static str, String),
+    Leave(&'static str, String),
+}
+
+use Judgement::{Approve, Deny, Leave};
+
+/// What a kubelet asks for, in the right form.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    node: String,
+    addresses: Vec<IpAddr>,
+}
+
+impl Renewals {
+    /// Begins to judge.
+    pub fn start(cluster: &Arc<Cluster>, instances: &Arc<Instances>, audit: &Arc<Audit>) -> io::Result<Running> {
+        let renewals = Arc::new(Renewals {
+            cluster: cluster.clone(),
+            client: cluster.client().within(TIME),
+            instances: instances.clone(),
+            audit: audit.clone(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let mut running = Running(renewals.clone(), Vec::new());
+        let judging = renewals.clone();
+        running.1.push(thread::Builder::new().name("renewals".into()).spawn(move || judging.work())?);
+        let watch = move || {
+            let selector = Selector::fields(&format!("spec.signerName={SIGNER}"));
+            let all = CERTIFICATE_SIGNING_REQUESTS.all();
+            renewals.cluster.watch(&all, &selector, without_managers, |event| renewals.on(event));
+        };
+        running.1.push(thread::Builder::new().name("watch-requests".into()).spawn(watch)?);
+        Ok(running)
+    }
+
+    fn on(&self, event: Option<Event>) {
+        let mut state = self.lock();
+        match event {
+            None => {}
+            Some(Event::Listed(requests)) => {
+                let mut before = std::mem::take(&mut state.open);
+                for request in requests {
+                    let known = before.remove(name_of(&request));
+                    state.take(request, known);
+                }
+            }
+            Some(Event::Added(request) | Event::Modified(request)) => {
+                let known = state.open.remove(name_of(&request));
+                state.take(request, known);
+            }
+            Some(Event::Deleted(request)) => drop(state.open.remove(name_of(&request))),
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        while !state.ends {
+            let pause = match state.next() {
+                Some((name, due)) if due <= Instant::now() => {
+                    drop(state);
+                    // what is not known yet is not missing
+                    let pause = if self.cluster.is_known_within(LOOK_EVERY) { self.handle(&name) } else { LOOK_EVERY };
+                    state = self.lock();
+                    pause
+                }
+                Some((_, due)) => due.saturating_duration_since(Instant::now()),
+                None => LONGEST_PAUSE,
+            };
+            if !state.ends && !pause.is_zero() {
+                state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+
+    /// Judges a request, and carries it out. How long to wait before the next one.
+    fn handle(&self, name: &str) -> Duration {
+        let Some(request) = self.lock().open.get(name).map(|open| open.request.clone()) else { return Duration::ZERO };
+        let (renewal, word, why) = match self.judge(&request) {
+            Approve(why) => (Renewal::Approved, "attested", why),
+            Deny(word, why) => (Renewal::Denied, word, why),
+            Leave(word, why) => (Renewal::Left, word, why),
+        };
+        if renewal == Renewal::Left {
+            self.put_off(&request, Some((renewal, word, &why)));
+            return Duration::ZERO;
+        }
+        match self.decide(&request, renewal, word, &why) {
+            Ok(()) => {
+                self.audit.renewal(renewal, name, node_of(&request), word, &why);
+                self.lock().forget(&request);
+            }
+            Err(error) if error.is_not_found() => self.lock().forget(&request),
+            Err(client::Error::Stopped) => return LOOK_EVERY,
+            // another replica or an administrator was faster: the watch brings it
+            Err(error) if error.is_conflict() => self.put_off(&request, None),
+            Err(error) => {
+                let refusal = Refusal::of_api(&error);
+                self.put_off(&request, Some((Renewal::Failed, refusal.word, &refusal.inside)));
+                // it will hardly take the next one
+                return LOOK_EVERY;
+            }
+        }
+        Duration::ZERO
+    }
+
+    /// Later again; why is said if that is news.
+    fn put_off(&self, request: &Arc<Value>, why: Option<(Renewal, &'static str, &str)>) {
+        let mut state = self.lock();
+        let Some(open) = state.open.get_mut(name_of(request)).filter(|open| Arc::ptr_eq(&open.request, request)) else {
+            return;
+        };
+        open.due = Instant::now() + open.backoff.pause();
+        if let Some((renewal, word, why)) = why
+            && std::mem::replace(&mut open.said, word) != word
+        {
+            self.audit.renewal(renewal, name_of(request), node_of(request), word, why);
+        }
+    }
+
+    fn judge(&self, request: &Value) -> Judgement {
+        let asked = match examine(request) {
+            Ok(asked) => asked,
+            Err(judgement) => return judgement,
+        };
+        let is_there = self.cluster.node(&asked.node).is_some();
+        let record = self.cluster.record(&records::name_of_node(&asked.node));
+        compare(&asked, record.as_deref(), is_there, || self.instances.address(&asked.node))
+    }
+
+    /// Writes it into the request, as this replica has seen it.
+    fn decide(&self, request: &Value, renewal: Renewal, word: &str, why: &str) -> Result<(), client::Error> {
+        let kind = if renewal == Renewal::Approved { "Approved" } else { "Denied" };
+        let mut decided = request.clone();
+        decided["status"]["conditions"] = json!([{
+            "type": kind, "status": "True", "reason": word, "message": format!("join service: {why}"),
+        }]);
+        let at = CERTIFICATE_SIGNING_REQUESTS.named(name_of(request)).subresource("approval");
+        self.client.update(&at, &decided).map(drop)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Takes a request as it is now, unless somebody has decided about it; `known` is it as it was.
+    fn take(&mut self, request: Value, known: Option<Open>) {
+        if is_decided(&request) {
+            return;
+        }
+        if self.open.len() >= MAX_OPEN {
+            return log::error!("too many certificate signing requests wait: {} is not looked at", name_of(&request));
+        }
+        let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let (now, name, request) = (Instant::now(), name_of(&request).to_owned(), Arc::new(request));
+        let open = match known {
+            Some(open) if open.request == request => open,
+            Some(open) => Open { request, due: now, ..open },
+            None => Open { request, due: now, backoff, said: "" },
+        };
+        self.open.insert(name, open);
+    }
+
+    /// Whose turn is next, and when.
+    fn next(&self) -> Option<(String, Instant)> {
+        self.open.iter().min_by_key(|(_, open)| open.due).map(|(name, open)| (name.clone(), open.due))
+    }
+
+    /// It is decided, unless it has changed meanwhile.
+    fn forget(&mut self, request: &Arc<Value>) {
+        if self.open.get(name_of(request)).is_some_and(|open| Arc::ptr_eq(&open.request, request)) {
+            self.open.remove(name_of(request));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.lock().ends = true;
+        self.0.changed.notify_all();
+        for thread in self.1.drain(..) {
+            // one that panicked has said so
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Who asks, and for what: all that can be judged by the request alone.
+fn examine(request: &Value) -> Result<Asked, Judgement> {
+    let user = text(request, "/spec/username");
+    let Some(node) = user.strip_prefix(USER_PREFIX).filter(|_| strings(request, "/spec/groups").any(|it| it == GROUP))
+    else {
+        return Err(Leave("requester", "it is not a kubelet that asks: an administrator may decide about it".into()));
+    };
+    if let Some(usage) = strings(request, "/spec/usages").find(|usage| !USAGES.contains(usage)) {
+        return deny("usages", format!("a kubelet's serving certificate is not for {usage:.40?}"));
+    }
+    if !strings(request, "/spec/usages").any(|usage| usage == SERVER_AUTH) {
+        return deny("usages", format!("a kubelet's serving certificate is for {SERVER_AUTH:?}"));
+    }
+    let parsed = decode(text(request, "/spec/request"))
+        .and_then(|der| CertificateRequest::parse_with_names(&der).map_err(|error| error.to_string()));
+    let CertificateRequest { common_name, names, addresses, .. } =
+        parsed.or_else(|why| deny("certificate-request", format!("the request is refused: {why}")))?;
+    if common_name != user {
+        return deny("subject", format!("{user:.80?} asks for the certificate of {common_name:.80?}"));
+    }
+    if let Some(name) = names.iter().find(|name| *name != node) {
+        return deny("name", format!("{name:.80?} is not the name of the node {node:.80?}"));
+    }
+    if names.is_empty() && addresses.is_empty() {
+        return deny("name", "a serving certificate without a name or an address serves nobody".into());
+    }
+    Ok(Asked { node: node.to_owned(), addresses })
+}
+
+fn deny<T>(word: &'static str, why: String) -> Result<T, Judgement> {
+    Err(Deny(word, why))
+}
+
+/// The request in a `spec.request`, DER. PEM has many forms, and what the signer reads must be what was judged: so it is taken
+/// only as Go and OpenSSL write it.
+fn decode(encoded: &str) -> Result<Vec<u8>, String> {
+    if encoded.len() > MAX_ENCODED {
+        return Err(format!("it has {} characters, more than {MAX_ENCODED}", encoded.len()));
+    }
+    let text = BASE64_STANDARD.decode(encoded).map_err(|_| "it is no base64".to_owned())?;
+    let der = CertificateSigningRequestDer::from_pem_slice(&text).map_err(|_| "it is no PEM".to_owned())?;
+    match pem("CERTIFICATE REQUEST", &der).as_bytes() == text {
+        true => Ok(der.to_vec()),
+        false => Err("it is more than one request as PEM, in lines of 64 characters".into()),
+    }
+}
+
+/// Whether the node has joined as what it asks for. `cloud` is asked only for one that has.
+fn compare(
+    asked: &Asked,
+    record: Option<&Record>,
+    is_there: bool,
+    cloud: impl FnOnce() -> Option<Result<Option<IpAddr>, Refusal>>,
+) -> Judgement {
+    let Asked { node, addresses } = asked;
+    let map = format!("ConfigMap {NAMESPACE}/{}", records::name_of_node(node));
+    let Some(record) = record.filter(|record| record.node == *node) else {
+        let why =
+            format!("there is no {map}: nobody knows as what {node} joined; approve it by hand, or let it join anew");
+        return Leave("no-record", why);
+    };
+    if !is_there {
+        return Leave("no-node", format!("there is no node {node}"));
+    }
+    if let Some(address) = addresses.iter().find(|one| !record.addresses.is_empty() && !record.addresses.contains(one))
+    {
+        return Deny("address", format!("{address} is not what {node} joined with, by {map}"));
+    }
+    let cloud = match cloud() {
+        None if record.addresses.is_empty() && !addresses.is_empty() => {
+            let why = format!("{map} has no addresses, and no metadata service says which {node} has");
+            return Leave("no-addresses", why);
+        }
+        None => return Approve(format!("{node} joined as this, by {map}")),
+        Some(Err(refusal)) => return Leave("metadata", format!("{} ({})", refusal.message(), refusal.inside)),
+        Some(Ok(None)) => {
+            let why = format!(
+                "the cloud's metadata service knows no machine of this cluster named {node}, or no address of it"
+            );
+            return Leave("unknown-machine", why);
+        }
+        Some(Ok(Some(address))) => address,
+    };
+    match addresses.iter().find(|address| **address != cloud) {
+        Some(address) => Deny("address", format!("{address} is not the address of {node} in the cluster's network")),
+        None if record.addresses.is_empty() => {
+            Approve(format!("{node} joined, by {map}, and the metadata service says that this is its address"))
+        }
+        None => Approve(format!("{node} joined as this, by {map}, and the metadata service says the same")),
+    }
+}
+
+/// Whether somebody has approved or denied it, or it was signed, or cannot be.
+fn is_decided(request: &Value) -> bool {
+    let conditions = request.pointer("/status/conditions").and_then(Value::as_array);
+    conditions.is_some_and(|conditions| !conditions.is_empty()) || !text(request, "/status/certificate").is_empty()
+}
+
+fn name_of(object: &Value) -> &str {
+    text(object, "/metadata/name")
+}
+
+/// The node whose kubelet asks; empty where it is none.
+fn node_of(request: &Value) -> &str {
+    text(request, "/spec/username").strip_prefix(USER_PREFIX).unwrap_or_default()
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn strings<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a str> {
+    object.pointer(pointer).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
+}
+
+fn without_managers(mut request: Value) -> Value {
+    if let Some(metadata) = request.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("managedFields");
+    }
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
+
+    use super::*;
+    use crate::mutation::mutations;
+
+    const IP: &str = "10.0.0.7";
+
+    /// `spec.request` as Go makes it: O and CN, names before addresses, in lines of 64 characters.
+    fn pkcs10(common_name: &str, names: &[&str], addresses: &[&str]) -> String {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, GROUP);
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        let names = names.iter().map(|name| SanType::DnsName((*name).try_into().unwrap()));
+        let addresses = addresses.iter().map(|address| SanType::IpAddress(address.parse().unwrap()));
+        params.subject_alt_names = names.chain(addresses).collect();
+        let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
+        BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", request.der()).as_bytes())
+    }
+
+    /// As the API server shows it.
+    fn request(request: &str) -> Value {
+        json!({
+            "metadata": {"name": "csr-1", "resourceVersion": "1"},
+            "spec": {
+                "signerName": SIGNER, "username": "system:node:n", "groups": [GROUP, "system:authenticated"],
+                "usages": ["digital signature", SERVER_AUTH], "request": request,
+            },
+            "status": {},
+        })
+    }
+
+    fn good() -> Value {
+        request(&pkcs10("system:node:n", &["n"], &[IP]))
+    }
+
+    fn record(addresses: &[&str]) -> Record {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        Record { node: "n".into(), name: "join-node-n".into(), addresses, ..Record::default() }
+    }
+
+    fn word(judgement: Judgement) -> &'static str {
+        match judgement {
+            Approve(_) => "approved",
+            Deny(word, _) | Leave(word, _) => word,
+        }
+    }
+
+    #[test]
+    fn a_kubelets_request_for_its_own_name_and_addresses_has_the_right_form() {
+        let asked = Asked { node: "n".into(), addresses: vec![IP.parse().unwrap()] };
+        assert_eq!(examine(&good()), Ok(asked));
+        let mut with_rsa = good();
+        with_rsa["spec"]["usages"] = json!(["key encipherment", "digital signature", SERVER_AUTH]);
+        assert!(examine(&with_rsa).is_ok());
+    }
+
+    #[test]
+    fn a_request_of_another_form_is_denied_and_one_of_nobody_of_ours_is_left() {
+        let with = |pointer: &str, value: Value| {
+            let mut request = good();
+            *request.pointer_mut(pointer).unwrap() = value;
+            request
+        };
+        let denied = |request: Value| match examine(&request) {
+            Err(Deny(word, _)) => word,
+            other => panic!("{other:?}"),
+        };
+        for usages in [json!([]), json!(["digital signature"]), json!([SERVER_AUTH, "client auth"]), json!(["any"])] {
+            assert_eq!(denied(with("/spec/usages", usages)), "usages");
+        }
+        let user = "system:node:n";
+        for (common_name, names, addresses, word) in [
+            ("system:node:m", vec!["n"], vec![IP], "subject"),
+            // which is the same node to us, but not to whoever reads the certificate
+            ("system:node:N", vec!["n"], vec![IP], "subject"),
+            ("system:masters", vec!["n"], vec![IP], "certificate-request"),
+            (user, vec!["m"], vec![IP], "name"),
+            (user, vec!["n", "kubernetes"], vec![IP], "name"),
+            (user, vec!["n.cluster.local"], vec![], "name"),
+            (user, vec![], vec![], "name"),
+        ] {
+            assert_eq!(denied(request(&pkcs10(common_name, &names, &addresses))), word, "{common_name} {names:?}");
+        }
+        for (pointer, value) in [
+            ("/spec/username", json!("kubernetes-admin")),
+            ("/spec/username", json!("system:bootstrap:abcdef")),
+            ("/spec/username", Value::Null),
+            ("/spec/groups", json!(["system:authenticated"])),
+        ] {
+            assert!(matches!(examine(&with(pointer, value)), Err(Leave("requester", _))));
+        }
+    }
+
+    #[test]
+    fn pem_is_taken_in_one_form_only_so_that_the_signer_reads_what_was_judged() {
+        let good = pkcs10("system:node:n", &["n"], &[IP]);
+        let text = String::from_utf8(BASE64_STANDARD.decode(&good).unwrap()).unwrap();
+        let other = BASE64_STANDARD.decode(pkcs10("system:node:m", &["m"], &[])).unwrap();
+        let other = String::from_utf8(other).unwrap();
+        assert!(decode(&good).is_ok());
+        for changed in [
+            format!("{text}{other}"),
+            format!("{other}{text}"),
+            format!("a: b\n{text}"),
+            format!("{text}\n"),
+            text.replace("CERTIFICATE REQUEST", "NEW CERTIFICATE REQUEST"),
+            text.replace("REQUEST-----\n", "REQUEST-----\nProc-Type: a\n\n"),
+            text.replace('\n', "\r\n"),
+            String::new(),
+        ] {
+            assert!(decode(&BASE64_STANDARD.encode(&changed)).is_err(), "{changed}");
+        }
+        assert!(decode("?").is_err() && decode(&"A".repeat(MAX_ENCODED + 1)).is_err());
+    }
+
+    #[test]
+    fn only_what_the_node_joined_with_and_still_has_is_approved() {
+        let asked = |address: &str| Asked { node: "n".into(), addresses: vec![address.parse().unwrap()] };
+        let cloud = |address: &str| Some(Ok(Some(address.parse().unwrap())));
+        let unreachable = || Refusal::passing("metadata", "no answer", Duration::from_secs(5));
+        let (bound, old) = (record(&[IP, "fd00::7"]), record(&[]));
+        for (address, record, of_cloud, expected) in [
+            (IP, Some(&bound), None, "approved"),
+            ("fd00::7", Some(&bound), None, "approved"),
+            (IP, Some(&bound), cloud(IP), "approved"),
+            ("10.0.0.8", Some(&bound), None, "address"),
+            ("10.0.0.8", Some(&bound), cloud("10.0.0.8"), "address"),
+            // the machine has another address by now
+            (IP, Some(&bound), cloud("10.0.0.8"), "address"),
+            (IP, Some(&bound), Some(Ok(None)), "unknown-machine"),
+            (IP, Some(&bound), Some(Err(unreachable())), "metadata"),
+            // a record of before says no address
+            (IP, Some(&old), cloud(IP), "approved"),
+            ("10.0.0.8", Some(&old), cloud(IP), "address"),
+            (IP, Some(&old), None, "no-addresses"),
+            (IP, None, cloud(IP), "no-record"),
+        ] {
+            let judged = compare(&asked(address), record, true, || of_cloud.clone());
+            assert_eq!(word(judged.clone()), expected, "{address}: {judged:?}");
+        }
+        assert_eq!(word(compare(&asked(IP), Some(&bound), false, || None)), "no-node");
+        // a record under another's name, which nobody but an administrator could make
+        let other = Record { node: "m".into(), ..record(&[IP]) };
+        assert_eq!(word(compare(&asked(IP), Some(&other), true, || None)), "no-record");
+    }
+
+    #[test]
+    fn no_mutation_of_a_request_gets_another_name_or_address_or_makes_it_panic() {
+        let good = good();
+        let expected = examine(&good).unwrap();
+        let encoded = text(&good, "/spec/request");
+        let der = decode(encoded).unwrap();
+        for mutant in mutations(&der, 20_000) {
+            let encoded = BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", &mutant).as_bytes());
+            match examine(&request(&encoded)) {
+                // a signature has two forms at most, and the rest is signed
+                Ok(asked) => assert_eq!(asked, expected),
+                Err(judgement) => assert_eq!(word(judgement), "certificate-request"),
+            }
+        }
+        for mutant in mutations(encoded.as_bytes(), 5000) {
+            if let Ok(asked) = examine(&request(&String::from_utf8_lossy(&mutant))) {
+                assert_eq!(asked, expected);
+            }
+        }
+        for mutant in mutations(good.to_string().as_bytes(), 5000) {
+            if let Ok(object) = serde_json::from_slice::<Value>(&mutant) {
+                let _ = examine(&object);
+                State::default().take(object, None);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_decided_is_forgotten_and_what_comes_again_unchanged_waits_on() {
+        let (mut state, request) = (State::default(), good());
+        state.take(request.clone(), None);
+        let later = Instant::now() + LONGEST_PAUSE;
+        state.open.get_mut("csr-1").unwrap().due = later;
+        let known = state.open.remove("csr-1");
+        state.take(request.clone(), known);
+        assert_eq!(state.next(), Some(("csr-1".into(), later)));
+        let mut changed = request;
+        changed["metadata"]["resourceVersion"] = "2".into();
+        let known = state.open.remove("csr-1");
+        state.take(changed.clone(), known);
+        assert!(state.next().unwrap().1 < later);
+        // an answer to what it was before says nothing about it now
+        state.forget(&Arc::new(changed.clone()));
+        assert_eq!(state.open.len(), 1);
+        for condition in ["Approved", "Denied", "Failed"] {
+            changed["status"]["conditions"] = json!([{"type": condition, "status": "True"}]);
+            let known = state.open.remove("csr-1");
+            state.take(changed.clone(), known);
+            assert!(state.next().is_none(), "{condition}");
+        }
+    }
+}
