@@ -237,7 +237,8 @@ impl State {
         let waiting = Waiting {
             token: record.token.clone(),
             node_uid: record.node_uid.clone(),
-            issued: record.issued.unwrap_or(SystemTime::UNIX_EPOCH),
+            // another replica's clock may be ahead, and the node comes by its own
+            issued: record.issued.map_or(SystemTime::UNIX_EPOCH, |issued| issued.min(SystemTime::now())),
             after,
         };
         self.waiting.insert(record.node.clone(), waiting);

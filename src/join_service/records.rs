@@ -159,8 +159,8 @@ fn check_name_against(
 ) -> Result<(), Refusal> {
     let age = |record: &Record| {
         let issued = record.issued.filter(|_| !record.token.is_empty());
-        // another replica's clock may be somewhat ahead
-        issued.map_or(Duration::MAX, |issued| now.duration_since(issued).unwrap_or_default())
+        // another replica's clock may be ahead: as far ahead as a ticket counts, but nobody waits until it is the present
+        issued.map_or(Duration::MAX, |issued| now.duration_since(issued).unwrap_or_else(|ahead| ahead.duration()))
     };
     match (record, node) {
         (Some(record), node) if record.is_of_other(machine) => {
@@ -273,6 +273,19 @@ mod tests {
             assert_eq!(check(&fresh, None, machine), Err("name-is-joining"));
             assert_eq!(check(&old, None, machine), Ok(()));
         }
+    }
+
+    #[test]
+    fn a_ticket_of_a_replica_whose_clock_is_ahead_holds_nobody_up_for_long() {
+        let check = |ahead: u64, machine: &str| {
+            let mut record = record("m", 0);
+            record.issued = record.issued.map(|issued| issued + Duration::from_secs(ahead));
+            check_name_against(Some(&record), None, Some(machine), SystemTime::now()).map_err(|refusal| refusal.word)
+        };
+        const YEAR: u64 = 365 * 24 * 60 * 60;
+        assert_eq!((check(2, "m"), check(2, "other")), (Err(JUST_MADE), Err("name-is-joining")));
+        assert_eq!((check(600, "m"), check(600, "other")), (Ok(()), Err("name-is-joining")));
+        assert_eq!((check(YEAR, "m"), check(YEAR, "other")), (Ok(()), Ok(())));
     }
 
     #[test]

@@ -29,6 +29,8 @@ const LINE: &str = "firstlight/waiting";
 /// Who has not asked for this long waits no more. Clients ask again after [`RETRY`].
 const PATIENCE: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(10);
+/// How far another replica's clock may be ahead.
+const SKEW: Duration = Duration::from_secs(60);
 /// More control planes never wait.
 const MAX_LINE: usize = 32;
 const TRIES: usize = 8;
@@ -148,7 +150,10 @@ fn reserve_joining_node(cluster: &Cluster, client: &Client, node: &str, componen
             let renewed = client.merge(&at, &json!({"spec": {"deadline": object["spec"]["deadline"]}}));
             return renewed.map(drop).map_err(|error| Refusal::of_api(&error));
         }
-        let is_over = time::parse(text(&found, "/spec/deadline")).is_none_or(|deadline| deadline < SystemTime::now());
+        // one further ahead was set by a clock that is wrong
+        let now = SystemTime::now();
+        let deadline = time::parse(text(&found, "/spec/deadline"));
+        let is_over = deadline.is_none_or(|deadline| !(now..=now + 2 * VALIDITY).contains(&deadline));
         let made = time::parse(text(&found, "/metadata/creationTimestamp"));
         if !is_over && !is_ready_since(cluster.node(holder).as_ref(), made) {
             return Err(waits(holder));
@@ -195,6 +200,10 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
+fn secs(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
 /// Whether the node became Ready after it got its turn.
 fn is_ready_since(node: Option<&Node>, turn: Option<SystemTime>) -> bool {
     // a node's condition has whole seconds
@@ -230,7 +239,8 @@ impl Lease {
 
     /// What happens when `node` asks at `now`; `node_of` finds Node objects.
     fn ask(&mut self, node: &str, now: SystemTime, node_of: &dyn Fn(&str) -> Option<Node>) -> Decision {
-        let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let seconds = secs(now);
+        self.end_future(now);
         self.line.retain(|(_, asked)| seconds.saturating_sub(*asked) <= PATIENCE.as_secs());
         let is_over = self.renewed.is_none_or(|renewed| renewed + VALIDITY < now)
             || is_ready_since(node_of(&self.holder).as_ref(), self.acquired);
@@ -255,6 +265,16 @@ impl Lease {
             self.line.push((node.into(), seconds));
         }
         Decision::Waits(before)
+    }
+
+    /// What a replica wrote whose clock is ahead counts from now on: nobody is to wait until the others' clocks are there.
+    fn end_future(&mut self, now: SystemTime) {
+        for time in [&mut self.acquired, &mut self.renewed].into_iter().flatten() {
+            *time = if *time > now + SKEW { now } else { *time };
+        }
+        for (_, asked) in &mut self.line {
+            *asked = secs(now).min(*asked);
+        }
     }
 
     fn leave_line(&mut self, node: &str) {
@@ -316,6 +336,30 @@ mod tests {
         assert_eq!(lease.ask("d", at(69), &nobody), waits_for("c"));
         assert_eq!(lease.ask("d", at(71), &nobody), HAS);
         assert!(lease.line.is_empty());
+    }
+
+    #[test]
+    fn times_in_the_future_count_from_when_they_are_seen() {
+        const YEAR: u64 = 365 * 24 * 60 * 60;
+        let mut lease = Lease::default();
+        lease.ask("a", at(YEAR), &nobody);
+        assert_eq!(lease.ask("b", at(0), &nobody), waits_for("a"));
+        let ready = |_: &str| Some(Node { uid: "u".into(), ready_since: Some(at(10)) });
+        assert_eq!(lease.clone().ask("b", at(11), &ready), HAS);
+        assert_eq!(lease.ask("b", at(600), &nobody), waits_for("a"));
+        assert_eq!(lease.ask("b", at(601), &nobody), HAS);
+        // nor is a place in the line for ever
+        let mut lease = Lease { line: vec![("c".into(), secs(at(YEAR)))], ..Lease::default() };
+        assert_eq!(lease.ask("d", at(0), &nobody), waits_for("c"));
+        assert_eq!(lease.ask("d", at(61), &nobody), HAS);
+    }
+
+    #[test]
+    fn a_clock_that_is_a_little_ahead_changes_nothing() {
+        let mut lease = Lease::default();
+        lease.ask("a", at(5), &nobody);
+        assert_eq!(lease.ask("b", at(0), &nobody), waits_for("a"));
+        assert_eq!((lease.acquired, lease.renewed), (Some(at(5)), Some(at(5))));
     }
 
     #[test]
