@@ -19,6 +19,7 @@ mod setting;
 #[allow(dead_code)]
 mod swtpm;
 
+mod faults;
 mod setup;
 
 use std::fs;
