@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
+use super::cleaner::{Cleaner, Task};
 use super::cluster::{Cluster, NAMESPACE, Node};
 use super::refusal::Refusal;
 use super::tokens;
@@ -193,7 +194,7 @@ fn check_name_against(
 }
 
 /// Writes the record of a join ticket, if its node's record is still of nobody else.
-pub fn write(cluster: &Cluster, client: &Client, mut record: Record) -> Result<Written, Refusal> {
+pub fn write(cluster: &Cluster, cleaner: &Cleaner, client: &Client, mut record: Record) -> Result<Written, Refusal> {
     let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
     let at = maps.named(&record.name);
     let mut before = cluster.record(&record.name);
@@ -225,7 +226,13 @@ pub fn write(cluster: &Cluster, client: &Client, mut record: Record) -> Result<W
                 let found = client.find(&at).map_err(|error| Refusal::of_api(&error))?;
                 before = found.as_ref().and_then(Record::read).map(Arc::new);
             }
-            Err(error) => return Err(Refusal::of_api(&error)),
+            Err(error) => {
+                // it may have been carried out; where there was one before, what is there now is as good
+                if before.is_none() {
+                    cleaner.undo(Task::Record(record.name, record.token));
+                }
+                return Err(Refusal::of_api(&error));
+            }
         }
     }
     Err(Refusal::passing("name-is-joining", "another ticket for this node is being made", Duration::from_secs(2)))

@@ -69,7 +69,7 @@ pub fn reserve(
     node: &str,
     components: &str,
 ) -> Result<Reserved, Refusal> {
-    let reserved = reserve_lease(cluster, client, node)?;
+    let reserved = reserve_lease(cluster, cleaner, client, node)?;
     if cluster.has_joining_nodes() {
         reserve_joining_node(cluster, client, node, components).inspect_err(|_| {
             if !reserved.renewed {
@@ -81,7 +81,7 @@ pub fn reserve(
     Ok(reserved)
 }
 
-fn reserve_lease(cluster: &Cluster, client: &Client, node: &str) -> Result<Reserved, Refusal> {
+fn reserve_lease(cluster: &Cluster, cleaner: &Cleaner, client: &Client, node: &str) -> Result<Reserved, Refusal> {
     let at = lease();
     for _ in 0..TRIES {
         let found = client.find(&at).map_err(|error| Refusal::of_api(&error))?;
@@ -96,7 +96,13 @@ fn reserve_lease(cluster: &Cluster, client: &Client, node: &str) -> Result<Reser
         match written {
             Ok(_) => {}
             Err(error) if error.is_conflict() || error.is_already_exists() || error.is_not_found() => continue,
-            Err(error) => return Err(Refusal::of_api(&error)),
+            Err(error) => {
+                // it may have been carried out
+                if decision == (Decision::Has { renewed: false }) {
+                    cleaner.undo(Task::Reservation(node.into()));
+                }
+                return Err(Refusal::of_api(&error));
+            }
         }
         return match decision {
             Decision::Has { renewed } => Ok(Reserved { renewed }),

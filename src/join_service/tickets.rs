@@ -269,12 +269,13 @@ impl Tickets {
         let present = cluster.node(node);
         let machine = call.identity().map(|machine| &**machine);
         let record = Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref());
-        let written = self.audit.step("record", || records::write(cluster, client, record)).inspect_err(|refusal| {
-            // by another replica: what was reserved is for its ticket
-            if refusal.word == records::JUST_MADE {
-                undo.tasks.clear();
-            }
-        })?;
+        let written =
+            self.audit.step("record", || records::write(cluster, cleaner, client, record)).inspect_err(|refusal| {
+                // by another replica: what was reserved is for its ticket
+                if refusal.word == records::JUST_MADE {
+                    undo.tasks.clear();
+                }
+            })?;
         match &written.before {
             None => undo.add(Task::Record(written.record.name.clone(), written.record.token.clone())),
             // one token for each node
@@ -393,7 +394,7 @@ impl Undo<'_> {
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
         while let Some(task) = self.tasks.pop() {
-            self.cleaner.add(task);
+            self.cleaner.undo(task);
         }
     }
 }

@@ -710,9 +710,9 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
     println!("{} of 5 got a ticket before it stopped", nodes.len());
     let set = |list: Vec<String>| list.into_iter().collect::<BTreeSet<_>>();
     let holder = if nodes.contains("join-node-plane-0") { "plane-0" } else { "" };
-    eventually("what came to nothing is gone", || {
-        set(setup.tokens()) == tokens && set(setup.records()) == nodes && setup.holder() == holder
-    });
+    let left = || (set(setup.tokens()), set(setup.records()), setup.holder());
+    let expected = (tokens.clone(), nodes.clone(), holder.to_owned());
+    eventually(&format!("{expected:?}, but {:?}", left()), || left() == expected);
     // and who got none gets one
     for (channel, request) in asking() {
         if !nodes.contains(&format!("join-node-{}", node(request))) {
