@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn a_lease_comes_back_as_it_was_written_and_nonsense_is_an_empty_one() {
         let mut lease = Lease::default();
-        lease.ask("a", at(0), &nobody);
+        lease.ask("a", at(0) + Duration::from_micros(7), &nobody);
         lease.ask("b", at(1), &nobody);
         let mut value = json!({"metadata": {"name": NAME, "resourceVersion": "1"}});
         lease.write(&mut value);
