@@ -61,7 +61,15 @@ fn objects_are_made_read_changed_listed_and_deleted() {
 
     let listed = client.list(&maps, &Selector::fields("metadata.name=b")).unwrap();
     assert_eq!(listed.items.iter().map(name).collect::<Vec<_>>(), ["b"]);
+    // what was read is not what is there, in its content or altogether
+    assert!(!client.delete_as(&at, &read).unwrap());
+    let now = client.get(&at).unwrap();
     client.delete(&at).unwrap();
+    assert!(!client.delete_as(&at, &now).unwrap());
+    client.create(&maps, &config_map("a", "1")).unwrap();
+    assert!(!client.delete_as(&at, &now).unwrap());
+    let now = client.get(&at).unwrap();
+    assert!(client.delete_as(&at, &now).unwrap());
     assert!(!client.delete_if_there(&at).unwrap());
     let gone = client.get(&at).unwrap_err();
     assert!(gone.is_not_found());

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! a ticket that came to nothing ──► its token, its reservation, its record        now, and once more
-//! a node is there               ──► its token                                    now, or, where another replica made the
-//!                                                                                 ticket, some seconds later, in case that is gone
+//! a worker is there, a control  ──► its token                                    now, or, where another replica made the
+//! plane is Ready                                                                  ticket, some seconds later, in case that is gone
 //! a disk without a record       ──► a record of it                               now
 //! ```
 //!
@@ -39,8 +39,8 @@ const MAX_TASKS: usize = 20_000;
 pub enum Task {
     /// Deletes the token of this identifier.
     Token(String),
-    /// Ends the reservation of this node.
-    Reservation(String),
+    /// Ends the reservation that this node got then: its name, the Lease's renewTime.
+    Reservation(String, String),
     /// Deletes a JoiningNode of the old system's if it is this node's: its name, the node's.
     JoiningNode(String, String),
     /// Deletes a record if it is still that of the ticket with this token: its name, the token.
@@ -81,6 +81,8 @@ struct Waiting {
     token: String,
     /// Of the Node object that was there before.
     node_uid: String,
+    /// A control plane's: kubeadm may have to begin anew after the Node object came, since etcd takes its member only then.
+    until_ready: bool,
     issued: SystemTime,
     /// How long after the node came.
     after: Duration,
@@ -108,7 +110,7 @@ impl Cleaner {
     /// To be taken back now. What the API server did not answer it may carry out later than this, so where that can only be the
     /// same ticket's it is looked at once more.
     pub fn undo(&self, task: Task) {
-        let again = matches!(task, Task::Token(_) | Task::Record(..));
+        let again = matches!(task, Task::Token(_) | Task::Reservation(..) | Task::Record(..));
         self.lock().add(task, Duration::ZERO, again);
         self.changed.notify_all();
     }
@@ -205,12 +207,14 @@ impl Cleaner {
     fn carry_out(&self, task: &Task) -> Result<(), client::Error> {
         match task {
             Task::Token(id) => self.client.delete_if_there(&tokens::object(id)).map(drop),
-            Task::Reservation(node) => reservation::release(&self.client, node),
+            Task::Reservation(node, at) => reservation::release(&self.client, node, at),
             Task::JoiningNode(name, node) => reservation::delete_joining_node(&self.client, name, node),
             Task::Record(name, token) => {
                 let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(name);
-                match self.client.find(&at)?.as_ref().and_then(Record::read) {
-                    Some(record) if record.token == *token => self.client.delete_if_there(&at).map(drop),
+                match self.client.find(&at)? {
+                    Some(map) if Record::read(&map).is_some_and(|record| record.token == *token) => {
+                        self.client.delete_as(&at, &map).map(drop)
+                    }
                     _ => Ok(()),
                 }
             }
@@ -253,6 +257,7 @@ impl State {
         let waiting = Waiting {
             token: record.token.clone(),
             node_uid: record.node_uid.clone(),
+            until_ready: record.control_plane,
             // another replica's clock may be ahead, and the node comes by its own
             issued: record.issued.map_or(SystemTime::UNIX_EPOCH, |issued| issued.min(SystemTime::now())),
             after,
@@ -280,7 +285,11 @@ impl State {
 impl Waiting {
     /// Whether the node came, or came back, since.
     fn is_served_by(&self, node: &Node) -> bool {
-        node.uid != self.node_uid || node.ready_since.is_some_and(|since| since >= self.issued)
+        let is_new = node.uid != self.node_uid;
+        match node.ready_since {
+            None => is_new && !self.until_ready,
+            Some(since) => is_new || since >= self.issued,
+        }
     }
 }
 
@@ -337,6 +346,15 @@ mod tests {
             state.expect(&record("u"), Some(&node), Duration::ZERO);
             assert_eq!(is_due(&state), gone);
         }
+    }
+
+    #[test]
+    fn a_token_of_a_control_plane_goes_when_that_is_ready() {
+        let mut state = State::default();
+        state.expect(&Record { control_plane: true, ..record("") }, Some(&node("u", None)), Duration::ZERO);
+        assert!(!is_due(&state));
+        state.look_for("n", &node("u", Some(SystemTime::now())));
+        assert!(is_due(&state));
     }
 
     #[test]

@@ -268,6 +268,13 @@ impl Cluster {
         names.filter_map(|name| state.records.get(name)).cloned().collect()
     }
 
+    /// How many records' names begin so: those of this machine, and all.
+    pub fn count_of_records(&self, prefix: &str, machine: &str) -> (usize, usize) {
+        let state = self.lock();
+        let records = state.records.values().filter(|record| record.name.starts_with(prefix));
+        records.fold((0, 0), |(own, all), record| (own + usize::from(record.machine == machine), all + 1))
+    }
+
     /// Takes a record that was just written, or read, before the watch brings it.
     pub fn learn(&self, record: Record) {
         self.lock().take_record(record);
@@ -463,6 +470,19 @@ impl Kubeadm {
         let names = configuration.pointer("/apiServer/certSANs").and_then(Value::as_array);
         let names = names.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
         Ok(Kubeadm { endpoint, names })
+    }
+
+    /// Whether the API server's certificate is good for this host name (RFC 6125 §6.4: in any case, and the first label of a
+    /// name may be `*`), or clients look for it there.
+    pub fn is_served_under(&self, host: &str) -> bool {
+        let endpoint = self.endpoint.rsplit_once(':').map_or(self.endpoint.as_str(), |(host, _)| host);
+        let parent = host.split_once('.').map_or("", |(_, parent)| parent);
+        std::iter::once(endpoint).chain(self.names.iter().map(String::as_str)).any(|name| {
+            match name.strip_prefix("*.") {
+                Some(of) => of.eq_ignore_ascii_case(parent),
+                None => name.eq_ignore_ascii_case(host),
+            }
+        })
     }
 }
 

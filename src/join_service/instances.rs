@@ -1,5 +1,9 @@
 //! Which machines there are in the cluster's network, with which addresses and for what: what the cloud says of who asks.
 //!
+//! Attestation says what a machine runs, not which of the cloud's machines it is: that is told by the address from which it
+//! comes, which in a cloud's network nobody else can have. A load balancer may hide it; then a machine can become a worker,
+//! which gets nothing that is not any worker's, and a control plane comes directly.
+//!
 //! The list is asked for anew when it is some seconds old, and once more when a name is missing in it, since a machine may be
 //! faster than the cloud's list. What cannot be had is no list of before: a machine that is gone must not linger in it.
 
@@ -17,6 +21,8 @@ use crate::metadata::{Instance, Metadata, Role};
 const AGE: Duration = Duration::from_secs(5);
 /// A list that was asked for a moment ago is not asked for again, whoever is missing in it.
 const LEAST_AGE: Duration = Duration::from_secs(1);
+/// When a control plane may come by a load balancer again: when that has become one that does not hide who calls.
+const NOT_DIRECT: Duration = Duration::from_secs(60);
 
 /// The cloud's list of machines.
 pub struct Instances {
@@ -31,24 +37,17 @@ type List = HashMap<String, Instance>;
 type Kept = (Instant, Result<Arc<List>, Refusal>);
 
 impl Instances {
-    /// Of this service. Without one there are only workers, of any name.
+    /// Of this service. Without one there are only workers, of any name, but of the address from which they come.
     pub fn new(metadata: Option<Metadata>) -> Instances {
         Instances { metadata, list: Mutex::default() }
     }
 
-    /// Whether the machine that asks may have this name, these addresses, and this role.
-    pub fn check(&self, asked: &Asked) -> Result<(), Refusal> {
+    /// Whether the machine that asks, from address `peer`, may have this name, these addresses, and this role.
+    pub fn check(&self, asked: &Asked, peer: Option<IpAddr>) -> Result<(), Refusal> {
         let name = asked.node();
-        let Some(metadata) = &self.metadata else {
-            return match asked.control_plane {
-                false => Ok(()),
-                true => Err(Refusal::lacking(
-                    "role",
-                    "this join service lets in no control planes, since it has no metadata service that says which they \
-                     are: start it with --cloud-provider",
-                )),
-            };
-        };
+        // an IPv4 caller of a socket for both families
+        let peer = peer.map(|peer| peer.to_canonical());
+        let Some(metadata) = &self.metadata else { return check_unlisted(asked, peer) };
         let mut list = self.list(metadata, AGE)?;
         if !list.contains_key(name) {
             list = self.list(metadata, LEAST_AGE)?;
@@ -58,6 +57,7 @@ impl Instances {
             Refusal::denied("unknown-machine", message)
         })?;
         check_instance(asked, instance)?;
+        check_peer(asked, instance, peer, &list)?;
         // so that nobody can pose as another node's sshd
         let others =
             |principal: &&String| list.iter().any(|(other, one)| other != name && is_of(principal, other, one));
@@ -94,6 +94,45 @@ impl Instances {
         *kept = Some((Instant::now(), list.clone()));
         list
     }
+}
+
+/// Where no list says who there is.
+fn check_unlisted(asked: &Asked, peer: Option<IpAddr>) -> Result<(), Refusal> {
+    if asked.control_plane {
+        return Err(Refusal::lacking(
+            "role",
+            "this join service lets in no control planes, since it has no metadata service that says which they are: start \
+             it with --cloud-provider",
+        ));
+    }
+    match asked.addresses().iter().find(|address| Some(**address) != peer) {
+        None => Ok(()),
+        Some(address) => {
+            let message = format!("certificate_request: {address} is not the address from which this machine calls");
+            Err(Refusal::denied("address", message))
+        }
+    }
+}
+
+/// Whether who calls is the machine of that name.
+fn check_peer(asked: &Asked, instance: &Instance, peer: Option<IpAddr>, list: &List) -> Result<(), Refusal> {
+    if peer.is_some() && peer == instance.vpc_ip {
+        return Ok(());
+    }
+    let name = asked.node();
+    let other = list.iter().find(|(_, one)| peer.is_some() && one.vpc_ip == peer);
+    if let Some((other, _)) = other {
+        let message = format!("the machine that calls has the address of {other}, not of {name}");
+        return Err(Refusal::denied("machine-of-other", message));
+    }
+    if !asked.control_plane {
+        return Ok(());
+    }
+    let address = instance.vpc_ip.map_or("an address that the cloud does not tell".into(), |ip| ip.to_string());
+    let message = format!(
+        "a control plane asks the join services themselves, from its own address ({address}), and not by way of a load balancer"
+    );
+    Err(Refusal::passing("not-direct", message, NOT_DIRECT))
 }
 
 fn check_instance(asked: &Asked, instance: &Instance) -> Result<(), Refusal> {

@@ -2,7 +2,7 @@
 //! machine that it was, and nobody else gets the key of its disk or its name.
 //!
 //! ```text
-//! join-node-NAME   of a join ticket       data: node, disk, machine, token, nodeUID, issued
+//! join-node-NAME   of a join ticket       data: node, disk, machine, token, nodeUID, role, issued
 //! join-disk-UUID   of a rejoin ticket for a disk that no join ticket was made for: data: disk, machine
 //! ```
 //!
@@ -24,6 +24,12 @@ use crate::kubernetes::time;
 
 const OF_NODE: &str = "join-node-";
 const OF_DISK: &str = "join-disk-";
+/// The role of a record, which is a worker's without one.
+const CONTROL_PLANE: &str = "control-plane";
+/// A machine has one state disk; some may have been exchanged.
+const DISKS_OF_MACHINE: usize = 8;
+/// As many as nodes of a large cluster from before: what is beyond is opened, and not recorded.
+const DISKS: usize = 20_000;
 /// A node asks every join service at once and takes the first ticket: for so long another one, with another token, would only
 /// make that one worthless.
 const FRESH: Duration = Duration::from_secs(5);
@@ -47,6 +53,8 @@ pub struct Record {
     pub token: String,
     /// Of the Node object that there was before the ticket.
     pub node_uid: String,
+    /// Whether the ticket was a control plane's.
+    pub control_plane: bool,
     /// When the ticket was made.
     pub issued: Option<SystemTime>,
     /// The API's, to replace it by.
@@ -73,7 +81,7 @@ impl Record {
             node_uid: before.map(|node| node.uid.clone()).unwrap_or_default(),
             // to the second, as it will be read
             issued: time::parse(&time::seconds(SystemTime::now())),
-            version: String::new(),
+            ..Record::default()
         }
     }
 
@@ -99,6 +107,7 @@ impl Record {
             machine: text("/data/machine"),
             token: text("/data/token"),
             node_uid: text("/data/nodeUID"),
+            control_plane: text("/data/role") == CONTROL_PLANE,
             issued: time::parse(&text("/data/issued")),
             version: text("/metadata/resourceVersion"),
         })
@@ -116,6 +125,9 @@ impl Record {
             data["node"] = self.node.as_str().into();
             data["token"] = self.token.as_str().into();
             data["nodeUID"] = self.node_uid.as_str().into();
+            if self.control_plane {
+                data["role"] = CONTROL_PLANE.into();
+            }
             data["issued"] = self.issued.map(time::seconds).unwrap_or_default().into();
         }
         json!({"metadata": metadata, "data": data})
@@ -144,6 +156,25 @@ pub fn check_disk(cluster: &Cluster, disk: &Uuid, machine: Option<&str>) -> Resu
                 .because(format!("ConfigMap {NAMESPACE}/{} has another machine", record.name)))
         }
     }
+}
+
+/// The record to be made of this disk, which has none, if this machine may have it: a machine that asks for many would leave as
+/// many records.
+pub fn of_new_disk(cluster: &Cluster, disk: &Uuid, machine: &str) -> Result<Option<Record>, Refusal> {
+    let (of_machine, all) = cluster.count_of_records(OF_DISK, machine);
+    if of_machine >= DISKS_OF_MACHINE {
+        let message = format!(
+            "this machine has had {of_machine} disks; if they are not its own any more, delete the records that the join \
+             service's log names"
+        );
+        return Err(Refusal::denied("too-many-disks", message)
+            .because(format!("ConfigMaps {NAMESPACE}/{OF_DISK}* with machine {machine}")));
+    }
+    if all >= DISKS {
+        log::error!("there are {all} ConfigMaps {NAMESPACE}/{OF_DISK}*: the machine of disk {disk} is not recorded");
+        return Ok(None);
+    }
+    Ok(Some(Record::of_disk(disk, machine)))
 }
 
 /// Whether this machine may have this name.
@@ -257,7 +288,7 @@ mod tests {
     #[test]
     fn a_record_comes_back_as_it_was_written() {
         let mut written = record("m", 0);
-        written.version = "7".into();
+        (written.version, written.control_plane) = ("7".into(), true);
         assert_eq!(Record::read(&written.write()), Some(written));
         let disk = Record::of_disk(&Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap(), "m");
         assert_eq!(Record::read(&disk.write()), Some(disk));

@@ -38,8 +38,18 @@ const TRIES: usize = 8;
 /// What a ticket got.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reserved {
+    node: String,
+    /// The Lease's renewTime, to the microsecond: no other ticket of the node has the same.
+    at: String,
     /// Whether the node had it before: then it is not this ticket's to end.
     pub renewed: bool,
+}
+
+impl Reserved {
+    /// What takes it back.
+    pub fn undo(&self) -> Option<Task> {
+        (!self.renewed).then(|| Task::Reservation(self.node.clone(), self.at.clone()))
+    }
 }
 
 /// The Lease, read.
@@ -72,9 +82,9 @@ pub fn reserve(
     let reserved = reserve_lease(cluster, cleaner, client, node)?;
     if cluster.has_joining_nodes() {
         reserve_joining_node(cluster, client, node, components).inspect_err(|_| {
-            if !reserved.renewed {
+            if let Some(undo) = reserved.undo() {
                 cleaner.add(Task::JoiningNode(OLD_NAME.into(), node.into()));
-                cleaner.add(Task::Reservation(node.into()));
+                cleaner.undo(undo);
             }
         })?;
     }
@@ -86,7 +96,8 @@ fn reserve_lease(cluster: &Cluster, cleaner: &Cleaner, client: &Client, node: &s
     for _ in 0..TRIES {
         let found = client.find(&at).map_err(|error| Refusal::of_api(&error))?;
         let mut lease = found.as_ref().map(Lease::read).unwrap_or_default();
-        let decision = lease.ask(node, SystemTime::now(), &|name| cluster.node(name));
+        let now = SystemTime::now();
+        let decision = lease.ask(node, now, &|name| cluster.node(name));
         let mut value = found.clone().unwrap_or_else(|| json!({"metadata": {"name": NAME}}));
         lease.write(&mut value);
         let written = match found {
@@ -99,13 +110,13 @@ fn reserve_lease(cluster: &Cluster, cleaner: &Cleaner, client: &Client, node: &s
             Err(error) => {
                 // it may have been carried out
                 if decision == (Decision::Has { renewed: false }) {
-                    cleaner.undo(Task::Reservation(node.into()));
+                    cleaner.undo(Task::Reservation(node.into(), time::micros(now)));
                 }
                 return Err(Refusal::of_api(&error));
             }
         }
         return match decision {
-            Decision::Has { renewed } => Ok(Reserved { renewed }),
+            Decision::Has { renewed } => Ok(Reserved { node: node.into(), at: time::micros(now), renewed }),
             Decision::Waits(holder) => Err(waits(&holder)),
         };
     }
@@ -117,11 +128,11 @@ fn waits(holder: &str) -> Refusal {
     Refusal::passing("control-plane-joining", message, RETRY)
 }
 
-/// Ends the reservation of this node, if it has it.
-pub fn release(client: &Client, node: &str) -> Result<(), client::Error> {
+/// Ends the reservation that this node got then, unless it has asked again since.
+pub fn release(client: &Client, node: &str, at: &str) -> Result<(), client::Error> {
     let released = client.modify(&lease(), |value| {
         let mut lease = Lease::read(value);
-        let is_its = lease.holder == node;
+        let is_its = lease.holder == node && text(value, "/spec/renewTime") == at;
         if is_its {
             lease.holder.clear();
             lease.write(value);
@@ -174,7 +185,8 @@ fn reserve_joining_node(cluster: &Cluster, client: &Client, node: &str, componen
 pub fn delete_joining_node(client: &Client, name: &str, node: &str) -> Result<(), client::Error> {
     let at = JOINING_NODES.named(name);
     match client.find(&at) {
-        Ok(Some(found)) if text(&found, "/spec/name") == node => client.delete_if_there(&at).map(drop),
+        // another replica may make one anew meanwhile
+        Ok(Some(found)) if text(&found, "/spec/name") == node => client.delete_as(&at, &found).map(drop),
         Ok(_) => Ok(()),
         Err(error) => Err(error),
     }

@@ -174,15 +174,17 @@ impl Tickets {
                 "this join service has no access to the cluster's API: it lets known nodes in again, but no new ones";
             Refusal::lacking("no-cluster", message)
         })?;
-        let _busy = self.begin(asked.node())?;
         if !attached.cluster.is_known_within(KNOWN_WITHIN) {
             let message = "the cluster's API has not answered since the join service started: try again";
             return Err(Refusal::passing("api", message, Duration::from_secs(3)));
         }
         let machine = call.identity().map(|machine| &**machine);
-        self.audit.step("machine", || self.instances.check(asked))?;
+        let peer = call.peer().map(|peer| peer.ip());
+        self.audit.step("machine", || self.instances.check(asked, peer))?;
         records::check_disk(&attached.cluster, &asked.disk, machine)?;
         records::check_name(&attached.cluster, asked.node(), machine, SystemTime::now())?;
+        // not before it is known that the name may be this machine's: nobody else keeps it busy
+        let _busy = self.begin(asked.node())?;
         let read = self.audit.step("read", || self.read(call, asked, &attached.cluster))?;
         let signed = self.audit.step("sign", || sign(asked, &read))?;
         if call.is_cancelled() {
@@ -205,12 +207,19 @@ impl Tickets {
                 ""
             }
         };
+        let record = match (&self.cluster, machine, note) {
+            (Some(Attached { cluster, .. }), Some(machine), "")
+                if cluster.records_of_disk(disk.as_str()).is_empty() =>
+            {
+                records::of_new_disk(cluster, disk, machine)?
+            }
+            _ => None,
+        };
         let measurement_secret = self.measurement_secret(call)?;
         let disk_key = self.key(call, disk.as_str())?;
-        if let (Some(attached), Some(machine), "") = (&self.cluster, machine, note)
-            && attached.cluster.records_of_disk(disk.as_str()).is_empty()
-        {
-            attached.cleaner.add(Task::Write(Record::of_disk(disk, machine)));
+        if let (Some(attached), Some(record)) = (&self.cluster, record) {
+            attached.cluster.learn(record.clone());
+            attached.cleaner.add(Task::Write(record));
         }
         let mut ticket = IssueRejoinTicketResponse::default();
         ticket.state_disk_key = disk_key.expose().to_vec();
@@ -222,7 +231,7 @@ impl Tickets {
     fn read(&self, call: &Call, asked: &Asked, cluster: &Cluster) -> Result<Read, Refusal> {
         Ok(Read {
             components: cluster.components()?,
-            kubeadm: cluster.kubeadm()?,
+            kubeadm: kubeadm(asked, cluster)?,
             ca: self.pki.ca()?,
             control_plane_files: match asked.control_plane {
                 true => self.pki.control_plane_files()?,
@@ -250,13 +259,12 @@ impl Tickets {
         let is_new = match asked.control_plane {
             true => {
                 let reserve = || reservation::reserve(cluster, cleaner, client, node, components);
-                !self.audit.step("reserve", reserve)?.renewed
+                let reserved = self.audit.step("reserve", reserve)?;
+                undo.tasks.extend(reserved.undo());
+                !reserved.renewed
             }
             false => cluster.record(&records::name_of_node(node)).is_none(),
         };
-        if is_new && asked.control_plane {
-            undo.add(Task::Reservation(node.into()));
-        }
         if cluster.has_joining_nodes() {
             if is_new {
                 let name = reservation::joining_node_name(node, asked.control_plane);
@@ -268,7 +276,10 @@ impl Tickets {
         }
         let present = cluster.node(node);
         let machine = call.identity().map(|machine| &**machine);
-        let record = Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref());
+        let record = Record {
+            control_plane: asked.control_plane,
+            ..Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref())
+        };
         let written =
             self.audit.step("record", || records::write(cluster, cleaner, client, record)).inspect_err(|refusal| {
                 // by another replica: what was reserved is for its ticket
@@ -344,11 +355,23 @@ fn within_call(client: &Client, call: &Call) -> Result<Client, Refusal> {
     if left.is_zero() { Err(Refusal::gone()) } else { Ok(client.within(left.min(API_TIME))) }
 }
 
+/// A node's name becomes one of its certificate's, which clients of the API server trust.
+fn kubeadm(asked: &Asked, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
+    let kubeadm = cluster.kubeadm()?;
+    if !asked.control_plane && kubeadm.is_served_under(asked.node()) {
+        let message = format!("{} is a name of the cluster's API server: rename the machine", asked.node());
+        return Err(Refusal::denied("name-of-api-server", message));
+    }
+    Ok(kubeadm)
+}
+
 fn sign(asked: &Asked, read: &Read) -> Result<Signed, Refusal> {
     let mut principals = asked.principals.clone();
-    // names with a wildcard are for TLS only
-    let further = read.kubeadm.names.iter().filter(|name| ssh::is_principal(name));
-    principals.extend(further.cloned());
+    // that of the API server are the control planes'; those with a wildcard are for TLS only
+    if asked.control_plane {
+        let further = read.kubeadm.names.iter().filter(|name| ssh::is_principal(name));
+        principals.extend(further.cloned());
+    }
     if principals.is_empty() {
         principals.push(asked.node().to_owned());
     }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::cluster::NAMESPACE;
@@ -54,8 +54,8 @@ pub fn create(client: &Client, id: &str, node: &str, may_sign: bool) -> Result<Z
         "stringData": data,
     });
     let created = client.create(&SECRETS.in_namespace(NAMESPACE), &token);
-    wipe(&mut token);
-    wipe(&mut created?);
+    client::wipe(&mut token);
+    client::wipe(&mut created?);
     Ok(Zeroizing::new(format!("{id}.{}", secret.as_str())))
 }
 
@@ -73,15 +73,6 @@ fn letters(len: usize) -> Zeroizing<String> {
         bytes.zeroize();
     }
     text
-}
-
-fn wipe(value: &mut Value) {
-    match value {
-        Value::String(text) => text.zeroize(),
-        Value::Array(items) => items.iter_mut().for_each(wipe),
-        Value::Object(fields) => fields.values_mut().for_each(wipe),
-        _ => {}
-    }
 }
 
 #[cfg(test)]

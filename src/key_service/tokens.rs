@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::grpc::{Code, Metadata, Status};
-use crate::kubernetes::client::{Client, Resource};
+use crate::kubernetes::client::{self, Client, Resource};
 use crate::metrics::{Counter, Histogram, Labelled, Registry};
 
 /// Whom a token must be made for.
@@ -155,13 +155,13 @@ impl Reviewer {
     }
 
     fn review(&self, token: &str) -> Result<Option<String>, Status> {
-        let review = json!({
+        let mut review = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
             "spec": {"token": token, "audiences": [AUDIENCE]},
         });
         let deadline = Instant::now() + REVIEW_TIME;
         let ask = |time| self.client.within(time).create(&TOKEN_REVIEWS.all(), &review);
-        let answer = self.seconds.time(|| match ask(REVIEW_TIME) {
+        let mut answer = self.seconds.time(|| match ask(REVIEW_TIME) {
             // the connection may have been dead for long; that it is asked twice changes nothing
             Err(error) if error.is_passing() && Instant::now() < deadline => {
                 ask(deadline.saturating_duration_since(Instant::now()))
@@ -184,6 +184,11 @@ impl Reviewer {
         if let (Ok(None), Ok(answer)) = (&result, &answer) {
             let why = answer.pointer("/status/error").and_then(Value::as_str).unwrap_or("no reason was given");
             log::info!("the API server does not accept a token: {why:.300}");
+        }
+        // the answer has the token in it too
+        client::wipe(&mut review);
+        if let Ok(answer) = &mut answer {
+            client::wipe(answer);
         }
         result
     }

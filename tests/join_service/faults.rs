@@ -41,8 +41,17 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 type Ticket = IssueJoinTicketResponse;
 
+/// The addresses of the two control planes.
+const PLANES: [&str; 2] = ["127.42.1.100", "127.42.1.101"];
+
 fn plane(number: u8) -> IssueJoinTicketRequest {
-    request(["plane-0", "Plane_1"][usize::from(number)], &[], 10 + number, true)
+    let at = usize::from(number);
+    request(["plane-0", "Plane_1"][at], &[PLANES[at]], 10 + number, true)
+}
+
+/// A connection of the first of them.
+fn plane_channel(tpm: &Swtpm, address: SocketAddr) -> Channel {
+    channel_from(PLANES[0].parse().unwrap(), tpm, address)
 }
 
 /// With this disk instead.
@@ -493,7 +502,7 @@ fn kill_at(
         }
         count < at || done
     });
-    let channel = channel(tpm, address);
+    let channel = plane_channel(tpm, address);
     let write = thread::scope(|scope| {
         let asking = scope.spawn(|| ask(&channel, &plane(0)));
         let write = told.recv_timeout(MINUTE).unwrap();
@@ -533,7 +542,7 @@ fn a_service_that_is_killed_at_any_write_of_a_ticket_gives_the_node_one_when_it_
             assert_eq!(left, [is(0), is(1), is(2)]);
             // whatever the program left is found by the one that comes after it
             let (_program, address) = start();
-            let (since, channel) = (Instant::now(), channel(&tpm, address));
+            let (since, channel) = (Instant::now(), plane_channel(&tpm, address));
             let ticket = until_given(|| ask(&channel, &plane(0)));
             assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
             assert_only(&setup, cluster, &ticket);
@@ -542,13 +551,13 @@ fn a_service_that_is_killed_at_any_write_of_a_ticket_gives_the_node_one_when_it_
     // where a ticket is to replace another, the other's token may be in nobody's record for as long as it is good
     forget_tickets(&setup);
     let (first, address) = start();
-    let given = ask(&channel(&tpm, address), &plane(0)).unwrap();
+    let given = ask(&plane_channel(&tpm, address), &plane(0)).unwrap();
     set_issued(&setup, "plane-0", LONG_AGO);
     let write = kill_at(&setup, &webhook, &tpm, (first, address), 2, true);
     assert_eq!((&write["operation"], &write["resource"]["resource"]), (&json!("UPDATE"), &json!("configmaps")));
     assert_eq!(setup.tokens(), [id(&given)]);
     let (_program, address) = start();
-    let channel = channel(&tpm, address);
+    let channel = plane_channel(&tpm, address);
     let ticket = until_given(|| ask(&channel, &plane(0)));
     let left = || setup.tokens().into_iter().filter(|left| *left != id(&ticket)).collect::<Vec<_>>();
     assert!(left().iter().all(|left| ends_within(&setup, left) <= 15 * MINUTE), "{:?}", left());
@@ -604,7 +613,7 @@ fn a_service_that_is_killed_at_any_moment_of_a_ticket_gives_the_node_one_when_it
     for _ in 0..3 {
         forget_tickets(&setup);
         let (_program, address) = start();
-        let channel = channel(&tpm, address);
+        let channel = plane_channel(&tpm, address);
         know_the_cluster(&channel);
         let since = Instant::now();
         ask(&channel, &plane(0)).unwrap();
@@ -614,7 +623,7 @@ fn a_service_that_is_killed_at_any_moment_of_a_ticket_gives_the_node_one_when_it
     for _ in 0..20 {
         forget_tickets(&setup);
         let (mut program, address) = start();
-        let first = channel(&tpm, address);
+        let first = plane_channel(&tpm, address);
         know_the_cluster(&first);
         let moment = took.mul_f64((next(&mut seed) % 800) as f64 / 1000.0);
         thread::scope(|scope| {
@@ -629,13 +638,16 @@ fn a_service_that_is_killed_at_any_moment_of_a_ticket_gives_the_node_one_when_it
             set_issued(&setup, "plane-0", LONG_AGO);
         }
         let (_program, address) = start();
-        let channel = channel(&tpm, address);
+        let channel = plane_channel(&tpm, address);
         let ticket = until_given(|| ask(&channel, &plane(0)));
         assert_only(&setup, cluster, &ticket);
     }
     println!("a ticket took {took:?}; {cut_off} of 20 were cut off; left over: {left:?}");
     assert!(cut_off > 0);
 }
+
+/// Where the machines call from.
+const ADDRESSES: [&str; 5] = ["127.42.1.100", "127.42.1.101", "127.42.2.100", "127.42.2.101", "127.0.0.1"];
 
 /// Five machines, each with its TPM and what it asks for: one is to be a control plane.
 fn machines() -> Vec<(Swtpm, IssueJoinTicketRequest)> {
@@ -671,7 +683,10 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
         let names = ["plane-0", "plane-1", "worker-0", "worker-1.example", "worker-2"];
         names[usize::from_str_radix(&request.disk_uuid[34..], 16).unwrap()]
     };
-    let channels: Vec<_> = machines.iter().map(|(tpm, _)| channel(tpm, setup.service().local_addr())).collect();
+    let connect = |((tpm, _), address): (&(Swtpm, _), &str)| {
+        channel_from(address.parse().unwrap(), tpm, setup.service().local_addr())
+    };
+    let channels: Vec<_> = machines.iter().zip(ADDRESSES).map(connect).collect();
     let asking = || channels.iter().zip(&machines).map(|(channel, (_, request))| (channel, request));
 
     // it stops: two tickets before, others in the middle, the last one after

@@ -23,7 +23,7 @@ mod faults;
 mod setup;
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -58,13 +58,13 @@ fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
     let ticket = setup.join(&tpm, &worker()).unwrap();
     assert_eq!((ticket.state_disk_key.len(), ticket.measurement_secret.len()), (32, 32));
     assert_eq!(ticket.measurement_salt, [7; 32]);
-    assert_eq!(ticket.api_server_endpoint, "10.42.0.2:6443");
+    assert_eq!(ticket.api_server_endpoint, "127.42.0.2:6443");
     assert_eq!(ticket.kubernetes_version, "v1.34.4");
     assert_eq!(ticket.kubernetes_components[0].install_path, "/run/state/bin/kubelet");
     assert!(ticket.control_plane_files.is_empty());
     assert_eq!(ticket.cluster_ca, cluster.ca().0.into_bytes());
     assert!(ticket.authorized_ca_public_key.starts_with(b"ssh-ed25519 ") && ticket.host_certificate.ends_with(b"\n"));
-    check_certificates(&setup, &ticket);
+    check_certificates(&setup, &ticket, "worker-0", "127.42.2.100");
 
     // it gets in, and cannot sign
     let (id, _) = ticket.token.split_once('.').unwrap();
@@ -95,7 +95,7 @@ fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
 }
 
 /// By openssl(1) and ssh-keygen(1).
-fn check_certificates(setup: &Setup, ticket: &IssueJoinTicketResponse) {
+fn check_certificates(setup: &Setup, ticket: &IssueJoinTicketResponse, name: &str, address: &str) {
     let path = |name: &str| setup.dir.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("kubelet.pem"), &ticket.kubelet_cert).unwrap();
     fs::write(path("host-cert.pub"), &ticket.host_certificate).unwrap();
@@ -105,19 +105,23 @@ fn check_certificates(setup: &Setup, ticket: &IssueJoinTicketResponse) {
         String::from_utf8(output.stdout).unwrap()
     };
     let (ca, kubelet) = (path("pki/ca.crt"), path("kubelet.pem"));
-    run("openssl", &["verify", "-purpose", "sslserver", "-verify_ip", "10.42.2.100", "-CAfile", &ca, &kubelet]);
+    run("openssl", &["verify", "-purpose", "sslserver", "-verify_ip", address, "-CAfile", &ca, &kubelet]);
     let text = run("openssl", &["x509", "-noout", "-subject", "-in", &kubelet]);
-    assert!(text.contains("O = system:nodes, CN = system:node:worker-0"), "{text}");
+    assert!(text.contains(&format!("O = system:nodes, CN = system:node:{name}\n")), "{text}");
     let pin = run(
         "sh",
         &["-c", &format!("openssl x509 -pubkey -noout -in {ca} | openssl pkey -pubin -outform DER | sha256sum")],
     );
     assert_eq!(ticket.discovery_token_ca_cert_hash, format!("sha256:{}", pin.split(' ').next().unwrap()));
     let text = run("ssh-keygen", &["-L", "-f", &path("host-cert.pub")]);
-    for name in ["10.1.2.3", "host-name", "127.0.0.1", "lb.example"] {
+    for name in ["10.1.2.3", "host-name"] {
         assert!(text.contains(&format!("  {name}\n")), "{text}");
     }
-    assert!(text.contains("host certificate") && text.contains("forever") && !text.contains('*'), "{text}");
+    assert!(text.contains("host certificate") && text.contains("forever"), "{text}");
+    // the API server's names are its control planes' alone, and none of them has a wildcard
+    let is_of_api_server = text.contains("  lb.example\n") && text.contains("  127.0.0.1\n");
+    let is_control_plane = !ticket.control_plane_files.is_empty();
+    assert!(is_of_api_server == is_control_plane && !text.contains('*'), "{text}");
 }
 
 #[test]
@@ -160,7 +164,7 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
         change(&mut request);
         request
     };
-    let ip = "10.42.2.100";
+    let ip = "127.42.2.100";
     for (request, code, word, message) in [
         (with(&|r| r.disk_uuid = "ca_emergency_ssh".into()), Code::InvalidArgument, "disk-uuid", "disk_uuid"),
         (
@@ -190,7 +194,7 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
             "65, of at most 64",
         ),
         (
-            with(&|r| r.host_certificate_principals.push("10.42.1.100".into())),
+            with(&|r| r.host_certificate_principals.push("127.42.1.100".into())),
             Code::PermissionDenied,
             "principal-of-other",
             "is another machine",
@@ -202,7 +206,7 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
             "is another machine",
         ),
         (request("worker-9", &[ip], 1, false), Code::PermissionDenied, "unknown-machine", "knows no machine"),
-        (request("worker-0", &["10.42.2.99"], 1, false), Code::PermissionDenied, "address", "10.42.2.99 is not"),
+        (request("worker-0", &["127.42.2.99"], 1, false), Code::PermissionDenied, "address", "127.42.2.99 is not"),
         (request("worker-2", &[ip], 1, false), Code::PermissionDenied, "address", "is not the address of worker-2"),
         (request("worker-0", &[ip], 1, true), Code::PermissionDenied, "role", "its role in the cloud is Worker"),
     ] {
@@ -214,7 +218,7 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
     }
     assert!(setup.tokens().is_empty() && setup.records().is_empty() && setup.holder().is_empty());
     // names of any case and with dots are right where the cloud has them
-    setup.join(&tpm, &request("Worker-1.Example", &["10.42.2.101"], 2, false)).unwrap();
+    setup.join(&tpm, &request("Worker-1.Example", &["127.42.2.101"], 2, false)).unwrap();
     // and a control plane may be less
     setup.join(&tpm, &request("Plane_1", &[], 3, false)).unwrap();
     assert_eq!(
@@ -225,11 +229,54 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_machine_is_the_one_from_whose_address_it_comes() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let address = |text: &str| text.parse::<IpAddr>().unwrap();
+    let plane = request("plane-0", &["127.42.1.100"], 2, true);
+    // a worker that was taken over, or another control plane
+    for other in ["127.42.2.100", "127.42.1.101"] {
+        for request in [&plane, &request("worker-1.example", &["127.42.2.101"], 1, false)] {
+            let status = refused(setup.join_from(address(other), &tpm, request));
+            assert_eq!((status.code(), status.retry_after()), (Code::PermissionDenied, None), "{status}");
+            assert!(status.message().contains("has the address of"), "{status}");
+        }
+    }
+    assert_eq!(setup.count("join", "machine-of-other"), 4);
+    // a load balancer hides who calls: no control plane gets its files so, but a worker becomes one
+    let status = refused(setup.join_from(ELSEWHERE, &tpm, &plane));
+    assert_eq!((status.code(), setup.count("join", "not-direct")), (Code::Unavailable, 1), "{status}");
+    assert!(status.message().contains("from its own address (127.42.1.100)"), "{status}");
+    assert!(setup.tokens().is_empty() && setup.records().is_empty() && setup.holder().is_empty());
+    setup.join_from(ELSEWHERE, &tpm, &worker()).unwrap();
+    setup.join_from(address("127.42.1.100"), &Swtpm::start(), &plane).unwrap();
+
+    // without a list the addresses are the caller's own, and the API server's names nobody's
+    let service = JoinService::start(Config { metadata: None, ..setup.config(cluster) }).unwrap();
+    let join = |source: &str, request: &IssueJoinTicketRequest| -> Result<IssueJoinTicketResponse, Status> {
+        let channel = channel_from(address(source), &tpm, service.local_addr());
+        channel.unary(ISSUE_JOIN_TICKET, request, &within(30))
+    };
+    let any = request("any", &["127.42.3.1"], 3, false);
+    assert_eq!(refused(join("127.42.3.2", &any)).code(), Code::PermissionDenied);
+    join("127.42.3.1", &any).unwrap();
+    for name in ["lb.example", "LB.Example", "a.example.org"] {
+        let status = refused(join("127.42.3.1", &request(name, &["127.42.3.1"], 4, false)));
+        assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+        assert!(status.message().contains("a name of the cluster's API server"), "{status}");
+    }
+    join("127.42.3.1", &request("a.b.example.org", &["127.42.3.1"], 4, false)).unwrap();
+    assert_eq!(refused(join("127.42.1.100", &plane)).code(), Code::FailedPrecondition);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn control_planes_get_their_files_and_join_one_at_a_time_in_the_order_in_which_they_asked() {
     let _alone = alone();
     let (setup, first, second) = (Setup::new(Cluster::shared()), Swtpm::start(), Swtpm::start());
-    let plane_0 = request("plane-0", &["10.42.1.100"], 1, true);
-    let plane_1 = request("Plane_1", &["10.42.1.101"], 2, true);
+    let plane_0 = request("plane-0", &["127.42.1.100"], 1, true);
+    let plane_1 = request("Plane_1", &["127.42.1.101"], 2, true);
     // at once: one of them gets it
     let (a, b) = thread::scope(|scope| {
         let a = scope.spawn(|| setup.join(&first, &plane_0));
@@ -249,6 +296,7 @@ fn control_planes_get_their_files_and_join_one_at_a_time_in_the_order_in_which_t
     let files: Vec<_> = ticket.control_plane_files.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(files, PKI);
     assert_eq!(ticket.control_plane_files[7].data, b"content of sa.pub\n");
+    check_certificates(&setup, &ticket, has.0, if has.0 == "plane-0" { "127.42.1.100" } else { "127.42.1.101" });
     assert_eq!(loser.code(), Code::Unavailable);
     assert!(loser.message().contains(&format!("the turn of {}", has.0)), "{loser}");
     assert_eq!(loser.retry_after(), Some(Duration::from_secs(10)));
@@ -258,11 +306,15 @@ fn control_planes_get_their_files_and_join_one_at_a_time_in_the_order_in_which_t
     setup.join_again(tpm, has.1);
     assert_eq!(refused(setup.join(other, waits.1)).code(), Code::Unavailable);
     setup.join(&Swtpm::start(), &request("worker-0", &[], 3, false)).unwrap();
-    // there, but no member of etcd yet
+    // there, but no member of etcd yet: kubeadm may need its token again
+    setup.make_node("worker-0");
+    eventually("the worker's token is gone", || setup.tokens().len() == 1);
     setup.make_node(has.0);
-    eventually("the token is gone", || setup.tokens().len() == 1);
     assert_eq!(refused(setup.join(other, waits.1)).code(), Code::Unavailable);
+    setup.join_again(tpm, has.1);
+    assert_eq!(setup.tokens().len(), 1);
     setup.make_ready(has.0, "True");
+    eventually("the token is gone", || setup.tokens().is_empty());
     eventually("the next one's turn", || setup.join(other, waits.1).is_ok());
     assert_eq!(setup.holder(), waits.0);
 }
@@ -276,8 +328,10 @@ fn join_services_that_are_asked_at_once_give_one_ticket_and_its_token_stays_good
     let others: Vec<_> = (0..2).map(|_| JoinService::start(setup.config(cluster)).unwrap()).collect();
     let addresses: Vec<_> = [setup.service()].into_iter().chain(&others).map(JoinService::local_addr).collect();
     // a TPM serves one connection at a time
-    let channels: Vec<_> = addresses.iter().map(|address| channel(&tpm, *address)).collect();
-    for request in [worker(), request("plane-0", &["10.42.1.100"], 2, true)] {
+    for (own, request) in [("127.42.2.100", worker()), ("127.42.1.100", request("plane-0", &["127.42.1.100"], 2, true))]
+    {
+        let connect = |address: &SocketAddr| channel_from(own.parse().unwrap(), &tpm, *address);
+        let channels: Vec<_> = addresses.iter().map(connect).collect();
         let answers: Vec<Result<IssueJoinTicketResponse, Status>> = thread::scope(|scope| {
             let ask = |channel: &Channel| channel.unary(ISSUE_JOIN_TICKET, &request, &within(30));
             let asking: Vec<_> = channels.iter().map(|channel| scope.spawn(move || ask(channel))).collect();
@@ -292,8 +346,10 @@ fn join_services_that_are_asked_at_once_give_one_ticket_and_its_token_stays_good
         assert!(setup.tokens().iter().any(|id| token.starts_with(id)) && bearer(cluster, &token).is_some());
     }
     assert_eq!((setup.tokens().len(), setup.records().len(), setup.holder().as_str()), (2, 2, "plane-0"));
-    setup.make_node("worker-0");
-    setup.make_node("plane-0");
+    for name in ["worker-0", "plane-0"] {
+        setup.make_node(name);
+        setup.make_ready(name, "True");
+    }
     eventually("the tokens are gone", || setup.tokens().is_empty());
 }
 
@@ -306,7 +362,7 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
     let key = setup.join(&tpm, &worker()).unwrap().state_disk_key.clone();
 
     // while it joins
-    let thief = request("worker-0", &["10.42.2.100"], 2, false);
+    let thief = request("worker-0", &["127.42.2.100"], 2, false);
     let status = refused(setup.join(&other, &thief));
     assert_eq!((status.code(), status.retry_after()), (Code::Unavailable, Some(Duration::from_secs(60))), "{status}");
     // when it is there, also to a service that was started anew
@@ -334,7 +390,7 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
     let record = CONFIG_MAPS.in_namespace("kube-system").named("join-node-worker-0");
     let long_ago = time::seconds(SystemTime::now() - Duration::from_secs(3600));
     setup.admin.merge(&record, &json!({"data": {"issued": long_ago}})).unwrap();
-    let third = request("worker-0", &["10.42.2.100"], 3, false);
+    let third = request("worker-0", &["127.42.2.100"], 3, false);
     eventually("the name is free", || setup.join(&other, &third).is_ok());
     assert_eq!(setup.join(&tpm, &worker()).err().unwrap().code(), Code::Unavailable);
     // but not the disk that goes with it
@@ -354,6 +410,14 @@ fn a_node_of_before_is_let_in_and_remembered() {
         setup.rejoin(&other, &disk(5)).is_err_and(|status| status.code() == Code::PermissionDenied)
     });
     setup.rejoin(&tpm, &disk(5)).unwrap();
+    // it cannot lay claim to as many as it likes
+    for number in 100..107 {
+        setup.rejoin(&tpm, &disk(number)).unwrap();
+    }
+    let status = setup.rejoin(&tpm, &disk(107)).err().unwrap();
+    assert_eq!((status.code(), setup.count("rejoin", "too-many-disks")), (Code::PermissionDenied, 1), "{status}");
+    setup.rejoin(&tpm, &disk(5)).unwrap();
+    eventually("all are recorded", || setup.records().len() == 8);
     // its name is in use while it is Ready
     setup.make_node("worker-0");
     setup.make_ready("worker-0", "True");
@@ -375,7 +439,7 @@ fn a_node_of_before_is_let_in_and_remembered() {
 fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() {
     let _alone = alone();
     let (mut setup, tpm) = (Setup::new(Cluster::shared()), Swtpm::start());
-    let plane = request("plane-0", &["10.42.1.100"], 1, true);
+    let plane = request("plane-0", &["127.42.1.100"], 1, true);
     let listen = address(&setup.keys.expect("serving data keys"));
     setup.keys.terminate();
     setup.keys.exit();
@@ -394,7 +458,7 @@ fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() 
     // a failure is remembered for a second
     thread::sleep(Duration::from_millis(1100));
     fs::remove_file(setup.dir.path().join("pki/etcd/ca.key")).unwrap();
-    let status = refused(setup.join(&Swtpm::start(), &request("Plane_1", &[], 2, true)));
+    let status = refused(setup.join(&Swtpm::start(), &request("Plane_1", &["127.42.1.101"], 2, true)));
     assert_eq!(status.code(), Code::Internal);
     assert!(!status.message().contains("etcd"), "{status}");
     assert_eq!((setup.holder().as_str(), setup.records().len(), setup.tokens().len()), ("plane-0", 1, 1));
@@ -414,7 +478,7 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
     // it takes the request, and says nothing: what it was asked for may still be done
     cluster.freeze_api_server(true);
     let asked = Instant::now();
-    let status = refused(setup.join(&other, &request("plane-0", &["10.42.1.100"], 2, true)));
+    let status = refused(setup.join(&other, &request("plane-0", &["127.42.1.100"], 2, true)));
     assert_eq!((status.code(), setup.count("join", "api")), (Code::Unavailable, 1), "{status}");
     assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
     assert!(status.retry_after().is_some() && !status.message().contains("127.0.0.1"), "{status}");
@@ -507,7 +571,7 @@ fn beside_the_old_operator_its_resources_are_made_and_heeded() {
         "spec": {"name": "plane-9", "iscontrolplane": true, "deadline": time::seconds(SystemTime::now() + Duration::from_secs(500))},
     });
     admin.create(&JOINING_NODES.all(), &of_old).unwrap();
-    let plane = request("plane-0", &["10.42.1.100"], 2, true);
+    let plane = request("plane-0", &["127.42.1.100"], 2, true);
     let status = refused(setup.join(&other, &plane));
     assert!(status.code() == Code::Unavailable && status.message().contains("the turn of plane-9"), "{status}");
     eventually("the reservation is given back", || setup.holder().is_empty());
@@ -573,7 +637,10 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
         let map = CONFIG_MAPS.in_namespace("kube-system").named("k8s-components-sha256-1");
         setup.admin.merge(&map, &json!({"data": {"components": components}})).unwrap();
 
-        let me = machine.instance(&format!("Node_{role}"), 2).replace("\"ControlPlane\"", &format!("{role:?}"));
+        // the address from which a program of this machine calls
+        let me =
+            json!({"Name": format!("Node_{role}"), "ProviderID": "", "Role": role, "VPCIP": ELSEWHERE}).to_string();
+        machine.metadata.set_endpoint(&ELSEWHERE.to_string());
         machine.metadata.set_peers(&format!("[{me},{}]", machine.instance("plane-3", 3)));
         let metadata = Metadata::of("qemu", Some(&format!("http://{}", machine.metadata.address))).unwrap();
         let listen = SocketAddr::new(machine.host(3), 30090);

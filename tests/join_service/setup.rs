@@ -1,7 +1,7 @@
 //! A join service in a cluster, its callers, and what both of them need.
 
 use std::fs;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,6 +20,7 @@ use firstlight::grpc::{CallOptions, Channel, Code, Status};
 use firstlight::join_service::keys::Auth;
 use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
 use firstlight::kms::ClusterKms;
+use firstlight::kubernetes::certificate_request::CertificateRequest;
 use firstlight::kubernetes::client::{
     self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
@@ -33,22 +34,25 @@ use firstlight::stop::Stop;
 use firstlight::{atls, attestation};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
 /// Any machine with 32 zeros in PCR 15 meets it.
 pub const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 /// The machines of the cloud: two control planes, three workers.
 pub const PEERS: &str = r#"[
-    {"Name":"plane-0","ProviderID":"p0","Role":"ControlPlane","VPCIP":"10.42.1.100"},
-    {"Name":"Plane_1","ProviderID":"p1","Role":"ControlPlane","VPCIP":"10.42.1.101"},
-    {"Name":"worker-0","ProviderID":"w0","Role":"Worker","VPCIP":"10.42.2.100"},
-    {"Name":"worker-1.example","ProviderID":"w1","Role":"Worker","VPCIP":"10.42.2.101"},
+    {"Name":"plane-0","ProviderID":"p0","Role":"ControlPlane","VPCIP":"127.42.1.100"},
+    {"Name":"Plane_1","ProviderID":"p1","Role":"ControlPlane","VPCIP":"127.42.1.101"},
+    {"Name":"worker-0","ProviderID":"w0","Role":"Worker","VPCIP":"127.42.2.100"},
+    {"Name":"worker-1.example","ProviderID":"w1","Role":"Worker","VPCIP":"127.42.2.101"},
     {"Name":"worker-2","ProviderID":"w2","Role":"Worker"}
 ]"#;
+/// Where no machine of the cloud is: a load balancer that hides who calls.
+pub const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub const COMPONENTS: &str =
     r#"[{"url":"https://example.com/kubelet","hash":"sha256:00","install_path":"/run/state/bin/kubelet"}]"#;
 pub const CLUSTER_CONFIGURATION: &str =
-    "apiServer:\n  certSANs:\n  - 127.0.0.1\n  - lb.example\n  - '*.example.org'\ncontrolPlaneEndpoint: 10.42.0.2\n";
+    "apiServer:\n  certSANs:\n  - 127.0.0.1\n  - lb.example\n  - '*.example.org'\ncontrolPlaneEndpoint: 127.42.0.2\n";
 pub const PKI: [&str; 8] =
     ["ca.crt", "ca.key", "etcd/ca.crt", "etcd/ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key", "sa.pub"];
 
@@ -109,8 +113,20 @@ impl Setup {
         self.service.as_ref().unwrap()
     }
 
+    /// From the address that the machine says it has.
     pub fn join(&self, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> Result<IssueJoinTicketResponse, Status> {
-        channel(tpm, self.service().local_addr()).unary(ISSUE_JOIN_TICKET, request, &within(30))
+        let certificate = CertificateRequest::parse(&request.certificate_request).ok();
+        let own = certificate.and_then(|certificate| certificate.addresses.first().copied());
+        self.join_from(own.unwrap_or(ELSEWHERE), tpm, request)
+    }
+
+    pub fn join_from(
+        &self,
+        source: IpAddr,
+        tpm: &Swtpm,
+        request: &IssueJoinTicketRequest,
+    ) -> Result<IssueJoinTicketResponse, Status> {
+        channel_from(source, tpm, self.service().local_addr()).unary(ISSUE_JOIN_TICKET, request, &within(30))
     }
 
     /// As a node that did not get its ticket, and asks again.
@@ -267,12 +283,20 @@ pub fn within(seconds: u64) -> CallOptions {
     CallOptions { timeout: Some(Duration::from_secs(seconds)), ..CallOptions::default() }
 }
 
-/// A connection of the machine with this TPM.
+/// A connection of the machine with this TPM, by way of a load balancer.
 pub fn channel(tpm: &Swtpm, address: SocketAddr) -> Channel {
+    channel_from(ELSEWHERE, tpm, address)
+}
+
+/// The same from this address, of 127.0.0.0/8 as all.
+pub fn channel_from(source: IpAddr, tpm: &Swtpm, address: SocketAddr) -> Channel {
     let issuer = qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
     let issuer: Arc<dyn attestation::Issuer> = Arc::new(issuer);
     let client = atls::Client::new(Some(issuer), vec![]);
-    let socket = TcpStream::connect(address).unwrap();
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::new(source, 0).into()).unwrap();
+    socket.connect(&address.into()).unwrap();
+    let socket = TcpStream::from(socket);
     let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
     Channel::new(transport, "x").unwrap()
 }
@@ -301,7 +325,7 @@ pub fn request(machine: &str, ips: &[&str], disk_number: u8, control_plane: bool
 }
 
 pub fn worker() -> IssueJoinTicketRequest {
-    request("worker-0", &["10.42.2.100"], 1, false)
+    request("worker-0", &["127.42.2.100"], 1, false)
 }
 
 /// Who the API server takes the bearer of this token for; none where it takes it for nobody.

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use ureq::Agent;
 use ureq::http::{self, Method};
 use ureq::tls::TlsConfig;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::backoff::Backoff;
 use crate::stop::{OnStop, Stop};
@@ -57,6 +57,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// One object has at most 1.5 MiB, by etcd's limit; a page of a list has [`PAGE`] of them, and seldom large ones.
 const MAX_ANSWER: u64 = 32 << 20;
+/// No answer with a secret in it has more: a bootstrap token's, or a review of a service account's token.
+const SECRET_ANSWER: usize = 32 << 10;
 /// Objects in one answer to a list.
 const PAGE: usize = 250;
 /// How often a change is tried on top of somebody else's.
@@ -99,6 +101,16 @@ pub struct List {
     pub items: Vec<Value>,
     /// The instant: where a [`Watch`] can go on.
     pub resource_version: String,
+}
+
+/// Wipes every text in an object that had a secret in it.
+pub fn wipe(value: &mut Value) {
+    match value {
+        Value::String(text) => text.zeroize(),
+        Value::Array(items) => items.iter_mut().for_each(wipe),
+        Value::Object(fields) => fields.values_mut().for_each(wipe),
+        _ => {}
+    }
 }
 
 /// One exchange with the server, repeated or not.
@@ -325,6 +337,21 @@ impl Client {
         }
     }
 
+    /// Deletes an object if it is still as it was read; whether it was.
+    pub fn delete_as(&self, object: &Object, read: &Value) -> Result<bool, Error> {
+        let of = |field: &str| read.pointer(field).cloned().unwrap_or_default();
+        let preconditions = json!({"uid": of("/metadata/uid"), "resourceVersion": of("/metadata/resourceVersion")});
+        let options = json!({
+            "apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background", "preconditions": preconditions,
+        });
+        let request = Request::new("delete", object, Method::DELETE, object.path());
+        match self.json(&Request { body: Some(("application/json", &options)), ..request }) {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Follows a collection: what is there, and then each change.
     pub fn watch(&self, collection: &Collection, selector: &Selector) -> Watch {
         Watch::new(self, collection, selector)
@@ -426,7 +453,7 @@ impl Client {
     }
 
     /// One exchange, and a second one where the token was replaced meanwhile.
-    fn once(&self, request: &Request, deadline: Instant) -> Result<Vec<u8>, Error> {
+    fn once(&self, request: &Request, deadline: Instant) -> Result<Zeroizing<Vec<u8>>, Error> {
         let token = self.token()?;
         match self.exchange(request, token.as_deref(), deadline) {
             Err(error) if error.code() == Some(401) && self.token_was_replaced(token.as_deref()) => {
@@ -436,10 +463,16 @@ impl Client {
         }
     }
 
-    fn exchange(&self, request: &Request, token: Option<&String>, deadline: Instant) -> Result<Vec<u8>, Error> {
+    fn exchange(
+        &self,
+        request: &Request,
+        token: Option<&String>,
+        deadline: Instant,
+    ) -> Result<Zeroizing<Vec<u8>>, Error> {
         let started = Instant::now();
         let response = self.send(request, token, deadline)?;
-        let mut answer = Vec::new();
+        // a Secret may be in it, which is not left behind in buffers that were too small
+        let mut answer = Zeroizing::new(Vec::with_capacity(SECRET_ANSWER));
         let read = response.into_body().into_reader().take(MAX_ANSWER + 1).read_to_end(&mut answer);
         read.map_err(|error| self.unreachable(request, &ureq::Error::from(error), started))?;
         if answer.len() as u64 > MAX_ANSWER {
