@@ -271,6 +271,7 @@ fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         measurement_salt: vec![7; 32],
         kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
         node_port: NODE_PORT,
+        metadata: services::MetadataService::default(),
     };
     let manifests = services::manifests(&settings).unwrap();
     for object in manifests.iter().filter(|object| object["kind"].as_str().is_some_and(|kind| kind.contains("Role"))) {

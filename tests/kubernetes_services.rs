@@ -17,7 +17,7 @@ use base64::prelude::BASE64_STANDARD;
 use firstlight::crypto::Secret;
 use firstlight::kms::ClusterKms;
 use firstlight::kubernetes::client::{CONFIG_MAPS, Client, DAEMON_SETS, Object, Resource, SECRETS, SERVICES, Selector};
-use firstlight::kubernetes::services::{self, Error, NODE_PORT, Options, Report, Settings};
+use firstlight::kubernetes::services::{self, Error, MetadataService, NODE_PORT, Options, Report, Settings};
 use firstlight::kubernetes::yaml;
 use firstlight::stop::Stop;
 use kube_apiserver::Cluster;
@@ -36,6 +36,7 @@ fn settings(image: &str) -> Settings {
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
         node_port: NODE_PORT,
+        metadata: MetadataService::default(),
     }
 }
 
@@ -87,7 +88,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
     let first = services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
-    assert_eq!(first.changed.len(), 15);
+    assert_eq!(first.changed.len(), 16);
     assert_eq!(first.backup, None);
     let secret = client.get(&SECRETS.in_namespace("kube-system").named("constellation-mastersecret")).unwrap();
     assert_eq!(secret["data"]["mastersecret"], BASE64_STANDARD.encode([2; 32]));
@@ -110,6 +111,15 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     );
     let config = client.get(&CONFIG_MAPS.in_namespace("kube-system").named("join-config")).unwrap();
     assert_eq!(config["data"], json!({"attestationConfig": policy, "attestationConfig_backup": POLICY}));
+
+    // another metadata service is a matter of the join service alone
+    let metadata = MetadataService { url: Some("http://10.9.0.1:81".into()), ..MetadataService::default() };
+    let elsewhere = Settings { metadata, policy: policy.clone(), ..settings("example.com/a:2") };
+    let moved = services::apply(&client, &elsewhere, &without_wait(dir.path()), &mut |_| {}).unwrap();
+    assert_eq!(moved.changed, ["daemonsets.apps kube-system/join-service"]);
+    let told =
+        client.get(&set("join-service")).unwrap()["spec"]["template"]["spec"]["containers"][0]["command"].to_string();
+    assert!(told.contains(r#""--cloud-provider","qemu","--metadata","http://10.9.0.1:81""#), "{told}");
 
     // what was saved is what was applied before, and no secret is among it
     let backup = upgraded.backup.unwrap();
@@ -346,7 +356,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     fs::write(operator.0.path().join("firstlight-admin.conf"), Cluster::shared().kubeconfig()).unwrap();
     let output = operator.apply(&["--skip-wait"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), "15 objects are new or changed\n");
+    assert_eq!(text(&output.stdout), "16 objects are new or changed\n");
     assert!(
         text(&output.stderr).contains("\ndaemonsets.apps kube-system/join-service: new\n"),
         "{}",
@@ -386,7 +396,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
 #[ignore = "needs Helm: make kubernetes-api"]
 fn helm_makes_the_same_objects_of_the_chart() {
     let operator = Operator::new();
-    let printed = operator.apply(&["--print"]);
+    let printed = operator.apply(&["--print", "--cloud-provider", "QEMU", "--metadata", "http://10.9.0.1:81"]);
     assert!(printed.status.success(), "{}", text(&printed.stderr));
     let mut ours: Value = serde_json::from_slice(&printed.stdout).unwrap();
 
@@ -398,6 +408,8 @@ fn helm_makes_the_same_objects_of_the_chart() {
     let values = [
         "--set",
         "image=example.com/a:1",
+        "--set",
+        "joinService.metadata=http://10.9.0.1:81",
         "--set-file",
         "attestationPolicy=policy.json",
         "--set",

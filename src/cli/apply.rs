@@ -8,7 +8,7 @@ use super::state::State;
 use super::{UNREACHABLE, files, master_secret, say};
 use crate::attestation::{Policy, qemu_vtpm};
 use crate::kubernetes::client::{self, Client, Config};
-use crate::kubernetes::services::{self, Phase, Report, Settings};
+use crate::kubernetes::services::{self, MetadataService, Phase, Report, Settings};
 use crate::program::Failure;
 use crate::stop::Stop;
 
@@ -29,6 +29,8 @@ pub struct Options {
     pub state: PathBuf,
     /// The port of the join service on each control plane.
     pub node_port: u16,
+    /// What tells the join service which machines there are.
+    pub metadata: MetadataService,
     /// Where the folder with the manifests of before is made.
     pub backups: PathBuf,
     /// Whether to be content with what the API server says.
@@ -71,6 +73,7 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
         measurement_salt: state.measurement_salt.to_vec(),
         kms,
         node_port: options.node_port,
+        metadata: options.metadata.clone(),
     })
 }
 

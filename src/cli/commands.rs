@@ -77,6 +77,8 @@ const INIT: Command = Command {
             "a further name or address of the API server; may be repeated",
         ),
         IMAGE_OF_INIT,
+        CLOUD_PROVIDER,
+        METADATA,
         SKIP_WAIT,
         Opt::flag("skip-addons", "leave out kubeadm's CoreDNS and kube-proxy, as for a network that brings its own"),
         Opt::flag("verbose", "show each line that the node tells, not only its phases").short('v'),
@@ -110,6 +112,8 @@ const APPLY: Command = Command {
         MASTER_SECRET,
         Opt::value("state", Value::File, "has the measurement salt").or(STATE_FILE),
         Opt::value("node-port", Value::Text("PORT"), "of the join service on every control plane").or("30090"),
+        CLOUD_PROVIDER,
+        METADATA,
         Opt::value("backups", Value::File, "the folder in which that with the manifests of before is made").or("."),
         SKIP_WAIT,
         Opt::value("timeout", Value::Text("TIME"), "until they are ready, as 90s, 10m or 1h").or("10m"),
@@ -153,6 +157,8 @@ const RECOVER: Command = Command {
         "A node whose cluster cannot let it in again, since no other control plane runs, waits in its initramfs. This \
               command connects to it over attested TLS, checks that it meets the policy, and hands it the master secret; it \
               succeeds once the node has opened its disk. Of several nodes behind one address it recovers one a run.",
+        "When all of a cluster was off, recover control planes until more than half of them run: with those the cluster is \
+              back, and lets in the others by itself.",
     ],
     operand: None,
     options: &[
@@ -259,6 +265,18 @@ const IMAGE_OF_INIT: Opt = Opt::value(
     Value::Text("IMAGE"),
     "a container image with /join-service and /key-service, which are brought into the new cluster; `firstlight apply` does \
      it later unless given",
+);
+const CLOUD_PROVIDER: Opt = Opt::value(
+    "cloud-provider",
+    Value::OneOf("CLOUD", &["qemu", "none"]),
+    "whose metadata service tells the join service which machines there are, and which are control planes; with none, \
+     machines of any name are let in, but no control planes",
+)
+.or("qemu");
+const METADATA: Opt = Opt::value(
+    "metadata",
+    Value::Text("URL"),
+    "where that is, as the control planes reach it: http://HOST[:PORT]; its usual place unless given",
 );
 const SKIP_WAIT: Opt = Opt::flag(
     "skip-wait",

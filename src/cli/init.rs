@@ -74,6 +74,8 @@ pub struct Kubernetes {
     pub addons: bool,
     /// Of the services, when they are to be brought in.
     pub image: Option<String>,
+    /// What tells the join service which machines there are.
+    pub metadata: services::MetadataService,
     /// Whether to return before the services are ready.
     pub skip_wait: bool,
 }
@@ -165,6 +167,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         master_secret: options.master_secret.clone(),
         state: options.state.clone(),
         node_port: services::NODE_PORT,
+        metadata: kubernetes.metadata.clone(),
         backups: ".".into(),
         skip_wait: kubernetes.skip_wait,
         print: false,

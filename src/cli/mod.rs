@@ -30,8 +30,9 @@ use lexopt::prelude::*;
 use log::LevelFilter;
 
 use crate::bootstrapper::init_server;
-use crate::kubernetes::services::Phase;
+use crate::kubernetes::services::{MetadataService, Phase};
 use crate::logger;
+use crate::metadata::{self, Metadata};
 use crate::program::{self, Failure};
 use crate::state_disk::recovery;
 use crate::sys::process;
@@ -89,13 +90,28 @@ fn init_options(given: &Given) -> Result<init::Options, Failure> {
 
 fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
     if !given.has("kubernetes-version") {
-        let alone = ["components", "service-cidr", "pod-cidr", "apiserver-san", "skip-addons", "image", "skip-wait"];
+        let alone = [
+            "components",
+            "service-cidr",
+            "pod-cidr",
+            "apiserver-san",
+            "skip-addons",
+            "image",
+            "cloud-provider",
+            "metadata",
+            "skip-wait",
+        ];
         return match alone.into_iter().find(|name| given.has(name)) {
             Some(name) => {
                 Err(Failure::Usage(format!("--{name}: say which cluster to make: --kubernetes-version is missing")))
             }
             None => Ok(None),
         };
+    }
+    if let (false, Some(name)) =
+        (given.has("image"), ["cloud-provider", "metadata"].into_iter().find(|name| given.has(name)))
+    {
+        return Err(Failure::Usage(format!("--{name} is for the services: --image is missing")));
     }
     Ok(Some(init::Kubernetes {
         version: given.text("kubernetes-version")?,
@@ -105,6 +121,7 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
         apiserver_sans: given.texts("apiserver-san")?,
         addons: !given.has("skip-addons"),
         image: given.value("image").map(program::text).transpose()?,
+        metadata: metadata_of(given)?,
         skip_wait: given.has("skip-wait"),
     }))
 }
@@ -128,11 +145,31 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
         master_secret: given.path("master-secret"),
         state: given.path("state"),
         node_port: given.parsed("node-port", str::parse::<u16>)?,
+        metadata: metadata_of(given)?,
         backups: given.path("backups"),
         skip_wait: given.has("skip-wait"),
         print: given.has("print"),
         timeout: given.parsed("timeout", time)?,
     })
+}
+
+/// Whether it is there, the join service finds out; here, whether it could be.
+fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
+    let cloud = given.text("cloud-provider")?.to_ascii_lowercase();
+    let url = given.value("metadata").map(program::text).transpose()?;
+    if cloud == "none" {
+        return match url {
+            Some(_) => {
+                Err(Failure::Usage("--metadata: with --cloud-provider none there is no metadata service".into()))
+            }
+            None => Ok(MetadataService { cloud: None, url: None }),
+        };
+    }
+    match Metadata::of(&cloud, url.as_deref()) {
+        Ok(_) => Ok(MetadataService { cloud: Some(cloud), url }),
+        Err(error @ metadata::Error::Url { .. }) => Err(Failure::Usage(format!("--metadata: {error}"))),
+        Err(error) => Err(Failure::Usage(format!("--cloud-provider: {error}, or none"))),
+    }
 }
 
 fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
@@ -224,6 +261,60 @@ mod tests {
         {
             assert!(time(text).is_err(), "{text}");
         }
+    }
+
+    /// What the command line after `firstlight` gives.
+    fn given(args: &[&str]) -> Given {
+        let program = &commands::PROGRAM;
+        let command = program.commands.iter().find(|command| command.name == args[0]).unwrap();
+        command.parse(program, lexopt::Parser::from_args(&args[1..])).unwrap()
+    }
+
+    fn refusal<T>(options: Result<T, Failure>) -> String {
+        match options.err() {
+            Some(Failure::Usage(text)) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_services_are_told_which_metadata_service_to_ask() {
+        let apply = |more: &[&str]| {
+            let args = [&["apply", "--policy", "p", "--image", "i"], more].concat();
+            apply_options(&given(&args)).map(|options| options.metadata)
+        };
+        let init = |more: &[&str]| {
+            let args = [&["init", "--endpoint", "h", "--policy", "p", "--init-secret", "s"], more].concat();
+            init_options(&given(&args)).map(|options| options.kubernetes.map(|kubernetes| kubernetes.metadata))
+        };
+        let (url, cluster) = ("http://10.9.0.1:81", ["--kubernetes-version", "v1.34.4", "--image", "i"]);
+        let of = |cloud: Option<&str>, url: Option<&str>| MetadataService {
+            cloud: cloud.map(Into::into),
+            url: url.map(Into::into),
+        };
+        for (more, expected) in [
+            (&[][..], MetadataService::default()),
+            (&["--metadata", url], of(Some("qemu"), Some(url))),
+            (&["--cloud-provider", "QEMU"], of(Some("qemu"), None)),
+            (&["--cloud-provider", "none"], of(None, None)),
+        ] {
+            assert_eq!(apply(more).unwrap(), expected);
+            assert_eq!(init(&[&cluster[..], more].concat()).unwrap().unwrap(), expected);
+        }
+        for (more, problem) in [
+            (&["--metadata", "10.9.0.1:81"][..], "--metadata: metadata: \"10.9.0.1:81\" is no URL"),
+            (&["--metadata", ""], "--metadata: metadata: \"\" is no URL"),
+            (&["--metadata", url, "--cloud-provider", "none"], "there is no metadata service"),
+            (&["--cloud-provider", "aws"], "the cloud aws is not supported by this version; expected qemu, or none"),
+            (&["--cloud-provider", ""], "there is no cloud \"\"; expected qemu, or none"),
+        ] {
+            for text in [refusal(apply(more)), refusal(init(&[&cluster[..], more].concat()))] {
+                assert!(text.contains(problem), "{text}");
+            }
+        }
+        // where there are no services, nobody would be told
+        assert!(refusal(init(&["--metadata", url])).contains("--kubernetes-version is missing"));
+        assert!(refusal(init(&[&cluster[..2], &["--metadata", url]].concat())).contains("--image is missing"));
     }
 
     #[test]

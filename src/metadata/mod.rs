@@ -7,6 +7,9 @@ pub mod qemu;
 use std::fmt;
 use std::net::IpAddr;
 
+use ureq::http::Uri;
+use ureq::http::uri::Authority;
+
 /// What a node is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
@@ -62,8 +65,11 @@ pub enum Metadata {
 
 impl Metadata {
     /// Of the cloud named as on the kernel command line and the command lines of the services (`qemu`, `aws`, ..), in any
-    /// case; at `url` when the service is not at its usual place.
+    /// case; at `url`, as `http://10.42.0.1:8080`, when the service is not at its usual place. Nobody is asked.
     pub fn of(cloud: &str, url: Option<&str>) -> Result<Metadata, Error> {
+        if let Some(url) = url {
+            check_url(url).map_err(|problem| Error::Url { url: url.to_owned(), problem })?;
+        }
         match cloud.to_ascii_lowercase().as_str() {
             "qemu" => Ok(Metadata::Qemu(qemu::Client::new(url.unwrap_or(qemu::BASE_URL)))),
             "aws" | "azure" | "gcp" | "openstack" | "stackit" => Err(Error::NotSupported(cloud.to_owned())),
@@ -100,6 +106,31 @@ impl Metadata {
     }
 }
 
+/// What is wrong with the URL of a service, to which paths are added.
+fn check_url(url: &str) -> Result<(), String> {
+    // these services prove nothing, and have no certificates
+    if !url.starts_with("http://") {
+        return Err("it does not begin with http://".into());
+    }
+    let uri: Uri = url.parse().map_err(|error| format!("{error}"))?;
+    let authority = uri.authority().map(Authority::as_str).unwrap_or_default();
+    if authority.contains('@') {
+        return Err("it has a user's name in it".into());
+    }
+    if uri.host().is_none_or(str::is_empty) {
+        return Err("it has no host".into());
+    }
+    // http::Uri takes any digits for a port
+    let port = authority.strip_prefix(uri.host().unwrap_or_default()).unwrap_or_default();
+    if !port.is_empty() && uri.port_u16().is_none_or(|port| port == 0) {
+        return Err("its port is none".into());
+    }
+    if uri.query().is_some() || url.contains('#') {
+        return Err("it has more than a path after its host".into());
+    }
+    Ok(())
+}
+
 /// Why the metadata service gave no answer. A URL tells what was asked, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
@@ -107,6 +138,13 @@ pub enum Error {
     NotSupported(String),
     /// No cloud has this name.
     UnknownCloud(String),
+    /// What was given for the URL of the service is none.
+    Url {
+        /// What was given.
+        url: String,
+        /// What is wrong with it, a clause.
+        problem: String,
+    },
     /// No complete answer: not reached, too slow, cut off, too long.
     Unreachable {
         /// What was asked, and where.
@@ -141,6 +179,9 @@ impl fmt::Display for Error {
                 write!(f, "metadata: the cloud {cloud} is not supported by this version; expected qemu")
             }
             Error::UnknownCloud(cloud) => write!(f, "metadata: there is no cloud {cloud:?}; expected qemu"),
+            Error::Url { url, problem } => {
+                write!(f, "metadata: {url:?} is no URL of a metadata service: {problem}; expected http://HOST[:PORT]")
+            }
             Error::Unreachable { url, error } => write!(f, "metadata: GET {url}: {error}"),
             Error::Status { url, status, body } => {
                 write!(f, "metadata: GET {url}: expected status 200, got {status}: {body:?}")
@@ -179,5 +220,34 @@ mod tests {
         assert_eq!(Metadata::of("AWS", None).err(), Some(Error::NotSupported("AWS".into())));
         assert_eq!(Metadata::of("home", None).err(), Some(Error::UnknownCloud("home".into())));
         assert!(Metadata::of("QEMU", None).is_ok());
+    }
+
+    #[test]
+    fn a_url_that_nobody_could_be_asked_at_is_refused_at_once() {
+        for url in ["http://10.42.0.1:8080", "http://10.42.0.1", "http://[fd00::1]:80/", "http://metadata.internal/v1"]
+        {
+            assert!(Metadata::of("qemu", Some(url)).is_ok(), "{url}");
+        }
+        for (url, problem) in [
+            ("", "does not begin"),
+            ("10.42.0.1", "does not begin"),
+            ("/self", "does not begin"),
+            ("10.42.0.1:8080", "does not begin"),
+            ("https://10.42.0.1", "does not begin"),
+            ("ftp://10.42.0.1", "does not begin"),
+            ("http://", "empty"),
+            ("http://:8080", "no host"),
+            ("http://10.42.0.1:", "port"),
+            ("http://10.42.0.1:0", "port"),
+            ("http://10.42.0.1:99999", "port"),
+            ("http://10.42.0.1:x", "port"),
+            ("http://me:secret@10.42.0.1", "user's name"),
+            ("http://10.42.0.1/?a=b", "more than a path"),
+            ("http://10.42.0.1/#a", "more than a path"),
+            ("http://10.42 0.1", "invalid"),
+        ] {
+            let error = Metadata::of("qemu", Some(url)).err().unwrap_or_else(|| panic!("{url:?}")).to_string();
+            assert!(error.contains(problem) && error.contains("expected http://HOST[:PORT]"), "{url}: {error}");
+        }
     }
 }

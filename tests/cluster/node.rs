@@ -7,9 +7,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use firstlight::crypto::{KEY_LEN, Secret};
+use firstlight::kubernetes::time;
 use firstlight::luks;
 use ring::digest::{SHA256, digest};
 use tempfile::TempDir;
@@ -29,7 +30,8 @@ pub struct Node {
     name: String,
     /// The last octet of its address.
     number: u8,
-    booted: Instant,
+    booted: (Instant, SystemTime),
+    pub is_control_plane: bool,
     process: RefCell<Child>,
     tpm: RefCell<Swtpm>,
     network: &'static Network,
@@ -48,11 +50,12 @@ impl Node {
         let number = network.add(name, role);
         let logs = Path::new(ROOT).join("target/cluster").join(test).join(name);
         fs::create_dir_all(&logs).unwrap();
-        let booted = Instant::now();
+        let booted = now();
+        let is_control_plane = role == "ControlPlane";
         let name = name.to_lowercase().replace('_', "-");
         let process = RefCell::new(start(dir.path(), &logs, &name, number));
         let tpm = RefCell::new(Swtpm::start_at(HOST));
-        let node = Node { dir, logs, name, number, booted, process, tpm, network };
+        let node = Node { dir, logs, name, number, booted, is_control_plane, process, tpm, network };
         node.put("/usr/bin/bootstrapper", &fs::read(Path::new(ROOT).join("target/dist/bootstrapper")).unwrap(), 0o755);
         node.put_new_disk();
         node
@@ -68,14 +71,19 @@ impl Node {
     }
 
     pub fn since_boot(&self) -> Duration {
-        self.booted.elapsed()
+        self.booted.0.elapsed()
+    }
+
+    /// When it was started, to the second, as Kubernetes has times.
+    pub fn booted(&self) -> SystemTime {
+        time::parse(&time::seconds(self.booted.1)).unwrap()
     }
 
     /// Power off and on, but for the TPM: its PCR 15 says, as after an unlock, that the node belongs to a cluster.
     pub fn reboot(&mut self) {
         end(&mut self.process.borrow_mut());
         fs::remove_file(self.dir.path().join("pid")).unwrap();
-        self.booted = Instant::now();
+        self.booted = now();
         *self.process.borrow_mut() = start(self.dir.path(), &self.logs, &self.name, self.number);
     }
 
@@ -103,28 +111,50 @@ impl Node {
         names.lines().find(|name| name.contains("pause:")).unwrap_or_else(|| panic!("no pause in {names}")).to_owned()
     }
 
-    /// The initramfs of the next boot: the node's disk and its TPM, as they are after the power was off, and the cluster's
-    /// join services. It ends when the key has opened the disk, since what is in a file cannot be mapped.
-    pub fn unlock(&self) -> Program {
-        self.network.set_host(&self.name, "Worker", self.address());
-        self.unlock_as_host()
+    /// As a power cut is; when the power is back, the TPM's PCRs are zero.
+    pub fn power_off(&mut self) {
+        self.keep_state_disk();
+        end(&mut self.process.borrow_mut());
+        fs::remove_file(self.dir.path().join("pid")).unwrap();
+        self.tpm.borrow_mut().reboot();
     }
 
-    /// The same of the only control plane, by another name and address: a machine that is off lets nobody in, so it asks all
-    /// but itself.
+    /// The initramfs of a node that was off, at its own address. It ends when a key has opened the disk, since what is in a
+    /// file cannot be mapped.
+    pub fn start_initramfs(&mut self) -> Program {
+        self.booted = now();
+        let mut command = Command::new(Path::new(ROOT).join("tests/cluster/initramfs.sh"));
+        command.args([BRIDGE, &HOST.to_string(), &self.number.to_string()]);
+        self.start_unlock(command, Ipv4Addr::UNSPECIFIED)
+    }
+
+    /// The rest of the boot, when the initramfs has ended: PCR 15 says to which cluster the disk belongs.
+    pub fn boot_on(&mut self, cluster_id: &[u8]) {
+        let digest = hex(digest(&SHA256, cluster_id).as_ref());
+        self.tpm.borrow().tool("tpm2_pcrextend", &[&format!("15:sha256={digest}")]);
+        *self.process.borrow_mut() = start(self.dir.path(), &self.logs, &self.name, self.number);
+    }
+
+    /// The initramfs of the next boot of the only control plane, while that still runs, by another name and address: a
+    /// machine that is off lets nobody in, so it asks all but itself.
     pub fn unlock_as_another(&self) -> Program {
         self.network.set_host("another", "ControlPlane", HOST);
-        self.unlock_as_host()
+        self.tpm.borrow_mut().reboot();
+        self.keep_state_disk();
+        self.start_unlock(Command::new("env"), Ipv4Addr::LOCALHOST)
     }
 
-    fn unlock_as_host(&self) -> Program {
-        self.tpm.borrow_mut().reboot();
-        let disk = self.dir.path().join("rebooted.img");
+    /// The state disk as the initramfs finds it.
+    fn keep_state_disk(&self) {
         let pid = text(&self.dir.path().join("pid"));
-        fs::copy(format!("/proc/{}/root{DISK}", pid.trim()), &disk).unwrap();
-        let mut command = Command::new(Path::new(ROOT).join("target/dist/bootstrapper"));
-        command.args(["unlock", "--csp", "qemu", "--variant", "qemu-vtpm"]);
-        command.args(["--tpm", &self.tpm.borrow().location(), "--listen", "127.0.0.1", "--disk"]).arg(disk);
+        fs::copy(format!("/proc/{}/root{DISK}", pid.trim()), self.dir.path().join("rebooted.img")).unwrap();
+    }
+
+    /// `bootstrapper unlock`, run by `command`.
+    fn start_unlock(&self, mut command: Command, listen: Ipv4Addr) -> Program {
+        command.arg(Path::new(ROOT).join("target/dist/bootstrapper"));
+        command.args(["unlock", "--csp", "qemu", "--variant", "qemu-vtpm", "--tpm", &self.tpm.borrow().location()]);
+        command.args(["--listen", &listen.to_string(), "--disk"]).arg(self.dir.path().join("rebooted.img"));
         command.arg("--mount").arg(self.dir.path().join("mount"));
         Program::start(&mut command)
     }
@@ -209,6 +239,10 @@ impl Drop for Node {
         }
         end(&mut self.process.borrow_mut());
     }
+}
+
+fn now() -> (Instant, SystemTime) {
+    (Instant::now(), SystemTime::now())
 }
 
 fn address(number: u8) -> Ipv4Addr {

@@ -42,6 +42,13 @@ impl Operator {
         Program::start(command.args(more))
     }
 
+    /// `firstlight recover` of the node at this address, with the files of the init.
+    pub fn recover(&self, node: Ipv4Addr, more: &[&str]) -> Program {
+        let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
+        command.current_dir(self.dir.path()).args(["recover", "--endpoint", &node.to_string()]);
+        Program::start(command.args(["--policy", "policy.json"]).args(more))
+    }
+
     /// A file that only the operator reads.
     pub fn file(&self, name: &str, content: &str) -> PathBuf {
         let path = self.dir.path().join(name);

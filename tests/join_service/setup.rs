@@ -216,6 +216,7 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         measurement_salt: vec![7; 32],
         kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
         node_port: NODE_PORT,
+        metadata: services::MetadataService::default(),
     };
     let kinds = ["ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"];
     for object in

@@ -69,6 +69,24 @@ pub struct Settings {
     pub kms: ClusterKms,
     /// [`NODE_PORT`], unless nodes were told otherwise.
     pub node_port: u16,
+    /// What tells the join service which machines there are.
+    pub metadata: MetadataService,
+}
+
+/// A cloud's metadata service, as [`Metadata::of`](crate::metadata::Metadata::of) takes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetadataService {
+    /// The cloud's name in lower case; none for no service: then machines of any name are let in, but no control planes.
+    pub cloud: Option<String>,
+    /// Where it is, as the control planes' pods reach it; none for its usual place.
+    pub url: Option<String>,
+}
+
+impl Default for MetadataService {
+    /// The one beside QEMU, at its usual place.
+    fn default() -> MetadataService {
+        MetadataService { cloud: Some("qemu".into()), url: None }
+    }
 }
 
 impl Settings {
@@ -81,7 +99,11 @@ impl Settings {
             "attestationPolicy": self.policy,
             "measurementSalt": base64(&self.measurement_salt),
             "masterSecret": {"key": base64(self.kms.key().expose()), "salt": base64(self.kms.salt().expose())},
-            "joinService": {"nodePort": self.node_port},
+            "cloudProvider": self.metadata.cloud.as_deref().unwrap_or_default(),
+            "joinService": {
+                "nodePort": self.node_port,
+                "metadata": self.metadata.url.as_deref().unwrap_or_default(),
+            },
         })
     }
 }
@@ -477,6 +499,7 @@ mod tests {
             measurement_salt: vec![1; 32],
             kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
             node_port: NODE_PORT,
+            metadata: MetadataService::default(),
         }
     }
 

@@ -76,6 +76,7 @@ fn fill(template: &str, context: &Value) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::MetadataService;
     use super::super::tests::settings;
     use super::*;
     use crate::kubernetes::client::Object;
@@ -88,6 +89,7 @@ mod tests {
             places,
             [
                 "networkpolicies.networking.k8s.io kube-system/key-service",
+                "networkpolicies.networking.k8s.io kube-system/join-service",
                 "serviceaccounts kube-system/key-service",
                 "serviceaccounts kube-system/join-service",
                 "secrets kube-system/constellation-mastersecret",
@@ -153,6 +155,54 @@ mod tests {
         let grant = arguments[arguments.iter().position(|argument| *argument == "--grant").unwrap() + 1];
         let grants: crate::key_service::grants::Grants = grant.parse().unwrap();
         assert_eq!(grants.callers().collect::<Vec<_>>(), [crate::key_service::JOIN_SERVICE_ACCOUNT]);
+    }
+
+    #[test]
+    fn the_join_service_is_told_where_it_learns_which_machines_there_are() {
+        let told = |metadata: MetadataService| {
+            let objects = manifests(&Settings { metadata, ..settings() }).unwrap();
+            let is_it = |object: &&Value| object["kind"] == "DaemonSet" && object["metadata"]["name"] == "join-service";
+            let set = objects.iter().find(is_it).unwrap();
+            let command = set["spec"]["template"]["spec"]["containers"][0]["command"].as_array().unwrap();
+            ["--cloud-provider", "--metadata"].map(|option| {
+                let place = command.iter().position(|argument| argument == option).unwrap();
+                command[place + 1].as_str().unwrap().to_owned()
+            })
+        };
+        assert_eq!(told(MetadataService::default()), ["qemu", ""]);
+        let there = MetadataService { url: Some("http://10.9.0.1:81".into()), ..MetadataService::default() };
+        assert_eq!(told(there), ["qemu", "http://10.9.0.1:81"]);
+        assert_eq!(told(MetadataService { cloud: None, url: None }), ["", ""]);
+    }
+
+    #[test]
+    fn a_port_of_a_pod_is_open_to_those_that_it_is_for() {
+        let objects = manifests(&settings()).unwrap();
+        let of = |kind: &'static str, name: &'static str| {
+            let is_it = move |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+            objects.iter().find(is_it).unwrap()["spec"].clone()
+        };
+        let prometheus = json!([{
+            "namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+        }]);
+        let join_service = json!([{"podSelector": {"matchLabels": {"k8s-app": "join-service"}}}]);
+        // health has no rule: who asks for it is the kubelet of the same node
+        for (name, ingress) in [
+            ("key-service", [(9000, &join_service), (9092, &prometheus)]),
+            ("join-service", [(9090, &Value::Null), (9092, &prometheus)]),
+        ] {
+            let (policy, set) = (of("NetworkPolicy", name), of("DaemonSet", name));
+            assert_eq!(
+                policy["podSelector"]["matchLabels"]["k8s-app"],
+                set["template"]["metadata"]["labels"]["k8s-app"]
+            );
+            assert!(policy["policyTypes"].as_array().unwrap().contains(&json!("Ingress")));
+            let rules = policy["ingress"].as_array().unwrap();
+            assert_eq!(rules.len(), ingress.len());
+            for (rule, (port, from)) in rules.iter().zip(ingress) {
+                assert_eq!((&rule["ports"], &rule["from"]), (&json!([{"protocol": "TCP", "port": port}]), from));
+            }
+        }
     }
 
     #[test]
