@@ -1,7 +1,7 @@
 //! What is left to be done when a ticket is made, or was not: one thread that takes things back, and tries until it is done.
 //!
 //! ```text
-//! a ticket that came to nothing ──► its token, its reservation, its record        now
+//! a ticket that came to nothing ──► its token, its reservation, its record        now, and once more
 //! a worker is there, a control  ──► its token                                    now, or, where another replica made the
 //! plane is Ready                                                                  ticket, some seconds later, in case that is gone
 //! a disk without a record       ──► a record of it                               now
@@ -29,6 +29,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const GIVE_UP: Duration = Duration::from_secs(16 * 60);
 /// How long the replica that made a ticket has for what is left of it.
 const OTHERS: Duration = Duration::from_secs(20);
+/// When what was taken back is looked at once more.
+const AGAIN: Duration = Duration::from_secs(10);
 /// More than ever wait; a rejoin of ten thousand nodes at once leaves a record each.
 const MAX_TASKS: usize = 20_000;
 
@@ -71,6 +73,8 @@ struct Due {
     task: Task,
     until: Instant,
     backoff: Backoff,
+    /// Once more when it is done.
+    again: bool,
 }
 
 struct Waiting {
@@ -99,7 +103,15 @@ impl Cleaner {
 
     /// To be done now.
     pub fn add(&self, task: Task) {
-        self.lock().add(task, Duration::ZERO);
+        self.lock().add(task, Duration::ZERO, false);
+        self.changed.notify_all();
+    }
+
+    /// To be taken back now. What the API server did not answer it may carry out later than this, so where that can only be the
+    /// same ticket's it is looked at once more.
+    pub fn undo(&self, task: Task) {
+        let again = matches!(task, Task::Token(_) | Task::Reservation(..) | Task::Record(..));
+        self.lock().add(task, Duration::ZERO, again);
         self.changed.notify_all();
     }
 
@@ -173,6 +185,10 @@ impl Cleaner {
     /// Does it, or returns when to do it again.
     fn try_to(&self, mut due: Due) -> Option<(Due, Instant)> {
         let error = match self.carry_out(&due.task) {
+            Ok(()) if due.again => {
+                due.again = false;
+                return Some((due, Instant::now() + AGAIN));
+            }
             Ok(()) => return None,
             Err(client::Error::Stopped) => return None,
             Err(error) => error,
@@ -212,7 +228,7 @@ impl Cleaner {
 }
 
 impl State {
-    fn add(&mut self, task: Task, after: Duration) {
+    fn add(&mut self, task: Task, after: Duration, again: bool) {
         if self.known.contains(&task) {
             return;
         }
@@ -223,7 +239,7 @@ impl State {
         }
         let now = Instant::now();
         let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-        self.put(Due { task, until: now + GIVE_UP, backoff }, now + after);
+        self.put(Due { task, until: now + GIVE_UP, backoff, again }, now + after);
     }
 
     fn put(&mut self, due: Due, at: Instant) {
@@ -242,7 +258,8 @@ impl State {
             token: record.token.clone(),
             node_uid: record.node_uid.clone(),
             until_ready: record.control_plane,
-            issued: record.issued.unwrap_or(SystemTime::UNIX_EPOCH),
+            // another replica's clock may be ahead, and the node comes by its own
+            issued: record.issued.map_or(SystemTime::UNIX_EPOCH, |issued| issued.min(SystemTime::now())),
             after,
         };
         self.waiting.insert(record.node.clone(), waiting);
@@ -256,7 +273,7 @@ impl State {
         if self.waiting.get(name).is_some_and(|waiting| waiting.is_served_by(node))
             && let Some(Waiting { token, after, .. }) = self.waiting.remove(name)
         {
-            self.add(Task::Token(token), after);
+            self.add(Task::Token(token), after, false);
         }
     }
 
@@ -343,8 +360,8 @@ mod tests {
     #[test]
     fn what_is_due_already_is_not_due_twice() {
         let mut state = State::default();
-        state.add(Task::Token("a".into()), Duration::ZERO);
-        state.add(Task::Token("a".into()), Duration::ZERO);
+        state.add(Task::Token("a".into()), Duration::ZERO, false);
+        state.add(Task::Token("a".into()), Duration::ZERO, false);
         assert_eq!(state.tasks.len(), 1);
     }
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
+use super::cleaner::{Cleaner, Task};
 use super::cluster::{Cluster, NAMESPACE, Node};
 use super::refusal::Refusal;
 use super::tokens;
@@ -198,8 +199,8 @@ fn check_name_against(
 ) -> Result<(), Refusal> {
     let age = |record: &Record| {
         let issued = record.issued.filter(|_| !record.token.is_empty());
-        // another replica's clock may be somewhat ahead
-        issued.map_or(Duration::MAX, |issued| now.duration_since(issued).unwrap_or_default())
+        // another replica's clock may be ahead: as far ahead as a ticket counts, but nobody waits until it is the present
+        issued.map_or(Duration::MAX, |issued| now.duration_since(issued).unwrap_or_else(|ahead| ahead.duration()))
     };
     match (record, node) {
         (Some(record), node) if record.is_of_other(machine) => {
@@ -232,7 +233,7 @@ fn check_name_against(
 }
 
 /// Writes the record of a join ticket, if its node's record is still of nobody else.
-pub fn write(cluster: &Cluster, client: &Client, mut record: Record) -> Result<Written, Refusal> {
+pub fn write(cluster: &Cluster, cleaner: &Cleaner, client: &Client, mut record: Record) -> Result<Written, Refusal> {
     let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
     let at = maps.named(&record.name);
     let mut before = cluster.record(&record.name);
@@ -264,7 +265,13 @@ pub fn write(cluster: &Cluster, client: &Client, mut record: Record) -> Result<W
                 let found = client.find(&at).map_err(|error| Refusal::of_api(&error))?;
                 before = found.as_ref().and_then(Record::read).map(Arc::new);
             }
-            Err(error) => return Err(Refusal::of_api(&error)),
+            Err(error) => {
+                // it may have been carried out; where there was one before, what is there now is as good
+                if before.is_none() {
+                    cleaner.undo(Task::Record(record.name, record.token));
+                }
+                return Err(Refusal::of_api(&error));
+            }
         }
     }
     Err(Refusal::passing("name-is-joining", "another ticket for this node is being made", Duration::from_secs(2)))
@@ -326,6 +333,19 @@ mod tests {
             assert_eq!(check(&fresh, None, machine), Err("name-is-joining"));
             assert_eq!(check(&old, None, machine), Ok(()));
         }
+    }
+
+    #[test]
+    fn a_ticket_of_a_replica_whose_clock_is_ahead_holds_nobody_up_for_long() {
+        let check = |ahead: u64, machine: &str| {
+            let mut record = record("m", 0);
+            record.issued = record.issued.map(|issued| issued + Duration::from_secs(ahead));
+            check_name_against(Some(&record), None, Some(machine), SystemTime::now()).map_err(|refusal| refusal.word)
+        };
+        const YEAR: u64 = 365 * 24 * 60 * 60;
+        assert_eq!((check(2, "m"), check(2, "other")), (Err(JUST_MADE), Err("name-is-joining")));
+        assert_eq!((check(600, "m"), check(600, "other")), (Ok(()), Err("name-is-joining")));
+        assert_eq!((check(YEAR, "m"), check(YEAR, "other")), (Ok(()), Ok(())));
     }
 
     #[test]

@@ -29,6 +29,8 @@ const LINE: &str = "firstlight/waiting";
 /// Who has not asked for this long waits no more. Clients ask again after [`RETRY`].
 const PATIENCE: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(10);
+/// How far another replica's clock may be ahead.
+const SKEW: Duration = Duration::from_secs(60);
 /// More control planes never wait.
 const MAX_LINE: usize = 32;
 const TRIES: usize = 8;
@@ -77,19 +79,19 @@ pub fn reserve(
     node: &str,
     components: &str,
 ) -> Result<Reserved, Refusal> {
-    let reserved = reserve_lease(cluster, client, node)?;
+    let reserved = reserve_lease(cluster, cleaner, client, node)?;
     if cluster.has_joining_nodes() {
         reserve_joining_node(cluster, client, node, components).inspect_err(|_| {
             if let Some(undo) = reserved.undo() {
                 cleaner.add(Task::JoiningNode(OLD_NAME.into(), node.into()));
-                cleaner.add(undo);
+                cleaner.undo(undo);
             }
         })?;
     }
     Ok(reserved)
 }
 
-fn reserve_lease(cluster: &Cluster, client: &Client, node: &str) -> Result<Reserved, Refusal> {
+fn reserve_lease(cluster: &Cluster, cleaner: &Cleaner, client: &Client, node: &str) -> Result<Reserved, Refusal> {
     let at = lease();
     for _ in 0..TRIES {
         let found = client.find(&at).map_err(|error| Refusal::of_api(&error))?;
@@ -105,7 +107,13 @@ fn reserve_lease(cluster: &Cluster, client: &Client, node: &str) -> Result<Reser
         match written {
             Ok(_) => {}
             Err(error) if error.is_conflict() || error.is_already_exists() || error.is_not_found() => continue,
-            Err(error) => return Err(Refusal::of_api(&error)),
+            Err(error) => {
+                // it may have been carried out
+                if decision == (Decision::Has { renewed: false }) {
+                    cleaner.undo(Task::Reservation(node.into(), time::micros(now)));
+                }
+                return Err(Refusal::of_api(&error));
+            }
         }
         return match decision {
             Decision::Has { renewed } => Ok(Reserved { node: node.into(), at: time::micros(now), renewed }),
@@ -159,7 +167,10 @@ fn reserve_joining_node(cluster: &Cluster, client: &Client, node: &str, componen
             let renewed = client.merge(&at, &json!({"spec": {"deadline": object["spec"]["deadline"]}}));
             return renewed.map(drop).map_err(|error| Refusal::of_api(&error));
         }
-        let is_over = time::parse(text(&found, "/spec/deadline")).is_none_or(|deadline| deadline < SystemTime::now());
+        // one further ahead was set by a clock that is wrong
+        let now = SystemTime::now();
+        let deadline = time::parse(text(&found, "/spec/deadline"));
+        let is_over = deadline.is_none_or(|deadline| !(now..=now + 2 * VALIDITY).contains(&deadline));
         let made = time::parse(text(&found, "/metadata/creationTimestamp"));
         if !is_over && !is_ready_since(cluster.node(holder).as_ref(), made) {
             return Err(waits(holder));
@@ -207,6 +218,10 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
+fn secs(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
 /// Whether the node became Ready after it got its turn.
 fn is_ready_since(node: Option<&Node>, turn: Option<SystemTime>) -> bool {
     // a node's condition has whole seconds
@@ -242,7 +257,8 @@ impl Lease {
 
     /// What happens when `node` asks at `now`; `node_of` finds Node objects.
     fn ask(&mut self, node: &str, now: SystemTime, node_of: &dyn Fn(&str) -> Option<Node>) -> Decision {
-        let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let seconds = secs(now);
+        self.end_future(now);
         self.line.retain(|(_, asked)| seconds.saturating_sub(*asked) <= PATIENCE.as_secs());
         let is_over = self.renewed.is_none_or(|renewed| renewed + VALIDITY < now)
             || is_ready_since(node_of(&self.holder).as_ref(), self.acquired);
@@ -267,6 +283,16 @@ impl Lease {
             self.line.push((node.into(), seconds));
         }
         Decision::Waits(before)
+    }
+
+    /// What a replica wrote whose clock is ahead counts from now on: nobody is to wait until the others' clocks are there.
+    fn end_future(&mut self, now: SystemTime) {
+        for time in [&mut self.acquired, &mut self.renewed].into_iter().flatten() {
+            *time = if *time > now + SKEW { now } else { *time };
+        }
+        for (_, asked) in &mut self.line {
+            *asked = secs(now).min(*asked);
+        }
     }
 
     fn leave_line(&mut self, node: &str) {
@@ -331,9 +357,33 @@ mod tests {
     }
 
     #[test]
+    fn times_in_the_future_count_from_when_they_are_seen() {
+        const YEAR: u64 = 365 * 24 * 60 * 60;
+        let mut lease = Lease::default();
+        lease.ask("a", at(YEAR), &nobody);
+        assert_eq!(lease.ask("b", at(0), &nobody), waits_for("a"));
+        let ready = |_: &str| Some(Node { uid: "u".into(), ready_since: Some(at(10)) });
+        assert_eq!(lease.clone().ask("b", at(11), &ready), HAS);
+        assert_eq!(lease.ask("b", at(600), &nobody), waits_for("a"));
+        assert_eq!(lease.ask("b", at(601), &nobody), HAS);
+        // nor is a place in the line for ever
+        let mut lease = Lease { line: vec![("c".into(), secs(at(YEAR)))], ..Lease::default() };
+        assert_eq!(lease.ask("d", at(0), &nobody), waits_for("c"));
+        assert_eq!(lease.ask("d", at(61), &nobody), HAS);
+    }
+
+    #[test]
+    fn a_clock_that_is_a_little_ahead_changes_nothing() {
+        let mut lease = Lease::default();
+        lease.ask("a", at(5), &nobody);
+        assert_eq!(lease.ask("b", at(0), &nobody), waits_for("a"));
+        assert_eq!((lease.acquired, lease.renewed), (Some(at(5)), Some(at(5))));
+    }
+
+    #[test]
     fn a_lease_comes_back_as_it_was_written_and_nonsense_is_an_empty_one() {
         let mut lease = Lease::default();
-        lease.ask("a", at(0), &nobody);
+        lease.ask("a", at(0) + Duration::from_micros(7), &nobody);
         lease.ask("b", at(1), &nobody);
         let mut value = json!({"metadata": {"name": NAME, "resourceVersion": "1"}});
         lease.write(&mut value);

@@ -39,6 +39,8 @@ use crate::ssh::{self, Authority};
 
 /// For one call of the API within a ticket: callers wait 30 s.
 const API_TIME: Duration = Duration::from_secs(8);
+/// For a refusal to reach its caller in time: one that says when to come again is better than none.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
 /// How long a request waits until the cluster is known, after a start.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 
@@ -253,12 +255,12 @@ impl Tickets {
         components: &str,
     ) -> Result<zeroize::Zeroizing<String>, Refusal> {
         let node = asked.node();
-        let client = &within_call(cluster.client(), call)?;
+        let client = || within_call(cluster.client(), call);
         let mut undo = Undo { cleaner, tasks: Vec::new() };
         // what it had before may belong to a ticket that counts
         let is_new = match asked.control_plane {
             true => {
-                let reserve = || reservation::reserve(cluster, cleaner, client, node, components);
+                let reserve = || reservation::reserve(cluster, cleaner, &client()?, node, components);
                 let reserved = self.audit.step("reserve", reserve)?;
                 undo.tasks.extend(reserved.undo());
                 !reserved.renewed
@@ -271,7 +273,7 @@ impl Tickets {
                 undo.add(Task::JoiningNode(name.into(), node.into()));
             }
             if !asked.control_plane {
-                reservation::announce_worker(client, node, components)?;
+                reservation::announce_worker(&client()?, node, components)?;
             }
         }
         let present = cluster.node(node);
@@ -281,7 +283,8 @@ impl Tickets {
             addresses: asked.addresses().to_vec(),
             ..Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref())
         };
-        let written = self.audit.step("record", || records::write(cluster, client, record)).inspect_err(|refusal| {
+        let write = || records::write(cluster, cleaner, &client()?, record);
+        let written = self.audit.step("record", write).inspect_err(|refusal| {
             // by another replica: what was reserved is for its ticket
             if refusal.word == records::JUST_MADE {
                 undo.tasks.clear();
@@ -295,7 +298,8 @@ impl Tickets {
         }
         // a create whose answer was lost may have been carried out
         undo.add(Task::Token(written.record.token.clone()));
-        let create = || tokens::create(client, &written.record.token, node, !asked.accepts_cluster_ca);
+        let client = client()?;
+        let create = || tokens::create(&client, &written.record.token, node, !asked.accepts_cluster_ca);
         let token = self.audit.step("token", create).map_err(|error| Refusal::of_api(&error))?;
         if call.is_cancelled() {
             return Err(Refusal::gone());
@@ -351,7 +355,8 @@ impl Tickets {
 
 /// What is left of a caller's time, for each call of the API.
 fn within_call(client: &Client, call: &Call) -> Result<Client, Refusal> {
-    let left = call.deadline().map_or(API_TIME, |deadline| deadline.saturating_duration_since(Instant::now()));
+    let soon = Instant::now() + ANSWER_TIME;
+    let left = call.deadline().map_or(API_TIME, |deadline| deadline.saturating_duration_since(soon));
     if left.is_zero() { Err(Refusal::gone()) } else { Ok(client.within(left.min(API_TIME))) }
 }
 
@@ -417,7 +422,7 @@ impl Undo<'_> {
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
         while let Some(task) = self.tasks.pop() {
-            self.cleaner.add(task);
+            self.cleaner.undo(task);
         }
     }
 }

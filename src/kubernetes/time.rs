@@ -12,14 +12,14 @@ pub fn micros(at: SystemTime) -> String {
     format!("{}.{:06}Z", whole(at), since_epoch(at).subsec_micros())
 }
 
-/// Reads either form; fractions are dropped. None for what is no instant since 1970 in UTC.
+/// Reads either form, to the microsecond. None for what is no instant since 1970 in UTC.
 pub fn parse(text: &str) -> Option<SystemTime> {
     let text = text.strip_suffix('Z')?;
     let (whole, fraction) = text.split_at_checked(19)?;
-    let is_fraction = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    if !fraction.is_empty() && !fraction.strip_prefix('.').is_some_and(is_fraction) {
-        return None;
-    }
+    let is_fraction = |digits: &&str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let digits = if fraction.is_empty() { "0" } else { fraction.strip_prefix('.').filter(is_fraction)? };
+    let micros =
+        (0..6).fold(0, |micros, at| micros * 10 + digits.as_bytes().get(at).map_or(0, |byte| u64::from(byte - b'0')));
     let fits = whole.bytes().enumerate().all(|(at, byte)| match at {
         4 | 7 => byte == b'-',
         10 => byte == b'T',
@@ -42,7 +42,8 @@ pub fn parse(text: &str) -> Option<SystemTime> {
     let days = year * 365 + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
     // 1970-01-01, counted in the same way
     let days = days.checked_sub(719_468)?;
-    UNIX_EPOCH.checked_add(Duration::from_secs(((days * 24 + hour) * 60 + minute) * 60 + second))
+    let whole = Duration::from_secs(((days * 24 + hour) * 60 + minute) * 60 + second);
+    UNIX_EPOCH.checked_add(whole + Duration::from_micros(micros))
 }
 
 fn since_epoch(at: SystemTime) -> Duration {
@@ -84,7 +85,9 @@ mod tests {
             assert_eq!((seconds(at(number)).as_str(), parse(text)), (text, Some(at(number))));
         }
         assert_eq!(micros(at(1) + Duration::from_micros(7)), "1970-01-01T00:00:01.000007Z");
-        assert_eq!(parse("1970-01-01T00:00:01.999999Z"), Some(at(1)));
+        assert_eq!(parse("1970-01-01T00:00:01.000007Z"), Some(at(1) + Duration::from_micros(7)));
+        assert_eq!(parse("1970-01-01T00:00:01.9Z"), Some(at(1) + Duration::from_micros(900_000)));
+        assert_eq!(parse("1970-01-01T00:00:01.1234567Z"), Some(at(1) + Duration::from_micros(123_456)));
         for day in 0..40_000 {
             assert_eq!(parse(&seconds(at(day * 86_400 + 5))), Some(at(day * 86_400 + 5)));
         }

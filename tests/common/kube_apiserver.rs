@@ -27,7 +27,7 @@ pub struct Cluster {
     programs: PathBuf,
     ports: [u16; 3],
     ca: (CertificateParams, KeyPair, String),
-    _etcd: Process,
+    etcd: Process,
     api_server: Option<Process>,
 }
 
@@ -103,7 +103,7 @@ impl Cluster {
                 "--unsafe-no-fsync".to_owned(),
             ],
         );
-        let mut cluster = Cluster { dir, programs, ports, ca: (ca, key, pem), _etcd: etcd, api_server: None };
+        let mut cluster = Cluster { dir, programs, ports, ca: (ca, key, pem), etcd, api_server: None };
         cluster.write_pki();
         cluster.start_api_server();
         cluster
@@ -177,6 +177,12 @@ impl Cluster {
     #[allow(dead_code)] // not by every test
     pub fn freeze_api_server(&self, frozen: bool) {
         self.api_server.as_ref().unwrap().signal(if frozen { "-STOP" } else { "-CONT" });
+    }
+
+    /// The API server goes on without its store; or gets it back.
+    #[allow(dead_code)] // not by every test
+    pub fn freeze_etcd(&self, frozen: bool) {
+        self.etcd.signal(if frozen { "-STOP" } else { "-CONT" });
     }
 
     /// No version but the present one can be asked for any more (etcd's Compact).

@@ -77,8 +77,13 @@ impl Program {
 
     /// Sends SIGTERM.
     pub fn terminate(&self) {
-        let status = Command::new("kill").arg(self.child.lock().unwrap().id().to_string()).status().unwrap();
+        let status = Command::new("kill").arg(self.id().to_string()).status().unwrap();
         assert!(status.success());
+    }
+
+    /// The process.
+    pub fn id(&self) -> u32 {
+        self.child.lock().unwrap().id()
     }
 }
 

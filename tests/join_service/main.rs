@@ -19,6 +19,7 @@ mod setting;
 #[allow(dead_code)]
 mod swtpm;
 
+mod faults;
 mod renewal;
 mod setup;
 
@@ -581,6 +582,12 @@ fn beside_the_old_operator_its_resources_are_made_and_heeded() {
     assert_eq!(admin.get(&JOINING_NODES.named("control-plane")).unwrap()["spec"]["name"], "plane-0");
     setup.join_again(&other, &plane);
     assert_eq!(setup.holder(), "plane-0");
+    // a deadline of a clock that is wrong keeps nobody waiting until then
+    let in_a_year = time::seconds(SystemTime::now() + Duration::from_secs(365 * 24 * 60 * 60));
+    let ahead = json!({"spec": {"name": "plane-9", "deadline": in_a_year}});
+    admin.merge(&JOINING_NODES.named("control-plane"), &ahead).unwrap();
+    setup.join_again(&other, &plane);
+    assert_eq!(admin.get(&JOINING_NODES.named("control-plane")).unwrap()["spec"]["name"], "plane-0");
     drop(setup);
     cluster.kill_api_server();
 }
