@@ -155,6 +155,18 @@ fn a_list_of_several_pages_is_whole() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_list_of_large_objects_comes_in_smaller_pages() {
+    let client = client();
+    let maps = config_maps(&client, "large");
+    let large = "a".repeat(1_000_000);
+    for number in 0..36 {
+        client.create(&maps, &config_map(&format!("a-{number}"), &large)).unwrap();
+    }
+    assert_eq!(client.list(&maps, &Selector::default()).unwrap().items.len(), 36);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_watch_tells_every_change_over_several_streams() {
     let client = client();
     let maps = config_maps(&client, "watch");

@@ -202,6 +202,7 @@ impl Plan {
         let name = self.node.name.as_str();
         let record = Record {
             control_plane: true,
+            direct: true,
             addresses: vec![self.node.ip],
             ..Record::of_node(name, &disk, machine.as_deref(), "", None)
         };

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
@@ -282,6 +283,14 @@ impl Cluster {
         self.lock().take_record(record);
     }
 
+    /// The same of the record of a disk that is about to be written, unless there is one meanwhile.
+    pub fn learn_of_disk(&self, record: &Record) {
+        let mut state = self.lock();
+        if !state.disks.contains_key(&record.disk) {
+            state.take_record(record.clone());
+        }
+    }
+
     /// What nodes are to install.
     pub fn components(&self) -> Result<Arc<Components>, Refusal> {
         let state = self.lock();
@@ -475,13 +484,16 @@ impl Kubeadm {
     }
 
     /// Whether the API server's certificate is good for this host name (RFC 6125 §6.4: in any case, and the first label of a
-    /// name may be `*`), or clients look for it there.
+    /// name may be `*`) or address, or clients look for it there.
     pub fn is_served_under(&self, host: &str) -> bool {
         let endpoint = self.endpoint.rsplit_once(':').map_or(self.endpoint.as_str(), |(host, _)| host);
+        let endpoint = endpoint.trim_start_matches('[').trim_end_matches(']');
         let parent = host.split_once('.').map_or("", |(_, parent)| parent);
+        let address = host.parse::<IpAddr>().ok();
         std::iter::once(endpoint).chain(self.names.iter().map(String::as_str)).any(|name| {
             match name.strip_prefix("*.") {
                 Some(of) => of.eq_ignore_ascii_case(parent),
+                None if address.is_some() => name.parse().ok() == address,
                 None => name.eq_ignore_ascii_case(host),
             }
         })
@@ -539,6 +551,19 @@ mod tests {
         assert_eq!(read.names, ["127.0.0.1", "lb.example"]);
         assert!(kubeadm("apiServer: {}\n").unwrap_err().contains("controlPlaneEndpoint"));
         assert!(kubeadm("a: [").unwrap_err().contains("ClusterConfiguration: line"));
+    }
+
+    #[test]
+    fn the_api_server_s_names_are_those_of_its_certificate_and_its_endpoint() {
+        let sans = "apiServer:\n  certSANs: [10.0.0.5, lb.example, '*.Wild.example', 'fd00:0::5']\n";
+        let read = kubeadm(&format!("{sans}controlPlaneEndpoint: '[fd00::1]:443'\n")).unwrap();
+        for host in ["10.0.0.5", "LB.example", "a.wild.example", "fd00::5", "fd00::1", "fd00:0:0::1"] {
+            assert!(read.is_served_under(host), "{host}");
+        }
+        for host in ["10.0.0.50", "a.lb.example", "wild.example", "a.b.wild.example", "example", "fd00::2", ""] {
+            assert!(!read.is_served_under(host), "{host}");
+        }
+        assert!(kubeadm("controlPlaneEndpoint: cluster.example\n").unwrap().is_served_under("cluster.example"));
     }
 
     #[test]

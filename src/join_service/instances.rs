@@ -42,12 +42,13 @@ impl Instances {
         Instances { metadata, list: Mutex::default() }
     }
 
-    /// Whether the machine that asks, from address `peer`, may have this name, these addresses, and this role.
-    pub fn check(&self, asked: &Asked, peer: Option<IpAddr>) -> Result<(), Refusal> {
+    /// Whether the machine that asks, from address `peer`, may have this name, these addresses, and this role; whether the cloud
+    /// says that it is that machine, and not only that there is one.
+    pub fn check(&self, asked: &Asked, peer: Option<IpAddr>) -> Result<bool, Refusal> {
         let name = asked.node();
         // an IPv4 caller of a socket for both families
         let peer = peer.map(|peer| peer.to_canonical());
-        let Some(metadata) = &self.metadata else { return check_unlisted(asked, peer) };
+        let Some(metadata) = &self.metadata else { return check_unlisted(asked, peer).map(|()| false) };
         let mut list = self.list(metadata, AGE)?;
         if !list.contains_key(name) {
             list = self.list(metadata, LEAST_AGE)?;
@@ -57,12 +58,12 @@ impl Instances {
             Refusal::denied("unknown-machine", message)
         })?;
         check_instance(asked, instance)?;
-        check_peer(asked, instance, peer, &list)?;
+        let is_it = is_direct(asked, instance, peer, &list)?;
         // so that nobody can pose as another node's sshd
         let others =
             |principal: &&String| list.iter().any(|(other, one)| other != name && is_of(principal, other, one));
         match asked.principals.iter().find(others) {
-            None => Ok(()),
+            None => Ok(is_it),
             Some(other) => {
                 let message = format!("host_certificate_principals: {other} is another machine of this cluster");
                 Err(Refusal::denied("principal-of-other", message))
@@ -121,10 +122,10 @@ fn check_unlisted(asked: &Asked, peer: Option<IpAddr>) -> Result<(), Refusal> {
     }
 }
 
-/// Whether who calls is the machine of that name.
-fn check_peer(asked: &Asked, instance: &Instance, peer: Option<IpAddr>, list: &List) -> Result<(), Refusal> {
+/// Whether who calls is the machine of that name; not, where that cannot be told and need not.
+fn is_direct(asked: &Asked, instance: &Instance, peer: Option<IpAddr>, list: &List) -> Result<bool, Refusal> {
     if peer.is_some() && peer == instance.vpc_ip {
-        return Ok(());
+        return Ok(true);
     }
     let name = asked.node();
     let other = list.iter().find(|(_, one)| peer.is_some() && one.vpc_ip == peer);
@@ -132,8 +133,9 @@ fn check_peer(asked: &Asked, instance: &Instance, peer: Option<IpAddr>, list: &L
         let message = format!("the machine that calls has the address of {other}, not of {name}");
         return Err(Refusal::denied("machine-of-other", message));
     }
-    if !asked.control_plane {
-        return Ok(());
+    // also what is less than its files: a certificate for the address of an API server
+    if !asked.control_plane && instance.role != Role::ControlPlane {
+        return Ok(false);
     }
     let address = instance.vpc_ip.map_or("an address that the cloud does not tell".into(), |ip| ip.to_string());
     let message = format!(

@@ -29,8 +29,9 @@ const OF_NODE: &str = "join-node-";
 const OF_DISK: &str = "join-disk-";
 /// The role of a record, which is a worker's without one.
 const CONTROL_PLANE: &str = "control-plane";
-/// A machine has one state disk; some may have been exchanged.
-const DISKS_OF_MACHINE: usize = 8;
+const YES: &str = "yes";
+/// A machine has one name and one state disk; some may have been exchanged.
+const OF_MACHINE: usize = 8;
 /// As many as nodes of a large cluster from before: what is beyond is opened, and not recorded.
 const DISKS: usize = 20_000;
 /// A node asks every join service at once and takes the first ticket: for so long another one, with another token, would only
@@ -60,6 +61,8 @@ pub struct Record {
     pub node_uid: String,
     /// Whether the ticket was a control plane's.
     pub control_plane: bool,
+    /// Whether the machine called from the address that the cloud says is that of this name.
+    pub direct: bool,
     /// When the ticket was made.
     pub issued: Option<SystemTime>,
     /// The API's, to replace it by.
@@ -82,7 +85,6 @@ impl Record {
             node: node.into(),
             disk: disk.to_string(),
             machine: machine.unwrap_or_default().into(),
-            addresses: Vec::new(),
             token: token.into(),
             node_uid: before.map(|node| node.uid.clone()).unwrap_or_default(),
             // to the second, as it will be read
@@ -115,6 +117,7 @@ impl Record {
             token: text("/data/token"),
             node_uid: text("/data/nodeUID"),
             control_plane: text("/data/role") == CONTROL_PLANE,
+            direct: text("/data/direct") == YES,
             issued: time::parse(&text("/data/issued")),
             version: text("/metadata/resourceVersion"),
         })
@@ -135,6 +138,9 @@ impl Record {
             data["nodeUID"] = self.node_uid.as_str().into();
             if self.control_plane {
                 data["role"] = CONTROL_PLANE.into();
+            }
+            if self.direct {
+                data["direct"] = YES.into();
             }
             data["issued"] = self.issued.map(time::seconds).unwrap_or_default().into();
         }
@@ -170,7 +176,7 @@ pub fn check_disk(cluster: &Cluster, disk: &Uuid, machine: Option<&str>) -> Resu
 /// many records.
 pub fn of_new_disk(cluster: &Cluster, disk: &Uuid, machine: &str) -> Result<Option<Record>, Refusal> {
     let (of_machine, all) = cluster.count_of_records(OF_DISK, machine);
-    if of_machine >= DISKS_OF_MACHINE {
+    if of_machine >= OF_MACHINE {
         let message = format!(
             "this machine has had {of_machine} disks; if they are not its own any more, delete the records that the join \
              service's log names"
@@ -185,24 +191,50 @@ pub fn of_new_disk(cluster: &Cluster, disk: &Uuid, machine: &str) -> Result<Opti
     Ok(Some(Record::of_disk(disk, machine)))
 }
 
+/// Who asks for a name.
+#[derive(Debug, Clone, Copy)]
+pub struct Claimant<'a> {
+    /// What attestation calls the machine.
+    pub machine: Option<&'a str>,
+    /// As of a [`Record`].
+    pub direct: bool,
+}
+
 /// Whether this machine may have this name.
-pub fn check_name(cluster: &Cluster, name: &str, machine: Option<&str>, now: SystemTime) -> Result<(), Refusal> {
-    check_name_against(cluster.record(&name_of_node(name)).as_deref(), cluster.node(name).as_ref(), machine, now)
-        .map_err(|refusal| refusal.because(format!("ConfigMap {NAMESPACE}/{}", name_of_node(name))))
+pub fn check_name(cluster: &Cluster, name: &str, claimant: Claimant, now: SystemTime) -> Result<(), Refusal> {
+    let at = name_of_node(name);
+    let record = cluster.record(&at);
+    check_name_against(record.as_deref(), cluster.node(name).as_ref(), claimant, now)
+        .map_err(|refusal| refusal.because(format!("ConfigMap {NAMESPACE}/{at}")))?;
+    let Some(machine) = claimant.machine.filter(|_| record.is_none()) else { return Ok(()) };
+    match cluster.count_of_records(OF_NODE, machine).0 {
+        of_machine if of_machine >= OF_MACHINE => {
+            let message = format!(
+                "this machine has had {of_machine} names; if they are not its own any more, delete the records that the \
+                 join service's log names"
+            );
+            Err(Refusal::denied("too-many-names", message)
+                .because(format!("ConfigMaps {NAMESPACE}/{OF_NODE}* with machine {machine}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_name_against(
     record: Option<&Record>,
     node: Option<&Node>,
-    machine: Option<&str>,
+    claimant: Claimant,
     now: SystemTime,
 ) -> Result<(), Refusal> {
+    let Claimant { machine, direct } = claimant;
     let age = |record: &Record| {
         let issued = record.issued.filter(|_| !record.token.is_empty());
         // another replica's clock may be ahead: as far ahead as a ticket counts, but nobody waits until it is the present
         issued.map_or(Duration::MAX, |issued| now.duration_since(issued).unwrap_or_else(|ahead| ahead.duration()))
     };
     match (record, node) {
+        // whoever came earlier by a load balancer may have been anybody
+        (Some(record), _) if record.is_of_other(machine) && direct && !record.direct => Ok(()),
         (Some(record), node) if record.is_of_other(machine) => {
             let age = age(record);
             match node {
@@ -239,7 +271,8 @@ pub fn write(cluster: &Cluster, cleaner: &Cleaner, client: &Client, mut record: 
     let mut before = cluster.record(&record.name);
     for _ in 0..TRIES {
         let machine = Some(record.machine.as_str()).filter(|machine| !machine.is_empty());
-        check_name_against(before.as_deref(), cluster.node(&record.node).as_ref(), machine, SystemTime::now())?;
+        let claimant = Claimant { machine, direct: record.direct };
+        check_name_against(before.as_deref(), cluster.node(&record.node).as_ref(), claimant, SystemTime::now())?;
         // who gets the name does not get the disk of the machine that had it
         if let Some(before) =
             before.as_deref().filter(|before| machine.is_some_and(|one| before.is_of_other(Some(one))))
@@ -293,10 +326,25 @@ mod tests {
         record
     }
 
+    fn indirect(machine: Option<&str>) -> Claimant<'_> {
+        Claimant { machine, direct: false }
+    }
+
+    #[test]
+    fn who_comes_from_the_names_own_address_is_not_kept_out_by_who_came_from_elsewhere() {
+        let node = Node { uid: "u".into(), ready_since: None };
+        let claimant = Claimant { machine: Some("other"), direct: true };
+        for (direct, expected) in [(false, Ok(())), (true, Err("name-of-other"))] {
+            let record = Record { direct, ..record("m", 1) };
+            let checked = check_name_against(Some(&record), Some(&node), claimant, SystemTime::now());
+            assert_eq!(checked.map_err(|refusal| refusal.word), expected);
+        }
+    }
+
     #[test]
     fn a_record_comes_back_as_it_was_written() {
         let mut written = record("m", 0);
-        (written.version, written.control_plane) = ("7".into(), true);
+        (written.version, written.control_plane, written.direct) = ("7".into(), true, true);
         assert_eq!(Record::read(&written.write()).as_ref(), Some(&written));
         written.addresses = vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
         assert_eq!(Record::read(&written.write()), Some(written));
@@ -311,7 +359,7 @@ mod tests {
         let written = Record::of_node("n", &disk, Some("m"), "", None);
         let read = Record::read(&written.write()).unwrap();
         let node = Node { uid: "u".into(), ready_since: None };
-        let check = |machine| check_name_against(Some(&read), Some(&node), Some(machine), SystemTime::now());
+        let check = |machine| check_name_against(Some(&read), Some(&node), indirect(Some(machine)), SystemTime::now());
         assert_eq!(check("other").map_err(|refusal| refusal.word), Err("name-of-other"));
         // at once, since no ticket is on its way
         assert_eq!(check("m"), Ok(()));
@@ -322,7 +370,7 @@ mod tests {
         let (fresh, old) = (record("m", 1), record("m", 3600));
         let node = Node { uid: "u".into(), ready_since: None };
         let check = |record: &Record, node: Option<&Node>, machine: Option<&str>| {
-            check_name_against(Some(record), node, machine, SystemTime::now()).map_err(|refusal| refusal.word)
+            check_name_against(Some(record), node, indirect(machine), SystemTime::now()).map_err(|refusal| refusal.word)
         };
         for node in [None, Some(&node)] {
             assert_eq!(check(&record("m", 7), node, Some("m")), Ok(()));
@@ -340,7 +388,8 @@ mod tests {
         let check = |ahead: u64, machine: &str| {
             let mut record = record("m", 0);
             record.issued = record.issued.map(|issued| issued + Duration::from_secs(ahead));
-            check_name_against(Some(&record), None, Some(machine), SystemTime::now()).map_err(|refusal| refusal.word)
+            check_name_against(Some(&record), None, indirect(Some(machine)), SystemTime::now())
+                .map_err(|refusal| refusal.word)
         };
         const YEAR: u64 = 365 * 24 * 60 * 60;
         assert_eq!((check(2, "m"), check(2, "other")), (Err(JUST_MADE), Err("name-is-joining")));
@@ -351,7 +400,7 @@ mod tests {
     #[test]
     fn the_name_of_a_node_without_record_is_free_once_it_is_not_ready() {
         let ready = Node { uid: "u".into(), ready_since: Some(SystemTime::now()) };
-        let check = |node: &Node| check_name_against(None, Some(node), Some("m"), SystemTime::now());
+        let check = |node: &Node| check_name_against(None, Some(node), indirect(Some("m")), SystemTime::now());
         assert_eq!(check(&ready).unwrap_err().word, "name-is-ready");
         assert!(check(&Node { ready_since: None, ..ready }).is_ok());
     }

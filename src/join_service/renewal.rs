@@ -35,7 +35,7 @@ use super::instances::Instances;
 use super::records::{self, Record};
 use super::refusal::Refusal;
 use crate::backoff::Backoff;
-use crate::kubernetes::certificate_request::{self, CertificateRequest};
+use crate::kubernetes::certificate_request::CertificateRequest;
 use crate::kubernetes::client::{self, CERTIFICATE_SIGNING_REQUESTS, Client, Event, Selector};
 use crate::kubernetes::kubelet_certificate::pem;
 
@@ -46,10 +46,14 @@ const USER_PREFIX: &str = "system:node:";
 const GROUP: &str = "system:nodes";
 /// What the certificate may be for. An ECDSA key enciphers nothing, but some ask for it.
 const USAGES: [&str; 3] = ["digital signature", "key encipherment", SERVER_AUTH];
+/// The word where it is no kubelet that asks.
+const REQUESTER: &str = "requester";
 /// What it must be for.
 const SERVER_AUTH: &str = "server auth";
-/// As PEM in base64 a request grows by 16/9 and a little.
-const MAX_ENCODED: usize = 2 * certificate_request::MAX_LEN;
+/// A kubelet's request has 800 characters, as PEM in base64; that of a name of 253 has 1600.
+const MAX_ENCODED: usize = 4096;
+/// What is kept of a longer one; base64, as the API wants it.
+const TOO_LONG: &str = "dG9vIGxvbmc=";
 
 /// For one call of the API.
 const TIME: Duration = Duration::from_secs(10);
@@ -58,8 +62,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
 /// How long nothing is judged after a start, until the cluster is known.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Requests that wait: a kubelet has one at a time, and Kubernetes deletes those that nobody decides about after a day.
-const MAX_OPEN: usize = 20_000;
+/// Requests of one kubelet that wait: it looks at its newest alone. Kubernetes deletes what nobody decides about after a day.
+const MAX_OF_USER: usize = 4;
 
 /// Judges requests; the threads are [`Running`].
 pub struct Renewals {
@@ -82,8 +86,9 @@ struct State {
 }
 
 struct Open {
-    /// The object.
+    /// The object, as [`keep`] leaves it.
     request: Arc<Value>,
+    since: Instant,
     due: Instant,
     backoff: Backoff,
     /// Why it is still here, as it was said; once.
@@ -124,7 +129,7 @@ impl Renewals {
         let watch = move || {
             let selector = Selector::fields(&format!("spec.signerName={SIGNER}"));
             let all = CERTIFICATE_SIGNING_REQUESTS.all();
-            renewals.cluster.watch(&all, &selector, without_managers, |event| renewals.on(event));
+            renewals.cluster.watch(&all, &selector, keep, |event| renewals.on(event));
         };
         running.1.push(thread::Builder::new().name("watch-requests".into()).spawn(watch)?);
         Ok(running)
@@ -181,6 +186,10 @@ impl Renewals {
         };
         if renewal == Renewal::Left {
             self.put_off(&request, Some((renewal, word, &why)));
+            if word == REQUESTER {
+                // that never changes
+                self.lock().forget(&request);
+            }
             return Duration::ZERO;
         }
         match self.decide(&request, renewal, word, &why) {
@@ -248,16 +257,20 @@ impl State {
         if is_decided(&request) {
             return;
         }
-        if self.open.len() >= MAX_OPEN {
-            return log::error!("too many certificate signing requests wait: {} is not looked at", name_of(&request));
-        }
         let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let (now, name, request) = (Instant::now(), name_of(&request).to_owned(), Arc::new(request));
         let open = match known {
             Some(open) if open.request == request => open,
             Some(open) => Open { request, due: now, ..open },
-            None => Open { request, due: now, backoff, said: "" },
+            None => Open { request, since: now, due: now, backoff, said: "" },
         };
+        let user = user_of(&open.request);
+        let same = || self.open.iter().filter(|(_, other)| user_of(&other.request) == user);
+        if same().count() >= MAX_OF_USER
+            && let Some(oldest) = same().min_by_key(|(_, open)| open.since).map(|(name, _)| name.clone())
+        {
+            self.open.remove(&oldest);
+        }
         self.open.insert(name, open);
     }
 
@@ -287,15 +300,19 @@ impl Drop for Running {
 
 /// Who asks, and for what: all that can be judged by the request alone.
 fn examine(request: &Value) -> Result<Asked, Judgement> {
-    let user = text(request, "/spec/username");
+    let user = user_of(request);
     let Some(node) = user.strip_prefix(USER_PREFIX).filter(|_| strings(request, "/spec/groups").any(|it| it == GROUP))
     else {
-        return Err(Leave("requester", "it is not a kubelet that asks: an administrator may decide about it".into()));
+        return Err(Leave(REQUESTER, "it is not a kubelet that asks: an administrator may decide about it".into()));
     };
-    if let Some(usage) = strings(request, "/spec/usages").find(|usage| !USAGES.contains(usage)) {
+    let usages = || strings(request, "/spec/usages");
+    if usages().count() > USAGES.len() {
+        return deny("usages", format!("it is for more than {USAGES:?}"));
+    }
+    if let Some(usage) = usages().find(|usage| !USAGES.contains(usage)) {
         return deny("usages", format!("a kubelet's serving certificate is not for {usage:.40?}"));
     }
-    if !strings(request, "/spec/usages").any(|usage| usage == SERVER_AUTH) {
+    if !usages().any(|usage| usage == SERVER_AUTH) {
         return deny("usages", format!("a kubelet's serving certificate is for {SERVER_AUTH:?}"));
     }
     let parsed = decode(text(request, "/spec/request"))
@@ -321,8 +338,8 @@ fn deny<T>(word: &'static str, why: String) -> Result<T, Judgement> {
 /// The request in a `spec.request`, DER. PEM has many forms, and what the signer reads must be what was judged: so it is taken
 /// only as Go and OpenSSL write it.
 fn decode(encoded: &str) -> Result<Vec<u8>, String> {
-    if encoded.len() > MAX_ENCODED {
-        return Err(format!("it has {} characters, more than {MAX_ENCODED}", encoded.len()));
+    if encoded.len() > MAX_ENCODED || encoded == TOO_LONG {
+        return Err(format!("it has more than {MAX_ENCODED} characters"));
     }
     let text = BASE64_STANDARD.decode(encoded).map_err(|_| "it is no base64".to_owned())?;
     let der = CertificateSigningRequestDer::from_pem_slice(&text).map_err(|_| "it is no PEM".to_owned())?;
@@ -389,7 +406,11 @@ fn name_of(object: &Value) -> &str {
 
 /// The node whose kubelet asks; empty where it is none.
 fn node_of(request: &Value) -> &str {
-    text(request, "/spec/username").strip_prefix(USER_PREFIX).unwrap_or_default()
+    user_of(request).strip_prefix(USER_PREFIX).unwrap_or_default()
+}
+
+fn user_of(request: &Value) -> &str {
+    text(request, "/spec/username")
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
@@ -400,11 +421,25 @@ fn strings<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a str
     object.pointer(pointer).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
 }
 
-fn without_managers(mut request: Value) -> Value {
-    if let Some(metadata) = request.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.remove("managedFields");
+/// Who may make requests may make them large: only what is judged is kept, and of a long one that it is too long.
+fn keep(request: Value) -> Value {
+    let mut kept = json!({"metadata": {"name": name_of(&request)}});
+    if is_decided(&request) {
+        kept["status"]["conditions"] = json!([{"type": "Decided"}]);
+        return kept;
     }
-    request
+    let mut pkcs10 = text(&request, "/spec/request");
+    if pkcs10.len() > MAX_ENCODED {
+        pkcs10 = TOO_LONG;
+    }
+    let groups: Vec<_> = strings(&request, "/spec/groups").filter(|group| *group == GROUP).take(1).collect();
+    // more than there are good ones are not all good
+    let usages: Vec<_> = strings(&request, "/spec/usages").take(USAGES.len() + 1).collect();
+    for field in ["uid", "resourceVersion"] {
+        kept["metadata"][field] = request["metadata"][field].clone();
+    }
+    kept["spec"] = json!({"username": user_of(&request), "groups": groups, "usages": usages, "request": pkcs10});
+    kept
 }
 
 #[cfg(test)]
@@ -581,6 +616,47 @@ mod tests {
                 State::default().take(object, None);
             }
         }
+    }
+
+    #[test]
+    fn of_what_nobody_asked_for_little_is_kept() {
+        let mut request = good();
+        let long = Value::from("A".repeat(1 << 20));
+        for place in ["/metadata/annotations", "/spec/extra", "/spec/usages", "/spec/groups", "/status"] {
+            let (object, field) = place.rsplit_once('/').unwrap();
+            request.pointer_mut(object).unwrap()[field] = match request.pointer(place) {
+                Some(Value::Array(some)) => [some.clone(), vec![long.clone(); 3]].concat().into(),
+                _ => json!({"a": long}),
+            };
+        }
+        let kept = keep(request.clone());
+        assert!(kept.to_string().len() < 3 << 20 && matches!(examine(&kept), Err(Deny("usages", _))));
+        request["spec"]["usages"] = good()["spec"]["usages"].clone();
+        assert!(keep(request.clone()).to_string().len() < 2 * MAX_ENCODED);
+        assert_eq!(examine(&keep(request.clone())), examine(&good()));
+        request["spec"]["request"] = long;
+        assert!(
+            matches!(examine(&keep(request.clone())), Err(Deny("certificate-request", why)) if why.contains("4096"))
+        );
+        request["status"] = json!({"conditions": [{"type": "Denied"}]});
+        assert!(is_decided(&keep(request.clone())) && keep(request).to_string().len() < 200);
+    }
+
+    #[test]
+    fn of_a_kubelets_requests_the_newest_wait() {
+        let mut state = State::default();
+        for number in 0..2 * MAX_OF_USER {
+            for user in ["system:node:n", "system:node:m"] {
+                let mut request = good();
+                request["metadata"]["name"] = format!("{user}-{number}").into();
+                request["spec"]["username"] = user.into();
+                state.take(request, None);
+            }
+        }
+        let mut names: Vec<_> = state.open.into_keys().collect();
+        names.sort();
+        let newest = |user: &str| (MAX_OF_USER..2 * MAX_OF_USER).map(|n| format!("{user}-{n}")).collect::<Vec<_>>();
+        assert_eq!(names, [newest("system:node:m"), newest("system:node:n")].concat());
     }
 
     #[test]

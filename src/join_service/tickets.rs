@@ -22,7 +22,7 @@ use super::cluster::{Cluster, Components, Kubeadm};
 use super::instances::Instances;
 use super::keys::{self, KeyClient};
 use super::pki::{self, Ca, Pki};
-use super::records::{self, Record};
+use super::records::{self, Claimant, Record};
 use super::refusal::Refusal;
 use super::request::{self, Asked};
 use super::{reservation, tokens};
@@ -182,9 +182,10 @@ impl Tickets {
         }
         let machine = call.identity().map(|machine| &**machine);
         let peer = call.peer().map(|peer| peer.ip());
-        self.audit.step("machine", || self.instances.check(asked, peer))?;
+        let direct = self.audit.step("machine", || self.instances.check(asked, peer))?;
+        let claimant = Claimant { machine, direct };
         records::check_disk(&attached.cluster, &asked.disk, machine)?;
-        records::check_name(&attached.cluster, asked.node(), machine, SystemTime::now())?;
+        records::check_name(&attached.cluster, asked.node(), claimant, SystemTime::now())?;
         // not before it is known that the name may be this machine's: nobody else keeps it busy
         let _busy = self.begin(asked.node())?;
         let read = self.audit.step("read", || self.read(call, asked, &attached.cluster))?;
@@ -192,7 +193,7 @@ impl Tickets {
         if call.is_cancelled() {
             return Err(Refusal::gone());
         }
-        let token = self.enter(call, asked, attached, &read.components.name)?;
+        let token = self.enter(call, asked, claimant, attached, &read.components.name)?;
         Ok(ticket(asked, read, signed, token))
     }
 
@@ -220,7 +221,7 @@ impl Tickets {
         let measurement_secret = self.measurement_secret(call)?;
         let disk_key = self.key(call, disk.as_str())?;
         if let (Some(attached), Some(record)) = (&self.cluster, record) {
-            attached.cluster.learn(record.clone());
+            attached.cluster.learn_of_disk(&record);
             attached.cleaner.add(Task::Write(record));
         }
         let mut ticket = IssueRejoinTicketResponse::default();
@@ -251,6 +252,7 @@ impl Tickets {
         &self,
         call: &Call,
         asked: &Asked,
+        Claimant { machine, direct }: Claimant,
         Attached { cluster, cleaner }: &Attached,
         components: &str,
     ) -> Result<zeroize::Zeroizing<String>, Refusal> {
@@ -277,8 +279,8 @@ impl Tickets {
             }
         }
         let present = cluster.node(node);
-        let machine = call.identity().map(|machine| &**machine);
         let record = Record {
+            direct,
             control_plane: asked.control_plane,
             addresses: asked.addresses().to_vec(),
             ..Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref())
@@ -357,25 +359,39 @@ impl Tickets {
 fn within_call(client: &Client, call: &Call) -> Result<Client, Refusal> {
     let soon = Instant::now() + ANSWER_TIME;
     let left = call.deadline().map_or(API_TIME, |deadline| deadline.saturating_duration_since(soon));
-    if left.is_zero() { Err(Refusal::gone()) } else { Ok(client.within(left.min(API_TIME))) }
+    match left.is_zero() {
+        false => Ok(client.within(left.min(API_TIME))),
+        true => Err(Refusal::passing("api", "the time that the caller gave is up: try again", Duration::from_secs(3))),
+    }
 }
 
-/// A node's name becomes one of its certificate's, which clients of the API server trust.
+/// A node's name and addresses become its certificate's, which clients of the API server trust.
 fn kubeadm(asked: &Asked, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
     let kubeadm = cluster.kubeadm()?;
-    if !asked.control_plane && kubeadm.is_served_under(asked.node()) {
+    if asked.control_plane {
+        return Ok(kubeadm);
+    }
+    if kubeadm.is_served_under(asked.node()) {
         let message = format!("{} is a name of the cluster's API server: rename the machine", asked.node());
         return Err(Refusal::denied("name-of-api-server", message));
     }
-    Ok(kubeadm)
+    match asked.addresses().iter().find(|address| kubeadm.is_served_under(&address.to_string())) {
+        None => Ok(kubeadm),
+        Some(address) => {
+            let message = format!("certificate_request: {address} is the address of the cluster's API server");
+            Err(Refusal::denied("address", message))
+        }
+    }
 }
 
 fn sign(asked: &Asked, read: &Read) -> Result<Signed, Refusal> {
     let mut principals = asked.principals.clone();
-    // that of the API server are the control planes'; those with a wildcard are for TLS only
+    // the API server's names are the control planes'; those with a wildcard are for TLS only
     if asked.control_plane {
         let further = read.kubeadm.names.iter().filter(|name| ssh::is_principal(name));
         principals.extend(further.cloned());
+    } else {
+        principals.retain(|name| !read.kubeadm.is_served_under(name));
     }
     if principals.is_empty() {
         principals.push(asked.node().to_owned());

@@ -221,7 +221,7 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
     // names of any case and with dots are right where the cloud has them
     setup.join(&tpm, &request("Worker-1.Example", &["127.42.2.101"], 2, false)).unwrap();
     // and a control plane may be less
-    setup.join(&tpm, &request("Plane_1", &[], 3, false)).unwrap();
+    setup.join(&Swtpm::start(), &request("Plane_1", &["127.42.1.101"], 3, false)).unwrap();
     assert_eq!(
         (setup.tokens().len(), setup.records()),
         (2, vec!["join-node-plane-1".into(), "join-node-worker-1.example".into()])
@@ -246,12 +246,25 @@ fn a_machine_is_the_one_from_whose_address_it_comes() {
     }
     assert_eq!(setup.count("join", "machine-of-other"), 4);
     // a load balancer hides who calls: no control plane gets its files so, but a worker becomes one
-    let status = refused(setup.join_from(ELSEWHERE, &tpm, &plane));
-    assert_eq!((status.code(), setup.count("join", "not-direct")), (Code::Unavailable, 1), "{status}");
-    assert!(status.message().contains("from its own address (127.42.1.100)"), "{status}");
+    // nor does anybody its name or address
+    for request in [&plane, &request("plane-0", &["127.42.1.100"], 2, false)] {
+        let status = refused(setup.join_from(ELSEWHERE, &tpm, request));
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert!(status.message().contains("from its own address (127.42.1.100)"), "{status}");
+    }
+    assert_eq!(setup.count("join", "not-direct"), 2);
     assert!(setup.tokens().is_empty() && setup.records().is_empty() && setup.holder().is_empty());
-    setup.join_from(ELSEWHERE, &tpm, &worker()).unwrap();
+    let mut asked = worker();
+    asked.host_certificate_principals.extend(["lb.example".into(), "127.0.0.1".into()]);
+    let ticket = setup.join_from(ELSEWHERE, &tpm, &asked).unwrap();
+    check_certificates(&setup, &ticket, "worker-0", "127.42.2.100");
     setup.join_from(address("127.42.1.100"), &Swtpm::start(), &plane).unwrap();
+    // which does not keep out the machine itself
+    let itself = Swtpm::start();
+    let own = IssueJoinTicketRequest { disk_uuid: disk(5), ..worker() };
+    assert_eq!(refused(setup.join_from(ELSEWHERE, &itself, &own)).code(), Code::Unavailable);
+    setup.join_from(address("127.42.2.100"), &itself, &own).unwrap();
+    assert_eq!(refused(setup.join_from(ELSEWHERE, &tpm, &worker())).code(), Code::Unavailable);
 
     // without a list the addresses are the caller's own, and the API server's names nobody's
     let service = JoinService::start(Config { metadata: None, ..setup.config(cluster) }).unwrap();
@@ -267,7 +280,16 @@ fn a_machine_is_the_one_from_whose_address_it_comes() {
         assert_eq!(status.code(), Code::PermissionDenied, "{status}");
         assert!(status.message().contains("a name of the cluster's API server"), "{status}");
     }
+    let status = refused(join("127.42.0.2", &request("lb", &["127.42.0.2"], 4, false)));
+    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    assert!(status.message().contains("is the address of the cluster's API server"), "{status}");
     join("127.42.3.1", &request("a.b.example.org", &["127.42.3.1"], 4, false)).unwrap();
+    // not as many names as it likes: this is its third
+    for number in 3..=8 {
+        join("127.42.3.1", &request(&format!("any-{number}"), &[], 10 + number, false)).unwrap();
+    }
+    let status = refused(join("127.42.3.1", &request("any-9", &[], 9, false)));
+    assert!(status.code() == Code::PermissionDenied && status.message().contains("8 names"), "{status}");
     assert_eq!(refused(join("127.42.1.100", &plane)).code(), Code::FailedPrecondition);
 }
 

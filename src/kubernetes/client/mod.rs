@@ -55,12 +55,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// Pauses between tries.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// One object has at most 1.5 MiB, by etcd's limit; a page of a list has [`PAGE`] of them, and seldom large ones.
+/// One object has at most 1.5 MiB, by etcd's limit; a page of a list has [`PAGE`] of them, and seldom large ones, or, where an
+/// answer is too long, [`SMALL_PAGE`].
 const MAX_ANSWER: u64 = 32 << 20;
 /// No answer with a secret in it has more: a bootstrap token's, or a review of a service account's token.
 const SECRET_ANSWER: usize = 32 << 10;
 /// Objects in one answer to a list.
 const PAGE: usize = 250;
+const SMALL_PAGE: usize = 20;
 /// How often a change is tried on top of somebody else's.
 const CONFLICTS: usize = 20;
 /// How often a 500 is asked for: the time of an election in etcd.
@@ -202,15 +204,19 @@ impl Client {
     ) -> Result<List, Error> {
         let mut items = Vec::new();
         let mut go_on = String::new();
-        let mut lists = 1;
+        let (mut lists, mut limit) = (1, PAGE);
         loop {
-            let path = format!("{}?limit={PAGE}{}{}", collection.path(), selector.query(), query("continue", &go_on));
+            let path = format!("{}?limit={limit}{}{}", collection.path(), selector.query(), query("continue", &go_on));
             let request = Request::new("list", collection, Method::GET, path);
             let mut page = match self.json(&request) {
                 Err(error) if error.is_expired() && lists < LISTS => {
                     lists += 1;
                     items.clear();
                     go_on.clear();
+                    continue;
+                }
+                Err(Error::Answer { .. }) if limit > SMALL_PAGE => {
+                    limit = SMALL_PAGE;
                     continue;
                 }
                 page => page?,
