@@ -160,7 +160,11 @@ fn instance(wire: WireInstance) -> Result<Instance, String> {
 }
 
 fn json<T: DeserializeOwned>(url: &str, expected: &'static str, body: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|error| nonsense(url, expected, format!("{:?} ({error})", excerpt(body))))
+    serde_json::from_slice(body).map_err(|error| {
+        // which may have all of a text in it
+        let error = excerpt(error.to_string().as_bytes());
+        nonsense(url, expected, format!("{:?} ({error})", excerpt(body)))
+    })
 }
 
 fn nonsense(url: &str, expected: &'static str, got: String) -> Error {
@@ -264,6 +268,9 @@ mod tests {
     fn nonsense_is_named_in_the_error() {
         let error = ok("<html>").self_().unwrap_err().to_string();
         assert!(error.contains("/self") && error.contains("an instance") && error.contains("<html>"), "{error}");
+        // of a long one the beginning
+        let error = ok(&format!("\"{}\"", "a".repeat(4000))).self_().unwrap_err().to_string();
+        assert!(error.len() < 1000, "{error}");
         for body in ["{}", r#"{"Name":""}"#, r#"{"Name":"x","VPCIP":"10.42"}"#, r#"{"Name":7}"#, "[]", ""] {
             assert!(matches!(ok(body).self_(), Err(Error::Nonsense { .. })), "{body}");
         }

@@ -81,7 +81,7 @@ mod atls {
     /// At a time within the certificates' validity.
     fn verify(certificate: &[u8]) -> Result<(), ValidateError> {
         let now = UnixTime::since_unix_epoch(Duration::from_secs(1_900_000_000));
-        certificate::verify(&certificate.into(), &[Arc::new(Dummy)], b"", now)
+        certificate::verify(&certificate.into(), &[Arc::new(Dummy)], b"", now).map(drop)
     }
 
     pub fn check(input: &[u8]) {
