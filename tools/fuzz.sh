@@ -2,11 +2,16 @@
 # Fuzzes the parsers of hostile bytes with libFuzzer and the address sanitizer, on the stable toolchain.
 #
 #   tools/fuzz.sh [SECONDS] [TARGET..]      each target for SECONDS (60); all of fuzz/src/bin where none is named
+#   tools/fuzz.sh check                     that all of them compile
 #
 # The corpus grows in the cache, from run to run. Fails when an input crashes a target, is too slow or takes too much memory,
 # and says where that input is: run the program that is named on that file to see it again.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT/fuzz"
+if [ "${1:-}" = check ]; then
+  link_tss gnu
+  exec env CARGO_TARGET_DIR="$ROOT/target" cargo check --locked --quiet --target "$GNU"
+fi
 seconds=${1:-60}; shift || true
 [[ $seconds =~ ^[0-9]+$ ]] || die "usage: tools/fuzz.sh [SECONDS] [TARGET..]"
 if [ $# = 0 ]; then mapfile -t targets < <(basename -s .rs -a src/bin/*.rs); else targets=("$@"); fi

@@ -239,7 +239,8 @@ impl Cluster {
 
     /// With its key.
     fn certificate(&self, name: &str, group: Option<&str>, server: bool) -> (String, String) {
-        let names = if server { vec!["127.0.0.1".to_owned(), "kubernetes".to_owned()] } else { Vec::new() };
+        let names =
+            if server { ["127.0.0.1", "localhost", "kubernetes"].map(str::to_owned).to_vec() } else { Vec::new() };
         let mut params = CertificateParams::new(names).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         if let Some(group) = group {
