@@ -473,6 +473,19 @@ fn signal(process: u32, signal: &str) {
     assert!(Command::new("kill").args([signal, &process.to_string()]).status().unwrap().success());
 }
 
+/// Until none of its threads runs: the signal is one thread's, which stops the others when it is its turn.
+fn freeze(process: u32) {
+    signal(process, "-STOP");
+    eventually("all of it stands still", || {
+        let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+        threads.flatten().all(|thread| {
+            // proc_pid_stat(5): the state comes after the name, which is in parentheses
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+        })
+    });
+}
+
 /// The object that a write is about.
 fn object_of(write: &Value) -> Object {
     let text = |pointer: &str| write.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -498,7 +511,11 @@ fn kill_at(
     webhook.set(move |write| {
         count += 1;
         if count == at {
-            signal(process, if done { "-STOP" } else { "-KILL" });
+            if done {
+                freeze(process)
+            } else {
+                signal(process, "-KILL")
+            }
             tell.send(write.clone()).unwrap();
         }
         count < at || done
