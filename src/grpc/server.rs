@@ -56,6 +56,11 @@ pub struct Limits {
     pub handshake: Duration,
     /// A connection without a call is closed (GOAWAY) after this long.
     pub idle: Duration,
+    /// A connection takes no further calls (GOAWAY) after this long, whatever runs on it (grpc-go's `MaxConnectionAge`): what
+    /// its handshake proved must be proved again.
+    pub max_age: Option<Duration>,
+    /// How long the calls that run on a connection may go on after that GOAWAY (grpc-go's `MaxConnectionAgeGrace`).
+    pub max_age_grace: Duration,
     /// Without a byte from the peer for this long, a PING is sent (grpc-go's keepalive `Time`).
     pub keepalive: Duration,
     /// The connection is closed when such a PING is not answered within this time (grpc-go's keepalive `Timeout`).
@@ -83,6 +88,8 @@ impl Default for Limits {
             // the reference server's (grpc-go) is 120 s; an attested handshake takes under one
             handshake: Duration::from_secs(20),
             idle: Duration::from_secs(600),
+            max_age: None,
+            max_age_grace: Duration::from_secs(20),
             keepalive: Duration::from_secs(15),
             keepalive_timeout: Duration::from_secs(20),
             stall: Duration::from_secs(60),
@@ -128,6 +135,8 @@ pub(super) struct Shared {
 struct Peer {
     ip: IpAddr,
     state: PeerState,
+    /// [`Server::close_connections`] was called during its handshake.
+    is_outdated: bool,
 }
 
 enum PeerState {
@@ -207,6 +216,19 @@ impl Server {
         lock(&self.shared.active).len()
     }
 
+    /// Ends all connections that there are, those in their handshake included, for a change of what handshakes must prove:
+    /// they take no further calls (GOAWAY), and close when their calls have ended, at the latest after
+    /// [`Limits::max_age_grace`]. The server goes on, and clients connect again.
+    pub fn close_connections(&self, why: &str) {
+        for peer in lock(&self.shared.connections).values_mut() {
+            peer.is_outdated = true;
+        }
+        for link in self.shared.links() {
+            self.shared.retire(&link, why);
+            self.shared.attend_later(&link, 1);
+        }
+    }
+
     /// Takes no further connections and calls (GOAWAY), gives running calls `grace` to end, closes what is left and joins
     /// all threads, so it waits for handlers that do not look at [`Call::is_cancelled`]. Further calls of it do nothing.
     /// Not to be called from a handler.
@@ -217,7 +239,7 @@ impl Server {
         shared.poller.wake();
         for link in shared.links() {
             let mut core = link.lock();
-            core.h2.shutdown();
+            core.h2.shutdown("the server stops");
             drop(link.flush(core));
         }
         let deadline = Instant::now() + grace;
@@ -303,7 +325,7 @@ impl Shared {
             drop(connections);
             return self.shed("the limit of connections from one address is reached", ip);
         }
-        connections.insert(id, Peer { ip, state: PeerState::Handshake(handle) });
+        connections.insert(id, Peer { ip, state: PeerState::Handshake(handle), is_outdated: false });
         drop(connections);
         let shared = self.clone();
         self.submit(move || shared.connect(id, socket));
@@ -338,14 +360,20 @@ impl Shared {
         match opened {
             Ok(link) => {
                 self.activate(id, link.clone());
-                let known = lock(&self.connections).get_mut(&id).map(|peer| peer.state = PeerState::Open(link.clone()));
-                if known.is_some() && !self.is_stopping() {
+                let is_outdated = lock(&self.connections).get_mut(&id).map(|peer| {
+                    peer.state = PeerState::Open(link.clone());
+                    peer.is_outdated
+                });
+                if is_outdated == Some(true) {
+                    self.retire(&link, "the handshake is outdated");
+                }
+                if is_outdated.is_some() && !self.is_stopping() {
                     self.attend(&link);
                 }
                 // between the two lines above, stop() may have seen neither the socket nor the link
                 if self.is_stopping() {
                     let mut core = link.lock();
-                    core.h2.shutdown();
+                    core.h2.shutdown("the server stops");
                     drop(link.flush(core));
                     self.attend(&link);
                 }
@@ -356,6 +384,14 @@ impl Shared {
                 self.forget(id);
             }
         }
+    }
+
+    /// Has a connection take no further calls; what it has ends within the grace.
+    fn retire(&self, link: &Link, why: &str) {
+        let mut core = link.lock();
+        core.h2.goaway(ErrorCode::NO_ERROR, why);
+        core.upkeep.closes_by.get_or_insert(Instant::now() + self.limits.max_age_grace);
+        drop(link.flush(core));
     }
 
     fn forget(&self, id: u64) {
@@ -375,7 +411,7 @@ impl Shared {
         let mut core = link.lock();
         loop {
             core = link.flush(core);
-            if core.ended.is_none() && self.is_stopping() && core.calls.is_empty() && core.h2.is_drained() {
+            if core.ended.is_none() && core.calls.is_empty() && core.h2.is_drained() {
                 core = link.end_after_flush(core, stopped());
             }
             if core.ended.is_some() {
@@ -541,7 +577,7 @@ impl Shared {
             core.upkeep.last_call = Instant::now();
         }
         core = link.flush(core);
-        if self.is_stopping() && core.calls.is_empty() && core.h2.is_drained() {
+        if core.calls.is_empty() && core.h2.is_drained() {
             drop(link.end_after_flush(core, stopped()));
         }
     }
@@ -587,11 +623,14 @@ pub(super) struct Upkeep {
     established_by: Instant,
     last_call: Instant,
     within_headers_since: Option<Instant>,
+    opened: Instant,
+    /// It was told to go away, and is closed then at the latest.
+    closes_by: Option<Instant>,
 }
 
 impl Upkeep {
     pub(super) fn new(now: Instant) -> Upkeep {
-        Upkeep { id: 0, established_by: now, last_call: now, within_headers_since: None }
+        Upkeep { id: 0, established_by: now, last_call: now, within_headers_since: None, opened: now, closes_by: None }
     }
 }
 
@@ -628,6 +667,14 @@ impl Core {
         }
         if self.calls.is_empty() && is_over(self.upkeep.last_call, limits.idle) {
             return Err((ErrorCode::NO_ERROR, "it was idle"));
+        }
+        match self.upkeep.closes_by {
+            Some(by) if now >= by => return Err((ErrorCode::NO_ERROR, "its calls did not end within the grace")),
+            None if limits.max_age.is_some_and(|age| is_over(self.upkeep.opened, age)) => {
+                self.h2.shutdown("max_age");
+                self.upkeep.closes_by = Some(now + limits.max_age_grace);
+            }
+            _ => {}
         }
         if self.keepalive(limits.keepalive, limits.keepalive_timeout, now) {
             return Err((ErrorCode::NO_ERROR, "a PING was not answered in time"));

@@ -450,6 +450,65 @@ fn stop_without_grace_cuts_what_runs() {
     assert!(server.cancelled() == 1);
 }
 
+#[test]
+fn a_connection_at_its_maximum_age_takes_no_more_calls_and_those_that_run_get_a_grace() {
+    let (age, grace) = (Duration::from_millis(500), Duration::from_secs(3));
+    let server = start(Limits { max_age: Some(age), max_age_grace: grace, ..Limits::default() });
+    let channel = connect(&server);
+    thread::scope(|scope| {
+        let begun = Instant::now();
+        let answered = scope.spawn(|| channel.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 3000), &soon()));
+        let endless = scope.spawn(|| channel.unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()));
+        let refused = loop {
+            match echo(&channel, &Blob::default()) {
+                Ok(_) => assert!(begun.elapsed() < Duration::from_secs(5), "the connection does not age"),
+                Err(status) => break status,
+            }
+            thread::sleep(Duration::from_millis(10));
+        };
+        assert_eq!(refused.code(), Code::Unavailable);
+        assert!(begun.elapsed() >= age && !answered.is_finished() && !endless.is_finished());
+        echo(&connect(&server), &Blob::default()).unwrap();
+        assert_eq!(answered.join().unwrap().map(|answer| answer.count), Ok(3000));
+        assert_eq!(endless.join().unwrap().unwrap_err().code(), Code::Unavailable);
+        assert!((grace..grace + Duration::from_secs(7)).contains(&begun.elapsed()));
+        eventually(|| server.cancelled() == 1);
+    });
+}
+
+#[test]
+fn connections_that_are_closed_by_the_server_end_their_calls_and_no_others_and_new_ones_are_let_in() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let slow = Arc::new(AtomicBool::new(false));
+    let is_slow = slow.clone();
+    let accept = move |socket: TcpStream, _: Instant| {
+        if is_slow.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(700));
+        }
+        Transport::plain(socket)
+    };
+    let (begun, cancelled) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+    let server =
+        Server::start("test", listener, Arc::new(accept), router(&begun, &cancelled), Limits::default()).unwrap();
+    let (idle, busy) = (connect(&server), connect(&server));
+    for channel in [&idle, &busy] {
+        echo(channel, &Blob::default()).unwrap();
+    }
+    slow.store(true, Ordering::SeqCst);
+    thread::scope(|scope| {
+        let running = scope.spawn(|| busy.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 600), &soon()));
+        let in_handshake = connect(&server);
+        thread::sleep(Duration::from_millis(200));
+        server.close_connections("the policy has changed");
+        slow.store(false, Ordering::SeqCst);
+        assert_eq!(running.join().unwrap().map(|answer| answer.count), Ok(600));
+        for closed in [&idle, &busy, &in_handshake] {
+            assert_eq!(echo(closed, &Blob::default()).unwrap_err().code(), Code::Unavailable);
+        }
+        echo(&connect(&server), &Blob::default()).unwrap();
+    });
+}
+
 // ---- answers as they are on the wire ----
 
 /// Sends a request by hand and returns the answer: the fields of its headers, of its trailers if there are any.

@@ -878,11 +878,11 @@ impl Connection {
     }
 
     /// Server: starts the graceful end (§6.8). New requests are still taken until the peer must have seen the GOAWAY (it
-    /// answered the PING behind it), then ignored, so that the peer may repeat them elsewhere.
-    pub fn shutdown(&mut self) {
+    /// answered the PING behind it), then ignored, so that the peer may repeat them elsewhere. `reason` is for people.
+    pub fn shutdown(&mut self, reason: &str) {
         if !self.is_draining && self.dead.is_none() {
             self.is_draining = true;
-            frame::goaway(&mut self.out, MAX_31_BITS, Code::NO_ERROR, "");
+            frame::goaway(&mut self.out, MAX_31_BITS, Code::NO_ERROR, reason);
             frame::ping(&mut self.out, 0, &PING_DRAIN);
         }
     }

@@ -42,7 +42,7 @@ pub fn bytes(input: &[u8]) {
             2 => connection.reset(stream, ErrorCode::CANCEL),
             3 => connection.release(stream, u32::from(*length)),
             4 if !is_server => drop(connection.open(fields.into_iter(), end)),
-            5 => connection.shutdown(),
+            5 => connection.shutdown(""),
             6 => connection.output().clear(),
             _ => drop(connection.may_send(stream)),
         }

@@ -143,7 +143,7 @@ impl Pair {
                 self.sides[side].pings += usize::from(self.sides[side].dead.is_none());
                 self.act(side, 0, Connection::ping);
             }
-            20 if is_server => self.act(side, 0, Connection::shutdown),
+            20 if is_server => self.act(side, 0, |h2| h2.shutdown("")),
             21 if program.small() < 32 => self.act(side, 0, |connection| connection.goaway(ErrorCode::NO_ERROR, "")),
             22 => self.now += Duration::from_millis(program.small() as u64),
             23 => self.now += Duration::from_secs(program.small() as u64),

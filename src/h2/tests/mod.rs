@@ -270,7 +270,7 @@ fn goaway_drains_in_two_steps() {
     let (mut client, mut server) = pair(Limits::default(), Limits::default());
     let early = client.open(fields(&POST), true).unwrap();
     let late = output(&mut client);
-    server.shutdown();
+    server.shutdown("");
     let (goaway_and_ping, mut on_the_way) = (output(&mut server), late);
     // the client sends another request before it sees the GOAWAY: still served
     let second = client.open(fields(&POST), true).unwrap();
@@ -387,7 +387,7 @@ fn after_a_connection_error_nothing_is_taken_and_nothing_sent() {
     assert_eq!(server.send_data(3, &[0], true), Err(SendError::Closed));
     server.reset(3, ErrorCode::CANCEL);
     server.ping();
-    server.shutdown();
+    server.shutdown("");
     server.goaway(ErrorCode::NO_ERROR, "");
     assert!(output(&mut server).is_empty(), "GOAWAY is the last frame");
 
@@ -542,7 +542,7 @@ fn mutated_conversations_never_panic_nor_make_much_output() {
                 2 => connection.reset(stream, ErrorCode::CANCEL),
                 3 => connection.release(stream, random.below(100) as u32),
                 4 if !is_server => drop(connection.open(fields(&POST), random.below(2) == 0)),
-                5 => connection.shutdown(),
+                5 => connection.shutdown(""),
                 _ => {}
             }
         }
