@@ -17,7 +17,7 @@ build: setup ## the four programs, static, in target/dist (TARGET=gnu: static gl
 test: lint check-deps unit boot ## everything that must pass before a change lands
 
 lint: setup ## formatting, clippy, shell syntax
-	cargo fmt --check
+	cargo fmt --all --check
 	cargo clippy --locked --all-targets -- -D warnings
 	@for script in tools/*.sh tests/cluster/*.sh initramfs/build.sh .ci/run; do bash -n $$script || exit; done
 
@@ -42,7 +42,7 @@ kubernetes-api: setup ## our Kubernetes client, services, tickets, keys and Helm
 	cargo test --locked --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service -- --ignored
 
 demo: build ## a VM: first boot, init, a reboot that unlocks itself, a reboot with recovery
-	@cargo run --locked --quiet --example demo
+	@cargo run --locked --quiet --package machine --bin demo
 
 bench: build ## compare with the peers
 	cargo bench --locked

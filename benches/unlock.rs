@@ -1,6 +1,6 @@
 //! Opening the state disk, and making it: ours against cryptsetup and mke2fs, on the same disks in the same machine.
 //!
-//! `cargo bench --bench unlock` boots one machine (tests/boot/harness), in which tests/boot/cases/bench.sh runs either side five
+//! `cargo bench --bench unlock` boots one machine (tests/machine), in which tests/boot/cases/bench.sh runs either side five
 //! times, a first boot three times, as a process of its own, and prints the medians. This program is also what runs in the
 //! machine as our side: it calls what `bootstrapper unlock` calls, and nothing else. With emulation instead of KVM compare the
 //! two columns, not the times.
@@ -15,9 +15,7 @@ use firstlight::device_mapper::{self, FirstUse, Mapping};
 use firstlight::luks::{self, Header, Probe};
 use firstlight::state_disk::filesystem;
 
-#[path = "../tests/boot/harness/mod.rs"]
-mod harness;
-use harness::case::Case;
+use machine::case::Case;
 
 const MIB: u64 = 1 << 20;
 /// Name of the mapping.
@@ -68,7 +66,7 @@ fn compare() -> Result<(), String> {
         limit: Duration::from_secs(600),
         ..Case::default()
     };
-    let accelerator = harness::script("tools/accel.sh", &[]).map_err(text)?;
+    let accelerator = machine::script("tools/accel.sh", &[]).map_err(text)?;
     println!("guest: 1 processor, 1 GiB, SeaBIOS, {accelerator}\n");
     println!("| what | firstlight | cryptsetup 2.6 | ratio | firstlight, peak RSS | cryptsetup, peak RSS |");
     println!("|---|---:|---:|---:|---:|---:|");

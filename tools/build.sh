@@ -36,7 +36,7 @@ export CARGO_TARGET_DIR=$out CARGO_ENCODED_RUSTFLAGS "CFLAGS_${target//-/_}=${pl
 export SOURCE_DATE_EPOCH=1 CARGO_INCREMENTAL=0
 
 say "building ${PROGRAMS[*]} for $target"
-cargo build --locked --release --target "$target" --bins
+cargo build --locked --release --target "$target" --package firstlight --bins
 mkdir -p "$dist"
 for program in "${PROGRAMS[@]}"; do
   built=$out/$target/release/$program

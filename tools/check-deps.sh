@@ -10,15 +10,15 @@ SECOND_WAYS='openssl|openssl-sys|native-tls|aws-lc-rs|aws-lc-sys|reqwest|anyhow|
 # what a parser that we use makes its one error type with is its own affair
 NOT_OURS='thiserror'
 
-tree=$(cargo tree --locked --target $MUSL --edges normal,no-proc-macro --prefix none --format '{p}' | awk '{print $1}' | sort -u)
+tree=$(cargo tree --package firstlight --locked --target $MUSL --edges normal,no-proc-macro --prefix none --format '{p}' | awk '{print $1}' | sort -u)
 found=$(grep -xE "$RUNTIMES" <<<"$tree" || true)
 [ -z "$found" ] || die "an asynchronous runtime, or what only works in one, is linked: $found"
 found=$(grep -xE "$SECOND_WAYS" <<<"$tree" || true)
 [ -z "$found" ] || die "a second library for a job that another already does is linked: $found"
-direct=$(cargo tree --locked --target $MUSL --edges normal --depth 1 --prefix none --format '{p}' | awk '{print $1}' | sort -u)
+direct=$(cargo tree --package firstlight --locked --target $MUSL --edges normal --depth 1 --prefix none --format '{p}' | awk '{print $1}' | sort -u)
 found=$(grep -xE "$NOT_OURS" <<<"$direct" || true)
 [ -z "$found" ] || die "a library for what is our own is linked: $found"
 say "$(wc -l <<<"$tree") crates on the way to the programs, no asynchronous runtime"
 
-twice=$(cargo tree --locked --target $MUSL --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | sed '/^$/d' | sort -u)
+twice=$(cargo tree --package firstlight --locked --target $MUSL --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | sed '/^$/d' | sort -u)
 [ -z "$twice" ] || { say "in more than one version:"; echo "$twice" >&2; }

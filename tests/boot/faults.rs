@@ -2,11 +2,11 @@
 //! or an initramfs that is not the one that was meant to run. Whatever it is, the next boot ends mounted, waits for a key, or
 //! is refused with a reason.
 
-use super::harness::case::Case;
-use super::harness::flow::{self, Setting};
-use super::harness::vm::{Firmware, Vm};
-use super::harness::{self, Context, Failure, Result, dist};
 use super::{MIB, passed};
+use machine::case::Case;
+use machine::flow::{self, Setting};
+use machine::vm::{Firmware, Vm};
+use machine::{Context, Failure, Result, dist};
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
 use std::process::{Child, Command, Output, Stdio};
@@ -27,7 +27,7 @@ fn an_interrupted_unlock_and_the_old_systems_keyless_header_end_mounted() -> Res
         script: "unlock.sh",
         programs: &["bootstrapper"],
         host_programs: &["cryptsetup"],
-        files: vec![("/usr/bin/dm_guest".to_owned(), harness::example("dm_guest")?)],
+        files: vec![("/usr/bin/dm_guest".to_owned(), machine::example("dm_guest")?)],
         disks: &[("state", DISK)],
         limit: Duration::from_secs(400),
         ..Case::default()

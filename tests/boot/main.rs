@@ -3,18 +3,17 @@
 //! They need `make build`'s programs and take minutes, so `cargo test` passes them by; `make boot` runs them.
 
 mod faults;
-mod harness;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use firstlight::crypto::{Dek, KEY_LEN, Secret};
 use firstlight::kms::ClusterKms;
-use harness::case::{self, Case};
-use harness::flow::{self, Setting};
-use harness::initramfs::Overlay;
-use harness::metadata::MetadataServer;
-use harness::vm::Firmware;
-use harness::{Context, Result, timeline};
+use machine::case::{self, Case};
+use machine::flow::{self, Setting};
+use machine::initramfs::Overlay;
+use machine::metadata::MetadataServer;
+use machine::vm::Firmware;
+use machine::{Context, Result, timeline};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -45,7 +44,7 @@ fn disk_mapping_and_first_file_system_agree_with_cryptsetup() -> Result<()> {
     let case = Case {
         script: "dm.sh",
         host_programs: &["cryptsetup", "dmsetup", "e2fsck", "blkid"],
-        files: vec![("/usr/bin/dm_guest".to_owned(), harness::example("dm_guest")?)],
+        files: vec![("/usr/bin/dm_guest".to_owned(), machine::example("dm_guest")?)],
         disks: &[("disk1", GIB), ("disk8", 8 * GIB), ("disk64", 64 * GIB)],
         memory: 1024,
         limit: Duration::from_secs(300),

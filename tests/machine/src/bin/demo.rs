@@ -1,10 +1,7 @@
 //! `make demo`: a virtual machine from power-on to an unlocked disk, from outside, the way an operator does it.
 
-#[path = "../tests/boot/harness/mod.rs"]
-mod harness;
-
-use harness::flow::{self, Setting};
-use harness::timeline;
+use machine::flow::{self, Setting};
+use machine::timeline;
 use std::process::ExitCode;
 use std::time::Instant;
 

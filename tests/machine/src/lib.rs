@@ -1,5 +1,5 @@
 //! What the boot tests and the demo share: a virtual machine with a TPM under QEMU, the services around it, and the
-//! record of what its console said.
+//! record of what its console said. The demo itself is `src/bin/demo.rs`.
 //!
 //! - `vm`: one computer (its TPM's state, its disks) and one boot of it (QEMU, swtpm, console, forwarded ports)
 //! - `console`: the serial line, each line with its time, and waiting for one
@@ -12,7 +12,7 @@
 //! - `case`: a shell script that runs inside the machine and says PASS or FAIL
 //!
 //! Two runs at once share nothing: each has its own folder, and every port on the host is one that was free.
-#![allow(dead_code)] // the tests and the demo each use a part of it
+#![forbid(unsafe_code)]
 
 pub mod case;
 pub mod console;
@@ -34,7 +34,7 @@ use std::process::{Command, Stdio};
 /// Why a test or the demo cannot go on: a sentence for the person who reads its output.
 pub struct Failure(pub String);
 
-/// What most functions of the harness return.
+/// What most functions of this crate return.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl fmt::Display for Failure {
@@ -64,7 +64,7 @@ impl<T, E: fmt::Display> Context<T> for std::result::Result<T, E> {
 
 /// The folder of the checkout.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 /// A shipped program as `make build` made it.
@@ -77,7 +77,7 @@ pub fn dist(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// An example of this package, built if need be, without its debug sections: what a case runs in a machine.
+/// An example of the firstlight package, built if need be, without its debug sections: what a case runs in a machine.
 pub fn example(name: &str) -> Result<Vec<u8>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
