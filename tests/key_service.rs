@@ -33,6 +33,8 @@ const UUID: &str = "00000000-0000-0000-0000-000000000000";
 /// Of a master secret and a salt of 32 zeros each, and [`UUID`].
 const DISK_KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
 const SALT: [u8; 32] = [3; 32];
+/// The most that an operator can give other machines of the cluster than the key service's own.
+const MEMBERS: &str = "local=disk,ssh,measurement;member=disk";
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -78,7 +80,16 @@ fn key_service_command(dir: &Path, tpm: &Swtpm) -> Command {
 
 /// The key service on a machine, and where it listens.
 fn key_service(dir: &Path, tpm: &Swtpm) -> (Program, SocketAddr) {
-    let program = Program::start(&mut key_service_command(dir, tpm));
+    start(&mut key_service_command(dir, tpm))
+}
+
+/// The same, for other machines too.
+fn key_service_for_members(dir: &Path, tpm: &Swtpm) -> (Program, SocketAddr) {
+    start(key_service_command(dir, tpm).args(["--grant", MEMBERS]))
+}
+
+fn start(command: &mut Command) -> (Program, SocketAddr) {
+    let program = Program::start(command);
     let address = address(&program.expect("serving data keys"));
     (program, address)
 }
@@ -101,29 +112,55 @@ fn failure(result: Result<Secret, Error>) -> String {
 }
 
 #[test]
-fn machines_of_the_cluster_get_keys_of_each_other_and_each_decision_is_in_the_log() {
-    let dir = config(0, &policy());
-    let (service_tpm, client_tpm) = (member(0, b"image"), member(0, b"image"));
-    let (program, address) = key_service(dir.path(), &service_tpm);
-    let client = key_client(address, dir.path(), &client_tpm);
+fn services_of_the_same_machine_get_what_tickets_need_and_each_decision_is_in_the_log() {
+    let (dir, tpm) = (config(0, &policy()), member(0, b"image"));
+    let (program, address) = key_service(dir.path(), &tpm);
+    let client = key_client(address, dir.path(), &tpm);
     assert_eq!(hex(client.data_key(UUID, 32, None).unwrap().expose()), DISK_KEY);
     for id in ["measurementSecret", "ca_emergency_ssh"] {
         assert_eq!(client.data_key(id, 32, None).unwrap().len(), 32);
     }
     let denied = failure(client.data_key("s3proxy-kek", 32, None));
-    assert!(denied.starts_with("lasting: ") && denied.contains("of the class other are not for member"), "{denied}");
+    assert!(denied.starts_with("lasting: ") && denied.contains("of the class other are not for local"), "{denied}");
     let given = program.expect("audit result=given");
-    assert!(given.contains(&format!("caller=member class=disk id=\"{UUID}\" length=32")), "{given}");
+    assert!(given.contains(&format!("caller=local class=disk id=\"{UUID}\" length=32")), "{given}");
     let refused = program.expect("audit result=refused");
-    assert!(refused.contains("caller=member class=other id=\"s3proxy-kek\""), "{refused}");
+    assert!(refused.contains("caller=local class=other id=\"s3proxy-kek\""), "{refused}");
     assert!(!program.output().contains(&DISK_KEY[..8]));
+}
+
+/// A worker has all that a member proves itself by.
+#[test]
+fn a_member_as_such_has_no_key_unless_granted_and_never_what_makes_nodes_and_clusters() {
+    let dir = config(0, &policy());
+    let (service_tpm, worker_tpm) = (member(0, b"image"), member(0, b"image"));
+    let get = |address: SocketAddr, id: &str| key_client(address, dir.path(), &worker_tpm).data_key(id, 32, None);
+    let (program, address) = key_service(dir.path(), &service_tpm);
+    for id in [UUID, "measurementSecret", "ca_emergency_ssh", "s3proxy-kek"] {
+        let denied = failure(get(address, id));
+        assert!(denied.starts_with("lasting: ") && denied.contains("are not for member"), "{id}: {denied}");
+    }
+    drop(program);
+    let grant = |text: &str| {
+        let mut command = key_service_command(dir.path(), &service_tpm);
+        command.args(["--grant", text]);
+        command
+    };
+    let (_program, address) = start(&mut grant(MEMBERS));
+    assert_eq!(hex(get(address, UUID).unwrap().expose()), DISK_KEY);
+    assert!(failure(get(address, "ca_emergency_ssh")).contains("of the class ssh are not for member"));
+    for text in ["member=disk,ssh", "member=measurement", "member=id:ca_emergency_ssh"] {
+        let output = grant(text).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && said.contains("a worker is a member, too"), "{text}: {said}");
+    }
 }
 
 #[test]
 fn who_is_of_no_cluster_or_of_another_gets_no_key_whatever_he_checks_himself() {
     let dir = config(0, &policy());
     let service_tpm = member(0, b"image");
-    let (program, address) = key_service(dir.path(), &service_tpm);
+    let (program, address) = key_service_for_members(dir.path(), &service_tpm);
     let (fresh, foreign) = (Swtpm::start(), member(7, b"image"));
     let text = failure(key_client(address, dir.path(), &fresh).data_key(UUID, 32, None));
     assert!(text.contains("has joined no cluster since it started"), "{text}");
@@ -194,7 +231,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
     new.get_mut(&9).unwrap().expected = [9; 32];
     let dir = config(0, &Policy::new(old.clone()).unwrap());
     let (service_tpm, old_machine, new_machine) = (member(0, b"old"), member(0, b"old"), member(0, b"new"));
-    let (program, address) = key_service(dir.path(), &service_tpm);
+    let (program, address) = key_service_for_members(dir.path(), &service_tpm);
     let get = |tpm: &Swtpm| key_client(address, dir.path(), tpm).data_key(UUID, 32, None);
     assert!(get(&old_machine).is_ok());
     assert!(get(&new_machine).is_err());
@@ -220,9 +257,9 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
 #[test]
 fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms() {
     let dir = config(0, &policy());
-    let (key_tpm, join_tpm, node_tpm) = (member(0, b"image"), member(0, b"image"), Swtpm::start());
-    let (keys, key_address) = key_service(dir.path(), &key_tpm);
-    let mut command = command(env!("CARGO_BIN_EXE_join-service"), dir.path(), &join_tpm);
+    let (tpm, node_tpm) = (member(0, b"image"), Swtpm::start());
+    let (keys, key_address) = key_service(dir.path(), &tpm);
+    let mut command = command(env!("CARGO_BIN_EXE_join-service"), dir.path(), &tpm);
     let join = Program::start(command.args(["--key-service", &key_address.to_string()]));
     let join_address = address(&join.expect("letting nodes in"));
     let issuer = qemu_vtpm::Issuer::new(node_tpm.location().parse().unwrap(), None);
@@ -254,7 +291,7 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
         master_secret: dir.path().join("mastersecret"),
         salt: dir.path().join("salt"),
         clients: Clients::Attested { tpm: tpm.location().parse().unwrap(), config_dir: dir.path().into() },
-        grants: Some("member=id:measurementSecret".parse().unwrap()),
+        grants: Some("local=id:measurementSecret".parse().unwrap()),
         allow_plaintext: false,
         health: Some(any_port),
         metrics: Some(any_port),
@@ -269,8 +306,7 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
     let key: Result<GetDataKeyResponse, _> = channel.unary(GET_DATA_KEY, &request, &options);
     assert_eq!(key.err().unwrap().code(), Code::Unimplemented);
 
-    let client_tpm = member(0, b"image");
-    let client = key_client(service.local_addr(), dir.path(), &client_tpm);
+    let client = key_client(service.local_addr(), dir.path(), &tpm);
     assert!(client.data_key("measurementSecret", 32, None).is_ok());
     assert!(client.data_key(UUID, 32, None).is_err(), "what was granted replaces what is granted by default");
     let url = format!("http://{}/metrics", service.metrics_addr().unwrap());

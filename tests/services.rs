@@ -132,6 +132,30 @@ fn key_service_serves_grpcio_as_the_old_callers_ask() {
     assert_eq!(lines[3..], ["INVALID_ARGUMENT"; 3]);
 }
 
+/// The old chart starts each with these, and nothing else; where a test cannot have the old files and ports it says so.
+#[test]
+fn programs_that_the_old_chart_starts_serve_the_old_clients_and_say_loudly_what_that_means() {
+    let keys = key_service_for(&["--port=0"]);
+    assert!(keys.address.ip().is_unspecified(), "{}", keys.address);
+    keys.program.expect("PLAINTEXT");
+    for id in [UUID, "measurementSecret", "ca_emergency_ssh", "s3proxy-kek"] {
+        assert_eq!(ask(keys.address, id, 32).unwrap().data_key.len(), 32);
+    }
+
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("attestationConfig"), POLICY).unwrap();
+    let endpoint = format!("--key-service-endpoint=127.0.0.1:{}", keys.address.port());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_join-service"));
+    command.args(["--cloud-provider=QEMU", &endpoint, "--attestation-variant=qemu-vtpm"]);
+    let join = Program::start(command.args(["--listen=127.0.0.1:0", "--config=."]).current_dir(dir.path()));
+    let address = address(&join.expect("letting nodes in"));
+    join.expect("KEYS COME IN PLAINTEXT");
+    assert_eq!(hex(&rejoin_from(&Swtpm::start(), address).unwrap().state_disk_key), DISK_KEY);
+    // there is no cluster to look at, and the log does not say otherwise
+    join.expect("any machine that meets the policy gets the key of any disk");
+    join.expect("which machine has this disk was not looked at: no cluster");
+}
+
 #[test]
 fn key_service_outlives_garbage_and_half_open_connections() {
     let service = key_service("127.0.0.1:0");

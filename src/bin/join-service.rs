@@ -21,7 +21,9 @@ Callers prove themselves by attested TLS; the policy that they must meet is read
 
 Usage: join-service --key-service HOST:PORT [OPTION]..
 
-  --key-service HOST:PORT        where keys come from; --key-service-endpoint is its old name
+  --key-service HOST:PORT        where keys come from
+  --key-service-endpoint HOST:PORT
+                                 the same by the old system's option, with --key-service-auth none unless that is given
   --key-service-auth HOW         how the two know each other [attested]: attested, by the TPMs of both; token, by ours;
                                  none, for a key service that asks for no proof
   --key-service-token FILE       with token [/var/run/secrets/firstlight/key-service/token]
@@ -34,7 +36,8 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --cloud-provider CLOUD         whose metadata service says which machines there are: qemu; without one, machines of
                                  any name are let in, but no control planes
   --metadata URL                 where that is [its usual place]
-  --kubeconfig FILE              how to reach the cluster's API [what a pod finds; without, nodes only come back]
+  --kubeconfig FILE              how to reach the cluster's API [what a pod finds; without, no new node is let in,
+                                 and any machine that meets the policy gets the key of any disk]
   --pki DIR                      has the cluster's CA and the files of control planes [/etc/kubernetes/pki]
   -v LEVEL                       -1 debug, 0 info, 1 warnings, 2 errors [0]
   -h, --help                     this text

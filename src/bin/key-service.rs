@@ -25,10 +25,12 @@ Usage: key-service [OPTION]..
                            token     a service account's token for the audience key-service, by which the API server
                                      knows them
                            any       not at all, for callers of the old system
-  --grant GRANTS         who may have what, CALLER=CLASS,CLASS;CALLER=..: a caller is NAMESPACE/NAME with token, member
-                         with attested, anyone with any [what the join service needs; with any, everything]
+  --grant GRANTS         who may have what, CALLER=CLASS,CLASS;CALLER=..: a caller is NAMESPACE/NAME with token; with
+                         attested local, a service of this machine, or member, another machine of the cluster, which never
+                         has ssh and measurement; anyone with any [what the join service needs; with any, everything]
   --listen ADDRESS:PORT  where to listen [127.0.0.1:9000]
-  --port PORT            the port alone
+  --port PORT            the port alone; without --clients and --listen it is the old key service's option, and means
+                         --clients any --listen 0.0.0.0:PORT --allow-plaintext
   --allow-plaintext      with token and any: listen on other than loopback addresses, since that network is encrypted and
                          trusted
   --master-secret FILE   raw bytes, at least 16 [/var/config/mastersecret]
@@ -59,7 +61,7 @@ fn main() -> ExitCode {
 
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut verbosity = 0;
-    let mut how = "attested".to_owned();
+    let (mut how, mut listen, mut port): (Option<String>, Option<SocketAddr>, Option<u16>) = (None, None, None);
     let mut config_dir = PathBuf::from(key_service::CONFIG_DIR);
     let mut variant = qemu_vtpm::VARIANT.to_owned();
     let (mut tpm, mut kubeconfig): (Option<Location>, Option<PathBuf>) = (None, None);
@@ -75,10 +77,10 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     };
     while let Some(arg) = args.next()? {
         match arg {
-            Long("clients") => how = program::text(args.value()?)?,
+            Long("clients") => how = Some(program::text(args.value()?)?),
             Long("grant") => config.grants = Some(program::parsed("grant", args.value()?)?),
-            Long("listen") => config.listen = program::parsed("listen", args.value()?)?,
-            Long("port") => config.listen.set_port(program::parsed("port", args.value()?)?),
+            Long("listen") => listen = Some(program::parsed("listen", args.value()?)?),
+            Long("port") => port = Some(program::parsed("port", args.value()?)?),
             Long("allow-plaintext") => config.allow_plaintext = true,
             Long("master-secret") => config.master_secret = args.value()?.into(),
             Long("salt") => config.salt = args.value()?.into(),
@@ -94,7 +96,17 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             other => return Err(other.unexpected().into()),
         }
     }
-    config.clients = match how.as_str() {
+    // which is all that the old system's chart says
+    if port.is_some() && how.is_none() && listen.is_none() {
+        how = Some("any".into());
+        config.listen.set_ip(Ipv4Addr::UNSPECIFIED.into());
+        config.allow_plaintext = true;
+    }
+    config.listen = listen.unwrap_or(config.listen);
+    if let Some(port) = port {
+        config.listen.set_port(port);
+    }
+    config.clients = match how.as_deref().unwrap_or("attested") {
         "attested" if variant != qemu_vtpm::VARIANT => {
             let expected = qemu_vtpm::VARIANT;
             return Err(Failure::failed(format!(

@@ -86,6 +86,8 @@ pub enum Auth {
 #[derive(Debug, Default)]
 pub struct Flags {
     endpoint: Option<String>,
+    /// Whether the endpoint came by its old name.
+    is_old: bool,
     auth: Option<String>,
     token: Option<PathBuf>,
     tpm: Option<Location>,
@@ -100,7 +102,10 @@ impl Flags {
     /// Takes the value of `--name`.
     pub fn set(&mut self, name: &str, value: OsString) -> Result<(), Failure> {
         match name {
-            "key-service" | "key-service-endpoint" => self.endpoint = Some(endpoint(&program::text(value)?)?),
+            "key-service" | "key-service-endpoint" => {
+                self.endpoint = Some(endpoint(&program::text(value)?)?);
+                self.is_old = name == "key-service-endpoint";
+            }
             "key-service-auth" => self.auth = Some(program::text(value)?),
             "key-service-token" => self.token = Some(value.into()),
             "tpm" => self.tpm = Some(program::parsed("tpm", value)?),
@@ -112,7 +117,8 @@ impl Flags {
     /// Where the key service is, `HOST:PORT`, and how the two know each other; the policy is in `config_dir`.
     pub fn finish(self, config_dir: &Path) -> Result<(String, Auth), Failure> {
         let endpoint = self.endpoint.ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
-        let auth = match self.auth.as_deref().unwrap_or("attested") {
+        // who uses the old name has the old system's key service, which knows no proof
+        let auth = match self.auth.as_deref().unwrap_or(if self.is_old { "none" } else { "attested" }) {
             "attested" => {
                 let tpm = self.tpm.map_or_else(Location::default_device, Ok).map_err(|error| {
                     Failure::failed(format!(
@@ -178,6 +184,12 @@ struct Connection {
 impl KeyClient {
     /// Of the service at `host:port`. Connects with the first call.
     pub fn new(endpoint: &str, auth: Auth) -> KeyClient {
+        if matches!(auth, Auth::None) {
+            log::warn!(
+                "KEYS COME IN PLAINTEXT, FROM WHOEVER ANSWERS at {endpoint}, as in the old system (--key-service-auth none): \
+                 who controls that network reads and chooses the keys of disks"
+            );
+        }
         let inner = Arc::new(Inner { endpoint: endpoint.to_owned(), auth, connection: Mutex::default() });
         let keeper = match &inner.auth {
             Auth::Token(file) => Keeper::start(inner.clone(), file.clone()),

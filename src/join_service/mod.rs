@@ -210,7 +210,10 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         (Arc::new(KeyClient::new(&config.key_service, config.key_auth)), Arc::new(Instances::new(config.metadata)));
     let pki = Pki::new(&config.pki_dir);
     let Some(kubernetes) = config.kubernetes else {
-        log::warn!("no access to a cluster's API: known nodes are let in again, but no new ones");
+        log::warn!(
+            "no access to a cluster's API: no new node is let in, and any machine that meets the policy gets the key of any \
+             disk, since nobody knows which machine has which"
+        );
         let tickets = Tickets::new(keys, config.config_dir, pki, instances, None, Audit::new(registry).into());
         return Ok((tickets, None));
     };

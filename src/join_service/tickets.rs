@@ -173,7 +173,7 @@ impl Tickets {
     fn make_join(&self, call: &Call, asked: &Asked) -> Result<IssueJoinTicketResponse, Refusal> {
         let attached = self.cluster.as_ref().ok_or_else(|| {
             let message =
-                "this join service has no access to the cluster's API: it lets known nodes in again, but no new ones";
+                "this join service has no access to the cluster's API: it gives keys of disks, but lets no new node in";
             Refusal::lacking("no-cluster", message)
         })?;
         if !attached.cluster.is_known_within(KNOWN_WITHIN) {

@@ -4,8 +4,12 @@
 //! kube-system/join-service=disk,ssh,measurement;default/s3proxy=id:s3proxy-kek
 //! ```
 //!
-//! Callers: `NAMESPACE/NAME` is a service account that has shown a token, [`MEMBER`] a machine that has proved by its TPM to
-//! be of this cluster, [`ANYONE`] whoever reaches a service that asks for no proof.
+//! Callers: `NAMESPACE/NAME` is a service account that has shown a token, [`LOCAL`] a program of the key service's own machine,
+//! by that machine's TPM, [`MEMBER`] another machine that has proved by its TPM to be of this cluster, [`ANYONE`] whoever reaches
+//! a service that asks for no proof.
+//!
+//! A worker proves as much as a control plane does. So a member gets neither the SSH authority of all nodes nor the measurement
+//! secret, whatever the operator grants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,7 +18,9 @@ use std::str::FromStr;
 use crate::crypto::{MEASUREMENT_SECRET_ID, SSH_CA_SEED_ID};
 use crate::kms::Uuid;
 
-/// A machine of the cluster.
+/// A program of the key service's own machine.
+pub const LOCAL: &str = "local";
+/// Another machine of the cluster.
 pub const MEMBER: &str = "member";
 /// Nobody in particular.
 pub const ANYONE: &str = "anyone";
@@ -67,10 +73,16 @@ struct Grant {
     ids: BTreeSet<String>,
 }
 
+impl Grant {
+    fn allows(&self, id: &str) -> bool {
+        self.classes.contains(&Class::of(id)) || self.ids.contains(id)
+    }
+}
+
 impl Grants {
     /// Whether `caller` may have the key of this id.
     pub fn allow(&self, caller: &str, id: &str) -> bool {
-        self.0.get(caller).is_some_and(|grant| grant.classes.contains(&Class::of(id)) || grant.ids.contains(id))
+        self.0.get(caller).is_some_and(|grant| grant.allows(id))
     }
 
     /// Everybody who may have anything.
@@ -89,7 +101,7 @@ impl FromStr for Grants {
                 part.split_once('=').ok_or_else(|| format!("{part:?}: expected CALLER=CLASS,CLASS.."))?;
             let (caller, mut grant) = (caller.trim(), Grant::default());
             if !is_caller(caller) {
-                return Err(format!("{caller:?} is no caller: expected NAMESPACE/NAME, {MEMBER} or {ANYONE}"));
+                return Err(format!("{caller:?} is no caller: expected NAMESPACE/NAME, {LOCAL}, {MEMBER} or {ANYONE}"));
             }
             for item in items.split(',').map(str::trim) {
                 match (CLASSES.into_iter().find(|class| class.name() == item), item.strip_prefix("id:")) {
@@ -97,6 +109,12 @@ impl FromStr for Grants {
                     (None, Some(id)) if !id.is_empty() => drop(grant.ids.insert(id.into())),
                     _ => return Err(format!("{item:?}: expected disk, ssh, measurement, other or id:NAME")),
                 }
+            }
+            if caller == MEMBER
+                && let Some(id) = [SSH_CA_SEED_ID, MEASUREMENT_SECRET_ID].into_iter().find(|id| grant.allows(id))
+            {
+                let class = Class::of(id).name();
+                return Err(format!("{MEMBER} may not have {class}: a worker is a member, too; see {LOCAL}"));
             }
             if grants.insert(caller.into(), grant).is_some() {
                 return Err(format!("{caller} is there twice"));
@@ -124,7 +142,7 @@ fn is_caller(text: &str) -> bool {
     };
     match text.split_once('/') {
         Some((namespace, name)) => is_name(namespace) && is_name(name),
-        None => [MEMBER, ANYONE].contains(&text),
+        None => [LOCAL, MEMBER, ANYONE].contains(&text),
     }
 }
 
@@ -144,7 +162,7 @@ mod tests {
         };
         assert_eq!(allowed("kube-system/join-service"), [true, true, true, false, false]);
         assert_eq!(allowed("default/s3proxy"), [false, false, false, true, false]);
-        for caller in ["default/join-service", "kube-system/join-service ", "", MEMBER, ANYONE] {
+        for caller in ["default/join-service", "kube-system/join-service ", "", LOCAL, MEMBER, ANYONE] {
             assert_eq!(allowed(caller), [false; 5], "{caller}");
         }
         assert!("anyone=other".parse::<Grants>().unwrap().allow(ANYONE, "else"));
@@ -170,6 +188,10 @@ mod tests {
             ("a/b=", "\"\": expected disk"),
             ("a/b=id:", "expected disk"),
             ("a/b=disk; a/b=ssh", "a/b is there twice"),
+            ("member=disk,ssh", "member may not have ssh"),
+            ("local=disk;member=id:ca_emergency_ssh", "member may not have ssh"),
+            ("member=measurement", "member may not have measurement"),
+            ("member=id:measurementSecret", "member may not have measurement"),
         ] {
             let error = text.parse::<Grants>().unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

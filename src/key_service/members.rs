@@ -1,5 +1,8 @@
 //! Who is a machine of this cluster: one that meets the attestation policy, but for PCR 15, which holds the cluster's ID.
 //!
+//! That is knowledge of a secret that every worker has, so it tells no control plane from a worker: what a member may have is
+//! the business of [`grants`](super::grants).
+//!
 //! Both ends hold each other to it. The key service computes the ID, since it has the master secret. Whoever asks it cannot,
 //! as the measurement secret is one of the keys that it asks for; it goes by its own PCR 15, which a peer must share.
 //!
@@ -11,7 +14,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::attestation::{Oid, Policy, ValidateError, Validator, qemu_vtpm};
+use crate::attestation::{Identified, Oid, Policy, ValidateError, Validator, qemu_vtpm};
 
 /// In the configuration directory: the attestation policy, JSON.
 const POLICY_FILE: &str = "attestationConfig";
@@ -70,6 +73,10 @@ impl Validator for Members {
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
         self.current().validate(document, nonce)
+    }
+
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        self.current().identify(document, nonce)
     }
 }
 

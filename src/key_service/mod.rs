@@ -4,7 +4,8 @@
 //! every caller says who it is, and has only the classes of keys that it was granted ([`grants`]). Three ways ([`Clients`]):
 //!
 //! ```text
-//! attested   TLS; each end proves by its TPM that it is a machine of this cluster ([`members`])      services on the hosts
+//! attested   TLS; each end proves by its TPM that it is a machine of this cluster ([`members`]),     services on the hosts
+//!            and which one
 //! token      the token of a Kubernetes service account, which the API server vouches for ([`tokens`])  pods
 //! any        no proof, as callers of the old system expect                                            old callers
 //! ```
@@ -34,7 +35,7 @@ use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
 use crate::atls;
-use crate::attestation::{self, pcr15_after, qemu_vtpm};
+use crate::attestation::{self, IssueError, Issuer, pcr15_after, qemu_vtpm};
 use crate::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use crate::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use crate::kms::{ClusterKms, Uuid};
@@ -44,7 +45,7 @@ use crate::metrics::{Counter, Exporter, Histogram, Labelled, Registry};
 use crate::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use crate::stop::Stop;
 use crate::tpm;
-use grants::{ANYONE, Class, Grants, MEMBER};
+use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
 use members::Members;
 use tokens::Reviewer;
 
@@ -122,7 +123,7 @@ impl Clients {
     /// told apart anyway.
     pub fn default_grants(&self) -> Grants {
         let text = match self {
-            Clients::Attested { .. } => format!("{MEMBER}={JOIN_SERVICE_GRANT}"),
+            Clients::Attested { .. } => format!("{LOCAL}={JOIN_SERVICE_GRANT}"),
             Clients::Token(_) => format!("{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}"),
             Clients::Any => format!("{ANYONE}={JOIN_SERVICE_GRANT},other"),
         };
@@ -132,7 +133,7 @@ impl Clients {
     /// Whether there can be a caller of this name.
     fn can_have(&self, caller: &str) -> bool {
         match self {
-            Clients::Attested { .. } => caller == MEMBER,
+            Clients::Attested { .. } => [LOCAL, MEMBER].contains(&caller),
             Clients::Token(_) => caller.contains('/'),
             Clients::Any => caller == ANYONE,
         }
@@ -164,7 +165,8 @@ impl KeyService {
         let plain = || -> Arc<dyn Accept> { Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)) };
         let (accept, authority, who) = match config.clients {
             Clients::Attested { tpm, config_dir } => {
-                (attested(&kms, &tpm, &config_dir)?, Authority::Members, "machines of this cluster")
+                let (accept, own) = attested(&kms, &tpm, &config_dir)?;
+                (accept, Authority::Members { own }, "machines of this cluster")
             }
             Clients::Token(api) => {
                 let reviewer = Reviewer::new(&Client::new(*api, &stop), &registry);
@@ -172,7 +174,9 @@ impl KeyService {
             }
             Clients::Any => {
                 log::warn!(
-                    "callers prove nothing (--clients any): whoever reaches this port has every key of {grants}"
+                    "PLAINTEXT, AND CALLERS PROVE NOTHING, as of the old system (--clients any): whoever reaches {} has every \
+                     key of {grants}",
+                    config.listen
                 );
                 (plain(), Authority::Anyone, "anyone")
             }
@@ -225,8 +229,8 @@ impl KeyService {
     }
 }
 
-/// TLS in which both ends prove to be machines of the cluster whose master secret this is.
-fn attested(kms: &ClusterKms, tpm: &tpm::Location, config_dir: &Path) -> Result<Arc<dyn Accept>, Error> {
+/// TLS in which both ends prove to be machines of the cluster whose master secret this is; which machine this one is.
+fn attested(kms: &ClusterKms, tpm: &tpm::Location, config_dir: &Path) -> Result<(Arc<dyn Accept>, Arc<str>), Error> {
     let path = config_dir.join(MEASUREMENT_SALT_FILE);
     let salt = read_secret(&path, "measurement salt", MEASUREMENT_SALT_LEN)?;
     if salt.len() != MEASUREMENT_SALT_LEN {
@@ -235,14 +239,15 @@ fn attested(kms: &ClusterKms, tpm: &tpm::Location, config_dir: &Path) -> Result<
     let secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(Error::Kms)?;
     let expected = pcr15_after(&cluster_id(&secret, salt.expose()));
     // callers would refuse us one by one, and could not say why
-    let own = attestation::pcr15(tpm).map_err(Error::Tpm)?;
-    if own != expected {
-        return Err(Error::NoMember { is_fresh: own == [0; 32] });
+    let pcr15 = attestation::pcr15(tpm).map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
+    if pcr15 != expected {
+        return Err(Error::NoMember { is_fresh: pcr15 == [0; 32] });
     }
     let members = Arc::new(Members::new(config_dir, expected).map_err(Error::Policy)?);
     let issuer = Arc::new(qemu_vtpm::Issuer::new(tpm.clone(), Some(qemu_vtpm::EVENT_LOG.into())));
+    let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();
     // no old peer speaks this, so there is none for whom documents would have to be shown to the network
-    Ok(Arc::new(atls::Server::new(Some(issuer), vec![members]).require_tls13()))
+    Ok((Arc::new(atls::Server::new(Some(issuer), vec![members]).require_tls13()), own))
 }
 
 fn serve_health(address: SocketAddr) -> Result<Server, Error> {
@@ -251,8 +256,10 @@ fn serve_health(address: SocketAddr) -> Result<Server, Error> {
 
 /// Who vouches for a caller.
 enum Authority {
-    /// The connection has.
-    Members,
+    /// The connection has; `own` is this machine.
+    Members {
+        own: Arc<str>,
+    },
     Tokens(Box<Reviewer>),
     /// Nobody.
     Anyone,
@@ -262,7 +269,8 @@ impl Authority {
     /// What the caller of a call is called in grants.
     fn caller(&self, call: &Call) -> Result<String, Status> {
         match self {
-            Authority::Members => Ok(MEMBER.into()),
+            Authority::Members { own } if call.identity() == Some(own) => Ok(LOCAL.into()),
+            Authority::Members { .. } => Ok(MEMBER.into()),
             Authority::Tokens(reviewer) => reviewer.account(call.metadata(), call.peer().map(|peer| peer.ip())),
             Authority::Anyone => Ok(ANYONE.into()),
         }
@@ -391,7 +399,7 @@ pub enum Error {
     /// The secret is none.
     Kms(crate::kms::Error),
     /// This machine's TPM does not answer.
-    Tpm(tpm::Error),
+    Tpm(IssueError),
     /// This machine is none of the cluster whose master secret and measurement salt were given.
     NoMember {
         /// It is of no cluster at all.
@@ -429,7 +437,7 @@ impl fmt::Display for Error {
             Error::Policy(problem) => f.write_str(problem),
             Error::Grant(caller) => {
                 write!(f, "--grant: {caller:?} can be no caller here: expected NAMESPACE/NAME with --clients token, ")?;
-                write!(f, "{MEMBER} with attested, {ANYONE} with any")
+                write!(f, "{LOCAL} or {MEMBER} with attested, {ANYONE} with any")
             }
         }
     }
