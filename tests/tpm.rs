@@ -68,7 +68,7 @@ fn the_document_has_the_old_systems_form() {
     let document = as_json(text.as_bytes());
     let key = bytes(&document["Attestation"]["ak_pub"]);
     // TPMT_PUBLIC: RSA, SHA-256, attributes, no policy, no symmetric algorithm, RSASSA with SHA-256, 2048 bits
-    assert_eq!(hex(&key[..24]), "0001000b000504720000001000140 00b0800000000000100".replace(' ', ""));
+    assert_eq!(hex(&key[..24]), "0001000b000500720000001000140 00b0800000000000100".replace(' ', ""));
     assert_eq!(key.len(), 280);
 }
 
@@ -81,8 +81,13 @@ fn power_cuts_do_not_lock_a_machine_out_of_its_quotes() {
     assert!((1..100).contains(&tries));
     for _ in 0..tries + 2 {
         assert_eq!(validate(ZERO_15, &issue(&tpm), NONCE).unwrap(), USER_DATA);
+        // as a node does that is let in
+        Tpm::open(&location(&tpm)).unwrap().pcr_event(15, &[1; 32]).unwrap();
         tpm.reboot();
     }
+    let counted = tpm.tool("tpm2_getcap", &["properties-variable"]);
+    let counted = counted.lines().find_map(|line| line.trim().strip_prefix("TPM2_PT_LOCKOUT_COUNTER:"));
+    assert_eq!(counted.map(str::trim), Some("0x0"));
 }
 
 #[test]
@@ -158,6 +163,46 @@ fn the_attestation_key_survives_a_reboot() {
     let first = as_json(&issue(&tpm))["Attestation"]["ak_pub"].clone();
     tpm.reboot();
     assert_eq!(as_json(&issue(&tpm))["Attestation"]["ak_pub"], first);
+}
+
+/// A primary key of tpm2-tools by the old system's template, or with further attributes, at the handle of the attestation
+/// key: its Name, hex.
+fn keep_key_of_tpm2_tools(tpm: &Swtpm, further: &str) -> String {
+    let attributes = format!("fixedtpm|fixedparent|sensitivedataorigin|userwithauth|restricted|sign{further}");
+    let dir = tempfile::tempdir().unwrap();
+    let context = dir.path().join("key").to_str().unwrap().to_owned();
+    let template = ["-C", "o", "-g", "sha256", "-G", "rsa2048:rsassa-sha256:null", "-a", &attributes];
+    tpm.tool("tpm2_createprimary", &[&template[..], &["-c", &context]].concat());
+    tpm.tool("tpm2_evictcontrol", &["-C", "o", "-c", &context, "0x81008f01"]);
+    tpm.tool("tpm2_flushcontext", &["-t"]);
+    name_of_kept_key(tpm)
+}
+
+fn name_of_kept_key(tpm: &Swtpm) -> String {
+    let public = tpm.tool("tpm2_readpublic", &["-c", "0x81008f01"]);
+    public.lines().find_map(|line| line.strip_prefix("name: ")).unwrap().to_owned()
+}
+
+/// go-tpm-tools' `AttestationKeyRSA` makes the same key of the same TPM, too.
+#[test]
+fn the_attestation_key_is_that_of_the_old_systems_template() {
+    let tpm = Swtpm::start();
+    issue(&tpm);
+    let ours = name_of_kept_key(&tpm);
+    tpm.tool("tpm2_evictcontrol", &["-C", "o", "-c", "0x81008f01"]);
+    assert_eq!(keep_key_of_tpm2_tools(&tpm, ""), ours);
+    issue(&tpm);
+    assert_eq!(name_of_kept_key(&tpm), ours);
+}
+
+/// It has noDA. Others know the machine by it.
+#[test]
+fn a_key_that_an_earlier_version_made_stays_and_is_used() {
+    let tpm = Swtpm::start();
+    let earlier = keep_key_of_tpm2_tools(&tpm, "|noda");
+    let machine =
+        qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15))).identify(&issue(&tpm), NONCE).unwrap().machine.unwrap();
+    assert_eq!((name_of_kept_key(&tpm), format!("000b{machine}")), (earlier.clone(), earlier));
 }
 
 #[test]

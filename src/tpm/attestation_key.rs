@@ -1,10 +1,15 @@
 //! The attestation key: an RSA primary key of the owner hierarchy that signs nothing but what the TPM itself says
-//! (restricted), kept at a persistent handle. Handle and template are those of the old system but for one attribute, noDA: a
-//! TPM counts each power cut after the use of a key without it as a failed authorization (part 1 §19.8.6), and after a few of
-//! them locks the machine out of its own quotes, and so of its disk.
+//! (restricted), kept at a persistent handle. Handle and template are those of the old system, so a machine keeps its name when
+//! it changes from one to the other.
+//!
+//! The template has a drawback: it does not say noDA. A TPM takes each power cut after the use of such a key for a wrong
+//! password (part 1 §19.8.6), and after a few of them refuses the key, so the machine gets no quotes, and its disk stays
+//! closed. [`used`] tells the TPM that the power may go from now on.
+//!
+//! An earlier version made its key with noDA. Where that key is persistent it stays, since others know the machine by it.
 
 use tss_esapi::attributes::ObjectAttributesBuilder;
-use tss_esapi::constants::CapabilityType;
+use tss_esapi::constants::{CapabilityType, StartupType};
 use tss_esapi::handles::{KeyHandle, ObjectHandle, PersistentTpmHandle, TpmHandle};
 use tss_esapi::interface_types::algorithm::{HashingAlgorithm, PublicAlgorithm};
 use tss_esapi::interface_types::dynamic_handles::Persistent;
@@ -26,14 +31,15 @@ const HANDLE: u32 = 0x8100_8f01;
 pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
     if let Some(handle) = persistent(context)? {
         let (public, _, _) = context.read_public(handle.into())?;
-        if fits(&public)? {
+        if fits(&public, &template(false)?) || fits(&public, &template(true)?) {
             return Ok((handle.into(), public));
         }
         log::warn!("the TPM holds another key at {HANDLE:#x}: replacing it by an attestation key");
         evict(context, handle)?;
     }
-    let made =
-        with_owner(context, |context| context.create_primary(Hierarchy::Owner, template()?, None, None, None, None))?;
+    let made = with_owner(context, |context| {
+        context.create_primary(Hierarchy::Owner, template(false)?, None, None, None, None)
+    })?;
     match evict(context, made.key_handle.into()) {
         Ok(kept) => {
             context.flush_context(made.key_handle.into())?;
@@ -71,9 +77,21 @@ fn with_owner<T>(context: &mut Context, command: impl FnOnce(&mut Context) -> Re
     context.execute_with_session(Some(AuthSession::Password), command)
 }
 
-/// Whether a key was made by our template: all but its modulus is the same.
-fn fits(public: &Public) -> Result<bool> {
-    Ok(match (public, template()?) {
+/// To be called after the last use of the key: an orderly shutdown (TPM2_Shutdown, part 3 §9.4), after which a power cut counts
+/// for nothing. The TPM goes on working.
+pub fn used(context: &mut Context, key: &Public) {
+    if key.object_attributes().no_da() {
+        return;
+    }
+    if let Err(error) = context.shutdown(StartupType::Clear) {
+        // there is a quote; what may come of this later, the TPM says then
+        log::warn!("the TPM will take a power cut for a wrong password: {}", in_words(error));
+    }
+}
+
+/// Whether a key was made by this template: all but its modulus is the same.
+fn fits(public: &Public, template: &Public) -> bool {
+    match (public, template) {
         (
             Public::Rsa { object_attributes, name_hashing_algorithm, auth_policy, parameters, .. },
             Public::Rsa {
@@ -84,21 +102,21 @@ fn fits(public: &Public) -> Result<bool> {
                 ..
             },
         ) => {
-            (*object_attributes, *name_hashing_algorithm, auth_policy, *parameters)
-                == (our_attributes, our_hash, &our_policy, our_parameters)
+            (object_attributes, name_hashing_algorithm, auth_policy, parameters)
+                == (our_attributes, our_hash, our_policy, our_parameters)
         }
         _ => false,
-    })
+    }
 }
 
-/// RSA 2048, RSASSA with SHA-256, attributes 0x00050472. Its password is empty: there is nothing to guess.
-fn template() -> Result<Public> {
+/// RSA 2048, RSASSA with SHA-256, attributes 0x00050072; with noDA 0x00050472. Its password is empty: there is nothing to guess.
+fn template(no_da: bool) -> Result<Public> {
     let attributes = ObjectAttributesBuilder::new()
         .with_fixed_tpm(true)
         .with_fixed_parent(true)
         .with_sensitive_data_origin(true)
         .with_user_with_auth(true)
-        .with_no_da(true)
+        .with_no_da(no_da)
         .with_restricted(true)
         .with_sign_encrypt(true)
         .build()?;

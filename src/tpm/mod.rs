@@ -190,10 +190,11 @@ impl Tpm {
     pub fn quotes(&mut self, nonce: &[u8]) -> Result<(Vec<u8>, Vec<Quote>), Error> {
         let (key, public) =
             attestation_key::load(&mut self.context).map_err(self.failed("loading the attestation key"))?;
-        let mut quotes = vec![];
-        for (bank, slots) in self.banks()? {
-            quotes.push(self.quote(key, nonce, bank, &slots)?);
-        }
+        let quotes = self.banks().and_then(|banks| {
+            banks.into_iter().map(|(bank, slots)| self.quote(key, nonce, bank, &slots)).collect::<Result<Vec<_>, _>>()
+        });
+        attestation_key::used(&mut self.context, &public);
+        let quotes = quotes?;
         let public = public.marshall().map_err(self.failed("reading the attestation key"))?;
         Ok((public, quotes))
     }
