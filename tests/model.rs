@@ -23,8 +23,6 @@ mod tpm {
     // what it does is seen under the lock alone, so that loom need not look at it
     use std::sync::{Arc, Mutex};
 
-    pub const CLUSTER_ID_PCR: u32 = 15;
-
     #[derive(Clone)]
     pub struct Location {
         pub extended: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -47,9 +45,8 @@ mod tpm {
             Ok(Tpm(location))
         }
 
-        pub fn pcr_event(&self, pcr: u32, data: &[u8]) -> Result<(), Error> {
-            assert_eq!(pcr, CLUSTER_ID_PCR);
-            self.0.extended.lock().unwrap().push(data.to_vec());
+        pub fn measure_cluster_id(&self, id: &[u8]) -> Result<(), Error> {
+            self.0.extended.lock().unwrap().push(id.to_vec());
             if self.0.fails { Err(Error) } else { Ok(()) }
         }
     }

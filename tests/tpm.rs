@@ -12,7 +12,8 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use firstlight::attestation::{Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
-use firstlight::attestation::{is_marked, pcr15_after};
+use firstlight::attestation::{is_marked, pcr15, pcr15_after};
+use firstlight::bootstrapper::node_lock::{Locking, NodeLock};
 use firstlight::tpm::{Bank, Location, Tpm};
 use serde_json::{Value, json};
 use swtpm::Swtpm;
@@ -132,6 +133,28 @@ fn an_event_is_measured_as_tpm2_pcrevent_does_it() {
     assert_eq!(ours.tool("tpm2_pcrread", &[all]), theirs.tool("tpm2_pcrread", &[all]));
     let value = Tpm::open(&location(&ours)).unwrap().pcrs(Bank::Sha256).unwrap()[&15].clone();
     assert_eq!(value, pcr15_after(&[7; 32]));
+}
+
+/// One measurement from zero, in every bank, is what a policy expects of a member.
+#[test]
+fn the_node_lock_reads_back_what_it_measured() {
+    let tpm = Swtpm::start();
+    assert!(matches!(NodeLock::new(location(&tpm)).lock([7; 32]), Locking::Taken));
+    assert_eq!(pcr15(&location(&tpm)).unwrap(), pcr15_after(&[7; 32]));
+
+    for bank in ["sha1", "sha256", "sha384", "sha512"] {
+        let tpm = Swtpm::start();
+        let length = match bank {
+            "sha1" => 20,
+            _ => bank[3..].parse::<usize>().unwrap() / 8,
+        };
+        tpm.tool("tpm2_pcrextend", &[&format!("15:{bank}={}", "01".repeat(length))]);
+        let lock = NodeLock::new(location(&tpm));
+        let Locking::Failed(why) = lock.lock([7; 32]) else { panic!("{bank}: the lock was taken") };
+        let expected = format!("PCR 15 of the S{} bank is wrong after the cluster ID was measured", &bank[1..]);
+        assert!(why.contains(&expected), "{bank}: {why}");
+        assert_eq!(lock.cluster(), None, "the node is good for nothing until it reboots");
+    }
 }
 
 #[test]
@@ -409,7 +432,7 @@ fn hostile_quotes_and_keys_are_refused_without_a_panic() {
             let place = document.pointer_mut(&field).unwrap();
             let mut value = bytes(place);
             let at = next(value.len());
-            // attributes, name hash and trailing bytes of the key are not the signature's business
+            // the other attributes of the key are not the signature's business
             if next(3) == 0 {
                 value.truncate(at)
             } else {

@@ -14,25 +14,33 @@ const ALG_RSASSA: u16 = 0x0014;
 /// Attributes that make a key one that signs only what its TPM generated: fixedTPM, restricted, sign, and not decrypt (§8.3).
 const RESTRICTED_SIGNING: u32 = 0x0005_0002;
 const DECRYPT: u32 = 0x0002_0000;
+const DEFAULT_EXPONENT: u32 = 65537;
 
 /// An attestation key.
 #[derive(Debug)]
 pub struct Key<'a> {
     modulus: &'a [u8],
-    exponent: u32,
 }
 
 impl<'a> Key<'a> {
-    /// Reads a TPMT_PUBLIC (§12.2.4): RSA, restricted, RSASSA with SHA-256.
+    /// Reads a TPMT_PUBLIC (§12.2.4): RSA, restricted, named by SHA-256, without a policy, RSASSA with SHA-256. A machine is
+    /// known by the hash of these bytes, so a key has one form and nothing after it.
     pub fn parse(public: &'a [u8]) -> Result<Key<'a>, &'static str> {
-        Self::read(&mut Reader(public)).ok_or("the attestation key is cut short")?
+        let mut reader = Reader(public);
+        let key = Self::read(&mut reader).ok_or("the attestation key is cut short")??;
+        if reader.0.is_empty() { Ok(key) } else { Err("bytes follow the attestation key") }
     }
 
     fn read(reader: &mut Reader<'a>) -> Option<Result<Key<'a>, &'static str>> {
-        let (kind, _name_hash, attributes) = (reader.u16()?, reader.u16()?, reader.u32()?);
-        reader.sized()?; // authPolicy
+        let (kind, name_hash, attributes, policy) = (reader.u16()?, reader.u16()?, reader.u32()?, reader.sized()?);
         if kind != ALG_RSA {
             return Some(Err("the attestation key is not an RSA key"));
+        }
+        if name_hash != ALG_SHA256 {
+            return Some(Err("the attestation key's name is not made with SHA-256"));
+        }
+        if !policy.is_empty() {
+            return Some(Err("the attestation key has an authorization policy"));
         }
         if attributes & RESTRICTED_SIGNING != RESTRICTED_SIGNING || attributes & DECRYPT != 0 {
             return Some(Err("the attestation key may sign more than what its TPM generated"));
@@ -40,10 +48,19 @@ impl<'a> Key<'a> {
         if (reader.u16()?, reader.u16()?, reader.u16()?) != (ALG_NULL, ALG_RSASSA, ALG_SHA256) {
             return Some(Err("the attestation key does not sign by RSASSA with SHA-256"));
         }
-        let (_bits, exponent) = (reader.u16()?, reader.u32()?);
-        let modulus = reader.sized()?;
-        // 0 stands for the default (§12.2.3.5)
-        Some(Ok(Key { modulus, exponent: if exponent == 0 { 65537 } else { exponent } }))
+        let (bits, exponent, modulus) = (reader.u16()?, reader.u32()?, reader.sized()?);
+        // the sizes that TPMs have (TCG Algorithm Registry, RSA key bits); the first bit of a modulus is set
+        if !matches!(bits, 2048 | 3072 | 4096)
+            || modulus.len() * 8 != usize::from(bits)
+            || modulus.first().is_none_or(|byte| byte >> 7 == 0)
+        {
+            return Some(Err("the attestation key's modulus has a wrong size"));
+        }
+        // 0 stands for the default, 65537 (§12.2.3.5); no TPM of a cloud makes another
+        if !matches!(exponent, 0 | DEFAULT_EXPONENT) {
+            return Some(Err("the attestation key's exponent is not 65537"));
+        }
+        Some(Ok(Key { modulus }))
     }
 
     /// Whether `signature` (TPMT_SIGNATURE, §11.3.4) is this key's over `message`.
@@ -51,10 +68,8 @@ impl<'a> Key<'a> {
         let mut reader = Reader(signature);
         let mut parts = || Some((reader.u16()?, reader.u16()?, reader.sized()?));
         let Some((ALG_RSASSA, ALG_SHA256, signature)) = parts() else { return false };
-        let exponent = self.exponent.to_be_bytes();
         // ring wants no leading zeros
-        let first = exponent.iter().position(|byte| *byte != 0).unwrap_or(exponent.len());
-        RsaPublicKeyComponents { n: self.modulus, e: &exponent[first..] }
+        RsaPublicKeyComponents { n: self.modulus, e: &DEFAULT_EXPONENT.to_be_bytes()[1..] }
             .verify(&RSA_PKCS1_2048_8192_SHA256, message, signature)
             .is_ok()
     }
@@ -119,5 +134,71 @@ impl<'a> Reader<'a> {
     fn sized(&mut self) -> Option<&'a [u8]> {
         let len = self.u16()?;
         self.take(len.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mutation::mutations;
+
+    /// A TPMT_PUBLIC as our template's, with these parts.
+    fn key(name_hash: u16, policy: &[u8], bits: u16, exponent: u32, modulus: &[u8]) -> Vec<u8> {
+        [
+            &[0, 1][..],
+            &name_hash.to_be_bytes(),
+            &[0x00, 0x05, 0x04, 0x72],
+            &(policy.len() as u16).to_be_bytes(),
+            policy,
+            &[0, 0x10, 0, 0x14, 0, 0x0b],
+            &bits.to_be_bytes(),
+            &exponent.to_be_bytes(),
+            &(modulus.len() as u16).to_be_bytes(),
+            modulus,
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn a_key_of_every_size_that_tpms_have_is_read() {
+        for bytes in [256, 384, 512] {
+            for exponent in [0, 65537] {
+                let key = key(ALG_SHA256, &[], bytes * 8, exponent, &vec![0xab; bytes.into()]);
+                assert_eq!(Key::parse(&key).unwrap().modulus.len(), usize::from(bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_has_one_form_and_nothing_after_it() {
+        let modulus = [0xab; 256];
+        let good = key(ALG_SHA256, &[], 2048, 0, &modulus);
+        assert!(Key::parse(&good).is_ok());
+        for (bad, why) in [
+            ([&good[..], &[0]].concat(), "bytes follow"),
+            (good[..good.len() - 1].to_vec(), "cut short"),
+            (key(ALG_SHA256, &[1; 32], 2048, 0, &modulus), "authorization policy"),
+            (key(4, &[], 2048, 0, &modulus), "SHA-256"),
+            (key(ALG_SHA256, &[], 2048, 3, &modulus), "exponent"),
+            (key(ALG_SHA256, &[], 2047, 0, &modulus), "size"),
+            (key(ALG_SHA256, &[], 3072, 0, &modulus), "size"),
+            (key(ALG_SHA256, &[], 2048, 0, &modulus[1..]), "size"),
+            (key(ALG_SHA256, &[], 2048, 0, &[0x7b; 256]), "size"),
+            (key(ALG_SHA256, &[], 1024, 0, &modulus[..128]), "size"),
+            (key(ALG_SHA256, &[], 2056, 0, &[0xab; 257]), "size"),
+            (key(ALG_SHA256, &[], 0, 0, &[]), "size"),
+        ] {
+            let error = Key::parse(&bad).unwrap_err();
+            assert!(error.contains(why), "{error}, expected: {why}");
+        }
+    }
+
+    #[test]
+    fn mutated_keys_cause_no_panic() {
+        for bytes in mutations(&key(ALG_SHA256, &[], 2048, 0, &[0xab; 256]), 20_000) {
+            if let Ok(key) = Key::parse(&bytes) {
+                assert_eq!(key.modulus.len(), 256);
+            }
+        }
     }
 }

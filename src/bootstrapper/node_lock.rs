@@ -1,7 +1,7 @@
 //! The node lock: the point of no return between a fresh VM and a member of a cluster.
 //!
 //! ```text
-//!   unlocked ── lock(cluster ID): PCR 15 is extended ──► locked        (there is no way back but a reboot)
+//!   unlocked ── lock(cluster ID): PCR 15 is extended and read back ──► locked        (there is no way back but a reboot)
 //! ```
 //!
 //! Whoever takes it (InitServer or JoinClient) owns the node's set-up; everybody else is told that it is taken. The TPM
@@ -50,7 +50,7 @@ impl NodeLock {
         }
     }
 
-    /// Takes the lock for a cluster and measures its ID.
+    /// Takes the lock for a cluster, measures its ID and reads PCR 15 back.
     pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Locking {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {
@@ -71,5 +71,5 @@ impl NodeLock {
 }
 
 fn measure(location: &tpm::Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), tpm::Error> {
-    Tpm::open(location)?.pcr_event(tpm::CLUSTER_ID_PCR, cluster_id)
+    Tpm::open(location)?.measure_cluster_id(cluster_id)
 }

@@ -261,7 +261,7 @@ fn describe(disk: &Disk) -> String {
 }
 
 fn measure(location: &tpm::Location, cluster: &[u8; 32]) -> Result<(), Error> {
-    tpm::Tpm::open(location).and_then(|mut tpm| tpm.pcr_event(tpm::CLUSTER_ID_PCR, cluster)).map_err(Error::Tpm)
+    tpm::Tpm::open(location).and_then(|mut tpm| tpm.measure_cluster_id(cluster)).map_err(Error::Tpm)
 }
 
 /// Why there is no mounted state disk. `Display` is for the console of a machine that cannot boot.

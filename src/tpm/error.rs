@@ -26,6 +26,15 @@ pub enum Error {
     },
     /// PCRs were extended during each of several quotes.
     Changing,
+    /// PCR 15 does not hold the one measurement of the cluster ID.
+    Measured {
+        /// In this bank.
+        bank: Bank,
+        /// The value after one measurement from zero.
+        expected: Vec<u8>,
+        /// Read back.
+        got: Vec<u8>,
+    },
 }
 
 impl fmt::Display for Error {
@@ -45,6 +54,13 @@ impl fmt::Display for Error {
             }
             Error::ShortRead { asked, got } => write!(f, "the TPM gave {got} of {asked} PCRs"),
             Error::Changing => f.write_str("PCRs changed during each quote: something keeps extending them"),
+            Error::Measured { bank, expected, got } => write!(
+                f,
+                "PCR 15 of the {bank:?} bank is wrong after the cluster ID was measured: expected {}, got {}; something else \
+                 extended it, and no cluster lets such a machine in. Reboot it",
+                hex(expected),
+                hex(got)
+            ),
         }
     }
 }
@@ -76,6 +92,10 @@ fn number(code: Tss2ResponseCode) -> u32 {
         Tss2ResponseCode::FormatOne(code) => code.to_string(),
     };
     text.rsplit("0x").next().and_then(|hex| u32::from_str_radix(hex, 16).ok()).unwrap_or(0)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn advice(code: Tss2ResponseCode) -> &'static str {

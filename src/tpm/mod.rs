@@ -25,6 +25,8 @@ use tss_esapi::structures::{CapabilityData, Data, Digest, DigestValues, PcrSelec
 use tss_esapi::traits::Marshall;
 use tss_esapi::{Context, TctiNameConf};
 
+use crate::crypto::CLUSTER_ID_LEN;
+
 /// The PCR that a node measures its cluster ID into.
 pub const CLUSTER_ID_PCR: u32 = 15;
 /// TPM2_PCR_Read gives at most this many values (TPML_DIGEST, part 2 §10.9.3).
@@ -116,6 +118,14 @@ impl Bank {
             Bank::Sha512 => &digest::SHA512,
         }
     }
+
+    /// What a PCR of this bank holds after TPM2_PCR_Event of `data`, from zero.
+    fn extended_from_zero(self, data: &[u8]) -> Vec<u8> {
+        let mut value = digest::Context::new(self.hash());
+        value.update(&vec![0; self.hash().output_len()]);
+        value.update(digest::digest(self.hash(), data).as_ref());
+        value.finish().as_ref().to_vec()
+    }
 }
 
 /// One bank's quote.
@@ -184,6 +194,23 @@ impl Tpm {
         self.context
             .execute_with_session(Some(AuthSession::Password), |context| context.pcr_extend(handle, digests))
             .map_err(failed)
+    }
+
+    /// Measures a cluster ID into [`CLUSTER_ID_PCR`], which is zero, in every allocated bank that has it, and reads it back.
+    /// [`Error::Measured`] when a bank holds anything but that one measurement.
+    pub fn measure_cluster_id(&mut self, id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Error> {
+        self.pcr_event(CLUSTER_ID_PCR, id)?;
+        for (bank, slots) in self.banks()? {
+            if !slots.iter().any(|slot| index(*slot) == CLUSTER_ID_PCR) {
+                continue;
+            }
+            let got = self.pcrs(bank)?.remove(&CLUSTER_ID_PCR).unwrap_or_default();
+            let expected = bank.extended_from_zero(id);
+            if got != expected {
+                return Err(Error::Measured { bank, expected, got });
+            }
+        }
+        Ok(())
     }
 
     /// The attestation key (TPMT_PUBLIC) and, signed by it over `nonce` (at most 64 bytes), a quote of each allocated bank.
