@@ -9,12 +9,11 @@
 //! | `token` | of the form of a bootstrap token |
 //! | `discovery_token_ca_cert_hash`, `cluster_ca` | a SHA-256; where both are there the hash is that of one of the CAs |
 //! | `control_plane_files` | the eight that a control plane needs, each once, or none for a worker |
-//! | `kubernetes_version` | supported, if there is one |
 //! | `kubernetes_components` | as for an init |
+//! | `kubernetes_version` | supported; where there is none, as in the old system's tickets, that of kubeadm's URL |
 //! | `authorized_ca_public_key`, `host_certificate` | a line each; a certificate of this node's host key |
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
 
 use zeroize::Zeroizing;
 
@@ -23,7 +22,7 @@ use crate::kubernetes::components::{self, Component};
 use crate::kubernetes::kubeadm::Trust;
 use crate::kubernetes::kubelet_certificate::KubeletCertificate;
 use crate::kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
-use crate::kubernetes::parameters::{self, Version};
+use crate::kubernetes::parameters::{Version, is_endpoint};
 use crate::proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
 use crate::ssh;
 use crate::state_disk::SALT_LEN;
@@ -123,11 +122,8 @@ impl Ticket {
         }
         let trust = trust(&ticket)?;
         let control_plane_files = control_plane_files(&mut ticket.control_plane_files, expected.control_plane)?;
-        if !ticket.kubernetes_version.is_empty() {
-            let version = ticket.kubernetes_version.parse::<Version>();
-            version.or_else(|why| refuse("kubernetes_version", why))?;
-        }
         let components = components(&ticket, expected.policy)?;
+        check_version(&ticket)?;
         ssh::host::check(&ticket.authorized_ca_public_key, &ticket.host_certificate, expected.host_key)
             .or_else(|why| refuse("authorized_ca_public_key, host_certificate", why))?;
         let kubelet = expected.kubelet.complete(&ticket.kubelet_cert).or_else(|why| refuse("kubelet_cert", why))?;
@@ -158,17 +154,6 @@ fn key(field: &'static str, bytes: Vec<u8>) -> Result<Secret, Refused> {
         KEY_LEN => Ok(key),
         len => refuse(field, format_args!("{len} bytes, expected {KEY_LEN}")),
     }
-}
-
-/// An IPv6 address stands in brackets (RFC 3986 §3.2.2).
-fn is_endpoint(text: &str) -> bool {
-    let Some((host, port)) = text.rsplit_once(':') else { return false };
-    let is_host = match host.strip_prefix('[') {
-        Some(address) => address.strip_suffix(']').is_some_and(|address| address.parse::<Ipv6Addr>().is_ok()),
-        None => parameters::host(host).is_ok() && !matches!(host.parse(), Ok(IpAddr::V6(_))),
-    };
-    let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
-    is_host && is_port
 }
 
 /// k8s.io/cluster-bootstrap, BootstrapTokenPattern.
@@ -247,6 +232,27 @@ fn components(ticket: &IssueJoinTicketResponse, policy: &components::Policy) -> 
     }
     let parsed = wire.iter().map(|wire| Component::parse(wire, policy)).collect::<Result<_, _>>();
     parsed.or_else(|why| refuse(FIELD, why))
+}
+
+/// kubeadm of another version would not read its configuration, which shows only after the lock.
+fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
+    let (field, version) = match ticket.kubernetes_version.as_str() {
+        "" => ("kubernetes_components", ticket.kubernetes_components.iter().find_map(|it| version_of_kubeadm(&it.url))),
+        version => ("kubernetes_version", Some(version)),
+    };
+    match version.map(str::parse::<Version>) {
+        Some(Err(why)) => refuse(field, why),
+        // a mirror may name its files as it likes
+        Some(Ok(_)) | None => Ok(()),
+    }
+}
+
+/// The `v1.30.14` of `https://dl.k8s.io/v1.30.14/bin/linux/amd64/kubeadm`.
+fn version_of_kubeadm(url: &str) -> Option<&str> {
+    let folders = url.strip_suffix("/kubeadm")?;
+    folders
+        .split('/')
+        .find(|folder| folder.strip_prefix("v1.").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())))
 }
 
 fn shown(text: &str) -> String {
@@ -397,6 +403,39 @@ mod tests {
             let error = check(with(change), false).err().unwrap_or_else(|| panic!("{why}")).to_string();
             assert!(error.starts_with("kubernetes_components: ") && error.contains(why), "{why} is not in {error}");
         }
+    }
+
+    #[test]
+    fn a_ticket_that_names_no_version_has_that_of_its_kubeadm() {
+        let of_kubeadm = |url: &str| {
+            with(|ticket| {
+                ticket.kubernetes_version.clear();
+                let component = Wire {
+                    url: url.into(),
+                    install_path: "/run/state/bin/kubeadm".into(),
+                    ..ticket.kubernetes_components[0].clone()
+                };
+                ticket.kubernetes_components.push(component);
+            })
+        };
+        for url in [
+            "https://dl.k8s.io/v1.31.13/bin/linux/amd64/kubeadm",
+            "https://storage.example/kubernetes-release/release/v1.36.0/bin/linux/amd64/kubeadm",
+            "https://mirror.example/kubeadm",
+        ] {
+            check(of_kubeadm(url), false).unwrap();
+        }
+        let old = check(of_kubeadm("https://dl.k8s.io/v1.30.14/bin/linux/amd64/kubeadm"), false).err().unwrap();
+        assert_eq!(
+            old.to_string(),
+            "kubernetes_components: Kubernetes v1.30.14 is not supported; expected v1.31 to v1.36"
+        );
+        // what the ticket names comes first
+        let both = with(|ticket| {
+            *ticket = of_kubeadm("https://dl.k8s.io/v1.31.13/bin/linux/amd64/kubeadm");
+            ticket.kubernetes_version = "v1.30.14".into();
+        });
+        assert!(check(both, false).err().unwrap().to_string().starts_with("kubernetes_version: Kubernetes v1.30.14"));
     }
 
     #[test]

@@ -10,14 +10,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::connect::{Endpoint, Node, read_policy};
+use super::kubeconfig::{default_path, merge};
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
-use super::{UNREACHABLE, apply, components, files, kubeconfig, master_secret, say};
+use super::{UNREACHABLE, apply, components, files, master_secret, say};
 use crate::bootstrapper::init_server;
 use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use crate::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use crate::kms::{ClusterKms, NO_STORE};
-use crate::kubernetes::services;
+use crate::kubernetes::{kubeconfig, parameters, services};
 use crate::program::Failure;
 use crate::proto::init::init_response::Kind;
 use crate::proto::init::{InitRequest, InitResponse, ProgressResponse};
@@ -88,6 +89,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 
 fn initialise(node: impl FnOnce(&[u8; CLUSTER_ID_LEN]) -> Node, options: &Options) -> Result<(), Failure> {
     let deadline = Instant::now() + options.timeout;
+    let cluster_name = parameters::cluster_name(&options.cluster_name).map_err(Failure::failed)?;
     let init_secret = read_init_secret(&options.init_secret)?;
     if options.kubeconfig.exists() {
         let path = options.kubeconfig.display();
@@ -137,17 +139,23 @@ fn initialise(node: impl FnOnce(&[u8; CLUSTER_ID_LEN]) -> Node, options: &Option
             hex(&expected)
         )));
     }
+    let kubeconfig = match success.kubeconfig.is_empty() {
+        true => None,
+        false => Some(kubeconfig::rebuild(success.kubeconfig.expose(), &cluster_name).map_err(|why| {
+            Failure::failed(format!("the node's kubeconfig is none that kubeadm makes: {why}: do not use the node"))
+        })?),
+    };
     state.cluster_id = Some(expected);
-    let saved = keep(options, &state, &success.kubeconfig);
+    let saved = keep(options, &state, kubeconfig.as_ref());
     say(format_args!("Cluster ID: {}", hex(&expected)))?;
     saved?;
-    if success.kubeconfig.is_empty() {
+    let Some(kubeconfig) = kubeconfig else {
         return say("The node is initialised; no cluster was set up on it");
-    }
+    };
     say(format_args!("Administrator's kubeconfig: {}", options.kubeconfig.display()))?;
     if options.merge_kubeconfig {
-        let path = kubeconfig::default_path();
-        let context = kubeconfig::merge(&path, success.kubeconfig.expose()).map_err(Failure::failed)?;
+        let path = default_path();
+        let context = merge(&path, kubeconfig.expose()).map_err(Failure::failed)?;
         say(format_args!("It is the current context of {}, too: {context}", path.display()))?;
     }
     bring_services(options, deadline)
@@ -176,8 +184,8 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
 }
 
 /// The state last, since it says that nothing is missing.
-fn keep(options: &Options, state: &State, kubeconfig: &Secret) -> Result<(), Failure> {
-    if !kubeconfig.is_empty() {
+fn keep(options: &Options, state: &State, kubeconfig: Option<&Secret>) -> Result<(), Failure> {
+    if let Some(kubeconfig) = kubeconfig {
         files::create_private(&options.kubeconfig, kubeconfig.expose()).map_err(Failure::failed)?;
     }
     state.save().map_err(Failure::failed)
@@ -496,16 +504,44 @@ mod tests {
         assert!(code == 1 && text.contains("was made already"), "{text}");
     }
 
+    /// As kubeadm writes it, with more lines in the user.
+    fn admin_conf(in_user: &str) -> String {
+        let pair = rcgen::generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
+        let base64 = |text: String| base64::Engine::encode(&base64::prelude::BASE64_STANDARD, text);
+        let (certificate, key) = (base64(pair.cert.pem()), base64(pair.signing_key.serialize_pem()));
+        format!(
+            "clusters:\n- name: green\n  cluster: {{server: 'https://10.0.0.1:6443', certificate-authority-data: \
+             {certificate}}}\nusers:\n- name: a\n  user:\n    client-certificate-data: {certificate}\n    client-key-data: \
+             {key}\n{in_user}contexts:\n- name: c\n  context: {{cluster: green, user: a}}\ncurrent-context: c\n"
+        )
+    }
+
     #[test]
-    fn a_kubeconfig_is_kept_where_only_the_operator_reads_it() {
+    fn of_a_nodes_kubeconfig_only_server_and_credentials_are_kept_where_only_the_operator_reads_them() {
         let node = node(|request, send| {
-            send(success(request, b"kind: Config"));
+            let hostile = admin_conf("    exec: {command: sh, args: [-c, id]}\n    token: t\n");
+            send(success(request, hostile.as_bytes()));
             Ok(())
         });
         let operator = operator(&node.local_addr().to_string(), 20);
         operator.init().unwrap();
-        assert_eq!(fs::read(&operator.options.kubeconfig).unwrap(), b"kind: Config");
+        let kept = fs::read_to_string(&operator.options.kubeconfig).unwrap();
+        assert!(kept.contains("server: https://10.0.0.1:6443") && kept.contains("name: \"green-admin\""), "{kept}");
+        assert!(!kept.contains("exec") && !kept.contains("token"), "{kept}");
         assert_eq!(fs::metadata(&operator.options.kubeconfig).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_node_whose_kubeconfig_is_none_is_not_taken_for_initialised() {
+        let node = node(|request, send| {
+            send(success(request, admin_conf("").replace("https:", "http:").as_bytes()));
+            Ok(())
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        let (code, text) = operator.init().unwrap_err();
+        assert!(code == 1 && text.contains("expected https://HOST:PORT"), "{text}");
+        assert_eq!(State::open(&operator.options.state).unwrap().cluster_id, None);
+        assert!(!operator.has("admin.conf"));
     }
 
     #[test]

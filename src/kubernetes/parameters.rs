@@ -2,7 +2,7 @@
 //! Pure functions: no value is looked up anywhere. Each error says what was given and what is expected.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
 /// The minor versions of Kubernetes 1 that are supported: from kubeadm's v1beta4 on, to the newest that is released.
@@ -125,6 +125,17 @@ pub fn host(host: &str) -> Result<String, Invalid> {
         true => Ok(host.into()),
         false => invalid(format!("{host:?} is neither an address nor a host name in lower case; expected no port")),
     }
+}
+
+/// Whether it is a host and a port. An IPv6 address stands in brackets (RFC 3986 §3.2.2).
+pub fn is_endpoint(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let is_host = match host.strip_prefix('[') {
+        Some(address) => address.strip_suffix(']').is_some_and(|address| address.parse::<Ipv6Addr>().is_ok()),
+        None => self::host(host).is_ok() && !matches!(host.parse(), Ok(IpAddr::V6(_))),
+    };
+    let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
+    is_host && is_port
 }
 
 /// A name that the API server's certificate is to have: a host, or `*.` and a domain.

@@ -1,0 +1,210 @@
+//! The administrator's kubeconfig that a node sends, built anew before anything on the operator's machine reads it.
+//!
+//! A kubeconfig can name programs that kubectl runs (`exec`), files that it reads and proxies that it asks. So nothing of the
+//! node's text is passed on but four values, each of which is checked: the server's address, the cluster's CA, the client's
+//! certificate and its key. The names are the caller's.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use serde_json::Value;
+use zeroize::Zeroizing;
+
+use super::kubelet_certificate::pem;
+use super::{parameters, yaml};
+use crate::crypto::Secret;
+
+/// More than a cluster's bundle of CAs, or a client's chain, has.
+const MAX_CERTIFICATES: usize = 16;
+
+/// The kubeconfig that has the server, CA, client certificate and client key of the current context in `text`, with names
+/// made of `cluster` as kubeadm makes them (NAME, NAME-admin, NAME-admin@NAME). The error is a clause that says which of the
+/// four is missing or wrong.
+pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
+    let text = str::from_utf8(text).map_err(|_| "it is not UTF-8")?;
+    let given = yaml::document(text).map_err(|error| error.to_string())?;
+    let context = named(&given, "contexts", text_of(&given["current-context"], "current-context")?)?;
+    let of = |list: &str, entry: &'static str| -> Result<&Value, String> {
+        Ok(&named(&given, list, text_of(&context["context"][entry], entry)?)?[entry])
+    };
+    let (from, user) = (of("clusters", "cluster")?, of("users", "user")?);
+
+    let server = text_of(&from["server"], "server")?;
+    let endpoint = server.strip_prefix("https://").filter(|endpoint| parameters::is_endpoint(endpoint));
+    let endpoint = endpoint.ok_or_else(|| format!("server: {server:.80?}, expected https://HOST:PORT"))?;
+    let authority = certificates(&from["certificate-authority-data"], "certificate-authority-data")?;
+    let chain = certificates(&user["client-certificate-data"], "client-certificate-data")?;
+    let key = decoded(&user["client-key-data"], "client-key-data")?;
+    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| format!("client-key-data: {error}"))?;
+    let key_text = key_text(&key);
+    let (authority_text, chain_text) = (certificates_text(&authority), certificates_text(&chain));
+    CertifiedKey::from_der(chain, key, &default_provider())
+        .map_err(|error| format!("client-certificate-data and client-key-data: {error}"))?;
+
+    Ok(Secret::new(
+        format!(
+            "apiVersion: v1\nkind: Config\nclusters:\n- name: {cluster:?}\n  cluster:\n    server: https://{endpoint}\n    \
+             certificate-authority-data: {authority_text}\nusers:\n- name: \"{cluster}-admin\"\n  user:\n    \
+             client-certificate-data: {chain_text}\n    client-key-data: {}\ncontexts:\n- name: \
+             \"{cluster}-admin@{cluster}\"\n  context:\n    cluster: {cluster:?}\n    user: \
+             \"{cluster}-admin\"\ncurrent-context: \"{cluster}-admin@{cluster}\"\n",
+            *key_text
+        )
+        .into_bytes(),
+    ))
+}
+
+/// The entry of this name in one of a kubeconfig's lists.
+fn named<'a>(kubeconfig: &'a Value, list: &str, name: &str) -> Result<&'a Value, String> {
+    let entries = kubeconfig[list].as_array().into_iter().flatten();
+    let mut found = entries.filter(|entry| entry["name"] == name);
+    found.next().ok_or_else(|| format!("its {list} have none named {name:.80?}"))
+}
+
+fn text_of<'a>(value: &'a Value, field: &str) -> Result<&'a str, String> {
+    value.as_str().ok_or_else(|| format!("{field} is missing"))
+}
+
+fn decoded(value: &Value, field: &str) -> Result<Zeroizing<Vec<u8>>, String> {
+    let bytes = BASE64_STANDARD.decode(text_of(value, field)?);
+    bytes.map(Zeroizing::new).map_err(|error| format!("{field}: expected base64: {error}"))
+}
+
+fn certificates(value: &Value, field: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let bytes = decoded(value, field)?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).take(MAX_CERTIFICATES + 1).collect();
+    let certificates = certificates.map_err(|error| format!("{field}: expected certificates in PEM: {error}"))?;
+    if certificates.is_empty() || certificates.len() > MAX_CERTIFICATES {
+        return Err(format!("{field}: expected 1 to {MAX_CERTIFICATES} certificates in PEM"));
+    }
+    for certificate in &certificates {
+        webpki::anchor_from_trusted_cert(certificate)
+            .map_err(|error| format!("{field}: a certificate in it cannot be read: {error:?}"))?;
+    }
+    Ok(certificates)
+}
+
+/// What was parsed, and not what stood around it in the PEM.
+fn certificates_text(certificates: &[CertificateDer<'_>]) -> String {
+    let all: String = certificates.iter().map(|one| pem("CERTIFICATE", one).to_string()).collect();
+    BASE64_STANDARD.encode(all)
+}
+
+fn key_text(key: &PrivateKeyDer<'_>) -> Zeroizing<String> {
+    let label = match key {
+        PrivateKeyDer::Pkcs1(_) => "RSA PRIVATE KEY",
+        PrivateKeyDer::Sec1(_) => "EC PRIVATE KEY",
+        _ => "PRIVATE KEY",
+    };
+    Zeroizing::new(BASE64_STANDARD.encode(pem(label, key.secret_der()).as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+
+    use super::*;
+    use crate::kubernetes::client::Config;
+    use crate::mutation::mutations;
+
+    /// As kubeadm writes it, with lines of the test's in the cluster and in the user.
+    fn kubeconfig(in_cluster: &str, in_user: &str) -> String {
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
+        let (certificate, key) =
+            (BASE64_STANDARD.encode(cert.pem()), BASE64_STANDARD.encode(signing_key.serialize_pem()));
+        format!(
+            "apiVersion: v1\nclusters:\n- cluster:\n    certificate-authority-data: {certificate}\n    server: \
+             https://10.0.0.1:6443\n{in_cluster}  name: kubernetes\ncontexts:\n- context:\n    cluster: kubernetes\n    user: \
+             admin\n  name: admin@kubernetes\ncurrent-context: admin@kubernetes\nkind: Config\nusers:\n- name: admin\n  \
+             user:\n    client-certificate-data: {certificate}\n    client-key-data: {key}\n{in_user}"
+        )
+    }
+
+    #[test]
+    fn server_and_credentials_of_kubeadms_file_stay_and_names_are_ours() {
+        let given = kubeconfig("", "");
+        let built = rebuild(given.as_bytes(), "green").unwrap();
+        let built = str::from_utf8(built.expose()).unwrap();
+        let config = Config::from_kubeconfig(built, "built", Path::new("/nowhere")).unwrap();
+        assert_eq!(config.server(), "https://10.0.0.1:6443");
+        let (old, new) = (yaml::document(&given).unwrap(), yaml::document(built).unwrap());
+        assert_eq!(new["clusters"][0]["cluster"], old["clusters"][0]["cluster"]);
+        assert_eq!(new["users"][0]["user"], old["users"][0]["user"]);
+        assert_eq!(new["current-context"], "green-admin@green");
+        assert_eq!(rebuild(built.as_bytes(), "green").unwrap().expose(), built.as_bytes());
+    }
+
+    #[test]
+    fn nothing_else_that_a_hostile_node_writes_is_passed_on() {
+        let hostile = kubeconfig(
+            "    proxy-url: http://evil\n    insecure-skip-tls-verify: true\n    tls-server-name: evil\n    \
+             certificate-authority: /etc/evil\n    extensions: [{name: evil}]\n",
+            "    exec: {apiVersion: client.authentication.k8s.io/v1, command: evil, interactiveMode: Never}\n    \
+             auth-provider: {name: evil}\n    tokenFile: /evil\n    token: evil\n    client-key: /evil\n    username: evil\n",
+        );
+        let hostile =
+            format!("{hostile}- name: evil\n  user: {{exec: {{command: evil}}}}\npreferences: {{evil: evil}}\n");
+        let built = rebuild(hostile.as_bytes(), "green").unwrap();
+        let built = str::from_utf8(built.expose()).unwrap();
+        assert!(!built.contains("evil") && !built.contains("exec"), "{built}");
+        let value = yaml::document(built).unwrap();
+        let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(&value["clusters"][0]["cluster"]), ["certificate-authority-data", "server"]);
+        assert_eq!(keys(&value["users"][0]["user"]), ["client-certificate-data", "client-key-data"]);
+        assert_eq!(value["users"].as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_value_that_is_missing_or_no_such_thing_is_named() {
+        let good = kubeconfig("", "");
+        let refused = |text: &str| rebuild(text.as_bytes(), "green").unwrap_err();
+        for server in
+            ["http://10.0.0.1:6443", "https://10.0.0.1", "https://u@h:1", "https://h:1/path", "https://h:1\\n x: y"]
+        {
+            let text = good.replace("https://10.0.0.1:6443", &format!("\"{server}\""));
+            assert!(refused(&text).contains("expected https://HOST:PORT"), "{server}");
+        }
+        for field in ["certificate-authority-data", "client-certificate-data", "client-key-data", "server"] {
+            assert_eq!(refused(&good.replacen(field, "other", 1)), format!("{field} is missing"));
+        }
+        for field in ["certificate-authority-data", "client-certificate-data", "client-key-data"] {
+            for content in ["!", "", "aGVsbG8="] {
+                let text: String = good
+                    .lines()
+                    .map(|line| match line.contains(field) {
+                        true => format!("    {field}: \"{content}\"\n"),
+                        false => format!("{line}\n"),
+                    })
+                    .collect();
+                assert!(refused(&text).starts_with(field), "{field} {content}");
+            }
+        }
+        let other = kubeconfig("", "");
+        let key = |text: &str| text.lines().find(|line| line.contains("client-key-data")).unwrap().to_owned();
+        assert!(
+            refused(&good.replace(&key(&good), &key(&other)))
+                .starts_with("client-certificate-data and client-key-data")
+        );
+        assert!(refused("kind: Config").contains("current-context is missing"));
+        assert!(refused("current-context: a").contains("its contexts have none named \"a\""));
+        assert!(rebuild(b"\xff", "green").is_err() && rebuild(b"", "green").is_err());
+    }
+
+    #[test]
+    fn mutated_kubeconfigs_are_refused_or_rebuilt_with_the_same_fields() {
+        let good = kubeconfig("", "");
+        let mut built = 0;
+        for mutant in mutations(good.as_bytes(), 3_000) {
+            let Ok(text) = rebuild(&mutant, "green") else { continue };
+            built += 1;
+            assert_eq!(rebuild(text.expose(), "green").unwrap(), text);
+            assert_eq!(str::from_utf8(text.expose()).unwrap().lines().count(), 18);
+        }
+        assert!(built > 0);
+    }
+}
