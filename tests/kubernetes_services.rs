@@ -5,9 +5,10 @@
 mod kube_apiserver;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -402,7 +403,7 @@ fn helm_makes_the_same_objects_of_the_chart() {
 
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/firstlight");
     let master_secret = fs::read_to_string(operator.0.path().join("firstlight-mastersecret.json")).unwrap();
-    let set_secret = format!("masterSecret={master_secret}");
+    let secret = format!("{{\"masterSecret\": {master_secret}}}");
     let set_salt = format!("measurementSalt={}", BASE64_STANDARD.encode([1; 32]));
     // as the comments in values.yaml have it
     let values = [
@@ -414,13 +415,18 @@ fn helm_makes_the_same_objects_of_the_chart() {
         "attestationPolicy=policy.json",
         "--set",
         &set_salt,
-        "--set-json",
-        &set_secret,
+        // on standard input, where no other user of the machine sees it
+        "--values",
+        "-",
     ];
     let helm = |command: &[&str]| {
         let mut helm = Command::new(helm());
         helm.args(command).arg(&chart).args(values).args(["--namespace", "kube-system", "--kube-version", "1.34.4"]);
-        helm.current_dir(operator.0.path()).env("HELM_CACHE_HOME", operator.0.path()).output().unwrap()
+        helm.current_dir(operator.0.path()).env("HELM_CACHE_HOME", operator.0.path());
+        let piped = || Stdio::piped();
+        let mut running = helm.stdin(piped()).stdout(piped()).stderr(piped()).spawn().unwrap();
+        running.stdin.take().unwrap().write_all(secret.as_bytes()).unwrap();
+        running.wait_with_output().unwrap()
     };
     let lint = helm(&["lint", "--strict"]);
     assert!(lint.status.success(), "{}{}", text(&lint.stdout), text(&lint.stderr));
