@@ -11,7 +11,8 @@ use std::process::{Command, Output, Stdio};
 
 use firstlight::crypto::Secret;
 use firstlight::luks::{self, Error, Header, Integrity, Probe, State};
-use serde_json::Value;
+use ring::digest::{SHA256, digest};
+use serde_json::{Value, json};
 
 const OLD: &[u8] = b"\x00\x01binary\nold passphrase\xff";
 const NEW: &[u8] = b"\xfe\x00\nnew passphrase";
@@ -473,6 +474,310 @@ fn other_tools_disks_are_named_and_never_formatted() {
             let error = luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).unwrap_err();
             assert!(matches!(error, Error::WouldOverwrite(_)), "{error}");
             assert!(it.bytes() == before);
+        }
+    }
+}
+
+/// Size in bytes of one header copy.
+const COPY: usize = 16 << 10;
+/// Where a copy has its checksum, and the JSON area.
+const CHECKSUM: usize = 448;
+const JSON: usize = 4096;
+
+impl Fixture {
+    /// Puts `json` into a header copy, with its label, and makes the checksum right.
+    fn write_json(&self, copy: usize, label: &str, json: &[u8]) {
+        let at = (copy * COPY) as u64;
+        let mut bytes = vec![0; COPY];
+        self.disk.read_exact_at(&mut bytes, at).unwrap();
+        bytes[24..72].fill(0);
+        bytes[24..24 + label.len()].copy_from_slice(label.as_bytes());
+        bytes[JSON..].fill(0);
+        bytes[JSON..JSON + json.len()].copy_from_slice(json);
+        bytes[CHECKSUM..CHECKSUM + 64].fill(0);
+        let sum = digest(&SHA256, &bytes);
+        bytes[CHECKSUM..CHECKSUM + 32].copy_from_slice(sum.as_ref());
+        self.disk.write_all_at(&bytes, at).unwrap();
+    }
+
+    /// Whether cryptsetup takes the header; reading it, it would mend a copy, so ours comes first.
+    fn is_luks(&self) -> bool {
+        self.cryptsetup("isLuks", &["--type", "luks2"], &["disk"]).status.success()
+    }
+
+    /// The metadata that cryptsetup uses.
+    fn their_metadata(&self) -> Value {
+        serde_json::from_str(&self.ok("luksDump", &["--dump-json-metadata"], &["disk"])).unwrap()
+    }
+}
+
+/// Who takes a header.
+#[derive(Debug)]
+enum Taken {
+    /// Both, and both use the same metadata.
+    Both,
+    /// Neither of us.
+    Neither,
+    /// cryptsetup does; we refuse it, and say this.
+    Theirs(&'static str),
+}
+use Taken::{Both, Neither, Theirs};
+
+/// The metadata `valid` with another value at one place, or without it.
+fn changed(valid: &Value, pointer: &str, value: Option<Value>) -> Vec<u8> {
+    let mut metadata = valid.clone();
+    let (parent, name) = pointer.rsplit_once('/').unwrap();
+    let parent = metadata.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+    match value {
+        Some(value) => drop(parent.insert(name.into(), value)),
+        None => drop(parent.remove(name)),
+    }
+    metadata.to_string().into_bytes()
+}
+
+/// A token with arrays in each other, so that the whole has `levels` levels.
+fn nested_token(levels: usize) -> Value {
+    let arrays = (0..levels - 3).fold(json!(1), |inner, level| if level == 0 { json!([]) } else { json!([inner]) });
+    json!({"type": "x", "keyslots": [], "nested": arrays})
+}
+
+/// Changes of valid metadata, one for each rule that a reader of LUKS2 has, and who takes what comes of them.
+fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
+    let slot = |change: &dyn Fn(&mut Value)| {
+        let mut slot = json!({
+            "type": "luks2", "key_size": 96, "af": {"type": "luks1", "stripes": 4000, "hash": "sha256"},
+            "area": {"type": "raw", "offset": "1048576", "size": "385024", "encryption": "aes-xts-plain64", "key_size": 64},
+            "kdf": {"type": "argon2id", "time": 4, "memory": 32, "cpus": 1, "salt": "AAAA"},
+        });
+        change(&mut slot);
+        Some(slot)
+    };
+    let token = |token: Value| ("/tokens/1", Some(token));
+    let tokens = [
+        (token(json!({"type": "x", "keyslots": []})), Both),
+        (token(json!({"type": "x", "keyslots": ["0"]})), Both),
+        (token(json!({"type": "x", "keyslots": [], "more": {"a": [1.5, null, true]}})), Both),
+        (token(json!({})), Neither),
+        (token(json!({"type": "x"})), Neither),
+        (token(json!({"keyslots": []})), Neither),
+        (token(json!({"type": 1, "keyslots": []})), Neither),
+        (token(json!({"type": "", "keyslots": []})), Neither),
+        (token(json!({"type": "x", "keyslots": {}})), Neither),
+        (token(json!({"type": "x", "keyslots": "0"})), Neither),
+        (token(json!({"type": "x", "keyslots": [0]})), Neither),
+        (token(json!({"type": "x", "keyslots": ["1"]})), Neither),
+        (token(json!([])), Neither),
+        (token(json!("x")), Neither),
+        (token(nested_token(32)), Both),
+        (token(nested_token(33)), Neither),
+        (token(nested_token(60)), Neither),
+        (token(nested_token(125)), Neither),
+    ];
+    let ids = ["x", "-1", "1 ", "0x1", "1.0", "+1"].map(|id| (id, Neither)).into_iter();
+    let ids = ids.chain([("31", Both), ("32", Both), ("", Theirs("token id")), ("01", Theirs("token: id is"))]);
+    let others = vec![
+        // a section that is missing, or no object
+        ("/tokens", None, Neither),
+        ("/keyslots", None, Neither),
+        ("/segments", None, Neither),
+        ("/digests", None, Neither),
+        ("/config", None, Neither),
+        ("/tokens", Some(json!([])), Neither),
+        ("/keyslots", Some(json!({})), Neither),
+        ("/segments", Some(json!({})), Neither),
+        ("/digests", Some(json!({})), Neither),
+        ("/more", Some(json!({})), Theirs("unknown field `more`")),
+        // keyslots
+        ("/keyslots/x", slot(&|_| ()), Neither),
+        ("/keyslots/-1", slot(&|_| ()), Neither),
+        ("/keyslots/1", slot(&|_| ()), Neither), // of no digest
+        ("/keyslots/0/type", Some(json!("")), Neither),
+        ("/keyslots/0/type", Some(json!(2)), Neither),
+        ("/keyslots/0/type", Some(json!("other")), Theirs(r#"keyslot 0: type is "other""#)),
+        ("/keyslots/0/priority", Some(json!(1)), Theirs("unknown field `priority`")),
+        ("/keyslots/0/key_size", None, Neither),
+        ("/keyslots/0/key_size", Some(json!("96")), Neither),
+        ("/keyslots/0/key_size", Some(json!(-1)), Neither),
+        ("/keyslots/0/key_size", Some(json!(96.0)), Neither),
+        ("/keyslots/0/key_size", Some(json!(1u64 << 32)), Neither),
+        ("/keyslots/0/key_size", Some(json!(0)), Theirs("key_size is 0")),
+        ("/keyslots/0/kdf", None, Neither),
+        ("/keyslots/0/kdf/salt", None, Neither),
+        ("/keyslots/0/kdf/salt", Some(json!("")), Neither),
+        ("/keyslots/0/kdf/type", Some(json!("pbkdf2")), Neither),
+        ("/keyslots/0/kdf/type", Some(json!("argon2i")), Theirs(r#"kdf: type is "argon2i""#)),
+        ("/keyslots/0/kdf/type", Some(json!("other")), Theirs(r#"kdf: type is "other""#)),
+        ("/keyslots/0/kdf/time", Some(json!(1.5)), Neither),
+        ("/keyslots/0/kdf/time", Some(json!(-1)), Theirs("invalid value: integer `-1`")),
+        ("/keyslots/0/kdf/memory", None, Neither),
+        ("/keyslots/0/kdf/cpus", Some(json!("1")), Neither),
+        ("/keyslots/0/af", None, Neither),
+        ("/keyslots/0/af/type", Some(json!("luks2")), Neither),
+        ("/keyslots/0/af/hash", Some(json!("")), Neither),
+        ("/keyslots/0/af/hash", Some(json!("sha512")), Theirs("af hash")),
+        ("/keyslots/0/af/stripes", Some(json!("4000")), Neither),
+        ("/keyslots/0/area", None, Neither),
+        ("/keyslots/0/area/type", Some(json!("journal")), Neither),
+        ("/keyslots/0/area/encryption", Some(json!("")), Neither),
+        ("/keyslots/0/area/key_size", Some(json!("64")), Neither),
+        ("/keyslots/0/area/offset", Some(json!("0")), Neither),
+        ("/keyslots/0/area/offset", Some(json!("16777216")), Neither),
+        ("/keyslots/0/area/offset", Some(json!(32768)), Neither),
+        ("/keyslots/0/area/offset", Some(json!("0x8000")), Neither),
+        ("/keyslots/0/area/offset", Some(json!("18446744073709551616")), Neither),
+        ("/keyslots/0/area/size", Some(json!("0")), Neither),
+        ("/keyslots/0/area/size", Some(json!("16744449")), Neither),
+        ("/keyslots/0/area/size", Some(json!("4096")), Theirs("its area has 4096 bytes")),
+        // segments
+        ("/segments/x", Some(json!({})), Neither),
+        ("/segments/0/type", Some(json!("")), Neither),
+        ("/segments/0/type", Some(json!("linear")), Theirs("segment 0: type")),
+        ("/segments/0/offset", Some(json!(16777216)), Neither),
+        ("/segments/0/offset", Some(json!("16777217")), Neither),
+        ("/segments/0/offset", Some(json!("32768")), Neither),
+        ("/segments/0/offset", Some(json!("0")), Theirs("segment 0: starts at byte 0")),
+        ("/segments/0/size", Some(json!("")), Neither),
+        ("/segments/0/size", Some(json!("0")), Neither),
+        ("/segments/0/size", Some(json!("512")), Neither),
+        ("/segments/0/size", Some(json!("whole")), Neither),
+        ("/segments/0/size", Some(json!("1048576")), Theirs("segment 0: size")),
+        ("/segments/0/flags", Some(json!({})), Neither),
+        ("/segments/0/flags", Some(json!([1])), Neither),
+        ("/segments/0/flags", Some(json!([])), Both),
+        ("/segments/0/flags", Some(json!(["x"])), Theirs("segment 0: flags")),
+        ("/segments/0/iv_tweak", Some(json!("")), Neither),
+        ("/segments/0/iv_tweak", Some(json!(0)), Neither),
+        ("/segments/0/iv_tweak", Some(json!("8")), Theirs("iv_tweak")),
+        ("/segments/0/encryption", Some(json!("")), Neither),
+        ("/segments/0/sector_size", Some(json!("4096")), Neither),
+        ("/segments/0/sector_size", Some(json!(0)), Neither),
+        ("/segments/0/sector_size", Some(json!(1000)), Neither),
+        ("/segments/0/sector_size", Some(json!(512)), Theirs("sector_size is 512")),
+        ("/segments/0/integrity", Some(json!("hmac(sha256)")), Neither),
+        ("/segments/0/integrity/type", None, Neither),
+        ("/segments/0/integrity/journal_encryption", Some(json!(1)), Neither),
+        ("/segments/0/integrity/journal_integrity", None, Neither),
+        // digests
+        ("/digests/x", Some(json!({"type": "x", "keyslots": [], "segments": []})), Neither),
+        ("/digests/1", Some(json!({"type": "x", "keyslots": [], "segments": []})), Theirs("digest 1")),
+        ("/digests/1", Some(json!({"type": "x", "keyslots": ["0"], "segments": []})), Neither),
+        ("/digests/0/type", Some(json!("")), Neither),
+        ("/digests/0/keyslots", Some(json!([])), Neither),
+        ("/digests/0/keyslots", Some(json!(["0", "1"])), Neither),
+        ("/digests/0/keyslots", Some(json!([0])), Neither),
+        ("/digests/0/segments", Some(json!([])), Neither),
+        ("/digests/0/segments", Some(json!(["0", "1"])), Neither),
+        ("/digests/0/segments", None, Neither),
+        ("/digests/0/hash", Some(json!("sha512")), Theirs("digest 0: hash")),
+        ("/digests/0/iterations", Some(json!(0)), Theirs("digest 0: iterations is 0")),
+        ("/digests/0/iterations", Some(json!(u32::MAX)), Theirs("one try of a key would cost")),
+        // config
+        ("/config/json_size", None, Neither),
+        ("/config/json_size", Some(json!(12288)), Neither),
+        ("/config/json_size", Some(json!("12287")), Neither),
+        ("/config/json_size", Some(json!("28672")), Neither),
+        ("/config/keyslots_size", Some(json!("")), Neither),
+        ("/config/keyslots_size", Some(json!("4096")), Neither),
+        ("/config/keyslots_size", Some(json!("16744449")), Neither),
+        ("/config/keyslots_size", Some(json!("16748544")), Neither),
+        ("/config/keyslots_size", Some(json!("134221824")), Neither),
+        ("/config/keyslots_size", Some(json!("8388608")), Both),
+        ("/config/flags", Some(json!({})), Neither),
+        ("/config/flags", Some(json!([1])), Neither),
+        ("/config/flags", Some(json!(["no-journal"])), Theirs("unknown field `flags`")),
+        ("/config/requirements", Some(json!([])), Neither),
+        ("/config/requirements", Some(json!({"mandatory": {}})), Neither),
+        ("/config/requirements", Some(json!({})), Theirs("unknown field `requirements`")),
+    ];
+    let ids = ids.map(|(id, taken)| {
+        let pointer: &'static str = format!("/tokens/{id}").leak();
+        (pointer, Some(json!({"type": "x", "keyslots": []})), taken)
+    });
+    let tokens = tokens.into_iter().map(|((pointer, token), taken)| (pointer, token, taken));
+    tokens.chain(ids).chain(others).collect()
+}
+
+#[test]
+fn we_take_no_header_that_cryptsetup_refuses_and_say_why_where_we_are_stricter() {
+    let mut it = Fixture::ours();
+    let valid = it.header().metadata().clone();
+    let text = valid.to_string();
+    let mut cases: Vec<(String, Vec<u8>, Taken)> = changes()
+        .into_iter()
+        .map(|(place, value, taken)| (format!("{place} = {value:?}"), changed(&valid, place, value), taken))
+        .collect();
+    // the area does not begin with '{', or something follows the object, or it is no JSON that a writer makes
+    for (start, end, taken) in [
+        ("", "", Both),
+        ("", " \n", Both),
+        (" ", "", Neither),
+        ("\n", "", Neither),
+        ("\u{feff}", "", Neither),
+        ("[", "]", Neither),
+        ("", "x", Neither),
+        ("", "{}", Neither),
+        ("", "\0x", Neither),
+        ("{", "", Neither),
+    ] {
+        cases.push((format!("{start:?} before and {end:?} after"), [start, &text, end].concat().into_bytes(), taken));
+    }
+    for json in ["", "{}", "[]", "null", "{\"keyslots\":{}"] {
+        cases.push((json.into(), json.into(), Neither));
+    }
+    assert!(cases.len() > 140);
+    for (name, json, taken) in cases {
+        for copy in [0, 1] {
+            it.write_json(copy, "", &json);
+        }
+        let ours = match luks::probe(&mut it.disk).unwrap() {
+            Probe::Luks(header) => {
+                header.check_ours(Integrity::Required).map(|()| header).map_err(|why| why.to_string())
+            }
+            other => Err(format!("{other:?}")),
+        };
+        assert_eq!(it.is_luks(), !matches!(taken, Neither), "cryptsetup, {name}");
+        match (taken, ours) {
+            (Both, ours) => assert_eq!(*ours.unwrap().metadata(), it.their_metadata(), "{name}"),
+            (Theirs(words), Err(why)) => assert!(why.contains(words), "{name}: {why}"),
+            (Neither, Err(why)) => assert!(why.contains("no copy is usable"), "{name}: {why}"),
+            (taken, Ok(_)) => panic!("{name}: we take it, expected {taken:?}"),
+        }
+    }
+}
+
+#[test]
+fn of_two_copies_with_right_checksums_the_valid_one_counts_as_with_cryptsetup() {
+    let mut it = Fixture::ours();
+    let valid = it.header().metadata().clone();
+    let text = valid.to_string().into_bytes();
+    let bad = [
+        changed(&valid, "/tokens/x", Some(json!({"type": "x", "keyslots": []}))),
+        changed(&valid, "/tokens/1", Some(json!({"type": "x"}))),
+        changed(&valid, "/tokens/1", Some(nested_token(33))),
+        changed(&valid, "/segments", None),
+        changed(&valid, "/keyslots/0/area/offset", Some(json!("0"))),
+        [b" ", &text[..]].concat(),
+        b"{".to_vec(),
+    ];
+    for bad in bad {
+        for (copies, counts) in [([&bad, &text], "secondary"), ([&text, &bad], "primary")] {
+            it.write_json(0, "primary", copies[0]);
+            it.write_json(1, "secondary", copies[1]);
+            let mut header = it.header();
+            header.check_ours(Integrity::Required).unwrap();
+            assert!(!header.copies_agree());
+            // reading it, cryptsetup mends the other one: on a copy of the disk
+            std::fs::copy(it.path("disk"), it.path("theirs")).unwrap();
+            let dump = it.ok("luksDump", &[], &["theirs"]);
+            let label = dump.lines().find_map(|line| line.strip_prefix("Label:")).unwrap().trim();
+            assert_eq!(label, counts, "cryptsetup, {}", String::from_utf8_lossy(&bad));
+            // and after our repair both copies are the one that counts
+            header.repair(&mut it.disk).unwrap();
+            assert!(it.header().copies_agree());
+            let before = it.bytes();
+            let dump = it.ok("luksDump", &[], &["disk"]);
+            assert!(dump.contains(counts), "{dump}");
+            assert!(it.bytes() == before, "cryptsetup was not content with our repair");
         }
     }
 }

@@ -68,11 +68,15 @@ pub(super) fn digest_of(volume_key: &Secret, salt: &[u8; SALT_LEN], iterations: 
 /// Whether `digest` is the one of `volume_key`; in constant time.
 pub(super) fn matches(digest: &Digest, volume_key: &Secret) -> bool {
     let Some(iterations) = NonZeroU32::new(digest.iterations) else { return false };
+    #[cfg(test)]
+    work::add(digest.iterations.into());
     let (salt, expected) = (&digest.salt.0, &digest.digest.0);
     pbkdf2::verify(pbkdf2::PBKDF2_HMAC_SHA256, iterations, salt, volume_key.expose(), expected).is_ok()
 }
 
 fn derive(kdf: &Kdf, passphrase: &Secret) -> Result<AreaKey, Error> {
+    #[cfg(test)]
+    work::add(kdf.work());
     let out_of_bounds = |e: argon2::Error| Error::NotOurs(format!("the key derivation's parameters: {e}"));
     let params = Params::new(kdf.memory, kdf.time, kdf.cpus, Some(AREA_KEY_LEN)).map_err(out_of_bounds)?;
     let mut memory: Zeroizing<Vec<Block>> = Zeroizing::new(Vec::new());
@@ -131,4 +135,21 @@ fn diffuse(bytes: &mut [u8]) {
 
 fn xor(bytes: &mut [u8], other: &[u8]) {
     bytes.iter_mut().zip(other).for_each(|(byte, other)| *byte ^= other);
+}
+
+/// Counts the work that was really done in this thread, in the units of [`MAX_WORK`](super::metadata::MAX_WORK).
+#[cfg(test)]
+pub(super) mod work {
+    use std::cell::Cell;
+
+    thread_local!(static DONE: Cell<u64> = const { Cell::new(0) });
+
+    pub(super) fn add(units: u64) {
+        DONE.set(DONE.get() + units);
+    }
+
+    /// What was done since the last call.
+    pub fn take() -> u64 {
+        DONE.take()
+    }
 }

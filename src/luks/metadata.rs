@@ -1,11 +1,10 @@
-//! The JSON metadata (LUKS2 specification §3): which of it is ours, within which bounds, and how it is edited.
+//! Valid metadata (LUKS2 specification §3): which of it is ours, within which bounds, and how it is edited.
 //!
 //! The acceptance rules are Constellation's (it refuses every unknown field and every cipher, hash or KDF but one, so
 //! that a host cannot hand a weak header to a node), and bounds on top of them, so that a header cannot make a node
 //! allocate or compute without limit. Editing works on the [`Value`] as it was read and keeps what it does not know.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -13,6 +12,7 @@ use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json};
 
 use super::header::{self, BINARY_LEN, HDR_SIZE, Header};
+use super::json::{AREA_ALIGN, ensure, is_digits, keyslots_area};
 use super::{DATA_OFFSET, Error, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN};
 
 /// Cipher of the data and of keyslot areas.
@@ -25,12 +25,10 @@ const SECTOR_SIZE: u32 = 4096;
 pub(super) const STRIPES: usize = 4000;
 /// Key size of the keyslot area's cipher in bytes: AES-256-XTS.
 pub(super) const AREA_KEY_LEN: usize = 64;
-/// Keyslot areas start and end on multiples of this many bytes, as libcryptsetup's do.
-pub(super) const AREA_ALIGN: u64 = 4096;
 /// Length in bytes of the salts of keyslot and digest, and of the digest (LUKS_SALTSIZE, SHA-256).
 pub(super) const SALT_LEN: usize = 32;
 /// The token of a state disk is token 0 and has this type.
-const TOKEN: &str = "0";
+const TOKEN: u32 = 0;
 const TOKEN_TYPE: &str = "constellation-state-disk";
 /// The keyslot whose passphrase is a node's disk key.
 const KEYSLOT: &str = "0";
@@ -50,11 +48,12 @@ const MAX_OBJECTS: usize = 32;
 const MAX_KDF_MEMORY_KIB: u32 = 1 << 20;
 /// argon2id lanes: libcryptsetup's maximum.
 const MAX_KDF_CPUS: u32 = 4;
-/// Sum over all keyslots of passes × memory in KiB, that is the time that a wrong passphrase takes: 48 passes over
-/// 1 GiB, about a minute. Two seconds of four threads, as Constellation asks for, are 4 to 12 such passes.
-const MAX_KDF_WORK_KIB: u64 = 48 << 20;
-/// PBKDF2 iterations of the digest: some seconds. libcryptsetup measures out 125 ms, up to about 500 000.
-const MAX_DIGEST_ITERATIONS: u32 = 16_000_000;
+/// The most that one try of a key may cost, in units of about a microsecond of a slow core: a KiB that argon2id passes over, or
+/// an iteration of PBKDF2. A wrong key is tried on every keyslot, and what each of them gives on the digest.
+///
+/// 16 passes over 1 GiB. libcryptsetup measures out two seconds of four threads for a keyslot, which are 4 to 8 such passes,
+/// and an eighth of a second for the digest, up to 500 000 iterations.
+pub(super) const MAX_WORK: u64 = 16 << 20;
 /// Headers that count up to here were not written by counting.
 const MAX_SEQID: u64 = u64::MAX / 2;
 
@@ -101,7 +100,7 @@ pub struct Geometry {
 impl Header {
     /// What token 0 says. Its `type` does not matter here: [`Header::check_ours`] looks at it.
     pub fn state(&self) -> State {
-        match self.metadata["tokens"][TOKEN]["diskIsInitialized"].as_bool() {
+        match self.metadata["tokens"][TOKEN.to_string()]["diskIsInitialized"].as_bool() {
             None => State::Unmarked,
             Some(false) => State::Uninitialised,
             Some(true) => State::Initialised,
@@ -242,11 +241,11 @@ pub(super) struct Digest {
     pub digest: Base64,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Config {
-    json_size: Decimal,
-    keyslots_size: Decimal,
+impl Kdf {
+    /// In the units of [`MAX_WORK`].
+    pub fn work(&self) -> u64 {
+        u64::from(self.time) * u64::from(self.memory)
+    }
 }
 
 /// A 64-bit number, which LUKS2 writes as a decimal string (specification §3).
@@ -256,9 +255,8 @@ pub(super) struct Decimal(pub u64);
 impl<'de> Deserialize<'de> for Decimal {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let digits = text.bytes().all(|b| b.is_ascii_digit());
         match text.parse() {
-            Ok(number) if digits => Ok(Decimal(number)),
+            Ok(number) if is_digits(&text) => Ok(Decimal(number)),
             _ => Err(de::Error::custom(format!("{text:?} is not a decimal number of 64 bits"))),
         }
     }
@@ -275,26 +273,10 @@ impl<'de> Deserialize<'de> for Base64 {
     }
 }
 
-/// The JSON area of a header copy: one JSON object, then zero bytes to the end, at least one (specification §3).
-///
-/// The error says what is wrong with it.
-pub(super) fn parse(area: &[u8]) -> Result<Value, String> {
-    let end = area.iter().position(|b| *b == 0).ok_or("the JSON area has no end")?;
-    if area[end..].iter().any(|b| *b != 0) {
-        return Err("the JSON area has bytes after its end".into());
-    }
-    let value: Value = serde_json::from_slice(&area[..end]).map_err(|e| format!("the JSON area: {e}"))?;
-    for section in ["keyslots", "tokens", "segments", "digests", "config"] {
-        if !value[section].is_object() {
-            return Err(format!("the JSON area has no object {section:?}"));
-        }
-    }
-    Ok(value)
-}
-
-/// `holds`, or the sentence of `otherwise`.
-fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(otherwise()) }
+/// The object has no other members than these.
+fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), String> {
+    let unknown = object.as_object().into_iter().flat_map(Map::keys).find(|name| !known.contains(&name.as_str()));
+    unknown.map_or(Ok(()), |name| Err(format!("{what}: unknown field `{name}`")))
 }
 
 /// `got` is `expected`, or a sentence that names the field.
@@ -307,13 +289,10 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     ensure(header::is_uuid(&uuid), || format!("its UUID {uuid:?} is not one"))?;
     equal("binary header", "the size", header.binary.hdr_size, HDR_SIZE)?;
     ensure(header.binary.seqid <= MAX_SEQID, || format!("its sequence id {} is out of bounds", header.binary.seqid))?;
-    let metadata = header.metadata.as_object().ok_or("the metadata is no JSON object")?;
-    for section in metadata.keys() {
-        let known = ["keyslots", "tokens", "segments", "digests", "config"].contains(&section.as_str());
-        ensure(known, || format!("the metadata has an unknown field {section:?}"))?;
-    }
+    only("the metadata", &header.metadata, &["keyslots", "tokens", "segments", "digests", "config"])?;
+    only("config", &header.metadata["config"], &["json_size", "keyslots_size"])?;
 
-    let (areas_start, areas_end) = check_config(header)?;
+    let (areas_start, areas_end) = keyslots_area(&header.metadata);
     let segment = check_segment(&header.metadata["segments"], integrity)?;
     let data_offset = segment.offset.0;
     ensure(areas_end <= data_offset, || {
@@ -325,22 +304,18 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     let key_size = if segment.integrity.is_some() { VOLUME_KEY_LEN } else { VOLUME_KEY_LEN_PLAIN };
     let keyslots = check_keyslots(&header.metadata["keyslots"], key_size)?;
     ensure(keyslots.len() >= least_keyslots, || "it has no keyslot: no key can open it".into())?;
-    check_areas(&keyslots, areas_start, areas_end)?;
     let (digest_id, digest) = check_digest(&header.metadata["digests"], &keyslots)?;
     check_tokens(&header.metadata["tokens"])?;
-    Ok(Metadata { keyslots, segment, digest, digest_id, key_size, areas_start, areas_end })
-}
-
-/// Where keyslot areas may be: from, to.
-fn check_config(header: &Header) -> Result<(u64, u64), String> {
-    let config: Config = typed("config", &header.metadata["config"])?;
-    equal("config", "json_size", config.json_size.0, header.binary.hdr_size - BINARY_LEN as u64)?;
-    let start = 2 * header.binary.hdr_size;
-    let size = config.keyslots_size.0;
-    let end = start.checked_add(size).filter(|end| *end <= header.device_size && size.is_multiple_of(AREA_ALIGN));
-    let end =
-        end.ok_or_else(|| format!("config: keyslots_size is {size} on a device of {} bytes", header.device_size))?;
-    Ok((start, end))
+    let metadata = Metadata { keyslots, segment, digest, digest_id, key_size, areas_start, areas_end };
+    let work = metadata.work();
+    ensure(work <= MAX_WORK, || {
+        format!(
+            "one try of a key would cost {work} KiB of argon2id passes and PBKDF2 iterations over {} keyslots, expected at \
+             most {MAX_WORK}; `cryptsetup luksConvertKey` with a lower --pbkdf-memory makes a keyslot cheaper",
+            metadata.keyslots.len()
+        )
+    })?;
+    Ok(metadata)
 }
 
 fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, String> {
@@ -375,7 +350,6 @@ fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Key
         }
     }
     let keyslots: BTreeMap<u32, Keyslot> = objects("keyslot", keyslots)?;
-    let mut work: u64 = 0;
     for (id, keyslot) in &keyslots {
         let it = format!("keyslot {id}");
         equal(&it, "type", keyslot.kind.as_str(), "luks2")?;
@@ -386,6 +360,8 @@ fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Key
         equal(&it, "area type", keyslot.area.kind.as_str(), "raw")?;
         equal(&it, "area encryption", keyslot.area.encryption.as_str(), CIPHER)?;
         equal(&it, "area key_size", keyslot.area.key_size, AREA_KEY_LEN)?;
+        let (size, least) = (keyslot.area.size.0, (keyslot.key_size * STRIPES) as u64);
+        ensure(size >= least, || format!("{it}: its area has {size} bytes, expected at least {least}"))?;
         let Kdf { kind, time, memory, cpus, salt } = &keyslot.kdf;
         equal(&it, "kdf type", kind.as_str(), KDF)?;
         equal(&it, "length of the kdf salt", salt.0.len(), SALT_LEN)?;
@@ -397,32 +373,8 @@ fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Key
             format!("{it}: kdf memory is {memory} KiB, expected {} to {MAX_KDF_MEMORY_KIB}", 8 * cpus)
         })?;
         ensure(*time >= 1, || format!("{it}: kdf time is {time}, expected at least 1"))?;
-        work = work.saturating_add(u64::from(*time) * u64::from(*memory));
     }
-    ensure(work <= MAX_KDF_WORK_KIB, || {
-        format!("the keyslots' kdf passes over {work} KiB of memory in all, expected at most {MAX_KDF_WORK_KIB}")
-    })?;
     Ok(keyslots)
-}
-
-/// Every area within the keyslots area, large enough for its key, and none over another.
-fn check_areas(keyslots: &BTreeMap<u32, Keyslot>, start: u64, end: u64) -> Result<(), String> {
-    let mut areas: Vec<(u64, u64, u32)> = Vec::new();
-    for (id, keyslot) in keyslots {
-        let (offset, size) = (keyslot.area.offset.0, keyslot.area.size.0);
-        let area_end = offset.checked_add(size).filter(|area_end| offset >= start && *area_end <= end);
-        let area_end = area_end.ok_or_else(|| {
-            format!("keyslot {id}: its area of {size} bytes at {offset} is not within the keyslots area {start}..{end}")
-        })?;
-        let least = keyslot.key_size * STRIPES;
-        ensure(size >= least as u64, || format!("keyslot {id}: its area has {size} bytes, expected at least {least}"))?;
-        areas.push((offset, area_end, *id));
-    }
-    areas.sort();
-    for pair in areas.windows(2) {
-        ensure(pair[0].1 <= pair[1].0, || format!("the areas of keyslots {} and {} overlap", pair[0].2, pair[1].2))?;
-    }
-    Ok(())
 }
 
 fn check_digest(digests: &Value, keyslots: &BTreeMap<u32, Keyslot>) -> Result<(u32, Digest), String> {
@@ -435,12 +387,7 @@ fn check_digest(digests: &Value, keyslots: &BTreeMap<u32, Keyslot>) -> Result<(u
     equal(&it, "segments", &digest.segments, &vec!["0".to_string()])?;
     equal(&it, "length of the salt", digest.salt.0.len(), SALT_LEN)?;
     equal(&it, "length of the digest", digest.digest.0.len(), SALT_LEN)?;
-    ensure((1..=MAX_DIGEST_ITERATIONS).contains(&digest.iterations), || {
-        format!("{it}: iterations is {}, expected 1 to {MAX_DIGEST_ITERATIONS}", digest.iterations)
-    })?;
-    for keyslot in keyslots.keys() {
-        ensure(digest.keyslots.contains(&keyslot.to_string()), || format!("{it}: it lacks keyslot {keyslot}"))?;
-    }
+    ensure(digest.iterations >= 1, || format!("{it}: iterations is 0, expected at least 1"))?;
     ensure(digest.keyslots.len() == keyslots.len(), || {
         format!("{it}: it is of keyslots {:?}, which are not those that there are", digest.keyslots)
     })?;
@@ -449,9 +396,8 @@ fn check_digest(digests: &Value, keyslots: &BTreeMap<u32, Keyslot>) -> Result<(u
 
 /// Tokens are free-form, but a token 0 must be the one of a state disk.
 fn check_tokens(tokens: &Value) -> Result<(), String> {
-    let tokens = tokens.as_object().ok_or("tokens is no object")?;
-    ensure(tokens.len() <= MAX_OBJECTS, || format!("{} tokens, expected at most {MAX_OBJECTS}", tokens.len()))?;
-    if let Some(token) = tokens.get(TOKEN) {
+    let tokens: BTreeMap<u32, Value> = objects("token", tokens)?;
+    if let Some(token) = tokens.get(&TOKEN) {
         equal("token 0", "type", token["type"].as_str().unwrap_or_default(), TOKEN_TYPE)?;
         let initialized = &token["diskIsInitialized"];
         ensure(initialized.is_boolean(), || {
@@ -479,6 +425,12 @@ fn typed<T: de::DeserializeOwned>(what: &str, value: &Value) -> Result<T, String
 }
 
 impl Metadata {
+    /// What a key that opens no keyslot costs, in the units of [`MAX_WORK`].
+    pub fn work(&self) -> u64 {
+        let cost = |slot: &Keyslot| slot.kdf.work() + u64::from(self.digest.iterations);
+        self.keyslots.values().map(cost).sum()
+    }
+
     /// Where a keyslot area for a key of `key_size` bytes has room beside the areas in use: offset in bytes.
     pub fn free_area(&self, key_size: usize) -> Option<u64> {
         let mut used: Vec<(u64, u64)> =
@@ -585,69 +537,6 @@ pub(super) fn set_keyslot(metadata: &mut Value, keyslot: Value, digest_id: u32) 
 
 /// Sets token 0.
 pub(super) fn set_token(metadata: &mut Value, initialized: bool) {
-    metadata["tokens"][TOKEN] = json!({ "type": TOKEN_TYPE, "keyslots": [], "diskIsInitialized": initialized });
-}
-
-/// The text of `value` with the members of objects in the order in which libcryptsetup and Constellation write them.
-pub(super) fn to_text(value: &Value) -> String {
-    let mut text = String::new();
-    put(value, &mut text);
-    text
-}
-
-/// One order does for every kind of object; members that are not listed follow in alphabetical order.
-const MEMBER_ORDER: [&str; 29] = [
-    "type",
-    "keyslots",
-    "diskIsInitialized",
-    "tokens",
-    "segments",
-    "digests",
-    "config",
-    "offset",
-    "size",
-    "flags",
-    "iv_tweak",
-    "encryption",
-    "sector_size",
-    "integrity",
-    "key_size",
-    "af",
-    "area",
-    "kdf",
-    "journal_encryption",
-    "journal_integrity",
-    "stripes",
-    "time",
-    "memory",
-    "cpus",
-    "hash",
-    "iterations",
-    "salt",
-    "digest",
-    "json_size",
-];
-
-fn put(value: &Value, text: &mut String) {
-    match value {
-        Value::Object(members) => {
-            text.push('{');
-            for (n, (name, member)) in in_order(members).into_iter().enumerate() {
-                let comma = if n == 0 { "" } else { "," };
-                // Value's Display is compact JSON, with the quotes and escapes of a string
-                let _ = write!(text, "{comma}{}:", Value::from(name));
-                put(member, text);
-            }
-            text.push('}');
-        }
-        other => {
-            let _ = write!(text, "{other}");
-        }
-    }
-}
-
-fn in_order(members: &Map<String, Value>) -> Vec<(&str, &Value)> {
-    let mut members: Vec<(&str, &Value)> = members.iter().map(|(name, member)| (name.as_str(), member)).collect();
-    members.sort_by_key(|(name, _)| MEMBER_ORDER.iter().position(|known| known == name).unwrap_or(MEMBER_ORDER.len()));
-    members
+    metadata["tokens"][TOKEN.to_string()] =
+        json!({ "type": TOKEN_TYPE, "keyslots": [], "diskIsInitialized": initialized });
 }

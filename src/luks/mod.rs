@@ -18,7 +18,8 @@
 //!
 //! - [`probe`]: what is on a device; gives the [`Header`], a private copy that is never read from the disk again
 //! - `header`: the 4096 binary bytes and their checksum
-//! - `metadata`: the JSON: which disks are ours, the bounds that a hostile header must keep, edits
+//! - `json`: the JSON area: what is valid LUKS2, whoever made it; a copy that is not does not count
+//! - `metadata`: valid metadata: which disks are ours, the bounds that a hostile header must keep, edits
 //! - `keyslot`: argon2id, area encryption, splitter, digest
 //! - `write`: what changes the disk ([`format()`], [`Header::replace_passphrase_and_mark`], [`Header::mark_for_reset`]),
 //!   with the table of what a power loss at each instant leaves behind
@@ -28,6 +29,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 mod header;
+mod json;
 mod keyslot;
 mod metadata;
 mod probe;

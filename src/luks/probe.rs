@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::header::{BINARY_LEN, Binary, Copy, Header, checksum_holds, has_magic, secondary_offsets};
 use super::write::{FIRST_AREA, MARKER, MARKER_OFFSET, UNFINISHED_AREAS};
-use super::{DATA_OFFSET, Error, io_error, metadata, read_at};
+use super::{DATA_OFFSET, Error, io_error, json, read_at};
 
 /// A device counts as blank if its first 17 MiB (the header area of a LUKS2 disk and the start of its data) ...
 const HEAD: u64 = DATA_OFFSET + (1 << 20);
@@ -34,8 +34,8 @@ pub enum Probe {
 
 /// Finds out what is on `dev`. Reads at most 26 MiB; the only error is [`Error::Io`].
 ///
-/// Of two whole header copies the one with the higher sequence id counts; of a damaged and a whole one the whole one,
-/// unless another format's signature in the place of the primary says that the disk was given a new purpose.
+/// Whole is a copy whose checksum holds and whose metadata is valid LUKS2. Of two whole copies the one with the higher sequence
+/// id counts; of a damaged and a whole one the whole one, unless another format's signature in the place of the primary says that the disk was given a new purpose.
 pub fn probe(dev: &mut (impl Read + Seek)) -> Result<Probe, Error> {
     probe_io(dev).map_err(io_error("read the disk to find out what it holds"))
 }
@@ -82,6 +82,8 @@ enum Found {
     Absent,
     /// The magic, and what is wrong with the rest.
     Damaged(String),
+    /// A right checksum over metadata that is not valid, and why.
+    Invalid(Binary, String),
     Whole(Binary, Value),
 }
 
@@ -93,13 +95,21 @@ impl Found {
     fn is_whole(&self) -> bool {
         matches!(self, Found::Whole(..))
     }
+
+    /// The binary header, if the checksum holds.
+    fn binary(&self) -> Option<&Binary> {
+        match self {
+            Found::Invalid(binary, _) | Found::Whole(binary, _) => Some(binary),
+            Found::Absent | Found::Damaged(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Found::Absent => f.write_str("no LUKS magic"),
-            Found::Damaged(why) => f.write_str(why),
+            Found::Damaged(why) | Found::Invalid(_, why) => f.write_str(why),
             Found::Whole(..) => f.write_str("whole"),
         }
     }
@@ -127,21 +137,22 @@ fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io
     if !checksum_holds(&whole) || whole[..BINARY_LEN] != bytes {
         return Ok(Found::Damaged("its checksum is wrong".into()));
     }
-    Ok(match metadata::parse(&whole[BINARY_LEN..]) {
+    Ok(match json::parse(&whole[BINARY_LEN..]) {
         Ok(metadata) => Found::Whole(binary, metadata),
-        Err(why) => Found::Damaged(why),
+        Err(why) => Found::Invalid(binary, why),
     })
 }
 
-/// The secondary of a whole primary is where that says; else the first whole one, or the first damaged one.
+/// The secondary of a primary whose checksum holds is where that says; else the first whose checksum holds, or the first
+/// damaged one. As libcryptsetup looks for it.
 fn read_secondary(dev: &mut (impl Read + Seek), size: u64, primary: &Found) -> io::Result<Found> {
-    if let Found::Whole(binary, _) = primary {
+    if let Some(binary) = primary.binary() {
         return read_copy(dev, size, Copy::Secondary, binary.hdr_size);
     }
     let mut best = Found::Absent;
     for at in secondary_offsets() {
         let found = read_copy(dev, size, Copy::Secondary, at)?;
-        if found.is_whole() {
+        if found.binary().is_some() {
             return Ok(found);
         }
         if best.is_absent() {

@@ -111,11 +111,30 @@ fn disk_with(json: &str) -> Option<Sparse> {
 fn refusal(change: impl FnOnce(&mut Value)) -> String {
     let mut metadata = formatted().1.metadata.clone();
     change(&mut metadata);
+    let metadata = match json::parse(&json_area(&json::to_text(&metadata))) {
+        Ok(metadata) => metadata,
+        Err(why) => return why,
+    };
     let header = Header { metadata, ..formatted().1.clone() };
     match header.check_ours(Integrity::Required) {
         Err(Error::NotOurs(why)) => why,
         other => panic!("{other:?}"),
     }
+}
+
+/// A JSON area that starts with `text`.
+fn json_area(text: &str) -> Vec<u8> {
+    let mut area = text.as_bytes().to_vec();
+    area.resize((HDR_SIZE as usize - 4096).max(text.len() + 1), 0);
+    area
+}
+
+/// Adds a keyslot with its area at `offset`.
+fn add_keyslot(metadata: &mut Value, id: &str, offset: u64) {
+    let mut slot = metadata["keyslots"]["0"].clone();
+    slot["area"]["offset"] = json!(offset.to_string());
+    metadata["keyslots"][id] = slot;
+    metadata["digests"]["0"]["keyslots"].as_array_mut().unwrap().push(json!(id));
 }
 
 /// xorshift64.
@@ -137,57 +156,60 @@ impl Random {
 #[test]
 fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
     let cases = [
-        ("/keyslots", json!({}), "no keyslot"),
+        ("/keyslots", json!({}), "digest 0: keyslots has \"0\", which does not exist"),
         ("/keyslots/0/type", json!("luks3"), "keyslot 0: type is \"luks3\""),
         ("/keyslots/0/key_size", json!(64), "keyslot 0: key_size is 64"),
-        ("/keyslots/0/key_size", json!(-1), "keyslot 0: invalid value"),
-        ("/keyslots/0/af/type", json!("luks2"), "af type"),
+        ("/keyslots/0/key_size", json!(-1), "keyslot 0: key_size is -1"),
+        ("/keyslots/0/af/type", json!("luks2"), "keyslot 0: af: its type"),
         ("/keyslots/0/af/stripes", json!(1), "af stripes is 1, expected 4000"),
         ("/keyslots/0/af/hash", json!("sha1"), "af hash"),
-        ("/keyslots/0/area/type", json!("journal"), "area type"),
+        ("/keyslots/0/area/type", json!("journal"), "keyslot 0: area: its type"),
         ("/keyslots/0/area/offset", json!("0"), "not within the keyslots area"),
         ("/keyslots/0/area/offset", json!("32767"), "not within the keyslots area"),
         ("/keyslots/0/area/offset", json!("16777215"), "not within the keyslots area"),
         ("/keyslots/0/area/offset", json!("18446744073709551615"), "not within the keyslots area"),
         ("/keyslots/0/area/offset", json!("18446744073709551616"), "not a decimal number"),
         ("/keyslots/0/area/offset", json!("+32768"), "not a decimal number"),
-        ("/keyslots/0/area/offset", json!(32768), "invalid type"),
+        ("/keyslots/0/area/offset", json!(32768), "offset is not a string"),
         ("/keyslots/0/area/size", json!("18446744073709551615"), "not within the keyslots area"),
         ("/keyslots/0/area/size", json!("383999"), "expected at least 384000"),
         ("/keyslots/0/area/encryption", json!("cipher_null-ecb"), "area encryption"),
         ("/keyslots/0/area/key_size", json!(32), "area key_size"),
-        ("/keyslots/0/kdf/type", json!("pbkdf2"), "kdf: type is \"pbkdf2\", expected \"argon2id\""),
+        ("/keyslots/0/kdf/type", json!("argon2i"), "kdf: type is \"argon2i\", expected \"argon2id\""),
         ("/keyslots/0/kdf/time", json!(0), "kdf time is 0"),
-        ("/keyslots/0/kdf/time", json!(4_294_967_295u32), "in all, expected at most"),
+        ("/keyslots/0/kdf/time", json!(4_294_967_295u32), "one try of a key would cost 137438954440"),
         ("/keyslots/0/kdf/memory", json!(0), "kdf memory is 0 KiB"),
         ("/keyslots/0/kdf/memory", json!(7), "kdf memory is 7 KiB, expected 8"),
         ("/keyslots/0/kdf/memory", json!(1_048_577), "kdf memory is 1048577 KiB"),
         ("/keyslots/0/kdf/cpus", json!(0), "kdf cpus is 0"),
         ("/keyslots/0/kdf/cpus", json!(5), "kdf cpus is 5"),
-        ("/keyslots/0/kdf/salt", json!(""), "length of the kdf salt is 0"),
+        ("/keyslots/0/kdf/salt", json!(""), "keyslot 0: kdf: salt is not a string, or empty"),
+        ("/keyslots/0/kdf/salt", json!("AAAA"), "length of the kdf salt is 3"),
         ("/keyslots/0/kdf/salt", json!("?"), "not base64"),
-        ("/segments", json!({}), "segments: the list of ids is []"),
+        ("/segments", json!({}), "digest 0: segments has \"0\", which does not exist"),
         ("/segments/0/type", json!("linear"), "segment 0: type"),
         ("/segments/0/offset", json!("32768"), "within the keyslots area"),
-        ("/segments/0/offset", json!("16777217"), "starts at byte 16777217"),
+        ("/segments/0/offset", json!("16777217"), "not whole sectors"),
+        ("/segments/0/offset", json!("0"), "segment 0: starts at byte 0, within the keyslots area"),
+        ("/segments/0/offset", json!("16777728"), "starts at byte 16777728"),
         ("/segments/0/offset", json!("18446744073709547520"), "of a device of"),
         ("/segments/0/size", json!("4096"), "segment 0: size"),
         ("/segments/0/flags", json!(["backup-final"]), "segment 0: flags"),
         ("/segments/0/iv_tweak", json!("8"), "iv_tweak"),
         ("/segments/0/encryption", json!("cipher_null-ecb"), "segment 0: encryption"),
         ("/segments/0/sector_size", json!(512), "sector_size"),
-        ("/segments/0/integrity", Value::Null, "integrity is missing"),
+        ("/segments/0/integrity", Value::Null, "segment 0: integrity: type is not a string"),
         ("/segments/0/integrity/type", json!("none"), "segment 0: integrity: type"),
         ("/segments/0/integrity/journal_encryption", json!("x"), "journal_encryption"),
         ("/segments/0/integrity/journal_integrity", json!("x"), "journal_integrity"),
-        ("/digests", json!({}), "0 digests"),
+        ("/digests", json!({}), "segment 0: no digest is of it"),
         ("/digests/0/type", json!("plain"), "digest 0: type"),
         ("/digests/0/hash", json!("sha1"), "digest 0: hash"),
-        ("/digests/0/keyslots", json!([]), "lacks keyslot 0"),
-        ("/digests/0/keyslots", json!(["0", "1"]), "which are not those that there are"),
-        ("/digests/0/segments", json!([]), "digest 0: segments"),
+        ("/digests/0/keyslots", json!([]), "keyslot 0: 0 digests are of it, expected 1"),
+        ("/digests/0/keyslots", json!(["0", "0"]), "which are not those that there are"),
+        ("/digests/0/segments", json!([]), "segment 0: no digest is of it"),
         ("/digests/0/iterations", json!(0), "iterations is 0"),
-        ("/digests/0/iterations", json!(4_294_967_295u32), "iterations is 4294967295"),
+        ("/digests/0/iterations", json!(4_294_967_295u32), "one try of a key would cost 4294967423"),
         ("/digests/0/salt", json!(""), "length of the salt is 0"),
         ("/digests/0/digest", json!(""), "length of the digest is 0"),
         ("/config/json_size", json!("16384"), "json_size is 16384, expected 12288"),
@@ -227,36 +249,105 @@ fn an_unknown_field_is_refused_by_name_at_every_typed_level() {
 
 #[test]
 fn areas_that_overlap_and_costs_that_add_up_are_refused() {
-    let second = |metadata: &mut Value, offset: &str| {
-        let mut slot = metadata["keyslots"]["0"].clone();
-        slot["area"]["offset"] = json!(offset);
-        metadata["keyslots"]["1"] = slot;
-        metadata["digests"]["0"]["keyslots"] = json!(["0", "1"]);
-    };
-    let why = refusal(|metadata| second(metadata, "36864"));
-    assert_eq!(why, "the areas of keyslots 0 and 1 overlap");
+    let why = refusal(|metadata| add_keyslot(metadata, "1", 36864));
+    assert!(why.contains("the areas of keyslots 0 and 1 overlap"), "{why}");
     let why = refusal(|metadata| {
-        second(metadata, "1048576");
+        add_keyslot(metadata, "1", 1 << 20);
         for slot in ["0", "1"] {
             metadata["keyslots"][slot]["kdf"]["memory"] = json!(1 << 20);
-            metadata["keyslots"][slot]["kdf"]["time"] = json!(25);
+            metadata["keyslots"][slot]["kdf"]["time"] = json!(8);
         }
     });
-    assert!(why.contains("passes over 52428800 KiB of memory in all"), "{why}");
+    // the digest of the key that each of two keyslots gives, 1000 iterations, is what is too much
+    assert!(why.contains("one try of a key would cost 16779216 KiB"), "{why}");
+}
+
+/// A disk in memory that counts what is read of it.
+struct Counting(Sparse, u64);
+
+impl Read for Counting {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.1 += buf.len() as u64;
+        self.0.read(buf)
+    }
+}
+
+impl Seek for Counting {
+    fn seek(&mut self, pos: SeekFrom) -> io::Result<u64> {
+        self.0.seek(pos)
+    }
+}
+
+/// The formatted disk with `count` keyslots, whose costs `change` sets; opened with a wrong key.
+fn try_a_wrong_key(count: u64, change: impl Fn(&mut Value)) -> (Result<Secret, Error>, u64, u64) {
+    let mut metadata = formatted().1.metadata.clone();
+    for id in 1..count {
+        add_keyslot(&mut metadata, &id.to_string(), (32 << 10) + id * 385_024);
+    }
+    for slot in metadata["keyslots"].as_object_mut().unwrap().values_mut() {
+        slot["kdf"]["memory"] = json!(8);
+        slot["kdf"]["time"] = json!(1);
+    }
+    metadata["digests"]["0"]["iterations"] = json!(10);
+    change(&mut metadata);
+    let mut disk = disk_with(&json::to_text(&metadata)).unwrap();
+    let Probe::Luks(header) = disk.probe() else { panic!("no header") };
+    let mut disk = Counting(disk, 0);
+    keyslot::work::take();
+    let result = header.unlock(&mut disk, &Secret::new(b"a wrong passphrase".to_vec()));
+    (result, keyslot::work::take(), disk.1)
+}
+
+#[test]
+fn a_try_costs_what_the_header_says_and_the_digest_once_for_each_keyslot() {
+    let (result, work, _) = try_a_wrong_key(32, |_| ());
+    assert!(matches!(result, Err(Error::WrongPassphrase { keyslots: 32 })), "{result:?}");
+    assert_eq!(work, 32 * (8 + 10));
+    let (result, work, _) = try_a_wrong_key(2, |metadata| {
+        metadata["keyslots"]["1"]["kdf"]["time"] = json!(5);
+        metadata["digests"]["0"]["iterations"] = json!(700);
+    });
+    assert!(matches!(result, Err(Error::WrongPassphrase { keyslots: 2 })), "{result:?}");
+    assert_eq!(work, 8 + 5 * 8 + 2 * 700);
+}
+
+#[test]
+fn a_header_that_asks_for_more_than_the_bound_is_refused_before_any_work() {
+    let too_much: [(u64, &str, Value); 4] = [
+        // 122 s a try when the digest was outside of the bound
+        (32, "/digests/0/iterations", json!(16_000_000)),
+        (1, "/digests/0/iterations", json!(u32::MAX)),
+        (1, "/keyslots/0/kdf/time", json!(u32::MAX)),
+        (2, "/digests/0/iterations", json!(metadata::MAX_WORK / 2)),
+    ];
+    for (keyslots, place, value) in too_much {
+        let (result, work, read) = try_a_wrong_key(keyslots, |metadata| {
+            *metadata.pointer_mut(place).unwrap() = value.clone();
+        });
+        let why = result.map(drop).unwrap_err().to_string();
+        assert!(why.contains("one try of a key would cost") && why.contains("luksConvertKey"), "{place}: {why}");
+        assert_eq!((work, read), (0, 0), "{place}");
+    }
 }
 
 #[test]
 fn ids_that_are_no_plain_numbers_are_refused() {
     for id in ["x", "-1", "01", "+1", "", "4294967296"] {
-        let why = refusal(|metadata| metadata["keyslots"][id] = metadata["keyslots"]["0"].clone());
+        let why = refusal(|metadata| add_keyslot(metadata, id, 1 << 20));
+        assert!(why.contains("id"), "{id}: {why}");
+        let why = refusal(|metadata| metadata["tokens"][id] = json!({"type": "x", "keyslots": []}));
         assert!(why.contains("id"), "{id}: {why}");
     }
     let why = refusal(|metadata| {
-        for id in 0..40 {
-            metadata["keyslots"][id.to_string()] = metadata["keyslots"]["0"].clone();
-        }
+        (1..40).for_each(|id| metadata["tokens"][id.to_string()] = json!({"type": "x", "keyslots": []}));
     });
-    assert_eq!(why, "40 keyslots, expected at most 32");
+    assert_eq!(why, "40 tokens, expected at most 32");
+}
+
+#[test]
+fn a_segment_without_integrity_is_refused_for_a_state_disk() {
+    let why = refusal(|metadata| drop(metadata["segments"]["0"].as_object_mut().unwrap().remove("integrity")));
+    assert!(why.contains("segment 0: integrity is missing"), "{why}");
 }
 
 #[test]
@@ -306,10 +397,11 @@ fn exercise(disk: &mut Sparse) -> bool {
     assert_eq!((geometry.sector_size, geometry.key_size), (4096, 96));
     assert!(geometry.data_offset >= 32 << 10 && geometry.data_offset < DISK_SIZE);
     let cost = |keyslot: &Value| keyslot["kdf"]["time"].as_u64().unwrap() * keyslot["kdf"]["memory"].as_u64().unwrap();
-    let work: u64 = header.metadata["keyslots"].as_object().unwrap().values().map(cost).sum();
-    assert!(work <= 48 << 20);
+    let iterations = header.metadata["digests"]["0"]["iterations"].as_u64().unwrap();
+    let work: u64 = header.metadata["keyslots"].as_object().unwrap().values().map(|slot| cost(slot) + iterations).sum();
+    assert!(work <= metadata::MAX_WORK);
     // within the bounds, but too much for thousands of times in a test
-    let cheap = work < 4096 && header.metadata["digests"]["0"]["iterations"].as_u64() < Some(5000);
+    let cheap = work < 9000;
     if cheap && UNLOCKS.fetch_add(1, Ordering::Relaxed).is_multiple_of(16) {
         match header.unlock(disk, &passphrase()) {
             Ok(key) => assert_eq!(key, volume_key()),
@@ -323,7 +415,7 @@ fn exercise(disk: &mut Sparse) -> bool {
 #[test]
 fn mutated_json_under_a_right_checksum_never_panics_nor_passes_unbounded_costs() {
     let mut random = Random(0x1095_0001);
-    let text = metadata::to_text(&formatted().1.metadata).into_bytes();
+    let text = json::to_text(&formatted().1.metadata).into_bytes();
     let mut passed = 0;
     for _ in 0..6000 {
         let mut bytes = text.clone();
@@ -384,7 +476,7 @@ fn hostile_values_in_every_place_of_the_metadata_never_panic_nor_pass_unbounded_
         for value in &values {
             let mut metadata = metadata.clone();
             *metadata.pointer_mut(pointer).unwrap() = value.clone();
-            exercise(&mut disk_with(&metadata::to_text(&metadata)).unwrap());
+            exercise(&mut disk_with(&json::to_text(&metadata)).unwrap());
         }
     }
     let mut random = Random(0x1095_0002);
@@ -396,7 +488,7 @@ fn hostile_values_in_every_place_of_the_metadata_never_panic_nor_pass_unbounded_
                 *place = values[random.below(values.len())].clone();
             }
         }
-        exercise(&mut disk_with(&metadata::to_text(&metadata)).unwrap());
+        exercise(&mut disk_with(&json::to_text(&metadata)).unwrap());
     }
 }
 
@@ -461,18 +553,43 @@ fn random_bytes_and_short_devices_never_panic() {
 
 #[test]
 fn a_json_area_must_end_and_have_nothing_after_its_end() {
-    let rest = |text: &str, tail: &[u8]| [text.as_bytes(), tail].concat();
-    let valid = r#"{"keyslots":{},"tokens":{},"segments":{},"digests":{},"config":{}}"#;
-    assert!(metadata::parse(&rest(valid, &[0; 8])).is_ok());
-    assert!(metadata::parse(valid.as_bytes()).unwrap_err().contains("no end"));
-    assert!(metadata::parse(&rest(valid, b"\0\0x\0")).unwrap_err().contains("after its end"));
-    assert!(metadata::parse(&rest(valid, b"{}\0")).unwrap_err().contains("trailing"));
-    assert!(metadata::parse(&rest("[]", &[0])).unwrap_err().contains("no object \"keyslots\""));
-    let deep = "[".repeat(12_000);
-    assert!(metadata::parse(&rest(&deep, &[0])).unwrap_err().contains("recursion limit"));
+    let valid = json::to_text(&formatted().1.metadata);
+    let says = |area: &[u8]| json::parse(area).unwrap_err();
+    assert!(json::parse(&json_area(&valid)).is_ok());
+    assert!(json::parse(&json_area(&std::format!("{valid} \n"))).is_ok());
+    assert!(says(valid.as_bytes()).contains("no end"));
+    let mut after = json_area(&valid);
+    after[12_000] = b'x';
+    assert!(says(&after).contains("after its end"));
+    assert!(says(&json_area(&std::format!("{valid}{{}}"))).contains("trailing"));
+    for start in [" ", "\n", "[", "\u{feff}"] {
+        assert!(says(&json_area(&std::format!("{start}{valid}"))).contains("does not begin with '{'"));
+    }
+    assert!(says(&json_area("")).contains("does not begin"));
+    assert!(says(&json_area("{}")).contains("no object \"keyslots\""));
+    assert!(says(&json_area(&std::format!("{{\"a\":{}", "[".repeat(12_000)))).contains("recursion limit"));
     // a number is not made a float on its way back to the disk
     let number = r#"{"a":18446744073709551615}"#;
-    assert_eq!(metadata::to_text(&serde_json::from_str(number).unwrap()), number);
+    assert_eq!(json::to_text(&serde_json::from_str(number).unwrap()), number);
+}
+
+#[test]
+fn json_of_more_than_32_levels_is_refused() {
+    let nested = |levels: usize| {
+        // the whole, the tokens, the token
+        let inner = std::format!("{}{}", "[".repeat(levels - 3), "]".repeat(levels - 3));
+        let mut metadata = formatted().1.metadata.clone();
+        metadata["tokens"]["1"] =
+            serde_json::from_str(&std::format!(r#"{{"type":"x","keyslots":[],"d":{inner}}}"#)).unwrap();
+        json::parse(&json_area(&json::to_text(&metadata)))
+    };
+    nested(32).unwrap();
+    for levels in [33, 34, 100, 127] {
+        assert_eq!(
+            nested(levels).unwrap_err(),
+            std::format!("the JSON area: {levels} levels deep, expected at most 32")
+        );
+    }
 }
 
 #[test]
@@ -556,8 +673,8 @@ fn metadata_is_written_in_the_order_of_libcryptsetup() {
         r#""salt":"…","digest":"…"}},"#,
         r#""config":{"json_size":"12288","keyslots_size":"16744448"}}"#,
     );
-    assert_eq!(metadata::to_text(&metadata), expected);
-    let text = metadata::to_text(&formatted().1.metadata);
+    assert_eq!(json::to_text(&metadata), expected);
+    let text = json::to_text(&formatted().1.metadata);
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), formatted().1.metadata);
 }
 

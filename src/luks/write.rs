@@ -27,6 +27,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 
 use super::header::{self, Binary, Copy, HDR_SIZE, Header};
+use super::json;
 use super::metadata::{self, Integrity, State};
 use super::probe::{Probe, probe};
 use super::{DATA_OFFSET, Device, Error, VOLUME_KEY_LEN, io_error, keyslot, read_at, write_at};
@@ -38,7 +39,7 @@ pub const MIN_DEVICE_SIZE: u64 = DATA_OFFSET + (1 << 20);
 /// Where a disk that we format has its first keyslot area.
 pub(super) const FIRST_AREA: u64 = 2 * HDR_SIZE;
 /// Size of that area in bytes: 96 × 4000, rounded up to 4096.
-const AREA_SIZE: u64 = ((VOLUME_KEY_LEN * metadata::STRIPES) as u64).next_multiple_of(metadata::AREA_ALIGN);
+const AREA_SIZE: u64 = ((VOLUME_KEY_LEN * metadata::STRIPES) as u64).next_multiple_of(json::AREA_ALIGN);
 /// The sector that says that a format is under way: the first of the last 4096 bytes of the header area, which no
 /// keyslot area reaches, since 32 of them end before.
 pub(super) const MARKER_OFFSET: u64 = DATA_OFFSET - 4096;
@@ -183,8 +184,8 @@ impl Header {
         for copy in [Copy::Primary, Copy::Secondary] {
             if !self.good[copy as usize] {
                 log::info!("rewriting the {} LUKS2 header", copy.name());
-                let json = metadata::to_text(&self.metadata);
-                self.write_copy(dev, copy, &self.binary.clone(), &json)?;
+                let text = json::to_text(&self.metadata);
+                self.write_copy(dev, copy, &self.binary.clone(), &text)?;
             }
         }
         Ok(())
@@ -192,7 +193,7 @@ impl Header {
 
     /// Writes `metadata` to both copies under the next sequence id, a copy that is not good first.
     fn store(&mut self, dev: &mut impl Device, metadata: serde_json::Value) -> Result<(), Error> {
-        let json = metadata::to_text(&metadata);
+        let text = json::to_text(&metadata);
         let mut binary = self.binary.clone();
         binary.seqid = binary.seqid.checked_add(1).ok_or(Error::NoRoom("another sequence id"))?;
         let order = match self.good {
@@ -200,7 +201,7 @@ impl Header {
             _ => [Copy::Primary, Copy::Secondary],
         };
         for copy in order {
-            self.write_copy(dev, copy, &binary, &json)?;
+            self.write_copy(dev, copy, &binary, &text)?;
         }
         (self.binary, self.metadata) = (binary, metadata);
         Ok(())

@@ -1,0 +1,312 @@
+//! The JSON area of a header copy: from its bytes to metadata that is valid LUKS2, and back to text.
+//!
+//! Valid is what libcryptsetup (2.6 to 2.8) takes for valid, whoever made it: the specification's §3, and the checks that
+//! libcryptsetup makes when it reads a header. A copy that breaks a rule does not count, and the other copy does. Left out are
+//! the rules for several segments, since a disk with several is never one of ours: that question, and every bound of ours, is
+//! [`metadata`](super::metadata)'s.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value};
+
+use super::header::BINARY_LEN;
+
+/// Levels of objects, arrays and values within each other: json-c's default, which libcryptsetup reads with.
+const MAX_DEPTH: usize = 32;
+/// Most bytes of the keyslots area (LUKS2_MAX_KEYSLOTS_SIZE of libcryptsetup), of which it is a multiple of [`AREA_ALIGN`].
+const MAX_KEYSLOTS_SIZE: u64 = 128 << 20;
+/// Keyslot areas start and end on multiples of this many bytes, as libcryptsetup's do.
+pub(super) const AREA_ALIGN: u64 = 4096;
+/// Segments start and end on multiples of this many bytes: a sector of the device-mapper.
+const SECTOR: u64 = 512;
+
+/// The metadata in the JSON area of one copy: one JSON object, then zero bytes to the end, at least one.
+///
+/// The error says what is wrong with this copy.
+pub(super) fn parse(area: &[u8]) -> Result<Value, String> {
+    let end = area.iter().position(|b| *b == 0).ok_or("the JSON area has no end")?;
+    ensure(area[end..].iter().all(|b| *b == 0), || "the JSON area has bytes after its end".into())?;
+    ensure(area[0] == b'{', || "the JSON area does not begin with '{'".into())?;
+    let metadata: Value = serde_json::from_slice(&area[..end]).map_err(|e| format!("the JSON area: {e}"))?;
+    let depth = depth(&metadata);
+    ensure(depth <= MAX_DEPTH, || format!("the JSON area: {depth} levels deep, expected at most {MAX_DEPTH}"))?;
+    check(&metadata, area.len() as u64).map_err(|why| format!("the JSON area: {why}"))?;
+    Ok(metadata)
+}
+
+/// How many levels `value` has. It recurses no deeper than the parser, which stops at 128.
+fn depth(value: &Value) -> usize {
+    let below = match value {
+        Value::Object(members) => members.values().map(depth).max(),
+        Value::Array(items) => items.iter().map(depth).max(),
+        _ => None,
+    };
+    1 + below.unwrap_or(0)
+}
+
+/// Every rule; the error names the object that breaks one.
+fn check(metadata: &Value, json_size: u64) -> Result<(), String> {
+    let [keyslots, tokens, segments, digests] =
+        ["keyslots", "tokens", "segments", "digests"].map(|name| section(metadata, name));
+    let (keyslots, segments, digests) = (keyslots?, segments?, digests?);
+    for (id, token) in tokens? {
+        let it = format!("token {id}");
+        text(&it, token, "type")?;
+        references(&it, token, "keyslots", keyslots)?;
+    }
+    for (id, digest) in digests {
+        let it = format!("digest {id}");
+        text(&it, digest, "type")?;
+        references(&it, digest, "keyslots", keyslots)?;
+        references(&it, digest, "segments", segments)?;
+    }
+    ensure(segments.contains_key("0"), || "no segment 0".into())?;
+    let digests_of = |list: &str, id: &str| {
+        let has = |digest: &&Value| digest[list].as_array().is_some_and(|ids| ids.iter().any(|other| other == id));
+        digests.values().filter(has).count()
+    };
+    for (id, segment) in segments {
+        let it = format!("segment {id}");
+        check_segment(&it, segment)?;
+        ensure(segment["type"] != "crypt" || digests_of("segments", id) > 0, || format!("{it}: no digest is of it"))?;
+    }
+    for (id, keyslot) in keyslots {
+        let it = format!("keyslot {id}");
+        check_keyslot(&it, keyslot)?;
+        let digests = digests_of("keyslots", id);
+        ensure(digests == 1, || format!("{it}: {digests} digests are of it, expected 1"))?;
+    }
+    check_config(metadata, json_size)?;
+    check_areas(metadata, keyslots)
+}
+
+fn check_segment(it: &str, segment: &Value) -> Result<(), String> {
+    let kind = text(it, segment, "type")?;
+    let offset = decimal(it, segment, "offset")?;
+    let size = match text(it, segment, "size")? {
+        "dynamic" => None,
+        _ => Some(decimal(it, segment, "size")?),
+    };
+    let whole = |size: u64, sector: u64| size > 0 && size.is_multiple_of(sector);
+    ensure(offset.is_multiple_of(SECTOR) && size.is_none_or(|size| whole(size, SECTOR)), || {
+        format!("{it}: its offset {offset} and its size {size:?} are not whole sectors of {SECTOR} bytes")
+    })?;
+    if segment.get("flags").is_some() {
+        texts(it, segment, "flags")?;
+    }
+    if kind != "crypt" {
+        return Ok(());
+    }
+    decimal(it, segment, "iv_tweak")?;
+    text(it, segment, "encryption")?;
+    let sector = u64::from(number(it, segment, "sector_size")?);
+    ensure(whole(sector, SECTOR) && size.is_none_or(|size| whole(size, sector)), || {
+        format!("{it}: sector_size is {sector}, expected a multiple of {SECTOR} that divides its size")
+    })?;
+    if let Some(integrity) = segment.get("integrity") {
+        for name in ["type", "journal_encryption", "journal_integrity"] {
+            text(&format!("{it}: integrity"), integrity, name)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), String> {
+    let kind = text(it, keyslot, "type")?;
+    number(it, keyslot, "key_size")?;
+    let area = format!("{it}: area");
+    text(&area, &keyslot["area"], "type")?;
+    // others are for programs that know them
+    if kind != "luks2" {
+        return Ok(());
+    }
+    for name in ["kdf", "af"] {
+        ensure(keyslot[name].is_object(), || format!("{it}: no object {name:?}"))?;
+    }
+    let (kdf, af) = (format!("{it}: kdf"), format!("{it}: af"));
+    let (texts, integers): (&[&str], &[&str]) = match text(&kdf, &keyslot["kdf"], "type")? {
+        "pbkdf2" => (&["hash", "salt"], &["iterations"]),
+        "argon2i" | "argon2id" => (&["salt"], &["time", "memory", "cpus"]),
+        _ => (&[], &[]),
+    };
+    for name in texts {
+        text(&kdf, &keyslot["kdf"], name)?;
+    }
+    for name in integers {
+        integer(&kdf, &keyslot["kdf"], name)?;
+    }
+    ensure(text(&af, &keyslot["af"], "type")? == "luks1", || format!("{af}: its type is not \"luks1\""))?;
+    text(&af, &keyslot["af"], "hash")?;
+    integer(&af, &keyslot["af"], "stripes")?;
+    ensure(keyslot["area"]["type"] == "raw", || format!("{area}: its type is not \"raw\""))?;
+    text(&area, &keyslot["area"], "encryption")?;
+    integer(&area, &keyslot["area"], "key_size")
+}
+
+/// The sizes of the two areas, and that the data comes after them.
+fn check_config(metadata: &Value, json_size: u64) -> Result<(), String> {
+    let config = &metadata["config"];
+    ensure(config.is_object(), || "no object \"config\"".into())?;
+    let size = decimal("config", config, "json_size")?;
+    ensure(size == json_size, || format!("config: json_size is {size}, expected {json_size}"))?;
+    let size = decimal("config", config, "keyslots_size")?;
+    ensure(size <= MAX_KEYSLOTS_SIZE && size.is_multiple_of(AREA_ALIGN), || {
+        format!("config: keyslots_size is {size}, expected a multiple of {AREA_ALIGN} up to {MAX_KEYSLOTS_SIZE}")
+    })?;
+    let data = decimal("segment 0", &metadata["segments"]["0"], "offset")?;
+    let (_, areas_end) = keyslots_area(metadata);
+    ensure(data == 0 || areas_end <= data, || {
+        format!("segment 0: starts at byte {data}, within the keyslots area, which ends at {areas_end}")
+    })?;
+    if config.get("flags").is_some() {
+        texts("config", config, "flags")?;
+    }
+    match config.get("requirements") {
+        None => Ok(()),
+        Some(Value::Object(requirements)) if !requirements.contains_key("mandatory") => Ok(()),
+        Some(requirements) => texts("config: requirements", requirements, "mandatory").map(drop),
+    }
+}
+
+/// Every area within the keyslots area, and none over another.
+fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), String> {
+    let (start, end) = keyslots_area(metadata);
+    let mut areas: Vec<(u64, u64, &str)> = Vec::new();
+    for (id, keyslot) in keyslots {
+        let it = format!("keyslot {id}");
+        let (offset, size) = (decimal(&it, &keyslot["area"], "offset")?, decimal(&it, &keyslot["area"], "size")?);
+        let area_end = offset.checked_add(size).filter(|area_end| size > 0 && offset >= start && *area_end <= end);
+        let area_end = area_end.ok_or_else(|| {
+            format!("{it}: its area of {size} bytes at {offset} is not within the keyslots area {start}..{end}")
+        })?;
+        areas.push((offset, area_end, id));
+    }
+    areas.sort();
+    for pair in areas.windows(2) {
+        ensure(pair[0].1 <= pair[1].0, || format!("the areas of keyslots {} and {} overlap", pair[0].2, pair[1].2))?;
+    }
+    Ok(())
+}
+
+/// Where keyslot areas may be, in bytes: from, to. For metadata whose config was checked.
+pub(super) fn keyslots_area(metadata: &Value) -> (u64, u64) {
+    let size = |name| decimal("config", &metadata["config"], name).unwrap_or(0);
+    let start = 2 * (BINARY_LEN as u64 + size("json_size"));
+    (start, start + size("keyslots_size"))
+}
+
+/// A section with its objects by their ids.
+fn section<'a>(metadata: &'a Value, name: &str) -> Result<&'a Map<String, Value>, String> {
+    let section = metadata[name].as_object().ok_or_else(|| format!("no object {name:?}"))?;
+    for (id, object) in section {
+        ensure(is_digits(id), || format!("{name}: id {id:?} is not a number"))?;
+        ensure(object.is_object(), || format!("{name}: {id} is no object"))?;
+    }
+    Ok(section)
+}
+
+/// A list of ids, each of which is in `section`.
+fn references(it: &str, object: &Value, name: &str, section: &Map<String, Value>) -> Result<(), String> {
+    let unknown = texts(it, object, name)?.into_iter().find(|id| !section.contains_key(*id));
+    ensure(unknown.is_none(), || format!("{it}: {name} has {:?}, which does not exist", unknown.unwrap_or_default()))
+}
+
+fn texts<'a>(it: &str, object: &'a Value, name: &str) -> Result<Vec<&'a str>, String> {
+    let texts = object[name].as_array().and_then(|items| items.iter().map(Value::as_str).collect());
+    texts.ok_or_else(|| format!("{it}: {name} is not a list of strings"))
+}
+
+fn text<'a>(it: &str, object: &'a Value, name: &str) -> Result<&'a str, String> {
+    let text = object[name].as_str().filter(|text| !text.is_empty());
+    text.ok_or_else(|| format!("{it}: {name} is not a string, or empty"))
+}
+
+/// A 64-bit number, which LUKS2 writes as a decimal string.
+fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, String> {
+    let text = text(it, object, name)?;
+    let number = text.parse().ok().filter(|_| is_digits(text));
+    number.ok_or_else(|| format!("{it}: {name} is {text:?}, which is not a decimal number of 64 bits"))
+}
+
+fn number(it: &str, object: &Value, name: &str) -> Result<u32, String> {
+    let number = object[name].as_u64().and_then(|number| number.try_into().ok());
+    number.ok_or_else(|| format!("{it}: {name} is {}, expected a number of 32 bits", object[name]))
+}
+
+fn integer(it: &str, object: &Value, name: &str) -> Result<(), String> {
+    let value = &object[name];
+    ensure(value.is_i64() || value.is_u64(), || format!("{it}: {name} is {value}, expected an integer"))
+}
+
+pub(super) fn is_digits(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// `holds`, or the sentence of `otherwise`.
+pub(super) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(otherwise()) }
+}
+
+/// The text of `value` with the members of objects in the order in which libcryptsetup and Constellation write them.
+pub(super) fn to_text(value: &Value) -> String {
+    let mut text = String::new();
+    put(value, &mut text);
+    text
+}
+
+/// One order does for every kind of object; members that are not listed follow in alphabetical order.
+const MEMBER_ORDER: [&str; 29] = [
+    "type",
+    "keyslots",
+    "diskIsInitialized",
+    "tokens",
+    "segments",
+    "digests",
+    "config",
+    "offset",
+    "size",
+    "flags",
+    "iv_tweak",
+    "encryption",
+    "sector_size",
+    "integrity",
+    "key_size",
+    "af",
+    "area",
+    "kdf",
+    "journal_encryption",
+    "journal_integrity",
+    "stripes",
+    "time",
+    "memory",
+    "cpus",
+    "hash",
+    "iterations",
+    "salt",
+    "digest",
+    "json_size",
+];
+
+fn put(value: &Value, text: &mut String) {
+    match value {
+        Value::Object(members) => {
+            text.push('{');
+            for (n, (name, member)) in in_order(members).into_iter().enumerate() {
+                let comma = if n == 0 { "" } else { "," };
+                // Value's Display is compact JSON, with the quotes and escapes of a string
+                let _ = write!(text, "{comma}{}:", Value::from(name));
+                put(member, text);
+            }
+            text.push('}');
+        }
+        other => {
+            let _ = write!(text, "{other}");
+        }
+    }
+}
+
+fn in_order(members: &Map<String, Value>) -> Vec<(&str, &Value)> {
+    let mut members: Vec<(&str, &Value)> = members.iter().map(|(name, member)| (name.as_str(), member)).collect();
+    members.sort_by_key(|(name, _)| MEMBER_ORDER.iter().position(|known| known == name).unwrap_or(MEMBER_ORDER.len()));
+    members
+}
