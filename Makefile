@@ -41,8 +41,8 @@ kubeadm: setup ## kubeadm of the newest release, and of an older one, takes what
 kubernetes-api: setup ## our Kubernetes client, services, tickets, keys and Helm chart, against a real kube-apiserver, etcd and Helm
 	cargo test --locked --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service -- --ignored
 
-demo: build ## a VM: first boot, init, a reboot that unlocks itself, a reboot with recovery
-	@cargo run --locked --quiet --package machine --bin demo
+demo: setup ## a VM: first boot, init, a reboot that unlocks itself, a tampered one that must not, one with recovery
+	@tools/demo.sh
 
 bench: build ## compare with the peers
 	cargo bench --locked

@@ -32,9 +32,11 @@ probe() {
   (cd "$tree/guest" && find . | cpio --quiet -o -H newc >"$tree/probe.cpio")
   say "probing KVM (at most $LIMIT s)"
   # its init ends after the line, so the kernel panics, so QEMU ends
-  timeout -k 1 "$LIMIT" qemu-system-x86_64 $KVM -M q35 -m 256 -nodefaults -no-reboot -display none -serial stdio \
-    -kernel "$kernel"/boot/vmlinuz-* -initrd "$tree/probe.cpio" -append "console=ttyS0 quiet panic=-1" \
-    </dev/null >"$tree/log" 2>&1 || true
+  # a QEMU that aborts does so in a shell of its own, which says so into the log
+  (
+    timeout -k 1 "$LIMIT" qemu-system-x86_64 $KVM -M q35 -m 256 -nodefaults -no-reboot -display none -serial stdio \
+      -kernel "$kernel"/boot/vmlinuz-* -initrd "$tree/probe.cpio" -append "console=ttyS0 quiet panic=-1" </dev/null || true
+  ) >"$tree/log" 2>&1
   grep -q 'the probe is up' "$tree/log" || { say "KVM does not boot a kernel here: QEMU emulates the processor"; return 1; }
 }
 

@@ -159,7 +159,7 @@ fn a_machine_that_boots_something_else_gets_no_key_and_only_those_who_refuse_it_
     vm.cut_power();
 
     setting.machine.command_line = usual;
-    let (mut vm, cluster) = flow::first_boot(&mut setting, &|_| ())?;
+    let (mut vm, cluster) = flow::first_boot(&mut setting)?;
     vm.shut_down(PATIENCE)?;
     drop(vm);
 

@@ -1,11 +1,22 @@
 //! The serial line of a machine: every line with its time, and waiting for one.
 
-use super::{Failure, Result};
+use super::{Failure, Result, timeline};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Which lines of a console are printed as they come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Show {
+    /// None.
+    Nothing,
+    /// The steps of a boot (`timeline`).
+    Steps,
+    /// All.
+    Everything,
+}
 
 /// A line of the console, without carriage returns and colours.
 #[derive(Clone, Debug)]
@@ -32,12 +43,12 @@ pub struct Console {
 }
 
 impl Console {
-    /// Reads `from` to its end; each line also goes to `log`, and to stderr with `prefix` when there is one. `errors` is
-    /// a file with what QEMU itself says; a wait that ends in vain shows it.
+    /// Reads `from` to its end; each line also goes to `log`, and what is to be shown to standard output. `errors` is a file
+    /// with what QEMU itself says; a wait that ends in vain shows it.
     pub fn new(
         from: impl Read + Send + 'static,
         mut log: impl Write + Send + 'static,
-        prefix: Option<String>,
+        show: Show,
         errors: PathBuf,
     ) -> Console {
         let said = Arc::new((Mutex::new(Said::default()), Condvar::new()));
@@ -49,8 +60,10 @@ impl Console {
                 let line = Line { at: start.elapsed(), text: without_control(&raw) };
                 raw.clear();
                 let _ = writeln!(log, "[{:8.3}] {}", line.at.as_secs_f64(), line.text);
-                if let Some(prefix) = &prefix {
-                    eprintln!("{prefix}{}", line.text);
+                match (show, timeline::parse(&line.text)) {
+                    (Show::Everything, _) => println!("    | {}", line.text),
+                    (Show::Steps, Some(step)) => println!("    | {step}"),
+                    (Show::Steps, None) | (Show::Nothing, _) => {}
                 }
                 lock(&shared.0).lines.push(line);
                 shared.1.notify_all();
@@ -150,10 +163,14 @@ fn a_line_loses_its_carriage_return_and_colours() {
 
 #[test]
 fn waiting_ends_when_the_machine_is_gone_or_failed() {
-    let mut console = Console::new(&b"one\ntwo\n"[..], std::io::sink(), None, PathBuf::new());
+    let mut console = Console::new(&b"one\ntwo\n"[..], std::io::sink(), Show::Nothing, PathBuf::new());
     assert_eq!(console.wait_for("two", Duration::from_secs(5)).unwrap().text, "two");
     assert!(console.wait_for("one", Duration::from_secs(5)).unwrap_err().0.contains("is gone"));
-    let mut console =
-        Console::new(&b"firstlight[init] 1.0s failed: no disk\nthree\n"[..], std::io::sink(), None, PathBuf::new());
+    let mut console = Console::new(
+        &b"firstlight[init] 1.0s failed: no disk\nthree\n"[..],
+        std::io::sink(),
+        Show::Nothing,
+        PathBuf::new(),
+    );
     assert!(console.wait_for("three", Duration::from_secs(5)).unwrap_err().0.contains("failed: no disk"));
 }

@@ -3,7 +3,9 @@
 
 use super::initramfs::{self, Overlay};
 use super::metadata::MetadataServer;
+use super::predict::{self, Entry};
 use super::program::Program;
+use super::story::Story;
 use super::timeline::{self, Event};
 use super::vm::{Firmware, GUEST, HOST, Machine, Vm};
 use super::{Context, Failure, Result, dist, free_port};
@@ -26,6 +28,10 @@ pub const RECOVERY: u16 = 9999;
 /// Where a node expects the metadata service and the control planes' join services.
 const METADATA: u16 = 8080;
 const JOIN: u16 = 30090;
+/// What the host of the demo adds to the kernel's command line.
+const TAMPERING: &str = " init=/bin/sh";
+/// Exit code of the operator's command.
+const ATTESTATION_REFUSED: i32 = 3;
 /// Loaded machines emulate slowly.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -84,27 +90,33 @@ impl Setting {
 
     /// Runs the operator's command against a port of the node, in the operator's folder.
     pub fn operator(&self, vm: &Vm, command: &str, port: u16, arguments: &[&str]) -> Result<Output> {
-        let forwarded = vm.ports.get(&port).ok_or_else(|| Failure(format!("port {port} is not forwarded")))?;
-        Command::new(dist("firstlight")?)
-            .current_dir(self.machine.folder())
-            .args([
-                command,
-                "--endpoint",
-                &format!("127.0.0.1:{forwarded}"),
-                "--policy",
-                "policy.json",
-                "--timeout",
-                "90s",
-            ])
-            .args(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .context("run firstlight")
+        let endpoint = format!("127.0.0.1:{}", forwarded(vm, port)?);
+        self.firstlight(&[command, "--endpoint", &endpoint])?.args(arguments).output().context("run firstlight")
+    }
+
+    /// The operator's command in the operator's folder, with the policy there.
+    fn firstlight(&self, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new(dist("firstlight")?);
+        command.current_dir(self.machine.folder()).args(arguments).args([
+            "--policy",
+            "policy.json",
+            "--timeout",
+            "90s",
+        ]);
+        command.stdin(Stdio::null());
+        Ok(command)
     }
 
     /// `firstlight init`: makes the node the first of a cluster, and returns what the command printed.
     pub fn init(&self, vm: &Vm) -> Result<String> {
         succeeded("firstlight init", self.operator(vm, "init", INIT, &["--init-secret", "init-secret"])?)
+    }
+
+    /// `firstlight status`: whether the node meets the policy, by what its TPM signs.
+    pub fn status(&self, vm: &Vm, port: u16) -> Result<String> {
+        let address = format!("127.0.0.1:{}", forwarded(vm, port)?);
+        let mut command = self.firstlight(&["status", &address])?;
+        succeeded("firstlight status", command.output().context("run firstlight")?)
     }
 
     /// `firstlight recover`: brings the master secret.
@@ -165,60 +177,139 @@ fn instance(name: &str, address: &str) -> String {
     .to_string()
 }
 
+/// The port of the host that leads to a port of the node.
+fn forwarded(vm: &Vm, port: u16) -> Result<u16> {
+    vm.ports.get(&port).copied().ok_or_else(|| Failure(format!("port {port} is not forwarded")))
+}
+
 fn succeeded(what: &str, output: Output) -> Result<String> {
-    let text = [output.stderr, output.stdout].concat();
-    let text = String::from_utf8_lossy(&text).lines().map(|line| format!("\n           {line}")).collect::<String>();
-    if output.status.success() {
-        Ok(text)
-    } else {
-        Err(Failure(format!("{what} ended with {}: {text}", output.status)))
+    match output.status.success() {
+        true => Ok(said(&output)),
+        false => Err(Failure(format!("{what} ended with {}: {}", output.status, said(&output)))),
     }
 }
 
-/// What the demo tells while it goes on; the boot tests pass it by.
-pub type Tell<'a> = &'a dyn Fn(&str);
+/// What a command printed on both streams, without the lines that only say that something has begun.
+fn said(output: &Output) -> String {
+    let streams = [String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout)];
+    let lines = streams.iter().flat_map(|text| text.lines()).filter(|line| !line.ends_with(" .."));
+    lines.collect::<Vec<_>>().join("\n")
+}
 
-/// The demo: first boot, init, a reboot that opens the disk by itself, a reboot that the operator has to help. Each `tell`
-/// is a step; an error ends it. Returns the timeline of each boot.
-pub fn demo(setting: &mut Setting, tell: Tell) -> Result<Vec<(String, Vec<Event>)>> {
-    let mut timelines = Vec::new();
+/// The demo: first boot, init, a reboot that opens the disk by itself, one with a changed command line that must not, a
+/// reboot that the operator has to help. An error ends it. Returns what each boot is called, and its steps.
+pub fn demo(setting: &mut Setting, story: &Story) -> Result<Vec<(&'static str, Vec<Event>)>> {
+    let first = first_boot_and_init(setting, story)?;
+    let cluster = first.cluster;
+    let rejoin = rejoin(setting, story, &cluster)?;
+    let tampered = tampered(setting, story)?;
+    let recovery = recovery(setting, story, &cluster)?;
+    Ok(vec![
+        ("first boot and init", first.events),
+        ("reboot", rejoin),
+        ("tampered reboot", tampered),
+        ("reboot with recovery", recovery),
+    ])
+}
 
-    tell("first boot: the disk is blank");
-    let (vm, cluster) = first_boot(setting, tell)?;
-    timelines.push(shut_down("first boot and init", vm)?);
+struct First {
+    events: Vec<Event>,
+    /// PCR 15 of a member.
+    cluster: String,
+}
 
-    tell("reboot, with the cluster's join service up");
+fn first_boot_and_init(setting: &mut Setting, story: &Story) -> Result<First> {
+    story.part("1. First boot: the disk is blank. Then the operator's init.");
+    story.tell("switched on; the firmware measures and starts the kernel, which takes it some seconds");
+    let mut vm = new_machine(setting)?;
+    story.tell(&format!("its TPM, beside the policy that was computed before:\n{}", registers(setting, &mut vm)?));
+    story.tell("the operator asks what it is: firstlight status verifies what the TPM signed");
+    story.tell(&setting.status(&vm, INIT)?);
+    story.tell("it meets the policy, so that the operator may give it secrets: firstlight init");
+    let (vm, cluster) = member(setting, vm, story)?;
+    story.tell(&format!("PCR 15 is the cluster's from here on, and never again a fresh node's:\n{cluster}"));
+    Ok(First { events: shut_down(vm)?, cluster })
+}
+
+fn rejoin(setting: &mut Setting, story: &Story, cluster: &str) -> Result<Vec<Event>> {
+    story.part("2. Reboot: the cluster's join service gives the key to a machine that proves what it runs.");
     setting.start_services()?;
-    let vm = setting.machine.boot()?;
-    let vm = member_again(vm, " ticket:", &cluster)
+    story.tell("the join service is up; switched on");
+    let vm = member_again(setting.machine.boot()?, " ticket:", cluster)
         .context(&format!("rejoin; the services said\n{}", setting.services_said()))?;
-    tell("the machine proved what it runs and got its key; the file written before the reboot is there");
-    timelines.push(shut_down("reboot: rejoin", vm)?);
+    story.tell("the disk opened by itself; the file written before the reboot is there");
+    shut_down(vm)
+}
 
-    tell("reboot, with the join service stopped");
-    setting.stop_services();
+/// The machine is the same, the TPM too, and the disk. Only what it boots is not.
+fn tampered(setting: &mut Setting, story: &Story) -> Result<Vec<Event>> {
+    story.part("3. Tampered reboot: the host adds a word to the kernel's command line.");
+    let honest = setting.machine.event_log()?;
+    let usual = setting.machine.command_line.clone();
+    setting.machine.command_line.push_str(TAMPERING);
+    let altered = setting.machine.event_log()?;
+    story.tell(&format!("switched on with {:?}", setting.machine.command_line));
     let mut vm = setting.machine.boot()?;
-    let waiting = vm.console.wait_for(" waiting:", PATIENCE)?;
-    tell(&format!("the node says on its console:\n           {}", waiting.text));
-    tell(&format!("firstlight recover --status said:{}", setting.recovery_status(&vm)?));
-    tell(&format!("the operator brings the master secret; firstlight recover said:{}", setting.recover(&vm)?));
-    let vm = member_again(vm, " key-slot:", &cluster)?;
-    tell("the disk opened; the file is there");
-    timelines.push(shut_down("reboot: recovery", vm)?);
-    Ok(timelines)
+    let heard = vm.console.wait_for("join service 10.42.0.1:30090: ", PATIENCE)?;
+    if !heard.text.contains("refused") {
+        return Err(Failure(format!("the join service should refuse an altered machine: {}", heard.text)));
+    }
+    story.tell("the machine hears that it is refused, and no more; the join service's log says why:");
+    let why = format!("PCR 9: expected {}, got {}", predict::value(&honest, 9), predict::value(&altered, 9));
+    story.tell(&line_with(&setting.services_said(), &why)?);
+    let refused = setting.operator(&vm, "recover", RECOVERY, &[])?;
+    if refused.status.code() != Some(ATTESTATION_REFUSED) {
+        return Err(Failure(format!("firstlight recover should end with 3: {}: {}", refused.status, said(&refused))));
+    }
+    story.tell("the operator does not give it the master secret either: firstlight recover ended with 3");
+    story.tell(&line_with(&said(&refused), &why)?);
+    story.tell(&format!("the event log has the reason:\n{}", changed_entries(&honest, &altered, &said(&refused))?));
+    let events = timeline::events(&vm.console.lines());
+    if events.iter().any(|event| ["key-slot", "mounted"].contains(&event.name.as_str())) {
+        return Err(Failure("the disk of an altered machine opened".to_owned()));
+    }
+    story.tell("the disk stays closed; the power is cut, and the command line is what it was");
+    vm.cut_power();
+    setting.machine.command_line = usual;
+    Ok(events)
+}
+
+fn recovery(setting: &mut Setting, story: &Story, cluster: &str) -> Result<Vec<Event>> {
+    story.part("4. Reboot with the join service stopped: the operator brings the key.");
+    setting.stop_services();
+    story.tell("switched on");
+    let mut vm = setting.machine.boot()?;
+    vm.console.wait_for(" waiting:", PATIENCE)?;
+    story.tell("it waits, and says so to whoever asks: firstlight recover --status");
+    story.tell(&setting.recovery_status(&vm)?);
+    story.tell("the operator brings the master secret: firstlight recover");
+    story.tell(&setting.recover(&vm)?);
+    let vm = member_again(vm, " key-slot:", cluster)?;
+    story.tell("the disk opened; the file is there");
+    shut_down(vm)
 }
 
 /// The first boot, and the operator's init; leaves a file on the disk. Returns the machine and its PCR 15.
-pub fn first_boot(setting: &mut Setting, tell: Tell) -> Result<(Vm, String)> {
+pub fn first_boot(setting: &mut Setting) -> Result<(Vm, String)> {
+    let vm = new_machine(setting)?;
+    member(setting, vm, &Story::silent())
+}
+
+/// Boots with a blank disk until it waits for init.
+fn new_machine(setting: &mut Setting) -> Result<Vm> {
     let mut vm = setting.machine.boot()?;
-    vm.console.wait_for(" formatted:", PATIENCE)?;
-    vm.console.wait_for(" mounted:", PATIENCE)?;
-    vm.console.wait_for(" ready:", PATIENCE)?;
-    tell("the disk is formatted and mounted, the OS runs; the operator initialises the node");
-    tell(&format!("firstlight init said:{}", setting.init(&vm)?));
+    for step in [" formatted:", " mounted:", " ready:"] {
+        vm.console.wait_for(step, PATIENCE)?;
+    }
+    Ok(vm)
+}
+
+/// The operator's init, and a file on the disk. Returns the machine and its PCR 15.
+fn member(setting: &Setting, mut vm: Vm, story: &Story) -> Result<(Vm, String)> {
+    story.tell(&setting.init(&vm)?);
     vm.console.wait_for(" complete:", PATIENCE)?;
     vm.command("echo written before the reboot >/run/state/proof && sync", PATIENCE)?;
-    let cluster = pcr15(&mut vm)?;
+    let cluster = pcr(&mut vm, 15)?;
     if cluster.bytes().all(|b| b == b'0') {
         return Err(Failure("the node is initialised, but its PCR 15 is zero".to_owned()));
     }
@@ -231,19 +322,51 @@ pub fn member_again(mut vm: Vm, event: &str, cluster: &str) -> Result<Vm> {
     vm.console.wait_for(" mounted:", PATIENCE)?;
     vm.console.wait_for(" ready:", PATIENCE)?;
     let proof = vm.command("cat /run/state/proof", PATIENCE)?;
-    let now = pcr15(&mut vm)?;
+    let now = pcr(&mut vm, 15)?;
     if proof != "written before the reboot" || now != cluster {
         return Err(Failure(format!("the file says {proof:?}; PCR 15 is {now}, expected {cluster}")));
     }
     Ok(vm)
 }
 
-fn pcr15(vm: &mut Vm) -> Result<String> {
-    vm.command("cat /sys/class/tpm/tpm0/pcr-sha256/15", PATIENCE)
+/// The registers that say most, as the machine's TPM has them, and what the policy says to each.
+fn registers(setting: &Setting, vm: &mut Vm) -> Result<String> {
+    let policy = setting.machine.event_log()?;
+    let meaning = [(4, "the kernel"), (9, "its command line and the initramfs"), (15, "the cluster: none yet")];
+    let line = |(number, meaning)| {
+        let (got, wanted) = (pcr(vm, number)?, predict::value(&policy, number));
+        let verdict = if got == wanted { "as in the policy".to_owned() } else { format!("the policy wants {wanted}") };
+        Ok(format!("PCR {number:2}  {got}  {verdict}: {meaning}"))
+    };
+    Ok(meaning.into_iter().map(line).collect::<Result<Vec<_>>>()?.join("\n"))
 }
 
-pub fn shut_down(title: &str, mut vm: Vm) -> Result<(String, Vec<Event>)> {
+/// Which entries of PCR 9 differ; the refusal has to name each by the beginning of its digest.
+fn changed_entries(honest: &[Entry], altered: &[Entry], refusal: &str) -> Result<String> {
+    let mut lines = Vec::new();
+    for (honest, altered) in honest.iter().zip(altered).filter(|(entry, _)| entry.pcr == 9) {
+        let [wanted, got] = [honest, altered].map(|entry| predict::hex(&entry.digest[..4]));
+        line_with(refusal, &got)?;
+        let verdict = if wanted == got { "as it should be".to_owned() } else { format!("it should be {wanted}..") };
+        lines.push(format!("{got}.. is {}: {verdict}", altered.what));
+    }
+    Ok(lines.join("\n"))
+}
+
+/// The line of `text` that has `wanted` in it.
+fn line_with(text: &str, wanted: &str) -> Result<String> {
+    let line = text.lines().find(|line| line.contains(wanted)).map(|line| line.trim().to_owned());
+    line.ok_or_else(|| Failure(format!("there should be {wanted:?} in what was said:\n{text}")))
+}
+
+fn pcr(vm: &mut Vm, number: u32) -> Result<String> {
+    let value = vm.command(&format!("cat /sys/class/tpm/tpm0/pcr-sha256/{number}"), PATIENCE)?;
+    Ok(value.to_ascii_lowercase())
+}
+
+/// Switches the machine off in order, and returns its steps.
+fn shut_down(mut vm: Vm) -> Result<Vec<Event>> {
     let events = timeline::events(&vm.console.lines());
     vm.shut_down(PATIENCE)?;
-    Ok((title.to_owned(), events))
+    Ok(events)
 }

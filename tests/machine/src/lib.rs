@@ -8,6 +8,7 @@
 //! - `metadata`: the metadata service that a QEMU machine asks who it is
 //! - `predict`: the measurement policy of what a machine boots
 //! - `program`: our programs on the host, run beside the machine
+//! - `story`: what the demo tells, and how long each of its parts takes
 //! - `timeline`: the `firstlight[stage] 1.23s event` lines of a boot as a table
 //! - `case`: a shell script that runs inside the machine and says PASS or FAIL
 //!
@@ -23,6 +24,7 @@ pub mod metadata;
 pub mod predict;
 #[path = "../../common/program.rs"]
 pub mod program;
+pub mod story;
 pub mod timeline;
 pub mod vm;
 

@@ -5,7 +5,7 @@
 //! Option", separator; in OVMF's order, which loads the kernel before it calls the first boot option.
 //! PCR 9 (the kernel's EFI stub): load options, then the initrd. OVMF appends ` initrd=initrd` to the command line.
 
-use ring::digest::{Context, SHA256, digest};
+use sha2::{Digest, Sha256};
 
 /// QEMU (hw/i386/x86.c, as of 7.2) writes these into the kernel's setup header before it hands it to the firmware, so they
 /// are part of what is measured. Offsets: Linux boot protocol, Documentation/arch/x86/boot.rst.
@@ -16,20 +16,47 @@ const CMDLINE_ADDR: u32 = 0x20000;
 /// Kept free of an initrd at the end of low memory, for ACPI tables (pc_q35_7_x: 0x20000 + 0x8000).
 const ACPI_DATA_SIZE: u32 = 0x28000;
 
-/// The measurement policy of a machine with `memory` bytes: PCRs 4 and 9 as computed, and zero for those that nothing may
-/// touch before the node belongs to a cluster.
-pub fn policy(kernel: &[u8], initrd: &[u8], command_line: &str, memory: u32) -> String {
-    let mut registers =
-        vec![(4, pcr4(kernel, u32::try_from(initrd.len()).unwrap(), memory)), (9, pcr9(initrd, command_line))];
-    registers.extend([8, 11, 12, 13, 15].map(|index| (index, [0; 32])));
-    let entries: Vec<String> = registers
-        .into_iter()
-        .map(|(index, value)| format!("\"{index}\":{{\"expected\":\"{}\",\"warnOnly\":false}}", hex(&value)))
-        .collect();
-    format!("{{\"measurements\":{{{}}}}}", entries.join(","))
+/// An entry of the event log: what the firmware or the kernel extends a register with.
+pub struct Entry {
+    /// The register.
+    pub pcr: u32,
+    /// What was measured, for a person.
+    pub what: &'static str,
+    /// Its digest.
+    pub digest: [u8; 32],
 }
 
-fn pcr4(kernel: &[u8], initrd_size: u32, memory: u32) -> [u8; 32] {
+/// The measurement policy of a machine in whose event log there are these entries: their registers, and zero for those that
+/// nothing may touch before the node belongs to a cluster.
+pub fn policy(entries: &[Entry]) -> String {
+    let registers = [4, 9, 8, 11, 12, 13, 15].map(|pcr| (pcr, value(entries, pcr)));
+    let measurements =
+        registers.map(|(pcr, value)| format!("\"{pcr}\":{{\"expected\":\"{value}\",\"warnOnly\":false}}"));
+    format!("{{\"measurements\":{{{}}}}}", measurements.join(","))
+}
+
+/// What a register holds after these entries, in hexadecimal digits.
+pub fn value(entries: &[Entry], pcr: u32) -> String {
+    let of_pcr = entries.iter().filter(|entry| entry.pcr == pcr);
+    hex(&of_pcr.fold([0; 32], |value, entry| sha256(&[value, entry.digest].concat())))
+}
+
+/// The entries of PCRs 4 and 9 of a machine with `memory` bytes.
+pub fn entries(kernel: &[u8], initrd: &[u8], command_line: &str, memory: u32) -> Vec<Entry> {
+    let initrd_size = u32::try_from(initrd.len()).unwrap();
+    let options: Vec<u8> =
+        format!("{command_line} initrd=initrd\0").encode_utf16().flat_map(u16::to_le_bytes).collect();
+    vec![
+        Entry { pcr: 4, what: "the kernel", digest: authenticode(&loaded(kernel, initrd_size, memory)) },
+        Entry { pcr: 4, what: "its call", digest: sha256(b"Calling EFI Application from Boot Option") },
+        Entry { pcr: 4, what: "a separator", digest: sha256(&[0; 4]) },
+        Entry { pcr: 9, what: "the kernel's command line", digest: sha256(&options) },
+        Entry { pcr: 9, what: "the initramfs", digest: sha256(initrd) },
+    ]
+}
+
+/// The kernel as QEMU hands it to the firmware.
+fn loaded(kernel: &[u8], initrd_size: u32, memory: u32) -> Vec<u8> {
     let mut kernel = kernel.to_vec();
     let initrd_max = u32_at(&kernel, 0x22c).min(memory - ACPI_DATA_SIZE - 1);
     kernel[0x210] = QEMU_LOADER;
@@ -39,18 +66,7 @@ fn pcr4(kernel: &[u8], initrd_size: u32, memory: u32) -> [u8; 32] {
     let heap_end = u16::try_from(CMDLINE_ADDR - REAL_ADDR - 0x200).unwrap();
     kernel[0x224..0x226].copy_from_slice(&heap_end.to_le_bytes());
     kernel[0x228..0x22c].copy_from_slice(&CMDLINE_ADDR.to_le_bytes());
-    replay(&[authenticode(&kernel), sha256(b"Calling EFI Application from Boot Option"), sha256(&[0; 4])])
-}
-
-fn pcr9(initrd: &[u8], command_line: &str) -> [u8; 32] {
-    let options: Vec<u8> =
-        format!("{command_line} initrd=initrd\0").encode_utf16().flat_map(u16::to_le_bytes).collect();
-    replay(&[sha256(&options), sha256(initrd)])
-}
-
-/// The value of a PCR that was extended with `digests`.
-fn replay(digests: &[[u8; 32]]) -> [u8; 32] {
-    digests.iter().fold([0; 32], |pcr, digest| sha256(&[pcr, *digest].concat()))
+    kernel
 }
 
 /// The digest of a PE file that a signature would cover ("Windows Authenticode Portable Executable Signature Format").
@@ -60,7 +76,7 @@ fn authenticode(pe: &[u8]) -> [u8; 32] {
     let directories = optional + if u16_at(pe, optional) == 0x20b { 112 } else { 96 };
     let certificates = directories + 4 * 8;
     let headers_size = u32_at(pe, optional + 60) as usize;
-    let mut context = Context::new(&SHA256);
+    let mut context = Sha256::new();
     context.update(&pe[..optional + 64]); // up to the checksum
     context.update(&pe[optional + 68..certificates]);
     context.update(&pe[certificates + 8..headers_size]);
@@ -78,11 +94,11 @@ fn authenticode(pe: &[u8]) -> [u8; 32] {
     }
     let end = pe.len() - u32_at(pe, certificates + 4) as usize;
     context.update(&pe[hashed.min(end)..end]);
-    context.finish().as_ref().try_into().unwrap()
+    context.finalize().into()
 }
 
 fn sha256(bytes: &[u8]) -> [u8; 32] {
-    digest(&SHA256, bytes).as_ref().try_into().unwrap()
+    Sha256::digest(bytes).into()
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -93,6 +109,6 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -2,6 +2,7 @@
 //! print on the console.
 
 use super::console::Line;
+use std::fmt;
 
 /// One step, as the machine said it.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +15,14 @@ pub struct Event {
     pub name: String,
     /// What else there was to say; may be empty.
     pub text: String,
+}
+
+/// The machine's clock, the step.
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Event { stage, at, name, text } = self;
+        write!(f, "{at:7.2} s  {stage:6}  {name}{}{text}", if text.is_empty() { "" } else { ": " })
+    }
 }
 
 /// Reads a line of the console; `None` for any other line.
@@ -36,17 +45,10 @@ pub fn events(console: &[Line]) -> Vec<Event> {
     console.iter().filter_map(|line| parse(&line.text)).collect()
 }
 
-/// A table of them: when by the machine's clock, how long after the step before, what.
-pub fn table(title: &str, events: &[Event]) -> String {
-    let mut out = format!("{title}\n     clock   took  stage   step\n");
-    let mut before = 0.0;
-    for event in events {
-        let Event { stage, at, name, text } = event;
-        let text = if text.is_empty() { String::new() } else { format!(": {text}") };
-        out.push_str(&format!("  {at:7.2}s {:+6.2}  {stage:6}  {name}{text}\n", at - before));
-        before = *at;
-    }
-    out
+/// Seconds from one step to a later one.
+pub fn between(events: &[Event], first: &str, last: &str) -> Option<f64> {
+    let at = |name: &str| events.iter().find(|event| event.name == name).map(|event| event.at);
+    Some(at(last)? - at(first)?)
 }
 
 #[test]

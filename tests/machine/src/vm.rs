@@ -4,7 +4,8 @@
 //! network is QEMU's user-mode network with the host at 10.42.0.1: a port there leads to a loopback port of the host,
 //! which needs no privilege and lets several machines run at once.
 
-use super::console::Console;
+use super::console::{Console, Show};
+use super::predict::Entry;
 use super::{Context, Failure, Result, free_port, predict, root, script};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -47,8 +48,8 @@ pub struct Machine {
     pub open_ports: Vec<u16>,
     /// Ports of the host as the guest sees it (10.42.0.1), and the loopback port that each leads to.
     pub host_ports: BTreeMap<u16, u16>,
-    /// Shows the console on stderr, each line after this.
-    pub show_console: Option<String>,
+    /// Which lines of the console are printed as they come.
+    pub show: Show,
     name: String,
     folder: tempfile::TempDir,
     disks: Vec<String>,
@@ -68,7 +69,7 @@ impl Machine {
             tpm: true,
             open_ports: Vec::new(),
             host_ports: BTreeMap::new(),
-            show_console: None,
+            show: Show::Nothing,
             name: name.to_owned(),
             folder,
             disks: Vec::new(),
@@ -98,9 +99,14 @@ impl Machine {
 
     /// The measurement policy that this machine meets when it boots with UEFI: computed from the files that it boots.
     pub fn policy(&self) -> Result<String> {
+        Ok(predict::policy(&self.event_log()?))
+    }
+
+    /// What will be in its event log when it boots with UEFI, of PCRs 4 and 9.
+    pub fn event_log(&self) -> Result<Vec<Entry>> {
         let kernel = std::fs::read(kernel()?).context("read the kernel")?;
         let initramfs = std::fs::read(self.initramfs()).context("read the initramfs")?;
-        Ok(predict::policy(&kernel, &initramfs, &self.command_line, self.memory << 20))
+        Ok(predict::entries(&kernel, &initramfs, &self.command_line, self.memory << 20))
     }
 
     /// A folder for whatever else belongs to this machine.
@@ -184,7 +190,7 @@ impl Machine {
         let mut qemu =
             qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).spawn().context("start QEMU")?;
         let stdout = qemu.stdout.take().ok_or_else(|| Failure("QEMU has no console".to_owned()))?;
-        let console = Console::new(stdout, log, self.show_console.clone(), errors.clone());
+        let console = Console::new(stdout, log, self.show, errors.clone());
         Ok(Vm { console, ports, qemu, swtpm, commands: 0, errors })
     }
 

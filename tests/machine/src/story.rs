@@ -1,0 +1,49 @@
+//! What the demo tells while it goes on: what happens now, and at the end how long each part took.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+/// The boot tests go the demo's way in silence.
+pub struct Story {
+    start: Instant,
+    aloud: bool,
+    parts: RefCell<Vec<(String, Duration)>>,
+}
+
+impl Story {
+    /// On standard output.
+    pub fn aloud() -> Story {
+        Story { start: Instant::now(), aloud: true, parts: RefCell::default() }
+    }
+
+    /// Nowhere.
+    pub fn silent() -> Story {
+        Story { aloud: false, ..Story::aloud() }
+    }
+
+    /// A part begins, whose time ends with the next.
+    pub fn part(&self, title: &str) {
+        if self.aloud {
+            println!("\n{title}");
+        }
+        self.parts.borrow_mut().push((title.to_owned(), self.start.elapsed()));
+    }
+
+    /// Something happened, or is about to take its time. Further lines stand below the first.
+    pub fn tell(&self, text: &str) {
+        if self.aloud {
+            let text = text.trim_end().replace('\n', "\n             ");
+            println!("  [{:6.1} s] {text}", self.start.elapsed().as_secs_f64());
+        }
+    }
+
+    /// How long each part took, and all of them.
+    pub fn times(&self) -> String {
+        let parts = self.parts.borrow();
+        let all = self.start.elapsed();
+        let ends = parts.iter().skip(1).map(|(_, start)| *start).chain([all]);
+        let line = |title: &str, took: Duration| format!("  {:7.1} s  {title}\n", took.as_secs_f64());
+        let lines = parts.iter().zip(ends).map(|((title, start), end)| line(title, end - *start));
+        lines.chain([line("together", all)]).collect()
+    }
+}
