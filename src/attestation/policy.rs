@@ -262,6 +262,14 @@ impl Policy {
         self
     }
 
+    /// The same policy for members of any cluster and of none: it says what runs, and must let nobody in.
+    pub fn of_any_cluster(mut self) -> Policy {
+        for image in &mut self.images {
+            image.measurements.remove(&CLUSTER_ID_PCR);
+        }
+        self
+    }
+
     /// The image that a machine with these values meets, or else comes nearest to; the first of those that are as near.
     pub fn nearest(&self, values: &BTreeMap<u32, Vec<u8>>) -> &Image {
         let nearest = self.images.iter().min_by_key(|image| image.distance(values));

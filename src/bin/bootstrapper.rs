@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::{io, thread};
 
 use firstlight::attestation::{Issuer, qemu_vtpm};
-use firstlight::bootstrapper::{Bootstrapper, Ending, init_server};
+use firstlight::bootstrapper::{Bootstrapper, Ending, init_server, member};
 use firstlight::kubernetes::components::{Policy, Settings};
 use firstlight::metadata::Metadata;
 use firstlight::program::{self, Failure};
@@ -22,7 +22,8 @@ const HELP: &str = "\
 bootstrapper: makes a fresh confidential VM a trusted node of a Kubernetes cluster
 
   bootstrapper unlock [OPTIONS]   in the initramfs: opens (or formats) the state disk and mounts it
-  bootstrapper run [OPTIONS]      in the booted system: becomes, or starts, a member of a cluster
+  bootstrapper run [OPTIONS]      in the booted system: becomes, or starts, a member of a cluster; then answers
+                                  `firstlight status` until SIGTERM
 
 Options
   --csp NAME           where this machine runs (environment: CONSTEL_CSP); known: qemu
@@ -46,7 +47,7 @@ Examples
   bootstrapper unlock --csp qemu --variant qemu-vtpm
   bootstrapper run --csp qemu --variant qemu-vtpm --components /opt/components --events /dev/virtio-ports/events
 
-Exit codes: 0 done, 1 failed (the last line says why), 2 wrong usage, 3 (run) the disk is marked for reset: reboot,
+Exit codes: 0 done (run: a member that was stopped), 1 failed (the last line says why), 2 wrong usage, 3 (run) the disk is marked for reset: reboot,
 143 stopped by SIGTERM.
 ";
 
@@ -107,11 +108,11 @@ fn main() -> ExitCode {
         };
         timeline.peak_memory();
         match result {
-            Ok(Ending::Member | Ending::Initialized | Ending::Joined) => Ok(()),
+            Ok(ending) if ending.is_member() => Ok(()),
             Ok(Ending::Reset) => {
                 Err(Failure::Failed(RESET, "reboot this machine: its state disk starts afresh".into()))
             }
-            Ok(Ending::Stopped) => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
+            Ok(_) => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
             Err(error) => {
                 timeline.event("error", &error);
                 let code = if stop.is_stopped() { STOPPED } else { program::FAILED };
@@ -141,7 +142,7 @@ fn prepare() -> io::Result<Stop> {
 }
 
 fn unlock(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, String> {
-    let (tpm, issuer) = attestation(&options, &timeline)?;
+    let (tpm, issuer) = attestation(&options)?;
     let unlock = Unlock {
         metadata: metadata(&options)?,
         disk: options.disk,
@@ -149,7 +150,7 @@ fn unlock(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, S
         key_file: options.key_file,
         mke2fs: options.mke2fs,
         recovery: SocketAddr::new(options.listen, recovery::PORT),
-        issuer,
+        issuer: timeline.issuer(issuer),
         tpm,
         stop: stop.clone(),
         timeline,
@@ -158,24 +159,31 @@ fn unlock(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, S
 }
 
 fn run(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, String> {
-    let (tpm, issuer) = attestation(&options, &timeline)?;
+    let (tpm, issuer) = attestation(&options)?;
+    let listen = SocketAddr::new(options.listen, init_server::PORT);
     let bootstrapper = Bootstrapper {
         metadata: metadata(&options)?,
         disk: options.disk,
         root: options.root,
         key_file: options.key_file,
-        listen: SocketAddr::new(options.listen, init_server::PORT),
-        issuer,
+        listen,
+        issuer: timeline.issuer(issuer.clone()),
         tpm,
         policy: Policy { allow_unverified: options.allow_unverified, ..Policy::default() },
         settings: Settings { image: options.components, ..Settings::default() },
         stop: stop.clone(),
         timeline,
     };
-    bootstrapper.run().map_err(|error| error.to_string())
+    let ending = bootstrapper.run().map_err(|error| error.to_string())?;
+    if ending.is_member() {
+        timeline.peak_memory();
+        // its quotes are asked for by strangers: they are no events
+        member::serve(listen, issuer, stop, &timeline);
+    }
+    Ok(ending)
 }
 
-fn attestation(options: &Options, timeline: &Timeline) -> Result<(tpm::Location, Arc<dyn Issuer>), String> {
+fn attestation(options: &Options) -> Result<(tpm::Location, Arc<dyn Issuer>), String> {
     if options.variant != qemu_vtpm::VARIANT {
         return Err(format!("attestation variant {:?} is not known; known: {}", options.variant, qemu_vtpm::VARIANT));
     }
@@ -184,7 +192,7 @@ fn attestation(options: &Options, timeline: &Timeline) -> Result<(tpm::Location,
         None => tpm::Location::default_device().map_err(|error| error.to_string())?,
     };
     let issuer = qemu_vtpm::Issuer::new(location.clone(), Some(qemu_vtpm::EVENT_LOG.into()));
-    Ok((location, timeline.issuer(Arc::new(issuer))))
+    Ok((location, Arc::new(issuer)))
 }
 
 fn metadata(options: &Options) -> Result<Arc<Metadata>, String> {

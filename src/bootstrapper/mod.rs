@@ -1,19 +1,20 @@
 //! The bootstrapper in the booted system: makes a fresh VM a member of a cluster, or starts what a member runs.
 //!
 //! ```text
-//!   PCR 15 not zero? ──yes──► the disk's node ever completed? ──yes──► start it, done
+//!   PCR 15 not zero? ──yes──► the disk's node ever completed? ──yes──► start it ─► member
 //!        │ no                              │ no
 //!        ▼                                 ▼
 //!   InitServer ║ JoinClient           mark the disk for reset, reboot
 //!        │ init     │ ticket               ▲
 //!        └────┬─────┘                      │ failed
 //!             ▼                            │
-//!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete, done
+//!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete ─► member
 //! ```
 //!
 //! Files: [`init_server`] with its [`secret_guard`], and [`join_client`] with its [`turn`] and [`ticket`]; [`node_lock`] and the [`race`]
 //! for it; [`init`] and [`join`] are what follows the lock, each a [`job`], with what they share in [`setup`]; [`cluster`] is
-//! where Kubernetes comes into an init, by a [`command`] after the other; [`kubelet`] and [`etcd`] are what a member runs.
+//! where Kubernetes comes into an init, by a [`command`] after the other; [`kubelet`] and [`etcd`] are what a member runs, and
+//! [`member`] what it answers from then on.
 
 pub mod cluster;
 pub mod command;
@@ -24,6 +25,7 @@ pub mod job;
 pub mod join;
 pub mod join_client;
 pub mod kubelet;
+pub mod member;
 pub mod node_lock;
 pub mod race;
 pub mod secret_guard;
@@ -94,6 +96,13 @@ pub enum Ending {
     Stopped,
     /// Its disk is marked for reset: reboot.
     Reset,
+}
+
+impl Ending {
+    /// Whether the node belongs to a cluster, and works.
+    pub fn is_member(&self) -> bool {
+        matches!(self, Ending::Member | Ending::Initialized | Ending::Joined)
+    }
 }
 
 /// What came of waiting for the node lock.

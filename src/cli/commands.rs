@@ -132,15 +132,19 @@ const STATUS: Command = Command {
     summary: "ask a node where it stands",
     about: &[
         "Asks, at the same time, the three servers that a node can have: the recovery server of one that waits in its \
-         initramfs (port 9999), the InitServer of one that waits for its init (9000), and the join service of a member of a \
-         cluster (30090); with a port, only that one. Says of each whether it answers, whether it meets the policy, and what \
-         the node waits for.",
-        "Exits with 0 when one answers and none is refused, with 3 when one is not what the policy wants, and with 4 when \
-         none answers.",
+         initramfs (port 9999), the InitServer of one that waits for its init, or what a member of a cluster has in its place \
+         (9000), and the join service of a control plane (30090); with a port, only that one. Says of each whether it \
+         answers, whether it meets the policy, and to which cluster it belongs, by PCR 15, or what it waits for.",
+        "Exits with 0 for a member of the cluster whose ID is given or in the state file, 3 when a register does not meet the \
+         policy, 4 when nobody answers, 5 for a node that waits for the key of its disk, 6 for a fresh one that belongs to no \
+         cluster, 7 for a member of another cluster or where the ID is not known, and 8 when only a join service answers, \
+         which proves nothing of its node.",
     ],
     operand: Some(Operand { value: Value::Text("HOST[:PORT]"), help: "the node, or one server of it" }),
     options: &[
         POLICY,
+        Opt::value("state", Value::File, "has the ID of the operator's cluster; may be missing").or(STATE_FILE),
+        Opt::value("cluster-id", Value::Text("HEX"), "the cluster's ID, in place of that in the state file"),
         Opt::value("timeout", Value::Text("TIME"), "for everything together, as 90s, 10m or 1h").or("30s"),
     ],
     examples: &[

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,23 @@ impl Node {
         Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) }
     }
 
+    /// A node in any standing, which is noted when it has proved it. `cluster` is the operator's, if that is known.
+    pub fn in_any_standing(
+        endpoint: &Endpoint,
+        policy: &Policy,
+        cluster: Option<&[u8; CLUSTER_ID_LEN]>,
+        noted: &Arc<OnceLock<Standing>>,
+    ) -> Node {
+        let judge = |policy: Policy| qemu_vtpm::Validator::new(Arc::new(policy));
+        let validator: Arc<dyn Validator> = Arc::new(AnyStanding {
+            fresh: judge(policy.clone().expecting_pcr15([0; 32])),
+            member: cluster.map(|id| judge(policy.clone().expecting_cluster(id))),
+            any: judge(policy.clone().of_any_cluster()),
+            noted: noted.clone(),
+        });
+        Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) }
+    }
+
     /// A connection to it, tried until `deadline`. A node that does not meet the policy is not asked again.
     pub fn reach(&self, deadline: Instant, progress: &Progress) -> Result<Channel, Failure> {
         let started = Instant::now();
@@ -156,6 +173,45 @@ impl Validator for FreshOrMember {
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
         self.fresh.validate(document, nonce).or_else(|why| self.member.validate(document, nonce).map_err(|_| why))
+    }
+}
+
+/// To which cluster a node belongs, by its PCR 15; all other registers meet the policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// To none since it started.
+    Fresh,
+    /// To the operator's.
+    Member,
+    /// To another one, or to one that may be the operator's, where that is not known.
+    Other,
+}
+
+/// What meets the policy in any standing will do. What is said of a machine that does not is the verdict on the other
+/// registers than PCR 15.
+struct AnyStanding {
+    fresh: qemu_vtpm::Validator,
+    member: Option<qemu_vtpm::Validator>,
+    any: qemu_vtpm::Validator,
+    noted: Arc<OnceLock<Standing>>,
+}
+
+impl Validator for AnyStanding {
+    fn oid(&self) -> Oid {
+        self.any.oid()
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        let user_data = self.any.validate(document, nonce)?;
+        let meets = |policy: &qemu_vtpm::Validator| policy.validate(document, nonce).is_ok();
+        let standing = match &self.member {
+            _ if meets(&self.fresh) => Standing::Fresh,
+            Some(member) if meets(member) => Standing::Member,
+            _ => Standing::Other,
+        };
+        // the first connection's counts, and there is no second
+        let _ = self.noted.set(standing);
+        Ok(user_data)
     }
 }
 

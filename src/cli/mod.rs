@@ -30,6 +30,7 @@ use lexopt::prelude::*;
 use log::LevelFilter;
 
 use crate::bootstrapper::init_server;
+use crate::crypto::CLUSTER_ID_LEN;
 use crate::kubernetes::services::{MetadataService, Phase};
 use crate::logger;
 use crate::metadata::{self, Metadata};
@@ -198,8 +199,17 @@ fn status_options(given: &Given) -> Result<status::Options, Failure> {
     Ok(status::Options {
         address: given.operand()?,
         policy: given.path("policy"),
+        state: given.path("state"),
+        cluster_id: match given.has("cluster-id") {
+            true => Some(given.parsed("cluster-id", cluster_id)?),
+            false => None,
+        },
         timeout: given.parsed("timeout", time)?,
     })
+}
+
+fn cluster_id(text: &str) -> Result<[u8; CLUSTER_ID_LEN], &'static str> {
+    state::unhex(text).ok_or("expected 64 hexadecimal digits")
 }
 
 fn ssh_options(given: &Given) -> ssh::Options {

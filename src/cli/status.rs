@@ -1,28 +1,39 @@
 //! `firstlight status`: asks a node where it stands.
 //!
-//! A node has a server for each state in which somebody has to do something, each on its own port, and each but the last
-//! proves what the node runs:
+//! A node has a server for each state that it can be in, each but the last proves what the node runs, and by PCR 15 to which
+//! cluster it belongs:
 //!
 //! | port | server | who answers there |
 //! |---|---|---|
 //! | 9999 | recovery server | a node in its initramfs that waits for the key of its disk |
 //! | 9000 | InitServer | a booted node that waits for the operator's init |
-//! | 30090 | join service | a member of a cluster that lets others in, if they prove what they run |
+//! | 9000 | member | a booted node that belongs to a cluster |
+//! | 30090 | join service | a control plane that lets others in, if they prove what they run |
 
 use std::fmt::Write;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::connect::{Attempt, Endpoint, Node};
+use super::connect::{Attempt, Endpoint, Node, Standing, read_policy};
 use super::progress::printable;
+use super::state::{State, hex};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, recover, say_all};
 use crate::atls;
 use crate::bootstrapper::init_server;
+use crate::crypto::CLUSTER_ID_LEN;
 use crate::grpc::{CallOptions, Channel, Status};
 use crate::program::Failure;
 use crate::state_disk::recovery;
+
+/// Exit codes for a node that meets the policy and is no member of the operator's cluster, which is 0.
+const WAITS_FOR_KEY: u8 = 5;
+const FRESH: u8 = 6;
+const OTHER_CLUSTER: u8 = 7;
+/// Something answers, and nothing of it proves anything.
+const UNPROVEN: u8 = 8;
 
 /// What the command line says.
 #[derive(Debug)]
@@ -31,11 +42,15 @@ pub struct Options {
     pub address: String,
     /// The attestation policy that it must meet.
     pub policy: PathBuf,
+    /// The operator's state file, which has the cluster's ID; it may be missing.
+    pub state: PathBuf,
+    /// The cluster's ID, in place of that.
+    pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
     /// For everything together.
     pub timeout: Duration,
 }
 
-/// A server that a node can have.
+/// A server that a node can have, beside the one of members, which has no service of its own.
 #[derive(PartialEq, Eq)]
 struct Service {
     /// As `grpc.health.v1` knows it.
@@ -63,7 +78,7 @@ const SERVICES: [Service; 3] = [
         name: "join.API",
         port: JOIN_PORT,
         title: "join service",
-        state: "a member of a cluster, letting others in",
+        state: "a control plane of a cluster, letting others in",
     },
 ];
 /// The NodePort behind which the join services are.
@@ -81,6 +96,8 @@ enum Answer {
     Guarded,
     /// It meets the policy.
     Verified {
+        /// By its PCR 15.
+        standing: Standing,
         /// Those that it has, if it says so.
         services: Vec<&'static Service>,
         /// Lines about what it waits for.
@@ -88,15 +105,36 @@ enum Answer {
     },
 }
 
+/// A server of the node, and where it is noted to which cluster it proves to belong.
+struct Asked {
+    node: Node,
+    standing: Arc<OnceLock<Standing>>,
+}
+
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let nodes = endpoints(&options.address)?
-        .into_iter()
-        .map(|endpoint| Node::new(&endpoint, &options.policy))
-        .collect::<Result<Vec<_>, _>>()?;
-    let answers = ask_all(&nodes, Instant::now() + options.timeout);
-    say_all(&report(&nodes, &answers))?;
+    let policy = read_policy(&options.policy)?;
+    let cluster = match options.cluster_id {
+        Some(id) => Some(id),
+        None => stored_cluster(options)?,
+    };
+    let asked = |endpoint: &Endpoint| {
+        let standing = Arc::default();
+        Asked { node: Node::in_any_standing(endpoint, &policy, cluster.as_ref(), &standing), standing }
+    };
+    let servers: Vec<Asked> = endpoints(&options.address)?.iter().map(asked).collect();
+    let answers = ask_all(&servers, Instant::now() + options.timeout);
+    say_all(&report(&servers, &answers, cluster.as_ref()))?;
     verdict(&options.address, &answers)
+}
+
+/// Of the cluster that the operator made, if it was made in this folder.
+fn stored_cluster(options: &Options) -> Result<Option<[u8; CLUSTER_ID_LEN]>, Failure> {
+    match State::open(&options.state) {
+        Ok(state) => Ok(state.cluster_id),
+        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
+        Err(error) => Err(Failure::failed(error)),
+    }
 }
 
 /// The node's servers, or the one whose port is given.
@@ -108,15 +146,15 @@ fn endpoints(address: &str) -> Result<Vec<Endpoint>, Failure> {
 }
 
 /// All at once: one that does not answer must not take the time of the others.
-fn ask_all(nodes: &[Node], deadline: Instant) -> Vec<Answer> {
+fn ask_all(servers: &[Asked], deadline: Instant) -> Vec<Answer> {
     thread::scope(|scope| {
-        let asking: Vec<_> = nodes.iter().map(|node| scope.spawn(move || ask(node, deadline))).collect();
+        let asking: Vec<_> = servers.iter().map(|server| scope.spawn(move || ask(server, deadline))).collect();
         let lost = |_| Answer::Nobody("a defect of this program".into());
         asking.into_iter().map(|asking| asking.join().unwrap_or_else(lost)).collect()
     })
 }
 
-fn ask(node: &Node, deadline: Instant) -> Answer {
+fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
     match node.attempt(deadline) {
         Ok(channel) => {
             let services = services(&channel);
@@ -126,7 +164,9 @@ fn ask(node: &Node, deadline: Instant) -> Answer {
                 }
                 Err(_) => vec![],
             };
-            Answer::Verified { services, facts }
+            // there is no connection without a verdict
+            let standing = standing.get().copied().unwrap_or(Standing::Other);
+            Answer::Verified { standing, services, facts }
         }
         Err(Attempt::Refused(_)) if is_guarded(node, deadline) => Answer::Guarded,
         Err(Attempt::Refused(why)) => Answer::Refused(why),
@@ -172,10 +212,10 @@ fn services(channel: &Channel) -> Vec<&'static Service> {
     SERVICES.iter().filter(has).collect()
 }
 
-fn report(nodes: &[Node], answers: &[Answer]) -> String {
+fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_ID_LEN]>) -> String {
     let mut text = String::new();
     // writing to a string does not fail
-    for (Node { endpoint, .. }, answer) in nodes.iter().zip(answers) {
+    for (Asked { node: Node { endpoint, .. }, .. }, answer) in servers.iter().zip(answers) {
         let at_port = SERVICES.iter().find(|service| service.port == endpoint.port());
         let usual = at_port.map_or(String::new(), |service| format!(" ({})", service.title));
         let _ = match answer {
@@ -189,12 +229,26 @@ fn report(nodes: &[Node], answers: &[Answer]) -> String {
                 "{endpoint} (join service): proves nothing itself, and wants proof of callers\n  Node:        it seems, {}",
                 SERVICES[2].state
             ),
-            Answer::Verified { services, facts } => {
-                let found = if services.is_empty() { at_port.into_iter().collect() } else { services.clone() };
+            Answer::Verified { standing, services, facts } => {
+                // nodes of the old system do not say what they have
+                let is_old = services.is_empty() && *standing == Standing::Fresh;
+                let found = if is_old { at_port.into_iter().collect() } else { services.clone() };
                 let titles: Vec<&str> = found.iter().map(|service| service.title).collect();
-                let _ = writeln!(text, "{endpoint} ({}): attested, meets the policy", titles.join(", "));
+                let title = if titles.is_empty() { "member".into() } else { titles.join(", ") };
+                let _ = writeln!(text, "{endpoint} ({title}): attested, meets the policy");
                 let states: Vec<&str> = found.iter().map(|service| service.state).collect();
-                let _ = writeln!(text, "  Node:        {}", states.join("; "));
+                let state = match (standing, cluster) {
+                    (Standing::Fresh, _) => states.join("; "),
+                    (Standing::Member, Some(id)) => format!("a member of this cluster, {}", hex(id)),
+                    (_, Some(id)) => format!("a member of another cluster than {}", hex(id)),
+                    (_, None) => {
+                        "a member of a cluster; whether of yours, its ID would tell (--state, --cluster-id)".into()
+                    }
+                };
+                let _ = writeln!(text, "  Node:        {state}");
+                if *standing != Standing::Fresh && services.iter().any(|service| service.port == init_server::PORT) {
+                    let _ = writeln!(text, "  Init:        it has begun, and its result waits for the operator");
+                }
                 facts.iter().try_for_each(|fact| writeln!(text, "  {fact}"))
             }
         };
@@ -202,14 +256,28 @@ fn report(nodes: &[Node], answers: &[Answer]) -> String {
     text
 }
 
-/// The worst of it: a node that is not what it should be, then one that is nowhere.
+/// The worst of it: a node that is not what it should be, then what it waits for, then one that is nowhere.
 fn verdict(address: &str, answers: &[Answer]) -> Result<(), Failure> {
     if answers.iter().any(|answer| matches!(answer, Answer::Refused(_))) {
         return Err(Failure::Failed(ATTESTATION_REFUSED, format!("{address}: attestation refused, see above")));
     }
-    if answers.iter().all(|answer| matches!(answer, Answer::Nobody(_))) {
-        let why = "nobody answers: the node is not on, still booting, or a member that only runs its kubelet";
-        return Err(Failure::Failed(UNREACHABLE, format!("{address}: {why}")));
-    }
-    Ok(())
+    let of = |wanted: Standing| {
+        answers.iter().find_map(|answer| match answer {
+            Answer::Verified { standing, services, .. } if *standing == wanted => Some(services),
+            _ => None,
+        })
+    };
+    let waits_for_key =
+        |services: &Vec<&'static Service>| services.iter().any(|service| service.port == recovery::PORT);
+    let (code, what) = match (of(Standing::Other), of(Standing::Member), of(Standing::Fresh)) {
+        (Some(_), _, _) => (OTHER_CLUSTER, "it belongs to another cluster, or to one that is not known here"),
+        (None, Some(_), _) => return Ok(()),
+        (None, None, Some(services)) if waits_for_key(services) => (WAITS_FOR_KEY, "it waits for the key of its disk"),
+        (None, None, Some(_)) => (FRESH, "it belongs to no cluster yet"),
+        (None, None, None) if answers.iter().any(|answer| matches!(answer, Answer::Guarded)) => {
+            (UNPROVEN, "only the join service answers, which proves nothing of its node")
+        }
+        (None, None, None) => (UNREACHABLE, "nobody answers: the node is not on, still booting, or cannot be reached"),
+    };
+    Err(Failure::Failed(code, format!("{address}: {what}")))
 }

@@ -69,7 +69,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     lap(&node, "init has ended");
     println!("{told}");
 
-    // the bootstrapper has stopped, and left what it should
+    // the bootstrapper has done its work, and left what it should
     let journal = node.wait_for_bootstrapper();
     assert!(!has_token(&journal) && journal.contains("complete:"), "{journal}");
     node.assert_measured(&operator.cluster_id());
@@ -137,6 +137,10 @@ fn nodes_join_by_what_they_run_and_come_back() {
     wait_for_cluster(&operator, &[&first, &second, &worker]);
     lap(&first, "all nodes are Ready, and every pod of kube-system runs");
     println!("{}", operator.kubectl(&["get", "nodes,pods", "--all-namespaces", "--output", "wide"]));
+    for node in [&first, &second, &worker] {
+        assert_eq!(operator.status(node.address()), Some(0), "{}", node.name());
+    }
+    assert_eq!(operator.status(altered.address()), Some(3));
     wait_for("the end of every bootstrap token", || tokens(&operator) == 0);
     let members = operator.kubectl(&["get", "pods", "--namespace", "kube-system", "--selector", "component=etcd"]);
     assert!(members.contains("etcd-control-plane-0") && members.contains("etcd-control-plane-1"), "{members}");

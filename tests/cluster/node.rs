@@ -194,9 +194,13 @@ impl Node {
         self.try_sh(commands).unwrap_or_else(|| panic!("in the node, this failed: {commands}"))
     }
 
-    /// Until its bootstrapper has stopped; what it has said.
+    /// Until its bootstrapper has stopped, or answers as a member's; what it has said.
     pub fn wait_for_bootstrapper(&self) -> String {
-        wait_for("the bootstrapper's end", || self.try_sh("systemctl is-active bootstrapper").is_none());
+        let run = "_SYSTEMD_INVOCATION_ID=$(systemctl show --property InvocationID --value bootstrapper)";
+        let done = format!(
+            "! systemctl is-active bootstrapper || journalctl {run} --output cat | grep -q ': .firstlight status. is answered'"
+        );
+        wait_for("a member, or the bootstrapper's end", || self.try_sh(&done).is_some());
         self.sh("journalctl --boot --unit bootstrapper --output cat")
     }
 

@@ -49,6 +49,15 @@ impl Operator {
         Program::start(command.args(["--policy", "policy.json"]).args(more))
     }
 
+    /// The exit code of `firstlight status` of the node at this address.
+    pub fn status(&self, node: Ipv4Addr) -> Option<i32> {
+        let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
+        command.current_dir(self.dir.path()).args(["status", &node.to_string(), "--policy", "policy.json"]);
+        let output = command.output().unwrap();
+        print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        output.status.code()
+    }
+
     /// A file that only the operator reads.
     pub fn file(&self, name: &str, content: &str) -> PathBuf {
         let path = self.dir.path().join(name);

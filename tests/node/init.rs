@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::program::Program;
-use crate::setting::{INIT_SECRET, Setting, set_private, wait_for_port};
+use crate::setting::{INIT_SECRET, Setting, end_of_member, set_private, wait_for_port};
 
 pub fn init(setting: &Setting, secret: &str, policy: &Path) -> Program {
     init_with(setting, secret, policy, &[])
@@ -27,16 +27,16 @@ fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
     let mut operator = init(&setting, INIT_SECRET, &setting.policy());
     assert!(operator.exit().success(), "{}", operator.output());
     operator.expect("no cluster was set up");
-    assert!(node.exit().success());
+    assert!(end_of_member(&mut node).success());
     node.expect("committed:");
     node.expect("complete:");
     assert!(!setting.path("state.key").exists(), "the passphrase of the first boot is still there");
     let state = fs::read_to_string(setting.path("mount/constellation/node_state.json")).unwrap();
     assert!(state.starts_with("{\n\t\"Role\": \"ControlPlane\",\n\t\"MeasurementSalt\": \""), "{state}");
 
-    // the same node started once more in this boot is a member, and ends at once
+    // the same node started once more in this boot is a member
     let mut again = Program::start(&mut setting.bootstrapper("run", &disk));
-    assert!(again.exit().success());
+    assert!(end_of_member(&mut again).success());
     again.expect("a member of its cluster");
 
     // reboot
@@ -106,7 +106,7 @@ fn a_node_that_was_interrupted_after_the_lock_is_reset_by_its_next_boot() {
     node.expect("ready:");
     let mut operator = init(&setting, INIT_SECRET, &setting.policy());
     assert!(operator.exit().success(), "{}", operator.output());
-    node.exit();
+    end_of_member(&mut node);
     // as if the power had gone between the commit and the end of the cluster's set-up
     fs::remove_file(setting.path("mount/firstlight/complete")).unwrap();
     let mut next = Program::start(&mut setting.bootstrapper("run", &disk));
@@ -190,5 +190,5 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     setting.metadata.set_self(&setting.instance("node", 2));
     let mut operator = init(&setting, INIT_SECRET, &setting.policy());
     assert!(operator.exit().success(), "{}", operator.output());
-    assert!(node.exit().success());
+    assert!(end_of_member(&mut node).success());
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::joining::{DISK_KEY, MEASUREMENT_SALT, MEASUREMENT_SECRET, TOKEN, assert_no_token};
 use crate::program::Program;
-use crate::setting::{INIT_SECRET, MASTER_KEY, Setting};
+use crate::setting::{INIT_SECRET, MASTER_KEY, Setting, end_of_member};
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).permissions().mode() & 0o7777
@@ -64,7 +64,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
         Ok(tickets.ticket(&request))
     });
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
-    assert!(node.exit().success(), "{}", node.output());
+    assert!(end_of_member(&mut node).success(), "{}", node.output());
     for event in ["ticket: from join service", "locked:", "committed:", "phase: kubeadm join", "complete:"] {
         node.expect(event);
     }
@@ -101,9 +101,9 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     let authority = fs::read_to_string(setting.path("mount/ssh/ssh_ca.pub")).unwrap();
     assert!(authority.starts_with("ssh-ed25519 ") && setting.path("mount/ssh/ssh_host_cert.pub").exists());
 
-    // the same node started once more in this boot is a member, and ends at once
+    // the same node started once more in this boot is a member
     let mut again = Program::start(&mut setting.joining(&disk, "Worker"));
-    assert!(again.exit().success(), "{}", again.output());
+    assert!(end_of_member(&mut again).success(), "{}", again.output());
     again.expect("a member of its cluster");
     assert_eq!(setting.kubeadm_calls().lines().count(), 1);
 }
@@ -128,7 +128,7 @@ fn a_control_plane_joins_an_old_service_and_tries_again_with_all_its_files_what_
         Ok(ticket)
     });
     let mut node = Program::start(&mut setting.joining(&disk, "ControlPlane"));
-    assert!(node.exit().success(), "{}", node.output());
+    assert!(end_of_member(&mut node).success(), "{}", node.output());
     node.expect("kubeadm join failed; trying it again");
     assert_no_token(&node);
     let join = "join --config /run/firstlight/kubeadm-join.yaml\n";
@@ -180,7 +180,7 @@ fn without_a_load_balancer_and_beside_services_that_hang_one_that_answers_is_eno
     let start = Instant::now();
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     node.expect(&format!("ticket: from join service {}", setting.host(5)));
-    assert!(node.exit().success(), "{}", node.output());
+    assert!(end_of_member(&mut node).success(), "{}", node.output());
     // not a matter of speed: either would have held it for 30 seconds
     assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
     assert!(is_cancelled.load(Ordering::SeqCst), "the other call was not cancelled");
@@ -206,7 +206,7 @@ fn a_refusal_is_told_and_asked_again_when_the_service_wants_it() {
     );
     let waiting = node.expect("another control plane is joining");
     assert!(waiting.contains("waiting: for a cluster"), "{waiting}");
-    assert!(node.exit().success(), "{}", node.output());
+    assert!(end_of_member(&mut node).success(), "{}", node.output());
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_bad_ticket_changes_nothing_and_a_good_one_is_still_taken() {
     assert!(fs::read(&disk).unwrap() == before);
     is_honest.store(true, Ordering::SeqCst);
     node.expect(&format!("ticket: from join service {}", setting.host(4)));
-    assert!(node.exit().success(), "{}", node.output());
+    assert!(end_of_member(&mut node).success(), "{}", node.output());
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn an_init_wins_while_the_node_asks_for_a_ticket() {
     node.expect("quote:");
     let mut operator = crate::init::init(&setting, INIT_SECRET, &setting.policy());
     assert!(operator.exit().success(), "{}", operator.output());
-    assert!(node.exit().success());
+    assert!(end_of_member(&mut node).success());
     node.expect("complete:");
     assert!(!node.output().contains("ticket:"), "{}", node.output());
 }
@@ -298,7 +298,7 @@ fn an_operator_who_comes_second_is_told_that_the_node_joins() {
     has_come.store(true, Ordering::SeqCst);
     assert!(!operator.exit().success());
     operator.expect("node is already being activated: it joins a cluster");
-    assert!(node.exit().success(), "{}", node.output());
+    assert!(end_of_member(&mut node).success(), "{}", node.output());
     node.expect("complete:");
 }
 
@@ -369,5 +369,5 @@ fn a_node_that_does_not_know_what_it_is_for_says_so_and_joins_when_it_does() {
     node.expect("does not say whether Node_2 is a control plane or a worker");
     assert_fresh(&setting, &node);
     setting.metadata.set_self(&setting.instance("Node_2", 2).replace("ControlPlane", "Worker"));
-    assert!(node.exit().success(), "{}", node.output());
+    assert!(end_of_member(&mut node).success(), "{}", node.output());
 }

@@ -193,6 +193,13 @@ pub fn set_private(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
+/// Waits until the node is a member that answers, and ends it.
+pub fn end_of_member(node: &mut Program) -> std::process::ExitStatus {
+    node.expect("member: `firstlight status` is answered");
+    node.terminate();
+    node.exit()
+}
+
 pub fn wait_for_port(address: SocketAddr) {
     let end = Instant::now() + PATIENCE;
     while TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err() {

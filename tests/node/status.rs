@@ -1,9 +1,11 @@
 //! `firstlight status` of a node in each of its states.
 
+use std::fs;
 use std::process::Command;
 
+use crate::init::init;
 use crate::program::Program;
-use crate::setting::{MASTER_KEY, Setting, wait_for_port};
+use crate::setting::{INIT_SECRET, MASTER_KEY, Setting, wait_for_port};
 
 /// Exit code and output, of the node with the policy in the file.
 fn status(setting: &Setting, address: &str, policy: &str) -> (i32, String) {
@@ -36,30 +38,95 @@ fn a_node_that_waits_for_its_key_says_for_which_and_whom_it_asked() {
     let uuid = String::from_utf8(uuid.stdout).unwrap();
     assert!(!uuid.is_empty());
     let facts = ["Node:        in its initramfs, waiting for the key", uuid.trim(), "Since:"];
-    expect(&said, 0, &[&attested, &elsewhere[0], &elsewhere[1], facts[0], facts[1], facts[2]]);
+    expect(&said, 5, &[&attested, &elsewhere[0], &elsewhere[1], facts[0], facts[1], facts[2]]);
 
     let other = setting.policy_of(&[(15, [0; 32]), (4, [7; 32])]).display().to_string();
     expect(&status(&setting, &host, &other), 3, &["attestation refused", "PCR 4: expected 0707", "got "]);
 }
 
 #[test]
-fn a_node_that_waits_for_its_init_says_so() {
-    let setting = Setting::new();
+fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
+    let mut setting = Setting::new();
     let disk = setting.new_disk();
-    let _node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
     wait_for_port(setting.node(9000));
     let policy = setting.policy().display().to_string();
     let host = setting.host(2).to_string();
     let attested = format!("{host}:9000 (InitServer): attested, meets the policy");
-    expect(
-        &status(&setting, &host, &policy),
-        0,
-        &[&attested, "waiting for `firstlight init`", "9999 (recovery server): no"],
-    );
+    let elsewhere = "9999 (recovery server): no";
+    expect(&status(&setting, &host, &policy), 6, &[&attested, "waiting for `firstlight init`", elsewhere]);
     // one server of it, and nothing of the others
     let said = status(&setting, &format!("{host}:9000"), &policy);
-    expect(&said, 0, &[&attested]);
+    expect(&said, 6, &[&attested]);
     assert!(!said.1.contains("9999"), "{}", said.1);
+
+    let mut operator = init(&setting, INIT_SECRET, &setting.policy());
+    assert!(operator.exit().success(), "{}", operator.output());
+    node.expect("member: `firstlight status` is answered");
+    let state: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(setting.path("firstlight-state.json")).unwrap()).unwrap();
+    let member = format!("{host}:9000 (member): attested, meets the policy");
+    let of_this = format!("a member of this cluster, {}", state["clusterID"].as_str().unwrap());
+    expect(&status(&setting, &host, &policy), 0, &[&member, &of_this]);
+
+    // whose operator has another cluster, or none that is known
+    let with = |more: &[&str]| {
+        let args = [&["status", &host, "--policy", &policy], more].concat();
+        let output = setting.firstlight(&args).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let other = "ab".repeat(32);
+    expect(&with(&["--cluster-id", &other]), 7, &[&member, &format!("of another cluster than {other}")]);
+    expect(&with(&["--state", "absent.json"]), 7, &[&member, "whether of yours"]);
+    expect(&with(&["--cluster-id", "ab"]), 2, &["64 hexadecimal digits"]);
+
+    // registers that the policy does not have are told apart from that, and by their numbers
+    let altered = setting.policy_of(&[(15, [0; 32]), (4, [7; 32])]).display().to_string();
+    let said = status(&setting, &host, &altered);
+    expect(&said, 3, &["attestation refused", "PCR 4: expected 0707"]);
+    assert!(!said.1.contains("PCR 15"), "{}", said.1);
+    let policy = setting.policy().display().to_string();
+
+    // it gives nobody anything to do, and takes little memory for as long as it runs
+    let mut second = init(&setting, INIT_SECRET, &setting.policy());
+    assert!(!second.exit().success());
+    let memory = fs::read_to_string(format!("/proc/{}/status", node.id())).unwrap();
+    let resident = memory.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let resident: u64 = resident.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+    println!("a member has {resident} KiB resident");
+    assert!(resident < 16 << 10, "{resident} KiB");
+    node.terminate();
+    assert!(node.exit().success());
+
+    // after a reboot it is one as well: the unlock has measured the cluster
+    let mut again = Program::start(&mut setting.bootstrapper("run", &disk));
+    again.expect("member: `firstlight status` is answered");
+    expect(&status(&setting, &host, &policy), 0, &[&of_this]);
+    again.terminate();
+    assert!(again.exit().success());
+
+    // and fresh, where the TPM knows of none
+    setting.tpm.reboot();
+    let _unlock = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    wait_for_port(setting.node(9999));
+    expect(&status(&setting, &host, &policy), 5, &["waiting for the key of its disk"]);
+}
+
+#[test]
+fn many_who_ask_a_member_at_once_are_turned_away_and_the_next_is_answered() {
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    let node = Program::start(&mut setting.bootstrapper("run", &disk));
+    node.expect("ready:");
+    let policy = setting.policy().display().to_string();
+    let mut operator = init(&setting, INIT_SECRET, &setting.policy());
+    assert!(operator.exit().success(), "{}", operator.output());
+    node.expect("member: `firstlight status` is answered");
+    let idle: Vec<_> = (0..64).map(|_| std::net::TcpStream::connect(setting.node(9000)).unwrap()).collect();
+    let threads = fs::read_dir(format!("/proc/{}/task", node.id())).unwrap().count();
+    assert!(threads < 32, "{threads} threads");
+    drop(idle);
+    expect(&status(&setting, &format!("{}:9000", setting.host(2)), &policy), 0, &["a member of this cluster"]);
 }
 
 #[test]
@@ -72,7 +139,7 @@ fn a_join_service_wants_proof_and_gives_none() {
     let guarded = format!("{host}:30090 (join service): proves nothing itself, and wants proof of callers");
     let said = status(&setting, &host, &policy.display().to_string());
     // the key service there speaks no TLS
-    expect(&said, 0, &[&guarded, "it seems, a member of a cluster", ":9000 (InitServer): no answer: "]);
+    expect(&said, 8, &[&guarded, "it seems, a control plane of a cluster", ":9000 (InitServer): no answer: "]);
 }
 
 #[test]
