@@ -274,7 +274,9 @@ fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         metadata: services::MetadataService::default(),
     };
     let manifests = services::manifests(&settings).unwrap();
-    for object in manifests.iter().filter(|object| object["kind"].as_str().is_some_and(|kind| kind.contains("Role"))) {
+    for object in manifests.iter().filter(|object| {
+        object["kind"].as_str().is_some_and(|kind| ["Role", "Admission"].iter().any(|part| kind.contains(part)))
+    }) {
         admin.apply(&Object::of(object).unwrap(), object).unwrap();
     }
     let maps = CONFIG_MAPS.in_namespace("kube-system");

@@ -448,6 +448,94 @@ fn sigterm_lets_a_ticket_that_is_being_made_come_to_its_end() {
     });
 }
 
+/// Two policies that the same machines meet.
+const OTHER_POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}},"alsoAccepted":[]}"#;
+
+#[test]
+fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let set = |text: &str| {
+        fs::write(dir.path().join("new"), text).unwrap();
+        fs::rename(dir.path().join("new"), dir.path().join("attestationConfig")).unwrap();
+    };
+    set(POLICY);
+    // keys are there as soon as the test says so
+    let (give, given) = std::sync::mpsc::channel::<()>();
+    let (asked, is_asked) = std::sync::mpsc::channel::<()>();
+    let (asked, given) = (std::sync::Mutex::new(asked), std::sync::Mutex::new(given));
+    let router = Router::new().unary(GET_DATA_KEY, move |_: &Call, _: GetDataKeyRequest| {
+        asked.lock().unwrap().send(()).unwrap();
+        given.lock().unwrap().recv().unwrap();
+        Ok(GetDataKeyResponse { data_key: vec![1; 32] })
+    });
+    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
+    let join = Program::start(&mut join_program(&dir, &["--key-service", &keys.local_addr().to_string()]));
+    let address = address(&join.expect("letting nodes in"));
+    let tpm = Swtpm::start();
+    let channel = || {
+        let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+        let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
+        let socket = TcpStream::connect(address).unwrap();
+        let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
+        firstlight::grpc::Channel::new(transport, "x").unwrap()
+    };
+    let ask = |channel: &firstlight::grpc::Channel| -> Result<IssueRejoinTicketResponse, Status> {
+        channel.unary(ISSUE_REJOIN_TICKET, &IssueRejoinTicketRequest { disk_uuid: UUID.into() }, &within(20))
+    };
+    let (busy, idle) = (channel(), channel());
+    // the keys of one ticket: the measurement secret is kept from then on
+    (0..2).for_each(|_| give.send(()).unwrap());
+    assert!(ask(&idle).is_ok());
+    (0..2).for_each(|_| is_asked.recv().unwrap());
+    thread::scope(|scope| {
+        let ticket = scope.spawn(|| ask(&busy));
+        is_asked.recv_timeout(Duration::from_secs(10)).unwrap();
+        set(OTHER_POLICY);
+        join.expect("a new one is in force");
+        give.send(()).unwrap();
+        let status = ticket.join().unwrap().err().unwrap();
+        assert_eq!(
+            (status.code(), status.retry_after()),
+            (Code::Unavailable, Some(Duration::from_secs(1))),
+            "{status}"
+        );
+        assert!(status.message().contains("policy changed"), "{status}");
+    });
+    join.expect("\"reason\":\"policy-changed\"");
+    assert_eq!(ask(&idle).err().unwrap().code(), Code::Unavailable, "its machine has to prove itself anew");
+    give.send(()).unwrap();
+    assert!(ask(&channel()).is_ok());
+}
+
+/// As long as the limit: the others of this program run meanwhile.
+#[test]
+fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
+    let keys = key_service("127.0.0.1:0");
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("attestationConfig"), POLICY).unwrap();
+    let join = Program::start(&mut join_program(&dir, &["--key-service", &keys.address.to_string()]));
+    let address = address(&join.expect("letting nodes in"));
+    let tpm = Swtpm::start();
+    let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
+    let socket = TcpStream::connect(address).unwrap();
+    let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
+    let channel = firstlight::grpc::Channel::new(transport, "x").unwrap();
+    let since = Instant::now();
+    let ask = || -> Result<IssueRejoinTicketResponse, Status> {
+        channel.unary(ISSUE_REJOIN_TICKET, &IssueRejoinTicketRequest { disk_uuid: UUID.into() }, &within(20))
+    };
+    // also one that is never without a call for long
+    while ask().is_ok() {
+        assert!(since.elapsed() < Duration::from_secs(75), "{:?}", since.elapsed());
+        thread::sleep(Duration::from_secs(1));
+    }
+    assert!(since.elapsed() > Duration::from_secs(50), "{:?}", since.elapsed());
+    assert!(rejoin_from(&tpm, address).is_ok());
+}
+
 /// grpc.health.v1; 1 is SERVING. An empty request is that of any service's.
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckResponse {

@@ -36,6 +36,11 @@ impl Call {
         self.link.identity.as_ref()
     }
 
+    /// When the connection's handshake was done.
+    pub fn connected_at(&self) -> Instant {
+        self.link.lock().upkeep.opened
+    }
+
     /// The custom headers of the request.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata

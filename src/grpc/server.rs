@@ -623,7 +623,7 @@ pub(super) struct Upkeep {
     established_by: Instant,
     last_call: Instant,
     within_headers_since: Option<Instant>,
-    opened: Instant,
+    pub(super) opened: Instant,
     /// It was told to go away, and is closed then at the latest.
     closes_by: Option<Instant>,
 }

@@ -1,4 +1,4 @@
-//! A record of every decision about a ticket or a renewal: a line in the log, a Kubernetes Event at the node, and a count.
+//! A record of every decision about a ticket or a kubelet's certificate: a line in the log, a Kubernetes Event at the node, and a count.
 //!
 //! ```text
 //! audit {"request":"join","decision":"refused","reason":"role","peer":"10.0.0.7:4711","node":"worker-1","role":"control-plane",
@@ -53,9 +53,9 @@ pub struct Subject<'a> {
     pub since: Instant,
 }
 
-/// What was decided about a kubelet's serving certificate.
+/// What was decided about a kubelet's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Renewal {
+pub enum Verdict {
     /// It may be signed.
     Approved,
     /// It may not.
@@ -66,13 +66,13 @@ pub enum Renewal {
     Failed,
 }
 
-impl Renewal {
+impl Verdict {
     fn words(self) -> (&'static str, &'static str) {
         match self {
-            Renewal::Approved => ("approved", "RenewalApproved"),
-            Renewal::Denied => ("denied", "RenewalDenied"),
-            Renewal::Left => ("left", "RenewalLeft"),
-            Renewal::Failed => ("failed", "RenewalFailed"),
+            Verdict::Approved => ("approved", "CertificateApproved"),
+            Verdict::Denied => ("denied", "CertificateDenied"),
+            Verdict::Left => ("left", "CertificateLeft"),
+            Verdict::Failed => ("failed", "CertificateFailed"),
         }
     }
 }
@@ -83,7 +83,7 @@ pub struct Audit {
     tickets: Labelled<Counter, 3>,
     seconds: Labelled<Histogram, 2>,
     steps: Labelled<Histogram, 1>,
-    renewals: Labelled<Counter, 2>,
+    certificates: Labelled<Counter, 3>,
 }
 
 /// The thread that sends events; it ends with its client's stop.
@@ -106,10 +106,10 @@ impl Audit {
                 "Time that a step of a join ticket took.",
                 ["step"],
             ),
-            renewals: registry.labelled(
-                "firstlight_join_renewals_total",
-                "Decisions about serving certificates of kubelets.",
-                ["result", "reason"],
+            certificates: registry.labelled(
+                "firstlight_join_certificates_total",
+                "Decisions about certificates of kubelets.",
+                ["certificate", "result", "reason"],
             ),
         }
     }
@@ -137,16 +137,24 @@ impl Audit {
         self.record(subject, decision, refusal.word, &why);
     }
 
-    /// A certificate signing request of this name was judged; `node` is empty where it is of none.
-    pub fn renewal(&self, renewal: Renewal, request: &str, node: &str, reason: &'static str, why: &str) {
-        let (decision, title) = renewal.words();
-        self.renewals.with([decision, reason]).inc();
+    /// A certificate signing request of this name was judged, for a certificate of this kind; `node` is empty where it is of none.
+    pub fn certificate(
+        &self,
+        kind: &'static str,
+        verdict: Verdict,
+        request: &str,
+        node: &str,
+        reason: &'static str,
+        why: &str,
+    ) {
+        let (decision, title) = verdict.words();
+        self.certificates.with([kind, decision, reason]).inc();
         let line = json!({
-            "request": "renewal", "decision": decision, "reason": reason, "certificateSigningRequest": request,
+            "request": "certificate", "certificate": kind, "decision": decision, "reason": reason, "certificateSigningRequest": request,
             "node": node, "why": why,
         });
-        let kind = match renewal {
-            Renewal::Approved => {
+        let severity = match verdict {
+            Verdict::Approved => {
                 log::info!("audit {line}");
                 "Normal"
             }
@@ -155,7 +163,8 @@ impl Audit {
                 "Warning"
             }
         };
-        self.send(node, || event(node, "renewal", kind, title, &format!("{request}: {reason}: {why}")));
+        let note = || format!("{kind} certificate, {request}: {reason}: {why}");
+        self.send(node, || event(node, "certificate", severity, title, &note()));
     }
 
     /// Measures a step.

@@ -271,6 +271,13 @@ impl Cluster {
         names.filter_map(|name| state.records.get(name)).cloned().collect()
     }
 
+    /// The node whose join ticket has the token of this identifier.
+    pub fn node_of_token(&self, id: &str) -> Option<String> {
+        let state = self.lock();
+        let record = state.records.values().find(|record| record.token == id);
+        record.map(|record| record.node.clone())
+    }
+
     /// How many records' names begin so: those of this machine, and all.
     pub fn count_of_records(&self, prefix: &str, machine: &str) -> (usize, usize) {
         let state = self.lock();

@@ -6,7 +6,8 @@
 //! - `/join.API/IssueJoinTicket`: all that a new node needs to become a member.
 //! - `/join.API/IssueRejoinTicket`: the key of its disk and the measurement secret, for a node that boots again.
 //!
-//! Beside that it approves what kubelets ask of the cluster itself: that their serving certificates are renewed.
+//! Beside that it approves the certificates that kubelets ask of the cluster itself: to be known as their node by the token of
+//! their ticket, and to serve.
 //!
 //! | file | work |
 //! |---|---|
@@ -16,12 +17,13 @@
 //! | [`keys`], `pki`, `tokens` | what a ticket is made of: keys of the key service, the CA on this node's disk, bootstrap tokens |
 //! | [`cluster`] | what is known of the cluster, by watches |
 //! | `reservation`, [`cleaner`] | control planes one at a time; what is left to be taken back |
-//! | [`renewal`] | serving certificates of kubelets, for what their machine joined as |
+//! | [`approver`] | certificates of kubelets, for what their machine joined as |
 //! | [`audit`] | each decision: log, event, count |
 //! | [`policy`] | the attestation policy's file |
 //!
 //! docs/join.md has every refusal, its code, and what to do about it.
 
+pub mod approver;
 pub mod audit;
 pub mod cleaner;
 pub mod cluster;
@@ -31,7 +33,6 @@ mod pki;
 pub mod policy;
 pub mod records;
 pub mod refusal;
-pub mod renewal;
 mod request;
 mod reservation;
 pub mod tickets;
@@ -52,6 +53,7 @@ use crate::metadata::Metadata;
 use crate::metrics::{Exporter, Registry};
 use crate::proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use crate::stop::Stop;
+use approver::Approver;
 use audit::{Audit, Sending};
 use cleaner::{Cleaner, Running};
 use cluster::{Cluster, Watches};
@@ -59,8 +61,8 @@ use instances::Instances;
 use keys::KeyClient;
 pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
-use renewal::Renewals;
 use tickets::{Attached, Tickets};
+pub use tokens::GROUP as TICKET_GROUP;
 
 /// The gRPC method for nodes that boot again.
 pub const ISSUE_REJOIN_TICKET: &str = "/join.API/IssueRejoinTicket";
@@ -78,6 +80,8 @@ const CLEANING: Duration = Duration::from_secs(3);
 
 /// In the configuration directory: the attestation policy, JSON.
 const POLICY_FILE: &str = "attestationConfig";
+/// How long a connection stands for what its machine proved: as long as a ticket takes, with its retries.
+const MAX_AGE: Duration = Duration::from_secs(60);
 /// A join request with all its names and keys has a few KiB.
 const MAX_REQUEST: usize = 64 << 10;
 
@@ -107,7 +111,7 @@ pub struct Config {
 
 /// The service while it runs.
 pub struct JoinService {
-    server: Server,
+    server: Arc<Server>,
     health: Option<Server>,
     cluster: Option<Background>,
     registry: Registry,
@@ -122,7 +126,7 @@ struct Background {
     cleaner: Arc<Cleaner>,
     // after the stop, which ends them
     _watches: Watches,
-    _renewing: renewal::Running,
+    _approving: approver::Running,
     _cleaning: Running,
     _sending: Sending,
 }
@@ -147,11 +151,18 @@ impl JoinService {
         // the service itself proves nothing, as callers of the old system expect
         let (registry, metrics) = (Registry::new(), config.metrics);
         policy.add_metrics(&registry);
-        let tls = Arc::new(atls::Server::new(None, vec![policy]));
+        let tls = Arc::new(atls::Server::new(None, vec![policy.clone()]));
         let (tickets, cluster) = tickets(config, &registry)?;
-        let router = router(Arc::new(tickets));
-        let limits = Limits { message_bytes: MAX_REQUEST, ..Limits::default() };
+        let router = router(Arc::new(tickets.judged_by(policy.clone())));
+        let limits = Limits { message_bytes: MAX_REQUEST, max_age: Some(MAX_AGE), ..Limits::default() };
         let server = Server::start("join-service", listener, tls, router, limits).map_err(listen_error)?;
+        let server = Arc::new(server);
+        let served = Arc::downgrade(&server);
+        policy.on_change(move || {
+            if let Some(server) = served.upgrade() {
+                server.close_connections("the attestation policy changed");
+            }
+        });
         server.add_metrics(&registry);
         registry.add_process();
         let health = health.map(serve_health).transpose()?;
@@ -227,11 +238,11 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         move || counted.upgrade().map(|cleaner| cleaner.tokens() as f64)
     });
     let audit = Arc::new(audit);
-    let renewing = Renewals::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
+    let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
     let attached = Attached { cluster, cleaner: cleaner.clone() };
     let tickets = Tickets::new(keys, config.config_dir, pki, instances, Some(attached), audit);
     let background =
-        Background { stop, cleaner, _watches: watches, _renewing: renewing, _cleaning: cleaning, _sending: sending };
+        Background { stop, cleaner, _watches: watches, _approving: approving, _cleaning: cleaning, _sending: sending };
     Ok((tickets, Some(background)))
 }
 

@@ -3,15 +3,18 @@
 //! The file is a mounted ConfigMap, which changes by a symbolic link that points elsewhere, so its content is what is
 //! looked at. A change swaps the validator whole; validations that run keep the one they began with, and no lock is held
 //! meanwhile. A file that cannot be read or understood leaves the old policy in force, and is said in the log once.
+//!
+//! Who was let in by the policy of before is not let in by the new one: whoever serves connections hears of a change
+//! ([`PolicyFile::on_change`]), and a call that runs is asked about its connection ([`PolicyFile::holds_for`]).
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::attestation::{Identified, Oid, ValidateError, Validator};
 use crate::metrics::Registry;
@@ -29,6 +32,15 @@ pub struct PolicyFile {
     current: RwLock<Arc<dyn Validator>>,
     /// The file has, or is, something else than what is in force.
     is_stale: AtomicBool,
+    change: Mutex<Change>,
+}
+
+/// Of the policy.
+#[derive(Default)]
+struct Change {
+    /// Connections that are older were judged by another policy.
+    last: Option<Instant>,
+    told: Option<Box<dyn Fn() + Send>>,
 }
 
 /// The thread that looks at the file; ends with this.
@@ -45,7 +57,9 @@ pub fn follow(path: &Path, parse: Parse) -> Result<(Arc<PolicyFile>, Watch), Str
 fn follow_every(interval: Duration, path: &Path, parse: Parse) -> Result<(Arc<PolicyFile>, Watch), String> {
     let text = read(path)?;
     let validator = parse(&text).map_err(|error| format!("attestation policy {}: {error}", path.display()))?;
-    let policy = Arc::new(PolicyFile { current: RwLock::new(validator), is_stale: AtomicBool::new(false) });
+    let policy =
+        PolicyFile { current: RwLock::new(validator), is_stale: AtomicBool::new(false), change: Mutex::default() };
+    let policy = Arc::new(policy);
     let mut follower = Follower { path: path.into(), parse, policy: policy.clone(), seen: Ok(text) };
     let (stop, stopped) = mpsc::channel();
     let thread = thread::Builder::new()
@@ -83,6 +97,32 @@ impl PolicyFile {
         });
     }
 
+    /// After each change of the policy this is called, on the thread that follows the file. It has to end all connections that
+    /// there are, those in their handshake included.
+    pub fn on_change(&self, told: impl Fn() + Send + 'static) {
+        self.change().told = Some(Box::new(told));
+    }
+
+    /// Whether a connection that was made then was judged by the policy that is in force.
+    pub fn holds_for(&self, connected_at: Instant) -> bool {
+        self.change().last.is_none_or(|changed| changed < connected_at)
+    }
+
+    fn replace(&self, validator: Arc<dyn Validator>) {
+        self.change().last = Some(Instant::now());
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = validator;
+        let mut change = self.change();
+        if let Some(told) = &change.told {
+            told();
+        }
+        // a handshake that was under way may have come to its end by the old one meanwhile
+        change.last = Some(Instant::now());
+    }
+
+    fn change(&self) -> MutexGuard<'_, Change> {
+        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn current(&self) -> Arc<dyn Validator> {
         // a pointer is swapped under the lock, nothing that could be half done
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -118,7 +158,7 @@ impl Follower {
         self.policy.is_stale.store(parsed.is_err(), Ordering::Relaxed);
         match parsed {
             Ok(validator) => {
-                *self.policy.current.write().unwrap_or_else(PoisonError::into_inner) = validator;
+                self.policy.replace(validator);
                 log::info!("attestation policy {path}: a new one is in force");
             }
             Err(error) => log::error!("attestation policy {path}: the old one stays in force: {error}"),

@@ -13,6 +13,7 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -22,6 +23,7 @@ use super::cluster::{Cluster, Components, Kubeadm};
 use super::instances::Instances;
 use super::keys::{self, KeyClient};
 use super::pki::{self, Ca, Pki};
+use super::policy::PolicyFile;
 use super::records::{self, Claimant, Record};
 use super::refusal::Refusal;
 use super::request::{self, Asked};
@@ -53,6 +55,10 @@ pub struct Tickets {
     instances: Arc<Instances>,
     cluster: Option<Attached>,
     audit: Arc<Audit>,
+    /// Whether tokens are known to be of use in this cluster.
+    tokens_are_served: AtomicBool,
+    /// What callers met when they connected.
+    policy: Option<Arc<PolicyFile>>,
     /// Nodes whose ticket is being made.
     busy: Mutex<HashSet<String>>,
 }
@@ -108,8 +114,15 @@ impl Tickets {
             instances,
             cluster,
             audit,
+            tokens_are_served: AtomicBool::new(false),
+            policy: None,
             busy: Mutex::default(),
         }
+    }
+
+    /// Tickets only for callers whose connection was judged by the policy in force.
+    pub fn judged_by(self, policy: Arc<PolicyFile>) -> Tickets {
+        Tickets { policy: Some(policy), ..self }
     }
 
     /// Lets a new node in.
@@ -170,7 +183,20 @@ impl Tickets {
         }
     }
 
+    /// Nothing is done for a caller that is gone, or was let in by another policy.
+    fn check_caller(&self, call: &Call) -> Result<(), Refusal> {
+        if call.is_cancelled() {
+            return Err(Refusal::gone());
+        }
+        if self.policy.as_ref().is_some_and(|policy| !policy.holds_for(call.connected_at())) {
+            let message = "the cluster's attestation policy changed since this connection was made: connect again";
+            return Err(Refusal::passing("policy-changed", message, Duration::from_secs(1)));
+        }
+        Ok(())
+    }
+
     fn make_join(&self, call: &Call, asked: &Asked) -> Result<IssueJoinTicketResponse, Refusal> {
+        self.check_caller(call)?;
         let attached = self.cluster.as_ref().ok_or_else(|| {
             let message =
                 "this join service has no access to the cluster's API: it gives keys of disks, but lets no new node in";
@@ -190,11 +216,24 @@ impl Tickets {
         let _busy = self.begin(asked.node())?;
         let read = self.audit.step("read", || self.read(call, asked, &attached.cluster))?;
         let signed = self.audit.step("sign", || sign(asked, &read))?;
-        if call.is_cancelled() {
-            return Err(Refusal::gone());
-        }
+        self.check_rights(call, attached)?;
+        self.check_caller(call)?;
         let token = self.enter(call, asked, claimant, attached, &read.components.name)?;
         Ok(ticket(asked, read, signed, token))
+    }
+
+    /// A token that is of no use would show after the node lock, when it is too late for the node.
+    fn check_rights(&self, call: &Call, attached: &Attached) -> Result<(), Refusal> {
+        if !self.tokens_are_served.load(Ordering::Relaxed) {
+            let client = within_call(attached.cluster.client(), call)?;
+            if !tokens::are_served(&client).map_err(|error| Refusal::of_api(&error))? {
+                let inside =
+                    "this account may not approve client certificates of kubelets: apply the services of this version";
+                return Err(Refusal::broken("api-refused", inside));
+            }
+            self.tokens_are_served.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     fn make_rejoin(&self, call: &Call, disk: &Uuid) -> Result<(IssueRejoinTicketResponse, &'static str), Refusal> {
@@ -220,6 +259,7 @@ impl Tickets {
         };
         let measurement_secret = self.measurement_secret(call)?;
         let disk_key = self.key(call, disk.as_str())?;
+        self.check_caller(call)?;
         if let (Some(attached), Some(record)) = (&self.cluster, record) {
             attached.cluster.learn_of_disk(&record);
             attached.cleaner.add(Task::Write(record));
@@ -303,9 +343,7 @@ impl Tickets {
         let client = client()?;
         let create = || tokens::create(&client, &written.record.token, node, !asked.accepts_cluster_ca);
         let token = self.audit.step("token", create).map_err(|error| Refusal::of_api(&error))?;
-        if call.is_cancelled() {
-            return Err(Refusal::gone());
-        }
+        self.check_caller(call)?;
         undo.tasks.clear();
         cleaner.token_is_ours(&written.record, cluster.node(node).as_ref());
         Ok(token)

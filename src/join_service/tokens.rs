@@ -8,15 +8,18 @@ use std::time::{Duration, SystemTime};
 use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
 
+use super::approver;
 use super::cluster::NAMESPACE;
 use crate::crypto::random;
-use crate::kubernetes::client::{self, Client, Object, SECRETS};
+use crate::kubernetes::client::{self, Client, Object, SECRETS, SELF_SUBJECT_ACCESS_REVIEWS};
 use crate::kubernetes::time;
 
 /// As the old system has it.
 pub const VALIDITY: Duration = Duration::from_secs(15 * 60);
-/// Whose members may ask for client certificates of kubelets (kubeadm's NodeBootstrapTokenAuthGroup).
-const GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
+/// Whose members may ask for client certificates of kubelets, which [`super::approver`] approves for the ticket's node. Not
+/// kubeadm's group (NodeBootstrapTokenAuthGroup): for that Kubernetes approves the name of any node. The chart gives it what a
+/// joining kubeadm reads, and lets the join service make tokens of no other.
+pub const GROUP: &str = "system:bootstrappers:firstlight:join-ticket";
 /// The lengths of the two halves.
 const ID_LEN: usize = 6;
 const SECRET_LEN: usize = 16;
@@ -29,6 +32,19 @@ pub fn id() -> String {
 /// Where the token of this identifier is.
 pub fn object(id: &str) -> Object {
     SECRETS.in_namespace(NAMESPACE).named(&format!("bootstrap-token-{id}"))
+}
+
+/// Whether a kubelet that asks with such a token gets its certificate: whether this service's account may approve it. What gives
+/// it that right gives the tokens' group its own.
+pub fn are_served(client: &Client) -> Result<bool, client::Error> {
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {
+            "group": "certificates.k8s.io", "resource": "signers", "name": approver::CLIENT_SIGNER, "verb": "approve",
+        }},
+    });
+    let answer = client.create(&SELF_SUBJECT_ACCESS_REVIEWS.all(), &review)?;
+    Ok(answer["status"]["allowed"] == true)
 }
 
 /// Makes the token; `id.secret`.

@@ -148,7 +148,8 @@ impl Cluster {
         self.api_server = Some(Process::start(&log, &self.programs.join("kube-apiserver"), &arguments));
     }
 
-    /// The controller that signs what was approved, for as long as what is returned is kept. Built where it is missing.
+    /// The controllers that sign what was approved, and approve what they do by themselves, for as long as what is returned is
+    /// kept. Built where it is missing.
     #[allow(dead_code)] // not by every test
     pub fn start_signer(&self) -> Process {
         build(&["kube-controller-manager"]);
@@ -158,7 +159,8 @@ impl Cluster {
         let path = |name: &str| self.path(name).display().to_string();
         let arguments = [
             format!("--kubeconfig={}", path("signer.conf")),
-            "--controllers=certificatesigningrequest-signing-controller".to_owned(),
+            "--controllers=certificatesigningrequest-signing-controller,certificatesigningrequest-approving-controller"
+                .to_owned(),
             format!("--cluster-signing-cert-file={}", path("ca.crt")),
             format!("--cluster-signing-key-file={}", path("ca.key")),
             "--leader-elect=false".to_owned(),

@@ -597,12 +597,12 @@ fn wait_until_asked(setup: &Setup, cluster: &Cluster, webhook: &Webhook) {
     });
     let account = client::Config::of_service_account(&cluster.server(), &setup.dir.path().join("account")).unwrap();
     let client = Client::new(account, &Stop::new());
-    let map = json!({"metadata": {"name": "join-probe"}});
+    let map = json!({"metadata": {"name": "join-node-probe"}});
     setup.admin.create(&CONFIG_MAPS.in_namespace("kube-system"), &map).unwrap();
     eventually("the webhook is asked", || {
-        let probe = CONFIG_MAPS.in_namespace("kube-system").named("join-probe");
+        let probe = CONFIG_MAPS.in_namespace("kube-system").named("join-node-probe");
         let data = json!({"at": time::micros(SystemTime::now())});
-        client.update(&probe, &json!({"metadata": {"name": "join-probe"}, "data": data})).unwrap();
+        client.update(&probe, &json!({"metadata": {"name": "join-node-probe"}, "data": data})).unwrap();
         is_asked.load(Ordering::Relaxed)
     });
 }

@@ -19,8 +19,10 @@ mod setting;
 #[allow(dead_code)]
 mod swtpm;
 
+mod client_certificates;
 mod faults;
 mod renewal;
+mod rights;
 mod setup;
 
 use std::fs;
@@ -35,7 +37,7 @@ use base64::prelude::BASE64_STANDARD;
 use firstlight::grpc::{Channel, Code, Status};
 use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
 use firstlight::kubernetes::client::{
-    self, CONFIG_MAPS, Client, EVENTS, JOINING_NODES, NODE_VERSIONS, NODES, Resource, SECRETS, Selector,
+    CONFIG_MAPS, Client, EVENTS, JOINING_NODES, NODE_VERSIONS, NODES, Resource, SECRETS, Selector,
 };
 use firstlight::kubernetes::time;
 use firstlight::metadata::Metadata;
@@ -614,7 +616,7 @@ fn beside_the_old_operator_its_resources_are_made_and_heeded() {
     cluster.kill_api_server();
 }
 
-/// What a real kubeadm asks a cluster for before it joins it, with nothing but a bootstrap token.
+/// What a real kubeadm asks a cluster for before it joins it, with nothing but a ticket's token and the chart's roles.
 fn let_kubeadm_in(admin: &Client, endpoint: &str) {
     let maps = CONFIG_MAPS.in_namespace("kube-system");
     let configuration = format!(
@@ -625,16 +627,6 @@ fn let_kubeadm_in(admin: &Client, endpoint: &str) {
     let kubelet = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
     let map = json!({"metadata": {"name": "kubelet-config"}, "data": {"kubelet": kubelet}});
     admin.create_if_absent(&maps, &map).unwrap();
-    let rules = json!([{"apiGroups": [""], "resources": ["configmaps", "nodes"], "verbs": ["get"]}]);
-    let role = json!({"metadata": {"name": "joining"}, "rules": rules});
-    admin.create_if_absent(&client::CLUSTER_ROLES.all(), &role).unwrap();
-    let group = "system:bootstrappers:kubeadm:default-node-token";
-    let binding = json!({
-        "metadata": {"name": "joining"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "joining"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
-    });
-    admin.create_if_absent(&client::CLUSTER_ROLE_BINDINGS.all(), &binding).unwrap();
 }
 
 #[test]

@@ -26,14 +26,14 @@ const IP: &str = "127.42.2.100";
 const SERVING: &[&str] = &["digital signature", "server auth"];
 
 /// A kubelet, by its client certificate.
-fn kubelet(cluster: &Cluster, node: &str) -> Client {
+pub fn kubelet(cluster: &Cluster, node: &str) -> Client {
     let (ca, _) = cluster.ca();
     let user = cluster.kubeconfig_of(&format!("system:node:{node}"), "system:nodes", &ca);
     Client::new(kube_apiserver::config(&user), &Stop::new())
 }
 
 /// The PKCS#10 request of a kubelet.
-fn pkcs10(key: &KeyPair, common_name: &str, names: &[&str], addresses: &[&str]) -> String {
+pub fn pkcs10(key: &KeyPair, common_name: &str, names: &[&str], addresses: &[&str]) -> String {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
@@ -60,7 +60,7 @@ fn ask_for(client: &Client, name: &str, node: &str, address: &str) {
 
 impl Setup {
     /// Without requests of before.
-    fn for_renewals(cluster: &Cluster) -> Setup {
+    pub fn for_renewals(cluster: &Cluster) -> Setup {
         let setup = Setup::new(cluster);
         for request in setup.admin.list(&CERTIFICATE_SIGNING_REQUESTS.all(), &Selector::default()).unwrap().items {
             setup.admin.delete(&CERTIFICATE_SIGNING_REQUESTS.named(name(&request))).unwrap();
@@ -69,24 +69,24 @@ impl Setup {
     }
 
     /// Worker 0 joins, and its kubelet comes up.
-    fn join_worker(&self) {
+    pub fn join_worker(&self) {
         self.join(&Swtpm::start(), &worker()).unwrap();
         self.make_node("worker-0");
     }
 
-    fn asked(&self, name: &str) -> Value {
+    pub fn asked(&self, name: &str) -> Value {
         self.admin.get(&CERTIFICATE_SIGNING_REQUESTS.named(name)).unwrap()
     }
 
     /// What was decided about a request: type and reason of its only condition.
-    fn decision(&self, name: &str) -> Option<(String, String)> {
+    pub fn decision(&self, name: &str) -> Option<(String, String)> {
         let conditions = self.asked(name)["status"]["conditions"].as_array().cloned().unwrap_or_default();
         assert!(conditions.len() < 2, "{conditions:?}");
         let text = |field: &str| conditions[0][field].as_str().unwrap().to_owned();
         (!conditions.is_empty()).then(|| (text("type"), text("reason")))
     }
 
-    fn eventually_decided(&self, name: &str, kind: &str, reason: &str) {
+    pub fn eventually_decided(&self, name: &str, kind: &str, reason: &str) {
         eventually(&format!("{name} is {kind}: {reason}"), || self.decision(name).is_some());
         assert_eq!(self.decision(name), Some((kind.to_owned(), reason.to_owned())), "{name}");
     }
@@ -94,7 +94,8 @@ impl Setup {
 
 /// How often this was decided for this reason, by this replica.
 fn count(service: &JoinService, result: &str, reason: &str) -> u64 {
-    let line = format!("firstlight_join_renewals_total{{result=\"{result}\",reason=\"{reason}\"}} ");
+    let labels = format!("certificate=\"serving\",result=\"{result}\",reason=\"{reason}\"");
+    let line = format!("firstlight_join_certificates_total{{{labels}}} ");
     let metrics = service.metrics().render();
     metrics.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |number| number.parse().unwrap())
 }
@@ -128,7 +129,7 @@ fn a_kubelet_gets_a_new_certificate_for_what_its_machine_joined_as() {
     assert_eq!(count(setup.service(), "approved", "attested"), 1);
     eventually("there is an event", || {
         let events = setup.admin.list(&EVENTS.in_namespace("default"), &Selector::default()).unwrap().items;
-        events.iter().any(|event| event["reason"] == "RenewalApproved" && event["regarding"]["name"] == "worker-0")
+        events.iter().any(|event| event["reason"] == "CertificateApproved" && event["regarding"]["name"] == "worker-0")
     });
 }
 
@@ -210,7 +211,9 @@ fn of_several_replicas_one_decides_and_one_that_was_started_later_finds_what_wai
     thread::sleep(Duration::from_secs(1));
     let all = || [setup.service()].into_iter().chain(&others);
     assert_eq!(all().map(|service| count(service, "approved", "attested")).sum::<u64>(), 5);
-    assert!(all().all(|service| !service.metrics().render().contains("renewals_total{result=\"failed\"")));
+    assert!(all().all(|service| {
+        !service.metrics().render().contains("certificates_total{certificate=\"serving\",result=\"failed\"")
+    }));
 
     drop(others);
     drop(setup.service.take());

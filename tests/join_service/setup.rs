@@ -221,9 +221,9 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         node_port: NODE_PORT,
         metadata: services::MetadataService::default(),
     };
-    let kinds = ["ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"];
+    let others = ["NetworkPolicy", "Secret", "ConfigMap", "Service", "DaemonSet"];
     for object in
-        services::manifests(&settings).unwrap().iter().filter(|one| kinds.iter().any(|kind| one["kind"] == *kind))
+        services::manifests(&settings).unwrap().iter().filter(|one| !others.iter().any(|kind| one["kind"] == *kind))
     {
         admin.apply(&Object::of(object).unwrap(), object).unwrap();
     }
@@ -332,8 +332,8 @@ pub fn worker() -> IssueJoinTicketRequest {
     request("worker-0", &["127.42.2.100"], 1, false)
 }
 
-/// Who the API server takes the bearer of this token for; none where it takes it for nobody.
-pub fn bearer(cluster: &Cluster, token: &str) -> Option<String> {
+/// Whoever has this token.
+pub fn by_token(cluster: &Cluster, token: &str) -> Client {
     let (ca, _) = cluster.ca();
     let kubeconfig = format!(
         "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {{server: '{}', certificate-authority-data: {}}}\n\
@@ -342,7 +342,12 @@ pub fn bearer(cluster: &Cluster, token: &str) -> Option<String> {
         cluster.server(),
         BASE64_STANDARD.encode(ca)
     );
-    let client = Client::new(kube_apiserver::config(&kubeconfig), &Stop::new());
+    Client::new(kube_apiserver::config(&kubeconfig), &Stop::new())
+}
+
+/// Who the API server takes the bearer of this token for; none where it takes it for nobody.
+pub fn bearer(cluster: &Cluster, token: &str) -> Option<String> {
+    let client = by_token(cluster, token);
     let reviews = Resource::cluster("authentication.k8s.io", "v1", "selfsubjectreviews").all();
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     match client.create(&reviews, &review) {

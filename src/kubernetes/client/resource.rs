@@ -55,6 +55,9 @@ pub const DEPLOYMENTS: Resource = Resource::namespaced("apps", "v1", "deployment
 /// What kubelets want signed.
 pub const CERTIFICATE_SIGNING_REQUESTS: Resource =
     Resource::cluster("certificates.k8s.io", "v1", "certificatesigningrequests");
+/// Whether we may do something.
+pub const SELF_SUBJECT_ACCESS_REVIEWS: Resource =
+    Resource::cluster("authorization.k8s.io", "v1", "selfsubjectaccessreviews");
 /// Leases, for one-at-a-time.
 pub const LEASES: Resource = Resource::namespaced("coordination.k8s.io", "v1", "leases");
 /// Who may talk to whom.
@@ -69,13 +72,19 @@ pub const ROLE_BINDINGS: Resource = Resource::namespaced("rbac.authorization.k8s
 pub const CLUSTER_ROLES: Resource = Resource::cluster("rbac.authorization.k8s.io", "v1", "clusterroles");
 /// Who has them.
 pub const CLUSTER_ROLE_BINDINGS: Resource = Resource::cluster("rbac.authorization.k8s.io", "v1", "clusterrolebindings");
+/// What the API server refuses beside what roles do not allow.
+pub const VALIDATING_ADMISSION_POLICIES: Resource =
+    Resource::cluster("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies");
+/// Where they are in force.
+pub const VALIDATING_ADMISSION_POLICY_BINDINGS: Resource =
+    Resource::cluster("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings");
 /// The old system's, for who is about to join.
 pub const JOINING_NODES: Resource = Resource::cluster("update.edgeless.systems", "v1alpha1", "joiningnodes");
 /// The old system's, for what nodes are to run.
 pub const NODE_VERSIONS: Resource = Resource::cluster("update.edgeless.systems", "v1alpha1", "nodeversions");
 
 /// The kinds that a manifest may have: what [`Object::of`] knows.
-static KINDS: [(&str, Resource); 15] = [
+static KINDS: [(&str, Resource); 17] = [
     ("ClusterRole", CLUSTER_ROLES),
     ("ClusterRoleBinding", CLUSTER_ROLE_BINDINGS),
     ("ConfigMap", CONFIG_MAPS),
@@ -91,6 +100,8 @@ static KINDS: [(&str, Resource); 15] = [
     ("Secret", SECRETS),
     ("Service", SERVICES),
     ("ServiceAccount", SERVICE_ACCOUNTS),
+    ("ValidatingAdmissionPolicy", VALIDATING_ADMISSION_POLICIES),
+    ("ValidatingAdmissionPolicyBinding", VALIDATING_ADMISSION_POLICY_BINDINGS),
 ];
 
 impl Resource {

@@ -11,13 +11,17 @@ use super::super::yaml;
 use super::{Error, NAMESPACE, Settings};
 
 const VALUES: &str = include_str!("../../../charts/firstlight/values.yaml");
-const TEMPLATES: [(&str, &str); 3] = [
+const TEMPLATES: [(&str, &str); 5] = [
     ("join-config.yaml", include_str!("../../../charts/firstlight/templates/join-config.yaml")),
     ("key-service.yaml", include_str!("../../../charts/firstlight/templates/key-service.yaml")),
     ("join-service.yaml", include_str!("../../../charts/firstlight/templates/join-service.yaml")),
+    ("join-service-limits.yaml", include_str!("../../../charts/firstlight/templates/join-service-limits.yaml")),
+    ("joining-nodes.yaml", include_str!("../../../charts/firstlight/templates/joining-nodes.yaml")),
 ];
-/// What others need comes first, as with Helm.
-const ORDER: [&str; 10] = [
+/// What others need comes first, as with Helm; the limits of a role before the role.
+const ORDER: [&str; 12] = [
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
     "NetworkPolicy",
     "ServiceAccount",
     "Secret",
@@ -76,6 +80,9 @@ fn fill(template: &str, context: &Value) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD;
+
     use super::super::MetadataService;
     use super::super::tests::settings;
     use super::*;
@@ -88,6 +95,8 @@ mod tests {
         assert_eq!(
             places,
             [
+                "validatingadmissionpolicies.admissionregistration.k8s.io join-service",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io join-service",
                 "networkpolicies.networking.k8s.io kube-system/key-service",
                 "networkpolicies.networking.k8s.io kube-system/join-service",
                 "serviceaccounts kube-system/key-service",
@@ -96,10 +105,14 @@ mod tests {
                 "configmaps kube-system/join-config",
                 "clusterroles.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterroles.rbac.authorization.k8s.io join-service",
+                "clusterroles.rbac.authorization.k8s.io firstlight-joining-nodes",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterrolebindings.rbac.authorization.k8s.io join-service",
+                "clusterrolebindings.rbac.authorization.k8s.io firstlight-joining-nodes",
                 "roles.rbac.authorization.k8s.io kube-system/join-service",
+                "roles.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
                 "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
+                "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
                 "services kube-system/key-service",
                 "services kube-system/join-service",
                 "daemonsets.apps kube-system/key-service",
@@ -142,12 +155,32 @@ mod tests {
             of_cluster.len() == resources.len()
                 && of_cluster.iter().zip(resources).all(|(rule, of)| rule["resources"] == json!([of]))
         );
-        // of certificates only those that kubelets serve with
-        assert_eq!(of_cluster[4]["resourceNames"], json!(["kubernetes.io/kubelet-serving"]));
+        // of certificates only those of kubelets
+        assert_eq!(
+            of_cluster[4]["resourceNames"],
+            json!(["kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"])
+        );
         assert_eq!((&of_cluster[2]["verbs"], &of_cluster[3]["verbs"]), (&json!(["list", "watch"]), &json!(["update"])));
         for rule in rules("Role", "join-service").iter().filter(|rule| rule["resources"] == json!(["secrets"])) {
             assert_eq!(rule["verbs"], json!(["create", "delete"]));
         }
+    }
+
+    #[test]
+    fn tokens_of_tickets_are_of_the_group_that_the_chart_knows_and_kubernetes_approves_nothing_for() {
+        let objects = manifests(&settings()).unwrap();
+        let group = json!([{
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": crate::join_service::TICKET_GROUP,
+        }]);
+        let bindings: Vec<_> = objects.iter().filter(|object| object["subjects"] == group).collect();
+        let roles: Vec<_> = bindings.iter().map(|binding| &binding["roleRef"]["name"]).collect();
+        assert_eq!(roles, ["firstlight-joining-nodes", "firstlight-joining-nodes"]);
+        let of_nodes = objects.iter().filter(|object| object["metadata"]["name"] == "firstlight-joining-nodes");
+        let rules: Vec<_> = of_nodes.filter_map(|object| object["rules"].as_array()).flatten().collect();
+        assert!(rules.len() == 3 && !json!(rules).to_string().contains("nodeclient"));
+        let policy = objects.iter().find(|object| object["kind"] == "ValidatingAdmissionPolicy").unwrap();
+        let group = BASE64_STANDARD.encode(crate::join_service::TICKET_GROUP);
+        assert!(policy["spec"]["validations"].to_string().contains(&format!("\\\"{group}\\\"")));
     }
 
     #[test]

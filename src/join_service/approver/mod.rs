@@ -1,24 +1,26 @@
-//! Renewal of kubelets' serving certificates: approves what a kubelet asks the cluster's signer for
-//! (certificates.k8s.io/v1, `kubernetes.io/kubelet-serving`) where that is what its machine joined as, by attestation.
+//! Certificates of kubelets: approves what they ask the cluster's signers for (certificates.k8s.io/v1) where that is what their
+//! machine joined as, by attestation.
 //!
 //! ```text
-//! CertificateSigningRequest ─► who asks: a kubelet ─► for what: its own name, for serving ─► the record of its join: addresses
-//!        │                            │ no                     │ no                         ─► the cloud: still that machine's
-//!        │                            ▼                        ▼                                  │ no         │ not to be had
-//!        │                           left                    denied                             denied         left
-//!        ▼
-//!  approved: the cluster's controller manager signs
+//! CertificateSigningRequest ─► kube-apiserver-client-kubelet ─► [client]   a join ticket's token: for the ticket's node
+//!        │ other signers                                                   a node: for itself
+//!        │                     kubelet-serving ───────────────► [serving]  a node: for itself, with the addresses of its join
+//!        ▼                                                         │ no: denied or left
+//!    not looked at                                                 ▼
+//!                                                              approved: the cluster's controller manager signs
 //! ```
 //!
-//! The API server says who asks: the bearer of a node's client certificate is taken for its kubelet. So whoever has taken over
-//! a node gets what that node may have, and nothing that is another's.
+//! The API server says who asks: the bearer of a token, or of a node's client certificate, which is taken for its kubelet. So
+//! whoever has taken over a node gets what that node may have, and nothing that is another's.
 //!
 //! What is left is not ours to judge, or not yet: an administrator or another approver may decide about it, and it is looked at
 //! again, ever more seldom, until it is decided or gone. All replicas judge; the API server takes the first that says it.
 
+mod client;
+mod serving;
+
 use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -29,27 +31,27 @@ use rustls::pki_types::CertificateSigningRequestDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
-use super::audit::{Audit, Renewal};
-use super::cluster::{Cluster, NAMESPACE};
+use super::audit::{Audit, Verdict};
+use super::cluster::Cluster;
 use super::instances::Instances;
-use super::records::{self, Record};
+use super::records;
 use super::refusal::Refusal;
+use super::tokens;
 use crate::backoff::Backoff;
 use crate::kubernetes::certificate_request::CertificateRequest;
-use crate::kubernetes::client::{self, CERTIFICATE_SIGNING_REQUESTS, Client, Event, Selector};
+use crate::kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, Error, Event, Selector};
 use crate::kubernetes::kubelet_certificate::pem;
+pub use client::SIGNER as CLIENT_SIGNER;
 
-/// Certificates of kubelets' servers, by Kubernetes' own rules (its documentation, "Certificate Signing Requests").
-const SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// The user name of a kubelet, before its node's name, and its group.
 const USER_PREFIX: &str = "system:node:";
 const GROUP: &str = "system:nodes";
-/// What the certificate may be for. An ECDSA key enciphers nothing, but some ask for it.
-const USAGES: [&str; 3] = ["digital signature", "key encipherment", SERVER_AUTH];
-/// The word where it is no kubelet that asks.
+/// What a certificate may be for beside its purpose. An ECDSA key enciphers nothing, but some ask for it.
+const USAGES: [&str; 2] = ["digital signature", "key encipherment"];
+/// These and the purpose.
+const MAX_USAGES: usize = USAGES.len() + 1;
+/// The word where nobody asks whose requests are judged here.
 const REQUESTER: &str = "requester";
-/// What it must be for.
-const SERVER_AUTH: &str = "server auth";
 /// A kubelet's request has 800 characters, as PEM in base64; that of a name of 253 has 1600.
 const MAX_ENCODED: usize = 4096;
 /// What is kept of a longer one; base64, as the API wants it.
@@ -66,7 +68,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const MAX_OF_USER: usize = 4;
 
 /// Judges requests; the threads are [`Running`].
-pub struct Renewals {
+pub struct Approver {
     cluster: Arc<Cluster>,
     client: Client,
     instances: Arc<Instances>,
@@ -76,7 +78,7 @@ pub struct Renewals {
 }
 
 /// Ends the threads when dropped; the cluster's client must have been stopped.
-pub struct Running(Arc<Renewals>, Vec<JoinHandle<()>>);
+pub struct Running(Arc<Approver>, Vec<JoinHandle<()>>);
 
 #[derive(Default)]
 struct State {
@@ -95,6 +97,32 @@ struct Open {
     said: &'static str,
 }
 
+/// What a certificate is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Client,
+    Serving,
+}
+
+impl Kind {
+    /// By the signer that is asked (Kubernetes' documentation, "Certificate Signing Requests"); none for one that is not looked at.
+    fn of(request: &Value) -> Option<Kind> {
+        match text(request, "/spec/signerName") {
+            client::SIGNER => Some(Kind::Client),
+            serving::SIGNER => Some(Kind::Serving),
+            _ => None,
+        }
+    }
+
+    /// As in the log and the metrics.
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Client => "client",
+            Kind::Serving => "serving",
+        }
+    }
+}
+
 /// What to do about a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Judgement {
@@ -105,17 +133,10 @@ enum Judgement {
 
 use Judgement::{Approve, Deny, Leave};
 
-/// What a kubelet asks for, in the right form.
-#[derive(Debug, PartialEq, Eq)]
-struct Asked {
-    node: String,
-    addresses: Vec<IpAddr>,
-}
-
-impl Renewals {
+impl Approver {
     /// Begins to judge.
     pub fn start(cluster: &Arc<Cluster>, instances: &Arc<Instances>, audit: &Arc<Audit>) -> io::Result<Running> {
-        let renewals = Arc::new(Renewals {
+        let approver = Arc::new(Approver {
             cluster: cluster.clone(),
             client: cluster.client().within(TIME),
             instances: instances.clone(),
@@ -123,13 +144,12 @@ impl Renewals {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let mut running = Running(renewals.clone(), Vec::new());
-        let judging = renewals.clone();
-        running.1.push(thread::Builder::new().name("renewals".into()).spawn(move || judging.work())?);
+        let mut running = Running(approver.clone(), Vec::new());
+        let judging = approver.clone();
+        running.1.push(thread::Builder::new().name("approver".into()).spawn(move || judging.work())?);
         let watch = move || {
-            let selector = Selector::fields(&format!("spec.signerName={SIGNER}"));
             let all = CERTIFICATE_SIGNING_REQUESTS.all();
-            renewals.cluster.watch(&all, &selector, keep, |event| renewals.on(event));
+            approver.cluster.watch(&all, &Selector::default(), keep, |event| approver.on(event));
         };
         running.1.push(thread::Builder::new().name("watch-requests".into()).spawn(watch)?);
         Ok(running)
@@ -179,31 +199,32 @@ impl Renewals {
     /// Judges a request, and carries it out. How long to wait before the next one.
     fn handle(&self, name: &str) -> Duration {
         let Some(request) = self.lock().open.get(name).map(|open| open.request.clone()) else { return Duration::ZERO };
-        let (renewal, word, why) = match self.judge(&request) {
-            Approve(why) => (Renewal::Approved, "attested", why),
-            Deny(word, why) => (Renewal::Denied, word, why),
-            Leave(word, why) => (Renewal::Left, word, why),
+        let (node, judgement) = self.judge(&request);
+        let (verdict, word, why) = match judgement {
+            Approve(why) => (Verdict::Approved, "attested", why),
+            Deny(word, why) => (Verdict::Denied, word, why),
+            Leave(word, why) => (Verdict::Left, word, why),
         };
-        if renewal == Renewal::Left {
-            self.put_off(&request, Some((renewal, word, &why)));
+        if verdict == Verdict::Left {
+            self.put_off(&request, &node, Some((verdict, word, &why)));
             if word == REQUESTER {
                 // that never changes
                 self.lock().forget(&request);
             }
             return Duration::ZERO;
         }
-        match self.decide(&request, renewal, word, &why) {
+        match self.decide(&request, verdict, word, &why) {
             Ok(()) => {
-                self.audit.renewal(renewal, name, node_of(&request), word, &why);
+                self.say(&request, &node, verdict, word, &why);
                 self.lock().forget(&request);
             }
             Err(error) if error.is_not_found() => self.lock().forget(&request),
-            Err(client::Error::Stopped) => return LOOK_EVERY,
+            Err(Error::Stopped) => return LOOK_EVERY,
             // another replica or an administrator was faster: the watch brings it
-            Err(error) if error.is_conflict() => self.put_off(&request, None),
+            Err(error) if error.is_conflict() => self.put_off(&request, &node, None),
             Err(error) => {
                 let refusal = Refusal::of_api(&error);
-                self.put_off(&request, Some((Renewal::Failed, refusal.word, &refusal.inside)));
+                self.put_off(&request, &node, Some((Verdict::Failed, refusal.word, &refusal.inside)));
                 // it will hardly take the next one
                 return LOOK_EVERY;
             }
@@ -212,32 +233,53 @@ impl Renewals {
     }
 
     /// Later again; why is said if that is news.
-    fn put_off(&self, request: &Arc<Value>, why: Option<(Renewal, &'static str, &str)>) {
+    fn put_off(&self, request: &Arc<Value>, node: &str, why: Option<(Verdict, &'static str, &str)>) {
         let mut state = self.lock();
         let Some(open) = state.open.get_mut(name_of(request)).filter(|open| Arc::ptr_eq(&open.request, request)) else {
             return;
         };
         open.due = Instant::now() + open.backoff.pause();
-        if let Some((renewal, word, why)) = why
+        if let Some((verdict, word, why)) = why
             && std::mem::replace(&mut open.said, word) != word
         {
-            self.audit.renewal(renewal, name_of(request), node_of(request), word, why);
+            self.say(request, node, verdict, word, why);
         }
     }
 
-    fn judge(&self, request: &Value) -> Judgement {
-        let asked = match examine(request) {
-            Ok(asked) => asked,
-            Err(judgement) => return judgement,
-        };
-        let is_there = self.cluster.node(&asked.node).is_some();
-        let record = self.cluster.record(&records::name_of_node(&asked.node));
-        compare(&asked, record.as_deref(), is_there, || self.instances.address(&asked.node))
+    fn say(&self, request: &Value, node: &str, verdict: Verdict, word: &'static str, why: &str) {
+        let kind = Kind::of(request).map_or("", Kind::name);
+        self.audit.certificate(kind, verdict, name_of(request), node, word, why);
+    }
+
+    /// Of which node, as far as one can tell; what to do.
+    fn judge(&self, request: &Value) -> (String, Judgement) {
+        let user = user_of(request).strip_prefix(USER_PREFIX).unwrap_or_default().to_owned();
+        let state_of =
+            |node: &str| (self.cluster.record(&records::name_of_node(node)), self.cluster.node(node).is_some());
+        if Kind::of(request) == Some(Kind::Client) {
+            return match client::examine(request) {
+                Err(judgement) => (user, judgement),
+                Ok(asked) => {
+                    let (record, is_there) = state_of(&asked.node);
+                    let node_of_token = |id: &str| self.cluster.node_of_token(id);
+                    let judgement = client::compare(&asked, record.as_deref(), is_there, node_of_token);
+                    (asked.node, judgement)
+                }
+            };
+        }
+        let judgement = serving::examine(request).map_or_else(
+            |judgement| judgement,
+            |asked| {
+                let (record, is_there) = state_of(&asked.node);
+                serving::compare(&asked, record.as_deref(), is_there, || self.instances.address(&asked.node))
+            },
+        );
+        (user, judgement)
     }
 
     /// Writes it into the request, as this replica has seen it.
-    fn decide(&self, request: &Value, renewal: Renewal, word: &str, why: &str) -> Result<(), client::Error> {
-        let kind = if renewal == Renewal::Approved { "Approved" } else { "Denied" };
+    fn decide(&self, request: &Value, verdict: Verdict, word: &str, why: &str) -> Result<(), Error> {
+        let kind = if verdict == Verdict::Approved { "Approved" } else { "Denied" };
         let mut decided = request.clone();
         decided["status"]["conditions"] = json!([{
             "type": kind, "status": "True", "reason": word, "message": format!("join service: {why}"),
@@ -298,41 +340,30 @@ impl Drop for Running {
     }
 }
 
-/// Who asks, and for what: all that can be judged by the request alone.
-fn examine(request: &Value) -> Result<Asked, Judgement> {
-    let user = user_of(request);
-    let Some(node) = user.strip_prefix(USER_PREFIX).filter(|_| strings(request, "/spec/groups").any(|it| it == GROUP))
-    else {
-        return Err(Leave(REQUESTER, "it is not a kubelet that asks: an administrator may decide about it".into()));
-    };
+fn deny<T>(word: &'static str, why: String) -> Result<T, Judgement> {
+    Err(Deny(word, why))
+}
+
+/// What is asked for, where it is for `purpose` and nothing else, and in the right form.
+fn read(request: &Value, purpose: &str) -> Result<CertificateRequest, Judgement> {
     let usages = || strings(request, "/spec/usages");
-    if usages().count() > USAGES.len() {
-        return deny("usages", format!("it is for more than {USAGES:?}"));
+    if usages().count() > MAX_USAGES {
+        return deny("usages", format!("it is for more than {purpose:?} and {USAGES:?}"));
     }
-    if let Some(usage) = usages().find(|usage| !USAGES.contains(usage)) {
-        return deny("usages", format!("a kubelet's serving certificate is not for {usage:.40?}"));
+    if let Some(usage) = usages().find(|usage| *usage != purpose && !USAGES.contains(usage)) {
+        return deny("usages", format!("such a certificate is not for {usage:.40?}"));
     }
-    if !usages().any(|usage| usage == SERVER_AUTH) {
-        return deny("usages", format!("a kubelet's serving certificate is for {SERVER_AUTH:?}"));
+    if !usages().any(|usage| usage == purpose) {
+        return deny("usages", format!("such a certificate is for {purpose:?}"));
     }
     let parsed = decode(text(request, "/spec/request"))
         .and_then(|der| CertificateRequest::parse_with_names(&der).map_err(|error| error.to_string()));
-    let CertificateRequest { common_name, names, addresses, .. } =
-        parsed.or_else(|why| deny("certificate-request", format!("the request is refused: {why}")))?;
-    if common_name != user {
-        return deny("subject", format!("{user:.80?} asks for the certificate of {common_name:.80?}"));
-    }
-    if let Some(name) = names.iter().find(|name| *name != node) {
-        return deny("name", format!("{name:.80?} is not the name of the node {node:.80?}"));
-    }
-    if names.is_empty() && addresses.is_empty() {
-        return deny("name", "a serving certificate without a name or an address serves nobody".into());
-    }
-    Ok(Asked { node: node.to_owned(), addresses })
+    parsed.or_else(|why| deny("certificate-request", format!("the request is refused: {why}")))
 }
 
-fn deny<T>(word: &'static str, why: String) -> Result<T, Judgement> {
-    Err(Deny(word, why))
+/// Whether one of this group asks.
+fn is_of_group(request: &Value, group: &str) -> bool {
+    strings(request, "/spec/groups").any(|one| one == group)
 }
 
 /// The request in a `spec.request`, DER. PEM has many forms, and what the signer reads must be what was judged: so it is taken
@@ -349,51 +380,6 @@ fn decode(encoded: &str) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Whether the node has joined as what it asks for. `cloud` is asked only for one that has.
-fn compare(
-    asked: &Asked,
-    record: Option<&Record>,
-    is_there: bool,
-    cloud: impl FnOnce() -> Option<Result<Option<IpAddr>, Refusal>>,
-) -> Judgement {
-    let Asked { node, addresses } = asked;
-    let map = format!("ConfigMap {NAMESPACE}/{}", records::name_of_node(node));
-    let Some(record) = record.filter(|record| record.node == *node) else {
-        let why =
-            format!("there is no {map}: nobody knows as what {node} joined; approve it by hand, or let it join anew");
-        return Leave("no-record", why);
-    };
-    if !is_there {
-        return Leave("no-node", format!("there is no node {node}"));
-    }
-    if let Some(address) = addresses.iter().find(|one| !record.addresses.is_empty() && !record.addresses.contains(one))
-    {
-        return Deny("address", format!("{address} is not what {node} joined with, by {map}"));
-    }
-    let cloud = match cloud() {
-        None if record.addresses.is_empty() && !addresses.is_empty() => {
-            let why = format!("{map} has no addresses, and no metadata service says which {node} has");
-            return Leave("no-addresses", why);
-        }
-        None => return Approve(format!("{node} joined as this, by {map}")),
-        Some(Err(refusal)) => return Leave("metadata", format!("{} ({})", refusal.message(), refusal.inside)),
-        Some(Ok(None)) => {
-            let why = format!(
-                "the cloud's metadata service knows no machine of this cluster named {node}, or no address of it"
-            );
-            return Leave("unknown-machine", why);
-        }
-        Some(Ok(Some(address))) => address,
-    };
-    match addresses.iter().find(|address| **address != cloud) {
-        Some(address) => Deny("address", format!("{address} is not the address of {node} in the cluster's network")),
-        None if record.addresses.is_empty() => {
-            Approve(format!("{node} joined, by {map}, and the metadata service says that this is its address"))
-        }
-        None => Approve(format!("{node} joined as this, by {map}, and the metadata service says the same")),
-    }
-}
-
 /// Whether somebody has approved or denied it, or it was signed, or cannot be.
 fn is_decided(request: &Value) -> bool {
     let conditions = request.pointer("/status/conditions").and_then(Value::as_array);
@@ -402,11 +388,6 @@ fn is_decided(request: &Value) -> bool {
 
 fn name_of(object: &Value) -> &str {
     text(object, "/metadata/name")
-}
-
-/// The node whose kubelet asks; empty where it is none.
-fn node_of(request: &Value) -> &str {
-    user_of(request).strip_prefix(USER_PREFIX).unwrap_or_default()
 }
 
 fn user_of(request: &Value) -> &str {
@@ -424,7 +405,7 @@ fn strings<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a str
 /// Who may make requests may make them large: only what is judged is kept, and of a long one that it is too long.
 fn keep(request: Value) -> Value {
     let mut kept = json!({"metadata": {"name": name_of(&request)}});
-    if is_decided(&request) {
+    if is_decided(&request) || Kind::of(&request).is_none() {
         kept["status"]["conditions"] = json!([{"type": "Decided"}]);
         return kept;
     }
@@ -432,13 +413,16 @@ fn keep(request: Value) -> Value {
     if pkcs10.len() > MAX_ENCODED {
         pkcs10 = TOO_LONG;
     }
-    let groups: Vec<_> = strings(&request, "/spec/groups").filter(|group| *group == GROUP).take(1).collect();
+    let groups: Vec<_> = [GROUP, tokens::GROUP].into_iter().filter(|group| is_of_group(&request, group)).collect();
     // more than there are good ones are not all good
-    let usages: Vec<_> = strings(&request, "/spec/usages").take(USAGES.len() + 1).collect();
+    let usages: Vec<_> = strings(&request, "/spec/usages").take(MAX_USAGES + 1).collect();
     for field in ["uid", "resourceVersion"] {
         kept["metadata"][field] = request["metadata"][field].clone();
     }
-    kept["spec"] = json!({"username": user_of(&request), "groups": groups, "usages": usages, "request": pkcs10});
+    kept["spec"] = json!({
+        "signerName": text(&request, "/spec/signerName"), "username": user_of(&request), "groups": groups,
+        "usages": usages, "request": pkcs10,
+    });
     kept
 }
 
@@ -446,13 +430,14 @@ fn keep(request: Value) -> Value {
 mod tests {
     use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 
+    use super::serving::{SERVER_AUTH, SIGNER, examine};
     use super::*;
     use crate::mutation::mutations;
 
-    const IP: &str = "10.0.0.7";
+    pub(super) const IP: &str = "10.0.0.7";
 
     /// `spec.request` as Go makes it: O and CN, names before addresses, in lines of 64 characters.
-    fn pkcs10(common_name: &str, names: &[&str], addresses: &[&str]) -> String {
+    pub(super) fn pkcs10(common_name: &str, names: &[&str], addresses: &[&str]) -> String {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::OrganizationName, GROUP);
@@ -465,7 +450,7 @@ mod tests {
     }
 
     /// As the API server shows it.
-    fn request(request: &str) -> Value {
+    pub(super) fn request(request: &str) -> Value {
         json!({
             "metadata": {"name": "csr-1", "resourceVersion": "1"},
             "spec": {
@@ -476,65 +461,14 @@ mod tests {
         })
     }
 
-    fn good() -> Value {
+    pub(super) fn good() -> Value {
         request(&pkcs10("system:node:n", &["n"], &[IP]))
     }
 
-    fn record(addresses: &[&str]) -> Record {
-        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        Record { node: "n".into(), name: "join-node-n".into(), addresses, ..Record::default() }
-    }
-
-    fn word(judgement: Judgement) -> &'static str {
+    pub(super) fn word(judgement: Judgement) -> &'static str {
         match judgement {
             Approve(_) => "approved",
             Deny(word, _) | Leave(word, _) => word,
-        }
-    }
-
-    #[test]
-    fn a_kubelets_request_for_its_own_name_and_addresses_has_the_right_form() {
-        let asked = Asked { node: "n".into(), addresses: vec![IP.parse().unwrap()] };
-        assert_eq!(examine(&good()), Ok(asked));
-        let mut with_rsa = good();
-        with_rsa["spec"]["usages"] = json!(["key encipherment", "digital signature", SERVER_AUTH]);
-        assert!(examine(&with_rsa).is_ok());
-    }
-
-    #[test]
-    fn a_request_of_another_form_is_denied_and_one_of_nobody_of_ours_is_left() {
-        let with = |pointer: &str, value: Value| {
-            let mut request = good();
-            *request.pointer_mut(pointer).unwrap() = value;
-            request
-        };
-        let denied = |request: Value| match examine(&request) {
-            Err(Deny(word, _)) => word,
-            other => panic!("{other:?}"),
-        };
-        for usages in [json!([]), json!(["digital signature"]), json!([SERVER_AUTH, "client auth"]), json!(["any"])] {
-            assert_eq!(denied(with("/spec/usages", usages)), "usages");
-        }
-        let user = "system:node:n";
-        for (common_name, names, addresses, word) in [
-            ("system:node:m", vec!["n"], vec![IP], "subject"),
-            // which is the same node to us, but not to whoever reads the certificate
-            ("system:node:N", vec!["n"], vec![IP], "subject"),
-            ("system:masters", vec!["n"], vec![IP], "certificate-request"),
-            (user, vec!["m"], vec![IP], "name"),
-            (user, vec!["n", "kubernetes"], vec![IP], "name"),
-            (user, vec!["n.cluster.local"], vec![], "name"),
-            (user, vec![], vec![], "name"),
-        ] {
-            assert_eq!(denied(request(&pkcs10(common_name, &names, &addresses))), word, "{common_name} {names:?}");
-        }
-        for (pointer, value) in [
-            ("/spec/username", json!("kubernetes-admin")),
-            ("/spec/username", json!("system:bootstrap:abcdef")),
-            ("/spec/username", Value::Null),
-            ("/spec/groups", json!(["system:authenticated"])),
-        ] {
-            assert!(matches!(examine(&with(pointer, value)), Err(Leave("requester", _))));
         }
     }
 
@@ -558,37 +492,6 @@ mod tests {
             assert!(decode(&BASE64_STANDARD.encode(&changed)).is_err(), "{changed}");
         }
         assert!(decode("?").is_err() && decode(&"A".repeat(MAX_ENCODED + 1)).is_err());
-    }
-
-    #[test]
-    fn only_what_the_node_joined_with_and_still_has_is_approved() {
-        let asked = |address: &str| Asked { node: "n".into(), addresses: vec![address.parse().unwrap()] };
-        let cloud = |address: &str| Some(Ok(Some(address.parse().unwrap())));
-        let unreachable = || Refusal::passing("metadata", "no answer", Duration::from_secs(5));
-        let (bound, old) = (record(&[IP, "fd00::7"]), record(&[]));
-        for (address, record, of_cloud, expected) in [
-            (IP, Some(&bound), None, "approved"),
-            ("fd00::7", Some(&bound), None, "approved"),
-            (IP, Some(&bound), cloud(IP), "approved"),
-            ("10.0.0.8", Some(&bound), None, "address"),
-            ("10.0.0.8", Some(&bound), cloud("10.0.0.8"), "address"),
-            // the machine has another address by now
-            (IP, Some(&bound), cloud("10.0.0.8"), "address"),
-            (IP, Some(&bound), Some(Ok(None)), "unknown-machine"),
-            (IP, Some(&bound), Some(Err(unreachable())), "metadata"),
-            // a record of before says no address
-            (IP, Some(&old), cloud(IP), "approved"),
-            ("10.0.0.8", Some(&old), cloud(IP), "address"),
-            (IP, Some(&old), None, "no-addresses"),
-            (IP, None, cloud(IP), "no-record"),
-        ] {
-            let judged = compare(&asked(address), record, true, || of_cloud.clone());
-            assert_eq!(word(judged.clone()), expected, "{address}: {judged:?}");
-        }
-        assert_eq!(word(compare(&asked(IP), Some(&bound), false, || None)), "no-node");
-        // a record under another's name, which nobody but an administrator could make
-        let other = Record { node: "m".into(), ..record(&[IP]) };
-        assert_eq!(word(compare(&asked(IP), Some(&other), true, || None)), "no-record");
     }
 
     #[test]

@@ -1,0 +1,143 @@
+//! Client certificates of kubelets, by the bootstrap tokens of join tickets: approved by the join service for the node of the
+//! ticket, beside Kubernetes' own approver with the rights that kubeadm gives tokens of its own group.
+
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use firstlight::grpc::Code;
+use firstlight::kubernetes::client::{
+    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Client, SECRETS,
+};
+use firstlight::kubernetes::time;
+use rcgen::KeyPair;
+use serde_json::{Value, json};
+
+use crate::kube_apiserver::Cluster;
+use crate::renewal::{kubelet, pkcs10};
+use crate::setup::*;
+use crate::swtpm::Swtpm;
+
+/// As a kubelet does (k8s.io/kubernetes, pkg/kubelet/certificate/bootstrap).
+fn ask(client: &Client, request: &str, node: &str) {
+    let spec = json!({
+        "signerName": "kubernetes.io/kube-apiserver-client-kubelet", "usages": ["digital signature", "client auth"],
+        "request": pkcs10(&KeyPair::generate().unwrap(), &format!("system:node:{node}"), &[], &[]),
+    });
+    client.create(&CERTIFICATE_SIGNING_REQUESTS.all(), &json!({"metadata": {"name": request}, "spec": spec})).unwrap();
+}
+
+/// kubeadm's phase bootstrap-token.
+fn bind_as_kubeadm(admin: &Client) {
+    let tokens = "system:bootstrappers:kubeadm:default-node-token";
+    let requests = "system:certificates.k8s.io:certificatesigningrequests";
+    for (name, role, group) in [
+        ("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", tokens),
+        ("kubeadm:node-autoapprove-bootstrap", &format!("{requests}:nodeclient"), tokens),
+        ("kubeadm:node-autoapprove-certificate-rotation", &format!("{requests}:selfnodeclient"), "system:nodes"),
+    ] {
+        let binding = json!({
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
+        });
+        admin.create_if_absent(&CLUSTER_ROLE_BINDINGS.all(), &binding).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_work_on() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let setup = Setup::for_renewals(cluster);
+    bind_as_kubeadm(&setup.admin);
+    let token = |ticket: &firstlight::proto::join::IssueJoinTicketResponse| by_token(cluster, &ticket.token);
+    let first = token(&setup.join(&Swtpm::start(), &worker()).unwrap());
+    let old = firstlight::proto::join::IssueJoinTicketRequest {
+        accepts_cluster_ca: false,
+        ..request("worker-1.example", &["127.42.2.101"], 2, false)
+    };
+    let second = token(&setup.join(&Swtpm::start(), &old).unwrap());
+    let _signer = cluster.start_signer();
+    ask(&first, "own", "worker-0");
+    ask(&second, "own-of-old", "worker-1.example");
+    for request in ["own", "own-of-old"] {
+        setup.eventually_decided(request, "Approved", "attested");
+        eventually("it is signed", || setup.asked(request)["status"]["certificate"].is_string());
+    }
+    // of another that joins, of a control plane, of nobody
+    for (request, node) in [("other", "worker-1.example"), ("plane", "plane-0"), ("nobody", "nobody")] {
+        ask(&first, request, node);
+        setup.eventually_decided(request, "Denied", "subject");
+    }
+
+    // the next ticket's token takes the place of this one
+    let again = token(&setup.join_again(&Swtpm::start(), &request("worker-2", &[], 3, false)));
+    ask(&again, "third", "worker-2");
+    setup.eventually_decided("third", "Approved", "attested");
+
+    // one of the old join service, or of `kubeadm token create`: Kubernetes' own approver goes on to look at those
+    let of_old = json!({
+        "metadata": {"name": "bootstrap-token-01dt0k"}, "type": "bootstrap.kubernetes.io/token",
+        "stringData": {
+            "token-id": "01dt0k", "token-secret": "0123456789abcdef", "usage-bootstrap-authentication": "true",
+            "expiration": time::seconds(SystemTime::now() + Duration::from_secs(900)),
+            "auth-extra-groups": "system:bootstrappers:kubeadm:default-node-token",
+        },
+    });
+    setup.admin.create(&SECRETS.in_namespace("kube-system"), &of_old).unwrap();
+    ask(&by_token(cluster, "01dt0k.0123456789abcdef"), "old", "old-node");
+    setup.eventually_decided("old", "Approved", "AutoApproved");
+    // it has looked at the others too
+    thread::sleep(Duration::from_secs(2));
+    for request in ["other", "plane", "nobody"] {
+        assert_eq!(setup.decision(request).unwrap().0, "Denied");
+        assert!(setup.asked(request)["status"]["certificate"].is_null());
+    }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn where_nobody_would_approve_a_tokens_request_there_is_no_ticket() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let setup = Setup::new(cluster);
+    // as an older version's chart left it
+    let role = CLUSTER_ROLES.named("join-service");
+    let change = |names: Value| {
+        let signers = |role: &mut Value| {
+            let rules = role["rules"].as_array_mut().unwrap();
+            rules.iter_mut().find(|rule| rule["resources"] == json!(["signers"])).unwrap()["resourceNames"] =
+                names.clone();
+            true
+        };
+        setup.admin.modify(&role, signers).unwrap();
+    };
+    change(json!(["kubernetes.io/kubelet-serving"]));
+    let tpm = Swtpm::start();
+    // until the API server knows
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(refused(setup.join(&tpm, &worker())).code(), Code::Internal);
+    assert_eq!(setup.count("join", "api-refused"), 1);
+    assert!(setup.tokens().is_empty() && setup.records().is_empty());
+    change(json!(["kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"]));
+    eventually("it goes on", || setup.join(&tpm, &worker()).is_ok());
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_node_renews_its_own_certificate_and_asks_for_no_other() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let setup = Setup::for_renewals(cluster);
+    setup.join_worker();
+    // without Kubernetes' own approver, which does the same
+    let worker = kubelet(cluster, "worker-0");
+    ask(&worker, "renewed", "worker-0");
+    setup.eventually_decided("renewed", "Approved", "attested");
+    ask(&worker, "of-other", "plane-0");
+    setup.eventually_decided("of-other", "Denied", "subject");
+    ask(&kubelet(cluster, "deleted"), "of-deleted", "deleted");
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(setup.decision("of-deleted"), None);
+}
