@@ -7,7 +7,11 @@
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 
 use firstlight::crypto::Secret;
+use firstlight::device_mapper::may_hold_data;
 use firstlight::luks::{self, DATA_OFFSET, Device, Error, Header, Integrity, Probe, State};
+
+#[path = "common/cut_off.rs"]
+mod cut_off;
 
 const SECTOR: usize = 512;
 const DISK_SIZE: usize = 18 << 20;
@@ -336,6 +340,26 @@ fn a_repair_cut_anywhere_leaves_the_disk_as_it_was() {
         assert_eq!(seen, [INITIALISED_NEW]);
         assert!(opened(disk.image.get_ref()).1.copies_agree());
     }
+}
+
+#[test]
+fn the_mark_of_a_cut_off_format_cut_anywhere_leaves_a_disk_that_the_next_boot_formats() {
+    const UNMARKED: Found = Found::Ours { state: State::Unmarked, old: false, new: false };
+    let before = cut_off::disk();
+    let (mut disk, mut header) = opened(&before);
+    assert!(header.is_unmarked_format());
+    header.mark_for_reset(&mut disk).unwrap();
+    let seen = cut_everywhere(&before, &disk, |image, found| {
+        let data = may_hold_data(&mut Cursor::new(image), DATA_OFFSET).unwrap();
+        assert!(found != UNMARKED || data.is_none() && opened(image).1.is_unmarked_format());
+    });
+    assert_found(&seen, &[UNMARKED, UNINITIALISED_CLOSED], &disk);
+    let mut again = Disk::of(disk.image.get_ref());
+    luks::format(&mut again, &volume_key(), &new_key()).unwrap();
+    assert_eq!(boot(again.image.get_ref()), UNINITIALISED_NEW);
+    // without the mark it is not ours to format
+    let error = luks::format(&mut Disk::of(&before), &volume_key(), &new_key()).unwrap_err();
+    assert!(matches!(error, Error::WouldOverwrite(_)), "{error}");
 }
 
 #[test]

@@ -11,10 +11,12 @@ use super::{Error, FirstUse, Mapping, SECTOR};
 use crate::sys::block::{self, PageBuffer};
 
 /// dm-integrity reads and writes this much at the start of its part of the disk (SB_SECTORS).
-const SUPERBLOCK_LEN: usize = 4096;
+pub(super) const SUPERBLOCK_LEN: usize = 4096;
 const MAGIC: &[u8; 8] = b"integrt\0";
 /// Highest layout that has no more than what the table asks for (SB_VERSION_5: fixed HMAC); 6 stores tags in the drive itself.
 const VERSION_MAX: u8 = 5;
+/// SB_FLAG_FIXED_PADDING and SB_FLAG_FIXED_HMAC.
+const LAYOUT_FLAGS: u32 = 0x18;
 /// For the load that only makes the superblock: any size that the smallest disk has (as cryptsetup does).
 const SECTORS_BEFORE_SUPERBLOCK: u64 = 8;
 
@@ -98,13 +100,16 @@ fn disk(mapping: &Mapping, doing: &'static str, error: io::Error) -> Error {
 /// What we need of the superblock. The host can write anything there: it is not authenticated, the sectors are. The kernel makes
 /// its own checks of the rest.
 #[derive(Debug, PartialEq, Eq)]
-struct Superblock {
+pub(super) struct Superblock {
     provided_data_sectors: u64,
+    pub journal_sections: u32,
+    /// No option but those that change the layout of tags: nothing is being recalculated, and no bitmap takes the journal's place.
+    pub has_plain_journal: bool,
 }
 
 impl Superblock {
     /// `available`: sectors on the disk from the superblock on. An error is the end of a sentence.
-    fn parse(bytes: &[u8], sector_size: u32, available: u64) -> Result<Superblock, String> {
+    pub fn parse(bytes: &[u8], sector_size: u32, available: u64) -> Result<Superblock, String> {
         let field = bytes.get(..64).ok_or("it is cut short")?;
         if &field[..8] != MAGIC {
             return Err(match field.iter().all(|byte| *byte == 0) {
@@ -131,7 +136,9 @@ impl Superblock {
         if provided_data_sectors == 0 || provided_data_sectors > available {
             return Err(format!("it promises {provided_data_sectors} sectors, the disk has {available}"));
         }
-        Ok(Superblock { provided_data_sectors })
+        let number = |at: usize| u32::from_le_bytes(field[at..at + 4].try_into().expect("4 bytes"));
+        let has_plain_journal = number(24) & !LAYOUT_FLAGS == 0;
+        Ok(Superblock { provided_data_sectors, journal_sections: number(12), has_plain_journal })
     }
 }
 

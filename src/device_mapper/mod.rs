@@ -19,11 +19,12 @@
 //!
 //! The key is handed to the kernel as a `logon` key of the calling thread's keyring, which user space cannot read back, and is
 //! revoked as soon as dm-crypt has its copy. `control` has the ioctls, `integrity` the lower device and its superblock, `crypt`
-//! the upper one and its key.
+//! the upper one and its key, `journal` tells whether the lower device was ever used.
 
 mod control;
 mod crypt;
 mod integrity;
+mod journal;
 
 use std::fmt;
 use std::io;
@@ -31,6 +32,7 @@ use std::path::{Path, PathBuf};
 
 use crate::crypto::Secret;
 use control::Control;
+pub use journal::may_hold_data;
 
 /// Bytes of a sector in tables and in every size that the device-mapper speaks of, whatever the device's own sectors are.
 const SECTOR: u64 = 512;

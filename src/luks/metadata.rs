@@ -127,6 +127,18 @@ impl Header {
             && check(self, Integrity::Required, 0).is_ok_and(|metadata| metadata.keyslots.is_empty())
     }
 
+    /// Whether this is a header as in [`Header::check_ours`] with integrity, in which Constellation's format has put its one
+    /// keyslot, and nothing else since: no token, no second keyslot, no label. It is the shape of a state disk whose format was cut
+    /// off, and of a volume of Constellation's storage driver; what the disk holds must tell which.
+    pub fn is_unmarked_format(&self) -> bool {
+        let named = self.binary.label != [0; 48] || self.binary.subsystem != [0; 48];
+        let no_token = self.metadata["tokens"].as_object().is_some_and(Map::is_empty);
+        let one_keyslot = |metadata: Metadata| {
+            metadata.keyslots.len() == 1 && metadata.keyslot_area().is_some_and(|(at, _)| at == metadata.areas_start)
+        };
+        !named && no_token && self.checked(Integrity::Required).is_ok_and(one_keyslot)
+    }
+
     /// How to map the data segment.
     pub fn geometry(&self) -> Result<Geometry, Error> {
         let metadata = self.checked(Integrity::Optional)?;

@@ -31,8 +31,20 @@
 //! | while marking for reset                         | either token                          | as the token says         |
 //! | while unlocking                                 | unchanged but for ext4's journal      | unlocks                   |
 //!
-//! Disks that the old system left in one of its dead ends come out of them: a header without any keyslot and token is
-//! formatted; an initialised disk without node state never belonged to a working node, and starts over.
+//! Disks that the old system left in one of its dead ends come out of them:
+//!
+//! | the old system lost power …                    | on the disk                            | the next boot of ours     |
+//! |------------------------------------------------|----------------------------------------|---------------------------|
+//! | before its format added the keyslot            | header without keyslot and token       | formats                   |
+//! | while its format wiped the disk with zeros     | keyslot, no token; journal as made,    | marks it `false`, formats |
+//! |                                                | the disk's end still zeros             |                           |
+//! | in the same wipe of a disk that was not zeros, | the same, but the disk's end is        | refuses, and names the    |
+//! |   or after the wipe, before the token          | written                                |   command that marks it   |
+//! | before the node state was durable              | token `true`, no node state            | marks it `false`, formats |
+//!
+//! A volume of the old system's storage driver has a keyslot and no token, too. It is told by its journal, through which all is
+//! written that is not a format's wipe, and by its end, which every program clears that makes a file system (the module
+//! `device_mapper::journal`). What cannot be told is refused, and never formatted.
 //!
 //! Files: [`device`] finds the disk, `classify` says what it is, [`waiting`] is where keys are tried, [`rejoin`] and
 //! [`recovery`] bring them, [`filesystem`] makes and mounts ext4, [`node_state`] is what the node keeps about itself,
@@ -73,6 +85,9 @@ use waiting::{Opened, Waiting};
 /// Name of the mapping: `/dev/mapper/state`.
 pub const MAPPING: &str = "state";
 
+/// Token 0 of a disk that any boot formats.
+const UNINITIALISED_TOKEN: &str = r#"{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":false}"#;
+
 /// What unlocking needs to know.
 pub struct Unlock {
     /// The disk; found by its serial number when absent.
@@ -109,8 +124,18 @@ impl Unlock {
         self.timeline.event("disk", format_args!("{}: {}", device.display(), describe(&disk)));
         match disk {
             Disk::New(_) => self.first_boot(&device),
+            Disk::CutOff(header) => {
+                self.mark(&device, *header)?;
+                self.first_boot(&device)
+            }
             Disk::Initialised(header) => self.reboot(&device, *header),
         }
+    }
+
+    /// Finishes the old system's format: with the mark it is a disk that any boot formats, wherever the power goes.
+    fn mark(&self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
+        let mut disk = handover::open_exclusive(device)?;
+        header.mark_for_reset(&mut disk).map_err(|error| Error::Luks(device.into(), error))
     }
 
     fn first_boot(&self, device: &Path) -> Result<(), Error> {
@@ -256,6 +281,7 @@ fn unmap() -> Result<bool, Error> {
 fn describe(disk: &Disk) -> String {
     match disk {
         Disk::New(why) => format!("{why}: formatting it"),
+        Disk::CutOff(_) => "the old system's format of it was cut off, nothing was written since: formatting it".into(),
         Disk::Initialised(header) => format!("state disk {} of a cluster's node", header.uuid()),
     }
 }
@@ -278,6 +304,8 @@ pub enum Error {
     },
     /// Something on the disk that is not ours to format.
     Foreign(PathBuf, String),
+    /// A LUKS2 disk of our shape without a token, and why data may be on it.
+    Unmarked(PathBuf, String),
     /// The header.
     Luks(PathBuf, luks::Error),
     /// The kernel's mapping.
@@ -307,6 +335,13 @@ impl std::fmt::Display for Error {
                 f,
                 "{} holds {what}. Nothing was written to it: attach the right disk, or wipe this one if it is to become \
                  the state disk",
+                device.display()
+            ),
+            Error::Unmarked(device, why) => write!(
+                f,
+                "{0} holds a LUKS2 device without the mark of a state disk, and {why}: somebody's data may be on it. Nothing was \
+                 written to it: attach the right disk. If this is the state disk, and all that it holds may go, mark it as new: \
+                 echo '{UNINITIALISED_TOKEN}' | cryptsetup token import --token-id 0 {0}",
                 device.display()
             ),
             Error::Luks(device, error) => write!(f, "{}: {error}", device.display()),

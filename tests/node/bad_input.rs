@@ -7,6 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
+use firstlight::luks::{self, Header, Probe, State};
+
+use crate::cut_off;
 use crate::program::Program;
 use crate::setting::{INIT_SECRET, MASTER_KEY, Setting, wait_for_port};
 
@@ -69,6 +72,66 @@ fn a_luks_disk_of_somebody_else_is_refused() {
     let made = Command::new("/sbin/cryptsetup").args(format).arg(&disk).arg(&key).status().unwrap();
     assert!(made.success());
     expect_refused(&setting, &disk, &["not one of a state disk"]);
+}
+
+#[test]
+fn a_disk_whose_format_the_old_system_left_cut_off_is_started_over() {
+    let setting = Setting::new();
+    let disk = setting.file("disk", cut_off::disk());
+    let old = header(&disk).uuid();
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    node.expect("format of it was cut off, nothing was written since: formatting it");
+    // it ends where it maps the disk, which is a file here
+    node.exit();
+    assert_eq!(header(&disk).state(), State::Uninitialised);
+    assert_ne!(header(&disk).uuid(), old);
+}
+
+/// What happened to a disk meanwhile.
+type Change<'a> = &'a dyn Fn(&Path);
+
+#[test]
+fn a_disk_without_mark_on_which_somebody_may_have_written_is_refused_with_the_command_that_starts_over() {
+    let setting = Setting::new();
+    let labelled = |disk: &Path| {
+        let status = Command::new("/sbin/cryptsetup").args(["config", "--label", "mine"]).arg(disk).status().unwrap();
+        assert!(status.success());
+    };
+    let written = |offset: u64| {
+        move |disk: &Path| fs::File::options().write(true).open(disk).unwrap().write_all_at(b"x", offset).unwrap()
+    };
+    let cases: [(Change, &str); 3] = [
+        (&written(cut_off::SUPERBLOCK as u64 + 4096 + 100), "journal was written to"),
+        (&written((64 << 20) - 1), "its end was written to"),
+        (&labelled, "not as a format leaves it"),
+    ];
+    for (change, why) in cases {
+        let disk = setting.file("disk", cut_off::disk());
+        change(&disk);
+        expect_refused(
+            &setting,
+            &disk,
+            &["without the mark", why, "somebody's data", "cryptsetup token import --token-id 0"],
+        );
+    }
+
+    // the command does what the error says
+    let disk = setting.path("disk");
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    node.exit();
+    let error = node.expect("error:");
+    let command = &error[error.find("echo '").unwrap()..];
+    let done = Command::new("sh").env("PATH", "/sbin:/usr/sbin:/bin:/usr/bin").args(["-c", command]).status().unwrap();
+    assert!(done.success(), "{command}");
+    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    node.expect("never part of a cluster: formatting it");
+}
+
+fn header(disk: &Path) -> Header {
+    match luks::probe(&mut fs::File::open(disk).unwrap()).unwrap() {
+        Probe::Luks(header) => header,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

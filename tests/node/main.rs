@@ -4,6 +4,8 @@
 //! Each test has a loopback network of its own, 127.a.b.0/24: `.1` is the metadata service, `.2` the node, `.3` and up are
 //! control planes with their fixed ports.
 
+#[path = "../common/cut_off.rs"]
+mod cut_off;
 #[path = "../common/metadata.rs"]
 mod metadata;
 #[path = "../common/program.rs"]

@@ -61,16 +61,60 @@ elif dd if=$DISK bs=1M count=16 iflag=direct 2>/dev/null | cmp - $T/before && is
   echo "PASS unlock of a mounted disk is refused, and changes nothing"
 else echo "FAIL unlock of a mounted disk: its header changed"; fi
 
-# ---- where the old system lost power between its format and its first keyslot
-blank
+# ---- a format of the old system that was cut off
 echo key >$T/key
-cryptsetup luksFormat -q --type luks2 --cipher aes-xts-plain64 --key-size 512 --integrity hmac-sha256 --integrity-no-wipe \
-  --sector-size 4096 --pbkdf argon2id --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1 $DISK $T/key &&
-  cryptsetup luksErase -q $DISK || echo "FAIL preparation: cryptsetup"
-bootstrapper unlock >$T/second 2>&1
-code=$?
-if [ $code = 0 ] && is_mounted && grep -q 'never given a key: formatting' $T/second; then
-  echo "PASS a header without keyslot and token is formatted"
-else echo "FAIL a header without keyslot and token: $code: $(cat $T/second)"; fi
+# old_format OPTIONS: as the old system formats
+old_format() {
+  umount /run/state 2>/dev/null
+  blank
+  cryptsetup luksFormat -q --type luks2 --cipher aes-xts-plain64 --key-size 512 --integrity hmac-sha256 "$@" \
+    --sector-size 4096 --pbkdf argon2id --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1 $DISK $T/key &&
+    return
+  echo "FAIL preparation: cryptsetup luksFormat $*"
+}
+# write OPTIONS MIB: zeros through cryptsetup's mapping
+write() {
+  cryptsetup open $1 --key-file $T/key $DISK volume && dd if=/dev/zero of=/dev/mapper/volume bs=1M count=$2 conv=fsync 2>/dev/null &&
+    cryptsetup close volume && return
+  echo "FAIL preparation: writing with $1"
+}
+# starts_over WHAT WORDS: unlock formats the disk, and says these words
+starts_over() {
+  bootstrapper unlock >$T/second 2>&1
+  code=$?
+  if [ $code = 0 ] && is_mounted && grep -q "$2: formatting" $T/second; then echo "PASS $1 is formatted"
+  else echo "FAIL $1: $code: $(cat $T/second)"; fi
+}
+# refused WHAT WORDS: unlock leaves the disk alone, and says these words
+refused() {
+  sum=$(dd if=$DISK bs=1M iflag=direct 2>/dev/null | md5sum)
+  if bootstrapper unlock >$T/second 2>&1; then echo "FAIL $1: it ended well"
+  elif ! grep -q "$2" $T/second; then echo "FAIL $1: $(cat $T/second)"
+  elif [ "$sum" = "$(dd if=$DISK bs=1M iflag=direct 2>/dev/null | md5sum)" ]; then echo "PASS $1 is refused, and stays as it is"
+  else echo "FAIL $1: it changed"; fi
+}
+
+old_format --integrity-no-wipe
+cryptsetup luksErase -q $DISK || echo "FAIL preparation: luksErase"
+starts_over "a header without keyslot and token" 'never given a key'
+
+old_format --integrity-no-wipe
+starts_over "a format that was cut off before its wipe" 'nothing was written since'
+
+old_format --integrity-no-wipe
+write --integrity-no-journal 8
+starts_over "a format that was cut off in its wipe" 'nothing was written since'
+
+# a volume of the storage driver whose wipe was cut off, in use all the same
+old_format --integrity-no-wipe
+write --integrity-no-journal 8
+write "" 1
+refused "a volume that was written to" 'journal was written to'
+
+old_format
+refused "a format whose wipe was complete" 'its end was written to'
+sed -n "s/.* mark it as new: //p" $T/second | head -n 1 >$T/command
+sh $T/command || echo "FAIL the command: $(cat $T/command)"
+starts_over "a disk that was marked by the command in the error" 'never part of a cluster'
 umount /run/state
 exit 0
