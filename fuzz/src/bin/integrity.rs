@@ -1,0 +1,24 @@
+//! Whether data may be on a dm-integrity device: its superblock and journal are whatever the host wrote there.
+//!
+//! Input: the start of the device; zeros follow it, so that the journal that a superblock promises has room.
+#![no_main]
+
+use std::io::Cursor;
+
+use firstlight::device_mapper::may_hold_data;
+use libfuzzer_sys::fuzz_target;
+
+/// More than a journal of two sections, and the end that must be zeros.
+const ROOM: usize = 2 << 20;
+
+fuzz_target!(|input: &[u8]| {
+    let mut disk = input.to_vec();
+    disk.resize(input.len() + ROOM, 0);
+    match may_hold_data(&mut Cursor::new(disk), 0).expect("memory does not fail") {
+        Some(why) => assert!(why.len() < 4096),
+        // each sector of a fresh journal ends with its round
+        None => assert!(
+            input.starts_with(b"integrt\0") && input[4096..].chunks_exact(512).any(|sector| sector[511] == 0x11)
+        ),
+    }
+});
