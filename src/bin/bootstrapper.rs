@@ -13,10 +13,15 @@ use firstlight::metadata::Metadata;
 use firstlight::program::{self, Failure};
 use firstlight::state_disk::{Unlock, handover, recovery};
 use firstlight::stop::Stop;
+use firstlight::sys::wiping::Wiping;
 use firstlight::timeline::Timeline;
 use firstlight::{logger, sys, tpm};
 use lexopt::prelude::*;
 use log::LevelFilter;
+
+/// Copies of secrets do not outlive their use in buffers of libraries.
+#[global_allocator]
+static ALLOCATOR: Wiping = Wiping;
 
 const HELP: &str = "\
 bootstrapper: makes a fresh confidential VM a trusted node of a Kubernetes cluster

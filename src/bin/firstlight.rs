@@ -2,7 +2,12 @@
 
 use std::process::ExitCode;
 
+use firstlight::sys::wiping::Wiping;
 use firstlight::{cli, program};
+
+/// Copies of secrets do not outlive their use in buffers of libraries.
+#[global_allocator]
+static ALLOCATOR: Wiping = Wiping;
 
 fn main() -> ExitCode {
     program::main("firstlight", &cli::help(), cli::run)

@@ -12,7 +12,12 @@ use firstlight::kubernetes::client;
 use firstlight::logger;
 use firstlight::metadata::Metadata;
 use firstlight::program::{self, Failure};
+use firstlight::sys::wiping::Wiping;
 use lexopt::prelude::*;
+
+/// Copies of secrets do not outlive their use in buffers of libraries.
+#[global_allocator]
+static ALLOCATOR: Wiping = Wiping;
 
 const HELP: &str = "\
 join-service: lets nodes in that prove what they run

@@ -9,8 +9,13 @@ use firstlight::key_service::{self, Clients, Config, KeyService};
 use firstlight::kubernetes::client;
 use firstlight::logger;
 use firstlight::program::{self, Failure};
+use firstlight::sys::wiping::Wiping;
 use firstlight::tpm::Location;
 use lexopt::prelude::*;
+
+/// Copies of secrets do not outlive their use in buffers of libraries.
+#[global_allocator]
+static ALLOCATOR: Wiping = Wiping;
 
 const HELP: &str = "\
 key-service: derives data keys from the master secret for the services of a control plane

@@ -13,6 +13,7 @@ pub mod net;
 pub mod poll;
 pub mod process;
 pub mod signal;
+pub mod wiping;
 
 use std::ffi::CString;
 use std::io;

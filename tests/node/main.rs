@@ -17,6 +17,7 @@ mod bad_input;
 mod init;
 mod join;
 mod joining;
+mod memory;
 mod setting;
 mod status;
 mod unlock;
