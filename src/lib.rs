@@ -25,7 +25,7 @@ pub mod metadata;
 pub mod metrics;
 #[cfg(test)]
 mod mutation;
-pub mod penalty;
+pub mod network;
 pub mod pool;
 pub mod program;
 pub mod proto;
@@ -37,3 +37,4 @@ pub mod sys;
 pub mod tickets;
 pub mod timeline;
 pub mod tpm;
+pub mod turns;

@@ -10,7 +10,7 @@
 //!                                 └──────────────────────────► watch ◄┘
 //! ```
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -75,6 +75,8 @@ impl InitServer {
                 call, &request, &handler,
             ) {
                 Ok(()) => watch(call, answer, &handler),
+                // as the status of the call: what passes by itself is asked again
+                Err(status) if status.code() == Code::Unavailable => Err(status),
                 Err(status) => answer.send(&failure(&status)),
             },
         );
@@ -169,17 +171,14 @@ fn watch(call: &Call, answer: &mut Sender<InitResponse>, shared: &Shared) -> Res
 }
 
 fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Result<(), Status> {
-    let peer = call.peer().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
-    match guard.check(peer, &request.init_secret, Instant::now()) {
+    match guard.check(call.network(), &request.init_secret, || call.is_cancelled()) {
         Verdict::Right => Ok(()),
         Verdict::Wrong => {
+            let peer = call.peer().map_or("an unknown address".into(), |peer| peer.ip().to_string());
             log::warn!("init from {peer} with a wrong secret: refused");
             Err(Status::new(Code::PermissionDenied, "invalid init secret"))
         }
-        Verdict::Wait(time) => {
-            let seconds = time.as_secs() + 1;
-            Err(Status::new(Code::ResourceExhausted, format!("too many wrong init secrets: try again in {seconds} s")))
-        }
+        Verdict::Busy(busy) => Err(Status::of_busy(busy)),
     }
 }
 

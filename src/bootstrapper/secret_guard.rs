@@ -1,20 +1,24 @@
 //! The init secret's guard: bcrypt against the hash from the metadata service, with growing delays after wrong ones.
 
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::penalty::Penalties;
+use crate::network::Network;
+use crate::turns::{Busy, Turns};
 
 /// bcrypt looks at no more of a secret (its specification); the old system's are 32 characters.
 const MAX_SECRET: usize = 72;
 /// Highest cost of a hash, a power of two: about 5 s a check. The old system's is 10; the metadata service could ask for 31,
 /// with which one check takes days.
 const MAX_COST: u32 = 15;
+/// A check costs a processor about 100 ms, so one at a time; this many callers, each with a thread, wait for theirs.
+const PLACES: usize = 16;
+/// A caller waits at most this long: a network's longest delay, and some checks of others.
+const LONGEST_WAIT: Duration = Duration::from_secs(90);
 
 /// Guards one hash.
 pub struct SecretGuard {
     hash: String,
-    penalties: Penalties,
+    turns: Turns,
 }
 
 /// How a check ended.
@@ -24,8 +28,8 @@ pub enum Verdict {
     Right,
     /// It is not.
     Wrong,
-    /// Not looked at: the peer has to wait this long after its last wrong one.
-    Wait(Duration),
+    /// Not looked at: too many others wait, or the caller is gone.
+    Busy(Busy),
 }
 
 impl SecretGuard {
@@ -40,16 +44,22 @@ impl SecretGuard {
             let cost = parts.get_cost();
             return Err(format!("the init secret's hash in the metadata has cost {cost}, expected at most {MAX_COST}"));
         }
-        Ok(SecretGuard { hash: hash.into(), penalties: Penalties::default() })
+        Ok(SecretGuard { hash: hash.into(), turns: Turns::new(1, PLACES) })
     }
 
-    /// Checks a secret that came from `peer` at `now`. One check at a time: each costs about 100 ms of CPU.
-    pub fn check(&self, peer: IpAddr, secret: &[u8], now: Instant) -> Verdict {
-        let is_right = || secret.len() <= MAX_SECRET && bcrypt::verify(secret, &self.hash).unwrap_or(false);
-        match self.penalties.attempt(peer, now, |()| true, || is_right().then_some(()).ok_or(())) {
-            Ok(Ok(())) => Verdict::Right,
-            Ok(Err(())) => Verdict::Wrong,
-            Err(time) => Verdict::Wait(time),
+    /// Checks a secret that came from `network`. Waits until the delay after its last wrong one is over, and for the checks
+    /// of others, as long as `is_over` is false: so a right secret passes however soon it comes after a wrong one.
+    pub fn check(&self, network: Network, secret: &[u8], is_over: impl Fn() -> bool) -> Verdict {
+        let turn = match self.turns.take(network, Instant::now() + LONGEST_WAIT, is_over) {
+            Ok(turn) => turn,
+            Err(busy) => return Verdict::Busy(busy),
+        };
+        if secret.len() <= MAX_SECRET && bcrypt::verify(secret, &self.hash).unwrap_or(false) {
+            turn.right();
+            Verdict::Right
+        } else {
+            turn.wrong();
+            Verdict::Wrong
         }
     }
 }
@@ -58,7 +68,7 @@ impl SecretGuard {
 mod tests {
     use super::*;
 
-    const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    const PEER: Network = Network::UNKNOWN;
 
     fn guard() -> SecretGuard {
         SecretGuard::new(&bcrypt::hash("correct", 4).unwrap()).unwrap()
@@ -66,17 +76,19 @@ mod tests {
 
     #[test]
     fn the_right_secret_passes_and_a_wrong_one_does_not() {
-        let (guard, now) = (guard(), Instant::now());
-        assert_eq!(guard.check(PEER, b"correct", now), Verdict::Right);
-        assert_eq!(guard.check(PEER, b"wrong", now), Verdict::Wrong);
+        let guard = guard();
+        assert_eq!(guard.check(PEER, b"correct", || false), Verdict::Right);
+        assert_eq!(guard.check(PEER, b"wrong", || false), Verdict::Wrong);
     }
 
     #[test]
-    fn after_a_wrong_secret_even_the_right_one_has_to_wait() {
-        let (guard, now) = (guard(), Instant::now());
-        assert_eq!(guard.check(PEER, b"wrong", now), Verdict::Wrong);
-        assert_eq!(guard.check(PEER, b"correct", now), Verdict::Wait(Duration::from_secs(1)));
-        assert_eq!(guard.check(PEER, b"correct", now + Duration::from_secs(1)), Verdict::Right);
+    fn the_right_secret_passes_a_moment_after_a_wrong_one_and_not_before_the_delay_is_over() {
+        let (guard, started) = (guard(), Instant::now());
+        assert_eq!(guard.check(PEER, b"wrong", || false), Verdict::Wrong);
+        let gone = Instant::now() + Duration::from_millis(200);
+        assert!(matches!(guard.check(PEER, b"correct", || Instant::now() > gone), Verdict::Busy(_)));
+        assert_eq!(guard.check(PEER, b"correct", || false), Verdict::Right);
+        assert!(started.elapsed() >= Duration::from_secs(1));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connect::{Endpoint, Node, read_policy};
@@ -125,6 +126,8 @@ fn initialise(node: impl FnOnce(&[u8; CLUSTER_ID_LEN]) -> Node, options: &Option
             // the node goes on by itself, and the same request finds it at work
             Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {
                 progress.line(format!("{}: {}; asking again", options.endpoint, short(&status.to_string())));
+                let left = deadline.saturating_duration_since(Instant::now());
+                thread::sleep(status.retry_after().unwrap_or_default().min(left));
             }
             answer => break answer.map_err(|failure| failure.into_failure(options))?,
         }

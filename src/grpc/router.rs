@@ -14,6 +14,7 @@ use super::metadata::Metadata;
 use super::status::{Code, Status};
 use crate::crypto::buffer::Bytes;
 use crate::h2::{ErrorCode, Field, Indexing};
+use crate::network::Network;
 
 /// One call, as its handler sees it.
 pub struct Call {
@@ -29,6 +30,11 @@ impl Call {
     /// The address at the other end of the connection.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.link.peer
+    }
+
+    /// What the peer counts as where turns are shared out.
+    pub fn network(&self) -> Network {
+        self.peer().map_or(Network::UNKNOWN, |peer| peer.ip().into())
     }
 
     /// Who the peer proved to be beneath gRPC ([`Transport::identity`](super::Transport::identity)).

@@ -8,6 +8,7 @@ use prost::Message;
 
 use super::metadata;
 use crate::h2::HeaderList;
+use crate::turns::Busy;
 
 /// The codes of gRPC's `statuscodes.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,6 +105,13 @@ impl Status {
         let status = RpcStatus { code: self.code as i32, message: self.message.clone(), details: vec![any] };
         self.details = status.encode_to_vec();
         self
+    }
+
+    /// For a caller that had no turn. UNAVAILABLE, since the old system's tools try again after that, and after nothing else.
+    pub fn of_busy(busy: Busy) -> Status {
+        let seconds = busy.retry_after.as_secs() + 1;
+        let why = format!("others come first, or this came too soon after a wrong one: try again in {seconds} s");
+        Status::new(Code::Unavailable, why).with_retry_after(busy.retry_after)
     }
 
     /// How long the server wants the caller to wait before it tries again, if it said so; at most a day.

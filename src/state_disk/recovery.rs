@@ -2,10 +2,10 @@
 //!
 //! A gRPC server on TCP 9999 of the initramfs, over attested TLS: the operator verifies the node before it sends anything.
 //! The node derives its key itself, tries it, and answers OK only when the disk opened; a wrong one costs nothing. Anybody
-//! may call, so the answers tell nothing but that, and what the node waits for; and who brought a wrong one has to wait
-//! before the next, since a try may take seconds and much memory.
+//! may call, so the answers tell nothing but that, and what the node waits for; and after a wrong one the next of the same
+//! network waits for its turn ([`Turns`]), since a try may take seconds and much memory.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use crate::attestation::Issuer;
 use crate::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use crate::grpc::{Call, Code, Limits, Router, Server, Status};
 use crate::kms::{self, ClusterKms};
-use crate::penalty::Penalties;
 use crate::proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
+use crate::turns::Turns;
 
 /// TCP port of the recovery server.
 pub const PORT: u16 = 9999;
@@ -26,6 +26,11 @@ const GRACE: Duration = Duration::from_secs(2);
 const MAX_REQUEST: usize = 16 << 10;
 /// Bytes of all requests that are under way.
 const MAX_BUFFERED: usize = 1 << 20;
+/// A try takes as much memory as the disk's keyslot asks for, so one at a time; this many callers, each with a thread, wait
+/// for theirs.
+const PLACES: usize = 8;
+/// A caller waits at most this long: a network's longest delay, and some tries of others.
+const LONGEST_WAIT: Duration = Duration::from_secs(90);
 
 /// A running recovery server; stops when dropped.
 pub struct RecoveryServer(Server);
@@ -33,8 +38,8 @@ pub struct RecoveryServer(Server);
 impl RecoveryServer {
     /// Serves on `address` until dropped.
     pub fn start(address: SocketAddr, issuer: Arc<dyn Issuer>, waiting: Arc<Waiting>) -> std::io::Result<Self> {
-        let (disk, penalties) = (waiting.clone(), Penalties::default());
-        let recover = move |call: &Call, message: RecoverMessage| recover(call, &message, &disk, &penalties);
+        let (disk, turns) = (waiting.clone(), Turns::new(1, PLACES));
+        let recover = move |call: &Call, message: RecoverMessage| recover(call, &message, &disk, &turns);
         let router = Router::new().unary("/recoverproto.API/Recover", recover);
         let router = router.unary("/recoverproto.API/Status", move |_: &Call, _: StatusRequest| Ok(status(&waiting)));
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
@@ -50,30 +55,23 @@ impl Drop for RecoveryServer {
     }
 }
 
-fn recover(
-    call: &Call,
-    message: &RecoverMessage,
-    waiting: &Waiting,
-    penalties: &Penalties,
-) -> Result<RecoverResponse, Status> {
-    let (peer, name) = match call.peer() {
-        Some(address) => (address.ip(), address.to_string()),
-        None => (IpAddr::V4(Ipv4Addr::UNSPECIFIED), "an unknown address".to_owned()),
-    };
+fn recover(call: &Call, message: &RecoverMessage, waiting: &Waiting, turns: &Turns) -> Result<RecoverResponse, Status> {
+    let name = call.peer().map_or("an unknown address".into(), |address| address.to_string());
     let candidate = candidate(message, &waiting.uuid(), format!("the operator at {name}"))?;
-    let is_wrong = |refused: &Refused| matches!(refused, Refused::WrongKey);
-    let tried = penalties.attempt(peer, Instant::now(), is_wrong, || waiting.offer(candidate)).map_err(|time| {
-        let seconds = time.as_secs() + 1;
-        Status::new(Code::ResourceExhausted, format!("too many wrong master secrets: try again in {seconds} s"))
-    })?;
-    tried.map(|()| RecoverResponse {}).map_err(|refused| match refused {
-        Refused::WrongKey => {
+    let is_over = || call.is_cancelled() || waiting.over().is_stopped();
+    let turn = turns.take(call.network(), Instant::now() + LONGEST_WAIT, is_over).map_err(Status::of_busy)?;
+    match waiting.offer(candidate) {
+        Ok(()) => Ok(RecoverResponse {}),
+        Err(Refused::WrongKey) => {
+            turn.wrong();
             let uuid = waiting.uuid();
-            Status::new(Code::FailedPrecondition, format!("this master secret does not open disk {uuid}"))
+            Err(Status::new(Code::FailedPrecondition, format!("this master secret does not open disk {uuid}")))
         }
-        Refused::TooLate => Status::new(Code::Unavailable, refused.to_string()),
-        Refused::Disk(_) => Status::new(Code::Internal, "the node could not read its disk; its console says why"),
-    })
+        Err(Refused::TooLate) => Err(Status::new(Code::Unavailable, Refused::TooLate.to_string())),
+        Err(Refused::Disk(_)) => {
+            Err(Status::new(Code::Internal, "the node could not read its disk; its console says why"))
+        }
+    }
 }
 
 fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candidate, Status> {

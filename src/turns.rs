@@ -1,0 +1,337 @@
+//! Turns at what is dear: deriving keys from what a peer sends, a quote of the TPM. A few at once, networks in turn, and a
+//! network that was wrong waits before its next try, longer each time. Nobody waits for what others did wrong.
+//!
+//! ```text
+//!   take ─► places, so many ─► the delay of its network is over, and it is the network's turn ─► Turn ─► wrong: longer delay
+//!              │ all taken: the newest of the network that was wrong most often, or has the most, goes
+//!              └─► Busy
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::network::Network;
+
+/// After a network's first wrong try; doubles with each further one.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+/// The longest delay, and the time without a try after which all is forgotten.
+const LONGEST_DELAY: Duration = Duration::from_secs(60);
+/// Networks whose delays are remembered; the one with the fewest wrong tries makes room for another.
+const MAX_DELAYS: usize = 1024;
+/// How often those that wait look whether their caller is gone.
+const TICK: Duration = Duration::from_millis(100);
+
+/// The turns at one thing.
+pub struct Turns {
+    at_once: usize,
+    places: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    running: usize,
+    /// Who waits, the next one first.
+    waiting: BTreeMap<Place, Network>,
+    delays: HashMap<Network, Delay>,
+    /// Of the last turn that was given.
+    round: u64,
+    last: u64,
+}
+
+/// A network's first place is in the current round, its second in the next: so it has one turn while each other has one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    round: u64,
+    number: u64,
+}
+
+struct Delay {
+    wrong: u32,
+    until: Instant,
+}
+
+/// There was no turn; it may be worth a try after this time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Busy {
+    /// At least until the network's delay is over.
+    pub retry_after: Duration,
+}
+
+impl Turns {
+    /// `at_once` turns at the same time, and `places` to wait for one.
+    pub fn new(at_once: usize, places: usize) -> Turns {
+        Turns { at_once, places, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Waits for a turn: until `deadline`, as long as `is_over` is false. [`Busy`] also when all places to wait are taken by
+    /// those that were wrong less often, or have fewer of them.
+    pub fn take(&self, network: Network, deadline: Instant, is_over: impl Fn() -> bool) -> Result<Turn<'_>, Busy> {
+        let mut state = self.lock();
+        let place = state.enter(network);
+        if state.waiting.len() > self.places {
+            state.displace(Instant::now());
+            self.changed.notify_all();
+        }
+        loop {
+            let now = Instant::now();
+            let is_displaced = !state.waiting.contains_key(&place);
+            if is_displaced || now >= deadline || is_over() {
+                state.waiting.remove(&place);
+                self.changed.notify_all();
+                return Err(Busy { retry_after: state.delay(network, now).max(FIRST_DELAY) });
+            }
+            if state.running < self.at_once && state.next(now) == Some(place) {
+                state.waiting.remove(&place);
+                state.running += 1;
+                state.round = place.round;
+                return Ok(Turn { turns: self, network });
+            }
+            let left = match state.delay(network, now) {
+                Duration::ZERO => TICK,
+                delay => delay.min(TICK),
+            };
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// How many wait.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn enter(&mut self, network: Network) -> Place {
+        self.last += 1;
+        let last_round = self.waiting.iter().rev().find(|(_, other)| **other == network).map(|(place, _)| place.round);
+        let place = Place { round: last_round.map_or(self.round, |round| round + 1), number: self.last };
+        self.waiting.insert(place, network);
+        place
+    }
+
+    /// The one whose turn it is.
+    fn next(&self, now: Instant) -> Option<Place> {
+        let mut waiting = self.waiting.iter();
+        waiting.find(|(_, network)| self.delay(**network, now).is_zero()).map(|(place, _)| *place)
+    }
+
+    /// Takes the place of the newest one of the network that was wrong most often; of those, that has the most places.
+    fn displace(&mut self, now: Instant) {
+        let mut counts: HashMap<Network, usize> = HashMap::new();
+        self.waiting.values().for_each(|network| *counts.entry(*network).or_default() += 1);
+        let weight =
+            |(place, network): &(&Place, &Network)| (self.wrong(**network, now), counts[*network], place.number);
+        let greediest = self.waiting.iter().max_by_key(weight).map(|(place, _)| *place);
+        greediest.map(|place| self.waiting.remove(&place));
+    }
+
+    fn wrong(&self, network: Network, now: Instant) -> u32 {
+        self.delays.get(&network).filter(|delay| !delay.is_forgotten(now)).map_or(0, |delay| delay.wrong)
+    }
+
+    /// How long a network has to wait.
+    fn delay(&self, network: Network, now: Instant) -> Duration {
+        self.delays.get(&network).map_or(Duration::ZERO, |delay| delay.until.saturating_duration_since(now))
+    }
+
+    fn lengthen_delay(&mut self, network: Network, now: Instant) {
+        let wrong = self.wrong(network, now);
+        if self.delays.len() >= MAX_DELAYS && !self.delays.contains_key(&network) {
+            self.delays.retain(|_, delay| !delay.is_forgotten(now));
+        }
+        if self.delays.len() >= MAX_DELAYS && !self.delays.contains_key(&network) {
+            let least = self.delays.iter().min_by_key(|(_, delay)| (delay.wrong, delay.until)).map(|(least, _)| *least);
+            least.map(|least| self.delays.remove(&least));
+        }
+        let delay = FIRST_DELAY.saturating_mul(1 << wrong.min(10)).min(LONGEST_DELAY);
+        self.delays.insert(network, Delay { wrong: wrong.saturating_add(1), until: now + delay });
+    }
+}
+
+impl Delay {
+    fn is_forgotten(&self, now: Instant) -> bool {
+        now >= self.until + LONGEST_DELAY
+    }
+}
+
+/// A turn, until it is dropped.
+pub struct Turn<'a> {
+    turns: &'a Turns,
+    network: Network,
+}
+
+impl Turn<'_> {
+    /// The try was wrong: the next one of this network has to wait.
+    pub fn wrong(self) {
+        self.turns.lock().lengthen_delay(self.network, Instant::now());
+    }
+
+    /// The try was right: all that this network did before is forgiven.
+    pub fn right(self) {
+        self.turns.lock().delays.remove(&self.network);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.turns.lock().running -= 1;
+        self.turns.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+    use std::sync::mpsc;
+    use std::thread;
+
+    fn network(number: u32) -> Network {
+        IpAddr::V4(Ipv4Addr::from_bits(number)).into()
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    fn wait_for(condition: impl Fn() -> bool) {
+        let deadline = soon();
+        while !condition() {
+            assert!(Instant::now() < deadline, "it never happens");
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn delays_grow_to_a_minute_and_are_forgotten_after_another() {
+        let (mut state, mut now, peer) = (State::default(), Instant::now(), network(1));
+        for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
+            state.lengthen_delay(peer, now);
+            assert_eq!(state.delay(peer, now), Duration::from_secs(seconds));
+            assert_eq!(state.delay(network(2), now), Duration::ZERO);
+            now += Duration::from_secs(seconds);
+        }
+        assert_eq!((state.delay(peer, now), state.wrong(peer, now)), (Duration::ZERO, 8));
+        now += LONGEST_DELAY;
+        assert_eq!(state.wrong(peer, now), 0);
+        state.lengthen_delay(peer, now);
+        assert_eq!(state.delay(peer, now), FIRST_DELAY);
+    }
+
+    #[test]
+    fn a_right_try_a_moment_after_a_wrong_one_waits_and_is_made() {
+        let turns = Turns::new(1, 4);
+        let started = Instant::now();
+        turns.take(network(1), soon(), || false).unwrap().wrong();
+        turns.take(network(1), soon(), || false).unwrap().right();
+        assert!(started.elapsed() >= FIRST_DELAY);
+        let again = Instant::now();
+        turns.take(network(1), soon(), || false).unwrap();
+        assert!(again.elapsed() < FIRST_DELAY, "all is forgiven");
+    }
+
+    #[test]
+    fn who_does_not_want_to_wait_so_long_hears_how_long_it_would_be() {
+        let turns = Turns::new(1, 4);
+        for _ in 0..3 {
+            turns.lock().lengthen_delay(network(1), Instant::now());
+        }
+        let busy = turns.take(network(1), Instant::now() + TICK, || false).err().unwrap();
+        assert!((3..=4).contains(&busy.retry_after.as_secs()), "{busy:?}");
+        assert!(turns.take(network(1), soon(), || true).is_err(), "its caller is gone");
+        assert_eq!(turns.waiting(), 0);
+    }
+
+    #[test]
+    fn however_many_strangers_were_wrong_another_has_its_turn_at_once() {
+        let turns = Turns::new(1, 8);
+        for number in 0..3 * MAX_DELAYS as u32 {
+            turns.take(network(number), soon(), || false).unwrap().wrong();
+        }
+        assert!(turns.lock().delays.len() <= MAX_DELAYS);
+        // all of one IPv6 /64 are one
+        let neighbour = |number: u64| IpAddr::V6(Ipv6Addr::from_bits((0x2001_0db8 << 96) + u128::from(number))).into();
+        turns.take(neighbour(1), soon(), || false).unwrap().wrong();
+        assert!(turns.take(neighbour(2), Instant::now() + TICK, || false).is_err());
+        let started = Instant::now();
+        turns.take("2001:db9::1".parse::<IpAddr>().unwrap().into(), soon(), || false).unwrap().right();
+        assert!(started.elapsed() < FIRST_DELAY);
+    }
+
+    #[test]
+    fn one_wrong_stranger_more_costs_the_table_its_mildest_entry() {
+        let (mut state, now) = (State::default(), Instant::now());
+        (0..3).for_each(|_| state.lengthen_delay(network(0), now));
+        (1..5000).for_each(|number| state.lengthen_delay(network(number), now));
+        assert_eq!((state.delays.len(), state.wrong(network(0), now)), (MAX_DELAYS, 3));
+    }
+
+    #[test]
+    fn networks_have_their_turns_one_after_the_other() {
+        let turns = Turns::new(1, 100);
+        let (done, order) = mpsc::channel();
+        let first = turns.take(network(9), soon(), || false).unwrap();
+        thread::scope(|scope| {
+            for (number, who) in [1, 1, 1, 1, 2, 3].into_iter().enumerate() {
+                let (turns, done) = (&turns, done.clone());
+                scope.spawn(move || {
+                    let _turn = turns.take(network(who), soon(), || false).unwrap();
+                    done.send(who).unwrap();
+                });
+                wait_for(|| turns.waiting() == number + 1);
+            }
+            drop(first);
+            let order: Vec<u32> = (0..6).map(|_| order.recv().unwrap()).collect();
+            assert_eq!(order, [1, 2, 3, 1, 1, 1]);
+        });
+    }
+
+    #[test]
+    fn where_all_places_are_taken_the_greediest_network_loses_one() {
+        let turns = Turns::new(1, 4);
+        let first = turns.take(network(9), soon(), || false).unwrap();
+        let (ended, ends) = mpsc::channel();
+        thread::scope(|scope| {
+            for (number, who) in [1, 1, 1, 2].into_iter().enumerate() {
+                let (turns, ended) = (&turns, ended.clone());
+                scope.spawn(move || ended.send((who, turns.take(network(who), soon(), || false).is_ok())).unwrap());
+                wait_for(|| turns.waiting() == number + 1);
+            }
+            scope.spawn(|| ended.send((3, turns.take(network(3), soon(), || false).is_ok())).unwrap());
+            assert_eq!(ends.recv().unwrap(), (1, false));
+            assert!(turns.take(network(1), soon(), || false).is_err(), "it has the most still");
+            turns.lock().lengthen_delay(network(3), Instant::now());
+            scope.spawn(|| ended.send((4, turns.take(network(4), soon(), || false).is_ok())).unwrap());
+            assert_eq!(ends.recv().unwrap(), (3, false), "it was wrong");
+            drop(first);
+            let mut ends: Vec<_> = (0..4).map(|_| ends.recv().unwrap()).collect();
+            ends.sort();
+            assert_eq!(ends, [(1, true), (1, true), (2, true), (4, true)]);
+        });
+    }
+
+    #[test]
+    fn nothing_is_locked_during_a_turn_and_a_panic_ends_it() {
+        let turns = Turns::new(2, 4);
+        let first = turns.take(network(1), soon(), || false).unwrap();
+        turns.take(network(2), soon(), || false).unwrap().wrong();
+        assert!(turns.take(network(3), soon(), || false).is_ok());
+        drop(first);
+        let panic = thread::scope(|scope| {
+            let panics = scope.spawn(|| {
+                let _turn = turns.take(network(1), soon(), || false).unwrap();
+                panic!("on purpose")
+            });
+            panics.join().is_err()
+        });
+        assert!(panic && turns.lock().running == 0);
+    }
+}
