@@ -75,17 +75,27 @@ struct Noted {
     timeline: Timeline,
 }
 
+impl Noted {
+    fn note(&self, issue: impl FnOnce() -> Result<Vec<u8>, IssueError>) -> Result<Vec<u8>, IssueError> {
+        let from = clock::since_boot();
+        let document = issue()?;
+        let took = clock::since_boot() - from;
+        self.timeline.event("quote", format_args!("{} bytes in {} ms", document.len(), took.as_millis()));
+        Ok(document)
+    }
+}
+
 impl Issuer for Noted {
     fn oid(&self) -> Oid {
         self.inner.oid()
     }
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        let from = clock::since_boot();
-        let document = self.inner.issue(user_data, nonce)?;
-        let took = clock::since_boot() - from;
-        self.timeline.event("quote", format_args!("{} bytes in {} ms", document.len(), took.as_millis()));
-        Ok(document)
+        self.note(|| self.inner.issue(user_data, nonce))
+    }
+
+    fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.note(|| self.inner.issue_for_stranger(user_data, nonce))
     }
 
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {

@@ -29,6 +29,10 @@ pub trait Issuer: Send + Sync {
     /// A document that binds `user_data` (attested TLS: SHA-256 of the certificate's public key) and the `nonce` that the
     /// peer chose to the machine's state.
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError>;
+    /// The same for a peer that called this machine, which has proved nothing yet: the machine's own documents come first.
+    fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.issue(user_data, nonce)
+    }
     /// What a validator will call this machine ([`Identified::machine`]), where the variant can tell.
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
         Ok(None)

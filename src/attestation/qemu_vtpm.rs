@@ -54,15 +54,9 @@ impl Issuer {
         }
         vec![]
     }
-}
 
-impl super::Issuer for Issuer {
-    fn oid(&self) -> Oid {
-        OID
-    }
-
-    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        let (ak_pub, quotes) = Tpm::open(&self.location)
+    fn document(&self, opened: Result<Tpm, tpm::Error>, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        let (ak_pub, quotes) = opened
             .and_then(|mut tpm| tpm.quotes(&tpm_nonce(&[], user_data, nonce)))
             .map_err(|error| IssueError(error.to_string()))?;
         let document = Document {
@@ -76,6 +70,20 @@ impl super::Issuer for Issuer {
             user_data: Base64(user_data.into()),
         };
         serde_json::to_vec(&document).map_err(|error| IssueError(error.to_string()))
+    }
+}
+
+impl super::Issuer for Issuer {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.document(Tpm::open(&self.location), user_data, nonce)
+    }
+
+    fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.document(Tpm::open_for_stranger(&self.location), user_data, nonce)
     }
 
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {

@@ -5,6 +5,7 @@
 
 mod attestation_key;
 mod error;
+mod turn;
 
 pub use error::Error;
 
@@ -14,7 +15,6 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ring::digest;
 use tss_esapi::constants::CapabilityType;
@@ -26,6 +26,7 @@ use tss_esapi::traits::Marshall;
 use tss_esapi::{Context, TctiNameConf};
 
 use crate::crypto::CLUSTER_ID_LEN;
+use turn::{For, Turn};
 
 /// The PCR that a node measures its cluster ID into.
 pub const CLUSTER_ID_PCR: u32 = 15;
@@ -144,15 +145,21 @@ pub struct Quote {
 pub struct Tpm {
     context: Context,
     location: Location,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 impl Tpm {
     /// Opens the TPM; waits while another thread has it open. [`Error::Open`] says why it cannot.
     pub fn open(location: &Location) -> Result<Tpm, Error> {
-        static TURN: Mutex<()> = Mutex::new(());
-        // a thread that panicked left no state behind
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Tpm::open_in_turn(location, turn::take(For::Own))
+    }
+
+    /// The same for somebody who called this machine: waits as well while the machine itself waits for its TPM.
+    pub fn open_for_stranger(location: &Location) -> Result<Tpm, Error> {
+        Tpm::open_in_turn(location, turn::take(For::Stranger))
+    }
+
+    fn open_in_turn(location: &Location, turn: Turn) -> Result<Tpm, Error> {
         if let Location::Device(path) = location {
             // tpm2-tss has one code for all that can be wrong with a device; the kernel tells missing, forbidden and busy apart
             let opened = fs::File::options().read(true).write(true).open(path);

@@ -1,0 +1,96 @@
+//! Whose turn it is at the machine's one TPM: this node's own needs before quotes for strangers, of which anybody may ask for
+//! as many as there are connections.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+static TPM: Queue = Queue { state: Mutex::new(State { is_taken: false, own: 0 }), changed: Condvar::new() };
+
+/// For whom the TPM is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum For {
+    /// This node: its lock, its measurements, what proves it to those that it calls.
+    Own,
+    /// Whoever called it.
+    Stranger,
+}
+
+/// One use; ends when dropped.
+pub struct Turn(&'static Queue);
+
+/// Waits until the process's TPM is free and, for a stranger, until the node itself does not wait for it.
+pub fn take(whom: For) -> Turn {
+    TPM.take(whom)
+}
+
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    is_taken: bool,
+    /// How many of the node's own uses wait.
+    own: usize,
+}
+
+impl Queue {
+    fn take(&'static self, whom: For) -> Turn {
+        let mut state = self.lock();
+        let own = usize::from(whom == For::Own);
+        state.own += own;
+        let may_go = |state: &State| !state.is_taken && (whom == For::Own || state.own == 0);
+        while !may_go(&state) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.own -= own;
+        state.is_taken = true;
+        Turn(self)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.lock().is_taken = false;
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn the_nodes_own_use_comes_before_strangers_that_waited_longer() {
+        static QUEUE: Queue = Queue { state: Mutex::new(State { is_taken: false, own: 0 }), changed: Condvar::new() };
+        let (done, order) = mpsc::channel();
+        let first = QUEUE.take(For::Stranger);
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                let done = done.clone();
+                scope.spawn(move || {
+                    let _turn = QUEUE.take(For::Stranger);
+                    done.send(For::Stranger).unwrap();
+                });
+            }
+            // they wait by now, or will find the node's own use before them
+            thread::sleep(Duration::from_millis(20));
+            scope.spawn(|| {
+                let _turn = QUEUE.take(For::Own);
+                done.send(For::Own).unwrap();
+            });
+            while QUEUE.lock().own == 0 {
+                thread::yield_now();
+            }
+            drop(first);
+            let order: Vec<For> = (0..9).map(|_| order.recv().unwrap()).collect();
+            assert_eq!((order[0], order[1..].iter().all(|whom| *whom == For::Stranger)), (For::Own, true));
+        });
+    }
+}
