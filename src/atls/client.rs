@@ -47,7 +47,13 @@ impl Client {
         handshake::finish(connection, socket)
     }
 
-    pub(super) fn establish(&self, socket: &TcpStream, deadline: Instant) -> Result<Connection, Error> {
+    /// The same without a socket, for a caller who has a loop over many: a connection that has not begun, which
+    /// `write_tls`, `read_tls` and `process_new_packets` drive. Why a hook failed is lost in it.
+    pub fn begin(&self) -> Result<ClientConnection, Error> {
+        self.session().map(|(connection, _)| connection)
+    }
+
+    fn session(&self) -> Result<(ClientConnection, Arc<Session>), Error> {
         let (nonce, server_name) = nonce::client();
         let session = Arc::new(Session {
             issuer: self.issuer.clone(),
@@ -56,8 +62,12 @@ impl Client {
             failure: Mutex::new(None),
         });
         let config = self.config(&session)?;
-        let mut connection = Connection::Client(ClientConnection::new(Arc::new(config), server_name)?);
+        Ok((ClientConnection::new(Arc::new(config), server_name)?, session))
+    }
 
+    pub(super) fn establish(&self, socket: &TcpStream, deadline: Instant) -> Result<Connection, Error> {
+        let (connection, session) = self.session()?;
+        let mut connection = Connection::Client(connection);
         socket.set_nodelay(true)?;
         let result = handshake::complete(&mut connection, &mut Timed { socket, deadline }, None);
         // our own reason says more than what rustls makes of it

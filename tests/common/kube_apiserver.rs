@@ -50,11 +50,15 @@ impl Process {
     }
 
     fn signal(&self, signal: &str) {
-        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.0.id())).unwrap();
-        // `cat` is a child too, and takes no harm
-        for child in children.split_whitespace() {
-            let _ = Command::new("kill").args([signal, child]).status();
+        for child in self.children() {
+            let _ = Command::new("kill").args([signal, &child]).status();
         }
+    }
+
+    /// The program's number; that of `cat` too, which takes no harm.
+    fn children(&self) -> Vec<String> {
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.0.id())).unwrap();
+        children.split_whitespace().map(str::to_owned).collect()
     }
 }
 
@@ -198,6 +202,12 @@ impl Cluster {
         // any key will do: the answer's header has the revision; bytes are in base64
         let present = call("range", json!({"key": "YQ=="}).to_string());
         call("compaction", json!({"revision": present["header"]["revision"], "physical": true}).to_string());
+    }
+
+    /// The numbers of the API server's process and of etcd's.
+    #[allow(dead_code)] // not by every test
+    pub fn processes(&self) -> Vec<String> {
+        self.api_server.iter().chain([&self.etcd]).flat_map(Process::children).collect()
     }
 
     #[allow(dead_code)] // not by every test

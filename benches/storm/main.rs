@@ -1,0 +1,508 @@
+//! Nodes that arrive all at once, at one join service with a real kube-apiserver behind it.
+//!
+//!     make storm                                  1, 10, 100, 1 000 and 10 000 nodes; prints the table of docs/benchmarks.md
+//!     cargo bench --bench storm -- 100 1000       as many
+//!
+//! ```text
+//!   two threads of nodes ── attested TLS, IssueJoinTicket ──► join-service ──► key-service, kube-apiserver ──► etcd
+//!      │ refused: waits as it is told, or a pause that doubles from 1 to 30 s
+//!      └ ticket: becomes a Node object, as by its kubelet; then its token has to go
+//! ```
+//!
+//! The services are the shipped programs. All shares one machine, so who took how much of its processors is printed too. It
+//! ends with a verdict within [`LIMIT`], whatever happens:
+//!
+//! | verdict | exit code |
+//! |---|---|
+//! | passed: each node has its ticket, the service kept its memory's limit, no token is left over | 0 |
+//! | failed: one of these is not so | 1 |
+//! | undecided: the time was over, and other programs took the processors | 2 |
+//!
+//! - `crowd`: the nodes, a loop over their sockets
+//! - `tpm`: a node's TPM in software
+
+mod crowd;
+#[path = "../../tests/common/kube_apiserver.rs"]
+mod kube_apiserver;
+#[allow(dead_code)] // not all of it is needed here
+#[path = "../../tests/common/metadata.rs"]
+mod metadata;
+mod tpm;
+
+use std::fmt;
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::panic;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{env, thread};
+
+use crowd::{Joined, Node};
+use firstlight::crypto::Secret;
+use firstlight::kms::ClusterKms;
+use firstlight::kubernetes::client::{CONFIG_MAPS, Client, NODES, Object, SECRETS, Selector};
+use firstlight::kubernetes::services::{self, NODE_PORT, Settings};
+use firstlight::stop::Stop;
+use firstlight::sys::process;
+use kube_apiserver::Cluster;
+use metadata::MetadataServer;
+use serde_json::json;
+use tempfile::TempDir;
+use tpm::{Key, Tpm};
+
+const SIZES: [usize; 5] = [1, 10, 100, 1000, 10_000];
+/// Distinct RSA keys.
+const KEYS: usize = 8;
+/// Threads in which nodes are: one that signs a quote must not hold up all others.
+const THREADS: usize = 2;
+/// Clients of the API that make Node objects.
+const KUBELETS: usize = 4;
+/// For all storms together. Two idle processors take three minutes.
+const LIMIT: Duration = Duration::from_secs(900);
+/// After a ticket's Node is there, its token goes, or another one within this time.
+const CLEANING: Duration = Duration::from_secs(60);
+/// Between two tries of a kubelet to make its Node.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Of the service, however many wait.
+const MOST_MIB: u64 = 256;
+/// With more than this share of the processors taken by other programs, a storm that does not end says nothing.
+const MOST_OTHERS: f64 = 0.25;
+const COMPONENTS: &str = r#"[{"url":"https://dl.k8s.io/v1.34.4/bin/linux/amd64/kubelet","hash":"sha256:0000000000000000000000000000000000000000000000000000000000000000","install_path":"/run/state/bin/kubelet"}]"#;
+
+fn main() -> ExitCode {
+    let sizes: Vec<usize> = env::args().skip(1).filter_map(|size| size.parse().ok()).collect();
+    let sizes = if sizes.is_empty() { SIZES.to_vec() } else { sizes };
+    let verdict = panic::catch_unwind(|| storms(&sizes));
+    let verdict = verdict.unwrap_or_else(|_| Verdict::Failed("it could not be tried: the reason is above".into()));
+    println!("\nverdict: {verdict}");
+    verdict.exit_code()
+}
+
+/// What all of it comes to.
+enum Verdict {
+    Passed,
+    Failed(String),
+    Undecided(String),
+}
+
+impl Verdict {
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Verdict::Passed => ExitCode::SUCCESS,
+            Verdict::Failed(_) => ExitCode::FAILURE,
+            Verdict::Undecided(_) => ExitCode::from(2),
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Passed => f.write_str("passed"),
+            Verdict::Failed(why) => write!(f, "failed: {why}"),
+            Verdict::Undecided(why) => write!(f, "undecided: {why}"),
+        }
+    }
+}
+
+/// One after the other, until one has not passed.
+fn storms(sizes: &[usize]) -> Verdict {
+    // where that is not allowed, the nodes that have no socket come again
+    let _ = process::raise_descriptor_limit();
+    let cluster = Cluster::shared();
+    let setting = Setting::new(cluster, sizes.iter().sum());
+    println!(
+        "| nodes | tickets/s | tries a ticket | wait p50 | p99 | longest | longest/mean | service CPU ms/ticket | peak MiB \
+         | etcd writes/ticket | tokens left | processors: service | nodes | API server, etcd | others |"
+    );
+    println!("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
+    let end = Instant::now() + LIMIT;
+    let mut first = 0;
+    let mut last = None;
+    for &size in sizes {
+        match setting.storm(first, size, end) {
+            Ok(cost) => last = Some(cost),
+            Err(verdict) => return verdict,
+        }
+        first += size;
+    }
+    if let Some(cost) = last {
+        println!("\n{}", cost.outlook());
+    }
+    Verdict::Passed
+}
+
+/// What a storm says about a larger one.
+struct Cost {
+    tickets_a_second: f64,
+    /// Of the join service, for a ticket.
+    cpu_ms: f64,
+    /// Of etcd, for a ticket.
+    writes: f64,
+}
+
+impl Cost {
+    fn outlook(&self) -> String {
+        let minutes = |replicas: f64| 100_000.0 / self.tickets_a_second / replicas / 60.0;
+        format!(
+            "At the last row's rate 100 000 nodes take {:.0} minutes with one replica, and {:.0} with three on machines of \
+             their own, which would ask {:.0} writes a second of etcd. A core of a replica that does nothing else is good for \
+             {:.0} tickets a second.",
+            minutes(1.0),
+            minutes(3.0),
+            3.0 * self.tickets_a_second * self.writes,
+            1000.0 / self.cpu_ms,
+        )
+    }
+}
+
+/// A join service and what is around it.
+struct Setting {
+    cluster: &'static Cluster,
+    service: Service,
+    address: SocketAddr,
+    _keys: Service,
+    _metadata: MetadataServer,
+    admin: Client,
+    tpms: Vec<Arc<Key>>,
+    _dir: TempDir,
+}
+
+impl Setting {
+    fn new(cluster: &'static Cluster, nodes: usize) -> Setting {
+        let dir = tempfile::tempdir().unwrap();
+        let admin = cluster.client(&Stop::new());
+        prepare(cluster, &admin, dir.path());
+        let metadata = MetadataServer::start("127.0.0.1:0".parse().unwrap());
+        let machine =
+            |number| json!({"Name": name(number), "ProviderID": "", "Role": "Worker", "VPCIP": address(number)});
+        metadata.set_peers(&json!((0..nodes).map(machine).collect::<Vec<_>>()).to_string());
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        let keys = Service::start(
+            env!("CARGO_BIN_EXE_key-service"),
+            dir.path().join("keys.log"),
+            &["--clients=any", "--listen=127.0.0.1:0", "--master-secret", &at("mastersecret"), "--salt", &at("salt")],
+        );
+        let service = Service::start(
+            env!("CARGO_BIN_EXE_join-service"),
+            dir.path().join("join.log"),
+            &[
+                "--listen=127.0.0.1:0",
+                "--key-service",
+                &keys.address("serving data keys").to_string(),
+                "--key-service-auth=none",
+                "--config",
+                &at(""),
+                "--cloud-provider=qemu",
+                "--metadata",
+                &format!("http://{}", metadata.address),
+                "--kubeconfig",
+                &at("kubeconfig"),
+                "--pki",
+                &at("pki"),
+            ],
+        );
+        let address = service.address("letting nodes in on");
+        let tpms = (0..KEYS).map(|_| Arc::new(Key::new())).collect();
+        Setting { cluster, service, address, _keys: keys, _metadata: metadata, admin, tpms, _dir: dir }
+    }
+
+    /// `size` nodes at once; prints what came of it, also of a storm whose time was over.
+    fn storm(&self, first: usize, size: usize, end: Instant) -> Result<Cost, Verdict> {
+        let mut nodes: Vec<Node> = (first..first + size).map(|number| self.node(number)).collect();
+        let (joined, arrivals) = mpsc::channel();
+        let arrivals = Mutex::new(arrivals);
+        self.service.reset_peak();
+        let (revision, before) = (self.revision(), self.processors());
+        let begun = Instant::now();
+        let share = size.div_ceil(THREADS);
+        let asked: Result<Vec<Joined>, String> = thread::scope(|scope| {
+            (0..KUBELETS).for_each(|_| _ = scope.spawn(|| self.be_kubelet(&arrivals, end)));
+            let storm = |nodes, joined| move || crowd::storm(nodes, self.address, end, &joined);
+            let threads: Vec<_> =
+                nodes.chunks_mut(share).map(|nodes| scope.spawn(storm(nodes, joined.clone()))).collect();
+            drop(joined);
+            let all: Result<Vec<Vec<Joined>>, String> =
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            all.map(|all| all.into_iter().flatten().collect())
+        });
+        let took = begun.elapsed();
+        let used = self.processors().since(&before);
+        let all = asked.map_err(Verdict::Failed)?;
+        if all.is_empty() {
+            return Err(too_late(
+                &format!("none of {size} nodes has a ticket after {:.0} s", took.as_secs_f64()),
+                &used,
+            ));
+        }
+        let is_complete = all.len() == size;
+        let left = self.tokens_left(end);
+        // each node made one object itself
+        let writes = (self.revision() - revision) as f64 / all.len() as f64 - 1.0;
+
+        let mut waits: Vec<f64> = all.iter().map(|one| one.wait.as_secs_f64()).collect();
+        waits.sort_by(f64::total_cmp);
+        let count = waits.len();
+        let mean = waits.iter().sum::<f64>() / count as f64;
+        let longest = waits[count - 1];
+        let of = |share: f64| waits[((count as f64 * share) as usize).min(count - 1)];
+        let tries = all.iter().map(|one| one.tries).sum::<usize>() as f64 / count as f64;
+        let tickets_a_second = count as f64 / took.as_secs_f64();
+        let cpu_ms = used.service.as_secs_f64() * 1000.0 / count as f64;
+        let peak = self.service.peak_mib();
+        println!(
+            "| {count} | {tickets_a_second:.0} | {tries:.1} | {:.2} s | {:.2} s | {longest:.2} s | {:.1} | {cpu_ms:.1} | {peak} \
+             | {writes:.1} | {left} | {used} |",
+            of(0.5),
+            of(0.99),
+            longest / mean,
+        );
+        if !is_complete {
+            let missing = size - count;
+            return Err(too_late(&format!("{missing} of {size} nodes have no ticket when the time is over"), &used));
+        }
+        if left > 0 && Instant::now() > end {
+            return Err(too_late(&format!("{left} bootstrap tokens are there when the time is over"), &used));
+        }
+        if left > 0 {
+            return Err(Verdict::Failed(format!("{left} bootstrap tokens are left over, none went for {CLEANING:?}")));
+        }
+        if peak >= MOST_MIB {
+            return Err(Verdict::Failed(format!("the service has {peak} MiB resident, {MOST_MIB} or more")));
+        }
+        Ok(Cost { tickets_a_second, cpu_ms, writes })
+    }
+
+    fn node(&self, number: usize) -> Node {
+        let tpm = Tpm { key: self.tpms[number % KEYS].clone(), number: (number / KEYS) as u32 };
+        Node::new(number, &name(number), address(number), Arc::new(tpm))
+    }
+
+    /// Makes the Nodes of those who have a ticket, until nobody is left or the time is over.
+    fn be_kubelet(&self, arrivals: &Mutex<Receiver<usize>>, end: Instant) {
+        loop {
+            let Ok(number) = arrivals.lock().unwrap().recv() else { return };
+            let node = json!({"metadata": {"name": name(number)}});
+            while Instant::now() < end {
+                match self.admin.create(&NODES.all(), &node) {
+                    Err(error) if !error.is_already_exists() => thread::sleep(PAUSE),
+                    _ => break,
+                }
+            }
+        }
+    }
+
+    /// What everybody has taken of the processors until now.
+    fn processors(&self) -> Processors {
+        let (all, idle) = machine_time();
+        let cluster = self.cluster.processes();
+        Processors {
+            all,
+            idle,
+            service: self.service.cpu(),
+            nodes: cpu_of(Path::new("/proc/self")),
+            cluster: cluster.iter().map(|number| cpu_of(&Path::new("/proc").join(number))).sum(),
+        }
+    }
+
+    /// etcd's: it grows by one with each write.
+    fn revision(&self) -> u64 {
+        let list = self.admin.list(&CONFIG_MAPS.in_namespace("kube-public"), &Selector::default()).unwrap();
+        list.resource_version.parse().unwrap()
+    }
+
+    /// Bootstrap tokens that are still there when none has gone for [`CLEANING`], or at `end`.
+    fn tokens_left(&self, end: Instant) -> usize {
+        let (mut least, mut last_gone) = (usize::MAX, Instant::now());
+        loop {
+            let secrets = self.admin.list(&SECRETS.in_namespace("kube-system"), &Selector::default()).unwrap().items;
+            let is_token = |secret: &&serde_json::Value| {
+                secret["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("bootstrap-token-"))
+            };
+            let left = secrets.iter().filter(is_token).count();
+            if left < least {
+                (least, last_gone) = (left, Instant::now());
+            }
+            if left == 0 || last_gone.elapsed() > CLEANING || Instant::now() > end {
+                return left;
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+fn name(number: usize) -> String {
+    format!("worker-{number}")
+}
+
+fn address(number: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::from(0x0a40_0001 + number as u32))
+}
+
+/// The objects of init and of the chart, and the files of a control plane.
+fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
+    let policy = json!({"measurements": {"15": {"expected": "00".repeat(32), "warnOnly": false}}}).to_string();
+    let settings = Settings {
+        image: "example.com/firstlight:1".into(),
+        variant: "qemu-vtpm".into(),
+        policy: policy.clone(),
+        measurement_salt: vec![7; 32],
+        kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
+        node_port: NODE_PORT,
+        metadata: services::MetadataService::default(),
+    };
+    let manifests = services::manifests(&settings).unwrap();
+    for object in manifests.iter().filter(|object| {
+        object["kind"].as_str().is_some_and(|kind| ["Role", "Admission"].iter().any(|part| kind.contains(part)))
+    }) {
+        admin.apply(&Object::of(object).unwrap(), object).unwrap();
+    }
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    for (name, data) in [
+        ("kubeadm-config", json!({"ClusterConfiguration": "controlPlaneEndpoint: 10.63.0.1\n"})),
+        ("k8s-components-sha256-1", json!({"components": COMPONENTS, "cluster-version": "v1.34.4"})),
+    ] {
+        admin.create(&maps, &json!({"metadata": {"name": name}, "data": data})).unwrap();
+    }
+    let (certificate, key) = cluster.ca();
+    let account = "system:serviceaccount:kube-system:join-service";
+    let kubeconfig = cluster.kubeconfig_of(account, "system:serviceaccounts", &certificate);
+    fs::create_dir(dir.join("pki")).unwrap();
+    let files: [(&str, &[u8]); 7] = [
+        ("kubeconfig", kubeconfig.as_bytes()),
+        ("pki/ca.crt", certificate.as_bytes()),
+        ("pki/ca.key", key.as_bytes()),
+        ("attestationConfig", policy.as_bytes()),
+        ("measurementSalt", &[7; 32]),
+        ("mastersecret", &[0; 32]),
+        ("salt", &[0; 32]),
+    ];
+    for (name, content) in files {
+        fs::write(dir.join(name), content).unwrap();
+    }
+}
+
+/// A shipped program.
+struct Service {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Service {
+    fn start(program: &str, log: PathBuf, arguments: &[&str]) -> Service {
+        let out = File::create(&log).unwrap();
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(out);
+        Service { child: command.spawn().unwrap(), log }
+    }
+
+    /// The first address in the line that has this text.
+    fn address(&self, text: &str) -> SocketAddr {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let log = fs::read_to_string(&self.log).unwrap();
+            if let Some(line) = log.lines().find(|line| line.contains(text)) {
+                let words = line.split(|c: char| c.is_whitespace() || c == ',');
+                return words.filter_map(|word| word.parse().ok()).next().unwrap();
+            }
+            assert!(Instant::now() < end, "no {text:?} in {log}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn proc(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}", self.child.id()))
+    }
+
+    fn cpu(&self) -> Duration {
+        cpu_of(&self.proc())
+    }
+
+    /// The most that was resident since [`Service::reset_peak`].
+    fn peak_mib(&self) -> u64 {
+        let status = fs::read_to_string(self.proc().join("status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+    }
+
+    fn reset_peak(&self) {
+        fs::write(self.proc().join("clear_refs"), "5").unwrap();
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The time was over.
+fn too_late(what: &str, used: &Processors) -> Verdict {
+    let others = used.share(used.others());
+    match others > MOST_OTHERS {
+        true => {
+            Verdict::Undecided(format!("{what}, and other programs took {:.0} % of the processors", 100.0 * others))
+        }
+        false => Verdict::Failed(what.to_owned()),
+    }
+}
+
+/// Time of all processors together.
+struct Processors {
+    all: Duration,
+    idle: Duration,
+    service: Duration,
+    nodes: Duration,
+    /// API server and etcd.
+    cluster: Duration,
+}
+
+impl Processors {
+    fn since(&self, before: &Processors) -> Processors {
+        Processors {
+            all: self.all.saturating_sub(before.all),
+            idle: self.idle.saturating_sub(before.idle),
+            service: self.service.saturating_sub(before.service),
+            nodes: self.nodes.saturating_sub(before.nodes),
+            cluster: self.cluster.saturating_sub(before.cluster),
+        }
+    }
+
+    fn others(&self) -> Duration {
+        [self.idle, self.service, self.nodes, self.cluster].into_iter().fold(self.all, Duration::saturating_sub)
+    }
+
+    fn share(&self, time: Duration) -> f64 {
+        time.as_secs_f64() / self.all.as_secs_f64().max(0.01)
+    }
+}
+
+/// Four columns, in percent of all processors: who took how much.
+impl fmt::Display for Processors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shares = [self.service, self.nodes, self.cluster, self.others()].map(|time| 100.0 * self.share(time));
+        let [service, nodes, cluster, others] = shares;
+        write!(f, "{service:.0} % | {nodes:.0} % | {cluster:.0} % | {others:.0} %")
+    }
+}
+
+/// Of the whole machine: all, and idle (proc(5), the first line of stat: user, nice, system, idle, iowait, irq, softirq, steal;
+/// in hundredths of a second).
+fn machine_time() -> (Duration, Duration) {
+    let stat = fs::read_to_string("/proc/stat").unwrap();
+    let ticks: Vec<u64> =
+        stat.lines().next().unwrap().split_whitespace().skip(1).take(8).map(|ticks| ticks.parse().unwrap()).collect();
+    let time = |ticks: u64| Duration::from_millis(10 * ticks);
+    (time(ticks.iter().sum()), time(ticks[3] + ticks[4]))
+}
+
+/// A process's processor time (proc(5): fields 14 and 15 of stat, in hundredths of a second).
+fn cpu_of(proc: &Path) -> Duration {
+    let stat = fs::read_to_string(proc.join("stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    Duration::from_millis(10 * fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum::<u64>())
+}
