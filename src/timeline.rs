@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::attestation::{IssueError, Issuer, Oid};
+use crate::attestation::{IssueError, Issuer, KeyName, Oid};
 use crate::logger;
 use crate::sys::clock;
 
@@ -61,6 +61,18 @@ impl Timeline {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         if let Some(peak) = status.lines().find_map(|line| line.strip_prefix("VmHWM:")) {
             self.event("memory", format_args!("at most {} resident", peak.trim()));
+        }
+    }
+
+    /// The name of this machine's attestation key, by which an operator accepts it.
+    pub fn attestation_key(&self, issuer: &dyn Issuer) {
+        match issuer.machine() {
+            Ok(Some(machine)) => match machine.parse::<KeyName>() {
+                Ok(name) => self.event("attestation key", name),
+                Err(_) => self.event("machine", machine),
+            },
+            Ok(None) => {}
+            Err(error) => log::warn!("the name of the attestation key: {error}"),
         }
     }
 

@@ -240,6 +240,13 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
     assert!(shown.contains(pcr9) && pcr9 != "0".repeat(64), "{shown}");
     // of a machine that belongs to no cluster yet, though this one does
     assert_eq!(measurements["15"]["expected"], "0".repeat(64));
+    // as tpm2-tools name the key that the machine attests with
+    let public = tpm.tool("tpm2_readpublic", &["-c", "0x81008f01"]);
+    let name = public.lines().find_map(|line| line.strip_prefix("name: ")).unwrap();
+    assert_eq!(json["attestationKeys"], serde_json::json!([name]));
+    let any = firstlight(dir.path(), &["measure", "--tpm", &tpm.location(), "--trust-any-tpm", "--pcrs", "4"]);
+    let any: serde_json::Value = serde_json::from_slice(&any.stdout).unwrap();
+    assert!(any.get("attestationKeys").is_none() && any["measurements"]["15"]["expected"] == "0".repeat(64), "{any}");
     assert!(text(&output.stderr).contains("belongs to a cluster already"));
 }
 

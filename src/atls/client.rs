@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -43,8 +43,9 @@ impl Client {
     /// judges the client after the client's handshake has ended: its refusal is then what the first read returns, an
     /// [`std::io::Error`] around [`Error::PeerRefused`]. The connection has no socket time-outs.
     pub fn connect(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
-        let connection = self.establish(&socket, deadline)?;
-        handshake::finish(connection, socket)
+        let (connection, session) = self.establish_session(&socket, deadline)?;
+        let identity = session.machine.get().cloned();
+        Ok(Transport { identity, ..handshake::finish(connection, socket)? })
     }
 
     /// The same without a socket, for a caller who has a loop over many: a connection that has not begun, which
@@ -59,13 +60,19 @@ impl Client {
             issuer: self.issuer.clone(),
             validators: self.validators.clone(),
             nonce,
+            machine: OnceLock::new(),
             failure: Mutex::new(None),
         });
         let config = self.config(&session)?;
         Ok((ClientConnection::new(Arc::new(config), server_name)?, session))
     }
 
+    #[cfg(test)]
     pub(super) fn establish(&self, socket: &TcpStream, deadline: Instant) -> Result<Connection, Error> {
+        self.establish_session(socket, deadline).map(|(connection, _)| connection)
+    }
+
+    fn establish_session(&self, socket: &TcpStream, deadline: Instant) -> Result<(Connection, Arc<Session>), Error> {
         let (connection, session) = self.session()?;
         let mut connection = Connection::Client(connection);
         socket.set_nodelay(true)?;
@@ -74,7 +81,7 @@ impl Client {
         if let Some(failure) = session.take_failure() {
             return Err(failure);
         }
-        result.map(|()| connection)
+        result.map(|()| (connection, session))
     }
 
     fn config(&self, session: &Arc<Session>) -> Result<ClientConfig, Error> {
@@ -95,6 +102,8 @@ struct Session {
     issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
     nonce: Vec<u8>,
+    /// Which machine the server is, once it was validated, where its variant can tell.
+    machine: OnceLock<Arc<str>>,
     /// Why a hook failed; rustls passes on less than this.
     failure: Mutex<Option<Error>>,
 }
@@ -127,7 +136,13 @@ impl ServerCertVerifier for Session {
             return Ok(ServerCertVerified::assertion());
         }
         match certificate::verify(leaf, &self.validators, &self.nonce, now) {
-            Ok(_) => Ok(ServerCertVerified::assertion()),
+            Ok(machine) => {
+                if let Some(machine) = machine {
+                    // a handshake has one certificate of the server
+                    let _ = self.machine.set(machine);
+                }
+                Ok(ServerCertVerified::assertion())
+            }
             Err(reason) => {
                 self.fail(Error::Refused(reason));
                 Err(certificate::REFUSED)

@@ -3,20 +3,24 @@
 //! An [`Issuer`] makes a document on the machine itself, a [`Validator`] judges one that came from a peer; attested TLS
 //! ([`crate::atls`]) carries it in a certificate extension whose OID names the variant.
 //!
-//! Files: [`qemu_vtpm`] is the variant; [`policy`] says which register values are accepted; `document` is the JSON that
-//! travels, `quote` checks what the TPM signed in it, [`event_log`] explains a register's value to a person.
+//! Files: [`qemu_vtpm`] is the variant; [`policy`] says which register values and which keys are accepted; `key_name` is what
+//! a key is called; `document` is the JSON that travels, `quote` checks what the TPM signed in it, [`event_log`] explains a
+//! register's value to a person.
 
 mod document;
 pub mod event_log;
+mod key_name;
 pub mod policy;
 pub mod qemu_vtpm;
 mod quote;
 
 use std::sync::Arc;
 
+pub use key_name::KeyName;
 pub use policy::{Image, Measurement, Policy};
 
 use crate::crypto::CLUSTER_ID_LEN;
+use crate::metrics::Registry;
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
 /// Names an attestation variant in a certificate: the DER of the OID with tag and length, e.g. `06 05 2b cd 2c 05 01`.
@@ -48,6 +52,10 @@ pub trait Validator: Send + Sync {
     /// The same, and which machine it is, where the variant can tell.
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
         Ok(Identified { user_data: self.validate(document, nonce)?, machine: None })
+    }
+    /// Whether it takes the quote of any TPM, so that a program that has none passes.
+    fn believes_any_tpm(&self) -> bool {
+        false
     }
 }
 
@@ -110,6 +118,32 @@ fn sha256(parts: &[&[u8]]) -> [u8; 32] {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Says in the log, and from now on in a metric, whether `validator` believes any TPM.
+pub fn tell_of_any_tpm<V: Validator + 'static>(registry: &Registry, validator: &Arc<V>) {
+    if validator.believes_any_tpm() {
+        log::warn!(
+            "the attestation policy names no attestation keys: any TPM is believed, and so is a program that has none and says              what one would; name the machines' keys in attestationKeys"
+        );
+    }
+    let validator = Arc::downgrade(validator);
+    let help = "1 while the attestation policy names no attestation keys, so that any TPM is believed.";
+    registry.gauge_of("firstlight_attestation_any_tpm", help, &[], move || {
+        validator.upgrade().map(|validator| f64::from(u8::from(validator.believes_any_tpm())))
+    });
+}
+
+/// 32 bytes of 64 hexadecimal digits.
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut value = [0; 32];
+    for (byte, digits) in value.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(value)
 }
 
 /// A peer's `text` in at most `max` characters, none of which does anything to a terminal.

@@ -1,4 +1,5 @@
-//! The measurement policy: which values the registers must have. The JSON is that of the old system's `join-config`:
+//! The attestation policy: which values the registers must have, and whose TPM is believed. The JSON is that of the old
+//! system's `join-config`:
 //!
 //! ```json
 //! {"measurements":{"4":{"expected":"5198fd..","warnOnly":false},"15":{"expected":"0000..","warnOnly":false}}}
@@ -13,15 +14,24 @@
 //! ```
 //!
 //! A machine must meet one image as a whole: registers of one beside registers of another are refused, since nobody has
-//! measured such a machine. Programs of the old system pass over the fields that they do not know, so they hold machines to
-//! the first image; with one image that has no name, the text is theirs to the letter.
+//! measured such a machine.
+//!
+//! Register values are what a TPM says. A program that has no TPM can say the same, with a key of its own. So a policy can name
+//! the attestation keys that are believed; without names any key is:
+//!
+//! ```json
+//! {"measurements":{..},"attestationKeys":["000b5a31.."]}
+//! ```
+//!
+//! Programs of the old system pass over the fields that they do not know, so they hold machines to the first image, and believe
+//! any key; with one image that has no name, and no keys, the text is theirs to the letter.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Deserialize;
 
-use super::{hex, pcr15_after};
+use super::{KeyName, hex, pcr15_after, unhex};
 use crate::crypto::CLUSTER_ID_LEN;
 use crate::tpm::CLUSTER_ID_PCR;
 
@@ -33,6 +43,8 @@ const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
 const MAX_INDEX: u32 = 31;
 /// An upgrade needs two images, one that is rolled back three. What is never taken out stays open to whoever finds a hole.
 const MAX_IMAGES: usize = 16;
+/// Those of a large cluster's machines fit a ConfigMap, which holds at most 1 MiB.
+const MAX_KEYS: usize = 10_000;
 /// Characters of an image's name.
 const MAX_NAME: usize = 100;
 
@@ -53,10 +65,12 @@ pub struct Image {
     measurements: BTreeMap<u32, Measurement>,
 }
 
-/// The images that are accepted, at least one.
+/// The images that are accepted, at least one, and the attestation keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     images: Vec<Image>,
+    /// Empty for any.
+    keys: BTreeSet<KeyName>,
 }
 
 /// Why a text is no policy.
@@ -78,6 +92,8 @@ struct Json {
     name: String,
     #[serde(default, rename = "alsoAccepted")]
     also_accepted: Vec<JsonImage>,
+    #[serde(default, rename = "attestationKeys")]
+    attestation_keys: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -119,7 +135,7 @@ impl Image {
                 JsonMeasurement::Bare(expected) => (expected, false),
                 JsonMeasurement::Full { expected, warn_only } => (expected, warn_only),
             };
-            let expected = parse_value(&expected)
+            let expected = unhex(&expected)
                 .ok_or_else(|| format!("PCR {index}: expected 64 hex digits, got {:.80?}", expected))?;
             if !warn_only && expected.chunks(2).all(|pair| pair == PLACEHOLDER) {
                 return Err(format!("PCR {index} has the placeholder 1234..: measure a machine that is right"));
@@ -179,12 +195,12 @@ impl fmt::Display for Image {
 }
 
 impl Policy {
-    /// A policy of one image, without a name.
+    /// A policy of one image without a name, and of any attestation key.
     pub fn new(measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
-        Policy::of(vec![Image::new("", measurements).map_err(PolicyError)?])
+        Policy::of(vec![Image::new("", measurements).map_err(PolicyError)?], BTreeSet::new())
     }
 
-    fn of(images: Vec<Image>) -> Result<Policy, PolicyError> {
+    fn of(images: Vec<Image>, keys: BTreeSet<KeyName>) -> Result<Policy, PolicyError> {
         if images.len() > MAX_IMAGES {
             return Err(PolicyError(format!("it has {} images, more than {MAX_IMAGES}", images.len())));
         }
@@ -196,7 +212,10 @@ impl Policy {
                 return Err(PolicyError(format!("two images are called {:?}", image.name)));
             }
         }
-        Ok(Policy { images })
+        if keys.len() > MAX_KEYS {
+            return Err(PolicyError(format!("it names {} attestation keys, more than {MAX_KEYS}", keys.len())));
+        }
+        Ok(Policy { images, keys })
     }
 
     /// Reads the JSON; unknown fields are passed over.
@@ -207,10 +226,17 @@ impl Policy {
             let wrong = |error| PolicyError(format!("alsoAccepted: {:.120?}: {error}", image.name));
             images.push(Image::from_json(&image.name, image.measurements).map_err(wrong)?);
         }
-        Policy::of(images)
+        let keys: Option<Result<BTreeSet<_>, _>> =
+            json.attestation_keys.map(|names| names.iter().map(|name| name.parse()).collect());
+        let keys = keys.transpose().map_err(|error| PolicyError(format!("attestationKeys: {error}")))?;
+        if keys.as_ref().is_some_and(BTreeSet::is_empty) {
+            let text = "attestationKeys is empty: name a key, or leave the field out, and any TPM is believed";
+            return Err(PolicyError(text.into()));
+        }
+        Policy::of(images, keys.unwrap_or_default())
     }
 
-    /// The JSON; of one image without a name to the letter as the old system writes it.
+    /// The JSON; of one image without a name, and of any key, to the letter as the old system writes it.
     pub fn to_json(&self) -> String {
         let name = |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
         let (first, further) = (&self.images[0], &self.images[1..]);
@@ -222,6 +248,10 @@ impl Policy {
             let images: Vec<_> = further.iter().map(|image| format!("{{{},{}}}", name(image), image.json())).collect();
             json += &format!(",\"alsoAccepted\":[{}]", images.join(","));
         }
+        if !self.keys.is_empty() {
+            let keys: Vec<_> = self.keys.iter().map(|key| format!("\"{key}\"")).collect();
+            json += &format!(",\"attestationKeys\":[{}]", keys.join(","));
+        }
         json + "}"
     }
 
@@ -229,13 +259,31 @@ impl Policy {
     pub fn named(mut self, name: &str) -> Result<Policy, PolicyError> {
         let first = Image::new(name, std::mem::take(&mut self.images[0].measurements)).map_err(PolicyError)?;
         self.images[0] = first;
-        Policy::of(self.images)
+        Policy::of(self.images, self.keys)
     }
 
     /// The same policy, which also accepts this.
     pub fn and_also(mut self, name: &str, measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
         self.images.push(Image::new(name, measurements).map_err(PolicyError)?);
-        Policy::of(self.images)
+        Policy::of(self.images, self.keys)
+    }
+
+    /// The same policy, which also believes these attestation keys. Of one that believes any it makes one that believes
+    /// these alone.
+    pub fn believing(mut self, keys: impl IntoIterator<Item = KeyName>) -> Result<Policy, PolicyError> {
+        self.keys.extend(keys);
+        Policy::of(self.images, self.keys)
+    }
+
+    /// The same policy, which believes any attestation key.
+    pub fn believing_any(mut self) -> Policy {
+        self.keys.clear();
+        self
+    }
+
+    /// The attestation keys that are believed; empty for any.
+    pub fn keys(&self) -> &BTreeSet<KeyName> {
+        &self.keys
     }
 
     /// The images, at least one.
@@ -243,10 +291,10 @@ impl Policy {
         &self.images
     }
 
-    /// Whether it lets in only machines that have joined no cluster since they started, which is what PCR 15 being zero says.
-    pub fn demands_fresh(&self) -> bool {
-        let fresh = Measurement { expected: [0; PCR_LEN], warn_only: false };
-        self.images.iter().all(|image| image.measurements.get(&CLUSTER_ID_PCR) == Some(&fresh))
+    /// The same policy for a machine that has joined no cluster since it started, whatever it says of PCR 15: who gets a
+    /// disk's key or the master secret must be one.
+    pub fn expecting_fresh(self) -> Policy {
+        self.expecting_pcr15([0; PCR_LEN])
     }
 
     /// The same policy for a member of this cluster: its ID measured into PCR 15.
@@ -283,17 +331,6 @@ impl Policy {
     ) -> impl Iterator<Item = (u32, &'a Measurement, Option<&'a [u8]>)> {
         self.nearest(values).mismatches(values)
     }
-}
-
-fn parse_value(text: &str) -> Option<[u8; PCR_LEN]> {
-    if text.len() != 2 * PCR_LEN || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    let mut value = [0; PCR_LEN];
-    for (byte, digits) in value.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-    }
-    Some(value)
 }
 
 #[cfg(test)]
@@ -355,13 +392,34 @@ mod tests {
     }
 
     #[test]
-    fn only_an_enforced_zero_in_pcr_15_demands_a_fresh_machine() {
-        let value = |byte, warn_only| Measurement { expected: [byte; 32], warn_only };
-        let policy = |pcr_15| Policy::new(BTreeMap::from([(4, value(7, false)), (15, pcr_15)])).unwrap();
-        assert!(policy(value(0, false)).demands_fresh());
-        assert!(!policy(value(0, true)).demands_fresh());
-        assert!(!policy(value(1, false)).demands_fresh());
-        assert!(!Policy::new(BTreeMap::from([(4, value(7, false))])).unwrap().demands_fresh());
+    fn a_fresh_machine_has_zero_in_pcr_15_whatever_the_policy_says() {
+        let open = format!(r#"{{"measurements":{{"4":"{ZERO}"}}}}"#);
+        let warn_only = format!(r#"{{"measurements":{{"4":"{ZERO}","15":{{"expected":"{ZERO}","warnOnly":true}}}}}}"#);
+        let other = format!(r#"{{"measurements":{{"4":"{ZERO}","15":"{}"}}}}"#, "ab".repeat(32));
+        for text in [open, warn_only, other] {
+            let policy = Policy::from_json(&text).unwrap().expecting_fresh();
+            assert_eq!(policy.images()[0].measurements()[&15], Measurement { expected: [0; 32], warn_only: false });
+        }
+    }
+
+    #[test]
+    fn named_keys_come_back_and_are_added_to() {
+        let text = old_default();
+        assert!(Policy::from_json(&text).unwrap().keys().is_empty());
+        let (a, b) = (KeyName::of(b"a"), KeyName::of(b"b"));
+        let named = upgrade().believing([b, a, b]).unwrap();
+        assert_eq!(named.keys().iter().copied().collect::<BTreeSet<_>>(), BTreeSet::from([a, b]));
+        assert_eq!(Policy::from_json(&named.to_json()).unwrap(), named);
+        assert_eq!(named.believing_any(), upgrade());
+        let with = |keys: &str| format!("{},\"attestationKeys\":{keys}}}", text.strip_suffix('}').unwrap());
+        let bare = with(&format!("[\"{}\"]", a.digest()));
+        assert_eq!(Policy::from_json(&bare).unwrap().to_json(), with(&format!("[\"{a}\"]")));
+        for (keys, why) in
+            [("[]", "attestationKeys is empty"), (r#"["000b12"]"#, "attestationKeys: no Name"), ("[1]", "string")]
+        {
+            let error = Policy::from_json(&with(keys)).unwrap_err().to_string();
+            assert!(error.contains(why), "{keys}: {error}");
+        }
     }
 
     fn enforced(values: &[(u32, u8)]) -> BTreeMap<u32, Measurement> {
@@ -424,10 +482,8 @@ mod tests {
     }
 
     #[test]
-    fn every_image_has_to_demand_a_fresh_machine_and_all_become_those_of_the_cluster() {
-        assert!(upgrade().demands_fresh());
-        assert!(!upgrade().and_also("other", enforced(&[(4, 3)])).unwrap().demands_fresh());
-        let members = upgrade().expecting_cluster(&[0x11; 32]);
+    fn all_images_become_those_of_the_cluster() {
+        let members = upgrade().and_also("other", enforced(&[(4, 3)])).unwrap().expecting_cluster(&[0x11; 32]);
         for image in members.images() {
             assert_eq!(image.measurements()[&15].expected, pcr15_after(&[0x11; 32]));
         }
@@ -458,7 +514,8 @@ mod tests {
 
     #[test]
     fn hostile_texts_are_refused_without_a_panic_and_what_is_read_reads_the_same_again() {
-        for valid in [old_default(), upgrade().named("x").unwrap().to_json()] {
+        let keys = upgrade().believing([KeyName::of(b"a")]).unwrap();
+        for valid in [old_default(), upgrade().named("x").unwrap().to_json(), keys.to_json()] {
             for text in mutations(valid.as_bytes(), 3000) {
                 if let Ok(policy) = Policy::from_json(&String::from_utf8_lossy(&text)) {
                     assert_eq!(Policy::from_json(&policy.to_json()).as_ref(), Ok(&policy));

@@ -1,13 +1,14 @@
 //! The variant `qemu-vtpm`: a machine's TPM 2.0, and nothing that vouches for the TPM.
 //!
-//! The attestation key is taken from the document itself, as the system does whose protocol this is: whoever can pose as the
-//! machine on the network and emulate a TPM passes. It is for tests, and for clouds whose virtual TPM one trusts.
+//! The attestation key comes in the document itself. Where the policy names keys, it must be one of them; where it names none,
+//! any key is believed, as in the system whose protocol this is, and a program that has no TPM passes with a key that it made.
+//! The variant is for tests, and for clouds whose virtual TPM one trusts.
 //!
 //! ```text
 //! extra data = SHA-256(user data ‖ verifier's nonce)        TPM's nonce = SHA-256(instance info ‖ extra data)
 //! document   = { attestation key, a quote of each bank over the TPM's nonce with the values, event log, user data }
-//! machine    = SHA-256(attestation key): the Name of the key (TPM 2.0 part 1 §16), which the TPM derives from a seed of its
-//!              own, so that it is the same after each reboot, and no other TPM's
+//! machine    = SHA-256(attestation key): the Name of the key without its nameAlg (TPM 2.0 part 1 §16). The TPM derives the
+//!              key from a seed of its own, so that it is the same after each reboot, and no other TPM's
 //! ```
 
 use std::collections::BTreeMap;
@@ -16,7 +17,9 @@ use std::sync::Arc;
 
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
-use super::{Identified, IssueError, Measurement, Oid, Policy, ValidateError, event_log, hex, printable, sha256};
+use super::{
+    Identified, IssueError, KeyName, Measurement, Oid, Policy, ValidateError, event_log, hex, printable, sha256,
+};
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
 /// Its name on command lines and in the environment.
@@ -87,14 +90,14 @@ impl super::Issuer for Issuer {
     }
 
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
-        let key = Tpm::open(&self.location).and_then(|mut tpm| tpm.attestation_key());
-        key.map(|key| Some(machine(&key))).map_err(|error| IssueError(error.to_string()))
+        let name = key_name(&self.location).map_err(|error| IssueError(error.to_string()))?;
+        Ok(Some(name.digest().into()))
     }
 }
 
-/// The machine with this attestation key (TPMT_PUBLIC).
-fn machine(key: &[u8]) -> Arc<str> {
-    hex(&sha256(&[key])).into()
+/// The Name of the attestation key of this machine, which is made if there is none.
+pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
+    Tpm::open(location)?.attestation_key().map(|public| KeyName::of(&public))
 }
 
 fn wire_quote(quote: tpm::Quote) -> Quote {
@@ -113,12 +116,20 @@ fn tpm_nonce(instance_info: &[u8], user_data: &[u8], nonce: &[u8]) -> [u8; 32] {
 /// Judges documents by a policy.
 pub struct Validator {
     policy: Arc<Policy>,
+    /// Whether a policy without names accepts no key instead of any.
+    only_named_keys: bool,
 }
 
 impl Validator {
     /// Accepts what meets `policy`.
     pub fn new(policy: Arc<Policy>) -> Validator {
-        Validator { policy }
+        Validator { policy, only_named_keys: false }
+    }
+
+    /// The same, which accepts no attestation key where the policy names none.
+    pub fn only_named_keys(mut self) -> Validator {
+        self.only_named_keys = true;
+        self
     }
 
     fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, String> {
@@ -133,8 +144,29 @@ impl Validator {
         }
         let values = quoted_values(&document, nonce)?;
         self.compare(&values, &document.attestation.event_log.0)?;
-        let machine = Some(machine(&document.attestation.ak_pub.0));
-        Ok(Identified { user_data: document.user_data.0, machine })
+        let key = KeyName::of(&document.attestation.ak_pub.0);
+        self.check_key(&key)?;
+        Ok(Identified { user_data: document.user_data.0, machine: Some(key.digest().into()) })
+    }
+
+    fn check_key(&self, key: &KeyName) -> Result<(), String> {
+        let named = self.policy.keys();
+        if named.contains(key) || self.believes_any() {
+            return Ok(());
+        }
+        let none = match named.len() {
+            0 => "and no key is named".into(),
+            1 => "not the one that is named".into(),
+            count => format!("none of the {count} that are named"),
+        };
+        Err(format!(
+            "its attestation key is {key}, {none}: a program without a TPM could say the same of its registers. If the machine's \
+             own console shows this name, name it"
+        ))
+    }
+
+    fn believes_any(&self) -> bool {
+        self.policy.keys().is_empty() && !self.only_named_keys
     }
 
     fn compare(&self, values: &BTreeMap<u32, Vec<u8>>, log: &[u8]) -> Result<(), String> {
@@ -175,6 +207,10 @@ impl super::Validator for Validator {
 
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
         self.check(document, nonce).map_err(|why| ValidateError(why.into()))
+    }
+
+    fn believes_any_tpm(&self) -> bool {
+        self.believes_any()
     }
 }
 

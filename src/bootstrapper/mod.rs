@@ -137,6 +137,7 @@ impl Bootstrapper {
         });
 
         let joining = JoinClient::start(self.issuer.clone(), by_join, node.clone()).map_err(Error::Thread)?;
+        self.timeline.attestation_key(self.issuer.as_ref());
         let initialized = serve_init(listener, self.issuer, by_init, &node)?;
         // whoever won has stopped the other
         let joined = joining.wait();

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::connect::and_known;
 use super::progress::Progress;
 use super::state::State;
 use super::{UNREACHABLE, files, master_secret, say};
@@ -62,14 +63,16 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
     let policy = files::read(&options.policy).map_err(Failure::failed)?;
     let unusable = |error: &dyn std::fmt::Display| Failure::failed(format!("{}: {error}", options.policy.display()));
     let policy = str::from_utf8(&policy).map_err(|error| unusable(&error))?;
-    // a policy that the service could not read would leave the old one in force without a word here
-    Policy::from_json(policy).map_err(|error| unusable(&error))?;
     let kms = master_secret::read(&options.master_secret).map_err(Failure::failed)?;
     let state = State::open(&options.state).map_err(Failure::failed)?;
+    // a policy that the service could not read would leave the old one in force without a word here
+    let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
+    let with_known = and_known(read.clone(), state.attestation_keys)?;
+    let policy = if with_known == read { policy.into() } else { with_known.to_json() };
     Ok(Settings {
         image: options.image.clone(),
         variant: qemu_vtpm::VARIANT.into(),
-        policy: policy.into(),
+        policy,
         measurement_salt: state.measurement_salt.to_vec(),
         kms,
         node_port: options.node_port,

@@ -38,6 +38,8 @@ const INIT: Command = Command {
         "Connects over attested TLS, checks that the node meets the policy, and hands it the master secret. Waits for \
               a node that still boots, and shows what the node does. The work is the node's: when the connection is lost it \
               goes on, and the same command, with the same files, finds it at work and gets the same result.",
+        "The node's attestation key must be one that the policy or the command line names. The node's console has the name; \
+              `firstlight measure` writes it into the policy.",
         "With --kubernetes-version the node becomes the first control plane of a cluster; without it the node gets its \
               disk's permanent key, and no cluster.",
     ],
@@ -56,7 +58,9 @@ const INIT: Command = Command {
             "made if there is none, mode 0600, never overwritten; who loses it cannot recover the cluster",
         )
         .or(MASTER_SECRET_FILE),
-        Opt::value("state", Value::File, "measurement salt and cluster ID").or(STATE_FILE),
+        ATTESTATION_KEY,
+        TRUST_ANY_TPM,
+        Opt::value("state", Value::File, "measurement salt, cluster ID, and the node's attestation key").or(STATE_FILE),
         Opt::value("kubeconfig", Value::File, "where to put the administrator's kubeconfig; must not exist")
             .or(KUBECONFIG_FILE),
         Opt::flag("merge-kubeconfig", "add it to the file that kubectl reads, too ($KUBECONFIG, else ~/.kube/config)"),
@@ -143,7 +147,8 @@ const STATUS: Command = Command {
     operand: Some(Operand { value: Value::Text("HOST[:PORT]"), help: "the node, or one server of it" }),
     options: &[
         POLICY,
-        Opt::value("state", Value::File, "has the ID of the operator's cluster; may be missing").or(STATE_FILE),
+        Opt::value("state", Value::File, "has the cluster's ID, and attestation keys of its nodes; may be missing")
+            .or(STATE_FILE),
         Opt::value("cluster-id", Value::Text("HEX"), "the cluster's ID, in place of that in the state file"),
         Opt::value("timeout", Value::Text("TIME"), "for everything together, as 90s, 10m or 1h").or("30s"),
     ],
@@ -161,6 +166,9 @@ const RECOVER: Command = Command {
         "A node whose cluster cannot let it in again, since no other control plane runs, waits in its initramfs. This \
               command connects to it over attested TLS, checks that it meets the policy, and hands it the master secret; it \
               succeeds once the node has opened its disk. Of several nodes behind one address it recovers one a run.",
+        "The node's attestation key must be one that the policy, the state file or the command line names. The state file has \
+              those of nodes that were initialised or recovered with it; the others' are on their consoles, and in the \
+              records of the cluster while it runs.",
         "When all of a cluster was off, recover control planes until more than half of them run: with those the cluster is \
               back, and lets in the others by itself.",
     ],
@@ -169,6 +177,9 @@ const RECOVER: Command = Command {
         Opt::needed("endpoint", Value::Text("HOST[:PORT]"), "the node; port 9999 unless given"),
         POLICY,
         MASTER_SECRET,
+        ATTESTATION_KEY,
+        TRUST_ANY_TPM,
+        KNOWN_NODES,
         Opt::flag("status", "only ask what the node waits for: the disk, since when, what it tried"),
         TIMEOUT,
     ],
@@ -209,9 +220,11 @@ const MEASURE: Command = Command {
     summary: "write the attestation policy that a machine meets",
     about: &[
         "Run on a node of known good software, it prints a policy (JSON) that demands what the TPM's SHA-256 \
-              registers hold now. PCR 15 is put down as zero, as it is in a node that belongs to no cluster yet.",
+              registers hold now. PCR 15 is always in it, as zero, as it is in a node that belongs to no cluster yet. The \
+              policy names the machine's attestation key, and accepts no other machine until it names more.",
         "For an upgrade, --add-to prints a policy that also accepts the machine's image: nodes of the old image and of \
-              the new one are let in, and none that has some registers of one and some of the other.",
+              the new one are let in, and none that has some registers of one and some of the other. It also adds the \
+              machine's attestation key to a policy that names keys.",
     ],
     operand: None,
     options: &[
@@ -225,7 +238,12 @@ const MEASURE: Command = Command {
         Opt::value("pcrs", Value::Text("LIST"), "the registers to demand; those that the image decides unless given")
             .or("4,8,9,11,12,13,15"),
         Opt::value("add-to", Value::File, "a policy; it is printed with this image added, and demands its registers"),
-        Opt::value("name", Value::Text("NAME"), "what to call the image, in messages; needed with --add-to"),
+        Opt::value("name", Value::Text("NAME"), "what to call the image, in messages; needed where --add-to adds one"),
+        Opt::flag(
+            "trust-any-tpm",
+            "name no attestation key: machines that are not known yet are let in, and so is a program that has no TPM and \
+             says what one would",
+        ),
     ],
     examples: &[
         "firstlight measure > policy.json",
@@ -258,6 +276,19 @@ const MAN: Command = Command {
     examples: &["firstlight man > firstlight.1 && man ./firstlight.1"],
     run: |_| man::run(&PROGRAM),
 };
+
+const ATTESTATION_KEY: Opt = Opt::value(
+    "attestation-key",
+    Value::Text("NAME"),
+    "accept this attestation key too, named as on the node's console: 000b and 64 hex digits; may be repeated",
+);
+const TRUST_ANY_TPM: Opt = Opt::flag(
+    "trust-any-tpm",
+    "accept any attestation key: whoever is reached at that address gets the master secret, also a program that has no TPM \
+     and says what one would",
+);
+const KNOWN_NODES: Opt =
+    Opt::value("state", Value::File, "has the attestation keys of nodes that are known; may be missing").or(STATE_FILE);
 
 const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
 

@@ -1,5 +1,6 @@
 //! Reaching a node over attested TLS, however long it takes to boot.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::path::Path;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::progress::{Progress, human, printable};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use crate::atls;
-use crate::attestation::{Oid, Policy, ValidateError, Validator, qemu_vtpm};
+use crate::attestation::{Identified, KeyName, Oid, Policy, ValidateError, Validator, qemu_vtpm};
 use crate::backoff::Backoff;
 use crate::crypto::CLUSTER_ID_LEN;
 use crate::grpc::{Channel, Transport};
@@ -70,18 +71,67 @@ pub struct Node {
     pub client: atls::Client,
 }
 
+/// A connection to a node that meets the policy.
+pub struct Reached {
+    /// For calls.
+    pub channel: Channel,
+    /// The node's attestation key, where its attestation has one.
+    pub key: Option<KeyName>,
+}
+
+/// Whose TPM is good enough for the master secret. Register values alone are not: a program that has no TPM can say them too.
+#[derive(Debug, Clone)]
+pub enum Trust {
+    /// One with an attestation key that the policy names, or with one of these.
+    Named(BTreeSet<KeyName>),
+    /// Any.
+    AnyTpm,
+}
+
+impl Trust {
+    /// The same, with further names.
+    pub fn and(self, keys: impl IntoIterator<Item = KeyName>) -> Trust {
+        match self {
+            Trust::Named(named) => Trust::Named(named.into_iter().chain(keys).collect()),
+            Trust::AnyTpm => Trust::AnyTpm,
+        }
+    }
+
+    fn validator(&self, policy: Policy) -> Result<qemu_vtpm::Validator, Failure> {
+        Ok(match self {
+            Trust::Named(keys) => {
+                let policy = policy.believing(keys.iter().copied()).map_err(Failure::failed)?;
+                qemu_vtpm::Validator::new(Arc::new(policy)).only_named_keys()
+            }
+            Trust::AnyTpm => qemu_vtpm::Validator::new(Arc::new(policy.believing_any())),
+        })
+    }
+}
+
 impl Node {
-    /// The node at `endpoint`, judged by the policy in a file.
-    pub fn new(endpoint: &Endpoint, policy: &Path) -> Result<Node, Failure> {
-        let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::Validator::new(Arc::new(read_policy(policy)?)));
-        Ok(Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) })
+    /// A fresh node at `endpoint` that is asked something, and told nothing.
+    pub fn to_ask(endpoint: &Endpoint, policy: Policy) -> Node {
+        Node::judged_by(endpoint, Arc::new(qemu_vtpm::Validator::new(Arc::new(policy.expecting_fresh()))))
+    }
+
+    /// A fresh node that is to get the master secret.
+    pub fn to_trust(endpoint: &Endpoint, policy: Policy, trust: &Trust) -> Result<Node, Failure> {
+        Ok(Node::judged_by(endpoint, Arc::new(trust.validator(policy.expecting_fresh())?)))
     }
 
     /// The same, or one that belongs to this cluster since it started: a node whose init has begun.
-    pub fn fresh_or_member(endpoint: &Endpoint, policy: Policy, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Node {
-        let member = qemu_vtpm::Validator::new(Arc::new(policy.clone().expecting_cluster(cluster_id)));
-        let fresh = qemu_vtpm::Validator::new(Arc::new(policy));
-        let validator: Arc<dyn Validator> = Arc::new(FreshOrMember { fresh, member });
+    pub fn to_initialise(
+        endpoint: &Endpoint,
+        policy: Policy,
+        trust: &Trust,
+        cluster_id: &[u8; CLUSTER_ID_LEN],
+    ) -> Result<Node, Failure> {
+        let member = trust.validator(policy.clone().expecting_cluster(cluster_id))?;
+        let fresh = trust.validator(policy.expecting_fresh())?;
+        Ok(Node::judged_by(endpoint, Arc::new(FreshOrMember { fresh, member })))
+    }
+
+    fn judged_by(endpoint: &Endpoint, validator: Arc<dyn Validator>) -> Node {
         Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) }
     }
 
@@ -94,7 +144,7 @@ impl Node {
     ) -> Node {
         let judge = |policy: Policy| qemu_vtpm::Validator::new(Arc::new(policy));
         let validator: Arc<dyn Validator> = Arc::new(AnyStanding {
-            fresh: judge(policy.clone().expecting_pcr15([0; 32])),
+            fresh: judge(policy.clone().expecting_fresh()),
             member: cluster.map(|id| judge(policy.clone().expecting_cluster(id))),
             any: judge(policy.clone().of_any_cluster()),
             noted: noted.clone(),
@@ -103,13 +153,13 @@ impl Node {
     }
 
     /// A connection to it, tried until `deadline`. A node that does not meet the policy is not asked again.
-    pub fn reach(&self, deadline: Instant, progress: &Progress) -> Result<Channel, Failure> {
+    pub fn reach(&self, deadline: Instant, progress: &Progress) -> Result<Reached, Failure> {
         let started = Instant::now();
         let mut pause = Pause::new();
         progress.phase(format!("waiting for {}", self.endpoint));
         loop {
             let reason = match self.attempt(deadline) {
-                Ok(channel) => return Ok(channel),
+                Ok(reached) => return Ok(reached),
                 Err(Attempt::Refused(why)) => {
                     let text = format!("{}: attestation refused: {}", self.endpoint, printable(&why));
                     return Err(Failure::Failed(ATTESTATION_REFUSED, text));
@@ -126,7 +176,7 @@ impl Node {
     }
 
     /// One try to reach it before `deadline`.
-    pub fn attempt(&self, deadline: Instant) -> Result<Channel, Attempt> {
+    pub fn attempt(&self, deadline: Instant) -> Result<Reached, Attempt> {
         let passing = |error: &dyn fmt::Display| Attempt::Passing(error.to_string());
         let socket = self.dial(deadline)?;
         let handshake = deadline.min(Instant::now() + HANDSHAKE_TIMEOUT);
@@ -134,7 +184,9 @@ impl Node {
             atls::Error::Refused(why) => Attempt::Refused(why.to_string()),
             other => passing(&other),
         })?;
-        Channel::new(transport, &self.endpoint.to_string()).map_err(|status| passing(&status))
+        let key = transport.identity.as_ref().and_then(|machine| machine.parse().ok());
+        let channel = Channel::new(transport, &self.endpoint.to_string()).map_err(|status| passing(&status))?;
+        Ok(Reached { channel, key })
     }
 
     /// A connection without TLS.
@@ -160,6 +212,14 @@ pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
         .map_err(|error| Failure::failed(format!("the attestation policy {}: {error}", path.display())))
 }
 
+/// A policy that names attestation keys, and these as well; one that names none believes any.
+pub fn and_known(policy: Policy, known: impl IntoIterator<Item = KeyName>) -> Result<Policy, Failure> {
+    match policy.keys().is_empty() {
+        true => Ok(policy),
+        false => policy.believing(known).map_err(Failure::failed),
+    }
+}
+
 /// Either policy will do. What is said of a machine that meets neither is the first one's verdict.
 struct FreshOrMember {
     fresh: qemu_vtpm::Validator,
@@ -172,7 +232,11 @@ impl Validator for FreshOrMember {
     }
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.fresh.validate(document, nonce).or_else(|why| self.member.validate(document, nonce).map_err(|_| why))
+        self.identify(document, nonce).map(|identified| identified.user_data)
+    }
+
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        self.fresh.identify(document, nonce).or_else(|why| self.member.identify(document, nonce).map_err(|_| why))
     }
 }
 
@@ -202,7 +266,11 @@ impl Validator for AnyStanding {
     }
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        let user_data = self.any.validate(document, nonce)?;
+        self.identify(document, nonce).map(|identified| identified.user_data)
+    }
+
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        let identified = self.any.identify(document, nonce)?;
         let meets = |policy: &qemu_vtpm::Validator| policy.validate(document, nonce).is_ok();
         let standing = match &self.member {
             _ if meets(&self.fresh) => Standing::Fresh,
@@ -211,7 +279,7 @@ impl Validator for AnyStanding {
         };
         // the first connection's counts, and there is no second
         let _ = self.noted.set(standing);
-        Ok(user_data)
+        Ok(identified)
     }
 }
 

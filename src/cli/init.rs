@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::connect::{Endpoint, Node, read_policy};
+use super::connect::{Endpoint, Node, Reached, Trust, read_policy};
 use super::kubeconfig::{default_path, merge};
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
@@ -37,6 +37,8 @@ pub struct Options {
     pub endpoint: Endpoint,
     /// The attestation policy that it must meet.
     pub policy: PathBuf,
+    /// Whose TPM may get the master secret.
+    pub trust: Trust,
     /// File of the init secret; `-` is standard input.
     pub init_secret: PathBuf,
     /// File of the master secret, made where there is none.
@@ -85,10 +87,19 @@ pub struct Kubernetes {
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let policy = read_policy(&options.policy)?;
-    initialise(|cluster| Node::fresh_or_member(&options.endpoint, policy, cluster), options)
+    initialise(
+        |cluster, state| {
+            let trust = options.trust.clone().and(state.attestation_keys.iter().copied());
+            Node::to_initialise(&options.endpoint, policy, &trust, cluster)
+        },
+        options,
+    )
 }
 
-fn initialise(node: impl FnOnce(&[u8; CLUSTER_ID_LEN]) -> Node, options: &Options) -> Result<(), Failure> {
+fn initialise(
+    node: impl FnOnce(&[u8; CLUSTER_ID_LEN], &State) -> Result<Node, Failure>,
+    options: &Options,
+) -> Result<(), Failure> {
     let deadline = Instant::now() + options.timeout;
     let cluster_name = parameters::cluster_name(&options.cluster_name).map_err(Failure::failed)?;
     let init_secret = read_init_secret(&options.init_secret)?;
@@ -114,13 +125,13 @@ fn initialise(node: impl FnOnce(&[u8; CLUSTER_ID_LEN]) -> Node, options: &Option
         options.master_secret.display()
     ))?;
     let expected = expected_cluster_id(&kms, &state.measurement_salt)?;
-    let node = node(&expected);
+    let node = node(&expected, &state)?;
     let request = request(options, &kms, &state, &init_secret)?;
 
     let progress = Progress::on_stderr();
     let mut watching = Watching::new(&progress, options);
     let success = loop {
-        let channel = node.reach(deadline, &progress)?;
+        let Reached { channel, key } = node.reach(deadline, &progress)?;
         progress.phase(format!("initialising {}", options.endpoint));
         match watching.exchange(&channel, &request, deadline) {
             // the node goes on by itself, and the same request finds it at work
@@ -129,7 +140,12 @@ fn initialise(node: impl FnOnce(&[u8; CLUSTER_ID_LEN]) -> Node, options: &Option
                 let left = deadline.saturating_duration_since(Instant::now());
                 thread::sleep(status.retry_after().unwrap_or_default().min(left));
             }
-            answer => break answer.map_err(|failure| failure.into_failure(options))?,
+            answer => {
+                let success = answer.map_err(|failure| failure.into_failure(options))?;
+                // so that a later recovery knows the node
+                state.attestation_keys.extend(key);
+                break success;
+            }
         }
     };
     watching.finish();
@@ -444,6 +460,7 @@ mod tests {
         let options = Options {
             endpoint: Endpoint::parse(node, 9000).unwrap(),
             policy: file("none"),
+            trust: Trust::AnyTpm,
             init_secret: file("init-secret"),
             master_secret: file("master.json"),
             state: file("state.json"),
@@ -461,7 +478,7 @@ mod tests {
     impl Operator {
         fn init(&self) -> Result<(), (u8, String)> {
             let client = atls::Client::new(None, vec![]);
-            match initialise(|_| Node { endpoint: self.options.endpoint.clone(), client }, &self.options) {
+            match initialise(|_, _| Ok(Node { endpoint: self.options.endpoint.clone(), client }), &self.options) {
                 Ok(()) => Ok(()),
                 Err(Failure::Failed(code, text)) => Err((code, text)),
                 Err(other) => panic!("{other:?}"),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::{connect, say};
-use crate::attestation::{Measurement, Policy, qemu_vtpm};
+use crate::attestation::{KeyName, Measurement, Policy, qemu_vtpm};
 use crate::program::Failure;
 use crate::tpm::{CLUSTER_ID_PCR, Location};
 
@@ -13,23 +13,19 @@ use crate::tpm::{CLUSTER_ID_PCR, Location};
 pub struct Options {
     /// Where the TPM is; the machine's own unless given.
     pub tpm: Option<Location>,
-    /// The registers to put into the policy; those of the policy that it is added to unless given.
+    /// The registers to put into the policy beside that of the cluster ID; those of the policy that it is added to unless given.
     pub pcrs: Option<Vec<u32>>,
     /// What to call the image.
     pub name: Option<String>,
     /// A policy that is to accept this machine's image too.
     pub add_to: Option<PathBuf>,
+    /// Whether the policy is to believe any TPM, and not this machine's alone.
+    pub trust_any_tpm: bool,
 }
 
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let present = match &options.add_to {
-        Some(_) if options.name.is_none() => {
-            return Err(Failure::Usage("--add-to: say what to call the image: --name is missing".into()));
-        }
-        Some(path) => Some(connect::read_policy(path)?),
-        None => None,
-    };
+    let present = options.add_to.as_deref().map(connect::read_policy).transpose()?;
     let location = match &options.tpm {
         Some(location) => location.clone(),
         None => Location::default_device().map_err(Failure::failed)?,
@@ -40,10 +36,16 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         (None, present) => present.iter().flat_map(registers).collect(),
     };
     let policy = policy(values, &pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
-    let name = options.name.as_deref().unwrap_or_default();
+    let key = match options.trust_any_tpm {
+        true => None,
+        false => Some(qemu_vtpm::key_name(&location).map_err(Failure::failed)?),
+    };
     let policy = match present {
-        Some(present) => add(present, name, &policy).map_err(Failure::failed)?,
-        None => policy.named(name).map_err(Failure::failed)?,
+        Some(present) => add(present, options.name.as_deref(), &policy, key)?,
+        None => policy
+            .named(options.name.as_deref().unwrap_or_default())
+            .and_then(|policy| policy.believing(key))
+            .map_err(Failure::failed)?,
     };
     say(policy.to_json())
 }
@@ -53,26 +55,38 @@ fn registers(policy: &Policy) -> Vec<u32> {
     policy.images()[0].measurements().keys().copied().collect()
 }
 
-/// A policy that accepts what it did, and what `new` does under this name.
-fn add(present: Policy, name: &str, new: &Policy) -> Result<Policy, String> {
+/// A policy that accepts what it did, and what `new` does under this name, and this key where it names keys.
+fn add(present: Policy, name: Option<&str>, new: &Policy, key: Option<KeyName>) -> Result<Policy, Failure> {
     let measurements = new.images()[0].measurements();
-    if let Some(same) = present.images().iter().find(|image| image.measurements() == measurements) {
-        return Err(format!("the policy accepts this machine already: {same}"));
-    }
-    if registers(new) != registers(&present) {
-        log::warn!("the registers are others than those of {}", present.images()[0]);
-    }
-    present.and_also(name, measurements.clone()).map_err(|error| error.to_string())
+    let key = key.filter(|key| !present.keys().is_empty() && !present.keys().contains(key));
+    let same = present.images().iter().find(|image| image.measurements() == measurements);
+    let policy = match (same, key, name) {
+        (Some(same), None, _) => {
+            return Err(Failure::failed(format!("the policy accepts this machine already: {same}")));
+        }
+        (Some(_), Some(_), _) => Ok(present),
+        (None, _, None) => {
+            return Err(Failure::Usage("--add-to: say what to call the image: --name is missing".into()));
+        }
+        (None, _, Some(name)) => {
+            if registers(new) != registers(&present) {
+                log::warn!("the registers are others than those of {}", present.images()[0]);
+            }
+            present.and_also(name, measurements.clone())
+        }
+    };
+    policy.and_then(|policy| policy.believing(key)).map_err(Failure::failed)
 }
 
-/// Of these registers; that of the cluster ID must be zero, as it is in a machine that belongs to none yet.
+/// Of these registers and that of the cluster ID, which must be zero, as it is in a machine that belongs to none yet.
 fn policy(mut values: BTreeMap<u32, Measurement>, pcrs: &[u32]) -> Result<Policy, String> {
     let zero = Measurement { expected: [0; 32], warn_only: false };
     if values.insert(CLUSTER_ID_PCR, zero.clone()).is_some_and(|value| value != zero) {
         log::warn!("this machine belongs to a cluster already: the policy is for one that does not");
     }
     let entry = |pcr: &u32| values.get(pcr).map(|value| (*pcr, value.clone())).ok_or(format!("it has no PCR {pcr}"));
-    Policy::new(pcrs.iter().map(entry).collect::<Result<_, _>>()?).map_err(|error| error.to_string())
+    Policy::new(pcrs.iter().chain([&CLUSTER_ID_PCR]).map(entry).collect::<Result<_, _>>()?)
+        .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -85,35 +99,56 @@ mod tests {
 
     #[test]
     fn the_policy_has_the_registers_asked_for_and_wants_no_cluster_yet() {
-        let policy = policy(values(), &[4, 15]).unwrap().to_json();
         let expected = |byte: &str| byte.repeat(32);
-        assert_eq!(
-            policy,
-            format!(
-                "{{\"measurements\":{{\"15\":{{\"expected\":\"{}\",\"warnOnly\":false}},\
-                 \"4\":{{\"expected\":\"{}\",\"warnOnly\":false}}}}}}",
-                expected("00"),
-                expected("04")
-            )
-        );
+        for registers in [&[4, 15][..], &[4]] {
+            assert_eq!(
+                policy(values(), registers).unwrap().to_json(),
+                format!(
+                    "{{\"measurements\":{{\"15\":{{\"expected\":\"{}\",\"warnOnly\":false}},\
+                     \"4\":{{\"expected\":\"{}\",\"warnOnly\":false}}}}}}",
+                    expected("00"),
+                    expected("04")
+                )
+            );
+        }
+    }
+
+    fn refusal(added: Result<Policy, Failure>) -> String {
+        match added.unwrap_err() {
+            Failure::Failed(_, text) | Failure::Usage(text) => text,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
     fn an_image_is_added_beside_the_others_unless_it_is_there() {
         let present = policy(values(), &[4, 15]).unwrap();
-        assert!(add(present.clone(), "same", &present).unwrap_err().contains("already: the first image"));
+        assert!(refusal(add(present.clone(), Some("same"), &present, None)).contains("already: the first image"));
         let newer = BTreeMap::from([(4, Measurement { expected: [9; 32], warn_only: false })]);
         let newer = policy(newer, &[4, 15]).unwrap();
-        let both = add(present.clone(), "newer", &newer).unwrap();
+        assert!(refusal(add(present.clone(), None, &newer, None)).contains("--name is missing"));
+        let both = add(present.clone(), Some("newer"), &newer, None).unwrap();
         assert_eq!(both.images()[0], present.images()[0]);
         assert_eq!((both.images()[1].name(), both.images()[1].measurements()[&4].expected), ("newer", [9; 32]));
-        assert!(both.demands_fresh());
-        assert!(add(both, "newer", &policy(values(), &[4, 9, 15]).unwrap()).unwrap_err().contains("two images"));
+        assert!(both.images().iter().all(|image| image.measurements()[&15].expected == [0; 32]));
+        let third = policy(values(), &[4, 9, 15]).unwrap();
+        assert!(refusal(add(both, Some("newer"), &third, None)).contains("two images"));
+    }
+
+    #[test]
+    fn a_machine_of_the_same_image_adds_its_key_to_a_policy_that_names_keys() {
+        let (image, key, other) = (policy(values(), &[4]).unwrap(), KeyName::of(b"a"), KeyName::of(b"b"));
+        let named = image.clone().believing([key]).unwrap();
+        assert_eq!(add(named.clone(), None, &image, Some(other)).unwrap().keys(), &[key, other].into());
+        assert!(refusal(add(named, None, &image, Some(key))).contains("already"));
+        // one that believes any TPM goes on to
+        let newer = policy(values(), &[4, 9]).unwrap();
+        assert!(add(image, Some("newer"), &newer, Some(key)).unwrap().keys().is_empty());
     }
 
     #[test]
     fn a_register_that_is_not_there_is_named() {
         assert_eq!(policy(values(), &[4, 30]).unwrap_err(), "it has no PCR 30");
-        assert!(policy(values(), &[]).is_err());
+        assert!(policy(BTreeMap::new(), &[4]).is_err());
     }
 }

@@ -29,6 +29,7 @@ use std::time::Duration;
 use lexopt::prelude::*;
 use log::LevelFilter;
 
+use crate::attestation::KeyName;
 use crate::bootstrapper::init_server;
 use crate::crypto::CLUSTER_ID_LEN;
 use crate::kubernetes::services::{MetadataService, Phase};
@@ -37,7 +38,7 @@ use crate::metadata::{self, Metadata};
 use crate::program::{self, Failure};
 use crate::state_disk::recovery;
 use crate::sys::process;
-use connect::Endpoint;
+use connect::{Endpoint, Trust};
 use usage::Given;
 
 /// The node proved to be something else than the policy wants. Trying again does not help.
@@ -76,6 +77,7 @@ fn init_options(given: &Given) -> Result<init::Options, Failure> {
     Ok(init::Options {
         endpoint: endpoint_of(given, init_server::PORT)?,
         policy: given.path("policy"),
+        trust: trust_of(given)?,
         init_secret: given.path("init-secret"),
         master_secret: given.path("master-secret"),
         state: given.path("state"),
@@ -179,8 +181,24 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
         (true, true) => return Err(Failure::Usage("--status needs no --master-secret".into())),
         (false, _) => recover::Action::Push(given.path("master-secret")),
     };
-    let (endpoint, policy) = (endpoint_of(given, recovery::PORT)?, given.path("policy"));
-    Ok(recover::Options { endpoint, policy, action, timeout: given.parsed("timeout", time)? })
+    Ok(recover::Options {
+        endpoint: endpoint_of(given, recovery::PORT)?,
+        policy: given.path("policy"),
+        trust: trust_of(given)?,
+        state: given.path("state"),
+        action,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+/// Whose TPM may get the master secret.
+fn trust_of(given: &Given) -> Result<Trust, Failure> {
+    let keys: Vec<KeyName> = given.each_parsed("attestation-key", str::parse)?;
+    match (given.has("trust-any-tpm"), keys.is_empty()) {
+        (true, false) => Err(Failure::Usage("--trust-any-tpm: with it no --attestation-key counts".into())),
+        (true, true) => Ok(Trust::AnyTpm),
+        (false, _) => Ok(Trust::Named(keys.into_iter().collect())),
+    }
 }
 
 fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
@@ -192,7 +210,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
     let name = given.value("name").map(program::text).transpose()?;
     // a policy that it is added to says which registers count
     let pcrs = if given.has("pcrs") || add_to.is_none() { Some(given.parsed("pcrs", pcrs)?) } else { None };
-    Ok(measure::Options { tpm, pcrs, name, add_to })
+    Ok(measure::Options { tpm, pcrs, name, add_to, trust_any_tpm: given.has("trust-any-tpm") })
 }
 
 fn status_options(given: &Given) -> Result<status::Options, Failure> {

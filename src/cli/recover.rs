@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::connect::{Endpoint, Node, Pause};
+use super::connect::{Endpoint, Node, Pause, Reached, Trust, and_known, read_policy};
 use super::progress::{Progress, human, printable};
+use super::state::State;
 use super::{UNREACHABLE, master_secret, say};
+use crate::attestation::KeyName;
 use crate::grpc::{CallOptions, Channel, Code, Status};
 use crate::kms::{ClusterKms, NO_STORE};
 use crate::program::Failure;
@@ -28,6 +30,10 @@ pub struct Options {
     pub endpoint: Endpoint,
     /// The attestation policy that it must meet.
     pub policy: PathBuf,
+    /// Whose TPM may get the master secret.
+    pub trust: Trust,
+    /// File of the state, which knows nodes of the cluster; there may be none.
+    pub state: PathBuf,
     /// What to do there.
     pub action: Action,
     /// For everything together.
@@ -45,13 +51,25 @@ pub enum Action {
 
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    recover_at(&Node::new(&options.endpoint, &options.policy)?, options)
+    let state = State::find(&options.state).map_err(Failure::failed)?;
+    let known = state.iter().flat_map(|state| state.attestation_keys.iter().copied());
+    let (policy, endpoint) = (read_policy(&options.policy)?, &options.endpoint);
+    let node = match &options.action {
+        Action::Status => Node::to_ask(endpoint, and_known(policy, known)?),
+        Action::Push(_) => Node::to_trust(endpoint, policy, &options.trust.clone().and(known))?,
+    };
+    let recovered = recover_at(&node, options)?;
+    match (state, recovered) {
+        (Some(state), Some(key)) => remember_key(state, key),
+        _ => Ok(()),
+    }
 }
 
-fn recover_at(node: &Node, options: &Options) -> Result<(), Failure> {
+/// The attestation key of the node that was recovered, if it has one.
+fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Failure> {
     let deadline = Instant::now() + options.timeout;
     match &options.action {
-        Action::Status => print_status(options, node, deadline),
+        Action::Status => print_status(options, node, deadline).map(|()| None),
         Action::Push(path) => {
             let kms = master_secret::read(path).map_err(Failure::failed)?;
             push(options, node, &kms, deadline)
@@ -59,9 +77,17 @@ fn recover_at(node: &Node, options: &Options) -> Result<(), Failure> {
     }
 }
 
+/// The next time nobody has to name it.
+fn remember_key(mut state: State, key: KeyName) -> Result<(), Failure> {
+    match state.attestation_keys.insert(key) {
+        true => state.save().map_err(Failure::failed),
+        false => Ok(()),
+    }
+}
+
 fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(), Failure> {
     let progress = Progress::on_stderr();
-    let channel = node.reach(deadline, &progress)?;
+    let Reached { channel, .. } = node.reach(deadline, &progress)?;
     drop(progress);
     match status(&channel) {
         Ok(status) => {
@@ -78,12 +104,12 @@ fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(),
 }
 
 /// Pushing the key twice does no harm, so a connection that breaks is made again.
-fn push(options: &Options, node: &Node, kms: &ClusterKms, deadline: Instant) -> Result<(), Failure> {
+fn push(options: &Options, node: &Node, kms: &ClusterKms, deadline: Instant) -> Result<Option<KeyName>, Failure> {
     let progress = Progress::on_stderr();
     let mut pause = Pause::new();
     let mut pushed = false;
     loop {
-        let channel = node.reach(deadline, &progress).map_err(|failure| remember(failure, pushed))?;
+        let Reached { channel, key } = node.reach(deadline, &progress).map_err(|failure| remember(failure, pushed))?;
         let before = status(&channel);
         if let Ok(status) = &before {
             progress.line(format!("{}: {}", options.endpoint, summary(status)));
@@ -94,7 +120,7 @@ fn push(options: &Options, node: &Node, kms: &ClusterKms, deadline: Instant) -> 
         match answer {
             Ok(()) => {
                 drop(progress);
-                return say(match before {
+                let said = say(match before {
                     Ok(status) if !status.disk_uuid.is_empty() => {
                         format!("{} opened its disk {}", options.endpoint, printable(&status.disk_uuid))
                     }
@@ -103,6 +129,7 @@ fn push(options: &Options, node: &Node, kms: &ClusterKms, deadline: Instant) -> 
                         format!("{} took the key; whether it opens the disk, its console shows", options.endpoint)
                     }
                 });
+                return said.map(|()| key);
             }
             Err(status)
                 if matches!(status.code(), Code::Unavailable | Code::ResourceExhausted) && pause.take(deadline) =>
@@ -215,9 +242,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::parse(&node.local_addr().to_string(), 9999).unwrap();
         let timeout = Duration::from_secs(10);
-        let options = Options { endpoint: endpoint.clone(), policy: "none".into(), action: action(&dir), timeout };
+        let (policy, state, trust) = ("none".into(), "none".into(), Trust::AnyTpm);
+        let options = Options { endpoint: endpoint.clone(), policy, trust, state, action: action(&dir), timeout };
         match recover_at(&Node { endpoint, client: atls::Client::new(None, vec![]) }, &options) {
-            Ok(()) => Ok(()),
+            Ok(key) => {
+                assert_eq!(key, None, "such a node has none");
+                Ok(())
+            }
             Err(Failure::Failed(code, text)) => Err((code, text)),
             Err(other) => panic!("{other:?}"),
         }

@@ -1,6 +1,7 @@
 //! What the operator's machine remembers between two runs: the measurement salt, so that a second try makes the same
-//! cluster ID as the first, and what came of it.
+//! cluster ID as the first, what came of it, and which machines are its nodes.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::files::{self, Error};
+use crate::attestation::KeyName;
 use crate::crypto::{self, CLUSTER_ID_LEN};
 use crate::state_disk::SALT_LEN;
 
@@ -22,6 +24,8 @@ pub struct State {
     pub measurement_salt: [u8; SALT_LEN],
     /// Of the cluster that was made, once it was.
     pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
+    /// The attestation keys of nodes that are known to be the cluster's.
+    pub attestation_keys: BTreeSet<KeyName>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -31,6 +35,8 @@ struct File {
     measurement_salt: String,
     #[serde(rename = "clusterID", skip_serializing_if = "Option::is_none", default)]
     cluster_id: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    attestation_keys: Vec<String>,
 }
 
 impl State {
@@ -38,7 +44,12 @@ impl State {
     pub fn open_or_create(path: &Path) -> Result<State, Error> {
         match State::open(path) {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => {
-                let state = State { path: path.into(), measurement_salt: crypto::random(), cluster_id: None };
+                let state = State {
+                    path: path.into(),
+                    measurement_salt: crypto::random(),
+                    cluster_id: None,
+                    attestation_keys: BTreeSet::new(),
+                };
                 state.save()?;
                 Ok(state)
             }
@@ -51,6 +62,14 @@ impl State {
         parse(path, &files::read(path)?).map_err(|what| Error::Content(path.into(), what))
     }
 
+    /// The same, if there is one.
+    pub fn find(path: &Path) -> Result<Option<State>, Error> {
+        match State::open(path) {
+            Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
     /// Puts it on disk.
     pub fn save(&self) -> Result<(), Error> {
         files::replace_private(&self.path, self.text().as_bytes())
@@ -61,11 +80,12 @@ impl State {
             version: VERSION,
             measurement_salt: STANDARD.encode(self.measurement_salt),
             cluster_id: self.cluster_id.map(|id| hex(&id)),
+            attestation_keys: self.attestation_keys.iter().map(KeyName::to_string).collect(),
         };
         let mut out = Vec::new();
         let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");
         file.serialize(&mut serde_json::Serializer::with_formatter(&mut out, tabs))
-            .expect("two strings and a number are JSON, and a vector takes any number of bytes");
+            .expect("strings and a number are JSON, and a vector takes any number of bytes");
         out.push(b'\n');
         String::from_utf8(out).expect("JSON is UTF-8")
     }
@@ -85,6 +105,7 @@ fn parse(path: &Path, content: &[u8]) -> Result<State, String> {
         path: path.into(),
         measurement_salt: salt.ok_or_else(|| format!("measurementSalt is not {SALT_LEN} bytes in base64"))?,
         cluster_id,
+        attestation_keys: file.attestation_keys.iter().map(|name| name.parse()).collect::<Result<_, _>>()?,
     })
 }
 
@@ -112,15 +133,21 @@ mod tests {
         let mut first = State::open_or_create(&path).unwrap();
         assert_eq!(State::open_or_create(&path).unwrap().measurement_salt, first.measurement_salt);
         first.cluster_id = Some([0xab; 32]);
+        first.attestation_keys = [KeyName::of(b"b"), KeyName::of(b"a")].into();
         first.save().unwrap();
-        assert_eq!(State::open_or_create(&path).unwrap().cluster_id, Some([0xab; 32]));
+        let second = State::open_or_create(&path).unwrap();
+        assert_eq!((second.cluster_id, second.attestation_keys), (Some([0xab; 32]), first.attestation_keys));
+        assert_eq!(State::find(&dir.path().join("other.json")).unwrap().map(|_| ()), None);
     }
 
     #[test]
     fn a_file_of_another_kind_is_refused_and_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
-        for content in ["", "{}", r#"{"version":2,"measurementSalt":""}"#, r#"{"version":1,"measurementSalt":"AQ=="}"#]
+        let bad_key =
+            format!(r#"{{"version":1,"measurementSalt":"{}","attestationKeys":["x"]}}"#, STANDARD.encode([7; 32]));
+        for content in
+            ["", "{}", r#"{"version":2,"measurementSalt":""}"#, r#"{"version":1,"measurementSalt":"AQ=="}"#, &bad_key]
         {
             std::fs::write(&path, content).unwrap();
             assert!(matches!(State::open_or_create(&path), Err(Error::Content(..))), "{content}");
@@ -131,7 +158,9 @@ mod tests {
     #[test]
     fn mutated_files_give_a_state_or_an_error() {
         let path = Path::new("state.json");
-        let valid = State { path: path.into(), measurement_salt: [7; 32], cluster_id: Some([9; 32]) }.text();
+        let attestation_keys = [KeyName::of(b"a")].into();
+        let valid =
+            State { path: path.into(), measurement_salt: [7; 32], cluster_id: Some([9; 32]), attestation_keys }.text();
         let good = mutations(valid.as_bytes(), 20_000).filter(|bytes| parse(path, bytes).is_ok()).count();
         assert!((10..20_000).contains(&good), "{good}");
     }

@@ -11,16 +11,16 @@
 //! | 30090 | join service | a control plane that lets others in, if they prove what they run |
 
 use std::fmt::Write;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::connect::{Attempt, Endpoint, Node, Standing, read_policy};
+use super::connect::{Attempt, Endpoint, Node, Reached, Standing, and_known, read_policy};
 use super::progress::printable;
 use super::state::{State, hex};
-use super::{ATTESTATION_REFUSED, UNREACHABLE, recover, say_all};
+use super::{ATTESTATION_REFUSED, UNREACHABLE, recover, say, say_all};
 use crate::atls;
 use crate::bootstrapper::init_server;
 use crate::crypto::CLUSTER_ID_LEN;
@@ -42,7 +42,7 @@ pub struct Options {
     pub address: String,
     /// The attestation policy that it must meet.
     pub policy: PathBuf,
-    /// The operator's state file, which has the cluster's ID; it may be missing.
+    /// The operator's state file, which has the cluster's ID, and attestation keys of its nodes; it may be missing.
     pub state: PathBuf,
     /// The cluster's ID, in place of that.
     pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
@@ -113,11 +113,10 @@ struct Asked {
 
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let policy = read_policy(&options.policy)?;
-    let cluster = match options.cluster_id {
-        Some(id) => Some(id),
-        None => stored_cluster(options)?,
-    };
+    let state = State::find(&options.state).map_err(Failure::failed)?;
+    let cluster = options.cluster_id.or(state.as_ref().and_then(|state| state.cluster_id));
+    let known = state.iter().flat_map(|state| state.attestation_keys.iter().copied());
+    let policy = and_known(read_policy(&options.policy)?, known)?;
     let asked = |endpoint: &Endpoint| {
         let standing = Arc::default();
         Asked { node: Node::in_any_standing(endpoint, &policy, cluster.as_ref(), &standing), standing }
@@ -125,16 +124,10 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let servers: Vec<Asked> = endpoints(&options.address)?.iter().map(asked).collect();
     let answers = ask_all(&servers, Instant::now() + options.timeout);
     say_all(&report(&servers, &answers, cluster.as_ref()))?;
-    verdict(&options.address, &answers)
-}
-
-/// Of the cluster that the operator made, if it was made in this folder.
-fn stored_cluster(options: &Options) -> Result<Option<[u8; CLUSTER_ID_LEN]>, Failure> {
-    match State::open(&options.state) {
-        Ok(state) => Ok(state.cluster_id),
-        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
-        Err(error) => Err(Failure::failed(error)),
+    if policy.keys().is_empty() {
+        say("Policy: names no attestation keys, so any TPM is believed, also by the services that have this policy")?;
     }
+    verdict(&options.address, &answers)
 }
 
 /// The node's servers, or the one whose port is given.
@@ -156,14 +149,12 @@ fn ask_all(servers: &[Asked], deadline: Instant) -> Vec<Answer> {
 
 fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
     match node.attempt(deadline) {
-        Ok(channel) => {
+        Ok(Reached { channel, key }) => {
             let services = services(&channel);
-            let facts = match recover::status(&channel) {
-                Ok(status) => {
-                    recover::facts(&status).into_iter().map(|(name, value)| format!("{name} {value}")).collect()
-                }
-                Err(_) => vec![],
-            };
+            let mut facts: Vec<String> = key.iter().map(|key| format!("Key:         {key}")).collect();
+            if let Ok(status) = recover::status(&channel) {
+                facts.extend(recover::facts(&status).into_iter().map(|(name, value)| format!("{name} {value}")));
+            }
             // there is no connection without a verdict
             let standing = standing.get().copied().unwrap_or(Standing::Other);
             Answer::Verified { standing, services, facts }

@@ -264,6 +264,16 @@ impl Given {
         parse(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
     }
 
+    /// The same of each value of an option that may be repeated.
+    pub fn each_parsed<T, E: Display>(
+        &self,
+        name: &str,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Result<Vec<T>, Failure> {
+        let parsed = |text: String| parse(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")));
+        self.texts(name)?.into_iter().map(parsed).collect()
+    }
+
     /// The operand as text.
     pub fn operand(&self) -> Result<String, Failure> {
         program::text(self.operand.clone().unwrap_or_default())

@@ -250,14 +250,9 @@ fn serve_health(address: SocketAddr) -> Result<Server, Error> {
     grpc::serve_health(address).map_err(|error| Error::Listen(address, error))
 }
 
+/// Whoever gets a ticket must have joined no cluster since it started, or machines of other clusters would get keys of this one.
 fn qemu_vtpm_validator(policy: &str) -> Result<Arc<dyn Validator>, String> {
-    let policy = Policy::from_json(policy).map_err(|error| error.to_string())?;
-    if !policy.demands_fresh() {
-        log::warn!(
-            "the attestation policy does not demand that PCR 15 is zero: whoever takes over a machine that has started can ask \
-             for the key of any disk"
-        );
-    }
+    let policy = Policy::from_json(policy).map_err(|error| error.to_string())?.expecting_fresh();
     Ok(Arc::new(qemu_vtpm::Validator::new(Arc::new(policy))))
 }
 

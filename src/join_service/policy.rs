@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::attestation::{Identified, Oid, ValidateError, Validator};
+use crate::attestation::{Identified, Oid, ValidateError, Validator, tell_of_any_tpm};
 use crate::metrics::Registry;
 
 /// Kubelet itself takes a minute to bring a change here.
@@ -85,16 +85,21 @@ impl Validator for PolicyFile {
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
         self.current().identify(document, nonce)
     }
+
+    fn believes_any_tpm(&self) -> bool {
+        self.current().believes_any_tpm()
+    }
 }
 
 impl PolicyFile {
-    /// Adds whether the file is what is in force.
+    /// Adds whether the file is what is in force, and whether that believes any TPM, which it says in the log now.
     pub fn add_metrics(self: &Arc<Self>, registry: &Registry) {
         let policy = Arc::downgrade(self);
         let help = "1 while the attestation policy's file cannot be used and the policy of before is in force.";
         registry.gauge_of("firstlight_attestation_policy_stale", help, &[], move || {
             policy.upgrade().map(|policy| f64::from(u8::from(policy.is_stale.load(Ordering::Relaxed))))
         });
+        tell_of_any_tpm(registry, self);
     }
 
     /// After each change of the policy this is called, on the thread that follows the file. It has to end all connections that

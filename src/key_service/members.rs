@@ -78,6 +78,10 @@ impl Validator for Members {
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
         self.current().identify(document, nonce)
     }
+
+    fn believes_any_tpm(&self) -> bool {
+        self.current().believes_any_tpm()
+    }
 }
 
 fn validator(file: &Path, text: &str, pcr15: [u8; 32]) -> Result<Arc<qemu_vtpm::Validator>, String> {

@@ -165,7 +165,7 @@ impl KeyService {
         let plain = || -> Arc<dyn Accept> { Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)) };
         let (accept, authority, who) = match config.clients {
             Clients::Attested { tpm, config_dir } => {
-                let (accept, own) = attested(&kms, &tpm, &config_dir)?;
+                let (accept, own) = attested(&kms, &tpm, &config_dir, &registry)?;
                 (accept, Authority::Members { own }, "machines of this cluster")
             }
             Clients::Token(api) => {
@@ -230,7 +230,12 @@ impl KeyService {
 }
 
 /// TLS in which both ends prove to be machines of the cluster whose master secret this is; which machine this one is.
-fn attested(kms: &ClusterKms, tpm: &tpm::Location, config_dir: &Path) -> Result<(Arc<dyn Accept>, Arc<str>), Error> {
+fn attested(
+    kms: &ClusterKms,
+    tpm: &tpm::Location,
+    config_dir: &Path,
+    registry: &Registry,
+) -> Result<(Arc<dyn Accept>, Arc<str>), Error> {
     let path = config_dir.join(MEASUREMENT_SALT_FILE);
     let salt = read_secret(&path, "measurement salt", MEASUREMENT_SALT_LEN)?;
     if salt.len() != MEASUREMENT_SALT_LEN {
@@ -244,6 +249,7 @@ fn attested(kms: &ClusterKms, tpm: &tpm::Location, config_dir: &Path) -> Result<
         return Err(Error::NoMember { is_fresh: pcr15 == [0; 32] });
     }
     let members = Arc::new(Members::new(config_dir, expected).map_err(Error::Policy)?);
+    attestation::tell_of_any_tpm(registry, &members);
     let issuer = Arc::new(qemu_vtpm::Issuer::new(tpm.clone(), Some(qemu_vtpm::EVENT_LOG.into())));
     let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();
     // no old peer speaks this, so there is none for whom documents would have to be shown to the network

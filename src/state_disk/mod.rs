@@ -188,6 +188,7 @@ impl Unlock {
         if let Err(error) = &rejoin {
             waiting.note("rejoin", format!("cannot start: {error}"));
         }
+        self.timeline.attestation_key(self.issuer.as_ref());
         let opened = waiting.wait(&self.stop);
         over.stop();
         drop((recovery, rejoin));

@@ -69,6 +69,7 @@ fn a_power_cut_during_init_is_followed_by_a_first_boot_or_by_one_that_a_key_open
         blank(&setting)?;
         let mut vm = setting.machine.boot()?;
         vm.console.wait_for(" ready:", PATIENCE)?;
+        setting.accept(&flow::attestation_key(&vm)?)?;
         let mut operator = start_init(&setting, &vm)?;
         vm.console.wait_for(" quote:", PATIENCE)?;
         let instant = instant(part, span);

@@ -48,17 +48,17 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
 
     // an operator who is cut off in the middle, and comes again
     let operator = Operator::new();
-    let first = operator.init(node.address(), &[]);
+    let first = operator.init(&node, &[]);
     first.expect("kubeadm init ..");
     drop(first);
     lap(&node, "the first operator is gone in the middle of kubeadm init");
     // one with other secrets gets nothing
     let strange = Operator::new();
-    let mut stranger = strange.init(node.address(), &[]);
+    let mut stranger = strange.init(&node, &[]);
     assert_eq!(stranger.exit().code(), Some(3), "{}", stranger.output());
     stranger.expect("attestation refused: PCR 15");
     let image = node.import_services();
-    let mut second = operator.init(node.address(), &["--verbose", "--image", &image]);
+    let mut second = operator.init(&node, &["--verbose", "--image", &image]);
     second.expect_within("objects are new or changed", PATIENCE);
     assert!(second.exit().success(), "{}", second.output());
     let told = second.output();
@@ -124,7 +124,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
 
     let operator = Operator::new();
     let image = first.import_services();
-    let mut init = operator.init(first.address(), &["--image", &image]);
+    let mut init = operator.init(&first, &["--image", &image]);
     init.expect_within("objects are new or changed", PATIENCE);
     assert!(init.exit().success(), "{}", init.output());
     lap(&first, "init has ended");
@@ -195,7 +195,8 @@ fn bring_back_after_a_power_cut(operator: &Operator, first: &mut Node, second: &
     }
     let [of_first, of_second, of_worker] = in_initramfs;
 
-    recover(operator, first);
+    // the operator's own files know the first node by its init
+    recover(operator, first, &[]);
     boot_with_key_from("the operator at", of_first, first, &id);
     wait_for("etcd on the first control plane", || first.try_sh("pidof etcd").is_some());
     lap(first, "after a power cut: the operator has recovered one control plane, etcd waits for another");
@@ -208,7 +209,13 @@ fn bring_back_after_a_power_cut(operator: &Operator, first: &mut Node, second: &
         assert!(!initramfs.output().contains("key-slot"), "{}", initramfs.output());
     }
 
-    recover(operator, second);
+    // the second one joined; its console names its attestation key
+    let console = of_second.expect("attestation key: ");
+    let key = console.rsplit(' ').next().unwrap_or_default().trim().to_owned();
+    let mut refused = operator.recover(second.address(), &[]);
+    assert_eq!(refused.exit().code(), Some(3), "{}", refused.output());
+    refused.expect(&key);
+    recover(operator, second, &["--attestation-key", &key]);
     boot_with_key_from("the operator at", of_second, second, &id);
     boot_with_key_from("join service", of_worker, worker, &id);
     lap(first, "after a power cut: the worker has its key, from the cluster");
@@ -217,8 +224,8 @@ fn bring_back_after_a_power_cut(operator: &Operator, first: &mut Node, second: &
 }
 
 /// `firstlight recover`, which is told that the disk is open.
-fn recover(operator: &Operator, node: &Node) {
-    let mut recover = operator.recover(node.address(), &[]);
+fn recover(operator: &Operator, node: &Node, more: &[&str]) {
+    let mut recover = operator.recover(node.address(), more);
     assert!(recover.exit().success(), "{}", recover.output());
     println!("{}", recover.expect("opened its disk"));
 }
@@ -278,7 +285,7 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         node.put_new_disk();
         node.start_bootstrapper();
         let owner = Operator::new();
-        let mut operator = owner.init(node.address(), &["--components", components.to_str().unwrap()]);
+        let mut operator = owner.init(&node, &["--components", components.to_str().unwrap()]);
         assert_eq!(operator.exit().code(), Some(1), "{}", operator.output());
         let told = operator.output();
         assert!(told.contains(why) && told.contains("reboot it, and it starts over"), "{told}");

@@ -96,6 +96,19 @@ impl Node {
         ));
     }
 
+    /// The name that the node's console has for its TPM's attestation key.
+    pub fn attestation_key(&self) -> String {
+        let said = "journalctl --boot --unit bootstrapper --output cat | grep --max-count 1 'attestation key: '";
+        let end = Instant::now() + crate::PATIENCE;
+        loop {
+            if let Some(line) = self.try_sh(said) {
+                return line.rsplit(' ').next().unwrap_or_default().trim().to_owned();
+            }
+            assert!(Instant::now() < end, "{} does not name its attestation key", self.name);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
     /// Our services' image, as if it had been pulled; its name.
     pub fn import_services(&self) -> String {
         let archive = Path::new(ROOT).join("target/dist/firstlight-image.tar");

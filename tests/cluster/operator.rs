@@ -13,7 +13,7 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::node::{ROOT, hex, tool};
+use crate::node::{Node, ROOT, hex, tool};
 use crate::program::Program;
 use crate::{INIT_SECRET, text};
 
@@ -28,17 +28,18 @@ impl Operator {
         Operator { dir: TempDir::new().unwrap(), kubernetes }
     }
 
-    /// `firstlight init` of the node at this address.
-    pub fn init(&self, node: Ipv4Addr, more: &[&str]) -> Program {
+    /// `firstlight init` of the node.
+    pub fn init(&self, node: &Node, more: &[&str]) -> Program {
         // without firmware the boot loader's register stays as it is
         let zero = json!({"expected": "00".repeat(32), "warnOnly": false});
         let policy = json!({"measurements": {"4": zero, "15": zero}});
         let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
-        command.current_dir(self.dir.path()).args(["init", "--endpoint", &node.to_string(), "--policy"]);
+        command.current_dir(self.dir.path()).args(["init", "--endpoint", &node.address().to_string(), "--policy"]);
         command.arg(self.file("policy.json", &policy.to_string()));
         command.arg("--init-secret").arg(self.file("init-secret", INIT_SECRET));
         command.arg("--components").arg(self.file("components.json", &self.components().to_string()));
         command.args(["--kubernetes-version", &self.version(), "--pod-cidr", "10.244.0.0/16"]);
+        command.args(["--attestation-key", &node.attestation_key()]);
         Program::start(command.args(more))
     }
 

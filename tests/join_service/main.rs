@@ -1,6 +1,8 @@
 //! Join tickets: the join service over attested TLS with real (software) TPMs, the key service's program, and a real
 //! kube-apiserver with a real etcd, as the account that the chart gives it (`make kubernetes-api`).
 
+#[path = "../common/forger.rs"]
+mod forger;
 #[path = "../node/joining.rs"]
 #[allow(dead_code)]
 mod joining;
@@ -29,6 +31,7 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -45,6 +48,7 @@ use firstlight::proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
 use firstlight::stop::Stop;
+use forger::Forger;
 use kube_apiserver::{Cluster, PATIENCE};
 use program::Program;
 use serde_json::json;
@@ -421,6 +425,32 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
     // but not the disk that goes with it
     assert_eq!(setup.rejoin(&other, &disk(2)).err().unwrap().code(), Code::PermissionDenied);
     setup.rejoin(&tpm, &disk(2)).unwrap();
+}
+
+/// The policy names no keys, and the program calls from the node's own address.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_program_without_a_tpm_gets_nothing_of_a_machine_that_has_a_record() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let (setup, tpm, forger) = (Setup::new(cluster), Swtpm::start(), Arc::new(Forger::new()));
+    assert!(setup.service().metrics().render().contains("firstlight_attestation_any_tpm 1\n"));
+    setup.join(&tpm, &worker()).unwrap();
+    setup.make_node("worker-0");
+    let channel = || channel_of("127.42.2.100".parse().unwrap(), forger.clone(), setup.service().local_addr());
+    eventually("the name is the machine's", || {
+        let answer: Result<IssueJoinTicketResponse, _> =
+            channel().unary(ISSUE_JOIN_TICKET, &request("worker-0", &["127.42.2.100"], 2, false), &within(30));
+        answer.err().unwrap().code() == Code::PermissionDenied
+    });
+    assert!(setup.count("join", "name-of-other") > 0);
+    let rejoin = IssueRejoinTicketRequest { disk_uuid: disk(1) };
+    let answer: Result<IssueRejoinTicketResponse, _> = channel().unary(ISSUE_REJOIN_TICKET, &rejoin, &within(30));
+    assert_eq!((answer.err().unwrap().code(), setup.count("rejoin", "disk-of-other")), (Code::PermissionDenied, 1));
+    // it is the record that keeps it out
+    let rejoin = IssueRejoinTicketRequest { disk_uuid: disk(9) };
+    let answer: Result<IssueRejoinTicketResponse, _> = channel().unary(ISSUE_REJOIN_TICKET, &rejoin, &within(30));
+    assert!(answer.is_ok());
 }
 
 #[test]

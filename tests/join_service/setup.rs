@@ -294,8 +294,11 @@ pub fn channel(tpm: &Swtpm, address: SocketAddr) -> Channel {
 
 /// The same from this address, of 127.0.0.0/8 as all.
 pub fn channel_from(source: IpAddr, tpm: &Swtpm, address: SocketAddr) -> Channel {
-    let issuer = qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
-    let issuer: Arc<dyn attestation::Issuer> = Arc::new(issuer);
+    channel_of(source, Arc::new(qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None)), address)
+}
+
+/// The same of whoever attests itself like this.
+pub fn channel_of(source: IpAddr, issuer: Arc<dyn attestation::Issuer>, address: SocketAddr) -> Channel {
     let client = atls::Client::new(Some(issuer), vec![]);
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::new(source, 0).into()).unwrap();

@@ -24,9 +24,16 @@ fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
     let disk = setting.new_disk();
     let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
     node.expect("ready:");
-    let mut operator = init(&setting, INIT_SECRET, &setting.policy());
+    // the name on the console is that of the TPM's key
+    let console = node.expect("attestation key: ");
+    let (_, name) = console.rsplit_once(' ').unwrap();
+    assert_eq!(name, setting.key_name().to_string());
+    let policy = setting.policy_of(&[(15, [0; 32])]);
+    let mut operator = init_with(&setting, INIT_SECRET, &policy, &["--attestation-key", name]);
     assert!(operator.exit().success(), "{}", operator.output());
     operator.expect("no cluster was set up");
+    let kept = fs::read_to_string(setting.path("firstlight-state.json")).unwrap();
+    assert!(kept.contains(name), "{kept}");
     assert!(end_of_member(&mut node).success());
     node.expect("committed:");
     node.expect("complete:");
@@ -47,13 +54,14 @@ fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
     assert!(master["key"].is_string() && recovered.contains("key-slot:"), "{recovered}");
 }
 
-/// Boots the disk and opens it with the operator's own master secret file.
+/// Boots the disk and opens it with the operator's own master secret file; the state file knows the node's key.
 fn recover_with(setting: &Setting, disk: &Path) -> String {
     let mut node = Program::start(&mut setting.bootstrapper("unlock", disk));
     let endpoint = setting.node(9999).to_string();
     let mut command = setting.firstlight(&["recover", "--endpoint", &endpoint, "--timeout", "30s", "--policy"]);
-    let mut operator =
-        Program::start(command.arg(setting.policy()).args(["--master-secret", "firstlight-mastersecret.json"]));
+    let mut operator = Program::start(
+        command.arg(setting.policy_of(&[(15, [0; 32])])).args(["--master-secret", "firstlight-mastersecret.json"]),
+    );
     assert!(operator.exit().success(), "{}", operator.output());
     node.exit();
     node.output()

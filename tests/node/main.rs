@@ -6,6 +6,8 @@
 
 #[path = "../common/cut_off.rs"]
 mod cut_off;
+#[path = "../common/forger.rs"]
+mod forger;
 #[path = "../common/metadata.rs"]
 mod metadata;
 #[path = "../common/program.rs"]
@@ -20,4 +22,5 @@ mod joining;
 mod memory;
 mod setting;
 mod status;
+mod trust;
 mod unlock;

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use firstlight::attestation::{KeyName, qemu_vtpm};
 use firstlight::crypto::{Dek, KEY_LEN, Secret, derive_key};
 use firstlight::luks;
 use tempfile::TempDir;
@@ -104,12 +105,23 @@ impl Setting {
         disk
     }
 
-    /// A policy that this test's TPM meets: what PCR 15 holds in a boot that belongs to no cluster yet.
+    /// A policy that this test's TPM meets, by its attestation key and by what PCR 15 holds in a boot that belongs to no
+    /// cluster yet.
     pub fn policy(&self) -> PathBuf {
-        self.policy_of(&[(15, [0; 32])])
+        self.write_policy(&[(15, [0; 32])], &format!(r#","attestationKeys":["{}"]"#, self.key_name()))
     }
 
+    /// A policy of these registers that believes any TPM.
     pub fn policy_of(&self, registers: &[(u32, [u8; 32])]) -> PathBuf {
+        self.write_policy(registers, "")
+    }
+
+    /// What this test's TPM calls its attestation key.
+    pub fn key_name(&self) -> KeyName {
+        qemu_vtpm::key_name(&self.tpm.location().parse().unwrap()).unwrap()
+    }
+
+    fn write_policy(&self, registers: &[(u32, [u8; 32])], keys: &str) -> PathBuf {
         let entries: Vec<String> = registers
             .iter()
             .map(|(index, value)| {
@@ -117,7 +129,7 @@ impl Setting {
                 format!(r#""{index}":{{"expected":"{hex}","warnOnly":false}}"#)
             })
             .collect();
-        self.file("config/attestationConfig", format!(r#"{{"measurements":{{{}}}}}"#, entries.join(",")))
+        self.file("config/attestationConfig", format!(r#"{{"measurements":{{{}}}{keys}}}"#, entries.join(",")))
     }
 
     /// The master secret as the operator's tool keeps it.

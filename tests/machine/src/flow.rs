@@ -109,6 +109,7 @@ impl Setting {
 
     /// `firstlight init`: makes the node the first of a cluster, and returns what the command printed.
     pub fn init(&self, vm: &Vm) -> Result<String> {
+        self.accept(&attestation_key(vm)?)?;
         succeeded("firstlight init", self.operator(vm, "init", INIT, &["--init-secret", "init-secret"])?)
     }
 
@@ -117,6 +118,21 @@ impl Setting {
         let address = format!("127.0.0.1:{}", forwarded(vm, port)?);
         let mut command = self.firstlight(&["status", &address])?;
         succeeded("firstlight status", command.output().context("run firstlight")?)
+    }
+
+    /// Names the machine's attestation key in the policies of operator and join service, beside those that are there.
+    pub fn accept(&self, key: &str) -> Result<()> {
+        for file in ["policy.json", "config/attestationConfig"] {
+            let policy = fs::read(self.path(file)).context("read a policy")?;
+            let mut policy: serde_json::Value = serde_json::from_slice(&policy).context("read a policy")?;
+            match policy["attestationKeys"].as_array_mut() {
+                Some(keys) if keys.iter().any(|named| named == key) => {}
+                Some(keys) => keys.push(key.into()),
+                None => policy["attestationKeys"] = serde_json::json!([key]),
+            }
+            self.write(file, policy.to_string().as_bytes())?;
+        }
+        Ok(())
     }
 
     /// `firstlight recover`: brings the master secret.
@@ -182,6 +198,14 @@ fn forwarded(vm: &Vm, port: u16) -> Result<u16> {
     vm.ports.get(&port).copied().ok_or_else(|| Failure(format!("port {port} is not forwarded")))
 }
 
+/// What the machine's console says of its TPM: the name by which an operator accepts it.
+pub fn attestation_key(vm: &Vm) -> Result<String> {
+    let lines = vm.console.lines();
+    let named = lines.iter().find_map(|line| line.text.split_once(" attestation key: "));
+    let (_, name) = named.ok_or_else(|| Failure("the console does not name the attestation key".to_owned()))?;
+    Ok(name.trim().to_owned())
+}
+
 fn succeeded(what: &str, output: Output) -> Result<String> {
     match output.status.success() {
         true => Ok(said(&output)),
@@ -223,6 +247,10 @@ fn first_boot_and_init(setting: &mut Setting, story: &Story) -> Result<First> {
     story.tell("switched on; the firmware measures and starts the kernel, which takes it some seconds");
     let mut vm = new_machine(setting)?;
     story.tell(&format!("its TPM, beside the policy that was computed before:\n{}", registers(setting, &mut vm)?));
+    let key = attestation_key(&vm)?;
+    setting.accept(&key)?;
+    story
+        .tell(&format!("its console names the TPM's attestation key, and the operator the same in the policy:\n{key}"));
     story.tell("the operator asks what it is: firstlight status verifies what the TPM signed");
     story.tell(&setting.status(&vm, INIT)?);
     story.tell("it meets the policy, so that the operator may give it secrets: firstlight init");

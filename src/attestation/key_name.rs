@@ -1,0 +1,80 @@
+//! The Name of an attestation key (TPM 2.0 part 1 §16): nameAlg, then the hash of the key's public area by it. Two TPMs do not
+//! have the same one, so it says which machine a quote is of.
+//!
+//! `tpm2_readpublic -c 0x81008f01` prints it, and so does the node on its console. Records of joined machines have it without
+//! the nameAlg, which is SHA-256 for all keys here.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{hex, sha256, unhex};
+
+/// TPM_ALG_SHA256 (TCG Algorithm Registry), hex.
+const SHA256: &str = "000b";
+
+/// The Name of a key whose nameAlg is SHA-256.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KeyName([u8; 32]);
+
+impl KeyName {
+    /// Of a public area (TPMT_PUBLIC).
+    pub fn of(public: &[u8]) -> KeyName {
+        KeyName(sha256(&[public]))
+    }
+
+    /// Without the nameAlg, as [`super::Identified::machine`] has it: 64 hexadecimal digits.
+    pub fn digest(&self) -> String {
+        hex(&self.0)
+    }
+}
+
+impl fmt::Display for KeyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SHA256}{}", self.digest())
+    }
+}
+
+/// With the nameAlg or without it.
+impl FromStr for KeyName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<KeyName, String> {
+        let digest = if text.len() > 64 { text.strip_prefix(SHA256) } else { Some(text) };
+        let digest = digest.and_then(unhex).map(KeyName);
+        digest.ok_or_else(|| format!("no Name of an attestation key: {text:.80?}; expected {SHA256} and 64 hex digits"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_read_as_tpm2_readpublic_prints_it_and_as_records_have_it() {
+        let name = KeyName::of(b"");
+        // SHA-256 of nothing
+        let digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!((name.to_string(), name.digest()), (format!("000b{digest}"), digest.into()));
+        for text in
+            [format!("000b{digest}"), digest.into(), format!("000B{digest}").to_uppercase().replace("000B", "000b")]
+        {
+            assert_eq!(text.parse(), Ok(name), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_name_is_refused() {
+        let digits = "ab".repeat(32);
+        for text in [
+            "",
+            "000b",
+            &digits[1..],
+            &format!("0004{digits}"),
+            &format!("000b{digits}ab"),
+            &format!("+{}", &digits[1..]),
+        ] {
+            assert!(text.parse::<KeyName>().is_err(), "{text}");
+        }
+        assert!(format!("000b{}", "ü".repeat(32)).parse::<KeyName>().is_err());
+    }
+}
