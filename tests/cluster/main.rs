@@ -160,6 +160,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
     let places = operator.kubectl(&["get", "pods", "--selector", "app=work", "--output", "wide"]);
     assert_eq!(places.matches(worker.name()).count(), 3, "{places}");
     operator.kubectl(&["logs", "--selector", "app=work"]);
+    client_certificates_are_of_tickets(&operator, &[&second, &worker]);
     kubelets_renew_their_certificates(&operator, &[&first, &worker]);
 
     // without the second control plane etcd has no majority: what the cluster lets in again it knows by heart
@@ -297,6 +298,23 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         assert_eq!(installed, "");
         node.format_the_disk();
         node.power_cycle_the_tpm();
+    }
+}
+
+/// The kubelets of nodes that joined got their client certificates by the tokens of their tickets, and by nobody's word but the
+/// join service's.
+fn client_certificates_are_of_tickets(operator: &Operator, nodes: &[&Node]) {
+    let signer = "spec.signerName=kubernetes.io/kube-apiserver-client-kubelet";
+    let get = ["get", "certificatesigningrequests", "--field-selector", signer, "--output", "json"];
+    // kubeadm init has the first node's kubelet renew what it made for it
+    let is_by_token = |request: &Value| request["spec"]["username"].to_string().contains("system:bootstrap:");
+    let requests: Vec<_> = items(&operator.kubectl(&get)).into_iter().filter(is_by_token).collect();
+    for request in &requests {
+        assert_eq!(request["status"]["conditions"][0]["reason"], "attested", "{request}");
+    }
+    for node in nodes {
+        let of_ticket = format!("of the join ticket for {}, ", node.name().to_lowercase());
+        assert!(requests.iter().any(|request| request["status"].to_string().contains(&of_ticket)), "{requests:?}");
     }
 }
 
