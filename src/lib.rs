@@ -29,6 +29,7 @@ pub mod network;
 pub mod pool;
 pub mod program;
 pub mod proto;
+pub mod share;
 pub mod ssh;
 pub mod state_disk;
 pub mod stop;

@@ -101,7 +101,7 @@ impl OurServer {
 
 fn start(accept: Arc<dyn Accept>) -> OurServer {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let limits = Limits { message_bytes: 16 * MIB, ..Limits::default() };
+    let limits = Limits { message_bytes: 16 * MIB, buffered_bytes: 256 * MIB, ..Limits::default() };
     let (sender, seen) = mpsc::channel();
     let router = testing::add(router(), sender);
     OurServer { server: Server::start("interop", listener, accept, router, limits).unwrap(), seen }

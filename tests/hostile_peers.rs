@@ -1,10 +1,11 @@
 //! Peers that mean harm, against a listening server in a process of its own: what they cost it in memory and threads, and
 //! whether others are served meanwhile. The rules that they break one by one are in `src/h2/tests`.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,11 +14,15 @@ use firstlight::grpc::{
     Accept, Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status, Transport,
 };
 use firstlight::h2::{self, Connection, Indexing};
+use firstlight::state_disk::recovery;
 use firstlight::sys::process::raise_descriptor_limit;
+use socket2::{Domain, Socket, Type};
 
 const MIB: usize = 1 << 20;
-/// What no attack on a server with the default limits may exceed: `buffered_bytes`, and as much again for all the rest.
-const MOST_MEMORY: usize = 128 * MIB;
+/// What no attack on a server with the default limits may cost it, beyond what it takes when idle; and on the one of a machine
+/// in its initramfs.
+const MOST_MEMORY: usize = 64 * MIB;
+const MOST_MEMORY_IN_INITRAMFS: usize = 16 * MIB;
 /// A connection holds one only while bytes come, or for a second while it ends.
 const MOST_THREADS: usize = CONNECTIONS - 20;
 
@@ -42,13 +47,16 @@ fn child_server() {
     let connections: usize = connections.parse().unwrap();
     let _ = raise_descriptor_limit();
     // a client that the machine is too busy for must not look like one that is gone
+    let is_tls = std::env::var_os("HOSTILE_PEERS_TLS").is_some();
+    let limits = match std::env::var_os("HOSTILE_PEERS_INITRAMFS") {
+        Some(_) => recovery::limits(),
+        None => Limits { connections, connections_per_peer: connections, ..Limits::default() },
+    };
     let limits = Limits {
-        connections,
-        connections_per_peer: connections,
-        handshake: Duration::from_secs(if connections > CONNECTIONS { 60 } else { 3 }),
+        handshake: Duration::from_secs(if connections > CONNECTIONS || is_tls { 60 } else { 3 }),
         keepalive_timeout: Duration::from_secs(60),
         stall: Duration::from_secs(3),
-        ..Limits::default()
+        ..limits
     };
     let router = Router::new()
         .unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request))
@@ -67,9 +75,9 @@ fn child_server() {
             Ok(Blob::default())
         });
     let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
-    let accept: Arc<dyn Accept> = match std::env::var_os("HOSTILE_PEERS_TLS") {
-        Some(_) => Arc::new(atls::Server::new(None, vec![])),
-        None => Arc::new(plain),
+    let accept: Arc<dyn Accept> = match is_tls {
+        true => Arc::new(atls::Server::new(None, vec![])),
+        false => Arc::new(plain),
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start("target", listener, accept, router, limits).unwrap();
@@ -80,7 +88,12 @@ fn child_server() {
 
 struct Target {
     process: Child,
+    /// Open as long as the process: it says when it runs for more than a minute.
+    _output: BufReader<ChildStdout>,
     address: SocketAddr,
+    is_tls: bool,
+    /// Bytes resident when nobody had asked it anything.
+    idle: usize,
 }
 
 impl Target {
@@ -88,19 +101,37 @@ impl Target {
         Target::run(connections, &mut Command::new(std::env::current_exe().unwrap()))
     }
 
+    /// With the limits of a machine in its initramfs, and over TLS.
+    fn in_initramfs() -> Target {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        Target::run(CONNECTIONS, command.envs([("HOSTILE_PEERS_TLS", "1"), ("HOSTILE_PEERS_INITRAMFS", "1")]))
+    }
+
+    fn over_tls() -> Target {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        Target::run(CONNECTIONS, command.env("HOSTILE_PEERS_TLS", "1"))
+    }
+
     fn run(connections: usize, command: &mut Command) -> Target {
+        let is_tls = command.get_envs().any(|(name, _)| name == "HOSTILE_PEERS_TLS");
         let mut process = command
             .args(["--exact", "child_server", "--ignored", "--nocapture"])
             .env("HOSTILE_PEERS_CONNECTIONS", connections.to_string())
+            // which takes more memory than anything else here
+            .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // handlers panic on purpose
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let lines = output.by_ref().lines().map(Result::unwrap);
         let address = lines.into_iter().find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
-        Target { process, address: address.unwrap().parse().unwrap() }
+        let address = address.unwrap().parse().unwrap();
+        let mut target = Target { process, _output: output, address, is_tls, idle: 0 };
+        target.idle = target.status("VmRSS") << 10;
+        target
     }
 
     fn connect(&self) -> TcpStream {
@@ -111,8 +142,28 @@ impl Target {
         socket
     }
 
+    /// From another address of this machine, 127.0.0.`host`, with small buffers in the kernel.
+    fn connect_from(&self, host: u8) -> TcpStream {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_recv_buffer_size(4 << 10).unwrap();
+        socket.set_send_buffer_size(4 << 10).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into()).unwrap();
+        socket.connect(&self.address.into()).unwrap();
+        let socket = TcpStream::from(socket);
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket
+    }
+
+    fn transport(&self, socket: TcpStream) -> Transport {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        match self.is_tls {
+            true => atls::Client::new(None, vec![]).connect(socket, deadline).unwrap(),
+            false => Transport::plain(socket).unwrap(),
+        }
+    }
+
     fn channel(&self) -> Channel {
-        Channel::new(Transport::plain(self.connect()).unwrap(), "localhost").unwrap()
+        Channel::new(self.transport(self.connect()), "localhost").unwrap()
     }
 
     /// A number of /proc/PID/status; kilobytes where it says so.
@@ -126,10 +177,47 @@ impl Target {
     #[track_caller]
     fn is_well(&self, other: &Channel, memory: usize) {
         let request = Blob { data: vec![7; 1000], count: 1 };
-        assert_eq!(other.unary("/t.T/Echo", &request, &within(20)), Ok(request));
-        let (peak, threads) = (self.status("VmHWM") << 10, self.status("Threads"));
-        assert!(peak < memory, "{} MiB resident at the peak", peak / MIB);
+        let answer: Blob = other.unary("/t.T/Echo", &request, &within(60)).unwrap();
+        assert!(answer == request);
+        let (peak, threads) = (self.peak(), self.status("Threads"));
+        assert!(peak < memory, "{} MiB at the peak, over idle", peak / MIB);
         assert!(threads < MOST_THREADS, "{threads} threads");
+    }
+
+    /// Bytes resident at the peak, beyond those when idle.
+    fn peak(&self) -> usize {
+        (self.status("VmHWM") << 10).saturating_sub(self.idle)
+    }
+
+    /// A client beside the attackers is refused nothing, and served at half the rate, at least, of one whose server nobody
+    /// attacks. Both are asked in turns, so that whatever else the machine does counts for both.
+    #[track_caller]
+    fn is_fair(&self, beside: &Channel, calm: &Channel) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let request = Blob { data: vec![7; 100], count: 1 };
+        loop {
+            let mut times = [vec![], vec![]];
+            for _ in 0..100 {
+                for (channel, times) in [calm, beside].into_iter().zip(&mut times) {
+                    let asked = Instant::now();
+                    assert_eq!(channel.unary("/t.T/Echo", &request, &within(20)), Ok(request.clone()));
+                    times.push(asked.elapsed());
+                }
+            }
+            let [calm, beside] = times.map(|mut times| {
+                times.sort();
+                times[times.len() / 2]
+            });
+            println!(
+                "a call takes {calm:?}, {beside:?} beside the attackers; {} KiB, {} threads",
+                self.peak() >> 10,
+                self.status("Threads")
+            );
+            if beside <= 2 * calm {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{beside:?} for a call, {calm:?} where nobody attacks");
+        }
     }
 }
 
@@ -222,7 +310,11 @@ struct Attacker {
 
 impl Attacker {
     fn new(target: &Target) -> Attacker {
-        let mut attacker = Attacker { socket: target.connect(), h2: Connection::client(h2::Limits::default()) };
+        Attacker::with(target.connect())
+    }
+
+    fn with(socket: TcpStream) -> Attacker {
+        let mut attacker = Attacker { socket, h2: Connection::client(h2::Limits::default()) };
         let (mut received, mut piece) = (Vec::new(), [0; 1024]);
         while !attacker.h2.is_established() {
             attacker.send().unwrap();
@@ -254,7 +346,13 @@ impl Attacker {
 
     /// Writes `bytes` again and again until the server has closed the connection. Returns the code of its GOAWAY.
     #[track_caller]
-    fn flood(mut self, mut bytes: impl FnMut(&mut Attacker) -> Vec<u8>) -> u32 {
+    fn flood(self, bytes: impl FnMut(&mut Attacker) -> Vec<u8>) -> u32 {
+        goaway_code(&self.flood_to_the_end(bytes))
+    }
+
+    /// The same; returns what the server said.
+    #[track_caller]
+    fn flood_to_the_end(mut self, mut bytes: impl FnMut(&mut Attacker) -> Vec<u8>) -> Vec<u8> {
         let mut reading = self.socket.try_clone().unwrap();
         let said = thread::spawn(move || {
             let mut said = Vec::new();
@@ -269,7 +367,7 @@ impl Attacker {
             // fails once the server has closed
             let _ = self.socket.write_all(&bytes);
         }
-        goaway_code(&said.join().unwrap())
+        said.join().unwrap()
     }
 
     /// Reads until the server closes the connection.
@@ -498,14 +596,195 @@ fn requests_that_nobody_takes_fill_no_memory() {
         let _ = attacker.send();
     }
     // the handlers of /t.T/Ignore hold a thread each
-    let peak = target.status("VmHWM") << 10;
-    assert!(peak < MOST_MEMORY, "{} MiB", peak / MIB);
+    assert!(target.peak() < MOST_MEMORY, "{} MiB", target.peak() / MIB);
     drop(attackers);
     let deadline = Instant::now() + Duration::from_secs(20);
     while other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(5)).is_err() {
         assert!(Instant::now() < deadline, "the server does not recover");
         thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Requests for a method that does not exist, as small as HPACK makes them: the first one fills the table.
+fn unknown(first: u32, count: u32) -> Vec<u8> {
+    let request = |stream: u32| match stream {
+        1 => {
+            let path = [&b"/t.T/"[..], &[0xff; 195]].concat();
+            let kind = b"application/grpc";
+            frame(1, 5, 1, &[&[0x83, 0x86, 0x44, 0x7f, 73], &path[..], &[0x5f, kind.len() as u8], kind].concat())
+        }
+        _ => frame(1, 5, stream, &[0x83, 0x86, 0xbf, 0xbe]),
+    };
+    (first..first + count).flat_map(|number| request(2 * number + 1)).collect()
+}
+
+/// A client that asks and reads nothing until the server takes nothing more.
+fn ask_until_held_back(target: &Target, host: u8) -> Transport {
+    let mut transport = target.transport(target.connect_from(host));
+    transport.socket.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+    transport.writer.write_all(&[&h2_client(), SETTINGS_ACK].concat()).unwrap();
+    for first in 0.. {
+        if let Err(error) = transport.writer.write_all(&unknown(first * 300, 300)) {
+            assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+            break;
+        }
+        assert!(first < 10_000, "the server reads on though its answers are not read");
+    }
+    transport
+}
+
+fn ask_and_read_nothing(target: &Target, calm: &Target, hosts: &[u8], each: usize, memory: usize) {
+    let (other, calm) = (target.channel(), calm.channel());
+    let attackers: Vec<Transport> = thread::scope(|scope| {
+        let ask = |host| scope.spawn(move || ask_until_held_back(target, host));
+        let threads: Vec<_> = hosts.iter().flat_map(|host| (0..each).map(|_| ask(*host))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    target.is_fair(&other, &calm);
+    target.is_well(&other, memory);
+    // they are dropped once they have taken nothing for too long
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for Transport { socket, .. } in &attackers {
+        socket.set_nonblocking(true).unwrap();
+        while (&**socket).write(&[0; 16 << 10]).err().is_none_or(|error| error.kind() == ErrorKind::WouldBlock) {
+            assert!(Instant::now() < deadline, "the connection stays");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+    target.is_well(&other, memory);
+}
+
+#[test]
+fn answers_that_are_not_read_stop_the_reading() {
+    ask_and_read_nothing(&Target::start(CONNECTIONS), &Target::start(CONNECTIONS), &[2, 3], 12, MOST_MEMORY);
+}
+
+#[test]
+fn answers_that_are_not_read_stop_the_reading_over_tls() {
+    ask_and_read_nothing(&Target::over_tls(), &Target::over_tls(), &[2], 12, MOST_MEMORY);
+}
+
+/// Most of the connections that the recovery server lets in from two addresses.
+#[test]
+fn answers_that_are_not_read_fit_into_an_initramfs() {
+    let (target, calm) = (Target::in_initramfs(), Target::in_initramfs());
+    ask_and_read_nothing(&target, &calm, &[2, 3], 24, MOST_MEMORY_IN_INITRAMFS);
+}
+
+/// CVE-2025-8671 through gRPC: a message that is none on a call of many requests, then more of it. By six connections at a
+/// time, each followed by another.
+#[test]
+fn resets_that_the_peer_provokes_end_its_connection() {
+    let (target, calm) = (Target::start(CONNECTIONS), Target::start(CONNECTIONS));
+    let (other, calm) = (target.channel(), calm.channel());
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    let attacker = Attacker::new(&target);
+                    let (path, kind) = (b"/t.T/Ignore", b"application/grpc");
+                    let block = [&[0x83, 0x86, 4, path.len() as u8][..], path, &[0x0f, 0x10, kind.len() as u8], kind];
+                    let (block, mut stream) = (block.concat(), 1);
+                    let mut reset = || {
+                        stream += 2;
+                        let head = frame(1, 4, stream, &block);
+                        [head, frame(0, 0, stream, &[9, 0, 0, 0, 0]), frame(0, 0, stream, &[0])].concat()
+                    };
+                    let said = attacker.flood_to_the_end(|_| (0..100).flat_map(|_| reset()).collect());
+                    assert!(said.len() < MIB, "{} bytes of resets", said.len());
+                }
+            });
+        }
+        target.is_well(&other, MOST_MEMORY);
+        target.is_fair(&other, &calm);
+        stop.store(true, Ordering::SeqCst);
+    });
+    target.is_well(&other, MOST_MEMORY);
+}
+
+/// Small answers whose windows stay shut, what is no gRPC at all, and streams of answers: more of each than there are
+/// handlers.
+#[test]
+fn answers_that_nobody_takes_leave_handlers_to_others() {
+    let (target, calm) = (Target::start(CONNECTIONS), Target::start(CONNECTIONS));
+    let (other, calm) = (target.channel(), calm.channel());
+    let message = [&[0, 0, 0, 0, 5][..], b"\x0a\x03abc"].concat();
+    let attackers: Vec<Attacker> = ["/t.T/Echo", "/t.T/Endless", "GET", "/t.T/Endless", "/t.T/Echo"]
+        .into_iter()
+        .map(|path| {
+            let mut attacker = Attacker::with(target.connect_from(2));
+            // INITIAL_WINDOW_SIZE 0
+            attacker.h2.output().extend(frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]));
+            for number in 0..100 {
+                if path == "GET" {
+                    attacker.h2.output().extend(frame(1, 5, 2 * number + 1, &[0x82, 0x86, 0x84]));
+                    continue;
+                }
+                let stream = attacker.call(path);
+                attacker.h2.send_data(stream, &message, true).unwrap();
+            }
+            attacker.send().unwrap();
+            attacker
+        })
+        .collect();
+    target.is_fair(&other, &calm);
+    for _ in 0..20 {
+        target.is_well(&other, MOST_MEMORY);
+        thread::sleep(Duration::from_millis(100));
+    }
+    drop(attackers);
+    target.is_well(&other, MOST_MEMORY);
+}
+
+/// They are told GOAWAY, and do not close.
+#[test]
+fn connections_that_linger_after_goaway_hold_no_threads() {
+    let (target, calm) = (Target::start(CONNECTIONS), Target::start(CONNECTIONS));
+    let (other, calm) = (target.channel(), calm.channel());
+    let mut attackers: Vec<Attacker> = (0..20).map(|_| Attacker::with(target.connect_from(2))).collect();
+    let mut most = 0;
+    for attacker in &mut attackers {
+        // PING on a stream
+        attacker.socket.write_all(&frame(6, 0, 1, &[0; 8])).unwrap();
+    }
+    let until = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < until {
+        most = most.max(target.status("Threads"));
+        target.is_well(&other, MOST_MEMORY);
+    }
+    println!("{most} threads at most");
+    // a thread each for a moment, and as many as there were
+    assert!(most < 100, "{most} threads");
+    target.is_fair(&other, &calm);
+    attackers.into_iter().for_each(Attacker::await_drop);
+}
+
+/// A few bytes on the wire are 16 KiB of metadata, which wait with their call for its message.
+#[test]
+fn calls_with_large_metadata_that_do_not_begin_fill_no_memory() {
+    let target = Target::start(CONNECTIONS);
+    let other = target.channel();
+    let (path, kind) = (b"/t.T/Echo", b"application/grpc");
+    let head = [&[0x83, 0x86, 4, path.len() as u8][..], path, &[0x0f, 0x10, kind.len() as u8], kind].concat();
+    let first = [&head[..], b"\x40\x01x\x7f\xd9\x1c", &[b'v'; 3800]].concat();
+    let attackers: Vec<Attacker> = (0..150)
+        .map(|index| {
+            let mut attacker = Attacker::with(target.connect_from(2 + index % 4));
+            let mut bytes = frame(1, 4, 1, &first);
+            for number in 1..100 {
+                bytes.extend(frame(1, 4, 2 * number + 1, &[&head[..], &[0xbe; 4]].concat()));
+            }
+            attacker.socket.write_all(&bytes).unwrap();
+            attacker
+        })
+        .collect();
+    for _ in 0..10 {
+        target.is_well(&other, MOST_MEMORY);
+        thread::sleep(Duration::from_millis(100));
+    }
+    println!("{} KiB", target.peak() >> 10);
+    drop(attackers);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use prost::Message;
 use super::link::{CallState, Core, Guard, Link, Side, TICK, h2_limits};
 use super::message;
 use super::metadata::{Metadata, is_grpc_type};
-use super::server::Limits;
+use super::server::{Limits, PeerShare};
 use super::status::{Code, Status, status_of};
 use super::transport::Transport;
 use crate::crypto::buffer::Bytes;
@@ -69,7 +69,7 @@ impl Channel {
         let limits = Limits::default();
         let h2 = Connection::client(h2_limits(limits.streams, limits.header_bytes));
         let scheme = transport.scheme;
-        let link = Link::new(transport, h2, Side::Client, STALL).map_err(broken)?;
+        let link = Link::new(transport, h2, Side::Client, STALL, PeerShare::unlimited()).map_err(broken)?;
         drop(link.flush(link.lock()));
         let kept = link.clone();
         let keep = move || keep(&kept, keepalive);
@@ -150,7 +150,11 @@ impl Channel {
             let timeout = timeout.iter().map(|text| (&b"grpc-timeout"[..], text.as_bytes(), Indexing::No));
             fixed.into_iter().chain(timeout).chain(options.metadata.fields())
         };
-        let mut core = connection.link.lock();
+        // what the server takes is in its SETTINGS
+        let limit = deadline.or_else(|| started.checked_add(STALL));
+        let has_settings = |core: &mut Core| core.h2.has_settings().then_some(());
+        let (mut core, begun) = connection.link.wait(connection.link.lock(), 0, limit, has_settings);
+        begun?;
         let stream = loop {
             if let Some(status) = &core.ended {
                 return Err(status.clone());
@@ -162,11 +166,13 @@ impl Channel {
                     return Err(Status::new(Code::ResourceExhausted, "the metadata are more than the server takes"));
                 }
                 Err(_) => {
-                    return Err(Status::new(Code::Unavailable, "the server takes no more calls on this connection"));
+                    let why = core.farewell.as_deref().unwrap_or_default();
+                    let text = format!("the server takes no more calls on this connection{why}");
+                    return Err(Status::new(Code::Unavailable, text).unprocessed());
                 }
             }
         };
-        core.calls.insert(stream, CallState::new(self.message_bytes, started));
+        core.calls.insert(stream, CallState::new(self.message_bytes, started, deadline));
         Ok((ClientCall { connection: connection.clone(), stream, deadline }, core))
     }
 }
@@ -211,7 +217,7 @@ fn keep(link: &Link, keepalive: Keepalive) {
             core.is_wanted();
         }
         loop {
-            let has_calls = core.calls.values().any(|call| call.end.is_none());
+            let has_calls = !core.h2.has_settings() || core.calls.values().any(|call| call.end.is_none());
             if has_calls && core.keepalive(keepalive.every, keepalive.timeout, Instant::now()) {
                 link.end(&mut core, Status::new(Code::Unavailable, "the server answered no PING in time"));
             }
@@ -219,7 +225,7 @@ fn keep(link: &Link, keepalive: Keepalive) {
             if core.ended.is_some() {
                 return;
             }
-            if !is_neglected || !core.is_free() {
+            if !is_neglected || !core.is_free() || core.is_held() {
                 break;
             }
             core = link.read_turn(core, Some(keepalive.every.min(keepalive.timeout)));

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use super::message::Assembler;
 use super::metadata::Metadata;
-use super::server::{Held, Request, Shared, Upkeep};
+use super::server::{Held, PeerShare, Request, Shared, Upkeep, short_of_memory};
 use super::status::{Code, Status};
 use super::transport::Transport;
 use crate::crypto::buffer::{Bytes, reserve, wipe};
@@ -36,13 +36,24 @@ use crate::h2::{self, Connection, ErrorCode, Event, StreamMap};
 
 /// How long a connection may have nobody who reads it.
 pub(super) const TICK: Duration = Duration::from_millis(10);
-/// DATA is framed only while less than this waits to be written.
+/// DATA is framed only while less than this waits to be written; while the peer has used up its share of the memory, the other.
 const OUTPUT: usize = 64 << 10;
-/// How long the peer may take to close its side of a connection that we ended.
+const OUTPUT_LEAN: usize = 4 << 10;
+/// Nothing is taken in while so many times as much waits: what we answer is then bounded, too. It must be more than DATA alone
+/// may be, or two peers that both send much would wait for each other.
+const OUTPUTS_HELD: usize = 3;
+/// How long the peer may take to close its side of a connection that we ended, and how often its bytes are read in a row.
 const LINGER: Duration = Duration::from_secs(1);
-/// The read buffer: small until it was full once, at least one frame then; small again when idle.
+const LINGER_READS: usize = 16;
+/// What is told of a GOAWAY's debug data, bytes.
+const FAREWELL: usize = 100;
+/// The read buffer: small until it was full once, one frame then, more while the peer's share of the memory is not used up;
+/// small again when idle.
 const READ_FIRST: usize = 4 << 10;
+const READ_FRAME: usize = 17 << 10;
 const READ_MOST: usize = 64 << 10;
+/// Buffers of a connection that are not counted.
+const BUFFERS_FREE: usize = 24 << 10;
 
 /// A connection.
 pub(super) struct Link {
@@ -51,6 +62,8 @@ pub(super) struct Link {
     pub(super) peer: Option<SocketAddr>,
     /// The transport's.
     pub(super) identity: Option<Arc<str>>,
+    /// What the connections of this peer take together.
+    pub(super) share: Arc<PeerShare>,
     me: Weak<Link>,
     /// The longest that one flush may take.
     stall: Duration,
@@ -69,17 +82,28 @@ pub(super) struct Core {
     pub(super) calls: StreamMap<CallState>,
     /// Server: calls whose handler can start.
     pub(super) ready: VecDeque<u32>,
+    /// Server: calls whose handlers are done, and whose answers did not go out whole.
+    outbound: VecDeque<u32>,
     reader: Option<Reader>,
     /// Absent while a thread writes, and for good once the connection is closed.
     writer: Option<Box<dyn Write + Send>>,
-    is_writing: bool,
+    pub(super) is_writing: bool,
     /// The output's other buffer, while one is filled and one written.
     spare: Vec<u8>,
+    /// Bytes of the buffers that threads have taken out: one to read to, one to write from.
+    read_room: usize,
+    written_room: usize,
+    /// What all these buffers take.
+    pub(super) buffers: Held,
     waiting: Vec<(For, Thread)>,
     /// Some waiting thread was woken since the flag was last cleared.
     has_woken: bool,
     /// The connection is over, and calls without an answer end with this.
     pub(super) ended: Option<Status>,
+    /// How long a peer may take to close its side, too.
+    pub(super) lingers_until: Option<Instant>,
+    /// Client: what the server's GOAWAY said.
+    pub(super) farewell: Option<String>,
     pub(super) last_read: Instant,
     ping_sent: Option<Instant>,
     /// Server: the poller looks for bytes to read, and no thread does.
@@ -105,6 +129,17 @@ enum For {
     Slot,
 }
 
+/// An answer that a handler returned, on its way: it waits for the peer without a thread.
+pub(super) struct Outbound {
+    /// Empty where the handler sent all itself.
+    pub(super) message: Bytes,
+    sent: usize,
+    /// Custom headers and trailers.
+    custom: (Metadata, Metadata),
+    /// When the peer last took something.
+    pub(super) moved: Option<Instant>,
+}
+
 /// A call as the connection sees it.
 pub(super) struct CallState {
     pub(super) inbound: Assembler,
@@ -120,17 +155,19 @@ pub(super) struct CallState {
     pub(super) request: Option<Request>,
     /// Server: what is counted against the limit of buffered bytes.
     pub(super) held: Option<Held>,
+    /// Server: what the handler returned.
+    pub(super) outbound: Option<Outbound>,
     /// Server: the response's headers went out.
     pub(super) has_answered: bool,
-    /// Else its body means nothing to us.
-    pub(super) is_grpc: bool,
     /// The client named a compression.
     pub(super) has_encoding: bool,
     pub(super) started: Instant,
+    /// Client: when the caller stops waiting.
+    pub(super) deadline: Option<Instant>,
 }
 
 impl CallState {
-    pub(super) fn new(message_limit: usize, started: Instant) -> CallState {
+    pub(super) fn new(message_limit: usize, started: Instant, deadline: Option<Instant>) -> CallState {
         CallState {
             inbound: Assembler::default(),
             message_limit,
@@ -140,10 +177,11 @@ impl CallState {
             end: None,
             request: None,
             held: None,
+            outbound: None,
             has_answered: false,
-            is_grpc: true,
             has_encoding: false,
             started,
+            deadline,
         }
     }
 }
@@ -152,6 +190,8 @@ struct Reader {
     source: Box<dyn Read + Send>,
     buffer: Vec<u8>,
     filled: usize,
+    /// Frames may be among what is filled, since we took nothing in any more.
+    is_behind: bool,
     timeout: Option<Duration>,
 }
 
@@ -163,10 +203,19 @@ impl Reader {
             socket.set_read_timeout(timeout)?;
             self.timeout = timeout;
         }
-        if self.filled == self.buffer.len() {
-            self.resize((4 * self.buffer.len()).clamp(READ_FIRST, READ_MOST));
-        }
         self.source.read(&mut self.buffer[self.filled..])
+    }
+
+    fn make_room(&mut self, is_lean: bool) {
+        let length = self.buffer.len();
+        match length {
+            _ if self.filled < length => {}
+            0 => self.resize(READ_FIRST),
+            READ_FIRST => self.resize(READ_FRAME),
+            _ if !is_lean => self.resize(READ_MOST),
+            // a frame that was complete has been taken out
+            _ => {}
+        }
     }
 
     fn resize(&mut self, length: usize) {
@@ -193,24 +242,36 @@ impl Drop for Reader {
 pub(super) type Guard<'a> = MutexGuard<'a, Core>;
 
 impl Link {
-    pub(super) fn new(transport: Transport, h2: Connection, side: Side, stall: Duration) -> io::Result<Arc<Link>> {
+    pub(super) fn new(
+        transport: Transport,
+        h2: Connection,
+        side: Side,
+        stall: Duration,
+        share: Arc<PeerShare>,
+    ) -> io::Result<Arc<Link>> {
         let Transport { reader, writer, socket, identity, .. } = transport;
         let now = Instant::now();
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(Some(stall))?;
-        let reader = Reader { source: reader, buffer: Vec::new(), filled: 0, timeout: None };
+        let reader = Reader { source: reader, buffer: Vec::new(), filled: 0, is_behind: false, timeout: None };
         let core = Core {
             h2,
             side,
             calls: StreamMap::default(),
             ready: VecDeque::new(),
+            outbound: VecDeque::new(),
             reader: Some(reader),
             writer: Some(writer),
             is_writing: false,
             spare: Vec::new(),
+            read_room: 0,
+            written_room: 0,
+            buffers: Held::new(share.clone()),
             waiting: Vec::new(),
             has_woken: false,
             ended: None,
+            lingers_until: None,
+            farewell: None,
             last_read: now,
             ping_sent: None,
             is_parked: false,
@@ -220,6 +281,7 @@ impl Link {
             core: Mutex::new(core),
             peer: socket.peer_addr().ok(),
             identity,
+            share,
             socket,
             me: me.clone(),
             stall,
@@ -258,30 +320,39 @@ impl Link {
         self.flush(core)
     }
 
-    /// Waits, on a connection that is over, for the thread that still writes to it.
-    pub(super) fn wait_until_written<'a>(&'a self, mut core: Guard<'a>) -> Guard<'a> {
-        while core.is_writing {
-            core = self.park(core, For::Room, Some(TICK));
-        }
-        core
-    }
-
-    /// Takes in what the peer still sends until it closes too: bytes that nobody read would make the system answer with a
-    /// reset, which may overtake our GOAWAY.
-    fn linger(&self) {
-        let deadline = Instant::now() + LINGER;
+    /// Server, on a connection that is over: takes in what the peer still sends until it closes too, without waiting for it.
+    /// Bytes that nobody read would make the system answer with a reset, which may overtake our GOAWAY. Returns whether
+    /// there may be more.
+    pub(super) fn lingers(&self, core: &Core) -> bool {
         let mut unread = [0; 4 << 10];
-        let _ = self.socket.shutdown(Shutdown::Write);
-        while let Ok(left) = time_left(Some(deadline))
-            // below a microsecond it would mean none at all
-            && self.socket.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1)))).is_ok()
-            && (&*self.socket).read(&mut unread).is_ok_and(|length| length > 0)
-        {}
+        let is_late = core.lingers_until.is_none_or(|until| until <= Instant::now());
+        if is_late || self.socket.set_nonblocking(true).is_err() {
+            return false;
+        }
+        for _ in 0..LINGER_READS {
+            match (&*self.socket).read(&mut unread) {
+                Ok(0) => return false,
+                Ok(_) => {}
+                Err(error) => return is_timeout(&error),
+            }
+        }
+        true
     }
 
-    /// Reads once, for at most `timeout`, and processes what came. Returns at once if another thread reads.
+    /// Reads once, for at most `timeout`, and processes what came. Returns at once if another thread reads, or nothing more may
+    /// be taken in.
     pub(super) fn read_turn<'a>(&'a self, mut core: Guard<'a>, timeout: Option<Duration>) -> Guard<'a> {
+        if core.is_held() {
+            return core;
+        }
         let Some(mut reader) = core.reader.take() else { return core };
+        if reader.is_behind {
+            core.process(&mut reader, Instant::now());
+            core.reader = Some(reader);
+            return core;
+        }
+        reader.make_room(core.share_is_used_up());
+        core.read_room = reader.buffer.len();
         // from now on there may be bytes in the transport, behind the socket where the poller looks
         self.unpark(&mut core);
         self.turns.fetch_add(1, Ordering::SeqCst);
@@ -291,7 +362,10 @@ impl Link {
         let now = Instant::now();
         let was_over = core.ended.is_some();
         match result {
-            Ok(0) => core.end(Status::new(Code::Unavailable, "the peer closed the connection")),
+            Ok(0) => {
+                let why = format!("the peer closed the connection{}", core.farewell.as_deref().unwrap_or_default());
+                core.end(Status::new(Code::Unavailable, why));
+            }
             Ok(length) => {
                 reader.filled += length;
                 core.process(&mut reader, now);
@@ -323,12 +397,14 @@ impl Link {
     /// Writes what is to be written, unless another thread is at it: that one then also writes ours. Closes a connection
     /// that is over.
     pub(super) fn flush<'a>(&'a self, mut core: Guard<'a>) -> Guard<'a> {
-        while !core.h2.output().is_empty()
+        while core.has_output()
             && let Some(mut writer) = core.writer.take()
         {
             let spare = std::mem::take(&mut core.spare);
             let mut bytes = std::mem::replace(core.h2.output(), spare);
             core.is_writing = true;
+            core.written_room = bytes.capacity();
+            core.count_buffers();
             drop(core);
             let result = write(&mut *writer, &bytes, self.stall);
             wipe(&mut bytes);
@@ -336,7 +412,10 @@ impl Link {
             core = self.lock();
             core.is_writing = false;
             core.writer = Some(writer);
-            core.spare = bytes;
+            core.written_room = 0;
+            if bytes.capacity() <= OUTPUT_LEAN || !core.share_is_used_up() {
+                core.spare = bytes;
+            }
             if let Err(error) = result {
                 wipe(core.h2.output());
                 core.h2.output().clear();
@@ -348,15 +427,13 @@ impl Link {
             && let Some(writer) = core.writer.take()
         {
             core.is_writing = true;
-            let is_server = matches!(core.side, Side::Server(_));
+            let side = if matches!(core.side, Side::Server(_)) { Shutdown::Write } else { Shutdown::Both };
             drop(core);
             drop(writer);
-            if is_server {
-                self.linger();
-            }
-            let _ = self.socket.shutdown(Shutdown::Both);
+            let _ = self.socket.shutdown(side);
             core = self.lock();
             core.is_writing = false;
+            core.lingers_until = Some(Instant::now() + LINGER);
             core.wake(For::Room);
         }
         core
@@ -382,9 +459,10 @@ impl Link {
                 Ok(left) => left,
                 Err(status) => break Err(status),
             };
-            core = match core.reader {
-                Some(_) => self.read_for_all(core, left),
-                None => self.park(core, For::Call(stream), left),
+            core = match (core.is_free(), core.is_held()) {
+                (true, true) => self.park(core, For::Room, left),
+                (true, false) => self.read_for_all(core, left),
+                (false, _) => self.park(core, For::Call(stream), left),
             };
         };
         core.hand_over();
@@ -426,20 +504,20 @@ impl Link {
         deadline: Option<Instant>,
     ) -> (Guard<'a>, Result<(), Status>) {
         loop {
-            if core.h2.output().len() >= OUTPUT {
+            if core.h2.output().len() >= core.most_output() {
                 core = self.flush(core);
             }
             if core.ended.is_some() {
                 let status = core.why_closed(stream);
                 return (core, Err(status));
             }
-            while core.h2.output().len() >= OUTPUT && core.ended.is_none() {
+            while core.h2.output().len() >= core.most_output() && core.ended.is_none() {
                 match time_left(deadline) {
                     Ok(left) => core = self.park(core, For::Room, left),
                     Err(status) => return (core, Err(status)),
                 }
             }
-            let piece = &message[..message.len().min(OUTPUT)];
+            let piece = &message[..message.len().min(core.most_output())];
             let is_last = piece.len() == message.len();
             // and the heads of its frames
             reserve(core.h2.output(), piece.len() + 64);
@@ -488,7 +566,7 @@ impl Core {
     fn process(&mut self, reader: &mut Reader, now: Instant) {
         self.last_read = now;
         let mut taken = 0;
-        while self.ended.is_none() {
+        while self.ended.is_none() && !self.is_held() {
             match self.h2.receive(&reader.buffer[taken..reader.filled], now) {
                 Ok((0, _)) => break,
                 Ok((length, event)) => {
@@ -505,7 +583,90 @@ impl Core {
                 }
             }
         }
+        reader.is_behind = self.is_held();
         reader.consume(taken);
+        self.count_buffers();
+    }
+
+    /// How much may wait to be written before no more DATA is framed.
+    fn most_output(&self) -> usize {
+        if self.share_is_used_up() { OUTPUT_LEAN } else { OUTPUT }
+    }
+
+    /// Whether so much waits to be written that nothing more may be taken in: a thread is writing, and the peer does not read.
+    pub(super) fn is_held(&mut self) -> bool {
+        self.h2.output().len() >= OUTPUTS_HELD * OUTPUT_LEAN
+            && self.h2.output().len() >= OUTPUTS_HELD * self.most_output()
+    }
+
+    fn share_is_used_up(&self) -> bool {
+        self.buffers.share.memory.is_used_up()
+    }
+
+    fn count_buffers(&mut self) {
+        let room = self.h2.output().capacity() + self.spare.capacity() + self.read_room + self.written_room;
+        self.buffers.set(room.saturating_sub(BUFFERS_FREE));
+    }
+
+    /// Whether there is something to write; frames what answers that wait have, as far as there is room.
+    fn has_output(&mut self) -> bool {
+        for _ in 0..self.outbound.len() {
+            if self.h2.output().len() >= self.most_output() {
+                break;
+            }
+            if let Some(stream) = self.outbound.pop_front() {
+                self.go_on_answering(stream);
+            }
+        }
+        !self.h2.output().is_empty()
+    }
+
+    /// Answers with what a handler returned.
+    pub(super) fn respond(&mut self, stream: u32, message: Bytes, custom: (Metadata, Metadata)) {
+        if !message.is_empty() {
+            self.answer_headers(stream, &custom.0);
+        }
+        if let Some(call) = self.calls.get_mut(&stream) {
+            call.outbound = Some(Outbound { message, sent: 0, custom, moved: None });
+            self.outbound.push_back(stream);
+        }
+    }
+
+    fn go_on_answering(&mut self, stream: u32) {
+        let most = self.most_output();
+        // it was cancelled if it is not there
+        let Some(call) = self.calls.get_mut(&stream) else { return };
+        let Some(outbound) = &mut call.outbound else { return };
+        let rest = &outbound.message[outbound.sent..];
+        let piece = &rest[..rest.len().min(most)];
+        // and the heads of its frames
+        reserve(self.h2.output(), piece.len() + 64);
+        let Ok(sent) = self.h2.send_data(stream, piece, false) else { return self.forget(stream) };
+        outbound.sent += sent;
+        if outbound.sent == outbound.message.len() {
+            let custom = std::mem::take(&mut outbound.custom);
+            self.answer(stream, &Ok(()), &custom);
+            return self.forget(stream);
+        }
+        if sent > 0 || outbound.moved.is_none() {
+            outbound.moved = Some(Instant::now());
+        }
+        // the request is of no more use
+        if call.held.as_mut().is_none_or(|held| held.set(outbound.message.len())) {
+            self.outbound.push_back(stream);
+        } else {
+            let status = Status::new(Code::ResourceExhausted, "the client does not take its answers");
+            self.answer(stream, &Err(status), &Default::default());
+            self.forget(stream);
+        }
+    }
+
+    /// Server: a call is over.
+    pub(super) fn forget(&mut self, stream: u32) {
+        self.calls.remove(&stream);
+        if self.calls.is_empty() {
+            self.upkeep.last_call = Instant::now();
+        }
     }
 
     fn event(&mut self, event: Event<'_>, now: Instant) {
@@ -516,14 +677,18 @@ impl Core {
             },
             Event::Data { stream, data, end } => self.data(stream, data, end),
             Event::Trailers { stream } => self.trailers(stream),
-            Event::Reset { stream, code, by_peer } => self.finish(stream, Err(reset_status(code, by_peer))),
+            Event::Reset { stream, code, by_peer } => {
+                let deadline = self.calls.get(&stream).and_then(|call| call.deadline);
+                let is_late = deadline.is_some_and(|deadline| deadline <= now);
+                self.finish(stream, Err(reset_status(code, by_peer, is_late)));
+            }
             Event::Window { stream: 0 } => {
                 // every stream may have waited for this
                 self.has_woken |= !self.waiting.is_empty();
                 self.waiting.iter().for_each(|(_, thread)| thread.unpark());
             }
             Event::Window { stream } => self.wake(For::Call(stream)),
-            Event::GoAway { last, code } => self.goaway(last, code),
+            Event::GoAway { last, code, debug } => self.goaway(last, code, debug),
             Event::Pong => {}
         }
     }
@@ -534,11 +699,8 @@ impl Core {
             // clients forget the answer when RST_STREAM follows it closely.
             return self.h2.reset(stream, ErrorCode::NO_ERROR);
         };
-        if !call.is_grpc {
-            self.h2.release(stream, data.len() as u32);
-            if end {
-                self.end_inbound(stream);
-            }
+        if call.outbound.is_some() {
+            // the handler wants no more of it
             return;
         }
         // a message that is awaited must get through whatever its size; what comes behind one that waits must wait too
@@ -550,8 +712,7 @@ impl Core {
         if let Some(held) = &mut call.held
             && !held.grow(data.len())
         {
-            let status = Status::new(Code::ResourceExhausted, "the server is short of memory for requests");
-            return self.reject(stream, status);
+            return self.reject(stream, short_of_memory());
         }
         if let Err(status) = call.inbound.feed(data, call.message_limit, call.has_encoding) {
             return self.reject(stream, status);
@@ -618,15 +779,18 @@ impl Core {
     }
 
     /// The peer goes away: calls that it will not act on end now, so that the caller can repeat them elsewhere.
-    fn goaway(&mut self, last: u32, code: ErrorCode) {
+    fn goaway(&mut self, last: u32, code: ErrorCode, debug: &[u8]) {
         if matches!(self.side, Side::Server(_)) {
             return;
         }
+        let words = debug[..debug.len().min(FAREWELL)].escape_ascii();
+        let said = if debug.is_empty() { code.to_string() } else { format!("{code}, \"{words}\"") };
+        self.farewell = Some(format!(" after GOAWAY ({said})"));
         let is_unheard = |(&stream, call): (&u32, &CallState)| (stream > last && call.end.is_none()).then_some(stream);
         let unheard: Vec<u32> = self.calls.iter().filter_map(is_unheard).collect();
         for stream in unheard {
-            let text = format!("the server went away before it saw the call ({code})");
-            self.finish(stream, Err(Status::new(Code::Unavailable, text)));
+            let text = format!("the server went away before it saw the call ({said})");
+            self.finish(stream, Err(Status::new(Code::Unavailable, text).unprocessed()));
         }
         self.wake(For::Slot);
     }
@@ -639,7 +803,7 @@ impl Core {
                 self.h2.release(stream, std::mem::take(&mut call.unreleased));
             }
             if let Some(held) = &mut call.held {
-                held.shrink(message.len());
+                held.take(message.len());
             }
             return Some(Ok(Some(message)));
         }
@@ -705,7 +869,9 @@ impl Core {
             && reader.buffer.len() > READ_FIRST
         {
             reader.resize(READ_FIRST);
+            self.read_room = READ_FIRST;
         }
+        self.count_buffers();
     }
 
     /// Sends a PING after `every` without a byte from the peer; returns whether one was not answered within `timeout`.
@@ -760,16 +926,19 @@ fn write(writer: &mut dyn Write, mut bytes: &[u8], limit: Duration) -> io::Resul
 }
 
 /// gRPC over HTTP2, "Errors": the status of a call that RST_STREAM ended.
-fn reset_status(code: ErrorCode, by_peer: bool) -> Status {
+fn reset_status(code: ErrorCode, by_peer: bool, is_late: bool) -> Status {
     let status = match code {
         ErrorCode::REFUSED_STREAM => Code::Unavailable,
+        // a server that keeps the deadline, too, as grpc-go's, ends the call by this
+        ErrorCode::CANCEL if is_late => Code::DeadlineExceeded,
         ErrorCode::CANCEL => Code::Cancelled,
         ErrorCode::ENHANCE_YOUR_CALM => Code::ResourceExhausted,
         ErrorCode::INADEQUATE_SECURITY => Code::PermissionDenied,
         _ => Code::Internal,
     };
     let who = if by_peer { "the peer reset the stream" } else { "the stream was reset because the peer broke a rule" };
-    Status::new(status, format!("{who} ({code})"))
+    let status = Status::new(status, format!("{who} ({code})"));
+    if by_peer && code == ErrorCode::REFUSED_STREAM { status.unprocessed() } else { status }
 }
 
 /// The limits of a connection for `streams` calls with headers of at most `header_bytes`.

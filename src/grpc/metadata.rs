@@ -69,6 +69,11 @@ impl Metadata {
         self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
+    /// Bytes of all keys and values.
+    pub(super) fn size(&self) -> usize {
+        self.entries.iter().map(|(key, value)| key.len() + value.len()).sum()
+    }
+
     /// The custom metadata among received headers.
     pub(super) fn of(headers: &HeaderList) -> Metadata {
         let mut metadata = Metadata::new();

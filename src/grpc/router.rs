@@ -13,7 +13,6 @@ use super::message;
 use super::metadata::Metadata;
 use super::status::{Code, Status};
 use crate::crypto::buffer::Bytes;
-use crate::h2::{ErrorCode, Field, Indexing};
 use crate::network::Network;
 
 /// One call, as its handler sees it.
@@ -97,14 +96,12 @@ impl Call {
         }
     }
 
-    /// Sends an encoded response; `now` or together with what follows.
-    fn send(&self, response: &[u8], now: bool) -> Result<(), Status> {
+    /// Sends an encoded response.
+    fn send(&self, response: &[u8]) -> Result<(), Status> {
         let mut core = self.link.lock();
-        core.answer_headers(self.stream, &self.answer);
+        core.answer_headers(self.stream, &self.answer.lock().unwrap_or_else(PoisonError::into_inner).0);
         let (core, result) = self.link.send(core, self.stream, response, false, self.deadline);
-        if now {
-            drop(self.link.flush(core));
-        }
+        drop(self.link.flush(core));
         result
     }
 }
@@ -126,7 +123,7 @@ impl<R: Message> Sender<'_, R> {
     /// deadline has passed: the handler should then return.
     pub fn send(&mut self, response: &R) -> Result<(), Status> {
         message::encode_into(response, &mut self.encoded)?;
-        let sent = self.call.send(&self.encoded, true);
+        let sent = self.call.send(&self.encoded);
         self.encoded.clear();
         sent
     }
@@ -137,6 +134,12 @@ pub struct Receiver<'a, Q> {
     call: &'a Call,
     ended: bool,
     message: PhantomData<fn() -> Q>,
+}
+
+impl<Q> Receiver<'_, Q> {
+    fn new(call: &Call) -> Receiver<'_, Q> {
+        Receiver { call, ended: false, message: PhantomData }
+    }
 }
 
 impl<Q: Message + Default> Iterator for Receiver<'_, Q> {
@@ -155,27 +158,9 @@ impl<Q: Message + Default> Iterator for Receiver<'_, Q> {
 pub(super) struct Method {
     /// The handler starts when the whole request is there; else with its headers.
     pub(super) takes_one: bool,
+    /// Returns the encoded response, or nothing once all responses are sent.
     #[allow(clippy::type_complexity)]
-    pub(super) run: Box<dyn Fn(&Call) -> Result<(), Status> + Send + Sync>,
-}
-
-/// Answers a request that is not gRPC by an HTTP status, and says why to who looks with a browser.
-pub(super) fn turn_away(http_method: &[u8]) -> Arc<Method> {
-    // gRPC over HTTP2: "servers SHOULD respond with HTTP status of 415" to another content-type
-    let status: &[u8] = if http_method == b"POST" { b"415" } else { b"405" };
-    let text: &[u8] = if http_method == b"HEAD" { b"" } else { b"This is a gRPC server.\n" };
-    let run = move |call: &Call| {
-        let fields: [Field; 2] = [(b":status", status, Indexing::Yes), (b"content-type", b"text/plain", Indexing::Yes)];
-        let mut core = call.link.lock();
-        // a closed stream will be noticed by who sends the text
-        let _ = core.h2.send_headers(call.stream, fields.into_iter(), text.is_empty());
-        let (mut core, sent) = call.link.send(core, call.stream, text, true, None);
-        if sent.is_err() {
-            core.h2.reset(call.stream, ErrorCode::CANCEL);
-        }
-        Ok(())
-    };
-    Arc::new(Method { takes_one: true, run: Box::new(run) })
+    pub(super) run: Box<dyn Fn(&Call) -> Result<Bytes, Status> + Send + Sync>,
 }
 
 /// The methods of a server. Paths are `/package.Service/Method`.
@@ -197,7 +182,7 @@ impl Router {
         R: Message,
         F: Fn(&Call, Q) -> Result<R, Status> + Send + Sync + 'static,
     {
-        self.add(path, true, move |call| call.send(&message::encode(&handler(call, call.receive_one()?)?)?, false))
+        self.add(path, true, move |call| message::encode(&handler(call, call.receive_one()?)?))
     }
 
     /// Adds a method with one request and any number of responses, which the handler sends before it returns.
@@ -207,7 +192,9 @@ impl Router {
         R: Message,
         F: Fn(&Call, Q, &mut Sender<R>) -> Result<(), Status> + Send + Sync + 'static,
     {
-        self.add(path, true, move |call| handler(call, call.receive_one()?, &mut Sender::new(call)))
+        self.add(path, true, move |call| {
+            handler(call, call.receive_one()?, &mut Sender::new(call)).map(|()| Bytes::default())
+        })
     }
 
     /// Adds a method with any number of requests and one response.
@@ -217,9 +204,7 @@ impl Router {
         R: Message,
         F: Fn(&Call, &mut Receiver<Q>) -> Result<R, Status> + Send + Sync + 'static,
     {
-        self.streaming(path, move |call, requests, _: &mut Sender<R>| {
-            call.send(&message::encode(&handler(call, requests)?)?, false)
-        })
+        self.add(path, false, move |call| message::encode(&handler(call, &mut Receiver::new(call))?))
     }
 
     /// Adds a method with any number of requests and of responses.
@@ -230,8 +215,7 @@ impl Router {
         F: Fn(&Call, &mut Receiver<Q>, &mut Sender<R>) -> Result<(), Status> + Send + Sync + 'static,
     {
         self.add(path, false, move |call| {
-            let mut receiver = Receiver { call, ended: false, message: PhantomData };
-            handler(call, &mut receiver, &mut Sender::new(call))
+            handler(call, &mut Receiver::new(call), &mut Sender::new(call)).map(|()| Bytes::default())
         })
     }
 
@@ -239,7 +223,7 @@ impl Router {
         mut self,
         path: &str,
         takes_one: bool,
-        run: impl Fn(&Call) -> Result<(), Status> + Send + Sync + 'static,
+        run: impl Fn(&Call) -> Result<Bytes, Status> + Send + Sync + 'static,
     ) -> Router {
         self.methods.insert(path.to_owned(), Arc::new(Method { takes_one, run: Box::new(run) }));
         self
@@ -252,14 +236,14 @@ impl Router {
 
     /// The method at `path`, or why there is none.
     pub(super) fn find(&self, path: &[u8]) -> Result<Arc<Method>, Status> {
-        let path = String::from_utf8_lossy(path);
-        if let Some(method) = self.methods.get(&*path) {
+        let text = std::str::from_utf8(path).unwrap_or_default();
+        if let Some(method) = self.methods.get(text) {
             return Ok(method.clone());
         }
-        let is_known = self.services().any(|known| service_of(&path) == Some(known));
+        let is_known = self.services().any(|known| service_of(text) == Some(known));
         let what = if is_known { "method" } else { "service" };
-        // a path may be as long as all headers: no need to send it back whole
-        let shown: String = path.chars().take(200).collect();
+        // the answer is not to be larger than the question
+        let shown: String = path.escape_ascii().take(64).map(char::from).collect();
         Err(Status::new(Code::Unimplemented, format!("unknown {what} {shown}")))
     }
 }

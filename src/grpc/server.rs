@@ -15,8 +15,8 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -24,12 +24,14 @@ use super::health;
 use super::link::{CallState, Core, Guard, Link, Side, TICK, h2_limits};
 use super::message::parse_timeout;
 use super::metadata::{Metadata, encode_bin, is_grpc_type};
-use super::router::{Call, Method, Router, turn_away};
+use super::router::{Call, Method, Router};
 use super::status::{Code, Status, percent_encode};
 use super::transport::Accept;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
 use crate::metrics::Registry;
+use crate::network::Network;
 use crate::pool::Pool;
+use crate::share::{Pot, Share};
 use crate::sys::poll::Poller;
 
 /// How often a connection on which something is due is looked at; also how precise its time-outs are.
@@ -40,6 +42,10 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const PATIENCE_FIRST: Duration = Duration::from_millis(1);
 /// The listening socket's number for the poller; those of connections are above.
 const LISTENER: u64 = 0;
+/// What a call takes beside its metadata and its message, as it counts against [`Limits::buffered_bytes`].
+const CALL_BYTES: usize = 1 << 10;
+/// Bytes of a status' message that are sent.
+const MESSAGE_MOST: usize = 2 << 10;
 /// When a call that was shed should come again.
 const BUSY_PAUSE: Duration = Duration::from_secs(2);
 /// How long to wait before the next accept when the system had no descriptor for one.
@@ -70,13 +76,16 @@ pub struct Limits {
     pub stall: Duration,
     /// Calls at once on one connection (SETTINGS_MAX_CONCURRENT_STREAMS).
     pub streams: u32,
-    /// Handlers at once in the whole server; a further call ends with RESOURCE_EXHAUSTED.
+    /// Handlers at once in the whole server; a further call ends with RESOURCE_EXHAUSTED. One peer (an IPv4 address, an IPv6
+    /// network of 64 bits) leaves the last quarter to others.
     pub handlers: usize,
     /// Bytes of one request's headers (SETTINGS_MAX_HEADER_LIST_SIZE, RFC 9113 §6.5.2).
     pub header_bytes: u32,
     /// Bytes of one request message; a larger one ends with RESOURCE_EXHAUSTED.
     pub message_bytes: usize,
-    /// Bytes of requests that no handler has taken yet, in the whole server.
+    /// Bytes in the whole server of requests until their handlers are done, of answers that a peer does not take, and of
+    /// buffers beyond what each connection has; one peer leaves the last quarter to others. Over it a call ends with
+    /// RESOURCE_EXHAUSTED, and less is taken in while a peer does not read.
     pub buffered_bytes: usize,
 }
 
@@ -98,7 +107,7 @@ impl Default for Limits {
             header_bytes: 16 << 10,
             // gRPC's usual default
             message_bytes: 4 << 20,
-            buffered_bytes: 64 << 20,
+            buffered_bytes: 16 << 20,
         }
     }
 }
@@ -125,8 +134,10 @@ pub(super) struct Shared {
     poller: Poller,
     /// Connections that are not parked, by number.
     active: Mutex<HashMap<u64, Arc<Link>>>,
-    running: AtomicUsize,
-    buffered: AtomicUsize,
+    handlers: Arc<Pot>,
+    memory: Arc<Pot>,
+    /// Of the peers that have connections.
+    shares: Mutex<HashMap<Network, Weak<PeerShare>>>,
     shed: Mutex<Shed>,
     shed_ever: AtomicU64,
 }
@@ -143,6 +154,20 @@ enum PeerState {
     /// The socket, to cut the handshake short.
     Handshake(TcpStream),
     Open(Arc<Link>),
+}
+
+/// What the connections of one peer take together.
+pub(super) struct PeerShare {
+    pub(super) handlers: Share,
+    pub(super) memory: Share,
+}
+
+impl PeerShare {
+    /// Of what has no limit.
+    pub(super) fn unlimited() -> Arc<PeerShare> {
+        let share = || Share::of(&Pot::new(usize::MAX));
+        Arc::new(PeerShare { handlers: share(), memory: share() })
+    }
 }
 
 /// What was shed since the last line in the log.
@@ -168,6 +193,9 @@ impl Server {
             router: health::add(router),
             accept,
             pool: Arc::new(Pool::new(name, limits.connections + limits.handlers)),
+            handlers: Pot::new(limits.handlers),
+            memory: Pot::new(limits.buffered_bytes),
+            shares: Mutex::default(),
             limits,
             connections: Mutex::default(),
             changed: Condvar::new(),
@@ -175,8 +203,6 @@ impl Server {
             watcher_sleeps: AtomicBool::new(false),
             poller: Poller::new()?,
             active: Mutex::default(),
-            running: AtomicUsize::new(0),
-            buffered: AtomicUsize::new(0),
             shed: Mutex::default(),
             shed_ever: AtomicU64::new(0),
         });
@@ -203,7 +229,7 @@ impl Server {
             value(|shared| lock(&shared.connections).len() as f64)
         });
         registry.gauge_of("firstlight_grpc_calls_in_flight", "Calls whose handlers run.", &of, {
-            value(|shared| shared.running.load(Ordering::Relaxed) as f64)
+            value(|shared| shared.handlers.used() as f64)
         });
         registry.counter_of("firstlight_grpc_shed_total", "Connections and calls turned away by a limit.", &of, {
             value(|shared| shared.shed_ever.load(Ordering::Relaxed) as f64)
@@ -269,6 +295,10 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop(Duration::ZERO);
     }
+}
+
+pub(super) fn short_of_memory() -> Status {
+    Status::new(Code::ResourceExhausted, "the server is short of memory for requests")
 }
 
 fn stopped() -> Status {
@@ -346,11 +376,12 @@ impl Shared {
     fn connect(self: Arc<Self>, id: u64, socket: TcpStream) {
         let deadline = Instant::now() + self.limits.handshake;
         let peer = socket.peer_addr();
+        let share = self.share_of(peer.as_ref().map_or(Network::UNKNOWN, |peer| peer.ip().into()));
         let opened = panic::catch_unwind(AssertUnwindSafe(|| self.accept.accept(socket, deadline)))
             .unwrap_or_else(|_| Err(io::Error::other("a panic in the handshake")))
             .and_then(|transport| {
                 let h2 = Connection::server(h2_limits(self.limits.streams, self.limits.header_bytes));
-                let link = Link::new(transport, h2, Side::Server(self.clone()), self.limits.stall)?;
+                let link = Link::new(transport, h2, Side::Server(self.clone()), self.limits.stall, share)?;
                 let mut core = link.lock();
                 core.upkeep.id = id;
                 core.upkeep.established_by = deadline;
@@ -386,6 +417,19 @@ impl Shared {
         }
     }
 
+    /// What the connections of this peer take together.
+    fn share_of(&self, peer: Network) -> Arc<PeerShare> {
+        let mut shares = lock(&self.shares);
+        shares.retain(|_, share| share.strong_count() > 0);
+        let share = shares.entry(peer).or_default();
+        share.upgrade().unwrap_or_else(|| {
+            let new = PeerShare { handlers: Share::of(&self.handlers), memory: Share::of(&self.memory) };
+            let new = Arc::new(new);
+            *share = Arc::downgrade(&new);
+            new
+        })
+    }
+
     /// Has a connection take no further calls; what it has ends within the grace.
     fn retire(&self, link: &Link, why: &str) {
         let mut core = link.lock();
@@ -416,11 +460,8 @@ impl Shared {
             }
             if core.ended.is_some() {
                 core.ready.clear();
-                core.calls.retain(|_, call| call.request.is_none());
-                let id = core.upkeep.id;
-                // stop() takes a connection that is forgotten for one that is closed
-                drop(link.wait_until_written(core));
-                return self.forget(id);
+                core.calls.retain(|_, call| call.request.is_none() && call.outbound.is_none());
+                return self.close(link, core);
             }
             if let Some(stream) = core.ready.pop_front() {
                 let request = core.calls.get_mut(&stream).and_then(|call| call.request.take());
@@ -433,7 +474,8 @@ impl Shared {
                 core = link.lock();
                 continue;
             }
-            if core.is_parked || !core.is_free() {
+            // who writes comes back here, or leaves it to the watcher
+            if core.is_parked || !core.is_free() || core.is_held() {
                 return;
             }
             let before = core.last_read;
@@ -441,6 +483,22 @@ impl Shared {
             if core.last_read == before && core.ready.is_empty() && core.ended.is_none() {
                 return self.park(link, core);
             }
+        }
+    }
+
+    /// Lets go of a connection that is over and written to the end, once the peer has closed it too or had time for that; the
+    /// poller waits for it meanwhile.
+    fn close(&self, link: &Link, mut core: Guard<'_>) {
+        if core.is_writing {
+            // that thread comes back here, or leaves it to the watcher
+        } else if link.lingers(&core) && self.poller.watch_once(&*link.socket, core.upkeep.id).is_ok() {
+            core.is_parked = true;
+            lock(&self.active).remove(&core.upkeep.id);
+        } else {
+            let _ = link.socket.shutdown(Shutdown::Both);
+            let id = core.upkeep.id;
+            drop(core);
+            self.forget(id);
         }
     }
 
@@ -514,7 +572,13 @@ impl Shared {
     fn all_have_threads(self: &Arc<Self>) -> bool {
         let active: Vec<_> = lock(&self.active).values().cloned().collect();
         for link in active.iter().filter(|link| link.is_neglected()) {
-            let ready = link.lock().ready.len();
+            let mut core = link.lock();
+            if core.is_writing && (core.ended.is_some() || core.is_held()) {
+                // there is nothing to do until that is written, or fails
+                continue;
+            }
+            let ready = core.ready.len();
+            drop(core);
             // in a burst the jobs of an earlier tick may still wait: each tick would add as many again
             self.attend_later(link, ready.max(1).saturating_sub(link.awaited.load(Ordering::SeqCst)));
         }
@@ -556,29 +620,28 @@ impl Shared {
     fn run(self: &Arc<Self>, link: &Arc<Link>, stream: u32, request: Request) {
         let Request { method, metadata, deadline } = request;
         let call = Call { link: link.clone(), stream, metadata, deadline, answer: Mutex::default() };
-        let result = if self.running.fetch_add(1, Ordering::SeqCst) < self.limits.handlers {
-            panic::catch_unwind(AssertUnwindSafe(|| (method.run)(&call))).unwrap_or_else(|_| {
+        let result = if link.share.handlers.take(1) {
+            let result = panic::catch_unwind(AssertUnwindSafe(|| (method.run)(&call))).unwrap_or_else(|_| {
                 log::error!("{}: a handler panicked", self.name);
                 Err(Status::new(Code::Internal, "the handler failed"))
-            })
+            });
+            link.share.handlers.give_back(1);
+            result
         } else {
             self.shed("the limit of running calls is reached", link.peer.map_or([0; 4].into(), |peer| peer.ip()));
             Err(Status::new(Code::ResourceExhausted, "the server is busy").with_retry_after(BUSY_PAUSE))
         };
-        self.running.fetch_sub(1, Ordering::SeqCst);
         let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
         let result = if is_late { Err(Status::new(Code::DeadlineExceeded, "the deadline passed")) } else { result };
+        let custom = call.answer.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut core = link.lock();
-        if !core.is_cancelled(stream) {
-            core.answer(stream, &result, &call.answer);
-        }
-        core.calls.remove(&stream);
-        if core.calls.is_empty() {
-            core.upkeep.last_call = Instant::now();
-        }
-        core = link.flush(core);
-        if core.calls.is_empty() && core.h2.is_drained() {
-            drop(link.end_after_flush(core, stopped()));
+        match result {
+            _ if core.is_cancelled(stream) => core.forget(stream),
+            Ok(message) => core.respond(stream, message, custom),
+            Err(status) => {
+                core.answer(stream, &Err(status), &custom);
+                core.forget(stream);
+            }
         }
     }
 }
@@ -590,29 +653,42 @@ pub(super) struct Request {
     deadline: Option<Instant>,
 }
 
-/// Received bytes that count against [`Limits::buffered_bytes`].
+/// Bytes that count against [`Limits::buffered_bytes`].
 pub(super) struct Held {
-    shared: Arc<Shared>,
+    pub(super) share: Arc<PeerShare>,
     bytes: usize,
+    taken: usize,
 }
 
 impl Held {
-    /// Whether `bytes` more are within the limit.
-    pub(super) fn grow(&mut self, bytes: usize) -> bool {
-        self.bytes += bytes;
-        self.shared.buffered.fetch_add(bytes, Ordering::Relaxed) + bytes <= self.shared.limits.buffered_bytes
+    pub(super) fn new(share: Arc<PeerShare>) -> Held {
+        Held { share, bytes: 0, taken: 0 }
     }
 
-    pub(super) fn shrink(&mut self, bytes: usize) {
-        let bytes = bytes.min(self.bytes);
-        self.bytes -= bytes;
-        self.shared.buffered.fetch_sub(bytes, Ordering::Relaxed);
+    /// Whether `bytes` more are within the limit.
+    pub(super) fn grow(&mut self, bytes: usize) -> bool {
+        self.set(self.bytes + bytes)
+    }
+
+    /// Whether this many are within the limit, if they are more than before.
+    pub(super) fn set(&mut self, bytes: usize) -> bool {
+        let before = std::mem::replace(&mut self.bytes, bytes);
+        if bytes < before {
+            self.share.memory.give_back(before - bytes);
+        }
+        bytes <= before || self.share.memory.force(bytes - before)
+    }
+
+    /// A handler takes a message of `bytes`, and has it until it takes the next.
+    pub(super) fn take(&mut self, bytes: usize) {
+        let before = std::mem::replace(&mut self.taken, bytes);
+        self.set(self.bytes.saturating_sub(before));
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.shrink(self.bytes);
+        self.set(0);
     }
 }
 
@@ -621,7 +697,7 @@ pub(super) struct Upkeep {
     /// The connection's number in the server.
     pub(super) id: u64,
     established_by: Instant,
-    last_call: Instant,
+    pub(super) last_call: Instant,
     within_headers_since: Option<Instant>,
     pub(super) opened: Instant,
     /// It was told to go away, and is closed then at the latest.
@@ -665,6 +741,16 @@ impl Core {
         for stream in late {
             self.refuse(stream, &Status::new(Code::DeadlineExceeded, "the request did not end in time"));
         }
+        let is_stuck = |call: &CallState| {
+            call.outbound
+                .as_ref()
+                .is_some_and(|outbound| outbound.moved.is_some_and(|moved| is_over(moved, limits.stall)))
+        };
+        let stuck: Vec<u32> = self.calls.iter().filter(|(_, call)| is_stuck(call)).map(|(&stream, _)| stream).collect();
+        for stream in stuck {
+            self.h2.reset(stream, ErrorCode::CANCEL);
+            self.forget(stream);
+        }
         if self.calls.is_empty() && is_over(self.upkeep.last_call, limits.idle) {
             return Err((ErrorCode::NO_ERROR, "it was idle"));
         }
@@ -687,33 +773,50 @@ impl Core {
         self.upkeep.last_call = now;
         let headers = self.h2.headers();
         let kind = headers.get(b"content-type").unwrap_or_default();
-        let mut call = CallState::new(shared.limits.message_bytes, now);
-        call.is_grpc = headers.get(b":method") == Some(b"POST") && is_grpc_type(kind);
+        if headers.get(b":method") != Some(b"POST") || !is_grpc_type(kind) {
+            return self.turn_away(stream);
+        }
+        let mut call = CallState::new(shared.limits.message_bytes, now, None);
         call.has_encoding = headers.get(b"grpc-encoding").is_some_and(|encoding| encoding != b"identity");
         let malformed = || Status::new(Code::Internal, "a malformed grpc-timeout");
         let timeout = headers.get(b"grpc-timeout").map(|value| parse_timeout(value).ok_or_else(malformed)).transpose();
-        let method = match call.is_grpc {
-            true => shared.router.find(headers.get(b":path").unwrap_or_default()),
-            false => Ok(turn_away(headers.get(b":method").unwrap_or_default())),
-        };
+        let method = shared.router.find(headers.get(b":path").unwrap_or_default());
         let metadata = Metadata::of(headers);
+        let mut held = Held::new(self.buffers.share.clone());
+        let is_short = !held.grow(CALL_BYTES + metadata.size());
         let (method, timeout) = match (method, timeout) {
-            (Ok(method), Ok(timeout)) => (method, timeout),
+            (Ok(method), Ok(timeout)) if !is_short => (method, timeout),
             (Err(status), _) | (_, Err(status)) => {
                 self.calls.insert(stream, call);
                 return self.refuse(stream, &status);
+            }
+            _ => {
+                self.calls.insert(stream, call);
+                return self.refuse(stream, &short_of_memory());
             }
         };
         let takes_one = method.takes_one;
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         call.request = Some(Request { method, metadata, deadline });
-        call.held = Some(Held { shared: shared.clone(), bytes: 0 });
+        call.held = Some(held);
         self.calls.insert(stream, call);
         if !takes_one {
             self.ready.push_back(stream);
         }
         if end {
             self.end_inbound(stream);
+        }
+    }
+
+    /// Answers a request that is not gRPC by an HTTP status, and says in a field what would be (gRPC over HTTP2: "servers SHOULD
+    /// respond with HTTP status of 415" to another content-type).
+    fn turn_away(&mut self, stream: u32) {
+        let fields: [Field; 2] = match self.h2.headers().get(b":method") {
+            Some(b"POST") => [(b":status", b"415", Indexing::Yes), (b"accept", b"application/grpc", Indexing::Yes)],
+            _ => [(b":status", b"405", Indexing::Yes), (b"allow", b"POST", Indexing::Yes)],
+        };
+        if self.h2.send_headers(stream, fields.into_iter(), true).is_err() {
+            self.h2.reset(stream, ErrorCode::INTERNAL_ERROR);
         }
     }
 
@@ -725,16 +828,17 @@ impl Core {
         }
     }
 
-    /// A call that ended badly before its handler started needs none.
+    /// A call that ended badly before its handler started needs none, and after it no answer.
     pub(super) fn drop_if_unstarted(&mut self, stream: u32) {
-        if self.calls.get(&stream).is_some_and(|call| call.request.is_some() && matches!(call.end, Some(Err(_)))) {
+        let is_idle = |call: &CallState| call.request.is_some() || call.outbound.is_some();
+        if self.calls.get(&stream).is_some_and(|call| is_idle(call) && matches!(call.end, Some(Err(_)))) {
             self.calls.remove(&stream);
         }
     }
 
     /// Answers a call without its handler, which is told if it runs already.
     pub(super) fn refuse(&mut self, stream: u32, status: &Status) {
-        self.answer(stream, &Err(status.clone()), &Mutex::default());
+        self.answer(stream, &Err(status.clone()), &Default::default());
         self.upkeep.last_call = Instant::now();
         match self.calls.get(&stream) {
             Some(call) if call.request.is_none() && call.held.is_some() => self.finish(stream, Err(status.clone())),
@@ -743,11 +847,10 @@ impl Core {
     }
 
     /// Sends the response's headers unless they went out before.
-    pub(super) fn answer_headers(&mut self, stream: u32, custom: &Mutex<(Metadata, Metadata)>) {
+    pub(super) fn answer_headers(&mut self, stream: u32, custom: &Metadata) {
         let Some(call) = self.calls.get_mut(&stream) else { return };
         if !std::mem::replace(&mut call.has_answered, true) {
-            let custom = lock(custom);
-            let fields = RESPONSE.into_iter().chain(custom.0.fields());
+            let fields = RESPONSE.into_iter().chain(custom.fields());
             // a closed stream will be noticed by who sends the message
             if self.h2.send_headers(stream, fields, false) == Err(SendError::TooLarge) {
                 call.has_answered = false;
@@ -758,17 +861,17 @@ impl Core {
     }
 
     /// Sends the trailers, with the headers if these did not go out before ("Trailers-Only").
-    fn answer(&mut self, stream: u32, result: &Result<(), Status>, custom: &Mutex<(Metadata, Metadata)>) {
+    pub(super) fn answer(&mut self, stream: u32, result: &Result<(), Status>, custom: &(Metadata, Metadata)) {
         let mut has_answered = self.calls.get(&stream).is_some_and(|call| call.has_answered);
         if result.is_ok() && !has_answered {
-            self.answer_headers(stream, custom);
+            self.answer_headers(stream, &custom.0);
             has_answered = true;
         }
         let status = result.as_ref().err();
         let code = status.map_or(Code::Ok, Status::code);
-        let message = status.map(|status| percent_encode(status.message())).unwrap_or_default();
+        let cut = |text: &str| percent_encode(&text[..text.floor_char_boundary(MESSAGE_MOST)]);
+        let message = status.map(|status| cut(status.message())).unwrap_or_default();
         let details = status.map(|status| encode_bin(status.details())).unwrap_or_default();
-        let custom = lock(custom);
         let headers = RESPONSE.into_iter().chain(custom.0.fields()).filter(|_| !has_answered);
         let trailers: [Option<Field>; 4] = [
             Some((b"grpc-status", code.as_header(), Indexing::Yes)),

@@ -82,12 +82,13 @@ pub struct Status {
     code: Code,
     message: String,
     details: Vec<u8>,
+    is_unprocessed: bool,
 }
 
 impl Status {
     /// The message crosses the network as it is: to an unauthenticated peer it must say no more than that it was refused.
     pub fn new(code: Code, message: impl Into<String>) -> Status {
-        Status { code, message: message.into(), details: Vec::new() }
+        Status { code, message: message.into(), details: Vec::new(), is_unprocessed: false }
     }
 
     /// Adds the binary details (`grpc-status-details-bin`, an encoded `google.rpc.Status`).
@@ -121,6 +122,17 @@ impl Status {
         let delay = RetryInfo::decode(&info.value[..]).ok()?.retry_delay?;
         let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
         Some(Duration::from_secs(seconds.min(86_400)) + Duration::from_nanos(nanos.min(999_999_999).into()))
+    }
+
+    /// Says that the server did not look at the call.
+    pub(super) fn unprocessed(self) -> Status {
+        Status { is_unprocessed: true, ..self }
+    }
+
+    /// Whether the server said that it did not look at the call (GOAWAY, REFUSED_STREAM): on another connection it may be
+    /// made again, whatever it does.
+    pub fn is_unprocessed(&self) -> bool {
+        self.is_unprocessed
     }
 
     /// What kind of failure it was.

@@ -141,6 +141,8 @@ pub enum Event<'a> {
         last: u32,
         /// Why.
         code: ErrorCode,
+        /// Why, in words for people, if the peer says so; any bytes.
+        debug: &'a [u8],
     },
     /// Our keepalive PING came back.
     Pong,
@@ -239,6 +241,8 @@ pub struct Connection {
 
     resets: Budget,
     control: Budget,
+    /// When the last bytes came.
+    now: Option<Instant>,
 }
 
 impl Connection {
@@ -286,6 +290,7 @@ impl Connection {
             dead: None,
             resets: Budget::new(limits.resets),
             control: Budget::new(limits.control),
+            now: None,
         }
     }
 
@@ -307,6 +312,7 @@ impl Connection {
     /// skipped: the frame is not complete. At most 16 393 bytes are ever needed. After an error the output ends with
     /// GOAWAY, and the connection is of no more use: it takes nothing in, and nothing can be sent.
     pub fn receive<'a>(&mut self, input: &'a [u8], now: Instant) -> Result<(usize, Option<Event<'a>>), Error> {
+        self.now = Some(now);
         match self.dead {
             Some(error) => Err(error),
             None => self.receive_frame(input, now).inspect_err(|error| self.die(*error)),
@@ -695,8 +701,8 @@ impl Connection {
     }
 
     /// §6.8
-    fn goaway_frame<'a>(&mut self, payload: &[u8]) -> Outcome<'a> {
-        let Some(&[l0, l1, l2, l3, c0, c1, c2, c3]) = payload.first_chunk::<8>() else {
+    fn goaway_frame<'a>(&mut self, payload: &'a [u8]) -> Outcome<'a> {
+        let Some((&[l0, l1, l2, l3, c0, c1, c2, c3], debug)) = payload.split_first_chunk::<8>() else {
             return error(Code::FRAME_SIZE_ERROR, "GOAWAY shorter than 8 bytes (§6.8)");
         };
         let last = u32::from_be_bytes([l0, l1, l2, l3]) & MAX_31_BITS;
@@ -704,7 +710,7 @@ impl Connection {
         if !self.is_server {
             self.streams.retain(|&id, _| id <= last);
         }
-        Ok(Some(Event::GoAway { last, code: ErrorCode(u32::from_be_bytes([c0, c1, c2, c3])) }))
+        Ok(Some(Event::GoAway { last, code: ErrorCode(u32::from_be_bytes([c0, c1, c2, c3])), debug }))
     }
 
     /// §6.9
@@ -862,11 +868,16 @@ impl Connection {
         }
     }
 
-    /// Ends a stream with RST_STREAM; nothing happens if it is closed.
+    /// Ends a stream with RST_STREAM; nothing happens if it is closed. What makes a server do so is the peer's work: too much
+    /// of it ends the connection (CVE-2025-8671).
     pub fn reset(&mut self, stream: u32, code: ErrorCode) {
-        if self.streams.contains_key(&stream) {
-            frame::rst_stream(&mut self.out, stream, code);
-            self.close(stream, Closed::ResetByUs);
+        if !self.streams.contains_key(&stream) {
+            return;
+        }
+        frame::rst_stream(&mut self.out, stream, code);
+        self.close(stream, Closed::ResetByUs);
+        if self.is_server && self.now.is_some_and(|now| !self.resets.spend(now)) {
+            self.die(Error { code: Code::ENHANCE_YOUR_CALM, reason: "too many streams that we had to reset" });
         }
     }
 
@@ -906,6 +917,11 @@ impl Connection {
     /// Whether the peer's preface and SETTINGS have come, and it acknowledged ours (§6.5.3: else SETTINGS_TIMEOUT).
     pub fn is_established(&self) -> bool {
         self.has_settings && self.settings_acknowledged
+    }
+
+    /// Whether the peer's SETTINGS have come: what it takes is not known before.
+    pub fn has_settings(&self) -> bool {
+        self.has_settings
     }
 
     /// Whether a header block is under way.

@@ -250,9 +250,10 @@ impl Inner {
         let request = GetDataKeyRequest { data_key_id: id.to_owned(), length: len as u32 };
         let started = Instant::now();
         let mut response = match self.call(&request, deadline) {
-            // the connection may have been dead for long, which shows at once; that the key was asked for twice changes nothing
-            Called { reused: true, result: Err(status) }
-                if status.code() == Code::Unavailable && started.elapsed() < PAUSE =>
+            // the service ends connections at their maximum age; or it may have been dead for long, which shows at once; that the key was asked for twice changes nothing
+            Called { reused, result: Err(status) }
+                if status.is_unprocessed()
+                    || reused && status.code() == Code::Unavailable && started.elapsed() < PAUSE =>
             {
                 self.call(&request, deadline).result
             }
@@ -284,7 +285,7 @@ impl Inner {
         if let Err(status) = &result
             && matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
         {
-            let is_refused = !reused && status.code() == Code::Unavailable;
+            let is_refused = !reused && status.code() == Code::Unavailable && !status.is_unprocessed();
             self.give_up(number, is_refused.then(|| status.to_string()));
         }
         Called { reused, result }

@@ -32,6 +32,19 @@ const PLACES: usize = 8;
 /// A caller waits at most this long: a network's longest delay, and some tries of others.
 const LONGEST_WAIT: Duration = Duration::from_secs(90);
 
+/// What anybody may take of a machine that waits in its initramfs: 16 MiB at most, where all use all of it.
+pub fn limits() -> Limits {
+    Limits {
+        connections: 128,
+        connections_per_peer: 32,
+        handlers: 16,
+        header_bytes: 8 << 10,
+        message_bytes: MAX_REQUEST,
+        buffered_bytes: MAX_BUFFERED,
+        ..Limits::default()
+    }
+}
+
 /// A running recovery server; stops when dropped.
 pub struct RecoveryServer(Server);
 
@@ -44,8 +57,7 @@ impl RecoveryServer {
         let router = router.unary("/recoverproto.API/Status", move |_: &Call, _: StatusRequest| Ok(status(&waiting)));
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
         let listener = TcpListener::bind(address)?;
-        let limits = Limits { message_bytes: MAX_REQUEST, buffered_bytes: MAX_BUFFERED, ..Limits::default() };
-        Server::start("recovery", listener, transport, router, limits).map(RecoveryServer)
+        Server::start("recovery", listener, transport, router, limits()).map(RecoveryServer)
     }
 }
 

@@ -40,7 +40,7 @@ fn feed_at(connection: &mut Connection, mut bytes: &[u8], now: Instant) -> Resul
             Event::Data { stream, data, end } => Seen::Data(stream, data.to_vec(), end),
             Event::Reset { stream, code, by_peer } => Seen::Reset(stream, code, by_peer),
             Event::Window { stream } => Seen::Window(stream),
-            Event::GoAway { last, code } => Seen::GoAway(last, code),
+            Event::GoAway { last, code, .. } => Seen::GoAway(last, code),
             Event::Pong => Seen::Pong,
         }));
     }

@@ -1,0 +1,94 @@
+//! What the peers of a server have in common, as handlers and memory. One peer may take three quarters of it while nobody
+//! else wants any; once it has a quarter, the last quarter is for the others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What all peers have together.
+pub struct Pot {
+    most: usize,
+    used: AtomicUsize,
+}
+
+/// One peer's part of a [`Pot`].
+pub struct Share {
+    pot: Arc<Pot>,
+    used: AtomicUsize,
+}
+
+impl Pot {
+    /// So many, of whatever it is.
+    pub fn new(most: usize) -> Arc<Pot> {
+        Arc::new(Pot { most, used: AtomicUsize::new(0) })
+    }
+
+    /// What is taken by all.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+impl Share {
+    /// A peer's, of which nothing is taken yet.
+    pub fn of(pot: &Arc<Pot>) -> Share {
+        Share { pot: pot.clone(), used: AtomicUsize::new(0) }
+    }
+
+    /// Takes `amount`, or nothing and returns `false` if that is more than the peer may have now.
+    pub fn take(&self, amount: usize) -> bool {
+        let fits = self.force(amount);
+        if !fits {
+            self.give_back(amount);
+        }
+        fits
+    }
+
+    /// Takes `amount` in any case, and returns whether the peer may have it.
+    pub fn force(&self, amount: usize) -> bool {
+        let all = self.pot.used.fetch_add(amount, Ordering::Relaxed) + amount;
+        self.fits(all, self.used.fetch_add(amount, Ordering::Relaxed) + amount)
+    }
+
+    /// Gives back what was taken.
+    pub fn give_back(&self, amount: usize) {
+        self.used.fetch_sub(amount, Ordering::Relaxed);
+        self.pot.used.fetch_sub(amount, Ordering::Relaxed);
+    }
+
+    /// Whether the peer has as much as it may have, or more.
+    pub fn is_used_up(&self) -> bool {
+        !self.fits(self.pot.used() + 1, self.used.load(Ordering::Relaxed) + 1)
+    }
+
+    fn fits(&self, all: usize, own: usize) -> bool {
+        let quarter = self.pot.most / 4;
+        all <= self.pot.most - if own > quarter { quarter } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_leaves_the_last_quarter_to_the_others_and_all_have_no_more_than_there_is() {
+        let pot = Pot::new(128);
+        let greedy = Share::of(&pot);
+        assert_eq!((0..200).filter(|_| greedy.take(1)).count(), 96);
+        assert!(greedy.is_used_up());
+        let modest = Share::of(&pot);
+        assert!(!modest.is_used_up() && modest.take(31) && modest.take(1));
+        assert!(modest.is_used_up() && !modest.take(1) && !Share::of(&pot).take(1));
+        assert_eq!(pot.used(), 128);
+        greedy.give_back(96);
+        assert!(modest.take(64) && !modest.take(1));
+        assert!(!modest.force(40), "it says so");
+        assert_eq!(pot.used(), 136);
+    }
+
+    #[test]
+    fn of_too_little_to_be_divided_one_peer_may_have_all() {
+        let share = Share::of(&Pot::new(2));
+        assert!(share.take(1) && share.take(1) && !share.take(1));
+    }
+}

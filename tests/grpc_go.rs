@@ -1,0 +1,132 @@
+//! Our client against grpc-go, with what its servers do by their options: deadlines that they keep, too, a maximum connection
+//! age, small limits, and GOAWAY to who asks too often. `tests/grpc_go` is the peer.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use firstlight::grpc::{CallOptions, Channel, Code, Keepalive, Status, Transport};
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Blob {
+    #[prost(bytes = "vec", tag = "1")]
+    data: Vec<u8>,
+}
+
+/// A server; ends when dropped.
+struct Peer {
+    process: Child,
+    address: String,
+}
+
+impl Peer {
+    fn start(args: &[&str]) -> Peer {
+        static BINARY: OnceLock<PathBuf> = OnceLock::new();
+        let binary = BINARY.get_or_init(|| {
+            let binary = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("grpc-go");
+            let built = Command::new("go")
+                .args(["build", "-o"])
+                .arg(&binary)
+                .arg(".")
+                .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/grpc_go"))
+                .envs([("GOFLAGS", "-mod=readonly"), ("CGO_ENABLED", "0")])
+                .status()
+                .expect("the Go tool chain is installed (Debian: golang-go)");
+            assert!(built.success(), "go build failed in tests/grpc_go");
+            binary
+        });
+        let mut process = Command::new(binary).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Peer { process, address: line.trim().strip_prefix("listening ").unwrap().to_owned() }
+    }
+
+    fn connect(&self) -> Channel {
+        Channel::new(Transport::plain(TcpStream::connect(&self.address).unwrap()).unwrap(), &self.address).unwrap()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn within(timeout: Duration) -> CallOptions {
+    CallOptions { timeout: Some(timeout), ..CallOptions::default() }
+}
+
+fn echo(channel: &Channel, options: &CallOptions) -> Result<(), Status> {
+    let request = Blob { data: b"hello".to_vec() };
+    channel.unary("/test.Go/Echo", &request, options).map(|answer: Blob| assert_eq!(answer, request))
+}
+
+fn soon() -> CallOptions {
+    within(Duration::from_secs(30))
+}
+
+/// The server ends such a call with RST_STREAM (CANCEL) at about the time when the client gives it up.
+#[test]
+fn a_call_past_its_deadline_is_deadline_exceeded_whoever_notices_first() {
+    let peer = Peer::start(&[]);
+    let channel = peer.connect();
+    for round in 0..60 {
+        let options = within(Duration::from_millis(10 + round % 7));
+        let status = channel.unary::<_, Blob>("/test.Go/Wait", &Blob::default(), &options).unwrap_err();
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{round}: {status}");
+    }
+    echo(&channel, &soon()).unwrap();
+}
+
+#[test]
+fn at_a_connections_maximum_age_a_call_is_answered_or_can_be_repeated() {
+    let peer = Peer::start(&["-age=200ms"]);
+    let mut channel = peer.connect();
+    let (mut connections, begun) = (1, Instant::now());
+    while connections < 4 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "no connection ends");
+        if let Err(status) = echo(&channel, &soon()) {
+            assert!(status.is_unprocessed(), "{status}");
+            assert!(status.message().contains("NO_ERROR"), "{status}");
+            channel = peer.connect();
+            echo(&channel, &soon()).unwrap();
+            connections += 1;
+        }
+    }
+}
+
+#[test]
+fn the_first_call_already_keeps_to_what_the_server_takes() {
+    let peer = Peer::start(&["-headers=600", "-streams=1"]);
+    for _ in 0..5 {
+        let channel = peer.connect();
+        let mut large = soon();
+        large.metadata.insert("x-large", &"x".repeat(1000)).unwrap();
+        let status = echo(&channel, &large).unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(status.message().contains("more than the server takes"), "{status}");
+        let channel = peer.connect();
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| echo(&channel, &soon()).unwrap());
+            }
+        });
+    }
+}
+
+#[test]
+fn what_the_server_says_when_it_ends_a_connection_is_in_the_error() {
+    let peer = Peer::start(&[]);
+    let socket = Transport::plain(TcpStream::connect(&peer.address).unwrap()).unwrap();
+    // its enforcement policy lets nobody ask more often than every five minutes
+    let hasty = Keepalive { every: Duration::from_millis(50), timeout: Duration::from_secs(20) };
+    let channel = Channel::with_keepalive(socket, &peer.address, hasty).unwrap();
+    let status = channel.unary::<_, Blob>("/test.Go/Wait", &Blob::default(), &soon()).unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("GOAWAY (ENHANCE_YOUR_CALM, \"too_many_pings\")"), "{status}");
+}
