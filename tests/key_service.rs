@@ -117,9 +117,12 @@ fn services_of_the_same_machine_get_what_tickets_need_and_each_decision_is_in_th
     let (program, address) = key_service(dir.path(), &tpm);
     let client = key_client(address, dir.path(), &tpm);
     assert_eq!(hex(client.data_key(UUID, 32, None).unwrap().expose()), DISK_KEY);
-    for id in ["measurementSecret", "ca_emergency_ssh"] {
-        assert_eq!(client.data_key(id, 32, None).unwrap().len(), 32);
+    for (id, len) in [("measurementSecret", 32), ("ca_emergency_ssh_host", 32), ("ca_emergency_ssh.pub", 51)] {
+        assert_eq!(client.data_key(id, len, None).unwrap().len(), len);
     }
+    // with which one logs in everywhere
+    let denied = failure(client.data_key("ca_emergency_ssh", 32, None));
+    assert!(denied.contains("of the class ssh-users are not for local"), "{denied}");
     let denied = failure(client.data_key("s3proxy-kek", 32, None));
     assert!(denied.starts_with("lasting: ") && denied.contains("of the class other are not for local"), "{denied}");
     let given = program.expect("audit result=given");
@@ -148,7 +151,7 @@ fn a_member_as_such_has_no_key_unless_granted_and_never_what_makes_nodes_and_clu
     };
     let (_program, address) = start(&mut grant(MEMBERS));
     assert_eq!(hex(get(address, UUID).unwrap().expose()), DISK_KEY);
-    assert!(failure(get(address, "ca_emergency_ssh")).contains("of the class ssh are not for member"));
+    assert!(failure(get(address, "ca_emergency_ssh_host")).contains("of the class ssh are not for member"));
     for text in ["member=disk,ssh", "member=measurement", "member=id:ca_emergency_ssh"] {
         let output = grant(text).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();

@@ -124,7 +124,8 @@ fn a_service_account_gets_its_classes_of_keys_and_nobody_else_any() {
     assert_eq!(hex(&ask(service.address, UUID, Some(&join)).unwrap()), DISK_KEY);
     for (id, caller, expected) in [
         ("measurementSecret", &join, None),
-        ("ca_emergency_ssh", &join, None),
+        ("ca_emergency_ssh_host", &join, None),
+        ("ca_emergency_ssh", &join, Some(Code::PermissionDenied)),
         ("s3proxy-kek", &proxy, None),
         ("s3proxy-kek", &join, Some(Code::PermissionDenied)),
         ("other", &proxy, Some(Code::PermissionDenied)),

@@ -8,19 +8,27 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use firstlight::crypto::Secret;
+use firstlight::crypto::{Dek, SSH_HOST_CA_SEED_ID, Secret, derive_key};
 use firstlight::ssh::{Authority, PublicKey, host, key};
 use tempfile::TempDir;
 
 /// Key 01.., salt 02..: the vector of the old system.
 const MASTER_SECRET: &str = "{\n\t\"key\": \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\",\n\t\"salt\": \"AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=\"\n}";
 const AUTHORITY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILR0FseonmwTcSWFE0usA7Jhv/450JfmwMdC3i5wcbSI";
+/// The authority for hosts, of the data key `ca_emergency_ssh_host`.
+const HOSTS: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGWg8ZeEkTWR6aOij8rdtHTMf2a0o0s65oM1upQbUjqF";
 /// The data key of that master secret.
 const SEED: &str = "9a28ff723b2ec10e3a6e8e9d00141a5f0382187f6fa46e4607b407b86fa6a0e5";
 
 fn authority() -> Authority {
     let seed = (0..64).step_by(2).map(|at| u8::from_str_radix(&SEED[at..at + 2], 16).unwrap()).collect();
     Authority::from_seed(&Secret::new(seed)).unwrap()
+}
+
+/// The one for hosts.
+fn hosts() -> Authority {
+    let seed = derive_key(&[1; 32], &[2; 32], Dek::named(SSH_HOST_CA_SEED_ID).info(), 32).unwrap();
+    Authority::from_seed(&seed).unwrap()
 }
 
 fn names(names: &[&str]) -> Vec<String> {
@@ -220,7 +228,8 @@ fn the_operator_gets_into_a_node_and_knows_it() {
     let before = sshd.login(operator.path(), "node.example", &OPTIONS);
     assert_ne!(before.status.code(), Some(0), "no node is known without its certificate");
 
-    host::install_host_certificate(root.path(), &authority(), &names(&["10.0.0.1", "node.example"])).unwrap();
+    host::install_host_certificate(root.path(), &hosts(), authority().public(), &names(&["10.0.0.1", "node.example"]))
+        .unwrap();
     sshd.reload();
     let there = |login: Output| (String::from_utf8_lossy(&login.stdout).trim().to_owned(), login.status.code());
     for name in ["node.example", "10.0.0.1"] {
@@ -242,6 +251,8 @@ fn the_operator_gets_into_a_node_and_knows_it() {
     let key = PublicKey::from_line(&fs::read_to_string(operator.path().join("id.pub")).unwrap()).unwrap();
     for certificate in [
         stranger.user_certificate(&key, SystemTime::now()),
+        // what a join service has lets nobody in
+        hosts().user_certificate(&key, SystemTime::now()),
         authority().user_certificate(&key, SystemTime::now() - Duration::from_secs(25 * 3600)),
     ] {
         write(operator.path(), "firstlight-ssh-cert.pub", &certificate);
@@ -252,9 +263,26 @@ fn the_operator_gets_into_a_node_and_knows_it() {
 }
 
 #[test]
+fn a_host_that_the_authority_for_users_has_certified_is_known_only_by_an_operator_who_wants_old_hosts() {
+    let root = tempfile::tempdir().unwrap();
+    host::install_host_certificate(root.path(), &authority(), authority().public(), &names(&["node.example"])).unwrap();
+    let sshd = Sshd::start(root.path());
+    let operator = operator(&["-t", "ed25519"]);
+    let unknown = sshd.login(operator.path(), "node.example", &OPTIONS);
+    let text = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert_eq!(unknown.status.code(), Some(255));
+    assert!(text.contains("Host key verification failed"), "{text}");
+    let output = firstlight_ssh(operator.path(), &["--key", "id.pub", "--overwrite", "--old-hosts"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let known = fs::read_to_string(operator.path().join("firstlight-known_hosts")).unwrap();
+    assert_eq!(known, format!("@cert-authority * {HOSTS}\n@cert-authority * {AUTHORITY}\n"));
+    assert_eq!(sshd.login(operator.path(), "node.example", &OPTIONS).status.code(), Some(0));
+}
+
+#[test]
 fn a_node_without_a_host_key_lets_its_operator_in_too() {
     let root = tempfile::tempdir().unwrap();
-    host::install_host_certificate(root.path(), &authority(), &names(&["node.example"])).unwrap();
+    host::install_host_certificate(root.path(), &hosts(), authority().public(), &names(&["node.example"])).unwrap();
     let sshd = Sshd::start(root.path());
     for kind in [&["-t", "ecdsa"][..], &["-t", "rsa", "-b", "3072"]] {
         let login = sshd.login(operator(kind).path(), "node.example", &OPTIONS);
@@ -266,7 +294,8 @@ fn a_node_without_a_host_key_lets_its_operator_in_too() {
 fn nothing_of_the_operators_is_lost() {
     let dir = operator(&["-t", "ed25519"]);
     let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
-    let known = format!("@cert-authority * {AUTHORITY}\n");
+    let known = format!("@cert-authority * {HOSTS}\n");
+    assert_eq!(hosts().public_line(), HOSTS);
     assert_eq!(read("firstlight-known_hosts"), known);
     let first = read("firstlight-ssh-cert.pub");
 

@@ -21,7 +21,8 @@ const HELP: &str = "\
 key-service: derives data keys from the master secret for the services of a control plane
 
 Callers say who they are, and have the classes of keys that they were granted: disk (ids that are UUIDs: state disks and
-volumes, which the protocol does not tell apart), ssh, measurement, other; or id:NAME for the one key of that name.
+volumes, which the protocol does not tell apart), ssh (of the authorities for hosts and users what tickets need), ssh-users
+(the seed of that for users), measurement, other; or id:NAME for the one key of that name.
 
 Usage: key-service [OPTION]..
 
@@ -32,7 +33,7 @@ Usage: key-service [OPTION]..
                            any       not at all, for callers of the old system
   --grant GRANTS         who may have what, CALLER=CLASS,CLASS;CALLER=..: a caller is NAMESPACE/NAME with token; with
                          attested local, a service of this machine, or member, another machine of the cluster, which never
-                         has ssh and measurement; anyone with any [what the join service needs; with any, everything]
+                         has ssh, ssh-users, measurement; anyone with any [what the join service needs; with any, everything]
   --listen ADDRESS:PORT  where to listen [127.0.0.1:9000]
   --port PORT            the port alone; without --clients and --listen it is the old key service's option, and means
                          --clients any --listen 0.0.0.0:PORT --allow-plaintext

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use super::cluster::{self, Plan};
 use super::job::Job;
 use super::setup::Node;
-use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_CA_SEED_ID, Secret, cluster_id};
+use crate::crypto::{
+    CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID, Secret, cluster_id,
+};
 use crate::grpc::{Code, Status};
 use crate::kms::ClusterKms;
 use crate::metadata::Role;
@@ -97,11 +99,14 @@ impl Init {
 
     /// Who has the master secret can reach this node by SSH, and knows it when they do.
     fn certify_host(&self, node: &Node) -> Result<(), String> {
-        let seed = derive(&self.keys.kms, &Dek::named(SSH_CA_SEED_ID))?;
-        let authority = ssh::Authority::from_seed(&seed).map_err(|error| format!("the SSH authority: {error}"))?;
+        let authority = |id| {
+            let seed = derive(&self.keys.kms, &Dek::named(id))?;
+            ssh::Authority::from_seed(&seed).map_err(|error| format!("the SSH authority: {error}"))
+        };
+        let (hosts, users) = (authority(SSH_HOST_CA_SEED_ID)?, authority(SSH_USER_CA_SEED_ID)?);
         let principals =
             ssh::host::principals(&self.names).map_err(|error| format!("this node's addresses: {error}"))?;
-        ssh::host::install_host_certificate(&node.root, &authority, &principals)
+        ssh::host::install_host_certificate(&node.root, &hosts, users.public(), &principals)
             .map_err(|error| format!("the SSH host certificate: {error}"))?;
         ssh::host::reload_sshd();
         Ok(())

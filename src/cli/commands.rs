@@ -194,9 +194,9 @@ const SSH: Command = Command {
     name: "ssh",
     summary: "certify your SSH key for the nodes of a cluster",
     about: &[
-        "Who has the master secret is the cluster's SSH certificate authority: this command certifies a key for root on \
-              every node, for a day, and makes the nodes known by the certificates that they have of the same authority. No \
-              node is asked. Port 22 must be reachable, which is for the machines' network to decide.",
+        "Who has the master secret is the cluster's SSH certificate authority for users, and that for hosts: this command \
+              certifies a key for root on every node, for a day, and makes the nodes known by the certificates that they \
+              have. No node is asked. Port 22 must be reachable, which is for the machines' network to decide.",
     ],
     operand: None,
     options: &[
@@ -206,6 +206,7 @@ const SSH: Command = Command {
             .or("firstlight-ssh-cert.pub"),
         Opt::value("known-hosts", Value::File, "gets a line by which the nodes are known, unless it is there")
             .or("firstlight-known_hosts"),
+        Opt::flag("old-hosts", "know nodes of the old system, too, whose hosts the authority for users has certified"),
         Opt::flag("overwrite", "replace a certificate that is there, as yesterday's"),
     ],
     examples: &[

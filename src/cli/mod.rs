@@ -236,6 +236,7 @@ fn ssh_options(given: &Given) -> ssh::Options {
         master_secret: given.path("master-secret"),
         certificate: given.path("certificate"),
         known_hosts: given.path("known-hosts"),
+        old_hosts: given.has("old-hosts"),
         overwrite: given.has("overwrite"),
     }
 }

@@ -1,14 +1,14 @@
 //! `firstlight ssh`: certifies a key of the operator's for a day, and has the cluster's nodes known by their certificates.
 //!
-//! Who has the master secret is the cluster's SSH certificate authority ([`crate::ssh`]); nobody else is asked, so it works
-//! when nothing else does.
+//! Who has the master secret is both of the cluster's SSH certificate authorities ([`crate::ssh`]); nobody else is asked, so it
+//! works when nothing else does.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::{files, master_secret, say};
-use crate::crypto::{Dek, KEY_LEN, SSH_CA_SEED_ID};
+use crate::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
 use crate::kms::ClusterKms;
 use crate::program::Failure;
 use crate::ssh::{Authority, PublicKey, USER, USER_VALIDITY};
@@ -22,8 +22,10 @@ pub struct Options {
     pub master_secret: PathBuf,
     /// File for the certificate.
     pub certificate: PathBuf,
-    /// File that gets the authority.
+    /// File that gets the authority for hosts.
     pub known_hosts: PathBuf,
+    /// Whether the authority for users is to be believed of hosts, too.
+    pub old_hosts: bool,
     /// Whether a certificate that is there may go.
     pub overwrite: bool,
 }
@@ -32,16 +34,20 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Failure> {
     let kms = master_secret::read(&options.master_secret).map_err(Failure::failed)?;
     let key = read_key(&options.key).map_err(Failure::failed)?;
-    let authority = authority(&kms)?;
-    write_certificate(options, &authority.user_certificate(&key, SystemTime::now()))?;
-    let is_new = add_known_hosts(&options.known_hosts, &authority).map_err(Failure::failed)?;
+    let users = authority(&kms, SSH_USER_CA_SEED_ID)?;
+    let hosts = authority(&kms, SSH_HOST_CA_SEED_ID)?;
+    write_certificate(options, &users.user_certificate(&key, SystemTime::now()))?;
+    let mut is_new = add_known_hosts(&options.known_hosts, &hosts).map_err(Failure::failed)?;
+    if options.old_hosts {
+        is_new |= add_known_hosts(&options.known_hosts, &users).map_err(Failure::failed)?;
+    }
 
     let (certificate, known_hosts) = (options.certificate.display(), options.known_hosts.display());
     let hours = USER_VALIDITY.as_secs() / 3600;
     say(format_args!("A certificate for {USER}, valid for {hours} hours, is in {certificate}"))?;
     say(match is_new {
-        true => format!("The cluster's authority is in {known_hosts}"),
-        false => format!("The cluster's authority was in {known_hosts} already"),
+        true => format!("The cluster's authority for hosts is in {known_hosts}"),
+        false => format!("The cluster's authority for hosts was in {known_hosts} already"),
     })?;
     let private = if options.key.extension().is_some_and(|it| it == "pub") {
         options.key.with_extension("")
@@ -60,8 +66,8 @@ fn read_key(path: &Path) -> Result<PublicKey, files::Error> {
         .map_err(|error| files::Error::Content(path.into(), error.to_string()))
 }
 
-fn authority(kms: &ClusterKms) -> Result<Authority, Failure> {
-    let seed = kms.dek(&Dek::named(SSH_CA_SEED_ID), KEY_LEN).map_err(Failure::failed)?;
+fn authority(kms: &ClusterKms, id: &str) -> Result<Authority, Failure> {
+    let seed = kms.dek(&Dek::named(id), KEY_LEN).map_err(Failure::failed)?;
     Authority::from_seed(&seed).map_err(Failure::failed)
 }
 

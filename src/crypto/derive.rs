@@ -4,7 +4,7 @@ use ring::hkdf;
 
 use super::Secret;
 
-/// Length in bytes of a state disk's key, of the measurement secret, of the SSH CA seed.
+/// Length in bytes of a state disk's key, of the measurement secret, of the seeds of SSH authorities.
 pub const KEY_LEN: usize = 32;
 /// Length in bytes of a cluster ID.
 pub const CLUSTER_ID_LEN: usize = 32;
@@ -12,8 +12,12 @@ pub const CLUSTER_ID_LEN: usize = 32;
 pub const MAX_DERIVED_LEN: usize = 255 * 32;
 /// Id of the key from which the cluster ID is derived.
 pub const MEASUREMENT_SECRET_ID: &str = "measurementSecret";
-/// Id of the seed of the emergency SSH certificate authority.
-pub const SSH_CA_SEED_ID: &str = "ca_emergency_ssh";
+/// Id of the seed of the SSH certificate authority for users: who has it can log in to every node.
+pub const SSH_USER_CA_SEED_ID: &str = "ca_emergency_ssh";
+/// Id under which the key service gives that authority's public key, in SSH's wire format, and no seed.
+pub const SSH_USER_CA_PUBLIC_ID: &str = "ca_emergency_ssh.pub";
+/// Id of the seed of the SSH certificate authority for hosts: who has it can pose as any node to an operator.
+pub const SSH_HOST_CA_SEED_ID: &str = "ca_emergency_ssh_host";
 
 /// Every id that the key service derives under is prefixed by this in the HKDF info.
 const DEK_PREFIX: &str = "key-";
@@ -102,7 +106,7 @@ mod tests {
             "4790578891f3fe6cc22cb661ecdc1b7e33121b1287546a52ba33a9136719c213"
         );
         assert_eq!(
-            derived(&[0; 32], &[0; 32], Dek::named(SSH_CA_SEED_ID).info()),
+            derived(&[0; 32], &[0; 32], Dek::named(SSH_USER_CA_SEED_ID).info()),
             "9e713c43390b642211dac2251376b4ac901635b197ccd2288393cc61bb73e127"
         );
     }

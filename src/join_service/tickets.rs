@@ -28,7 +28,9 @@ use super::records::{self, Claimant, Record};
 use super::refusal::Refusal;
 use super::request::{self, Asked};
 use super::{reservation, tokens};
-use crate::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, SSH_CA_SEED_ID, Secret};
+use crate::crypto::{
+    KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
+};
 use crate::grpc::{Call, Status};
 use crate::kms::Uuid;
 use crate::kubernetes::client::Client;
@@ -37,7 +39,8 @@ use crate::proto::join::{
     ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
 };
-use crate::ssh::{self, Authority};
+use crate::ssh::key::ED25519_BLOB_LEN;
+use crate::ssh::{self, Authority, PublicKey};
 
 /// For one call of the API within a ticket: callers wait 30 s.
 const API_TIME: Duration = Duration::from_secs(8);
@@ -75,7 +78,13 @@ pub struct Attached {
 #[derive(Default)]
 struct Constants {
     measurement_secret: Option<Secret>,
-    authority: Option<Arc<Authority>>,
+    ssh: Option<Arc<Ssh>>,
+}
+
+/// What tickets need of the cluster's two SSH authorities: nobody can log in anywhere by it.
+struct Ssh {
+    hosts: Authority,
+    users: PublicKey,
 }
 
 /// What a ticket is made of before anything is changed.
@@ -83,7 +92,7 @@ struct Read {
     disk_key: Secret,
     measurement_secret: Secret,
     measurement_salt: Secret,
-    authority: Arc<Authority>,
+    ssh: Arc<Ssh>,
     components: Arc<Components>,
     kubeadm: Kubeadm,
     ca: Ca,
@@ -282,7 +291,7 @@ impl Tickets {
             },
             measurement_salt: pki::measurement_salt(&self.config_dir)?,
             measurement_secret: self.measurement_secret(call)?,
-            authority: self.authority(call)?,
+            ssh: self.ssh(call)?,
             disk_key: self.key(call, asked.disk.as_str())?,
         })
     }
@@ -360,13 +369,7 @@ impl Tickets {
     }
 
     fn key(&self, call: &Call, id: &str) -> Result<Secret, Refusal> {
-        self.keys.data_key(id, KEY_LEN, call.deadline()).map_err(|error| match error {
-            keys::Error::Passing(inside) => {
-                let message = "keys are not to be had at the moment: try again";
-                Refusal::passing("keys", message, Duration::from_secs(2)).because(inside)
-            }
-            keys::Error::Lasting(inside) => Refusal::broken("keys-refused", inside),
-        })
+        self.keys.data_key(id, KEY_LEN, call.deadline()).map_err(keys_refusal)
     }
 
     fn measurement_secret(&self, call: &Call) -> Result<Secret, Refusal> {
@@ -379,17 +382,34 @@ impl Tickets {
         Ok(secret)
     }
 
-    fn authority(&self, call: &Call) -> Result<Arc<Authority>, Refusal> {
-        let known = self.constants.lock().unwrap_or_else(PoisonError::into_inner).authority.clone();
-        if let Some(authority) = known {
-            return Ok(authority);
+    fn ssh(&self, call: &Call) -> Result<Arc<Ssh>, Refusal> {
+        let known = self.constants.lock().unwrap_or_else(PoisonError::into_inner).ssh.clone();
+        if let Some(ssh) = known {
+            return Ok(ssh);
         }
-        let seed = self.key(call, SSH_CA_SEED_ID)?;
-        let authority =
-            Authority::from_seed(&seed).map_err(|error| Refusal::broken("keys-refused", error.to_string()))?;
-        let authority = Arc::new(authority);
-        self.constants.lock().unwrap_or_else(PoisonError::into_inner).authority = Some(authority.clone());
-        Ok(authority)
+        let authority = |id| {
+            let seed = self.key(call, id)?;
+            Authority::from_seed(&seed).map_err(|error| Refusal::broken("keys-refused", error.to_string()))
+        };
+        let users = self.keys.data_key(SSH_USER_CA_PUBLIC_ID, ED25519_BLOB_LEN, call.deadline());
+        let users = match PublicKey::from_blob(users.map_err(keys_refusal)?.expose()) {
+            Ok(key) => key,
+            // the old system's key service knows no such id, and derives a key of it as of any other
+            Err(_) => authority(SSH_USER_CA_SEED_ID)?.public().clone(),
+        };
+        let ssh = Arc::new(Ssh { hosts: authority(SSH_HOST_CA_SEED_ID)?, users });
+        self.constants.lock().unwrap_or_else(PoisonError::into_inner).ssh = Some(ssh.clone());
+        Ok(ssh)
+    }
+}
+
+fn keys_refusal(error: keys::Error) -> Refusal {
+    match error {
+        keys::Error::Passing(inside) => {
+            let message = "keys are not to be had at the moment: try again";
+            Refusal::passing("keys", message, Duration::from_secs(2)).because(inside)
+        }
+        keys::Error::Lasting(inside) => Refusal::broken("keys-refused", inside),
     }
 }
 
@@ -436,7 +456,7 @@ fn sign(asked: &Asked, read: &Read) -> Result<Signed, Refusal> {
     }
     let mut seen = HashSet::new();
     principals.retain(|name| seen.insert(name.clone()));
-    let host = read.authority.host_certificate(&asked.host_key, &principals);
+    let host = read.ssh.hosts.host_certificate(&asked.host_key, &principals);
     let host = host.map_err(|error| Refusal::invalid("principals", error.to_string()))? + "\n";
     Ok(Signed { kubelet: read.ca.certify(&asked.certificate)?, host })
 }
@@ -453,7 +473,7 @@ fn ticket(asked: &Asked, read: Read, signed: Signed, token: zeroize::Zeroizing<S
     ticket.control_plane_files = read.control_plane_files;
     ticket.kubernetes_version = read.components.version.clone();
     ticket.kubernetes_components = read.components.list.clone().unwrap_or_default();
-    ticket.authorized_ca_public_key = (read.authority.public_line() + "\n").into_bytes();
+    ticket.authorized_ca_public_key = (read.ssh.users.line() + "\n").into_bytes();
     ticket.host_certificate = signed.host.into_bytes();
     if asked.accepts_cluster_ca {
         ticket.cluster_ca = read.ca.certificates;

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use crate::crypto::{MEASUREMENT_SECRET_ID, SSH_CA_SEED_ID};
+use crate::crypto::{MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID};
 use crate::kms::Uuid;
 
 /// A program of the key service's own machine.
@@ -31,22 +31,31 @@ pub enum Class {
     /// Of state disks and of volumes: the id is a LUKS2 UUID. The protocol has nothing that would tell the two apart, so who
     /// may have keys of volumes may have those of state disks.
     Disk,
-    /// The seed of the emergency SSH certificate authority: whoever has it can log in to every node.
+    /// Of the SSH certificate authorities what tickets need: the seed of the one for hosts, by which one can pose as any node
+    /// to an operator, and the public key of the one for users.
     Ssh,
+    /// The seed of the SSH certificate authority for users: whoever has it can log in to every node. Only the old system's
+    /// join service asks for it.
+    SshUsers,
     /// The measurement secret: with the salt, which is no secret, it gives the cluster's ID.
     Measurement,
     /// Any other name, as that of the S3 proxy.
     Other,
 }
 
-const CLASSES: [Class; 4] = [Class::Disk, Class::Ssh, Class::Measurement, Class::Other];
+const CLASSES: [Class; 5] = [Class::Disk, Class::Ssh, Class::SshUsers, Class::Measurement, Class::Other];
+
+/// They make nodes and clusters, and a worker is a member, too.
+const NEVER_A_MEMBERS: [&str; 4] =
+    [SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, MEASUREMENT_SECRET_ID];
 
 impl Class {
     /// The class of the key of this id.
     pub fn of(id: &str) -> Class {
         match id {
             MEASUREMENT_SECRET_ID => Class::Measurement,
-            SSH_CA_SEED_ID => Class::Ssh,
+            SSH_HOST_CA_SEED_ID | SSH_USER_CA_PUBLIC_ID => Class::Ssh,
+            SSH_USER_CA_SEED_ID => Class::SshUsers,
             _ if Uuid::parse(id).is_some() => Class::Disk,
             _ => Class::Other,
         }
@@ -57,6 +66,7 @@ impl Class {
         match self {
             Class::Disk => "disk",
             Class::Ssh => "ssh",
+            Class::SshUsers => "ssh-users",
             Class::Measurement => "measurement",
             Class::Other => "other",
         }
@@ -107,11 +117,11 @@ impl FromStr for Grants {
                 match (CLASSES.into_iter().find(|class| class.name() == item), item.strip_prefix("id:")) {
                     (Some(class), _) => drop(grant.classes.insert(class)),
                     (None, Some(id)) if !id.is_empty() => drop(grant.ids.insert(id.into())),
-                    _ => return Err(format!("{item:?}: expected disk, ssh, measurement, other or id:NAME")),
+                    _ => return Err(format!("{item:?}: expected disk, ssh, ssh-users, measurement, other or id:NAME")),
                 }
             }
             if caller == MEMBER
-                && let Some(id) = [SSH_CA_SEED_ID, MEASUREMENT_SECRET_ID].into_iter().find(|id| grant.allows(id))
+                && let Some(id) = NEVER_A_MEMBERS.into_iter().find(|id| grant.allows(id))
             {
                 let class = Class::of(id).name();
                 return Err(format!("{MEMBER} may not have {class}: a worker is a member, too; see {LOCAL}"));
@@ -158,13 +168,24 @@ mod tests {
     fn each_caller_has_its_classes_and_nobody_else_has_any() {
         let grants: Grants = GRANTS.parse().unwrap();
         let allowed = |caller: &str| {
-            [UUID, "measurementSecret", "ca_emergency_ssh", "s3proxy-kek", "else"].map(|id| grants.allow(caller, id))
+            [
+                UUID,
+                "measurementSecret",
+                "ca_emergency_ssh_host",
+                "ca_emergency_ssh.pub",
+                "ca_emergency_ssh",
+                "s3proxy-kek",
+                "else",
+            ]
+            .map(|id| grants.allow(caller, id))
         };
-        assert_eq!(allowed("kube-system/join-service"), [true, true, true, false, false]);
-        assert_eq!(allowed("default/s3proxy"), [false, false, false, true, false]);
+        assert_eq!(allowed("kube-system/join-service"), [true, true, true, true, false, false, false]);
+        assert_eq!(allowed("default/s3proxy"), [false, false, false, false, false, true, false]);
         for caller in ["default/join-service", "kube-system/join-service ", "", LOCAL, MEMBER, ANYONE] {
-            assert_eq!(allowed(caller), [false; 5], "{caller}");
+            assert_eq!(allowed(caller), [false; 7], "{caller}");
         }
+        let old: Grants = "kube-system/join-service=ssh-users".parse().unwrap();
+        assert!(old.allow("kube-system/join-service", "ca_emergency_ssh"));
         assert!("anyone=other".parse::<Grants>().unwrap().allow(ANYONE, "else"));
     }
 
@@ -189,7 +210,9 @@ mod tests {
             ("a/b=id:", "expected disk"),
             ("a/b=disk; a/b=ssh", "a/b is there twice"),
             ("member=disk,ssh", "member may not have ssh"),
-            ("local=disk;member=id:ca_emergency_ssh", "member may not have ssh"),
+            ("member=ssh-users", "member may not have ssh-users"),
+            ("local=disk;member=id:ca_emergency_ssh", "member may not have ssh-users"),
+            ("member=id:ca_emergency_ssh_host", "member may not have ssh:"),
             ("member=measurement", "member may not have measurement"),
             ("member=id:measurementSecret", "member may not have measurement"),
         ] {

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Whoever answers matters as much as who asks: who poses as the key service chooses the keys of disks, and the seed of the
-//! SSH certificate authority that every new node trusts. Attestation proves both ends. Tokens prove one, and travel with the
+//! SSH certificate authorities of every new node. Attestation proves both ends. Tokens prove one, and travel with the
 //! keys in plaintext: they need a network that is encrypted and whose names lead where they should, as a cluster's pod
 //! network. So without TLS it listens on loopback addresses only, unless it is told to trust the network around it
 //! (`--allow-plaintext`).
@@ -36,13 +36,16 @@ use zeroize::Zeroizing;
 
 use crate::atls;
 use crate::attestation::{self, IssueError, Issuer, pcr15_after, qemu_vtpm};
-use crate::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
+use crate::crypto::{
+    Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret, cluster_id,
+};
 use crate::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use crate::kms::{ClusterKms, Uuid};
 use crate::kubernetes::client::{self, Client};
 use crate::logger::peer;
 use crate::metrics::{Counter, Exporter, Histogram, Labelled, Registry};
 use crate::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use crate::ssh;
 use crate::stop::Stop;
 use crate::tpm;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
@@ -125,7 +128,7 @@ impl Clients {
         let text = match self {
             Clients::Attested { .. } => format!("{LOCAL}={JOIN_SERVICE_GRANT}"),
             Clients::Token(_) => format!("{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}"),
-            Clients::Any => format!("{ANYONE}={JOIN_SERVICE_GRANT},other"),
+            Clients::Any => format!("{ANYONE}={JOIN_SERVICE_GRANT},ssh-users,other"),
         };
         text.parse().expect("a grant of constants")
     }
@@ -368,8 +371,23 @@ fn check(request: &GetDataKeyRequest) -> Result<(), Status> {
 }
 
 fn data_key(kms: &ClusterKms, request: &GetDataKeyRequest) -> Result<Secret, Status> {
-    kms.dek(&Dek::named(&request.data_key_id), request.length as usize)
-        .map_err(|error| Status::new(Code::Internal, error.to_string()))
+    let internal = |error: &dyn fmt::Display| Status::new(Code::Internal, error.to_string());
+    let key = |id: &str, len| kms.dek(&Dek::named(id), len).map_err(|error| internal(&error));
+    match request.data_key_id.as_str() {
+        // new nodes trust this authority; who makes tickets needs no more of it
+        SSH_USER_CA_PUBLIC_ID => {
+            let authority = ssh::Authority::from_seed(&key(SSH_USER_CA_SEED_ID, KEY_LEN)?);
+            let blob = authority.map_err(|error| internal(&error))?.public().blob().to_vec();
+            match request.length as usize == blob.len() {
+                true => Ok(Secret::new(blob)),
+                false => Err(Status::new(
+                    Code::InvalidArgument,
+                    format!("length: the public key has {} bytes, got {}", blob.len(), request.length),
+                )),
+            }
+        }
+        id => key(id, request.length as usize),
+    }
 }
 
 fn read_kms(master_secret: &Path, salt: &Path) -> Result<ClusterKms, Error> {
@@ -474,6 +492,18 @@ mod tests {
                 assert_eq!(ask(id, length).unwrap().len(), length as usize);
             }
         }
+    }
+
+    #[test]
+    fn of_the_authority_for_users_the_public_key_is_given_without_the_seed() {
+        let seed = ask("ca_emergency_ssh", 32).unwrap();
+        let authority = ssh::Authority::from_seed(&seed).unwrap();
+        let given = ask("ca_emergency_ssh.pub", ssh::key::ED25519_BLOB_LEN as u32).unwrap();
+        assert_eq!(given.expose(), authority.public().blob());
+        for length in [32, 50, 52, 64] {
+            assert_eq!(ask("ca_emergency_ssh.pub", length).unwrap_err().code(), Code::InvalidArgument);
+        }
+        assert_ne!(ask("ca_emergency_ssh_host", 32).unwrap(), seed);
     }
 
     #[test]

@@ -71,12 +71,18 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Certifies this node's host key for `principals` and puts the certificate and the authority's public key where sshd looks
-/// for them, below the state disk mounted at `root`. May be repeated. sshd uses it after [`reload_sshd`].
-pub fn install_host_certificate(root: &Path, authority: &Authority, principals: &[String]) -> Result<(), Error> {
+/// Has this node's host key certified by the authority for hosts, and puts the certificate and the public key of the one for
+/// users where sshd looks for them, below the state disk mounted at `root`. May be repeated. sshd uses it after
+/// [`reload_sshd`].
+pub fn install_host_certificate(
+    root: &Path,
+    hosts: &Authority,
+    users: &PublicKey,
+    principals: &[String],
+) -> Result<(), Error> {
     let key = host_key(root)?;
-    let certificate = authority.host_certificate(&key, principals).map_err(Error::Certificate)?;
-    install(root, authority.public_line().as_bytes(), certificate.as_bytes())
+    let certificate = hosts.host_certificate(&key, principals).map_err(Error::Certificate)?;
+    install(root, users.line().as_bytes(), certificate.as_bytes())
 }
 
 /// The same with lines that a join service made: the authority's public key, the host certificate.
@@ -205,13 +211,13 @@ mod tests {
     fn a_node_without_a_host_key_gets_one_and_keeps_it() {
         let disk = tempfile::tempdir().unwrap();
         let names = ["node".to_owned()];
-        install_host_certificate(disk.path(), &authority(), &names).unwrap();
+        install_host_certificate(disk.path(), &authority(), authority().public(), &names).unwrap();
         let ssh = disk.path().join("ssh");
         let modes = [HOST_KEY, HOST_PUBLIC_KEY, HOST_CERTIFICATE, AUTHORITY].map(|name| mode(&ssh.join(name)));
         assert_eq!(modes, [0o600, 0o644, 0o644, 0o644]);
         assert_eq!(fs::read_dir(&ssh).unwrap().count(), 4);
         let key = host_key(disk.path()).unwrap();
-        install_host_certificate(disk.path(), &authority(), &names).unwrap();
+        install_host_certificate(disk.path(), &authority(), authority().public(), &names).unwrap();
         assert_eq!(host_key(disk.path()).unwrap(), key);
     }
 

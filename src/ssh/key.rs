@@ -15,6 +15,8 @@ use crate::crypto::{self, Secret};
 pub const ED25519: &str = "ssh-ed25519";
 /// Length in bytes of such a key, and of the seed it is made from.
 pub const ED25519_LEN: usize = 32;
+/// Bytes of an Ed25519 key in the wire format (RFC 8709 §4): its name and the key, each after its length.
+pub const ED25519_BLOB_LEN: usize = 4 + ED25519.len() + 4 + ED25519_LEN;
 
 const BEGIN: &str = "-----BEGIN OPENSSH PRIVATE KEY-----";
 const END: &str = "-----END OPENSSH PRIVATE KEY-----";

@@ -1,10 +1,11 @@
 //! Emergency SSH: an operator who holds the master secret reaches every node of the cluster, without a password or a key
 //! that anybody put there before.
 //!
-//! The cluster's certificate authority is an Ed25519 key whose seed is derived from the master secret. A node trusts it for
-//! users and has its own host key certified by it; the operator derives it again, certifies a key of theirs for a day, and
-//! knows every node by its certificate. The format is OpenSSH's (PROTOCOL.certkeys of its sources), the names of the files
-//! and the authority are the old system's.
+//! The cluster has two certificate authorities, Ed25519 keys whose seeds are derived from the master secret. Nodes trust the
+//! one for users; their own host keys are certified by the one for hosts, which join services have, too, and which lets nobody
+//! log in anywhere. The operator derives both again, certifies a key of theirs for a day, and knows every node by its
+//! certificate. The format is OpenSSH's (PROTOCOL.certkeys of its sources); the names of the files, and the authority for users,
+//! are the old system's, which has it certify hosts, too.
 //!
 //! Files: [`key`], public keys; [`host`], what a node keeps on its state disk; `wire`, the data types.
 
@@ -37,7 +38,7 @@ const FOREVER: u64 = u64::MAX;
 const USER_EXTENSIONS: [&str; 2] = ["permit-port-forwarding", "permit-pty"];
 const NONCE_LEN: usize = 32;
 
-/// The certificate authority of a cluster.
+/// A certificate authority of a cluster: for users, or for hosts.
 pub struct Authority {
     pair: Ed25519KeyPair,
     public: PublicKey,
@@ -56,14 +57,19 @@ struct Statement<'a> {
 }
 
 impl Authority {
-    /// Of the seed: the data key [`crypto::SSH_CA_SEED_ID`], 32 bytes.
+    /// Of the seed, 32 bytes: the data key [`crypto::SSH_USER_CA_SEED_ID`] or [`crypto::SSH_HOST_CA_SEED_ID`].
     pub fn from_seed(seed: &Secret) -> Result<Authority, Error> {
         let pair = Ed25519KeyPair::from_seed_unchecked(seed.expose()).map_err(|_| Error::Seed(seed.len()))?;
         let public = PublicKey::ed25519(pair.public_key().as_ref());
         Ok(Authority { pair, public })
     }
 
-    /// Its public key: for `TrustedUserCAKeys` of sshd_config(5) and, after a `@cert-authority` mark, known_hosts. Without
+    /// Its public key.
+    pub fn public(&self) -> &PublicKey {
+        &self.public
+    }
+
+    /// The same as a line: for `TrustedUserCAKeys` of sshd_config(5) and, after a `@cert-authority` mark, known_hosts. Without
     /// line break.
     pub fn public_line(&self) -> String {
         self.public.line()
@@ -156,14 +162,14 @@ impl std::error::Error for Error {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crypto::{Dek, KEY_LEN, SSH_CA_SEED_ID};
+    use crate::crypto::{Dek, KEY_LEN, SSH_USER_CA_SEED_ID};
     use crate::kms::ClusterKms;
     use wire::Reader;
 
     /// Of the old system's vectors: master key 01.., salt 02...
     fn authority() -> Authority {
         let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap();
-        Authority::from_seed(&kms.dek(&Dek::named(SSH_CA_SEED_ID), KEY_LEN).unwrap()).unwrap()
+        Authority::from_seed(&kms.dek(&Dek::named(SSH_USER_CA_SEED_ID), KEY_LEN).unwrap()).unwrap()
     }
 
     #[test]
