@@ -120,15 +120,15 @@ fn services_of_the_same_machine_get_what_tickets_need_and_each_decision_is_in_th
     for (id, len) in [("measurementSecret", 32), ("ca_emergency_ssh_host", 32), ("ca_emergency_ssh.pub", 51)] {
         assert_eq!(client.data_key(id, len, None).unwrap().len(), len);
     }
-    // with which one logs in everywhere
-    let denied = failure(client.data_key("ca_emergency_ssh", 32, None));
-    assert!(denied.contains("of the class ssh-users are not for local"), "{denied}");
     let denied = failure(client.data_key("s3proxy-kek", 32, None));
     assert!(denied.starts_with("lasting: ") && denied.contains("of the class other are not for local"), "{denied}");
     let given = program.expect("audit result=given");
     assert!(given.contains(&format!("caller=local class=disk id=\"{UUID}\" length=32")), "{given}");
     let refused = program.expect("audit result=refused");
     assert!(refused.contains("caller=local class=other id=\"s3proxy-kek\""), "{refused}");
+    // with which one logs in everywhere
+    let denied = failure(client.data_key("ca_emergency_ssh", 32, None));
+    assert!(denied.contains("of the class ssh-users are not for local"), "{denied}");
     assert!(!program.output().contains(&DISK_KEY[..8]));
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use firstlight::crypto::{Dek, SSH_HOST_CA_SEED_ID, Secret, derive_key};
-use firstlight::ssh::{Authority, PublicKey, host, key};
+use firstlight::ssh::{Authority, HOST_VALIDITY, PublicKey, host, key};
 use tempfile::TempDir;
 
 /// Key 01.., salt 02..: the vector of the old system.
@@ -71,13 +71,15 @@ fn ssh_keygen_reads_a_host_certificate_of_every_field() {
     let dir = tempfile::tempdir().unwrap();
     let key = keygen(dir.path(), "host", &["-t", "ed25519"]);
     let key = PublicKey::from_line(&fs::read_to_string(key.with_extension("pub")).unwrap()).unwrap();
-    let certificate = authority().host_certificate(&key, &names(&["10.0.0.1", "fd00::1", "node.example"])).unwrap();
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000); // 2027-01-15T08:00:00
+    let certificate =
+        authority().host_certificate(&key, &names(&["10.0.0.1", "fd00::1", "node.example"]), now).unwrap();
     let lines = show(dir.path(), &certificate);
     let has = |line: &str| assert!(lines.iter().any(|it| it == line), "{line:?} in {lines:#?}");
     has("Type: ssh-ed25519-cert-v01@openssh.com host certificate");
     has("Key ID: \"10.0.0.1\"");
     has("Serial: 0");
-    has("Valid: forever");
+    has("Valid: before 2027-04-15T08:00:00");
     has("Critical Options: (none)");
     has("Extensions: (none)");
     let at = lines.iter().position(|line| line == "Principals:").unwrap();
@@ -276,6 +278,23 @@ fn a_host_that_the_authority_for_users_has_certified_is_known_only_by_an_operato
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let known = fs::read_to_string(operator.path().join("firstlight-known_hosts")).unwrap();
     assert_eq!(known, format!("@cert-authority * {HOSTS}\n@cert-authority * {AUTHORITY}\n"));
+    assert_eq!(sshd.login(operator.path(), "node.example", &OPTIONS).status.code(), Some(0));
+}
+
+#[test]
+fn a_node_whose_certificate_has_ended_is_not_known_until_it_is_renewed() {
+    let root = tempfile::tempdir().unwrap();
+    let node = names(&["node.example"]);
+    host::install_host_certificate(root.path(), &hosts(), authority().public(), &node).unwrap();
+    let key = host::host_key(root.path()).unwrap();
+    let ended = SystemTime::now() - HOST_VALIDITY - Duration::from_secs(60);
+    host::renew(root.path(), hosts().host_certificate(&key, &node, ended).unwrap().as_bytes()).unwrap();
+    let (sshd, operator) = (Sshd::start(root.path()), operator(&["-t", "ed25519"]));
+    let login = sshd.login(operator.path(), "node.example", &OPTIONS);
+    let text = String::from_utf8_lossy(&login.stderr).into_owned();
+    assert!(login.status.code() == Some(255) && text.contains("expired"), "{text}");
+    host::renew(root.path(), hosts().host_certificate(&key, &node, SystemTime::now()).unwrap().as_bytes()).unwrap();
+    sshd.reload();
     assert_eq!(sshd.login(operator.path(), "node.example", &OPTIONS).status.code(), Some(0));
 }
 

@@ -30,6 +30,7 @@ use crate::kubernetes::{kubeadm, kubelet_certificate};
 use crate::metadata::Instance;
 use crate::proto::components::Component as Wire;
 use crate::proto::init::InitRequest;
+use crate::ssh;
 use crate::stop::Stop;
 
 /// Told what is to be; no secrets.
@@ -102,8 +103,15 @@ impl Plan {
         Ok(Plan { cluster, node, components, wire, skip_phases })
     }
 
-    /// The steps; the module's picture. The administrator's kubeconfig.
-    pub fn run(&self, node: &Node, disk: &str, stop: &Stop, job: &Job<Done>) -> Result<Secret, Error> {
+    /// The steps; the module's picture. `principals` are the names in the SSH host certificate. The administrator's kubeconfig.
+    pub fn run(
+        &self,
+        node: &Node,
+        disk: &str,
+        principals: &[String],
+        stop: &Stop,
+        job: &Job<Done>,
+    ) -> Result<Secret, Error> {
         job.phase("components");
         setup::install_components(&self.components, &node.settings, stop, job)?;
         KUBEADM.configure(&kubeadm::init(&self.cluster, &self.node))?;
@@ -126,7 +134,7 @@ impl Plan {
         let client = self.connect(&kubeconfig, stop, job)?;
         self.publish(&client)?;
         // the cluster works without it
-        if let Err(why) = self.record(&client.within(RECORD), node, disk) {
+        if let Err(why) = self.record(&client.within(RECORD), node, disk, principals) {
             job.line(&format!(
                 "warning: {why}; until somebody records this machine, its name and disk are not bound to it"
             ));
@@ -195,15 +203,18 @@ impl Plan {
 
     /// What a join service would have recorded: that this machine has this disk, name and address. So no other gets them, and
     /// the kubelet's certificate can be renewed.
-    fn record(&self, client: &Client, node: &Node, disk: &str) -> Result<(), String> {
+    fn record(&self, client: &Client, node: &Node, disk: &str, principals: &[String]) -> Result<(), String> {
         let failed = |why: &dyn std::fmt::Display| format!("this machine is not recorded: {why}");
         let disk = Uuid::parse(disk).ok_or_else(|| failed(&"its disk has no UUID"))?;
         let machine = node.issuer.machine().map_err(|error| failed(&error))?;
+        let host_key = ssh::host::host_key(&node.root).map_err(|error| failed(&error))?;
         let name = self.node.name.as_str();
         let record = Record {
             control_plane: true,
             direct: true,
             addresses: vec![self.node.ip],
+            host_key: host_key.line(),
+            principals: principals.to_vec(),
             ..Record::of_node(name, &disk, machine.as_deref(), "", None)
         };
         records::write_if_absent(client, &record).map_err(|error| failed(&error))

@@ -88,28 +88,29 @@ impl Init {
         let state = NodeState { role: Role::ControlPlane, measurement_salt: self.keys.salt };
         let disk = node.commit_disk(&state, |uuid| derive(&self.keys.kms, &Dek::disk(uuid)))?;
         job.phase("emergency SSH");
-        self.certify_host(node)?;
+        let principals = self.certify_host(node)?;
         let kubeconfig = match &self.plan {
-            Some(plan) => plan.run(node, &disk, stop, job).map_err(|error| error.to_string())?,
+            Some(plan) => plan.run(node, &disk, &principals, stop, job).map_err(|error| error.to_string())?,
             None => cluster::none(),
         };
         node.complete()?;
         Ok(Done { cluster: self.cluster(), kubeconfig: Arc::new(kubeconfig) })
     }
 
-    /// Who has the master secret can reach this node by SSH, and knows it when they do.
-    fn certify_host(&self, node: &Node) -> Result<(), String> {
+    /// Who has the master secret can reach this node by SSH, and knows it when they do, by these names.
+    fn certify_host(&self, node: &Node) -> Result<Vec<String>, String> {
         let authority = |id| {
             let seed = derive(&self.keys.kms, &Dek::named(id))?;
             ssh::Authority::from_seed(&seed).map_err(|error| format!("the SSH authority: {error}"))
         };
         let (hosts, users) = (authority(SSH_HOST_CA_SEED_ID)?, authority(SSH_USER_CA_SEED_ID)?);
-        let principals =
-            ssh::host::principals(&self.names).map_err(|error| format!("this node's addresses: {error}"))?;
+        // names with a wildcard are for TLS only
+        let names: Vec<String> = self.names.iter().filter(|name| ssh::is_principal(name)).cloned().collect();
+        let principals = ssh::host::principals(&names).map_err(|error| format!("this node's addresses: {error}"))?;
         ssh::host::install_host_certificate(&node.root, &hosts, users.public(), &principals)
             .map_err(|error| format!("the SSH host certificate: {error}"))?;
         ssh::host::reload_sshd();
-        Ok(())
+        Ok(principals)
     }
 }
 

@@ -304,7 +304,10 @@ mod tests {
                 extract: false,
             }],
             authorized_ca_public_key: format!("{}\n", ssh.public_line()).into_bytes(),
-            host_certificate: ssh.host_certificate(&host_key, &["node".into()]).unwrap().into_bytes(),
+            host_certificate: ssh
+                .host_certificate(&host_key, &["node".into()], std::time::SystemTime::now())
+                .unwrap()
+                .into_bytes(),
             cluster_ca,
         };
         Case { kubelet, host_key, policy: components::Policy::default(), ticket }

@@ -2,7 +2,7 @@
 //! machine that it was, and nobody else gets the key of its disk or its name.
 //!
 //! ```text
-//! join-node-NAME   of a join ticket       data: node, disk, machine, addresses, token,
+//! join-node-NAME   of a join ticket       data: node, disk, machine, addresses, hostKey, principals, token,
 //!                                               nodeUID, role, issued
 //!                  of an init             the same without a token, by the node itself
 //! join-disk-UUID   of a rejoin ticket for a disk that no join ticket was made for: data: disk, machine
@@ -55,6 +55,10 @@ pub struct Record {
     pub machine: String,
     /// Those that its kubelet got a certificate for; none where the record is older than this field.
     pub addresses: Vec<IpAddr>,
+    /// The line of its sshd's key, and the names that this was certified for; empty where the record is older than this.
+    pub host_key: String,
+    /// See there.
+    pub principals: Vec<String>,
     /// The identifier of the bootstrap token, which is not its secret half.
     pub token: String,
     /// Of the Node object that there was before the ticket.
@@ -114,6 +118,8 @@ impl Record {
             disk: text("/data/disk"),
             machine: text("/data/machine"),
             addresses: text("/data/addresses").split(',').filter_map(|address| address.parse().ok()).collect(),
+            host_key: text("/data/hostKey"),
+            principals: text("/data/principals").split(',').filter(|name| !name.is_empty()).map(Into::into).collect(),
             token: text("/data/token"),
             node_uid: text("/data/nodeUID"),
             control_plane: text("/data/role") == CONTROL_PLANE,
@@ -134,6 +140,8 @@ impl Record {
         if !self.node.is_empty() {
             data["node"] = self.node.as_str().into();
             data["addresses"] = self.addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",").into();
+            data["hostKey"] = self.host_key.as_str().into();
+            data["principals"] = self.principals.join(",").into();
             data["token"] = self.token.as_str().into();
             data["nodeUID"] = self.node_uid.as_str().into();
             if self.control_plane {

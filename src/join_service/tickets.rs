@@ -103,6 +103,8 @@ struct Read {
 struct Signed {
     kubelet: Vec<u8>,
     host: String,
+    /// What the host's key was certified for.
+    principals: Vec<String>,
 }
 
 impl Tickets {
@@ -227,7 +229,7 @@ impl Tickets {
         let signed = self.audit.step("sign", || sign(asked, &read))?;
         self.check_rights(call, attached)?;
         self.check_caller(call)?;
-        let token = self.enter(call, asked, claimant, attached, &read.components.name)?;
+        let token = self.enter(call, asked, claimant, attached, &read.components.name, &signed.principals)?;
         Ok(ticket(asked, read, signed, token))
     }
 
@@ -276,7 +278,26 @@ impl Tickets {
         let mut ticket = IssueRejoinTicketResponse::default();
         ticket.state_disk_key = disk_key.expose().to_vec();
         ticket.measurement_secret = measurement_secret.expose().to_vec();
+        ticket.host_certificate = self.renewed_host_certificate(call, disk);
         Ok((ticket, note))
+    }
+
+    /// For the machine that had its sshd's key certified when it joined with this disk; empty for any other. A node opens its
+    /// disk without it, too.
+    fn renewed_host_certificate(&self, call: &Call, disk: &Uuid) -> Vec<u8> {
+        let records = self.cluster.as_ref().map(|attached| attached.cluster.records_of_disk(disk.as_str()));
+        let records = records.unwrap_or_default();
+        let Some(record) = records.iter().find(|record| !record.host_key.is_empty()) else { return Vec::new() };
+        let certify = || -> Result<String, String> {
+            let key = PublicKey::from_line(&record.host_key).map_err(|error| error.to_string())?;
+            let ssh = self.ssh(call).map_err(|refusal| refusal.status().to_string())?;
+            let certificate = ssh.hosts.host_certificate(&key, &record.principals, SystemTime::now());
+            certificate.map(|line| line + "\n").map_err(|error| error.to_string())
+        };
+        certify().map(String::into_bytes).unwrap_or_else(|error| {
+            log::warn!("the SSH host certificate of {} is not renewed: {error}", record.node);
+            Vec::new()
+        })
     }
 
     /// All that changes nothing.
@@ -304,6 +325,7 @@ impl Tickets {
         Claimant { machine, direct }: Claimant,
         Attached { cluster, cleaner }: &Attached,
         components: &str,
+        principals: &[String],
     ) -> Result<zeroize::Zeroizing<String>, Refusal> {
         let node = asked.node();
         let client = || within_call(cluster.client(), call);
@@ -332,6 +354,8 @@ impl Tickets {
             direct,
             control_plane: asked.control_plane,
             addresses: asked.addresses().to_vec(),
+            host_key: asked.host_key.line(),
+            principals: principals.to_vec(),
             ..Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref())
         };
         let write = || records::write(cluster, cleaner, &client()?, record);
@@ -456,9 +480,9 @@ fn sign(asked: &Asked, read: &Read) -> Result<Signed, Refusal> {
     }
     let mut seen = HashSet::new();
     principals.retain(|name| seen.insert(name.clone()));
-    let host = read.ssh.hosts.host_certificate(&asked.host_key, &principals);
+    let host = read.ssh.hosts.host_certificate(&asked.host_key, &principals, SystemTime::now());
     let host = host.map_err(|error| Refusal::invalid("principals", error.to_string()))? + "\n";
-    Ok(Signed { kubelet: read.ca.certify(&asked.certificate)?, host })
+    Ok(Signed { kubelet: read.ca.certify(&asked.certificate)?, host, principals })
 }
 
 fn ticket(asked: &Asked, read: Read, signed: Signed, token: zeroize::Zeroizing<String>) -> IssueJoinTicketResponse {

@@ -76,4 +76,7 @@ pub struct IssueRejoinTicketResponse {
     pub state_disk_key: ::prost::alloc::vec::Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub measurement_secret: ::prost::alloc::vec::Vec<u8>,
+    /// A line, in place of the one that the node has, which will end; not in the old system.
+    #[prost(bytes = "vec", tag = "4")]
+    pub host_certificate: ::prost::alloc::vec::Vec<u8>,
 }

@@ -16,6 +16,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::SystemTime;
 
 use zeroize::Zeroizing;
 
@@ -81,7 +82,7 @@ pub fn install_host_certificate(
     principals: &[String],
 ) -> Result<(), Error> {
     let key = host_key(root)?;
-    let certificate = hosts.host_certificate(&key, principals).map_err(Error::Certificate)?;
+    let certificate = hosts.host_certificate(&key, principals, SystemTime::now()).map_err(Error::Certificate)?;
     install(root, users.line().as_bytes(), certificate.as_bytes())
 }
 
@@ -96,6 +97,17 @@ pub fn install(root: &Path, authority: &[u8], certificate: &[u8]) -> Result<(), 
         file::replace(&path, format!("{line}\n").as_bytes(), PUBLIC).map_err(|error| Error::Io(path, error))?;
     }
     Ok(())
+}
+
+/// Puts a host certificate that a join service sent with a rejoin ticket in the place of the one before, which will end. One
+/// that is not of this node's host key is refused, and changes nothing.
+pub fn renew(root: &Path, certificate: &[u8]) -> Result<(), Error> {
+    let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
+    if !host_key(root)?.is_certified_in(certificate) {
+        return Err(Error::Foreign);
+    }
+    let path = directory(root)?.join(HOST_CERTIFICATE);
+    file::replace(&path, format!("{certificate}\n").as_bytes(), PUBLIC).map_err(|error| Error::Io(path, error))
 }
 
 /// Whether [`install`] takes these lines, and sshd after it: one authority, and a certificate of this node's host key.
@@ -265,7 +277,7 @@ mod tests {
         let (own, other) = (key::generate().1, key::generate().1);
         let (authority, names) = (authority(), ["node".to_owned()]);
         let line = format!("{}\n", authority.public_line());
-        let certificate = |key: &PublicKey| authority.host_certificate(key, &names).unwrap();
+        let certificate = |key: &PublicKey| authority.host_certificate(key, &names, SystemTime::now()).unwrap();
         check(line.as_bytes(), format!("{}\n", certificate(&own)).as_bytes(), &own).unwrap();
         let refused = |authority: &str, certificate: &str| {
             check(authority.as_bytes(), certificate.as_bytes(), &own).unwrap_err().to_string()
@@ -277,6 +289,25 @@ mod tests {
         for mutant in crate::mutation::mutations(certificate(&own).as_bytes(), 10_000) {
             let _ = check(line.as_bytes(), &mutant, &own);
         }
+    }
+
+    #[test]
+    fn a_renewed_certificate_takes_the_place_of_the_one_before_and_no_other_key_s_does() {
+        let disk = tempfile::tempdir().unwrap();
+        let (authority, names) = (authority(), ["node".to_owned()]);
+        install_host_certificate(disk.path(), &authority, authority.public(), &names).unwrap();
+        let kept = || fs::read_to_string(disk.path().join("ssh").join(HOST_CERTIFICATE)).unwrap();
+        let first = kept();
+        let later = SystemTime::now() + crate::ssh::HOST_VALIDITY;
+        let of = |key: &PublicKey| authority.host_certificate(key, &names, later).unwrap() + "\n";
+        let foreign = renew(disk.path(), of(&key::generate().1).as_bytes());
+        assert!(matches!(foreign, Err(Error::Foreign)) && kept() == first);
+        for bad in [&b""[..], b"a\nb", b"nonsense"] {
+            assert!(renew(disk.path(), bad).is_err() && kept() == first);
+        }
+        let renewed = of(&host_key(disk.path()).unwrap());
+        renew(disk.path(), renewed.as_bytes()).unwrap();
+        assert!(kept() == renewed && renewed != first);
     }
 
     #[test]

@@ -27,13 +27,13 @@ use wire::Writer;
 pub const USER: &str = "root";
 /// How long a user certificate is valid.
 pub const USER_VALIDITY: Duration = Duration::from_secs(24 * 3600);
+/// How long a host certificate is valid. Nodes get a new one at each rejoin, so the longest time between two boots.
+pub const HOST_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
 /// A node's clock may be so much behind the operator's.
 const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 /// PROTOCOL.certkeys: SSH2_CERT_TYPE_USER, SSH2_CERT_TYPE_HOST.
 const TYPE_USER: u32 = 1;
 const TYPE_HOST: u32 = 2;
-/// As `valid before`: never ends.
-const FOREVER: u64 = u64::MAX;
 /// In the order of their names, as the format demands: what a rescue needs, and no agent or X11 forwarding.
 const USER_EXTENSIONS: [&str; 2] = ["permit-port-forwarding", "permit-pty"];
 const NONCE_LEN: usize = 32;
@@ -75,15 +75,15 @@ impl Authority {
         self.public.line()
     }
 
-    /// Certifies a node's key for these host names and addresses, forever: a line of a `.pub` file, without line break.
-    /// Valid since ever, too: a node that boots for the first time may have any time on its clock.
-    pub fn host_certificate(&self, key: &PublicKey, principals: &[String]) -> Result<String, Error> {
+    /// Certifies a node's key for these host names and addresses, from `now` on for [`HOST_VALIDITY`]: a line of a `.pub` file,
+    /// without line break. Valid since ever, too: an operator's clock may be behind that of who certifies.
+    pub fn host_certificate(&self, key: &PublicKey, principals: &[String], now: SystemTime) -> Result<String, Error> {
         // one without principals would be valid for every name
         let id = principals.first().ok_or(Error::NoPrincipals)?;
         if let Some(bad) = principals.iter().find(|name| !is_principal(name)) {
             return Err(Error::Principal(bad.clone()));
         }
-        let (valid_after, valid_before) = (0, FOREVER);
+        let (valid_after, valid_before) = (0, seconds(now.checked_add(HOST_VALIDITY).unwrap_or(now)));
         let statement = Statement { kind: TYPE_HOST, id, principals, valid_after, valid_before, extensions: &[] };
         Ok(self.certify(key, &statement, crypto::random()))
     }
@@ -91,7 +91,6 @@ impl Authority {
     /// Certifies an operator's key for [`USER`], from `now` on for [`USER_VALIDITY`]; in the form of
     /// [`Authority::host_certificate`].
     pub fn user_certificate(&self, key: &PublicKey, now: SystemTime) -> String {
-        let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let statement = Statement {
             kind: TYPE_USER,
             id: if key.comment().is_empty() { USER } else { key.comment() },
@@ -127,6 +126,11 @@ impl Authority {
         let signature = Writer::default().string(ED25519.as_bytes()).string(signature.as_ref());
         key::line(name, body.string(signature.bytes()).bytes())
     }
+}
+
+/// As certificates have times: since 1970.
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// A host name or an address; a pattern would be one for other hosts too.
@@ -191,7 +195,9 @@ mod tests {
     fn a_host_certificate_without_a_name_or_for_a_pattern_is_refused() {
         let key = key::generate().1;
         let certify = |names: &[&str]| {
-            authority().host_certificate(&key, &names.iter().map(|name| (*name).into()).collect::<Vec<_>>()).err()
+            authority()
+                .host_certificate(&key, &names.iter().map(|name| (*name).into()).collect::<Vec<_>>(), SystemTime::now())
+                .err()
         };
         assert_eq!(certify(&[]), Some(Error::NoPrincipals));
         for bad in ["", "*", "node-?", "a,b", "a b", "!a", "ü", "a\n"] {
@@ -208,13 +214,13 @@ mod tests {
             id: "a",
             principals: &["a".into(), "b".into()],
             valid_after: 0,
-            valid_before: FOREVER,
+            valid_before: 1,
             extensions: &[],
         };
         let line = authority.certify(&key, &statement, [7; 32]);
         assert_eq!(authority.certify(&key, &statement, [7; 32]), line);
         let names = ["a".to_owned()];
-        let certificate = || authority.host_certificate(&key, &names).unwrap();
+        let certificate = || authority.host_certificate(&key, &names, SystemTime::now()).unwrap();
         assert_ne!(certificate(), certificate());
 
         use base64::Engine;

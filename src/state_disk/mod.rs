@@ -73,6 +73,7 @@ use crate::crypto::{KEY_LEN, Secret, cluster_id};
 use crate::device_mapper::{self, FirstUse, Mapping};
 use crate::luks::{self, VOLUME_KEY_LEN};
 use crate::metadata::Metadata;
+use crate::ssh;
 use crate::stop::Stop;
 use crate::tickets::Asking;
 use crate::timeline::Timeline;
@@ -171,7 +172,20 @@ impl Unlock {
         let cluster = cluster_id(&opened.measurement_secret, &state.measurement_salt);
         measure(&self.tpm, &cluster)?;
         self.timeline.event("measured", "cluster ID into PCR 15");
-        self.mount(mapped)
+        self.mount(mapped)?;
+        self.renew_host_certificate(&opened.host_certificate);
+        Ok(())
+    }
+
+    /// Emergency SSH is no reason for a node not to boot.
+    fn renew_host_certificate(&self, certificate: &[u8]) {
+        if certificate.is_empty() {
+            return;
+        }
+        match ssh::host::renew(&self.root, certificate) {
+            Ok(()) => self.timeline.event("ssh", "the host certificate is renewed"),
+            Err(error) => log::warn!("the SSH host certificate is not renewed: {error}"),
+        }
     }
 
     /// Rejoin and recovery, side by side, until one of them has brought a key that opens the disk.

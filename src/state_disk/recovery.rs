@@ -92,6 +92,8 @@ fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candi
     Ok(Candidate {
         disk_key: kms.dek(&Dek::disk(uuid), KEY_LEN).map_err(invalid)?,
         measurement_secret: kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(invalid)?,
+        // the next rejoin brings one
+        host_certificate: Vec::new(),
         from,
     })
 }

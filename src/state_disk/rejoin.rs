@@ -57,6 +57,7 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
     let candidate = Candidate {
         disk_key: Secret::new(std::mem::take(&mut ticket.state_disk_key)),
         measurement_secret: Secret::new(std::mem::take(&mut ticket.measurement_secret)),
+        host_certificate: std::mem::take(&mut ticket.host_certificate),
         from: name.into(),
     };
     match (candidate.disk_key.len(), candidate.measurement_secret.len()) {

@@ -22,6 +22,8 @@ pub struct Candidate {
     pub disk_key: Secret,
     /// From which the cluster ID is derived.
     pub measurement_secret: Secret,
+    /// The node's SSH host certificate, renewed; empty for none.
+    pub host_certificate: Vec<u8>,
     /// Who brought it, for people: `join service 10.42.0.1:30090`.
     pub from: String,
 }
@@ -32,6 +34,8 @@ pub struct Opened {
     pub volume_key: Secret,
     /// As in [`Candidate`].
     pub measurement_secret: Secret,
+    /// As in [`Candidate`].
+    pub host_certificate: Vec<u8>,
     /// As in [`Candidate`].
     pub from: String,
 }
@@ -118,12 +122,12 @@ impl Waiting {
         match unlocked {
             Ok(volume_key) => {
                 self.timeline.event("key-slot", format_args!("opened with the key from {}", candidate.from));
-                let Candidate { measurement_secret, from, .. } = candidate;
+                let Candidate { measurement_secret, host_certificate, from, .. } = candidate;
                 let mut state = self.lock();
                 if state.done {
                     return Err(Refused::TooLate); // stopped meanwhile
                 }
-                state.opened = Some(Opened { volume_key, measurement_secret, from });
+                state.opened = Some(Opened { volume_key, measurement_secret, host_certificate, from });
                 state.done = true;
                 drop(state);
                 self.changed.notify_all();
@@ -222,8 +226,12 @@ mod tests {
         assert!(Command::new("mkfifo").arg(&slow).status().unwrap().success());
 
         let waiting = Arc::new(Waiting::new(header, &slow, Stop::new(), Timeline::new("test")));
-        let key =
-            || Candidate { disk_key: Secret::random(32), measurement_secret: Secret::random(32), from: "me".into() };
+        let key = || Candidate {
+            disk_key: Secret::random(32),
+            measurement_secret: Secret::random(32),
+            host_certificate: vec![],
+            from: "me".into(),
+        };
         let trying = thread::spawn({
             let waiting = waiting.clone();
             move || waiting.offer(key())

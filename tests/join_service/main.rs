@@ -124,7 +124,7 @@ fn check_certificates(setup: &Setup, ticket: &IssueJoinTicketResponse, name: &st
     for name in ["10.1.2.3", "host-name"] {
         assert!(text.contains(&format!("  {name}\n")), "{text}");
     }
-    assert!(text.contains("host certificate") && text.contains("forever"), "{text}");
+    assert!(text.contains("host certificate") && text.contains("Valid: before 20"), "{text}");
     // the API server's names are its control planes' alone, and none of them has a wildcard
     let is_of_api_server = text.contains("  lb.example\n") && text.contains("  127.0.0.1\n");
     let is_control_plane = !ticket.control_plane_files.is_empty();
@@ -409,7 +409,14 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
 
     // the machine itself comes back, and joins anew with another disk
     tpm.reboot();
-    assert_eq!(setup.rejoin(&tpm, &disk(1)).unwrap().state_disk_key, key);
+    let back = setup.rejoin(&tpm, &disk(1)).unwrap();
+    assert_eq!(back.state_disk_key, key);
+    // with a new certificate of its sshd's key, for the names of before
+    fs::write(setup.dir.path().join("renewed-cert.pub"), &back.host_certificate).unwrap();
+    let shown = Command::new("ssh-keygen").args(["-L", "-f"]).arg(setup.dir.path().join("renewed-cert.pub")).output();
+    let text = String::from_utf8(shown.unwrap().stdout).unwrap();
+    assert!(text.contains("host certificate") && text.contains("Valid: before 20"), "{text}");
+    assert!(["10.1.2.3", "host-name"].iter().all(|name| text.contains(&format!("  {name}\n"))), "{text}");
     thread::sleep(Duration::from_secs(5));
     setup.join(&tpm, &thief).unwrap();
     assert_eq!(setup.records(), ["join-node-worker-0"]);

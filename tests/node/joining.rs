@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -124,7 +125,8 @@ impl Cluster {
         openssl(&self.ca, "x509 -req -inform der -in request -CA ca.crt -CAkey ca.key -CAcreateserial -out crt");
         let cluster_ca = fs::read(self.ca.join("ca.crt")).unwrap();
         let host_key = ssh::PublicKey::from_blob(&request.host_public_key).unwrap();
-        let certificate = self.ssh.host_certificate(&host_key, &request.host_certificate_principals).unwrap();
+        let certificate =
+            self.ssh.host_certificate(&host_key, &request.host_certificate_principals, SystemTime::now()).unwrap();
         let file = |name: &str| ControlPlaneCertOrKey {
             name: name.into(),
             data: format!("-----BEGIN {name}-----\n").into_bytes(),

@@ -2,6 +2,7 @@
 #![no_main]
 
 use std::sync::LazyLock;
+use std::time::SystemTime;
 
 use firstlight::crypto::Secret;
 use firstlight::ssh::{Authority, PublicKey};
@@ -16,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
     for key in keys.into_iter().flatten() {
         assert_eq!(PublicKey::from_blob(key.blob()).as_ref(), Ok(&key));
         assert_eq!(PublicKey::from_line(&key.line()).as_ref(), Ok(&key));
-        let certificate = AUTHORITY.host_certificate(&key, &["node".to_owned()]).expect("a name");
+        let certificate = AUTHORITY.host_certificate(&key, &["node".to_owned()], SystemTime::UNIX_EPOCH).expect("a name");
         assert!(PublicKey::from_line(&certificate).is_err(), "a certificate is no key to certify");
     }
 });
