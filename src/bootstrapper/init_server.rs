@@ -75,8 +75,8 @@ impl InitServer {
                 call, &request, &handler,
             ) {
                 Ok(()) => watch(call, answer, &handler),
-                // as the status of the call: what passes by itself is asked again
-                Err(status) if status.code() == Code::Unavailable => Err(status),
+                // as the status of the call: what says when to come again is asked again
+                Err(status) if status.retry_after().is_some() => Err(status),
                 Err(status) => answer.send(&failure(&status)),
             },
         );
