@@ -337,7 +337,7 @@ fn h2load_sees_no_failed_request() {
 #[test]
 fn h2load_and_curl_succeed_over_tls() {
     let server = start(tls::Identity::new().accept());
-    let url = format!("https://localhost:{}/test.Interop/Echo", server.port());
+    let url = format!("https://127.0.0.1:{}/test.Interop/Echo", server.port());
     let mut message = tempfile::NamedTempFile::new().unwrap();
     message.write_all(b"\0\0\0\0\x06\x0a\x01x\x10\xac\x02").unwrap();
     let grpc = ["-H", "content-type: application/grpc", "-H", "te: trailers"];

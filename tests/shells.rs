@@ -63,7 +63,7 @@ fn zsh_completes_commands_options_and_words() {
     let script = r#"
         zmodload zsh/zpty
         zpty shell 'TERM=vt100 zsh -f -i'
-        zpty -w shell "fpath=($PWD \$fpath); autoload -Uz compinit; compinit -u -d $PWD/dump"
+        zpty -w shell "fpath=(\$PWD \$fpath); autoload -Uz compinit; compinit -u -d \$PWD/dump"
         zpty -w shell 'firstlight() { print -r -- "r""un: $*." }'
         for line; do
             zpty -w shell "$line"$'\t'

@@ -159,8 +159,8 @@ impl Sshd {
             root,
             "sshd_config",
             &format!(
-                "ListenAddress 127.0.0.1:{port}\nHostKey {ssh}/ssh_host_ed25519_key\n\
-                 HostCertificate {ssh}/ssh_host_cert.pub\nTrustedUserCAKeys {ssh}/ssh_ca.pub\n\
+                "ListenAddress 127.0.0.1:{port}\nHostKey \"{ssh}/ssh_host_ed25519_key\"\n\
+                 HostCertificate \"{ssh}/ssh_host_cert.pub\"\nTrustedUserCAKeys \"{ssh}/ssh_ca.pub\"\n\
                  PasswordAuthentication no\nKbdInteractiveAuthentication no\nAuthorizedKeysFile none\n\
                  PermitRootLogin prohibit-password\nUsePAM no\nPidFile none\n"
             ),

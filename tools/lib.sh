@@ -1,5 +1,7 @@
 # Sourced by the scripts beside it: where things are kept, and how they speak.
 set -euo pipefail
+unset CDPATH # with it `cd` prints where it goes
+export LC_ALL=C.UTF-8
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${FIRSTLIGHT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/firstlight}
 MUSL=x86_64-unknown-linux-musl

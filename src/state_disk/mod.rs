@@ -356,7 +356,7 @@ impl std::fmt::Display for Error {
                 f,
                 "{0} holds a LUKS2 device without the mark of a state disk, and {why}: somebody's data may be on it. Nothing was \
                  written to it: attach the right disk. If this is the state disk, and all that it holds may go, mark it as new: \
-                 echo '{UNINITIALISED_TOKEN}' | cryptsetup token import --token-id 0 {0}",
+                 echo '{UNINITIALISED_TOKEN}' | cryptsetup token import --token-id 0 '{0}'",
                 device.display()
             ),
             Error::Luks(device, error) => write!(f, "{}: {error}", device.display()),

@@ -39,8 +39,8 @@ impl Setting {
         self.metadata.set_self(&self.instance("Node_2", 2).replace("ControlPlane", role));
         let root = self.path("root");
         let script = format!(
-            "set -e; for d in {OWN}; do mkdir -p $0/$d; done; cp -a /etc/. $0/etc 2>/dev/null || true
-             for d in {OWN}; do mount --bind $0/$d /$d; done; exec \"$@\""
+            "set -e; for d in {OWN}; do mkdir -p \"$0/$d\"; done
+             for d in {OWN}; do mount --bind \"$0/$d\" /$d; done; exec \"$@\""
         );
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private"]);
@@ -73,10 +73,11 @@ impl Setting {
         let notes = notes.display();
         let script = format!(
             "#!/bin/sh
-             echo \"$@\" >>{notes}/calls
-             n=$(wc -l <{notes}/calls)
-             mkdir {notes}/$n
-             cp -a /run/firstlight /etc/kubernetes {notes}/$n
+             notes='{notes}'
+             echo \"$@\" >>\"$notes/calls\"
+             n=$(wc -l <\"$notes/calls\")
+             mkdir \"$notes/$n\"
+             cp -a /run/firstlight /etc/kubernetes \"$notes/$n\"
              {more}
              exit 0\n"
         );
