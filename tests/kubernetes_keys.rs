@@ -55,6 +55,7 @@ fn own_kubeconfig(client: &Client) -> String {
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
         node_port: 30090,
+        migrate_until: String::new(),
         metadata: services::MetadataService::default(),
     };
     for object in services::manifests(&settings).unwrap() {

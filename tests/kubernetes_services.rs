@@ -37,6 +37,7 @@ fn settings(image: &str) -> Settings {
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
         node_port: NODE_PORT,
+        migrate_until: String::new(),
         metadata: MetadataService::default(),
     }
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use firstlight::crypto::Secret;
-use firstlight::luks::{self, Error, Header, Integrity, Probe, State};
+use firstlight::luks::{self, ClusterToken, Error, Header, Integrity, Probe, State};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 
@@ -107,7 +107,7 @@ impl Fixture {
     fn commit(&mut self) {
         let mut header = self.header();
         let volume_key = self.unlock(OLD).unwrap();
-        header.replace_passphrase_and_mark(&mut self.disk, &volume_key, &Secret::new(NEW.into())).unwrap();
+        header.replace_passphrase_and_mark(&mut self.disk, &volume_key, &Secret::new(NEW.into()), &cluster()).unwrap();
     }
 
     fn damage(&mut self, at: u64) {
@@ -118,6 +118,10 @@ impl Fixture {
     fn bytes(&self) -> Vec<u8> {
         std::fs::read(self.path("disk")).unwrap()
     }
+}
+
+fn cluster() -> ClusterToken {
+    ClusterToken::new("c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11", &Secret::new(vec![1; 32]), [2; 32])
 }
 
 fn volume_key() -> Secret {
@@ -206,6 +210,25 @@ fn token_0_is_the_text_that_constellation_writes() {
 }
 
 #[test]
+fn cryptsetup_takes_the_token_of_the_cluster_and_keeps_it() {
+    let mut it = Fixture::ours();
+    assert_eq!(it.header().cluster_token().unwrap(), None);
+    it.commit();
+    assert!(it.ok("luksDump", &[], &["disk"]).contains("1: firstlight-cluster"));
+    it.ok("luksChangeKey", &[&["--key-file", "new"], &CHEAPEST[..]].concat(), &["disk", "old"]);
+    assert_eq!(it.header().cluster_token().unwrap(), Some(cluster()));
+    // one that came to a disk of before finds a place beside what is there
+    it.ok("token", &["--token-id", "1"], &["remove", "disk"]);
+    std::fs::write(it.path("json"), r#"{"type":"somebody's","keyslots":["0"]}"#).unwrap();
+    it.ok("token", &["--token-id", "1", "--json-file", "json"], &["import", "disk"]);
+    let mut header = it.header();
+    header.add_cluster_token(&mut it.disk, &cluster()).unwrap();
+    let dump = it.ok("luksDump", &[], &["disk"]);
+    assert!(dump.contains("1: somebody's") && dump.contains("2: firstlight-cluster"), "{dump}");
+    assert_eq!(it.header().cluster_token().unwrap(), Some(cluster()));
+}
+
+#[test]
 fn after_our_commit_cryptsetup_opens_with_the_new_key_only() {
     let mut it = Fixture::ours();
     it.commit();
@@ -237,7 +260,9 @@ fn we_open_with_each_key_after_cryptsetup_added_one_and_our_commit_keeps_the_oth
     it.header().check_ours(Integrity::Required).unwrap();
 
     let mut header = it.header();
-    header.replace_passphrase_and_mark(&mut it.disk, &volume_key(), &Secret::new(b"a third key".to_vec())).unwrap();
+    header
+        .replace_passphrase_and_mark(&mut it.disk, &volume_key(), &Secret::new(b"a third key".to_vec()), &cluster())
+        .unwrap();
     assert!(it.opens("third") && it.opens("new") && !it.opens("old"));
 }
 

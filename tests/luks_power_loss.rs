@@ -8,7 +8,7 @@ use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 
 use firstlight::crypto::Secret;
 use firstlight::device_mapper::may_hold_data;
-use firstlight::luks::{self, DATA_OFFSET, Device, Error, Header, Integrity, Probe, State};
+use firstlight::luks::{self, ClusterToken, DATA_OFFSET, Device, Error, Header, Integrity, Probe, State};
 
 #[path = "common/cut_off.rs"]
 mod cut_off;
@@ -102,6 +102,10 @@ fn new_key() -> Secret {
     Secret::new(b"the new passphrase".to_vec())
 }
 
+fn cluster() -> ClusterToken {
+    ClusterToken::new("c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11", &Secret::new(vec![1; 32]), [2; 32])
+}
+
 fn boot(image: &[u8]) -> Found {
     let mut dev = Cursor::new(image);
     let header = match luks::probe(&mut dev).unwrap() {
@@ -118,6 +122,8 @@ fn boot(image: &[u8]) -> Found {
         Err(Error::WrongPassphrase { keyslots: 1 }) => false,
         Err(e) => panic!("{e}"),
     };
+    // the disk says of which cluster it is as soon as it is of one
+    assert!(header.state() != State::Initialised || header.cluster_token().unwrap().is_some());
     Found::Ours { state: header.state(), old: opens(old_key()), new: opens(new_key()) }
 }
 
@@ -206,7 +212,7 @@ fn formatted() -> Vec<u8> {
 /// An image with an initialised disk that opens with the new key.
 fn committed() -> Vec<u8> {
     let (mut disk, mut header) = opened(&formatted());
-    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key()).unwrap();
+    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
     disk.image.into_inner()
 }
 
@@ -274,7 +280,7 @@ fn a_format_of_an_uninitialised_disk_cut_anywhere_leaves_an_uninitialised_disk()
 fn a_commit_cut_anywhere_leaves_the_old_key_uninitialised_or_the_new_key_initialised() {
     let before = formatted();
     let (mut disk, mut header) = opened(&before);
-    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key()).unwrap();
+    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
     let seen = cut_everywhere(&before, &disk, |_, _| {});
     assert_found(&seen, &[UNINITIALISED_OLD, INITIALISED_NEW], &disk);
     let area = 32 << 10..(32 << 10) + 385_024;
@@ -289,7 +295,7 @@ fn a_commit_over_a_damaged_copy_cut_anywhere_never_loses_the_whole_one() {
         before[damaged + 5000] ^= 1;
         let (mut disk, mut header) = opened(&before);
         assert!(!header.copies_agree());
-        header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key()).unwrap();
+        header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
         let seen = cut_everywhere(&before, &disk, |_, _| {});
         assert_found(&seen, &[UNINITIALISED_OLD, INITIALISED_NEW], &disk);
     }
@@ -299,7 +305,7 @@ fn a_commit_over_a_damaged_copy_cut_anywhere_never_loses_the_whole_one() {
 fn a_commit_after_a_cut_commit_goes_through_from_every_cut() {
     let before = formatted();
     let (mut disk, mut header) = opened(&before);
-    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key()).unwrap();
+    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
     let mut visited = 0;
     let mut states = Vec::new();
     cut_everywhere(&before, &disk, |image, found| {
@@ -313,7 +319,7 @@ fn a_commit_after_a_cut_commit_goes_through_from_every_cut() {
         let key = if found == INITIALISED_NEW { old_key() } else { new_key() };
         let end = if found == INITIALISED_NEW { INITIALISED_OLD } else { INITIALISED_NEW };
         let (mut again, mut header) = opened(&state);
-        header.replace_passphrase_and_mark(&mut again, &volume_key(), &key).unwrap();
+        header.replace_passphrase_and_mark(&mut again, &volume_key(), &key, &cluster()).unwrap();
         let seen = cut_everywhere(&state, &again, |_, _| {});
         assert!(seen.iter().all(|now| *now == found || *now == end), "{seen:?}");
         assert_eq!(boot(again.image.get_ref()), end);
@@ -327,6 +333,25 @@ fn a_reset_cut_anywhere_leaves_a_disk_that_opens_or_is_uninitialised() {
     header.mark_for_reset(&mut disk).unwrap();
     let seen = cut_everywhere(&before, &disk, |_, _| {});
     assert_found(&seen, &[INITIALISED_NEW, UNINITIALISED_NEW], &disk);
+}
+
+#[test]
+fn a_token_of_a_cluster_that_is_added_is_there_or_not_wherever_it_is_cut() {
+    let (mut disk, mut header) = opened(&committed());
+    let other = ClusterToken::new("c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11", &Secret::new(vec![3; 32]), [4; 32]);
+    header.add_cluster_token(&mut disk, &other).unwrap();
+    let before = disk.image.into_inner();
+    let (mut disk, mut header) = opened(&before);
+    header.add_cluster_token(&mut disk, &cluster()).unwrap();
+    let mut tokens = Vec::new();
+    let seen = cut_everywhere(&before, &disk, |image, _| {
+        let token = opened(image).1.cluster_token().unwrap();
+        if !tokens.contains(&token) {
+            tokens.push(token);
+        }
+    });
+    assert_eq!(seen, [INITIALISED_NEW]);
+    assert_eq!(tokens, [Some(other), Some(cluster())]);
 }
 
 #[test]
@@ -368,7 +393,7 @@ fn a_disk_that_ignores_syncs_is_caught_by_this_test() {
     let before = formatted();
     let (mut disk, mut header) = opened(&before);
     disk.ignores_sync = true;
-    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key()).unwrap();
+    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
     let seen = cut_everywhere(&before, &disk, |_, _| {});
     assert!(seen.iter().any(|found| ![UNINITIALISED_OLD, INITIALISED_NEW].contains(found)), "{seen:?}");
 }
@@ -414,17 +439,17 @@ fn a_commit_whose_write_fails_can_only_go_on_after_another_probe() {
     for (writes_left, after) in [(0, UNINITIALISED_OLD), (1, UNINITIALISED_OLD), (2, INITIALISED_NEW)] {
         let (disk, mut header) = opened(&formatted());
         let mut dev = Failing { disk, writes_left };
-        let error = header.replace_passphrase_and_mark(&mut dev, &volume_key(), &new_key()).unwrap_err();
+        let error = header.replace_passphrase_and_mark(&mut dev, &volume_key(), &new_key(), &cluster()).unwrap_err();
         assert!(error.to_string().contains("medium error"), "{error}");
         assert_eq!(boot(dev.disk.image.get_ref()), after);
         dev.writes_left = usize::MAX;
-        let retried = header.replace_passphrase_and_mark(&mut dev, &volume_key(), &new_key());
+        let retried = header.replace_passphrase_and_mark(&mut dev, &volume_key(), &new_key(), &cluster());
         match writes_left {
             0 => retried.unwrap(),
             _ => assert!(matches!(retried, Err(Error::ProbeAgain)), "{retried:?}"),
         }
         let (mut disk, mut header) = opened(dev.disk.image.get_ref());
-        header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key()).unwrap();
+        header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
         assert_eq!(boot(disk.image.get_ref()), INITIALISED_NEW);
     }
 }

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use attested::{Anybody, attested, attested_channel, plain_channel, within};
 use firstlight::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
 use firstlight::join_service::keys::{Auth, KeyClient};
+use firstlight::join_service::migration::Migration;
 use firstlight::join_service::{self, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET};
 use firstlight::key_service::GET_DATA_KEY;
 use firstlight::proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
@@ -565,6 +566,7 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
         kubernetes: None,
         metadata: None,
         pki_dir: dir.path().into(),
+        migration: Migration::default(),
     })
     .unwrap();
     let channel = plain_channel(service.health_addr().unwrap());

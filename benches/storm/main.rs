@@ -352,6 +352,7 @@ fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         measurement_salt: vec![7; 32],
         kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
         node_port: NODE_PORT,
+        migrate_until: String::new(),
         metadata: services::MetadataService::default(),
     };
     let manifests = services::manifests(&settings).unwrap();

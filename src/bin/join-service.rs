@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use firstlight::attestation::qemu_vtpm;
 use firstlight::join_service::keys::Flags;
+use firstlight::join_service::migration::Migration;
 use firstlight::join_service::{self, Config, JoinService};
 use firstlight::kubernetes::client;
 use firstlight::logger;
@@ -43,6 +44,8 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --metadata URL                 where that is [its usual place]
   --kubeconfig FILE              how to reach the cluster's API [what a pod finds; without, no new node is let in,
                                  and any machine that meets the policy gets the key of any disk]
+  --migrate-until DATE           also open disks that have no record, as those of the old system, up to and with this day in
+                                 UTC, as 2027-01-31 [no]
   --pki DIR                      has the cluster's CA and the files of control planes [/etc/kubernetes/pki]
   -v LEVEL                       -1 debug, 0 info, 1 warnings, 2 errors [0]
   -h, --help                     this text
@@ -67,6 +70,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut variant = qemu_vtpm::VARIANT.to_owned();
     let (mut cloud, mut metadata_url, mut kubeconfig) = (String::new(), String::new(), None);
     let mut pki_dir = PathBuf::from(join_service::PKI_DIR);
+    let mut migration = Migration::default();
     while let Some(arg) = args.next()? {
         match arg {
             Long(name) if Flags::has(name) => {
@@ -81,6 +85,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("cloud-provider") => cloud = program::text(args.value()?)?,
             Long("metadata") => metadata_url = program::text(args.value()?)?,
             Long("kubeconfig") => kubeconfig = Some(PathBuf::from(args.value()?)),
+            Long("migrate-until") => migration = program::parsed("migrate-until", args.value()?)?,
             Long("pki") => pki_dir = args.value()?.into(),
             Short('v') => verbosity = program::parsed("v", args.value()?)?,
             Long("help") | Short('h') => return Err(Failure::Help),
@@ -100,8 +105,19 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         }
         None => None,
     };
-    let config =
-        Config { listen, key_service, key_auth, config_dir, health, metrics, variant, kubernetes, metadata, pki_dir };
+    let config = Config {
+        listen,
+        key_service,
+        key_auth,
+        config_dir,
+        health,
+        metrics,
+        variant,
+        kubernetes,
+        metadata,
+        pki_dir,
+        migration,
+    };
     let service = JoinService::start(config).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, join_service::GRACE)?;
     service.stop(join_service::GRACE);

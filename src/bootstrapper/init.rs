@@ -86,7 +86,8 @@ impl Init {
     pub fn run(&self, node: &Node, stop: &Stop, job: &Job<Done>) -> Result<Done, String> {
         job.phase("state disk");
         let state = NodeState { role: Role::ControlPlane, measurement_salt: self.keys.salt };
-        let disk = node.commit_disk(&state, |uuid| derive(&self.keys.kms, &Dek::disk(uuid)))?;
+        let measurement_secret = derive(&self.keys.kms, &Dek::named(MEASUREMENT_SECRET_ID))?;
+        let disk = node.commit_disk(&state, &measurement_secret, |uuid| derive(&self.keys.kms, &Dek::disk(uuid)))?;
         job.phase("emergency SSH");
         let principals = self.certify_host(node)?;
         let kubeconfig = match &self.plan {

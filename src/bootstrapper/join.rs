@@ -98,7 +98,7 @@ impl Join {
     pub fn run(&self, node: &Node, stop: &Stop, job: &Job<()>) -> Result<(), String> {
         job.phase("state disk");
         let state = NodeState { role: self.role, measurement_salt: self.ticket.measurement_salt };
-        node.commit_disk(&state, |_| Ok(self.ticket.disk_key.clone()))?;
+        node.commit_disk(&state, &self.ticket.measurement_secret, |_| Ok(self.ticket.disk_key.clone()))?;
         job.phase("emergency SSH");
         self.certify_host(&node.root)?;
         job.phase("components");

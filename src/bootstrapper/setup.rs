@@ -49,10 +49,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// The commit: marks the set-up as begun and gives the disk the key that `key_of` derives for its UUID, which is returned.
+    /// The commit: marks the set-up as begun, gives the disk the key that `key_of` derives for its UUID, which is returned, and
+    /// ties it to the cluster of this measurement secret.
     pub fn commit_disk(
         &self,
         state: &NodeState,
+        measurement_secret: &Secret,
         key_of: impl FnOnce(&str) -> Result<Secret, String>,
     ) -> Result<String, String> {
         let failed = |error: state_disk::Error| format!("setting up the state disk: {error}");
@@ -60,7 +62,7 @@ impl Node {
         let uuid = disk.uuid();
         let key = key_of(&uuid)?;
         mark_begun(&self.root).map_err(state_disk::Error::NodeState).map_err(failed)?;
-        disk.commit(&self.root, state, &key).map_err(failed)?;
+        disk.commit(&self.root, state, &key, measurement_secret).map_err(failed)?;
         self.timeline.event("committed", "the state disk has its permanent key");
         Ok(uuid)
     }

@@ -8,6 +8,7 @@ use super::progress::Progress;
 use super::state::State;
 use super::{UNREACHABLE, files, master_secret, say};
 use crate::attestation::{Policy, qemu_vtpm};
+use crate::join_service::migration::Migration;
 use crate::kubernetes::client::{self, Client, Config};
 use crate::kubernetes::services::{self, MetadataService, Phase, Report, Settings};
 use crate::program::Failure;
@@ -30,6 +31,8 @@ pub struct Options {
     pub state: PathBuf,
     /// The port of the join service on each control plane.
     pub node_port: u16,
+    /// Until when the join service opens disks that have no record.
+    pub migration: Migration,
     /// What tells the join service which machines there are.
     pub metadata: MetadataService,
     /// Where the folder with the manifests of before is made.
@@ -76,6 +79,7 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
         measurement_salt: state.measurement_salt.to_vec(),
         kms,
         node_port: options.node_port,
+        migrate_until: options.migration.to_string(),
         metadata: options.metadata.clone(),
     })
 }

@@ -118,6 +118,12 @@ const APPLY: Command = Command {
         Opt::value("node-port", Value::Text("PORT"), "of the join service on every control plane").or("30090"),
         CLOUD_PROVIDER,
         METADATA,
+        Opt::value(
+            "migrate-until",
+            Value::Text("DATE"),
+            "the last day, as 2027-01-31, on which the join service opens disks that have no record, as those of the old \
+             system; never unless given",
+        ),
         Opt::value("backups", Value::File, "the folder in which that with the manifests of before is made").or("."),
         SKIP_WAIT,
         Opt::value("timeout", Value::Text("TIME"), "until they are ready, as 90s, 10m or 1h").or("10m"),
@@ -180,6 +186,11 @@ const RECOVER: Command = Command {
         ATTESTATION_KEY,
         TRUST_ANY_TPM,
         KNOWN_NODES,
+        Opt::flag(
+            "migrate",
+            "open also a disk whose header does not say of which cluster it is, as those of the old system; only for a disk \
+             that you know to be this node's; needs the measurement salt of the state file",
+        ),
         Opt::flag("status", "only ask what the node waits for: the disk, since when, what it tried"),
         TIMEOUT,
     ],

@@ -18,6 +18,7 @@ use super::{UNREACHABLE, apply, components, files, master_secret, say};
 use crate::bootstrapper::init_server;
 use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use crate::grpc::{CallOptions, Channel, Code, Metadata, Status};
+use crate::join_service::migration::Migration;
 use crate::kms::{ClusterKms, NO_STORE};
 use crate::kubernetes::{kubeconfig, parameters, services};
 use crate::program::Failure;
@@ -194,6 +195,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         master_secret: options.master_secret.clone(),
         state: options.state.clone(),
         node_port: services::NODE_PORT,
+        migration: Migration::default(),
         metadata: kubernetes.metadata.clone(),
         backups: ".".into(),
         skip_wait: kubernetes.skip_wait,

@@ -148,6 +148,11 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
         master_secret: given.path("master-secret"),
         state: given.path("state"),
         node_port: given.parsed("node-port", str::parse::<u16>)?,
+        migration: given
+            .value("migrate-until")
+            .map(|date| program::parsed("migrate-until", date))
+            .transpose()?
+            .unwrap_or_default(),
         metadata: metadata_of(given)?,
         backups: given.path("backups"),
         skip_wait: given.has("skip-wait"),
@@ -179,7 +184,9 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
     let action = match (given.has("status"), given.has("master-secret")) {
         (true, false) => recover::Action::Status,
         (true, true) => return Err(Failure::Usage("--status needs no --master-secret".into())),
-        (false, _) => recover::Action::Push(given.path("master-secret")),
+        (false, _) => {
+            recover::Action::Push { master_secret: given.path("master-secret"), is_migrating: given.has("migrate") }
+        }
     };
     Ok(recover::Options {
         endpoint: endpoint_of(given, recovery::PORT)?,

@@ -43,10 +43,22 @@ pub struct Options {
 /// What to do at a node.
 #[derive(Debug)]
 pub enum Action {
-    /// Push the master secret in this file.
-    Push(PathBuf),
+    /// Push the master secret.
+    Push {
+        /// Its file.
+        master_secret: PathBuf,
+        /// Whether also to a disk whose header does not say that it is of this cluster; needs the state file.
+        is_migrating: bool,
+    },
     /// Ask what it waits for, and print it.
     Status,
+}
+
+/// What is brought.
+struct Key {
+    kms: ClusterKms,
+    /// Empty unless the cluster is migrating.
+    measurement_salt: Vec<u8>,
 }
 
 /// The command.
@@ -56,7 +68,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let (policy, endpoint) = (read_policy(&options.policy)?, &options.endpoint);
     let node = match &options.action {
         Action::Status => Node::to_ask(endpoint, and_known(policy, known)?),
-        Action::Push(_) => Node::to_trust(endpoint, policy, &options.trust.clone().and(known))?,
+        Action::Push { .. } => Node::to_trust(endpoint, policy, &options.trust.clone().and(known))?,
     };
     let recovered = recover_at(&node, options)?;
     match (state, recovered) {
@@ -70,9 +82,13 @@ fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Failure
     let deadline = Instant::now() + options.timeout;
     match &options.action {
         Action::Status => print_status(options, node, deadline).map(|()| None),
-        Action::Push(path) => {
-            let kms = master_secret::read(path).map_err(Failure::failed)?;
-            push(options, node, &kms, deadline)
+        Action::Push { master_secret, is_migrating } => {
+            let kms = master_secret::read(master_secret).map_err(Failure::failed)?;
+            let measurement_salt = match is_migrating {
+                true => State::open(&options.state).map_err(Failure::failed)?.measurement_salt.to_vec(),
+                false => Vec::new(),
+            };
+            push(options, node, &Key { kms, measurement_salt }, deadline)
         }
     }
 }
@@ -104,7 +120,7 @@ fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(),
 }
 
 /// Pushing the key twice does no harm, so a connection that breaks is made again.
-fn push(options: &Options, node: &Node, kms: &ClusterKms, deadline: Instant) -> Result<Option<KeyName>, Failure> {
+fn push(options: &Options, node: &Node, brought: &Key, deadline: Instant) -> Result<Option<KeyName>, Failure> {
     let progress = Progress::on_stderr();
     let mut pause = Pause::new();
     let mut pushed = false;
@@ -115,7 +131,7 @@ fn push(options: &Options, node: &Node, kms: &ClusterKms, deadline: Instant) -> 
             progress.line(format!("{}: {}", options.endpoint, summary(status)));
         }
         progress.phase(format!("bringing the key to {}", options.endpoint));
-        let answer = bring(&channel, kms, deadline);
+        let answer = bring(&channel, brought, deadline);
         pushed = true;
         match answer {
             Ok(()) => {
@@ -147,10 +163,14 @@ pub fn status(channel: &Channel) -> Result<StatusResponse, Status> {
     channel.unary(STATUS, &StatusRequest {}, &options)
 }
 
-fn bring(channel: &Channel, kms: &ClusterKms, deadline: Instant) -> Result<(), Status> {
+fn bring(channel: &Channel, key: &Key, deadline: Instant) -> Result<(), Status> {
     let timeout = deadline.saturating_duration_since(Instant::now()).min(RECOVER_TIMEOUT);
     let options = CallOptions { timeout: Some(timeout), ..CallOptions::default() };
-    let message = RecoverMessage { kms_uri: kms.uri().to_string(), storage_uri: NO_STORE.into() };
+    let message = RecoverMessage {
+        kms_uri: key.kms.uri().to_string(),
+        storage_uri: NO_STORE.into(),
+        measurement_salt: key.measurement_salt.clone(),
+    };
     channel.unary(RECOVER, &message, &options).map(|RecoverResponse {}| ())
 }
 
@@ -177,7 +197,7 @@ fn failure(options: &Options, status: &Status, pushed: bool) -> Failure {
     let text = printable(&status.to_string());
     match status.code() {
         Code::FailedPrecondition | Code::InvalidArgument => Failure::failed(format!(
-            "{endpoint}: the key does not open the node's disk, which goes on waiting: {text}\n\
+            "{endpoint}: the node does not open its disk with this, and goes on waiting: {text}\n\
              Is this the master secret of the node's cluster?"
         )),
         Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded => {
@@ -258,7 +278,7 @@ mod tests {
         run_at(node, |dir| {
             let path = dir.path().join("master.json");
             master_secret::open_or_create(&path).unwrap();
-            Action::Push(path)
+            Action::Push { master_secret: path, is_migrating: false }
         })
     }
 
@@ -287,7 +307,10 @@ mod tests {
         for code in [Code::FailedPrecondition, Code::InvalidArgument] {
             let node = start(with_status(recovering(move |_| Err(Status::new(code, "no keyslot opens")))));
             let (exit, text) = push_to(&node).unwrap_err();
-            assert!(exit == 1 && text.contains("does not open") && text.contains("no keyslot opens"), "{text}");
+            assert!(
+                exit == 1 && text.contains("does not open its disk") && text.contains("no keyslot opens"),
+                "{text}"
+            );
         }
     }
 

@@ -22,6 +22,7 @@ pub const SSH_HOST_CA_SEED_ID: &str = "ca_emergency_ssh_host";
 /// Every id that the key service derives under is prefixed by this in the HKDF info.
 const DEK_PREFIX: &str = "key-";
 const CLUSTER_ID_INFO: &str = "clusterID";
+const DISK_MAC_INFO: &str = "firstlight-state-disk";
 
 /// The name of a data encryption key: the HKDF info `key-` + id.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +60,13 @@ pub fn derive_key(secret: &[u8], salt: &[u8], info: &str, len: usize) -> Option<
     let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(secret);
     prk.expand(&[info.as_bytes()], Len(len)).ok()?.fill(&mut out).ok()?;
     Some(Secret::new(out))
+}
+
+/// The key of the MAC that ties a state disk to its cluster: HKDF(measurement secret, no salt, `firstlight-state-disk`, 32).
+/// The cluster ID is under an info of its own, so that neither says anything of the other.
+pub fn disk_mac_key(measurement_secret: &Secret) -> Secret {
+    let key = derive_key(measurement_secret.expose(), &[], DISK_MAC_INFO, KEY_LEN);
+    key.expect("the length is a constant within HKDF's bounds")
 }
 
 /// The cluster ID, which is measured into PCR 15: HKDF(measurement secret, measurement salt, `key-clusterID`, 32).

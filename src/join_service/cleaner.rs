@@ -218,7 +218,7 @@ impl Cleaner {
                     _ => Ok(()),
                 }
             }
-            Task::Write(record) => records::write_if_absent(&self.client, record),
+            Task::Write(record) => records::write_of_rejoin(&self.client, record),
         }
     }
 

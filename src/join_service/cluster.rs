@@ -290,10 +290,11 @@ impl Cluster {
         self.lock().take_record(record);
     }
 
-    /// The same of the record of a disk that is about to be written, unless there is one meanwhile.
+    /// The same of the record of a disk that is about to be written, unless another machine has one meanwhile.
     pub fn learn_of_disk(&self, record: &Record) {
         let mut state = self.lock();
-        if !state.disks.contains_key(&record.disk) {
+        let names = state.disks.get(&record.disk).into_iter().flatten();
+        if names.filter_map(|name| state.records.get(name)).all(|other| other.machine.is_empty()) {
             state.take_record(record.clone());
         }
     }

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | [`tickets`] | the two requests, step by step |
 //! | `request`, [`refusal`] | the form of a request; why there is no ticket |
-//! | `instances`, [`records`] | which machine may have which name, role and disk |
+//! | `instances`, [`records`], [`migration`] | which machine may have which name, role and disk; disks from before |
 //! | [`keys`], `pki`, `tokens` | what a ticket is made of: keys of the key service, the CA on this node's disk, bootstrap tokens |
 //! | [`cluster`] | what is known of the cluster, by watches |
 //! | `reservation`, [`cleaner`] | control planes one at a time; what is left to be taken back |
@@ -29,6 +29,7 @@ pub mod cleaner;
 pub mod cluster;
 mod instances;
 pub mod keys;
+pub mod migration;
 mod pki;
 pub mod policy;
 pub mod records;
@@ -43,7 +44,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::atls;
 use crate::attestation::{Policy, Validator, qemu_vtpm};
@@ -59,6 +60,7 @@ use cleaner::{Cleaner, Running};
 use cluster::{Cluster, Watches};
 use instances::Instances;
 use keys::KeyClient;
+use migration::Migration;
 pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
 use tickets::{Attached, Tickets};
@@ -107,6 +109,8 @@ pub struct Config {
     pub metadata: Option<Metadata>,
     /// Where the cluster's CA and the files of control planes are, usually [`PKI_DIR`].
     pub pki_dir: PathBuf,
+    /// Until when disks of before are taken.
+    pub migration: Migration,
 }
 
 /// The service while it runs.
@@ -220,12 +224,19 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     let (keys, instances) =
         (Arc::new(KeyClient::new(&config.key_service, config.key_auth)), Arc::new(Instances::new(config.metadata)));
     let pki = Pki::new(&config.pki_dir);
+    let migration = config.migration;
+    migration.announce(SystemTime::now());
+    let help = "1 while disks without a record are opened (--migrate-until), else 0.";
+    registry.gauge_of("firstlight_join_migrating", help, &[], move || {
+        Some(f64::from(u8::from(migration.is_on(SystemTime::now()))))
+    });
     let Some(kubernetes) = config.kubernetes else {
         log::warn!(
             "no access to a cluster's API: no new node is let in, and any machine that meets the policy gets the key of any \
              disk, since nobody knows which machine has which"
         );
-        let tickets = Tickets::new(keys, config.config_dir, pki, instances, None, Audit::new(registry).into());
+        let tickets =
+            Tickets::new(keys, config.config_dir, pki, instances, None, Audit::new(registry).into(), migration);
         return Ok((tickets, None));
     };
     let stop = Stop::new();
@@ -240,7 +251,7 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     let audit = Arc::new(audit);
     let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
     let attached = Attached { cluster, cleaner: cleaner.clone() };
-    let tickets = Tickets::new(keys, config.config_dir, pki, instances, Some(attached), audit);
+    let tickets = Tickets::new(keys, config.config_dir, pki, instances, Some(attached), audit, migration);
     let background =
         Background { stop, cleaner, _watches: watches, _approving: approving, _cleaning: cleaning, _sending: sending };
     Ok((tickets, Some(background)))
@@ -297,5 +308,5 @@ pub fn router(tickets: Arc<Tickets>) -> Router {
 pub fn rejoin_only(keys: KeyClient) -> Arc<Tickets> {
     let (pki, instances) = (Pki::new(PKI_DIR.as_ref()), Arc::new(Instances::new(None)));
     let audit = Arc::new(Audit::new(&Registry::new()));
-    Arc::new(Tickets::new(Arc::new(keys), CONFIG_DIR.into(), pki, instances, None, audit))
+    Arc::new(Tickets::new(Arc::new(keys), CONFIG_DIR.into(), pki, instances, None, audit, Migration::default()))
 }

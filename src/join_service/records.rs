@@ -5,11 +5,13 @@
 //! join-node-NAME   of a join ticket       data: node, disk, machine, addresses, hostKey, principals, token,
 //!                                               nodeUID, role, issued
 //!                  of an init             the same without a token, by the node itself
-//! join-disk-UUID   of a rejoin ticket for a disk that no join ticket was made for: data: disk, machine
+//! join-disk-UUID   of a rejoin ticket, while migration is on, for a disk that no join ticket was made for,
+//!                  or of the operator: data: disk, machine
 //! ```
 //!
 //! A node's record is replaced when the machine joins anew, with another disk; so there are as many as names. An operator who
-//! gives a disk to another machine, or a name, deletes the record.
+//! gives a name to another machine deletes the record; one who gives a disk empties its `machine`, and the next machine that
+//! comes with the disk is recorded. A disk without a record is no state disk, unless migration is on.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -172,17 +174,39 @@ pub fn check_disk(cluster: &Cluster, disk: &Uuid, machine: Option<&str>) -> Resu
     match records.iter().find(|record| record.is_of_other(machine)) {
         None => Ok(()),
         Some(record) => {
-            let message = "this disk belongs to another machine; if it was moved on purpose, delete the record that the join \
-                           service's log names";
+            let message = "this disk belongs to another machine; if it was moved on purpose, empty the `machine` of the \
+                           record that the join service's log names";
             Err(Refusal::denied("disk-of-other", message)
                 .because(format!("ConfigMap {NAMESPACE}/{} has another machine", record.name)))
         }
     }
 }
 
+/// Whether this machine may have the key of this disk as one that boots again, and the record to be written then.
+pub fn of_rejoin(
+    cluster: &Cluster,
+    disk: &Uuid,
+    machine: Option<&str>,
+    is_migrating: bool,
+) -> Result<Option<Record>, Refusal> {
+    check_disk(cluster, disk, machine)?;
+    let records = cluster.records_of_disk(disk.as_str());
+    match (records.iter().find(|record| record.machine.is_empty()), machine) {
+        _ if records.is_empty() && !is_migrating => Err(Refusal::denied(
+            "disk-unknown",
+            "there is no record of this disk: it is no state disk of this cluster; if it is one from before there were \
+             records, see \"Disks from before\" in docs/join.md",
+        )),
+        (None, Some(machine)) if records.is_empty() => of_new_disk(cluster, disk, machine),
+        // the operator gave the disk to whichever machine comes next
+        (Some(record), Some(machine)) => Ok(Some(Record { machine: machine.into(), ..Record::clone(record) })),
+        _ => Ok(None),
+    }
+}
+
 /// The record to be made of this disk, which has none, if this machine may have it: a machine that asks for many would leave as
 /// many records.
-pub fn of_new_disk(cluster: &Cluster, disk: &Uuid, machine: &str) -> Result<Option<Record>, Refusal> {
+fn of_new_disk(cluster: &Cluster, disk: &Uuid, machine: &str) -> Result<Option<Record>, Refusal> {
     let (of_machine, all) = cluster.count_of_records(OF_DISK, machine);
     if of_machine >= OF_MACHINE {
         let message = format!(
@@ -318,7 +342,18 @@ pub fn write(cluster: &Cluster, cleaner: &Cleaner, client: &Client, mut record: 
     Err(Refusal::passing("name-is-joining", "another ticket for this node is being made", Duration::from_secs(2)))
 }
 
-/// Writes the record of a rejoin ticket, unless there is one.
+/// Writes the record of a rejoin ticket, unless there is another one meanwhile.
+pub fn write_of_rejoin(client: &Client, record: &Record) -> Result<(), crate::kubernetes::client::Error> {
+    if record.version.is_empty() {
+        return write_if_absent(client, record);
+    }
+    match client.update(&CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name), &record.write()) {
+        Err(error) if !error.is_conflict() && !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Writes the record of a disk, unless there is one.
 pub fn write_if_absent(client: &Client, record: &Record) -> Result<(), crate::kubernetes::client::Error> {
     client.create_if_absent(&CONFIG_MAPS.in_namespace(NAMESPACE), &record.write()).map(drop)
 }

@@ -22,6 +22,7 @@ use super::cleaner::{Cleaner, Task};
 use super::cluster::{Cluster, Components, Kubeadm};
 use super::instances::Instances;
 use super::keys::{self, KeyClient};
+use super::migration::Migration;
 use super::pki::{self, Ca, Pki};
 use super::policy::PolicyFile;
 use super::records::{self, Claimant, Record};
@@ -62,6 +63,7 @@ pub struct Tickets {
     tokens_are_served: AtomicBool,
     /// What callers met when they connected.
     policy: Option<Arc<PolicyFile>>,
+    migration: Migration,
     /// Nodes whose ticket is being made.
     busy: Mutex<HashSet<String>>,
 }
@@ -116,6 +118,7 @@ impl Tickets {
         instances: Arc<Instances>,
         cluster: Option<Attached>,
         audit: Arc<Audit>,
+        migration: Migration,
     ) -> Tickets {
         Tickets {
             keys,
@@ -127,6 +130,7 @@ impl Tickets {
             audit,
             tokens_are_served: AtomicBool::new(false),
             policy: None,
+            migration,
             busy: Mutex::default(),
         }
     }
@@ -249,24 +253,19 @@ impl Tickets {
 
     fn make_rejoin(&self, call: &Call, disk: &Uuid) -> Result<(IssueRejoinTicketResponse, &'static str), Refusal> {
         let machine = call.identity().map(|machine| &**machine);
-        let note = match &self.cluster {
-            None => "which machine has this disk was not looked at: no cluster",
+        let is_migrating = self.migration.is_on(SystemTime::now());
+        let (record, note) = match &self.cluster {
+            None => (None, "which machine has this disk was not looked at: no cluster"),
             // a whole cluster may wait for this
-            Some(attached) if !attached.cluster.is_known_within(KNOWN_WITHIN) => {
-                "which machine has this disk was not looked at: the cluster's API has not answered since the start"
-            }
+            Some(attached) if !attached.cluster.is_known_within(KNOWN_WITHIN) => (
+                None,
+                "which machine has this disk was not looked at: the cluster's API has not answered since the start",
+            ),
             Some(attached) => {
-                records::check_disk(&attached.cluster, disk, machine)?;
-                ""
+                let record = records::of_rejoin(&attached.cluster, disk, machine, is_migrating)?;
+                let note = if record.is_some() { "the machine is recorded with this disk from now on" } else { "" };
+                (record, note)
             }
-        };
-        let record = match (&self.cluster, machine, note) {
-            (Some(Attached { cluster, .. }), Some(machine), "")
-                if cluster.records_of_disk(disk.as_str()).is_empty() =>
-            {
-                records::of_new_disk(cluster, disk, machine)?
-            }
-            _ => None,
         };
         let measurement_secret = self.measurement_secret(call)?;
         let disk_key = self.key(call, disk.as_str())?;
@@ -279,6 +278,9 @@ impl Tickets {
         ticket.state_disk_key = disk_key.expose().to_vec();
         ticket.measurement_secret = measurement_secret.expose().to_vec();
         ticket.host_certificate = self.renewed_host_certificate(call, disk);
+        if is_migrating {
+            ticket.measurement_salt = pki::measurement_salt(&self.config_dir)?.expose().to_vec();
+        }
         Ok((ticket, note))
     }
 

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use ring::digest;
 use serde_json::Value;
 
+use super::json;
 use crate::crypto;
 
 /// The primary's magic; LUKS1 has the same, with version 1.
@@ -91,6 +92,17 @@ impl Header {
     /// Counts the writes of this header.
     pub fn sequence_id(&self) -> u64 {
         self.binary.seqid
+    }
+
+    /// SHA-256 of all that the header says, whichever copy it was read from: a header with another one is another header.
+    pub fn fingerprint(&self) -> [u8; SHA256_LEN] {
+        let Binary { hdr_size, seqid, label, uuid, subsystem } = &self.binary;
+        let mut hash = digest::Context::new(&digest::SHA256);
+        for field in [&hdr_size.to_be_bytes()[..], &seqid.to_be_bytes(), label, uuid, subsystem] {
+            hash.update(field);
+        }
+        hash.update(json::to_text(&self.metadata).as_bytes());
+        hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
     }
 
     /// The JSON metadata as it is on the disk.

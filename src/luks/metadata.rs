@@ -11,6 +11,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json};
 
+use super::cluster_token;
 use super::header::{self, BINARY_LEN, HDR_SIZE, Header};
 use super::json::{AREA_ALIGN, ensure, is_digits, keyslots_area};
 use super::{DATA_OFFSET, Error, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN};
@@ -318,6 +319,7 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     ensure(keyslots.len() >= least_keyslots, || "it has no keyslot: no key can open it".into())?;
     let (digest_id, digest) = check_digest(&header.metadata["digests"], &keyslots)?;
     check_tokens(&header.metadata["tokens"])?;
+    cluster_token::read(&header.metadata["tokens"])?;
     let metadata = Metadata { keyslots, segment, digest, digest_id, key_size, areas_start, areas_end };
     let work = metadata.work();
     ensure(work <= MAX_WORK, || {

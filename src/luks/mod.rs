@@ -20,6 +20,7 @@
 //! - `header`: the 4096 binary bytes and their checksum
 //! - `json`: the JSON area: what is valid LUKS2, whoever made it; a copy that is not does not count
 //! - `metadata`: valid metadata: which disks are ours, the bounds that a hostile header must keep, edits
+//! - `cluster_token`: of which cluster the disk is, under a MAC
 //! - `keyslot`: argon2id, area encryption, splitter, digest
 //! - `write`: what changes the disk ([`format()`], [`Header::replace_passphrase_and_mark`], [`Header::mark_for_reset`]),
 //!   with the table of what a power loss at each instant leaves behind
@@ -28,6 +29,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
+mod cluster_token;
 mod header;
 mod json;
 mod keyslot;
@@ -37,6 +39,7 @@ mod probe;
 mod tests;
 mod write;
 
+pub use cluster_token::{ClusterToken, MEASUREMENT_SALT_LEN};
 pub use header::Header;
 pub use metadata::{Geometry, Integrity, State};
 pub use probe::{Probe, probe};

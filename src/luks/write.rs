@@ -26,6 +26,7 @@
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 
+use super::cluster_token::{self, ClusterToken};
 use super::header::{self, Binary, Copy, HDR_SIZE, Header};
 use super::json;
 use super::metadata::{self, Integrity, State};
@@ -133,8 +134,8 @@ fn overwritable(dev: &mut (impl Read + Seek)) -> Result<Option<Header>, Error> {
 }
 
 impl Header {
-    /// The commit: puts `volume_key` under the passphrase `new` into keyslot 0 and marks the disk as initialised, both
-    /// at once, in one write of the metadata. Durable on return; other keyslots and tokens stay.
+    /// The commit: puts `volume_key` under the passphrase `new` into keyslot 0, marks the disk as initialised, and says of
+    /// which cluster it is, all at once, in one write of the metadata. Durable on return; other keyslots and tokens stay.
     ///
     /// The new key material goes to an area that no keyslot uses; the old area is wiped last. If only that fails, the
     /// disk is committed all the same: it is logged, and no error.
@@ -144,6 +145,7 @@ impl Header {
         dev: &mut impl Device,
         volume_key: &Secret,
         new: &Secret,
+        cluster: &ClusterToken,
     ) -> Result<(), Error> {
         let now = self.checked(Integrity::Optional)?;
         if volume_key.len() != now.key_size || !keyslot::matches(&now.digest, volume_key) {
@@ -154,6 +156,7 @@ impl Header {
         let mut metadata = self.metadata.clone();
         metadata::set_keyslot(&mut metadata, metadata::keyslot(now.key_size, offset, &kdf), now.digest_id);
         metadata::set_token(&mut metadata, true);
+        cluster_token::set(&mut metadata, cluster)?;
         let area = keyslot::seal(&kdf, volume_key, new)?;
 
         self.repair(dev)?;
@@ -192,7 +195,7 @@ impl Header {
     }
 
     /// Writes `metadata` to both copies under the next sequence id, a copy that is not good first.
-    fn store(&mut self, dev: &mut impl Device, metadata: serde_json::Value) -> Result<(), Error> {
+    pub(super) fn store(&mut self, dev: &mut impl Device, metadata: serde_json::Value) -> Result<(), Error> {
         let text = json::to_text(&metadata);
         let mut binary = self.binary.clone();
         binary.seqid = binary.seqid.checked_add(1).ok_or(Error::NoRoom("another sequence id"))?;

@@ -76,6 +76,10 @@ pub struct IssueRejoinTicketResponse {
     pub state_disk_key: ::prost::alloc::vec::Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub measurement_secret: ::prost::alloc::vec::Vec<u8>,
+    /// Only while the cluster is migrating: its measurement salt, with which a disk is opened whose header does not say of which
+    /// cluster it is; not in the old system.
+    #[prost(bytes = "vec", tag = "3")]
+    pub measurement_salt: ::prost::alloc::vec::Vec<u8>,
     /// A line, in place of the one that the node has, which will end; not in the old system.
     #[prost(bytes = "vec", tag = "4")]
     pub host_certificate: ::prost::alloc::vec::Vec<u8>,

@@ -7,6 +7,9 @@ pub struct RecoverMessage {
     pub kms_uri: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub storage_uri: ::prost::alloc::string::String,
+    /// As in join.IssueRejoinTicketResponse, by the operator's word.
+    #[prost(bytes = "vec", tag = "5")]
+    pub measurement_salt: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]

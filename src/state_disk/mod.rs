@@ -40,11 +40,20 @@
 //! |                                                | the disk's end still zeros             |                           |
 //! | in the same wipe of a disk that was not zeros, | the same, but the disk's end is        | refuses, and names the    |
 //! |   or after the wipe, before the token          | written                                |   command that marks it   |
-//! | before the node state was durable              | token `true`, no node state            | marks it `false`, formats |
+//! | before the node state was durable              | token `true`, no node state            | opens it while migrating; |
+//! |                                                |                                        | `run` marks it `false`    |
 //!
 //! A volume of the old system's storage driver has a keyslot and no token, too. It is told by its journal, through which all is
 //! written that is not a format's wipe, and by its end, which every program clears that makes a file system (the module
 //! `device_mapper::journal`). What cannot be told is refused, and never formatted.
+//!
+//! No kernel file system touches a disk that somebody else may have made before PCR 15 is set. What is measured, the cluster's
+//! ID, comes from the ticket (or the operator) and from the header, where the salt is under a MAC of the measurement secret
+//! ([`ClusterToken`]); while a cluster is migrating, from the ticket alone. On a first boot PCR 15 is zero, and the file system
+//! is our own: made a moment ago, under a random key that has never left this machine's memory, on sectors each of which is
+//! authenticated under that key with its place. The host can withhold them or bring back older ones of this same boot, but has
+//! none of its own that the kernel would take. A disk that claims to be uninitialised gets there too: it is formatted, and
+//! nothing that it held is read.
 //!
 //! Files: [`device`] finds the disk, `classify` says what it is, [`waiting`] is where keys are tried, [`rejoin`] and
 //! [`recovery`] bring them, [`filesystem`] makes and mounts ext4, [`node_state`] is what the node keeps about itself,
@@ -71,7 +80,7 @@ pub use node_state::{NodeState, SALT_LEN, has_kubelet, is_complete, mark_begun, 
 use crate::attestation::Issuer;
 use crate::crypto::{KEY_LEN, Secret, cluster_id};
 use crate::device_mapper::{self, FirstUse, Mapping};
-use crate::luks::{self, VOLUME_KEY_LEN};
+use crate::luks::{self, ClusterToken, VOLUME_KEY_LEN};
 use crate::metadata::Metadata;
 use crate::ssh;
 use crate::stop::Stop;
@@ -152,7 +161,7 @@ impl Unlock {
         filesystem::create(&mapped.0, &self.mke2fs).map_err(Error::Filesystem)?;
         self.timeline.event("file-system", "ext4");
         self.go_on("making the file system")?;
-        Handover { device: device.into(), key_file: self.key_file.clone() }.leave(&passphrase)?;
+        Handover { device: device.into(), key_file: self.key_file.clone() }.leave(&passphrase, &header)?;
         self.mount(mapped)
     }
 
@@ -161,20 +170,43 @@ impl Unlock {
         // an older copy says what the disk was before, and must not be all that is left one day
         header.repair(&mut handover::open(device, true)?).map_err(|error| Error::Luks(device.into(), error))?;
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
-        let Some(state) = self.read_state(&mapped.0)? else {
-            log::warn!(
-                "the disk is marked as initialised, but has no node state: this node never worked; starting over"
-            );
-            drop(mapped);
-            mark_for_reset(device)?;
-            return self.first_boot(device);
-        };
-        let cluster = cluster_id(&opened.measurement_secret, &state.measurement_salt);
-        measure(&self.tpm, &cluster)?;
+        // before the kernel's file system, or anything else, reads what is on it
+        measure(&self.tpm, &cluster_id(&opened.measurement_secret, &opened.measurement_salt))?;
         self.timeline.event("measured", "cluster ID into PCR 15");
         self.mount(mapped)?;
+        let is_migrating = header.cluster_token().map_err(|error| Error::Luks(device.into(), error))?.is_none();
+        if is_migrating {
+            self.migrate(device, &mut header, &opened)?;
+        }
         self.renew_host_certificate(&opened.host_certificate);
         Ok(())
+    }
+
+    /// The disk of a node from before says from now on of which cluster it is, if what the node keeps about itself agrees.
+    fn migrate(&self, device: &Path, header: &mut luks::Header, opened: &Opened) -> Result<(), Error> {
+        match NodeState::read(&self.root) {
+            Ok(state) if state.measurement_salt == opened.measurement_salt => {
+                let token = ClusterToken::new(&header.uuid(), &opened.measurement_secret, opened.measurement_salt);
+                header
+                    .add_cluster_token(&mut handover::open(device, true)?, &token)
+                    .map_err(|error| Error::Luks(device.into(), error))?;
+                self.timeline.event("migrated", "the disk's header says now of which cluster it is");
+                Ok(())
+            }
+            // a node that never worked: the booted system starts over
+            Err(node_state::Error::Missing(path)) => {
+                log::warn!(
+                    "there is no {}: the disk's header does not get to say of which cluster it is",
+                    path.display()
+                );
+                Ok(())
+            }
+            read => {
+                filesystem::unmount(&self.root).map_err(Error::Filesystem)?;
+                unmap()?;
+                Err(read.map_or_else(Error::NodeState, |_| Error::NotOfCluster(device.into())))
+            }
+        }
     }
 
     /// Emergency SSH is no reason for a node not to boot.
@@ -243,17 +275,6 @@ impl Unlock {
     /// Between two steps: whether a signal ends it here.
     fn go_on(&self, done: &'static str) -> Result<(), Error> {
         if self.stop.is_stopped() { Err(Error::Stopped(done)) } else { Ok(()) }
-    }
-
-    fn read_state(&self, mapped: &Path) -> Result<Option<NodeState>, Error> {
-        filesystem::mount(mapped, &self.root, true).map_err(Error::Filesystem)?;
-        let state = NodeState::read(&self.root);
-        filesystem::unmount(&self.root).map_err(Error::Filesystem)?;
-        match state {
-            Ok(state) => Ok(Some(state)),
-            Err(node_state::Error::Missing(_)) => Ok(None),
-            Err(error) => Err(Error::NodeState(error)),
-        }
     }
 }
 
@@ -329,6 +350,17 @@ pub enum Error {
     Filesystem(filesystem::Error),
     /// What the node keeps about itself.
     NodeState(node_state::Error),
+    /// The booted system found another header than the initramfs left: an UUID and a hash each.
+    Exchanged {
+        /// The disk.
+        device: PathBuf,
+        /// As the initramfs left it.
+        expected: String,
+        /// As it is now.
+        got: String,
+    },
+    /// A disk without a word of its cluster, in which another one is written.
+    NotOfCluster(PathBuf),
     /// Measuring the cluster ID.
     Tpm(tpm::Error),
     /// An action, a path, the system's answer.
@@ -363,6 +395,18 @@ impl std::fmt::Display for Error {
             Error::DeviceMapper(error) => error.fmt(f),
             Error::Filesystem(error) => error.fmt(f),
             Error::NodeState(error) => error.fmt(f),
+            Error::Exchanged { device, expected, got } => write!(
+                f,
+                "{}: this is not the LUKS2 header that the initramfs wrote: expected {expected}, got {got}. Whoever \
+                 controls the disk has exchanged it: start the machine afresh",
+                device.display()
+            ),
+            Error::NotOfCluster(device) => write!(
+                f,
+                "{}: the node state in it has another measurement salt than the cluster whose key opened it: this is \
+                 no state disk of that cluster",
+                device.display()
+            ),
             Error::Tpm(error) => write!(f, "measuring the cluster ID: {error}"),
             Error::Io(action, path, error) => write!(f, "{action} {}: {error}", path.display()),
             Error::Stopped(what) => {

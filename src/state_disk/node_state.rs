@@ -13,11 +13,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
+use crate::luks;
 use crate::metadata::Role;
 use crate::sys::file;
 
 /// Length in bytes of a measurement salt; the old system demands it at each boot but not at init, so we demand it at both.
-pub const SALT_LEN: usize = 32;
+pub const SALT_LEN: usize = luks::MEASUREMENT_SALT_LEN;
 
 /// The file below the mounted state disk.
 pub const FILE: &str = "constellation/node_state.json";

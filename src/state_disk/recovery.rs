@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::rejoin::migration_salt;
 use super::waiting::{Candidate, Refused, Waiting};
 use crate::atls;
 use crate::attestation::Issuer;
@@ -80,6 +81,9 @@ fn recover(call: &Call, message: &RecoverMessage, waiting: &Waiting, turns: &Tur
             Err(Status::new(Code::FailedPrecondition, format!("this master secret does not open disk {uuid}")))
         }
         Err(Refused::TooLate) => Err(Status::new(Code::Unavailable, Refused::TooLate.to_string())),
+        Err(refused @ (Refused::OtherCluster | Refused::NoCluster)) => {
+            Err(Status::new(Code::FailedPrecondition, refused.to_string()))
+        }
         Err(Refused::Disk(_)) => {
             Err(Status::new(Code::Internal, "the node could not read its disk; its console says why"))
         }
@@ -94,6 +98,8 @@ fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candi
         measurement_secret: kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(invalid)?,
         // the next rejoin brings one
         host_certificate: Vec::new(),
+        migration_salt: migration_salt(&message.measurement_salt)
+            .map_err(|why| Status::new(Code::InvalidArgument, why))?,
         from,
     })
 }

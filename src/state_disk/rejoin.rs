@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::SALT_LEN;
 use super::waiting::{Candidate, Refused, Waiting};
 use crate::attestation::Issuer;
 use crate::crypto::{KEY_LEN, Secret};
@@ -58,6 +59,7 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
         disk_key: Secret::new(std::mem::take(&mut ticket.state_disk_key)),
         measurement_secret: Secret::new(std::mem::take(&mut ticket.measurement_secret)),
         host_certificate: std::mem::take(&mut ticket.host_certificate),
+        migration_salt: migration_salt(&ticket.measurement_salt).map_err(|why| format!("sent {why}"))?,
         from: name.into(),
     };
     match (candidate.disk_key.len(), candidate.measurement_secret.len()) {
@@ -65,6 +67,17 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
         (key, secret) => {
             Err(format!("sent a disk key of {key} bytes and a measurement secret of {secret}, expected {KEY_LEN} each"))
         }
+    }
+}
+
+/// Absent unless the cluster is migrating. The error says what is wrong.
+pub(super) fn migration_salt(bytes: &[u8]) -> Result<Option<[u8; SALT_LEN]>, String> {
+    match bytes.len() {
+        0 => Ok(None),
+        length => match bytes.try_into() {
+            Ok(salt) => Ok(Some(salt)),
+            Err(_) => Err(format!("a measurement salt of {length} bytes, expected {SALT_LEN}")),
+        },
     }
 }
 
@@ -83,5 +96,12 @@ mod tests {
         for (key, secret) in [(0, 0), (32, 0), (32, 31), (0, 32), (33, 32)] {
             assert!(ticket(key, secret).err().unwrap().contains("expected 32 each"));
         }
+    }
+
+    #[test]
+    fn a_salt_is_there_in_full_or_not_at_all() {
+        assert_eq!(migration_salt(&[]), Ok(None));
+        assert_eq!(migration_salt(&[3; 32]), Ok(Some([3; 32])));
+        assert!(migration_salt(&[3; 31]).unwrap_err().contains("31 bytes, expected 32"));
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::SALT_LEN;
 use crate::crypto::Secret;
 use crate::luks;
 use crate::stop::Stop;
@@ -24,6 +25,9 @@ pub struct Candidate {
     pub measurement_secret: Secret,
     /// The node's SSH host certificate, renewed; empty for none.
     pub host_certificate: Vec<u8>,
+    /// Only while the cluster is migrating: its measurement salt, for a disk whose header has none. Whoever has the key of a
+    /// disk is who may say so.
+    pub migration_salt: Option<[u8; SALT_LEN]>,
     /// Who brought it, for people: `join service 10.42.0.1:30090`.
     pub from: String,
 }
@@ -34,6 +38,8 @@ pub struct Opened {
     pub volume_key: Secret,
     /// As in [`Candidate`].
     pub measurement_secret: Secret,
+    /// Of the disk's cluster: from its header, where the measurement secret vouches for it, or the [`Candidate`]'s.
+    pub measurement_salt: [u8; SALT_LEN],
     /// As in [`Candidate`].
     pub host_certificate: Vec<u8>,
     /// As in [`Candidate`].
@@ -45,6 +51,10 @@ pub struct Opened {
 pub enum Refused {
     /// The key does not open the disk.
     WrongKey,
+    /// It does, but the disk's header is not of the cluster of this measurement secret.
+    OtherCluster,
+    /// It does, but the disk's header does not say of which cluster it is, and nobody said that the cluster is migrating.
+    NoCluster,
     /// Another source was first, or the node is shutting down.
     TooLate,
     /// The disk could not be read: the sentence is for the console.
@@ -112,22 +122,17 @@ impl Waiting {
         if self.lock().done || self.over.is_stopped() {
             return Err(Refused::TooLate);
         }
-        let unlocked = open_device(&self.device)
-            .map_err(|error| Refused::Disk(format!("{}: {error}", self.device.display())))
-            .and_then(|mut device| match self.header.unlock(&mut device, &candidate.disk_key) {
-                Ok(key) => Ok(key),
-                Err(luks::Error::WrongPassphrase { .. }) => Err(Refused::WrongKey),
-                Err(error) => Err(Refused::Disk(format!("{}: {error}", self.device.display()))),
-            });
+        let unlocked = self.unlock(&candidate.disk_key).and_then(|key| Ok((key, self.measurement_salt(&candidate)?)));
         match unlocked {
-            Ok(volume_key) => {
+            Ok((volume_key, measurement_salt)) => {
                 self.timeline.event("key-slot", format_args!("opened with the key from {}", candidate.from));
                 let Candidate { measurement_secret, host_certificate, from, .. } = candidate;
                 let mut state = self.lock();
                 if state.done {
                     return Err(Refused::TooLate); // stopped meanwhile
                 }
-                state.opened = Some(Opened { volume_key, measurement_secret, host_certificate, from });
+                state.opened =
+                    Some(Opened { volume_key, measurement_secret, measurement_salt, host_certificate, from });
                 state.done = true;
                 drop(state);
                 self.changed.notify_all();
@@ -137,6 +142,26 @@ impl Waiting {
                 log::warn!("the key from {} was not accepted: {refused}", candidate.from);
                 Err(refused)
             }
+        }
+    }
+
+    fn unlock(&self, disk_key: &Secret) -> Result<Secret, Refused> {
+        let failed = |error: &dyn std::fmt::Display| Refused::Disk(format!("{}: {error}", self.device.display()));
+        let mut device = open_device(&self.device).map_err(|error| failed(&error))?;
+        self.header.unlock(&mut device, disk_key).map_err(|error| match error {
+            luks::Error::WrongPassphrase { .. } => Refused::WrongKey,
+            error => failed(&error),
+        })
+    }
+
+    /// Of the cluster that the disk belongs to: a volume of the same cluster has a key of the same kind, but not this.
+    fn measurement_salt(&self, candidate: &Candidate) -> Result<[u8; SALT_LEN], Refused> {
+        let token = self.header.cluster_token().map_err(|error| Refused::Disk(error.to_string()))?;
+        match token {
+            Some(token) => {
+                token.verified_salt(&self.uuid(), &candidate.measurement_secret).ok_or(Refused::OtherCluster)
+            }
+            None => candidate.migration_salt.ok_or(Refused::NoCluster),
         }
     }
 
@@ -196,6 +221,14 @@ impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Refused::WrongKey => f.write_str("it does not open this disk"),
+            Refused::OtherCluster => f.write_str(
+                "it opens this disk, whose header is not of the cluster of this measurement secret: is it a state disk?",
+            ),
+            Refused::NoCluster => f.write_str(
+                "it opens this disk, whose header does not say of which cluster it is, as on disks of the old system and \
+                 volumes; if it is a state disk of before, switch migration on: --migrate-until of the join service, \
+                 --migrate of firstlight recover",
+            ),
             Refused::TooLate => f.write_str("the disk is being opened by another key, or the node is stopping"),
             Refused::Disk(why) => f.write_str(why),
         }
@@ -230,6 +263,7 @@ mod tests {
             disk_key: Secret::random(32),
             measurement_secret: Secret::random(32),
             host_certificate: vec![],
+            migration_salt: None,
             from: "me".into(),
         };
         let trying = thread::spawn({

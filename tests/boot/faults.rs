@@ -99,23 +99,10 @@ fn a_power_cut_during_init_is_followed_by_a_first_boot_or_by_one_that_a_key_open
 
 #[test]
 #[ignore = "boots a machine: make boot"]
-fn a_node_without_its_state_or_with_an_unfinished_set_up_starts_over() -> Result<()> {
+fn a_node_with_an_unfinished_set_up_starts_over() -> Result<()> {
     let mut setting = small("dead-ends")?;
     let mut vm = setting.machine.boot()?;
     vm.console.wait_for(" ready:", PATIENCE)?;
-    setting.init(&vm)?;
-    vm.console.wait_for(" complete:", PATIENCE)?;
-    vm.command("rm /run/state/constellation/node_state.json", PATIENCE)?;
-    vm.shut_down(PATIENCE)?;
-
-    let mut vm = setting.machine.boot()?;
-    vm.console.wait_for("of a cluster's node", PATIENCE)?;
-    setting.recover(&vm)?;
-    for step in ["has no node state", " formatted:", " mounted:", " ready: waiting for the operator's init"] {
-        vm.console.wait_for(step, PATIENCE)?;
-    }
-
-    fs::remove_file(setting.path("firstlight-state.json")).context("forget the first cluster")?;
     setting.init(&vm)?;
     vm.console.wait_for(" complete:", PATIENCE)?;
     vm.command("rm /run/state/firstlight/complete", PATIENCE)?;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use firstlight::crypto::{KEY_LEN, Secret};
 use firstlight::kubernetes::time;
 use firstlight::luks;
+use firstlight::state_disk::Handover;
 use ring::digest::{SHA256, digest};
 use tempfile::TempDir;
 
@@ -238,9 +239,14 @@ impl Node {
         let passphrase = Secret::random(KEY_LEN);
         let mut disk = fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
         disk.set_len(64 << 20).unwrap();
-        luks::format(&mut disk, &Secret::random(luks::VOLUME_KEY_LEN), &passphrase).unwrap();
+        let header = luks::format(&mut disk, &Secret::random(luks::VOLUME_KEY_LEN), &passphrase).unwrap();
         self.put(DISK, &fs::read(&path).unwrap(), 0o600);
-        self.put("/run/cryptsetup-keys.d/state.key", passphrase.expose(), 0o400);
+        let handover = Handover { device: path, key_file: self.dir.path().join("state.key") };
+        handover.leave(&passphrase, &header).unwrap();
+        for name in ["state.key", "state.header"] {
+            let content = fs::read(self.dir.path().join(name)).unwrap();
+            self.put(&format!("/run/cryptsetup-keys.d/{name}"), &content, 0o400);
+        }
     }
 }
 

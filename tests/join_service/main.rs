@@ -38,6 +38,7 @@ use std::time::{Duration, Instant, SystemTime};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use firstlight::grpc::{Channel, Code, Status};
+use firstlight::join_service::migration::Migration;
 use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
 use firstlight::kubernetes::client::{
     CONFIG_MAPS, Client, EVENTS, JOINING_NODES, NODE_VERSIONS, NODES, Resource, SECRETS, Selector,
@@ -462,18 +463,51 @@ fn a_program_without_a_tpm_gets_nothing_of_a_machine_that_has_a_record() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn a_node_of_before_is_let_in_and_remembered() {
+fn a_disk_without_a_record_is_opened_only_while_migration_is_on_and_remembered() {
     let _alone = alone();
-    let (setup, tpm, other) = (Setup::new(Cluster::shared()), Swtpm::start(), Swtpm::start());
-    setup.rejoin(&tpm, &disk(5)).unwrap();
+    let cluster = Cluster::shared();
+    let (mut setup, tpm, other) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
+    let on: Migration = "2099-12-31".parse().unwrap();
+    for migration in [Migration::default(), "2026-01-01".parse().unwrap()] {
+        setup.migration = migration;
+        setup.start(cluster);
+        let status = setup.rejoin(&tpm, &disk(5)).err().unwrap();
+        assert_eq!((status.code(), setup.count("rejoin", "disk-unknown")), (Code::PermissionDenied, 1), "{status}");
+        assert!(
+            setup.service().metrics().render().contains("firstlight_join_migrating 0"),
+            "{}",
+            setup.service().metrics().render()
+        );
+    }
+    assert!(setup.records().is_empty());
+    // the operator lets one in by a record without a machine, which is the next machine's then
     let record = format!("join-disk-{}", disk(5));
-    eventually("it is recorded", || setup.records() == [record.clone()]);
+    let data = json!({"metadata": {"name": record}, "data": {"disk": disk(5)}});
+    setup.admin.create(&CONFIG_MAPS.in_namespace("kube-system"), &data).unwrap();
+    eventually("the record counts", || setup.rejoin(&tpm, &disk(5)).is_ok());
+    assert_eq!(setup.rejoin(&tpm, &disk(5)).unwrap().measurement_salt.len(), 0);
     eventually("others are refused", || {
         setup.rejoin(&other, &disk(5)).is_err_and(|status| status.code() == Code::PermissionDenied)
     });
-    setup.rejoin(&tpm, &disk(5)).unwrap();
+    let at = CONFIG_MAPS.in_namespace("kube-system").named(&record);
+    eventually("the machine is recorded", || setup.admin.get(&at).unwrap()["data"]["machine"] != json!(null));
+
+    setup.migration = on;
+    setup.start(cluster);
+    assert!(
+        setup.service().metrics().render().contains("firstlight_join_migrating 1"),
+        "{}",
+        setup.service().metrics().render()
+    );
+    let ticket = setup.rejoin(&tpm, &disk(6)).unwrap();
+    assert_eq!(ticket.measurement_salt, MEASUREMENT_SALT);
+    eventually("it is recorded", || setup.records() == [record.clone(), format!("join-disk-{}", disk(6))]);
+    eventually("others are refused", || {
+        setup.rejoin(&other, &disk(6)).is_err_and(|status| status.code() == Code::PermissionDenied)
+    });
+    setup.rejoin(&tpm, &disk(6)).unwrap();
     // it cannot lay claim to as many as it likes
-    for number in 100..107 {
+    for number in 100..106 {
         setup.rejoin(&tpm, &disk(number)).unwrap();
     }
     let status = setup.rejoin(&tpm, &disk(107)).err().unwrap();
@@ -532,7 +566,9 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
     let _alone = alone();
     let mut cluster = Cluster::start();
     cluster.client(&Stop::new()).within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
-    let (setup, tpm, other) = (Setup::new(&cluster), Swtpm::start(), Swtpm::start());
+    let (mut setup, tpm, other) = (Setup::new(&cluster), Swtpm::start(), Swtpm::start());
+    setup.migration = "2099-12-31".parse().unwrap();
+    setup.start(&cluster);
     setup.join(&tpm, &worker()).unwrap();
     setup.make_node("worker-0");
     eventually("the token is gone", || setup.tokens().is_empty());

@@ -18,6 +18,7 @@ use firstlight::attestation::qemu_vtpm;
 use firstlight::crypto::Secret;
 use firstlight::grpc::{CallOptions, Channel, Code, Status};
 use firstlight::join_service::keys::Auth;
+use firstlight::join_service::migration::Migration;
 use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
 use firstlight::kms::ClusterKms;
 use firstlight::kubernetes::certificate_request::CertificateRequest;
@@ -64,6 +65,8 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(|error| error.into_inner())
 }
 
+pub const MEASUREMENT_SALT: [u8; 32] = [7; 32];
+
 /// A join service in a cluster, and what it needs.
 pub struct Setup {
     pub service: Option<JoinService>,
@@ -71,6 +74,8 @@ pub struct Setup {
     pub metadata: MetadataServer,
     pub admin: Client,
     pub dir: TempDir,
+    /// Of the services that are started from now on.
+    pub migration: Migration,
 }
 
 impl Setup {
@@ -82,7 +87,7 @@ impl Setup {
         let metadata = MetadataServer::start("127.0.0.1:0".parse().unwrap());
         metadata.set_peers(PEERS);
         let (keys, _) = key_service(dir.path(), "127.0.0.1:0");
-        let mut setup = Setup { service: None, keys, metadata, admin, dir };
+        let mut setup = Setup { service: None, keys, metadata, admin, dir, migration: Migration::default() };
         setup.start(cluster);
         setup
     }
@@ -106,6 +111,7 @@ impl Setup {
             kubernetes: Some(account),
             metadata: Some(Metadata::of("qemu", Some(&format!("http://{}", self.metadata.address))).unwrap()),
             pki_dir: self.dir.path().join("pki"),
+            migration: self.migration,
         }
     }
 
@@ -219,6 +225,7 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         measurement_salt: vec![7; 32],
         kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
         node_port: NODE_PORT,
+        migrate_until: String::new(),
         metadata: services::MetadataService::default(),
     };
     let others = ["NetworkPolicy", "Secret", "ConfigMap", "Service", "DaemonSet"];
@@ -261,7 +268,7 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
     fs::write(dir.join("pki/ca.crt"), certificate).unwrap();
     fs::write(dir.join("pki/ca.key"), key).unwrap();
     fs::write(dir.join("attestationConfig"), POLICY).unwrap();
-    fs::write(dir.join("measurementSalt"), [7; 32]).unwrap();
+    fs::write(dir.join("measurementSalt"), MEASUREMENT_SALT).unwrap();
 }
 
 /// The program, with a master secret of zeros.

@@ -144,7 +144,8 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
         let deadline = Instant::now() + PATIENCE;
         let transport = atls::Client::new(None, vec![validator]).connect(socket, deadline).unwrap();
         let kms = ClusterKms::new(Secret::new(key.to_vec()), Secret::new(vec![2; 32])).unwrap();
-        let message = RecoverMessage { kms_uri: kms.uri().to_string(), storage_uri: NO_STORE.into() };
+        let message =
+            RecoverMessage { kms_uri: kms.uri().to_string(), storage_uri: NO_STORE.into(), measurement_salt: vec![] };
         let channel = Channel::new(transport, "node").unwrap();
         let options = CallOptions { timeout: Some(PATIENCE), ..CallOptions::default() };
         channel.unary::<_, RecoverResponse>("/recoverproto.API/Recover", &message, &options).err().unwrap()

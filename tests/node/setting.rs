@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use firstlight::attestation::{KeyName, qemu_vtpm};
-use firstlight::crypto::{Dek, KEY_LEN, Secret, derive_key};
-use firstlight::luks;
+use firstlight::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, derive_key};
+use firstlight::luks::{self, ClusterToken};
+use firstlight::state_disk::Handover;
 use tempfile::TempDir;
 
 use crate::metadata::MetadataServer;
@@ -19,6 +20,7 @@ use crate::swtpm::Swtpm;
 pub const INIT_SECRET: &str = "correct_horse%battery@staple";
 pub const MASTER_KEY: [u8; 32] = [1; 32];
 pub const MASTER_SALT: [u8; 32] = [2; 32];
+pub const MEASUREMENT_SALT: [u8; 32] = [3; 32];
 
 /// One test's network, TPM and files.
 pub struct Setting {
@@ -89,19 +91,35 @@ impl Setting {
         let disk = self.blank_disk();
         let passphrase = Secret::random(KEY_LEN);
         let mut device = fs::OpenOptions::new().read(true).write(true).open(&disk).unwrap();
-        luks::format(&mut device, &Secret::random(luks::VOLUME_KEY_LEN), &passphrase).unwrap();
-        self.file("state.key", passphrase.expose());
+        let header = luks::format(&mut device, &Secret::random(luks::VOLUME_KEY_LEN), &passphrase).unwrap();
+        Handover { device: disk.clone(), key_file: self.path("state.key") }.leave(&passphrase, &header).unwrap();
         disk
     }
 
     /// A disk of a node that belongs to the cluster of [`MASTER_KEY`].
     pub fn initialised_disk(&self) -> PathBuf {
+        self.initialised_disk_of(&MASTER_KEY)
+    }
+
+    /// The same, as the old system makes it: its header does not say of which cluster it is.
+    pub fn disk_of_before(&self) -> PathBuf {
+        let disk = self.initialised_disk();
+        let mut command = Command::new("/sbin/cryptsetup");
+        let removed = command.args(["token", "remove", "--token-id", "1"]).arg(&disk).output().unwrap();
+        assert!(removed.status.success(), "{}", String::from_utf8_lossy(&removed.stderr));
+        disk
+    }
+
+    /// A disk whose key is the one of [`MASTER_KEY`]'s cluster, and which says that it is of that of another master secret.
+    pub fn initialised_disk_of(&self, master_key: &[u8]) -> PathBuf {
         let disk = self.blank_disk();
         let mut device = fs::OpenOptions::new().read(true).write(true).open(&disk).unwrap();
         let volume_key = Secret::random(luks::VOLUME_KEY_LEN);
         let mut header = luks::format(&mut device, &volume_key, &Secret::random(KEY_LEN)).unwrap();
         let key = derive_key(&MASTER_KEY, &MASTER_SALT, Dek::disk(&header.uuid()).info(), KEY_LEN).unwrap();
-        header.replace_passphrase_and_mark(&mut device, &volume_key, &key).unwrap();
+        let secret = derive_key(master_key, &MASTER_SALT, Dek::named(MEASUREMENT_SECRET_ID).info(), KEY_LEN).unwrap();
+        let cluster = ClusterToken::new(&header.uuid(), &secret, MEASUREMENT_SALT);
+        header.replace_passphrase_and_mark(&mut device, &volume_key, &key, &cluster).unwrap();
         disk
     }
 
@@ -175,13 +193,17 @@ impl Setting {
 
     /// A join service on machine `number` that asks `key_service`.
     pub fn join_service(&self, number: u8, key_service: SocketAddr, policy: &Path) -> Program {
+        self.join_service_with(number, key_service, policy, &[])
+    }
+
+    pub fn join_service_with(&self, number: u8, key_service: SocketAddr, policy: &Path, arguments: &[&str]) -> Program {
         let address = SocketAddr::new(self.host(number), 30090);
-        self.file("config/measurementSalt", [3; 32]);
+        self.file("config/measurementSalt", MEASUREMENT_SALT);
         let mut command = Command::new(env!("CARGO_BIN_EXE_join-service"));
         command.args(["--listen", &address.to_string(), "--key-service", &key_service.to_string()]);
         command.args(["--key-service-auth", "none"]);
         command.args(["--attestation-variant", "qemu-vtpm", "--config"]).arg(policy.parent().unwrap());
-        let program = Program::start(&mut command);
+        let program = Program::start(command.args(arguments));
         wait_for_port(address);
         program
     }

@@ -10,7 +10,7 @@ use firstlight::grpc::{Call, Code, Limits, Router, Server, Status};
 use firstlight::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 
 use crate::program::{PATIENCE, Program};
-use crate::setting::{MASTER_KEY, Setting};
+use crate::setting::{MASTER_KEY, MEASUREMENT_SALT, Setting};
 
 /// Here the boot ends behind the key: there may be no device-mapper, and if there is, it takes no disk in a file.
 fn expect_opened(node: &mut Program, by: &str) {
@@ -148,6 +148,60 @@ fn a_join_service_that_answers_with_an_error_is_named_and_asked_again() {
     assert!(refusal.contains("keys are not to be had at the moment"), "{refusal}");
     let (_keys, _) = setting.key_service(3, MASTER_KEY);
     expect_opened(&mut node, &setting.host(3).to_string());
+}
+
+/// A volume of the cluster's storage is such a disk, too, and its key is of the same kind as a state disk's.
+#[test]
+fn a_disk_that_does_not_say_of_which_cluster_it_is_opens_only_while_the_cluster_is_migrating() {
+    let setting = Setting::new();
+    let disk = setting.disk_of_before();
+    setting.set_control_planes(&[3]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let policy = setting.policy();
+    // a day that is over is as good as none
+    let _strict = setting.join_service_with(3, keys, &policy, &["--migrate-until", "2026-01-01"]);
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let line = node.expect("was not accepted: ");
+    assert!(line.contains("does not say of which cluster it is") && line.contains("--migrate-until"), "{line}");
+    let migrating = setting.join_service_with(4, keys, &policy, &["--migrate-until", "2099-12-31"]);
+    migrating.expect("migration is on until 2100-01-01T00:00:00Z");
+    setting.set_control_planes(&[3, 4]);
+    expect_opened(&mut node, &setting.host(4).to_string());
+    migrating.terminate();
+}
+
+#[test]
+fn the_operator_opens_a_disk_of_before_by_saying_so() {
+    use base64::Engine;
+    let setting = Setting::new();
+    let disk = setting.disk_of_before();
+    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
+    let master = setting.master_secret(MASTER_KEY);
+    let salt = base64::engine::general_purpose::STANDARD.encode(MEASUREMENT_SALT);
+    setting.file("firstlight-state.json", format!(r#"{{"version": 1, "measurementSalt": "{salt}"}}"#));
+    let recover = |further: &[&str]| {
+        let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+        Program::start(setting.firstlight(&arguments).arg(&master).args(further))
+    };
+    let mut plain = recover(&[]);
+    assert_eq!(plain.exit().code(), Some(1));
+    plain.expect("--migrate of firstlight recover");
+    let mut migrating = recover(&["--migrate"]);
+    assert!(migrating.exit().success(), "{}", migrating.output());
+    expect_opened(&mut node, "the operator at");
+}
+
+#[test]
+fn a_disk_that_is_of_another_cluster_by_its_own_word_stays_closed() {
+    let setting = Setting::new();
+    let disk = setting.initialised_disk_of(&[9; 32]);
+    setting.set_control_planes(&[3]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service_with(3, keys, &setting.policy(), &["--migrate-until", "2099-12-31"]);
+    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    node.expect("was not accepted: it opens this disk, whose header is not of the cluster of this measurement secret");
+    assert!(!node.output().contains("key-slot:"));
 }
 
 #[test]

@@ -69,6 +69,8 @@ pub struct Settings {
     pub kms: ClusterKms,
     /// [`NODE_PORT`], unless nodes were told otherwise.
     pub node_port: u16,
+    /// The last day on which the join service opens disks that have no record, as `2027-01-31`; empty for never.
+    pub migrate_until: String,
     /// What tells the join service which machines there are.
     pub metadata: MetadataService,
 }
@@ -102,6 +104,7 @@ impl Settings {
             "cloudProvider": self.metadata.cloud.as_deref().unwrap_or_default(),
             "joinService": {
                 "nodePort": self.node_port,
+                "migrateUntil": self.migrate_until,
                 "metadata": self.metadata.url.as_deref().unwrap_or_default(),
             },
         })
@@ -499,6 +502,7 @@ mod tests {
             measurement_salt: vec![1; 32],
             kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
             node_port: NODE_PORT,
+            migrate_until: String::new(),
             metadata: MetadataService::default(),
         }
     }

@@ -37,4 +37,6 @@ cryptsetup close state
 check "we open it by a ticket" bootstrapper unlock
 check "its file is there" grep -q "of the old system" /run/state/kubernetes/kubelet.conf
 check "its cluster is measured" grep -qv '^0*$' /sys/class/tpm/tpm0/pcr-sha256/15
+check "its header says from now on of which cluster it is" says "1: firstlight-cluster" cryptsetup luksDump $disk
+check "nothing was mounted before PCR 15 was set" test "$(dmesg | grep -c "EXT4-fs (dm-.*): mounted")" = 4
 check "the header is as cryptsetup likes it" says 'No known problems detected' cryptsetup repair --batch-mode --verbose $disk

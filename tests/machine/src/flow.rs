@@ -147,6 +147,11 @@ impl Setting {
 
     /// Starts key service and join service, as another control plane of the cluster runs them.
     pub fn start_services(&mut self) -> Result<()> {
+        self.start_services_with(&[])
+    }
+
+    /// The same, with these options of the join service.
+    pub fn start_services_with(&mut self, options: &[&str]) -> Result<()> {
         let file = fs::read(self.path(MASTER_SECRET)).context("read the master secret")?;
         let file: serde_json::Value = serde_json::from_slice(&file).context("read the master secret")?;
         for (field, name) in [("key", "mastersecret"), ("salt", "salt")] {
@@ -165,7 +170,8 @@ impl Setting {
             Command::new(dist("join-service")?)
                 .args(["--key-service", &keys, "--key-service-auth", "none", "--attestation-variant", "qemu-vtpm"])
                 .args(["--listen", &format!("127.0.0.1:{}", self.join_port), "--config"])
-                .arg(self.path("config")),
+                .arg(self.path("config"))
+                .args(options),
         );
         key_service.expect("serving data keys");
         join_service.expect("letting nodes in");
@@ -347,8 +353,14 @@ fn member(setting: &Setting, mut vm: Vm, story: &Story) -> Result<(Vm, String)> 
 /// Waits until the node has opened its disk, as `event` announces, and belongs to the same cluster with the same files.
 pub fn member_again(mut vm: Vm, event: &str, cluster: &str) -> Result<Vm> {
     vm.console.wait_for(event, PATIENCE)?;
-    vm.console.wait_for(" mounted:", PATIENCE)?;
+    let measured = vm.console.wait_for(" measured:", PATIENCE)?;
+    let mounted = vm.console.wait_for(" mounted:", PATIENCE)?;
     vm.console.wait_for(" ready:", PATIENCE)?;
+    // not read-only either: the kernel says it of each
+    let mounts = vm.command("dmesg | grep -c 'EXT4-fs (dm-.*): mounted'", PATIENCE)?;
+    if measured.at > mounted.at || mounts != "1" {
+        return Err(Failure(format!("the kernel mounted the disk {mounts} times, and before PCR 15 was set")));
+    }
     let proof = vm.command("cat /run/state/proof", PATIENCE)?;
     let now = pcr(&mut vm, 15)?;
     if proof != "written before the reboot" || now != cluster {
