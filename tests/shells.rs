@@ -33,7 +33,7 @@ fn bash_completes_commands_options_files_and_words() {
     std::fs::write(dir.path().join("policy of ours.json"), "").unwrap();
     assert_eq!(bash(dir.path(), &["re"]), ["recover"]);
     assert_eq!(bash(dir.path(), &["init", "--pol"]), ["--policy"]);
-    assert_eq!(bash(dir.path(), &["recover", "--policy", "x", "--s"]), ["--status"]);
+    assert_eq!(bash(dir.path(), &["recover", "--policy", "x", "--statu"]), ["--status"]);
     assert_eq!(bash(dir.path(), &["recover", "--policy", "pol"]), ["policy of ours.json"]);
     assert_eq!(bash(dir.path(), &["recover", "--timeout", ""]), [""; 0]);
     assert_eq!(bash(dir.path(), &["completions", "z"]), ["zsh"]);
@@ -51,7 +51,7 @@ fn fish_completes_commands_and_options() {
     };
     assert_eq!(complete("firstlight rec"), ["recover"]);
     assert_eq!(complete("firstlight init --pol"), ["--policy"]);
-    assert_eq!(complete("firstlight recover --st"), ["--status"]);
+    assert_eq!(complete("firstlight recover --statu"), ["--status"]);
     assert_eq!(complete("firstlight completions zs"), ["zsh"]);
 }
 
@@ -72,7 +72,7 @@ fn zsh_completes_commands_options_and_words() {
         done"#;
     let mut command = Command::new("timeout");
     command.args(["60", "zsh", "-f", "-c", script, "zsh"]).current_dir(dir.path()).env("HOME", dir.path());
-    command.args(["firstlight rec", "firstlight init --pol", "firstlight completions z", "firstlight recover --st"]);
+    command.args(["firstlight rec", "firstlight init --pol", "firstlight completions z", "firstlight recover --statu"]);
     let run: Vec<String> = output(&mut command).lines().map(|line| line.trim_end().to_owned()).collect();
     assert_eq!(run, ["run: recover.", "run: init --policy.", "run: completions zsh.", "run: recover --status."]);
 }
