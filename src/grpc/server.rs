@@ -869,7 +869,9 @@ impl Core {
         }
         let status = result.as_ref().err();
         let code = status.map_or(Code::Ok, Status::code);
-        let cut = |text: &str| percent_encode(&text[..text.floor_char_boundary(MESSAGE_MOST)]);
+        let end =
+            |text: &str| (0..=text.len().min(MESSAGE_MOST)).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        let cut = |text: &str| percent_encode(&text[..end(text)]);
         let message = status.map(|status| cut(status.message())).unwrap_or_default();
         let details = status.map(|status| encode_bin(status.details())).unwrap_or_default();
         let headers = RESPONSE.into_iter().chain(custom.0.fields()).filter(|_| !has_answered);
