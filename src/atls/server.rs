@@ -18,7 +18,7 @@ use rustls::{Connection, DigitallySignedStruct, DistinguishedName, ServerConfig,
 use super::handshake::{self, Timed};
 use super::hello::{self, HelloFilter};
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
-use crate::attestation::{Issuer, Validator};
+use crate::attestation::{IssueError, Issuer, Oid, Validator};
 use crate::grpc::{Accept, Transport};
 
 /// How many handshakes of one server make an attestation document at the same time; the others wait within their deadlines.
@@ -40,6 +40,7 @@ impl Server {
     /// Attests itself by `issuer`, and accepts only clients whose document one of the `validators` accepts. **Without
     /// validators any client is accepted.**
     pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
+        let issuer = issuer.map(|issuer| Arc::new(ForStrangers(issuer)) as Arc<dyn Issuer>);
         Server { issuer, validators, only_tls13: false, issuing: Arc::new(Slots::new(MAX_ISSUING)) }
     }
 
@@ -238,6 +239,19 @@ impl ClientCertVerifier for Session {
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("attested TLS server")
+    }
+}
+
+/// An issuer whose every document is for a peer that called.
+struct ForStrangers(Arc<dyn Issuer>);
+
+impl Issuer for ForStrangers {
+    fn oid(&self) -> Oid {
+        self.0.oid()
+    }
+
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.0.issue_for_stranger(user_data, nonce)
     }
 }
 
