@@ -15,8 +15,11 @@ use crate::network::Network;
 
 /// After a network's first wrong try; doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
-/// The longest delay, and the time without a try after which all is forgotten.
+/// The longest delay.
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
+/// The time without a try after which a network's wrong tries are forgotten. Strangers who want to hold all places need as many
+/// networks as can be wrong within it: about [`MAX_DELAYS`].
+const FORGET_AFTER: Duration = Duration::from_secs(3600);
 /// Networks whose delays are remembered; the one with the fewest wrong tries makes room for another.
 const MAX_DELAYS: usize = 1024;
 /// How often those that wait look whether their caller is gone.
@@ -36,13 +39,13 @@ struct State {
     /// Who waits, the next one first.
     waiting: BTreeMap<Place, Network>,
     delays: HashMap<Network, Delay>,
-    /// Of the last turn that was given.
+    /// The highest of the turns that were given.
     round: u64,
     last: u64,
 }
 
 /// A network's first place is in the current round, its second in the next: so it has one turn while each other has one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     round: u64,
     number: u64,
@@ -84,9 +87,7 @@ impl Turns {
                 return Err(Busy { retry_after: state.delay(network, now).max(FIRST_DELAY) });
             }
             if state.running < self.at_once && state.next(now) == Some(place) {
-                state.waiting.remove(&place);
-                state.running += 1;
-                state.round = place.round;
+                state.give(place);
                 return Ok(Turn { turns: self, network });
             }
             let left = match state.delay(network, now) {
@@ -112,9 +113,18 @@ impl State {
     fn enter(&mut self, network: Network) -> Place {
         self.last += 1;
         let last_round = self.waiting.iter().rev().find(|(_, other)| **other == network).map(|(place, _)| place.round);
-        let place = Place { round: last_round.map_or(self.round, |round| round + 1), number: self.last };
+        let place =
+            Place { round: last_round.map_or(self.round, |round| self.round.max(round + 1)), number: self.last };
         self.waiting.insert(place, network);
         place
+    }
+
+    /// Makes the place a turn.
+    fn give(&mut self, place: Place) {
+        self.waiting.remove(&place);
+        self.running += 1;
+        // a network whose delay is over has an old round: the others go on from theirs
+        self.round = self.round.max(place.round);
     }
 
     /// The one whose turn it is.
@@ -158,7 +168,7 @@ impl State {
 
 impl Delay {
     fn is_forgotten(&self, now: Instant) -> bool {
-        now >= self.until + LONGEST_DELAY
+        now >= self.until + FORGET_AFTER
     }
 }
 
@@ -211,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn delays_grow_to_a_minute_and_are_forgotten_after_another() {
+    fn delays_grow_to_a_minute_and_are_forgotten_after_an_hour() {
         let (mut state, mut now, peer) = (State::default(), Instant::now(), network(1));
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
             state.lengthen_delay(peer, now);
@@ -220,7 +230,7 @@ mod tests {
             now += Duration::from_secs(seconds);
         }
         assert_eq!((state.delay(peer, now), state.wrong(peer, now)), (Duration::ZERO, 8));
-        now += LONGEST_DELAY;
+        now += FORGET_AFTER;
         assert_eq!(state.wrong(peer, now), 0);
         state.lengthen_delay(peer, now);
         assert_eq!(state.delay(peer, now), FIRST_DELAY);
@@ -292,6 +302,18 @@ mod tests {
             let order: Vec<u32> = (0..6).map(|_| order.recv().unwrap()).collect();
             assert_eq!(order, [1, 2, 3, 1, 1, 1]);
         });
+    }
+
+    #[test]
+    fn newcomers_come_after_those_who_wait_also_when_a_delayed_network_was_served() {
+        let now = Instant::now();
+        let mut state = State::default();
+        let delayed = state.enter(network(1));
+        state.round = 7;
+        let waiting = state.enter(network(2));
+        state.give(delayed);
+        state.enter(network(3));
+        assert_eq!(state.next(now), Some(waiting));
     }
 
     #[test]

@@ -430,12 +430,12 @@ impl Shared {
         })
     }
 
-    /// Has a connection take no further calls; what it has ends within the grace.
+    /// Has a connection take no further calls; what it has ends within the grace. Who attends to it next sends the GOAWAY: a peer
+    /// that does not read must not hold up the caller.
     fn retire(&self, link: &Link, why: &str) {
         let mut core = link.lock();
         core.h2.goaway(ErrorCode::NO_ERROR, why);
         core.upkeep.closes_by.get_or_insert(Instant::now() + self.limits.max_age_grace);
-        drop(link.flush(core));
     }
 
     fn forget(&self, id: u64) {

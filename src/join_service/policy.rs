@@ -40,7 +40,7 @@ pub struct PolicyFile {
 struct Change {
     /// Connections that are older were judged by another policy.
     last: Option<Instant>,
-    told: Option<Box<dyn Fn() + Send>>,
+    told: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 /// The thread that looks at the file; ends with this.
@@ -104,8 +104,8 @@ impl PolicyFile {
 
     /// After each change of the policy this is called, on the thread that follows the file. It has to end all connections that
     /// there are, those in their handshake included.
-    pub fn on_change(&self, told: impl Fn() + Send + 'static) {
-        self.change().told = Some(Box::new(told));
+    pub fn on_change(&self, told: impl Fn() + Send + Sync + 'static) {
+        self.change().told = Some(Arc::new(told));
     }
 
     /// Whether a connection that was made then was judged by the policy that is in force.
@@ -116,12 +116,13 @@ impl PolicyFile {
     fn replace(&self, validator: Arc<dyn Validator>) {
         self.change().last = Some(Instant::now());
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = validator;
-        let mut change = self.change();
-        if let Some(told) = &change.told {
+        // each ticket asks for the lock: it is not held while connections end
+        let told = self.change().told.clone();
+        if let Some(told) = told {
             told();
         }
         // a handshake that was under way may have come to its end by the old one meanwhile
-        change.last = Some(Instant::now());
+        self.change().last = Some(Instant::now());
     }
 
     fn change(&self) -> MutexGuard<'_, Change> {
