@@ -181,7 +181,6 @@ fn run(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, Stri
     };
     let ending = bootstrapper.run().map_err(|error| error.to_string())?;
     if ending.is_member() {
-        timeline.peak_memory();
         // its quotes are asked for by strangers: they are no events
         member::serve(listen, issuer, stop, &timeline);
     }

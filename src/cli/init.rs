@@ -162,7 +162,9 @@ fn initialise(
     let kubeconfig = match success.kubeconfig.is_empty() {
         true => None,
         false => Some(kubeconfig::rebuild(success.kubeconfig.expose(), &cluster_name).map_err(|why| {
-            Failure::failed(format!("the node's kubeconfig is none that kubeadm makes: {why}: do not use the node"))
+            Failure::failed(format!(
+                "the node sent a kubeconfig that kubeadm does not make: {why}; do not use this node"
+            ))
         })?),
     };
     state.cluster_id = Some(expected);

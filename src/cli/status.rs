@@ -233,7 +233,7 @@ fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_I
                     (Standing::Member, Some(id)) => format!("a member of this cluster, {}", hex(id)),
                     (_, Some(id)) => format!("a member of another cluster than {}", hex(id)),
                     (_, None) => {
-                        "a member of a cluster; whether of yours, its ID would tell (--state, --cluster-id)".into()
+                        "a member of a cluster; to learn whether it is yours, give --state or --cluster-id".into()
                     }
                 };
                 let _ = writeln!(text, "  Node:        {state}");

@@ -31,7 +31,8 @@ const SECTIONS_MAX: u64 = 131_072 / SECTION_SECTORS;
 const TAIL: u64 = 1 << 20;
 
 /// Why data may be on the dm-integrity device whose superblock is at byte `data_offset`, as the end of a sentence; `None` if there
-/// is none for sure.
+/// is none. It takes for granted that the device was only ever used through its journal, as the old system does: of a disk that was
+/// opened with `--integrity-no-journal` the journal tells nothing.
 pub fn may_hold_data(disk: &mut (impl Read + Seek), data_offset: u64) -> io::Result<Option<String>> {
     let size = disk.seek(SeekFrom::End(0))?;
     let available = size.saturating_sub(data_offset + TAIL) / SECTOR;

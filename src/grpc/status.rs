@@ -111,7 +111,7 @@ impl Status {
     /// For a caller that had no turn. UNAVAILABLE, since the old system's tools try again after that, and after nothing else.
     pub fn of_busy(busy: Busy) -> Status {
         let seconds = busy.retry_after.as_secs() + 1;
-        let why = format!("others come first, or this came too soon after a wrong one: try again in {seconds} s");
+        let why = format!("too many callers wait, or your last secret was wrong: try again in {seconds} s");
         Status::new(Code::Unavailable, why).with_retry_after(busy.retry_after)
     }
 

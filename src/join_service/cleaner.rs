@@ -46,7 +46,7 @@ pub enum Task {
     /// Deletes a record if it is still that of the ticket with this token: its name, the token.
     Record(String, String),
     /// Writes the record of a disk.
-    Write(Record),
+    Write(Box<Record>),
 }
 
 /// The thread, and what it is to do.

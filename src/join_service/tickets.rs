@@ -272,7 +272,7 @@ impl Tickets {
         self.check_caller(call)?;
         if let (Some(attached), Some(record)) = (&self.cluster, record) {
             attached.cluster.learn_of_disk(&record);
-            attached.cleaner.add(Task::Write(record));
+            attached.cleaner.add(Task::Write(Box::new(record)));
         }
         let mut ticket = IssueRejoinTicketResponse::default();
         ticket.state_disk_key = disk_key.expose().to_vec();

@@ -77,7 +77,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     };
     let other = "ab".repeat(32);
     expect(&with(&["--cluster-id", &other]), 7, &[&member, &format!("of another cluster than {other}")]);
-    expect(&with(&["--state", "absent.json"]), 7, &[&member, "whether of yours"]);
+    expect(&with(&["--state", "absent.json"]), 7, &[&member, "whether it is yours"]);
     expect(&with(&["--cluster-id", "ab"]), 2, &["64 hexadecimal digits"]);
 
     // registers that the policy does not have are told apart from that, and by their numbers

@@ -50,7 +50,7 @@ const GROUP: &str = "system:nodes";
 const USAGES: [&str; 2] = ["digital signature", "key encipherment"];
 /// These and the purpose.
 const MAX_USAGES: usize = USAGES.len() + 1;
-/// The word where nobody asks whose requests are judged here.
+/// The word for a request of somebody whose requests are not judged here.
 const REQUESTER: &str = "requester";
 /// A kubelet's request has 800 characters, as PEM in base64; that of a name of 253 has 1600.
 const MAX_ENCODED: usize = 4096;
