@@ -294,6 +294,7 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
         master_secret: dir.path().join("mastersecret"),
         salt: dir.path().join("salt"),
         clients: Clients::Attested { tpm: tpm.location().parse().unwrap(), config_dir: dir.path().into() },
+        api: None,
         grants: Some("local=id:measurementSecret".parse().unwrap()),
         allow_plaintext: false,
         health: Some(any_port),

@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use firstlight::crypto::Secret;
 use firstlight::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
 use firstlight::join_service::keys::{Auth, Error, KeyClient};
+use firstlight::join_service::records::{self, Record};
 use firstlight::key_service::GET_DATA_KEY;
-use firstlight::kms::ClusterKms;
-use firstlight::kubernetes::client::{Client, NAMESPACES, Object, SERVICE_ACCOUNTS};
+use firstlight::kms::{ClusterKms, Uuid};
+use firstlight::kubernetes::client::{CONFIG_MAPS, Client, NAMESPACES, Object, SERVICE_ACCOUNTS};
 use firstlight::kubernetes::services::{self, Settings};
 use firstlight::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use firstlight::stop::Stop;
@@ -30,7 +31,8 @@ use tempfile::TempDir;
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
 /// Of a master secret and a salt of 32 zeros each, and [`UUID`].
 const DISK_KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
-const GRANTS: &str = "kube-system/join-service=disk,ssh,measurement;default/s3proxy=id:s3proxy-kek";
+const GRANTS: &str = "kube-system/join-service=disk,ssh,measurement;default/s3proxy=id:s3proxy-kek;\
+                      default/csi=volume;default/old-csi=disk";
 
 fn client() -> Client {
     Cluster::shared().client(&Stop::new())
@@ -48,6 +50,10 @@ fn token(client: &Client, namespace: &str, account: &str, audience: &str) -> Str
 
 /// A kubeconfig with the token of the key service's own account, which has the rights that the chart gives it.
 fn own_kubeconfig(client: &Client) -> String {
+    own_kubeconfig_of(Cluster::shared(), client)
+}
+
+fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
     let settings = Settings {
         image: "x".into(),
         variant: "qemu-vtpm".into(),
@@ -59,11 +65,11 @@ fn own_kubeconfig(client: &Client) -> String {
         metadata: services::MetadataService::default(),
     };
     for object in services::manifests(&settings).unwrap() {
-        if object["kind"].as_str().unwrap().starts_with("ClusterRole") {
+        if object["kind"].as_str().unwrap().contains("Role") {
             client.apply(&Object::of(&object).unwrap(), &object).unwrap();
         }
     }
-    let admin = Cluster::shared().kubeconfig();
+    let admin = cluster.kubeconfig();
     let own = token(client, "kube-system", "key-service", "https://kubernetes.default.svc");
     // instead of the administrator's certificate
     let kept: Vec<_> =
@@ -79,12 +85,16 @@ struct KeyService {
 }
 
 fn key_service(kubeconfig: &str) -> KeyService {
+    key_service_for(kubeconfig, "token", GRANTS)
+}
+
+fn key_service_for(kubeconfig: &str, clients: &str, grants: &str) -> KeyService {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("mastersecret"), [0; 32]).unwrap();
     fs::write(dir.path().join("salt"), [0; 32]).unwrap();
     fs::write(dir.path().join("kubeconfig"), kubeconfig).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
-    command.args(["--clients", "token", "--kubeconfig", "kubeconfig", "--grant", GRANTS]);
+    command.args(["--clients", clients, "--kubeconfig", "kubeconfig", "--grant", grants]);
     command.args(["--listen", "127.0.0.1:0", "--master-secret", "mastersecret", "--salt=salt"]);
     command.args(["--metrics", "127.0.0.1:0"]).current_dir(dir.path());
     let program = Program::start(&mut command);
@@ -213,6 +223,72 @@ fn the_join_service_shows_the_token_that_is_in_its_file_now() {
     assert!(matches!(&refused, Error::Lasting(text) if !text.contains("garbage")), "{refused:?}");
     write(&file, &token(&client, "kube-system", "join-service", "key-service"));
     assert_eq!(hex(get().unwrap().expose()), DISK_KEY);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
+    const VOLUME: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
+    const OF_NODE: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc23";
+    const OF_OPERATOR: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc24";
+    let mut cluster = Cluster::start();
+    let client = cluster.client(&Stop::new());
+    client.within(kube_apiserver::PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    let service = key_service(&own_kubeconfig_of(&cluster, &client));
+    let of = |namespace, account| format!("Bearer {}", token(&client, namespace, account, "key-service"));
+    let (join, csi, old_csi) = (of("kube-system", "join-service"), of("default", "csi"), of("default", "old-csi"));
+    for caller in [&join, &csi, &old_csi] {
+        for id in [VOLUME, OF_NODE, OF_OPERATOR] {
+            assert!(ask(service.address, id, Some(caller)).is_ok(), "{id}: nothing is recorded yet");
+        }
+    }
+
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let record = Record::of_node("node-1", &Uuid::parse(OF_NODE).unwrap(), Some("machine"), "", None);
+    records::write_if_absent(&client, &record).unwrap();
+    // as docs/join.md says, and not even that
+    client.create(&maps, &json!({"metadata": {"name": format!("join-disk-{OF_OPERATOR}")}})).unwrap();
+    for (caller, id, expected) in [
+        (&csi, VOLUME.to_owned(), None),
+        (&csi, OF_NODE.to_owned(), Some(Code::PermissionDenied)),
+        (&csi, OF_OPERATOR.to_owned(), Some(Code::PermissionDenied)),
+        (&old_csi, VOLUME.to_owned(), None),
+        (&old_csi, OF_NODE.to_owned(), Some(Code::PermissionDenied)),
+        // another key than the disk's, and none is given
+        (&csi, OF_NODE.to_uppercase(), Some(Code::InvalidArgument)),
+        (&csi, OF_NODE.replace('-', ""), Some(Code::PermissionDenied)),
+        (&csi, "measurementSecret".to_owned(), Some(Code::PermissionDenied)),
+        (&join, OF_NODE.to_owned(), None),
+    ] {
+        let answer = ask(service.address, &id, Some(caller)).map_err(|status| status.code());
+        assert_eq!(answer.err(), expected, "{id} {caller:.60}");
+    }
+    let said = service.program.expect("this UUID is a state disk's");
+    assert!(said.contains("class=volume") && said.contains("kube-system/join-node-node-1"), "{said}");
+    let denied = "firstlight_key_requests_total{class=\"volume\",result=\"denied\"} 3";
+    assert!(metrics(&service).lines().any(|line| line == denied), "{}", metrics(&service));
+
+    // the drivers of the old system prove nothing
+    let old = key_service_for(&own_kubeconfig_of(&cluster, &client), "any", "anyone=volume");
+    assert!(ask(old.address, VOLUME, None).is_ok());
+    assert_eq!(ask(old.address, OF_NODE, None).unwrap_err().code(), Code::PermissionDenied);
+
+    // callers at once share lists, and each hears the truth
+    std::thread::scope(|scope| {
+        for id in [VOLUME, OF_NODE].repeat(10) {
+            let (csi, address) = (&csi, service.address);
+            scope.spawn(move || assert_eq!(ask(address, id, Some(csi)).is_ok(), id == VOLUME));
+        }
+    });
+
+    cluster.kill_api_server();
+    let asked = Instant::now();
+    assert_eq!(ask(service.address, VOLUME, Some(&csi)).unwrap_err().code(), Code::Unavailable);
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    assert!(ask(service.address, OF_NODE, Some(&join)).is_ok(), "nodes that boot again do not wait for it");
+    cluster.start_api_server();
+    client.within(kube_apiserver::PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    assert!(ask(service.address, VOLUME, Some(&csi)).is_ok());
 }
 
 /// The keys of control planes that restart are needed before etcd has a majority, and without one nobody judges tokens.

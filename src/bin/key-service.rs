@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use firstlight::attestation::qemu_vtpm;
+use firstlight::key_service::grants::Grants;
 use firstlight::key_service::{self, Clients, Config, KeyService};
 use firstlight::kubernetes::client;
 use firstlight::logger;
@@ -21,7 +22,8 @@ const HELP: &str = "\
 key-service: derives data keys from the master secret for the services of a control plane
 
 Callers say who they are, and have the classes of keys that they were granted: disk (ids that are UUIDs: state disks and
-volumes, which the protocol does not tell apart), ssh (of the authorities for hosts and users what tickets need), ssh-users
+volumes; of service accounts only the join service's has those of state disks), volume (UUIDs that no record of the join
+service says to be a state disk's, which the API server is asked), ssh (of the authorities for hosts and users what tickets need), ssh-users
 (the seed of that for users), measurement, other; or id:NAME for the one key of that name.
 
 Usage: key-service [OPTION]..
@@ -45,7 +47,7 @@ Usage: key-service [OPTION]..
   --attestation-variant VARIANT
                          with attested: this version has qemu-vtpm alone [qemu-vtpm]
   --tpm LOCATION         with attested: device:PATH or swtpm:host=ADDRESS,port=PORT [/dev/tpmrm0, else /dev/tpm0]
-  --kubeconfig FILE      with token: how to reach the API server [what a pod finds]
+  --kubeconfig FILE      with token, and where volume is granted: how to reach the API server [what a pod finds]
   --health ADDRESS:PORT  tell here, in plaintext, that it serves (grpc.health.v1); with token and any the port of the keys
                          tells it too [no]
   --metrics ADDRESS:PORT Prometheus' metrics over HTTP, at /metrics [no]
@@ -76,6 +78,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         master_secret: key_service::MASTER_SECRET_FILE.into(),
         salt: key_service::SALT_FILE.into(),
         clients: Clients::Any,
+        api: None,
         grants: None,
         allow_plaintext: false,
         health: None,
@@ -123,16 +126,17 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             tpm: tpm.map_or_else(Location::default_device, Ok).map_err(Failure::failed)?,
             config_dir,
         },
-        "token" => {
-            let api = match kubeconfig {
-                Some(file) => client::Config::from_kubeconfig_file(&file),
-                None => client::Config::in_cluster(),
-            };
-            Clients::Token(Box::new(api.map_err(Failure::failed)?))
-        }
+        "token" => Clients::Token,
         "any" => Clients::Any,
         other => return Err(Failure::Usage(format!("--clients {other:?}: expected attested, token or any"))),
     };
+    if matches!(config.clients, Clients::Token) || config.grants.as_ref().is_some_and(Grants::have_volumes) {
+        let api = match kubeconfig {
+            Some(file) => client::Config::from_kubeconfig_file(&file),
+            None => client::Config::in_cluster(),
+        };
+        config.api = Some(Box::new(api.map_err(Failure::failed)?));
+    }
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
     let service = KeyService::start(config).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, key_service::GRACE)?;

@@ -131,6 +131,12 @@ impl Record {
         })
     }
 
+    /// The disks that it is of: by its data, which an operator may have written in upper case, and by its name.
+    pub fn disks(&self) -> impl Iterator<Item = Uuid> {
+        let of_name = self.name.strip_prefix(OF_DISK).and_then(Uuid::parse);
+        Uuid::parse(self.disk.trim()).into_iter().chain(of_name)
+    }
+
     fn write(&self) -> Value {
         let mut metadata = json!({
             "name": self.name, "labels": {"app.kubernetes.io/part-of": "firstlight", "firstlight/record": "machine"},
@@ -394,6 +400,20 @@ mod tests {
         let disk = Record::of_disk(&Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap(), "m");
         assert_eq!(Record::read(&disk.write()), Some(disk));
         assert_eq!(Record::read(&json!({"metadata": {"name": "join-config"}})), None);
+    }
+
+    #[test]
+    fn a_record_is_of_the_disk_in_its_data_and_of_that_in_its_name() {
+        let (one, two) = ("0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22", "00000000-0000-0000-0000-000000000002");
+        let disks = |name: &str, data: Value| {
+            let record = Record::read(&json!({"metadata": {"name": name}, "data": data})).unwrap();
+            record.disks().map(|disk| disk.to_string()).collect::<Vec<_>>()
+        };
+        let (of_one, of_two) = (format!("{OF_DISK}{one}"), format!("{OF_DISK}{two}"));
+        assert_eq!(disks("join-node-n", json!({"disk": one.to_uppercase()})), [one]);
+        assert_eq!(disks("join-node-n", json!({"disk": "none"})), [""; 0]);
+        assert_eq!(disks(&of_one, Value::Null), [one]);
+        assert_eq!(disks(&of_two, json!({"disk": one, "machine": 7})), [one, two]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
+use super::JOIN_SERVICE_ACCOUNT;
 use crate::crypto::{MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID};
 use crate::kms::Uuid;
 
@@ -25,12 +26,13 @@ pub const MEMBER: &str = "member";
 /// Nobody in particular.
 pub const ANYONE: &str = "anyone";
 
-/// Kinds of keys, told apart by their ids.
+/// Kinds of keys, told apart by their ids; [`Class::Disk`] and [`Class::Volume`] by the cluster's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Of state disks and of volumes: the id is a LUKS2 UUID. The protocol has nothing that would tell the two apart, so who
-    /// may have keys of volumes may have those of state disks.
+    /// Of state disks and of volumes: the id is a LUKS2 UUID.
     Disk,
+    /// Of volumes alone: the id is a LUKS2 UUID that no record of a state disk has ([`super::disks`]).
+    Volume,
     /// Of the SSH certificate authorities what tickets need: the seed of the one for hosts, by which one can pose as any node
     /// to an operator, and the public key of the one for users.
     Ssh,
@@ -43,14 +45,14 @@ pub enum Class {
     Other,
 }
 
-const CLASSES: [Class; 5] = [Class::Disk, Class::Ssh, Class::SshUsers, Class::Measurement, Class::Other];
+const CLASSES: [Class; 6] = [Class::Disk, Class::Volume, Class::Ssh, Class::SshUsers, Class::Measurement, Class::Other];
 
 /// They make nodes and clusters, and a worker is a member, too.
 const NEVER_A_MEMBERS: [&str; 4] =
     [SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, MEASUREMENT_SECRET_ID];
 
 impl Class {
-    /// The class of the key of this id.
+    /// The class of the key of this id; whether a UUID is a volume's the id does not say.
     pub fn of(id: &str) -> Class {
         match id {
             MEASUREMENT_SECRET_ID => Class::Measurement,
@@ -65,6 +67,7 @@ impl Class {
     pub fn name(self) -> &'static str {
         match self {
             Class::Disk => "disk",
+            Class::Volume => "volume",
             Class::Ssh => "ssh",
             Class::SshUsers => "ssh-users",
             Class::Measurement => "measurement",
@@ -90,9 +93,22 @@ impl Grant {
 }
 
 impl Grants {
-    /// Whether `caller` may have the key of this id.
-    pub fn allow(&self, caller: &str, id: &str) -> bool {
-        self.0.get(caller).is_some_and(|grant| grant.allows(id))
+    /// As a key of which class `caller` may have the one of this id. With [`Class::Volume`] it may not if that is a state disk's.
+    pub fn allow(&self, caller: &str, id: &str) -> Option<Class> {
+        let grant = self.0.get(caller)?;
+        match Class::of(id) {
+            // of the pods, the join service alone has to do with state disks
+            Class::Disk if grant.allows(id) && caller.contains('/') && caller != JOIN_SERVICE_ACCOUNT => {
+                Some(Class::Volume)
+            }
+            Class::Disk if !grant.allows(id) && grant.classes.contains(&Class::Volume) => Some(Class::Volume),
+            class => grant.allows(id).then_some(class),
+        }
+    }
+
+    /// Whether somebody may have keys of volumes alone by the name of that class.
+    pub fn have_volumes(&self) -> bool {
+        self.0.values().any(|grant| grant.classes.contains(&Class::Volume))
     }
 
     /// Everybody who may have anything.
@@ -117,7 +133,11 @@ impl FromStr for Grants {
                 match (CLASSES.into_iter().find(|class| class.name() == item), item.strip_prefix("id:")) {
                     (Some(class), _) => drop(grant.classes.insert(class)),
                     (None, Some(id)) if !id.is_empty() => drop(grant.ids.insert(id.into())),
-                    _ => return Err(format!("{item:?}: expected disk, ssh, ssh-users, measurement, other or id:NAME")),
+                    _ => {
+                        return Err(format!(
+                            "{item:?}: expected disk, volume, ssh, ssh-users, measurement, other or id:NAME"
+                        ));
+                    }
                 }
             }
             if caller == MEMBER
@@ -177,7 +197,7 @@ mod tests {
                 "s3proxy-kek",
                 "else",
             ]
-            .map(|id| grants.allow(caller, id))
+            .map(|id| grants.allow(caller, id).is_some())
         };
         assert_eq!(allowed("kube-system/join-service"), [true, true, true, true, false, false, false]);
         assert_eq!(allowed("default/s3proxy"), [false, false, false, false, false, true, false]);
@@ -185,8 +205,27 @@ mod tests {
             assert_eq!(allowed(caller), [false; 7], "{caller}");
         }
         let old: Grants = "kube-system/join-service=ssh-users".parse().unwrap();
-        assert!(old.allow("kube-system/join-service", "ca_emergency_ssh"));
-        assert!("anyone=other".parse::<Grants>().unwrap().allow(ANYONE, "else"));
+        assert!(old.allow("kube-system/join-service", "ca_emergency_ssh").is_some());
+        assert!("anyone=other".parse::<Grants>().unwrap().allow(ANYONE, "else").is_some());
+    }
+
+    #[test]
+    fn of_all_pods_the_join_service_alone_has_keys_of_state_disks() {
+        let class = |caller: &str, item: &str, id: &str| {
+            let grants: Grants = format!("{caller}={item}").parse().unwrap();
+            assert_eq!(grants.have_volumes(), item.contains("volume"));
+            grants.allow(caller, id)
+        };
+        for caller in [JOIN_SERVICE_ACCOUNT, LOCAL, MEMBER, ANYONE] {
+            assert_eq!(class(caller, "disk", UUID), Some(Class::Disk), "{caller}");
+            assert_eq!(class(caller, &format!("id:{UUID}"), UUID), Some(Class::Disk), "{caller}");
+            assert_eq!(class(caller, "volume", UUID), Some(Class::Volume), "{caller}");
+        }
+        for item in ["disk", "volume", &format!("id:{UUID}"), &format!("id:{UUID},volume")] {
+            assert_eq!(class("default/csi", item, UUID), Some(Class::Volume), "{item}");
+            assert_eq!(class("default/csi", item, "else"), None, "{item}");
+        }
+        assert_eq!(class("default/csi", "other", UUID), None);
     }
 
     #[test]
@@ -205,7 +244,7 @@ mod tests {
             ("a=disk", "\"a\" is no caller"),
             ("A/b=disk", "\"A/b\" is no caller"),
             ("a/b/c=disk", "is no caller"),
-            ("a/b=disks", "\"disks\": expected disk, ssh"),
+            ("a/b=disks", "\"disks\": expected disk, volume, ssh"),
             ("a/b=", "\"\": expected disk"),
             ("a/b=id:", "expected disk"),
             ("a/b=disk; a/b=ssh", "a/b is there twice"),

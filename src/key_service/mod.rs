@@ -10,6 +10,8 @@
 //! any        no proof, as callers of the old system expect                                            old callers
 //! ```
 //!
+//! Callers that have keys of volumes alone ([`Class::Volume`]) are refused those of state disks ([`disks`]).
+//!
 //! Whoever answers matters as much as who asks: who poses as the key service chooses the keys of disks, and the seed of the
 //! SSH certificate authorities of every new node. Attestation proves both ends. Tokens prove one, and travel with the
 //! keys in plaintext: they need a network that is encrypted and whose names lead where they should, as a cluster's pod
@@ -20,6 +22,7 @@
 //! compared byte for byte and the upper-case form would give another key than the disk's; lengths of 1 to 64 bytes. Each
 //! decision is a line in the log that begins with `audit`.
 
+pub mod disks;
 pub mod grants;
 pub mod members;
 pub mod tokens;
@@ -48,6 +51,7 @@ use crate::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use crate::ssh;
 use crate::stop::Stop;
 use crate::tpm;
+use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
 use members::Members;
 use tokens::Reviewer;
@@ -96,6 +100,8 @@ pub struct Config {
     pub salt: PathBuf,
     /// How callers prove who they are.
     pub clients: Clients,
+    /// The API server: for tokens, and for the records of state disks where somebody may have keys of volumes.
+    pub api: Option<Box<client::Config>>,
     /// Who may have which keys; [`Clients::default_grants`] unless given.
     pub grants: Option<Grants>,
     /// Whether keys, and tokens, may leave the machine unencrypted.
@@ -115,8 +121,8 @@ pub enum Clients {
         /// Where the files of [`CONFIG_DIR`] are.
         config_dir: PathBuf,
     },
-    /// By the token of a service account, which this API server is asked about.
-    Token(Box<client::Config>),
+    /// By the token of a service account, which the API server is asked about.
+    Token,
     /// Not at all.
     Any,
 }
@@ -127,7 +133,7 @@ impl Clients {
     pub fn default_grants(&self) -> Grants {
         let text = match self {
             Clients::Attested { .. } => format!("{LOCAL}={JOIN_SERVICE_GRANT}"),
-            Clients::Token(_) => format!("{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}"),
+            Clients::Token => format!("{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}"),
             Clients::Any => format!("{ANYONE}={JOIN_SERVICE_GRANT},ssh-users,other"),
         };
         text.parse().expect("a grant of constants")
@@ -137,7 +143,7 @@ impl Clients {
     fn can_have(&self, caller: &str) -> bool {
         match self {
             Clients::Attested { .. } => [LOCAL, MEMBER].contains(&caller),
-            Clients::Token(_) => caller.contains('/'),
+            Clients::Token => caller.contains('/'),
             Clients::Any => caller == ANYONE,
         }
     }
@@ -165,14 +171,19 @@ impl KeyService {
         }
         let kms = read_kms(&config.master_secret, &config.salt)?;
         let (registry, stop) = (Registry::new(), Stop::new());
+        let api = config.api.map(|api| Client::new(*api, &stop));
+        if grants.have_volumes() && api.is_none() {
+            return Err(Error::NoApi("the class volume is granted"));
+        }
         let plain = || -> Arc<dyn Accept> { Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)) };
         let (accept, authority, who) = match config.clients {
             Clients::Attested { tpm, config_dir } => {
                 let (accept, own) = attested(&kms, &tpm, &config_dir, &registry)?;
                 (accept, Authority::Members { own }, "machines of this cluster")
             }
-            Clients::Token(api) => {
-                let reviewer = Reviewer::new(&Client::new(*api, &stop), &registry);
+            Clients::Token => {
+                let api = api.as_ref().ok_or(Error::NoApi("callers show tokens"))?;
+                let reviewer = Reviewer::new(api, &registry);
                 (plain(), Authority::Tokens(Box::new(reviewer)), "service accounts that show their token")
             }
             Clients::Any => {
@@ -188,7 +199,8 @@ impl KeyService {
         let listener = TcpListener::bind(config.listen).map_err(listen_error)?;
         let limits = Limits { message_bytes: MAX_REQUEST, ..Limits::default() };
         log::info!("grants: {grants}");
-        let router = Handler::new(kms, authority, grants, &registry).router();
+        let disks = api.map(|api| Disks::new(&api, &registry));
+        let router = Handler::new(kms, authority, grants, disks, &registry).router();
         let server = Server::start("key-service", listener, accept, router, limits).map_err(listen_error)?;
         server.add_metrics(&registry);
         registry.add_process();
@@ -291,16 +303,24 @@ struct Handler {
     kms: ClusterKms,
     authority: Authority,
     grants: Grants,
+    /// None where nobody has keys of volumes.
+    disks: Option<Disks>,
     requests: Labelled<Counter, 2>,
     seconds: Histogram,
 }
 
 impl Handler {
-    fn new(kms: ClusterKms, authority: Authority, grants: Grants, registry: &Registry) -> Handler {
+    fn new(
+        kms: ClusterKms,
+        authority: Authority,
+        grants: Grants,
+        disks: Option<Disks>,
+        registry: &Registry,
+    ) -> Handler {
         let help = "Keys that were asked for, by class and outcome; the class is `none` where it was not looked at.";
         let requests = registry.labelled("firstlight_key_requests_total", help, ["class", "result"]);
         let seconds = registry.add("firstlight_key_request_seconds", "Time from a request to its answer.");
-        Handler { kms, authority, grants, requests, seconds }
+        Handler { kms, authority, grants, disks, requests, seconds }
     }
 
     fn router(self) -> Router {
@@ -316,10 +336,14 @@ impl Handler {
         let mut decide = || {
             caller = self.authority.caller(call)?;
             check(request)?;
-            class = Class::of(&request.data_key_id).name();
-            if !self.grants.allow(&caller, &request.data_key_id) {
-                let denied = format!("keys of the class {class} are not for {caller}");
-                return Err(Status::new(Code::PermissionDenied, denied));
+            let id = &request.data_key_id;
+            let granted = self.grants.allow(&caller, id);
+            class = granted.unwrap_or_else(|| Class::of(id)).name();
+            let denied =
+                || Status::new(Code::PermissionDenied, format!("keys of the class {class} are not for {caller}"));
+            if granted.ok_or_else(denied)? == Class::Volume {
+                let (disks, uuid) = (self.disks.as_ref().ok_or_else(denied)?, Uuid::parse(id).ok_or_else(denied)?);
+                disks.refuse_state_disk(&uuid)?;
             }
             data_key(&self.kms, request)
         };
@@ -431,6 +455,8 @@ pub enum Error {
     },
     /// There is no good policy: what is wrong, and in which file.
     Policy(String),
+    /// There is no API server to ask, which is needed for what is said here.
+    NoApi(&'static str),
     /// Something is granted to a caller that there cannot be.
     Grant(String),
 }
@@ -459,6 +485,7 @@ impl fmt::Display for Error {
                  one of them is another cluster's",
             ),
             Error::Policy(problem) => f.write_str(problem),
+            Error::NoApi(why) => write!(f, "{why}, which needs the API server: give --kubeconfig, or run as a pod"),
             Error::Grant(caller) => {
                 write!(f, "--grant: {caller:?} can be no caller here: expected NAMESPACE/NAME with --clients token, ")?;
                 write!(f, "{LOCAL} or {MEMBER} with attested, {ANYONE} with any")
@@ -538,6 +565,7 @@ mod tests {
             master_secret,
             salt: salt_file,
             clients: Clients::Any,
+            api: None,
             grants: None,
             allow_plaintext: false,
             health: None,
@@ -586,6 +614,14 @@ mod tests {
         };
         assert!(matches!(KeyService::start(exposed(false)), Err(Error::Exposed(_))));
         assert!(KeyService::start(exposed(true)).is_ok());
+    }
+
+    #[test]
+    fn without_the_records_of_state_disks_nobody_has_keys_of_volumes() {
+        let dir = tempfile::tempdir().unwrap();
+        let grants = Some("anyone=volume".parse().unwrap());
+        let error = KeyService::start(Config { grants, ..config(dir.path(), &[1; 16], &[2; 32]) }).err().unwrap();
+        assert!(matches!(error, Error::NoApi(_)), "{error}");
     }
 
     #[test]

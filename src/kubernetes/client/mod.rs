@@ -195,8 +195,8 @@ impl Client {
         self.list_keeping(collection, selector, |object| object)
     }
 
-    /// What `keep` leaves of them, so that a large collection of large objects is never whole in memory.
-    fn list_keeping(
+    /// As [`Client::list`], but what `keep` leaves of each, so that a large collection of large objects is never whole in memory.
+    pub fn list_keeping(
         &self,
         collection: &Collection,
         selector: &Selector,

@@ -109,8 +109,10 @@ mod tests {
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterrolebindings.rbac.authorization.k8s.io join-service",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-joining-nodes",
+                "roles.rbac.authorization.k8s.io kube-system/key-service",
                 "roles.rbac.authorization.k8s.io kube-system/join-service",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
+                "rolebindings.rbac.authorization.k8s.io kube-system/key-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
                 "services kube-system/key-service",
@@ -140,7 +142,10 @@ mod tests {
             json!(rules("ClusterRole", "key-service")),
             json!([{"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}])
         );
-        assert!(rules("Role", "key-service").is_empty());
+        assert_eq!(
+            json!(rules("Role", "key-service")),
+            json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}])
+        );
         let of_cluster = rules("ClusterRole", "join-service");
         let resources = [
             "nodes",
