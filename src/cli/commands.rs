@@ -294,11 +294,10 @@ const ATTESTATION_KEY: Opt = Opt::value(
     Value::Text("NAME"),
     "accept this attestation key too, named as on the node's console: 000b and 64 hex digits; may be repeated",
 );
-const TRUST_ANY_TPM: Opt = Opt::flag(
-    "trust-any-tpm",
-    "accept any attestation key: whoever is reached at that address gets the master secret, also a program that has no TPM \
-     and says what one would",
-);
+const TRUST_ANY_TPM: Opt = Opt::flag("trust-any-tpm", ANY_TPM_MEANS);
+/// Help, and a warning at each use.
+pub const ANY_TPM_MEANS: &str = "accept any attestation key: whoever is reached at that address gets the master secret, \
+                                 also a program that has no TPM and says what one would";
 const KNOWN_NODES: Opt =
     Opt::value("state", Value::File, "has the attestation keys of nodes that are known; may be missing").or(STATE_FILE);
 

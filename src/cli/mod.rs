@@ -203,7 +203,10 @@ fn trust_of(given: &Given) -> Result<Trust, Failure> {
     let keys: Vec<KeyName> = given.each_parsed("attestation-key", str::parse)?;
     match (given.has("trust-any-tpm"), keys.is_empty()) {
         (true, false) => Err(Failure::Usage("--trust-any-tpm: with it no --attestation-key counts".into())),
-        (true, true) => Ok(Trust::AnyTpm),
+        (true, true) => {
+            log::warn!("--trust-any-tpm: {}", commands::ANY_TPM_MEANS);
+            Ok(Trust::AnyTpm)
+        }
         (false, _) => Ok(Trust::Named(keys.into_iter().collect())),
     }
 }

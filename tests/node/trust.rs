@@ -92,6 +92,7 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
         for more in [&["--trust-any-tpm"][..], &["--attestation-key", &forged]] {
             let (_, said) = node.operate(&setting, what, &open, more);
             assert!(node.has_master_secret(), "{what}: {said}");
+            assert_eq!(said.contains("also a program that has no TPM"), more == ["--trust-any-tpm"], "{said}");
             node.got.lock().unwrap().clear();
         }
         let (code, said) = node.operate(&setting, what, &open, &["--trust-any-tpm", "--attestation-key", &genuine]);
