@@ -119,14 +119,16 @@ impl Drop for Pending<'_> {
 }
 
 fn list(client: &Client) -> Result<Records, Error> {
-    let maps = client.list_keeping(&CONFIG_MAPS.in_namespace(NAMESPACE), &Selector::default(), keep)?;
-    let records = maps.items.iter().filter_map(Record::read);
-    Ok(records.flat_map(|record| record.disks().map(|disk| (disk, record.name.clone())).collect::<Vec<_>>()).collect())
+    let maps = client.list_keeping(&CONFIG_MAPS.in_namespace(NAMESPACE), &Selector::default(), disks_and_name)?;
+    let pairs = maps.items.iter().filter_map(Value::as_array).flatten();
+    let of_pair = |pair: &Value| Some((Uuid::parse(pair[0].as_str()?)?, pair[1].as_str()?.to_owned()));
+    Ok(pairs.filter_map(of_pair).collect())
 }
 
-/// A cluster may have thousands of records, and its other ConfigMaps may be large.
-fn keep(map: Value) -> Value {
-    json!({"metadata": {"name": map.pointer("/metadata/name")}, "data": {"disk": map.pointer("/data/disk")}})
+/// Of a record, each disk with the record's name: a cluster may have thousands of records, and other ConfigMaps are large.
+fn disks_and_name(map: Value) -> Value {
+    let pairs = |record: Record| record.disks().map(|disk| json!([disk.as_str(), record.name])).collect();
+    Record::read(&map).map_or(Value::Null, pairs)
 }
 
 fn unavailable() -> Status {
