@@ -15,6 +15,7 @@ pub mod crypto;
 pub mod device_mapper;
 pub mod grpc;
 pub mod h2;
+pub mod half_open;
 pub mod join_service;
 pub mod key_service;
 pub mod kms;

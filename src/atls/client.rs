@@ -16,6 +16,7 @@ use super::handshake::{self, Timed};
 use super::{ALPN_H2, Error, certificate, nonce, provider};
 use crate::attestation::{Issuer, Validator};
 use crate::grpc::Transport;
+use crate::half_open::PeersTurn;
 
 /// Makes attested connections to servers.
 pub struct Client {
@@ -76,7 +77,8 @@ impl Client {
         let (connection, session) = self.session()?;
         let mut connection = Connection::Client(connection);
         socket.set_nodelay(true)?;
-        let result = handshake::complete(&mut connection, &mut Timed { socket, deadline }, None);
+        let mut peer = Timed { socket, deadline, turn: &PeersTurn::default() };
+        let result = handshake::complete(&mut connection, &mut peer, None);
         // our own reason says more than what rustls makes of it
         if let Some(failure) = session.take_failure() {
             return Err(failure);

@@ -9,6 +9,7 @@ use rustls::Connection;
 use super::Error;
 use super::hello::{HelloError, HelloFilter};
 use crate::grpc::Transport;
+use crate::half_open::PeersTurn;
 
 /// How long to wait, after an alert was sent, for the peer to close. Without that the kernel answers data that was not
 /// read with a reset, which makes the peer lose the alert.
@@ -20,6 +21,8 @@ const DRAIN_BYTES: usize = 1 << 20;
 pub struct Timed<'a> {
     pub socket: &'a TcpStream,
     pub deadline: Instant,
+    /// Told when we wait for the peer.
+    pub turn: &'a PeersTurn,
 }
 
 impl Timed<'_> {
@@ -28,11 +31,18 @@ impl Timed<'_> {
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
 
+    fn wait<T>(&self, call: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+        self.turn.begin();
+        let result = call(self.socket);
+        self.turn.end();
+        result
+    }
+
     /// What has arrived, as far as it fits; 0 at the end.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             self.socket.set_read_timeout(self.left()?)?;
-            match self.socket.read(buffer) {
+            match self.wait(|mut socket| socket.read(buffer)) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => return result,
             }
@@ -42,7 +52,7 @@ impl Timed<'_> {
     fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.socket.set_write_timeout(self.left()?)?;
-            match self.socket.write(bytes) {
+            match self.wait(|mut socket| socket.write(bytes)) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => bytes = &bytes[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

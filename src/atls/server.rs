@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::TcpStream;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use log::{debug, warn};
@@ -20,6 +20,9 @@ use super::hello::{self, HelloFilter};
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
 use crate::attestation::{IssueError, Issuer, Oid, Validator};
 use crate::grpc::{Accept, Transport};
+use crate::half_open::PeersTurn;
+use crate::network::Network;
+use crate::turns::Turns;
 
 /// How many handshakes of one server make an attestation document at the same time; the others wait within their deadlines.
 ///
@@ -27,13 +30,15 @@ use crate::grpc::{Accept, Transport};
 /// there, and keep the machine's other uses of the TPM waiting; some documents also need the network, during which
 /// another one can be made.
 pub const MAX_ISSUING: usize = 4;
+/// How many handshakes wait for theirs; networks take turns, so that who floods waits for himself.
+const MAX_WAITING: usize = 128;
 
 /// Makes attested connections of accepted sockets.
 pub struct Server {
     issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
     only_tls13: bool,
-    issuing: Arc<Slots>,
+    issuing: Arc<Turns>,
 }
 
 impl Server {
@@ -41,7 +46,7 @@ impl Server {
     /// validators any client is accepted.**
     pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
         let issuer = issuer.map(|issuer| Arc::new(ForStrangers(issuer)) as Arc<dyn Issuer>);
-        Server { issuer, validators, only_tls13: false, issuing: Arc::new(Slots::new(MAX_ISSUING)) }
+        Server { issuer, validators, only_tls13: false, issuing: Arc::new(Turns::new(MAX_ISSUING, MAX_WAITING)) }
     }
 
     /// Refuses TLS 1.2.
@@ -56,22 +61,32 @@ impl Server {
     /// issuer and the validators run within; their own time is only bounded by themselves. The connection has no
     /// socket time-outs.
     pub fn handshake(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
-        let (connection, session) = self.establish_session(&socket, deadline)?;
+        self.handshake_watched(socket, deadline, &PeersTurn::default())
+    }
+
+    fn handshake_watched(&self, socket: TcpStream, deadline: Instant, turn: &PeersTurn) -> Result<Transport, Error> {
+        let (connection, session) = self.establish_session(&socket, deadline, turn)?;
         let identity = session.machine.get().cloned();
         Ok(Transport { identity, ..handshake::finish(connection, socket)? })
     }
 
     #[cfg(test)]
     pub(super) fn establish(&self, socket: &TcpStream, deadline: Instant) -> Result<Connection, Error> {
-        self.establish_session(socket, deadline).map(|(connection, _)| connection)
+        self.establish_session(socket, deadline, &PeersTurn::default()).map(|(connection, _)| connection)
     }
 
-    fn establish_session(&self, socket: &TcpStream, deadline: Instant) -> Result<(Connection, Arc<Session>), Error> {
+    fn establish_session(
+        &self,
+        socket: &TcpStream,
+        deadline: Instant,
+        turn: &PeersTurn,
+    ) -> Result<(Connection, Arc<Session>), Error> {
         socket.set_nodelay(true)?;
-        let mut peer = Timed { socket, deadline };
+        let mut peer = Timed { socket, deadline, turn };
         let mut filter = HelloFilter::new();
+        let network = socket.peer_addr().map_or(Network::UNKNOWN, |peer| peer.ip().into());
         let opened = handshake::read_hello(&mut peer, &mut filter)
-            .and_then(|hello| Ok((hello, self.session(filter.server_name(), deadline)?)));
+            .and_then(|hello| Ok((hello, self.session(network, filter.server_name(), deadline)?)));
         let (hello, session) = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -90,7 +105,7 @@ impl Server {
         result.map(|()| (connection, session))
     }
 
-    fn session(&self, server_name: Option<&[u8]>, deadline: Instant) -> Result<Arc<Session>, Error> {
+    fn session(&self, network: Network, server_name: Option<&[u8]>, deadline: Instant) -> Result<Arc<Session>, Error> {
         let client_nonce = match self.issuer {
             Some(_) => nonce::from_server_name(server_name).map_err(Error::Misbehaved)?,
             None => Vec::new(),
@@ -100,6 +115,7 @@ impl Server {
             issuer: self.issuer.clone(),
             validators: self.validators.clone(),
             issuing: self.issuing.clone(),
+            network,
             deadline,
             client_nonce,
             server_nonce,
@@ -125,9 +141,9 @@ impl Server {
 
 impl Accept for Server {
     /// [`Server::handshake`], with what the operator should know in the log, beside the peer's address.
-    fn accept(&self, socket: TcpStream, deadline: Instant) -> io::Result<Transport> {
+    fn accept(&self, socket: TcpStream, deadline: Instant, turn: &PeersTurn) -> io::Result<Transport> {
         let peer = socket.peer_addr().map_or_else(|_| "a peer that is gone".into(), |address| address.to_string());
-        self.handshake(socket, deadline).map_err(|error| {
+        self.handshake_watched(socket, deadline, turn).map_err(|error| {
             match &error {
                 Error::Refused(_) | Error::Issuer(_) | Error::Internal(_) => warn!("attested TLS with {peer}: {error}"),
                 // what any port scan causes
@@ -142,7 +158,8 @@ impl Accept for Server {
 struct Session {
     issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
-    issuing: Arc<Slots>,
+    issuing: Arc<Turns>,
+    network: Network,
     deadline: Instant,
     client_nonce: Vec<u8>,
     server_nonce: [u8; 32],
@@ -167,7 +184,7 @@ impl Session {
 
     fn certify(&self) -> Result<Arc<CertifiedKey>, Error> {
         let _slot = match self.issuer {
-            Some(_) => Some(self.issuing.take(self.deadline).ok_or(Error::TimedOut)?),
+            Some(_) => Some(self.issuing.take(self.network, self.deadline, || false).map_err(|_| Error::TimedOut)?),
             None => None,
         };
         certificate::issue(self.issuer.as_deref(), &self.client_nonce)
@@ -252,36 +269,5 @@ impl Issuer for ForStrangers {
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         self.0.issue_for_stranger(user_data, nonce)
-    }
-}
-
-/// A counting semaphore.
-struct Slots {
-    free: Mutex<usize>,
-    freed: Condvar,
-}
-
-impl Slots {
-    fn new(count: usize) -> Self {
-        Slots { free: Mutex::new(count), freed: Condvar::new() }
-    }
-
-    /// A slot until it is dropped; `None` if none became free before `deadline`.
-    fn take(&self, deadline: Instant) -> Option<Slot<'_>> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut free, _) =
-            self.freed.wait_timeout_while(free, left, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
-        *free = free.checked_sub(1)?;
-        Some(Slot(self))
-    }
-}
-
-struct Slot<'a>(&'a Slots);
-
-impl Drop for Slot<'_> {
-    fn drop(&mut self) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.0.freed.notify_one();
     }
 }

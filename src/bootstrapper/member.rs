@@ -32,6 +32,7 @@ pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline
         streams: 4,
         message_bytes: MAX_REQUEST,
         buffered_bytes: CONNECTIONS * MAX_REQUEST,
+        handshake: IDLE,
         idle: IDLE,
         stall: IDLE,
         ..Limits::default()

@@ -1,7 +1,7 @@
 //! The server: threads under limits.
 //!
 //! ```text
-//!   watcher ── a socket within the limits ──► pool: handshake, then attend ◄── watcher: a parked connection can be read; or
+//!   watcher ── a socket that speaks ──────────► pool: handshake, then attend ◄── watcher: a parked connection can be read; or
 //!                                                     │                         nobody reads one for a tick, since its
 //!                                                     ▼                         thread is busy with a handler
 //!        attend: read ─► a request is complete ─► run its handler right here ─► write ─► read …
@@ -28,6 +28,7 @@ use super::router::{Call, Method, Router};
 use super::status::{Code, Status, percent_encode};
 use super::transport::Accept;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
+use crate::half_open::{Begin, HalfOpen};
 use crate::metrics::Registry;
 use crate::network::Network;
 use crate::pool::Pool;
@@ -48,16 +49,26 @@ const CALL_BYTES: usize = 1 << 10;
 const MESSAGE_MOST: usize = 2 << 10;
 /// When a call that was shed should come again.
 const BUSY_PAUSE: Duration = Duration::from_secs(2);
+/// Connections accepted before the others are looked at again.
+const ACCEPTS: usize = 64;
 /// How long to wait before the next accept when the system had no descriptor for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a server spends on its peers at most. Over a limit it sheds, and says so in the log.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Connections at once; a further one is closed at once.
+    /// Connections at once; a further one takes the place of a half-open one, or is closed at once.
     pub connections: usize,
-    /// Connections at once from one IP address.
+    /// Connections at once from one peer (an IPv4 address, an IPv6 network of 64 bits); a further one takes the place of a
+    /// half-open one of this peer, or is closed at once.
     pub connections_per_peer: usize,
+    /// Of the connections, those whose handshake is not over; a further one takes the place of the oldest one of the peer that
+    /// has the most. At most half of the connections, so that the others keep theirs.
+    pub half_open: usize,
+    /// Of those, the ones in their handshake, each with a thread, half of them of one peer; the others wait, peers in turn.
+    pub handshakes: usize,
+    /// A handshake whose peer lets us wait for so long loses its thread when few are free.
+    pub handshake_patience: Duration,
     /// From accept to the end of the peer's HTTP/2 preface, TLS included.
     pub handshake: Duration,
     /// A connection without a call is closed (GOAWAY) after this long.
@@ -94,6 +105,10 @@ impl Default for Limits {
         Limits {
             connections: 1024,
             connections_per_peer: 256,
+            half_open: 512,
+            handshakes: 256,
+            // a peer that attests itself has to ask its TPM meanwhile
+            handshake_patience: Duration::from_secs(3),
             // the reference server's (grpc-go) is 120 s; an attested handshake takes under one
             handshake: Duration::from_secs(20),
             idle: Duration::from_secs(600),
@@ -126,7 +141,10 @@ pub(super) struct Shared {
     limits: Limits,
     accept: Arc<dyn Accept>,
     pool: Arc<Pool>,
-    connections: Mutex<HashMap<u64, Peer>>,
+    /// Those whose handshake is over, by number.
+    connections: Mutex<HashMap<u64, (Network, Arc<Link>)>>,
+    /// The others. Locked after `connections`.
+    half_open: Mutex<HalfOpen>,
     /// A connection ended.
     changed: Condvar,
     stopping: AtomicBool,
@@ -140,20 +158,6 @@ pub(super) struct Shared {
     shares: Mutex<HashMap<Network, Weak<PeerShare>>>,
     shed: Mutex<Shed>,
     shed_ever: AtomicU64,
-}
-
-/// An accepted connection.
-struct Peer {
-    ip: IpAddr,
-    state: PeerState,
-    /// [`Server::close_connections`] was called during its handshake.
-    is_outdated: bool,
-}
-
-enum PeerState {
-    /// The socket, to cut the handshake short.
-    Handshake(TcpStream),
-    Open(Arc<Link>),
 }
 
 /// What the connections of one peer take together.
@@ -196,6 +200,11 @@ impl Server {
             handlers: Pot::new(limits.handlers),
             memory: Pot::new(limits.buffered_bytes),
             shares: Mutex::default(),
+            half_open: Mutex::new(HalfOpen::new(
+                limits.half_open.min(limits.connections / 2),
+                limits.handshakes,
+                limits.handshake_patience,
+            )),
             limits,
             connections: Mutex::default(),
             changed: Condvar::new(),
@@ -226,7 +235,7 @@ impl Server {
             move || shared.upgrade().map(|shared| read(&shared))
         };
         registry.gauge_of("firstlight_grpc_connections", "Connections, those in their handshake included.", &of, {
-            value(|shared| lock(&shared.connections).len() as f64)
+            value(|shared| (lock(&shared.connections).len() + lock(&shared.half_open).len()) as f64)
         });
         registry.gauge_of("firstlight_grpc_calls_in_flight", "Calls whose handlers run.", &of, {
             value(|shared| shared.handlers.used() as f64)
@@ -246,9 +255,7 @@ impl Server {
     /// they take no further calls (GOAWAY), and close when their calls have ended, at the latest after
     /// [`Limits::max_age_grace`]. The server goes on, and clients connect again.
     pub fn close_connections(&self, why: &str) {
-        for peer in lock(&self.shared.connections).values_mut() {
-            peer.is_outdated = true;
-        }
+        lock(&self.shared.half_open).outdate();
         for link in self.shared.links() {
             self.shared.retire(&link, why);
             self.shared.attend_later(&link, 1);
@@ -262,6 +269,7 @@ impl Server {
         let Some(watcher) = lock(&self.watcher).take() else { return };
         let shared = &self.shared;
         shared.stopping.store(true, Ordering::SeqCst);
+        lock(&shared.half_open).clear();
         shared.poller.wake();
         for link in shared.links() {
             let mut core = link.lock();
@@ -277,11 +285,8 @@ impl Server {
             }
             connections = shared.changed.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        for peer in connections.values() {
-            match &peer.state {
-                PeerState::Handshake(socket) => drop(socket.shutdown(Shutdown::Both)),
-                PeerState::Open(link) => link.end(&mut link.lock(), stopped()),
-            }
+        for (_, link) in connections.values() {
+            link.end(&mut link.lock(), stopped());
         }
         drop(connections);
         shared.poller.wake();
@@ -317,16 +322,12 @@ impl Shared {
     }
 
     fn links(&self) -> Vec<Arc<Link>> {
-        let links = |peer: &Peer| match &peer.state {
-            PeerState::Open(link) => Some(link.clone()),
-            PeerState::Handshake(_) => None,
-        };
-        lock(&self.connections).values().filter_map(links).collect()
+        lock(&self.connections).values().map(|(_, link)| link.clone()).collect()
     }
 
-    /// Accepts the connections that wait.
-    fn accept_all(self: &Arc<Self>, listener: &TcpListener, last_id: &mut u64) {
-        loop {
+    /// Accepts connections that wait, some at a time: between, those that there are may speak.
+    fn accept_some(&self, listener: &TcpListener, last_id: &mut u64) {
+        for _ in 0..ACCEPTS {
             match listener.accept() {
                 Ok((socket, address)) => {
                     *last_id += 1;
@@ -343,22 +344,41 @@ impl Shared {
         }
     }
 
-    /// Lets a connection in, or sheds it.
-    fn admit(self: &Arc<Self>, id: u64, socket: TcpStream, ip: IpAddr) {
-        let Ok(handle) = socket.try_clone() else { return self.shed("no file descriptor is free", ip) };
-        let mut connections = lock(&self.connections);
-        if connections.len() >= self.limits.connections {
-            drop(connections);
-            return self.shed("the limit of connections is reached", ip);
+    /// Lets a connection in, in the place of a half-open one if need be; or sheds it.
+    fn admit(&self, id: u64, socket: TcpStream, ip: IpAddr) {
+        let (network, now) = (Network::from(ip), Instant::now());
+        let connections = lock(&self.connections);
+        let mut half_open = lock(&self.half_open);
+        if self.is_stopping() {
+            return;
         }
-        if connections.values().filter(|peer| peer.ip == ip).count() >= self.limits.connections_per_peer {
-            drop(connections);
-            return self.shed("the limit of connections from one address is reached", ip);
-        }
-        connections.insert(id, Peer { ip, state: PeerState::Handshake(handle), is_outdated: false });
+        let own = connections.values().filter(|(other, _)| *other == network).count() + half_open.len_of(network);
+        let all = connections.len() + half_open.len();
         drop(connections);
-        let shared = self.clone();
-        self.submit(move || shared.connect(id, socket));
+        // where that fails, it ends at its deadline
+        let _ = self.poller.watch_once(&socket, id);
+        half_open.enter(id, network, socket, now + self.limits.handshake);
+        let (why, of) = if own >= self.limits.connections_per_peer {
+            ("the limit of connections from one address is reached", Some(network))
+        } else if all >= self.limits.connections {
+            ("the limit of connections is reached", None)
+        } else if half_open.is_over() {
+            ("the limit of half-open connections is reached", None)
+        } else {
+            return;
+        };
+        half_open.displace(of, now);
+        drop(half_open);
+        self.shed(why, ip);
+    }
+
+    /// Begins handshakes, as far as there are threads for them.
+    fn begin_handshakes(self: &Arc<Self>) {
+        loop {
+            let Some(begin) = lock(&self.half_open).next(Instant::now()) else { return };
+            let shared = self.clone();
+            self.submit(move || shared.connect(begin));
+        }
     }
 
     /// Logs what was shed, at most one line a second.
@@ -373,14 +393,14 @@ impl Shared {
     }
 
     /// A connection's first thread: the handshake, then its calls.
-    fn connect(self: Arc<Self>, id: u64, socket: TcpStream) {
-        let deadline = Instant::now() + self.limits.handshake;
+    fn connect(self: Arc<Self>, begin: Begin) {
+        let Begin { id, network, socket, deadline, turn } = begin;
         let peer = socket.peer_addr();
-        let share = self.share_of(peer.as_ref().map_or(Network::UNKNOWN, |peer| peer.ip().into()));
-        let opened = panic::catch_unwind(AssertUnwindSafe(|| self.accept.accept(socket, deadline)))
+        let opened = panic::catch_unwind(AssertUnwindSafe(|| self.accept.accept(socket, deadline, &turn)))
             .unwrap_or_else(|_| Err(io::Error::other("a panic in the handshake")))
             .and_then(|transport| {
                 let h2 = Connection::server(h2_limits(self.limits.streams, self.limits.header_bytes));
+                let share = self.share_of(network);
                 let link = Link::new(transport, h2, Side::Server(self.clone()), self.limits.stall, share)?;
                 let mut core = link.lock();
                 core.upkeep.id = id;
@@ -388,20 +408,23 @@ impl Shared {
                 drop(core);
                 Ok(link)
             });
-        match opened {
-            Ok(link) => {
-                self.activate(id, link.clone());
-                let is_outdated = lock(&self.connections).get_mut(&id).map(|peer| {
-                    peer.state = PeerState::Open(link.clone());
-                    peer.is_outdated
-                });
-                if is_outdated == Some(true) {
+        let mut connections = lock(&self.connections);
+        let is_outdated = lock(&self.half_open).leave(id);
+        if let (Ok(link), Some(_)) = (&opened, is_outdated) {
+            connections.insert(id, (network, link.clone()));
+            self.activate(id, link.clone());
+        }
+        drop(connections);
+        self.begin_handshakes();
+        match (opened, is_outdated) {
+            (Ok(link), Some(is_outdated)) => {
+                if is_outdated {
                     self.retire(&link, "the handshake is outdated");
                 }
-                if is_outdated.is_some() && !self.is_stopping() {
+                if !self.is_stopping() {
                     self.attend(&link);
                 }
-                // between the two lines above, stop() may have seen neither the socket nor the link
+                // stop() may not have seen it
                 if self.is_stopping() {
                     let mut core = link.lock();
                     core.h2.shutdown("the server stops");
@@ -409,10 +432,11 @@ impl Shared {
                     self.attend(&link);
                 }
             }
-            Err(error) => {
+            // closed for another, or by stop()
+            (Ok(_), None) => {}
+            (Err(error), _) => {
                 let peer = peer.map_or("an unknown address".into(), |peer| peer.to_string());
                 log::info!("{}: no connection with {peer}: {error}", self.name);
-                self.forget(id);
             }
         }
     }
@@ -546,7 +570,7 @@ impl Shared {
             for id in &ready {
                 match &listener {
                     Some(listener) if *id == LISTENER => {
-                        self.accept_all(listener, &mut last_id);
+                        self.accept_some(listener, &mut last_id);
                         self.listen(listener);
                     }
                     _ => self.resume(*id),
@@ -556,8 +580,13 @@ impl Shared {
             if !self.watcher_sleeps.load(Ordering::SeqCst) {
                 tick = tick.min(now + TICK);
             }
+            if lock(&self.half_open).is_busy() {
+                // some may have let us wait for too long by now
+                self.begin_handshakes();
+            }
             if now >= upkeep {
                 upkeep = now + UPKEEP;
+                lock(&self.half_open).end_late(now);
                 let is_due = |link: &Arc<Link>| link.lock().upkeep(self.name, &self.limits, link.peer, now);
                 self.links().iter().filter(|link| is_due(link)).for_each(|link| self.attend_later(link, 1));
             }
@@ -582,7 +611,7 @@ impl Shared {
             // in a burst the jobs of an earlier tick may still wait: each tick would add as many again
             self.attend_later(link, ready.max(1).saturating_sub(link.awaited.load(Ordering::SeqCst)));
         }
-        !self.pool.grow() && active.iter().all(|link| link.is_attended())
+        !self.pool.grow() && active.iter().all(|link| link.is_attended()) && !lock(&self.half_open).is_busy()
     }
 
     fn listen(&self, listener: &TcpListener) {
@@ -591,11 +620,12 @@ impl Shared {
         }
     }
 
-    /// A parked connection can be read.
+    /// A connection that is silent, or parked, can be read.
     fn resume(self: &Arc<Self>, id: u64) {
-        let link = match lock(&self.connections).get(&id) {
-            Some(Peer { state: PeerState::Open(link), .. }) => link.clone(),
-            _ => return,
+        let link = lock(&self.connections).get(&id).map(|(_, link)| link.clone());
+        let Some(link) = link else {
+            lock(&self.half_open).heard(id);
+            return self.begin_handshakes();
         };
         link.unpark(&mut link.lock());
         self.attend_later(&link, 1);

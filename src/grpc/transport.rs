@@ -5,6 +5,8 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::half_open::PeersTurn;
+
 /// One established connection: plain TCP, or TLS over it.
 pub struct Transport {
     /// Bytes from the peer. One thread blocks in it.
@@ -50,15 +52,16 @@ impl Write for Plain {
 
 /// How a server makes a [`Transport`] of an accepted socket; runs on the connection's own thread.
 pub trait Accept: Send + Sync {
-    /// Completes before `deadline` or fails. The error's text is for the server's log.
-    fn accept(&self, socket: TcpStream, deadline: Instant) -> io::Result<Transport>;
+    /// Completes before `deadline` or fails. The error's text is for the server's log. Tells `turn` whenever it waits for the
+    /// peer: one that lets us wait may lose its place to another.
+    fn accept(&self, socket: TcpStream, deadline: Instant, turn: &PeersTurn) -> io::Result<Transport>;
 }
 
 impl<F> Accept for F
 where
     F: Fn(TcpStream, Instant) -> io::Result<Transport> + Send + Sync,
 {
-    fn accept(&self, socket: TcpStream, deadline: Instant) -> io::Result<Transport> {
+    fn accept(&self, socket: TcpStream, deadline: Instant, _: &PeersTurn) -> io::Result<Transport> {
         self(socket, deadline)
     }
 }

@@ -38,6 +38,11 @@ pub fn limits() -> Limits {
     Limits {
         connections: 128,
         connections_per_peer: 32,
+        half_open: 64,
+        // most of the time of one is the TPM's, which makes one quote after the other
+        handshakes: 16,
+        // an operator's tool answers at once
+        handshake_patience: Duration::from_secs(1),
         handlers: 16,
         header_bytes: 8 << 10,
         message_bytes: MAX_REQUEST,
