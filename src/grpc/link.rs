@@ -157,6 +157,8 @@ pub(super) struct CallState {
     pub(super) held: Option<Held>,
     /// Server: what the handler returned.
     pub(super) outbound: Option<Outbound>,
+    /// Server: the request is not gRPC, and is answered with this HTTP status, without a handler.
+    pub(super) turned_away: Option<TurnedAway>,
     /// Server: the response's headers went out.
     pub(super) has_answered: bool,
     /// The client named a compression.
@@ -166,7 +168,22 @@ pub(super) struct CallState {
     pub(super) deadline: Option<Instant>,
 }
 
+/// The answer to a request that is not gRPC.
+#[derive(Clone, Copy)]
+pub(super) struct TurnedAway {
+    pub(super) status: &'static [u8],
+    /// The field that says what would be gRPC.
+    pub(super) hint: (&'static [u8], &'static [u8]),
+    /// For who looks with a browser.
+    pub(super) text: &'static [u8],
+}
+
 impl CallState {
+    /// Server: a handler has it, and ends it.
+    pub(super) fn has_handler(&self) -> bool {
+        self.request.is_none() && self.outbound.is_none() && self.turned_away.is_none()
+    }
+
     pub(super) fn new(message_limit: usize, started: Instant, deadline: Option<Instant>) -> CallState {
         CallState {
             inbound: Assembler::default(),
@@ -178,6 +195,7 @@ impl CallState {
             request: None,
             held: None,
             outbound: None,
+            turned_away: None,
             has_answered: false,
             has_encoding: false,
             started,
@@ -626,6 +644,11 @@ impl Core {
         if !message.is_empty() {
             self.answer_headers(stream, &custom.0);
         }
+        self.respond_with(stream, message, custom);
+    }
+
+    /// The same where the headers went out.
+    pub(super) fn respond_with(&mut self, stream: u32, message: Bytes, custom: (Metadata, Metadata)) {
         if let Some(call) = self.calls.get_mut(&stream) {
             call.outbound = Some(Outbound { message, sent: 0, custom, moved: None });
             self.outbound.push_back(stream);
@@ -641,8 +664,15 @@ impl Core {
         let piece = &rest[..rest.len().min(most)];
         // and the heads of its frames
         reserve(self.h2.output(), piece.len() + 64);
-        let Ok(sent) = self.h2.send_data(stream, piece, false) else { return self.forget(stream) };
+        // what is not gRPC has no trailers
+        let ends = call.turned_away.is_some();
+        let Ok(sent) = self.h2.send_data(stream, piece, ends && piece.len() == rest.len()) else {
+            return self.forget(stream);
+        };
         outbound.sent += sent;
+        if outbound.sent == outbound.message.len() && ends {
+            return self.forget(stream);
+        }
         if outbound.sent == outbound.message.len() {
             let custom = std::mem::take(&mut outbound.custom);
             self.answer(stream, &Ok(()), &custom);
@@ -701,6 +731,13 @@ impl Core {
         };
         if call.outbound.is_some() {
             // the handler wants no more of it
+            return;
+        }
+        if call.turned_away.is_some() {
+            self.h2.release(stream, data.len() as u32);
+            if end {
+                self.end_inbound(stream);
+            }
             return;
         }
         // a message that is awaited must get through whatever its size; what comes behind one that waits must wait too

@@ -21,12 +21,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::health;
-use super::link::{CallState, Core, Guard, Link, Side, TICK, h2_limits};
+use super::link::{CallState, Core, Guard, Link, Side, TICK, TurnedAway, h2_limits};
 use super::message::parse_timeout;
 use super::metadata::{Metadata, encode_bin, is_grpc_type};
 use super::router::{Call, Method, Router};
 use super::status::{Code, Status, percent_encode};
 use super::transport::Accept;
+use crate::crypto::buffer::Bytes;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
 use crate::half_open::{Begin, HalfOpen};
 use crate::metrics::Registry;
@@ -484,7 +485,7 @@ impl Shared {
             }
             if core.ended.is_some() {
                 core.ready.clear();
-                core.calls.retain(|_, call| call.request.is_none() && call.outbound.is_none());
+                core.calls.retain(|_, call| call.has_handler());
                 return self.close(link, core);
             }
             if let Some(stream) = core.ready.pop_front() {
@@ -765,11 +766,14 @@ impl Core {
         } else if is_over(*self.upkeep.within_headers_since.get_or_insert(now), limits.stall) {
             return Err((ErrorCode::ENHANCE_YOUR_CALM, "a header block did not end in time"));
         }
-        let is_late =
-            |call: &CallState| call.end.is_none() && call.request.is_some() && is_over(call.started, limits.stall);
+        let awaits_more = |call: &CallState| !call.has_handler() && call.outbound.is_none();
+        let is_late = |call: &CallState| call.end.is_none() && awaits_more(call) && is_over(call.started, limits.stall);
         let late: Vec<u32> = self.calls.iter().filter(|(_, call)| is_late(call)).map(|(&stream, _)| stream).collect();
         for stream in late {
-            self.refuse(stream, &Status::new(Code::DeadlineExceeded, "the request did not end in time"));
+            match self.calls.get(&stream).and_then(|call| call.turned_away) {
+                Some(answer) => self.answer_turned_away(stream, answer),
+                None => self.refuse(stream, &Status::new(Code::DeadlineExceeded, "the request did not end in time")),
+            }
         }
         let is_stuck = |call: &CallState| {
             call.outbound
@@ -804,7 +808,7 @@ impl Core {
         let headers = self.h2.headers();
         let kind = headers.get(b"content-type").unwrap_or_default();
         if headers.get(b":method") != Some(b"POST") || !is_grpc_type(kind) {
-            return self.turn_away(stream);
+            return self.turn_away(stream, end, now);
         }
         let mut call = CallState::new(shared.limits.message_bytes, now, None);
         call.has_encoding = headers.get(b"grpc-encoding").is_some_and(|encoding| encoding != b"identity");
@@ -838,20 +842,46 @@ impl Core {
         }
     }
 
-    /// Answers a request that is not gRPC by an HTTP status, and says in a field what would be (gRPC over HTTP2: "servers SHOULD
-    /// respond with HTTP status of 415" to another content-type).
-    fn turn_away(&mut self, stream: u32) {
-        let fields: [Field; 2] = match self.h2.headers().get(b":method") {
-            Some(b"POST") => [(b":status", b"415", Indexing::Yes), (b"accept", b"application/grpc", Indexing::Yes)],
-            _ => [(b":status", b"405", Indexing::Yes), (b"allow", b"POST", Indexing::Yes)],
+    /// A request that is not gRPC gets an HTTP status when it is complete, and a field that says what would be gRPC (gRPC over
+    /// HTTP2: "servers SHOULD respond with HTTP status of 415" to another content-type).
+    fn turn_away(&mut self, stream: u32, end: bool, now: Instant) {
+        let text: &[u8] = b"This is a gRPC server.\n";
+        let answer = match self.h2.headers().get(b":method") {
+            Some(b"POST") => TurnedAway { status: b"415", hint: (b"accept", b"application/grpc"), text },
+            Some(b"HEAD") => TurnedAway { status: b"405", hint: (b"allow", b"POST"), text: b"" },
+            _ => TurnedAway { status: b"405", hint: (b"allow", b"POST"), text },
         };
-        if self.h2.send_headers(stream, fields.into_iter(), true).is_err() {
+        let mut held = Held::new(self.buffers.share.clone());
+        if !held.grow(CALL_BYTES) {
+            return self.h2.reset(stream, ErrorCode::REFUSED_STREAM);
+        }
+        let mut call = CallState::new(0, now, None);
+        call.turned_away = Some(answer);
+        call.held = Some(held);
+        self.calls.insert(stream, call);
+        if end {
+            self.end_inbound(stream);
+        }
+    }
+
+    fn answer_turned_away(&mut self, stream: u32, TurnedAway { status, hint, text }: TurnedAway) {
+        let fields: [Field; 2] = [(b":status", status, Indexing::Yes), (hint.0, hint.1, Indexing::Yes)];
+        if self.h2.send_headers(stream, fields.into_iter(), text.is_empty()).is_err() {
             self.h2.reset(stream, ErrorCode::INTERNAL_ERROR);
+            return self.forget(stream);
+        }
+        if text.is_empty() {
+            self.forget(stream)
+        } else {
+            self.respond_with(stream, Bytes(text.to_vec()), Default::default())
         }
     }
 
     /// A method that takes one message can start.
     pub(super) fn request_is_complete(&mut self, stream: u32) {
+        if let Some(answer) = self.calls.get(&stream).and_then(|call| call.turned_away) {
+            return self.answer_turned_away(stream, answer);
+        }
         let takes_one = |call: &CallState| call.request.as_ref().is_some_and(|request| request.method.takes_one);
         if self.calls.get(&stream).is_some_and(takes_one) {
             self.ready.push_back(stream);
@@ -860,8 +890,8 @@ impl Core {
 
     /// A call that ended badly before its handler started needs none, and after it no answer.
     pub(super) fn drop_if_unstarted(&mut self, stream: u32) {
-        let is_idle = |call: &CallState| call.request.is_some() || call.outbound.is_some();
-        if self.calls.get(&stream).is_some_and(|call| is_idle(call) && matches!(call.end, Some(Err(_)))) {
+        let is_over = |call: &CallState| !call.has_handler() && matches!(call.end, Some(Err(_)));
+        if self.calls.get(&stream).is_some_and(is_over) {
             self.calls.remove(&stream);
         }
     }
