@@ -18,6 +18,8 @@ const CONNECTIONS: usize = 8;
 const CONNECTIONS_PER_PEER: usize = 2;
 /// The name of a service, for health.
 const MAX_REQUEST: usize = 256;
+/// A few calls with their headers.
+const CONNECTION_BYTES: usize = 16 << 10;
 /// `firstlight status` asks at once, and is done.
 const IDLE: Duration = Duration::from_secs(10);
 /// How often the stop is looked for; it wakes this at once.
@@ -31,7 +33,7 @@ pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline
         handlers: CONNECTIONS,
         streams: 4,
         message_bytes: MAX_REQUEST,
-        buffered_bytes: CONNECTIONS * MAX_REQUEST,
+        buffered_bytes: CONNECTIONS * CONNECTION_BYTES,
         handshake: IDLE,
         idle: IDLE,
         stall: IDLE,
