@@ -178,7 +178,7 @@ fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Resu
             log::warn!("init from {peer} with a wrong secret: refused");
             Err(Status::new(Code::PermissionDenied, "invalid init secret"))
         }
-        Verdict::Busy(busy) => Err(Status::of_busy(busy)),
+        Verdict::Busy(busy) => Err(Status::busy(busy.retry_after)),
     }
 }
 

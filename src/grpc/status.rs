@@ -8,7 +8,6 @@ use prost::Message;
 
 use super::metadata;
 use crate::h2::HeaderList;
-use crate::turns::Busy;
 
 /// The codes of gRPC's `statuscodes.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,10 +108,10 @@ impl Status {
     }
 
     /// For a caller that had no turn. UNAVAILABLE, since the old system's tools try again after that, and after nothing else.
-    pub fn of_busy(busy: Busy) -> Status {
-        let seconds = busy.retry_after.as_secs() + 1;
+    pub fn busy(retry_after: Duration) -> Status {
+        let seconds = retry_after.as_secs() + 1;
         let why = format!("too many callers wait, or your last secret was wrong: try again in {seconds} s");
-        Status::new(Code::Unavailable, why).with_retry_after(busy.retry_after)
+        Status::new(Code::Unavailable, why).with_retry_after(retry_after)
     }
 
     /// How long the server wants the caller to wait before it tries again, if it said so; at most a day.

@@ -77,7 +77,9 @@ fn recover(call: &Call, message: &RecoverMessage, waiting: &Waiting, turns: &Tur
     let name = call.peer().map_or("an unknown address".into(), |address| address.to_string());
     let candidate = candidate(message, &waiting.uuid(), format!("the operator at {name}"))?;
     let is_over = || call.is_cancelled() || waiting.over().is_stopped();
-    let turn = turns.take(call.network(), Instant::now() + LONGEST_WAIT, is_over).map_err(Status::of_busy)?;
+    let turn = turns
+        .take(call.network(), Instant::now() + LONGEST_WAIT, is_over)
+        .map_err(|busy| Status::busy(busy.retry_after))?;
     match waiting.offer(candidate) {
         Ok(()) => Ok(RecoverResponse {}),
         Err(Refused::WrongKey) => {
