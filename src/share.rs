@@ -67,6 +67,60 @@ impl Share {
     }
 }
 
+/// What the connections of one peer take together.
+pub struct PeerShare {
+    pub(crate) handlers: Share,
+    pub(crate) memory: Share,
+}
+
+impl PeerShare {
+    /// Of what has no limit.
+    pub(crate) fn unlimited() -> Arc<PeerShare> {
+        let share = || Share::of(&Pot::new(usize::MAX));
+        Arc::new(PeerShare { handlers: share(), memory: share() })
+    }
+}
+
+/// Bytes that a call holds of its peer's memory.
+pub struct Held {
+    pub(crate) share: Arc<PeerShare>,
+    bytes: usize,
+    taken: usize,
+}
+
+impl Held {
+    /// Nothing yet.
+    pub(crate) fn new(share: Arc<PeerShare>) -> Held {
+        Held { share, bytes: 0, taken: 0 }
+    }
+
+    /// Whether `bytes` more are within the limit.
+    pub(crate) fn grow(&mut self, bytes: usize) -> bool {
+        self.set(self.bytes + bytes)
+    }
+
+    /// Whether this many are within the limit, if they are more than before.
+    pub(crate) fn set(&mut self, bytes: usize) -> bool {
+        let before = std::mem::replace(&mut self.bytes, bytes);
+        if bytes < before {
+            self.share.memory.give_back(before - bytes);
+        }
+        bytes <= before || self.share.memory.force(bytes - before)
+    }
+
+    /// A handler takes a message of `bytes`, and has it until it takes the next.
+    pub(crate) fn take(&mut self, bytes: usize) {
+        let before = std::mem::replace(&mut self.taken, bytes);
+        self.set(self.bytes.saturating_sub(before));
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,11 +10,12 @@ use prost::Message;
 use super::link::{CallState, Core, Guard, Link, Side, TICK, h2_limits};
 use super::message;
 use super::metadata::{Metadata, is_grpc_type};
-use super::server::{Limits, PeerShare};
+use super::server::Limits;
 use super::status::{Code, Status, status_of};
 use super::transport::Transport;
 use crate::crypto::buffer::Bytes;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
+use crate::share::PeerShare;
 
 /// PING of a client that has not set another: grpc-go's servers end a connection that is asked more often than every five
 /// minutes (its `EnforcementPolicy`).

@@ -28,11 +28,12 @@ use std::time::{Duration, Instant};
 
 use super::message::Assembler;
 use super::metadata::Metadata;
-use super::server::{Held, PeerShare, Request, Shared, Upkeep, short_of_memory};
+use super::server::{Request, Shared, Upkeep, short_of_memory};
 use super::status::{Code, Status};
 use super::transport::Transport;
 use crate::crypto::buffer::{Bytes, reserve, wipe};
 use crate::h2::{self, Connection, ErrorCode, Event, StreamMap};
+use crate::share::{Held, PeerShare};
 
 /// How long a connection may have nobody who reads it.
 pub(super) const TICK: Duration = Duration::from_millis(10);

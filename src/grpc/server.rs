@@ -33,7 +33,7 @@ use crate::half_open::{Begin, HalfOpen};
 use crate::metrics::Registry;
 use crate::network::Network;
 use crate::pool::Pool;
-use crate::share::{Pot, Share};
+use crate::share::{Held, PeerShare, Pot, Share};
 use crate::sys::poll::Poller;
 
 /// How often a connection on which something is due is looked at; also how precise its time-outs are.
@@ -159,20 +159,6 @@ pub(super) struct Shared {
     shares: Mutex<HashMap<Network, Weak<PeerShare>>>,
     shed: Mutex<Shed>,
     shed_ever: AtomicU64,
-}
-
-/// What the connections of one peer take together.
-pub(super) struct PeerShare {
-    pub(super) handlers: Share,
-    pub(super) memory: Share,
-}
-
-impl PeerShare {
-    /// Of what has no limit.
-    pub(super) fn unlimited() -> Arc<PeerShare> {
-        let share = || Share::of(&Pot::new(usize::MAX));
-        Arc::new(PeerShare { handlers: share(), memory: share() })
-    }
 }
 
 /// What was shed since the last line in the log.
@@ -682,45 +668,6 @@ pub(super) struct Request {
     method: Arc<Method>,
     metadata: Metadata,
     deadline: Option<Instant>,
-}
-
-/// Bytes that count against [`Limits::buffered_bytes`].
-pub(super) struct Held {
-    pub(super) share: Arc<PeerShare>,
-    bytes: usize,
-    taken: usize,
-}
-
-impl Held {
-    pub(super) fn new(share: Arc<PeerShare>) -> Held {
-        Held { share, bytes: 0, taken: 0 }
-    }
-
-    /// Whether `bytes` more are within the limit.
-    pub(super) fn grow(&mut self, bytes: usize) -> bool {
-        self.set(self.bytes + bytes)
-    }
-
-    /// Whether this many are within the limit, if they are more than before.
-    pub(super) fn set(&mut self, bytes: usize) -> bool {
-        let before = std::mem::replace(&mut self.bytes, bytes);
-        if bytes < before {
-            self.share.memory.give_back(before - bytes);
-        }
-        bytes <= before || self.share.memory.force(bytes - before)
-    }
-
-    /// A handler takes a message of `bytes`, and has it until it takes the next.
-    pub(super) fn take(&mut self, bytes: usize) {
-        let before = std::mem::replace(&mut self.taken, bytes);
-        self.set(self.bytes.saturating_sub(before));
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.set(0);
-    }
 }
 
 /// The timers of a connection.
