@@ -455,10 +455,10 @@ fn a_program_without_a_tpm_gets_nothing_of_a_machine_that_has_a_record() {
     let rejoin = IssueRejoinTicketRequest { disk_uuid: disk(1) };
     let answer: Result<IssueRejoinTicketResponse, _> = channel().unary(ISSUE_REJOIN_TICKET, &rejoin, &within(30));
     assert_eq!((answer.err().unwrap().code(), setup.count("rejoin", "disk-of-other")), (Code::PermissionDenied, 1));
-    // it is the record that keeps it out
+    // a disk without a record is nobody's
     let rejoin = IssueRejoinTicketRequest { disk_uuid: disk(9) };
     let answer: Result<IssueRejoinTicketResponse, _> = channel().unary(ISSUE_REJOIN_TICKET, &rejoin, &within(30));
-    assert!(answer.is_ok());
+    assert_eq!((answer.err().unwrap().code(), setup.count("rejoin", "disk-unknown")), (Code::PermissionDenied, 1));
 }
 
 #[test]
