@@ -406,6 +406,7 @@ fn while_an_image_is_rolled_out_each_replica_goes_by_its_policy_and_takes_the_ne
     fs::write(&file, &before).unwrap();
     let both = measure(&new, &["--add-to", file.to_str().unwrap(), "--name=image 2"]);
 
+    setup.record_disk(1);
     let behind_at = Mount::new(setup.dir.path().join("behind"), &before);
     let ahead_at = Mount::new(setup.dir.path().join("ahead"), &both);
     let (behind, address) = program(&setup, cluster, &behind_at.0);

@@ -481,9 +481,7 @@ fn a_disk_without_a_record_is_opened_only_while_migration_is_on_and_remembered()
     }
     assert!(setup.records().is_empty());
     // the operator lets one in by a record without a machine, which is the next machine's then
-    let record = format!("join-disk-{}", disk(5));
-    let data = json!({"metadata": {"name": record}, "data": {"disk": disk(5)}});
-    setup.admin.create(&CONFIG_MAPS.in_namespace("kube-system"), &data).unwrap();
+    let record = setup.record_disk(5);
     eventually("the record counts", || setup.rejoin(&tpm, &disk(5)).is_ok());
     assert_eq!(setup.rejoin(&tpm, &disk(5)).unwrap().measurement_salt.len(), 0);
     eventually("others are refused", || {

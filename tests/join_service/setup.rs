@@ -179,6 +179,14 @@ impl Setup {
         maps.unwrap().items.iter().map(|map| name(map).to_owned()).collect()
     }
 
+    /// What the operator makes to let a disk of the old system in: a record without a machine. Its name.
+    pub fn record_disk(&self, number: u8) -> String {
+        let name = format!("join-disk-{}", disk(number));
+        let record = json!({"metadata": {"name": name}, "data": {"disk": disk(number)}});
+        self.admin.create(&CONFIG_MAPS.in_namespace("kube-system"), &record).unwrap();
+        name
+    }
+
     pub fn holder(&self) -> String {
         let lease = self.admin.find(&lease()).unwrap().unwrap_or_default();
         lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()

@@ -34,12 +34,13 @@ pub const TOKEN: &str = "abcdef.0123456789abcdef";
 const OWN: &str = "etc opt run var/lib";
 
 impl Setting {
-    /// `bootstrapper run` of a machine of this role, with `/etc`, `/opt`, `/run` and `/var/lib` of its own: they are folders of this test.
+    /// `bootstrapper run` of a machine of this role, with `/etc`, `/opt`, `/run` and `/var/lib` of its own: they are
+    /// folders of this test. `/etc` knows `localhost` and nothing else.
     pub fn joining(&self, disk: &Path, role: &str) -> Command {
         self.metadata.set_self(&self.instance("Node_2", 2).replace("ControlPlane", role));
         let root = self.path("root");
         let script = format!(
-            "set -e; for d in {OWN}; do mkdir -p \"$0/$d\"; done
+            "set -e; for d in {OWN}; do mkdir -p \"$0/$d\"; done; echo 127.0.0.1 localhost >\"$0/etc/hosts\"
              for d in {OWN}; do mount --bind \"$0/$d\" /$d; done; exec \"$@\""
         );
         let mut command = Command::new("unshare");
