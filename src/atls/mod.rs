@@ -46,7 +46,6 @@
 
 pub(crate) mod certificate;
 mod client;
-pub(crate) mod der;
 mod error;
 mod handshake;
 pub mod hello;

@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::ServerName;
 
-use super::der::{self, Malformed, Reader};
+use crate::der::{self, Malformed, Reader};
 
 /// Fewest bytes of a nonce: half of the old system's 32, still beyond guessing and repeating.
 pub const MIN_LEN: usize = 16;

@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use super::refusal::Refusal;
 use crate::crypto::random;
 use crate::kubernetes::client::{self, Client, EVENTS};
-use crate::kubernetes::time;
 use crate::metrics::{Counter, Histogram, Labelled, Registry};
+use crate::time;
 
 /// Events that wait to be sent.
 const QUEUE: usize = 64;

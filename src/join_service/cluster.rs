@@ -19,8 +19,9 @@ use super::cleaner::Cleaner;
 use super::records::Record;
 use super::refusal::Refusal;
 use crate::kubernetes::client::{self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch};
-use crate::kubernetes::{parameters, time, yaml};
+use crate::kubernetes::{parameters, yaml};
 use crate::proto::components::Component;
+use crate::time;
 
 /// Where all of it is.
 pub const NAMESPACE: &str = "kube-system";

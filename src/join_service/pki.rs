@@ -10,8 +10,8 @@ use rustls::pki_types::pem::PemObject;
 use zeroize::Zeroizing;
 
 use super::refusal::Refusal;
-use crate::atls::der;
 use crate::crypto::Secret;
+use crate::der;
 use crate::kubernetes::certificate_request::CertificateRequest;
 use crate::kubernetes::kubelet_certificate::Authority;
 use crate::proto::join::ControlPlaneCertOrKey;

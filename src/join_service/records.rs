@@ -25,7 +25,7 @@ use super::refusal::Refusal;
 use super::tokens;
 use crate::kms::Uuid;
 use crate::kubernetes::client::{CONFIG_MAPS, Client};
-use crate::kubernetes::time;
+use crate::time;
 
 const OF_NODE: &str = "join-node-";
 const OF_DISK: &str = "join-disk-";

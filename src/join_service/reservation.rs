@@ -13,7 +13,7 @@ use super::cleaner::{Cleaner, Task};
 use super::cluster::{Cluster, NAMESPACE, Node};
 use super::refusal::Refusal;
 use crate::kubernetes::client::{self, Client, JOINING_NODES, LEASES, Object};
-use crate::kubernetes::time;
+use crate::time;
 
 /// The Lease.
 const NAME: &str = "join-control-plane";

@@ -12,7 +12,7 @@ use super::approver;
 use super::cluster::NAMESPACE;
 use crate::crypto::random;
 use crate::kubernetes::client::{self, Client, Object, SECRETS, SELF_SUBJECT_ACCESS_REVIEWS};
-use crate::kubernetes::time;
+use crate::time;
 
 /// As the old system has it.
 pub const VALIDITY: Duration = Duration::from_secs(15 * 60);

@@ -16,7 +16,7 @@ use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 
 use super::kubelet_certificate::{COMMON_NAME, ORGANIZATION as ORGANIZATION_NAME, SUBJECT_ALT_NAME};
 use super::parameters::NodeName;
-use crate::atls::der::{self, Malformed, Reader};
+use crate::der::{self, Malformed, Reader};
 
 /// A request has some 300 bytes.
 pub const MAX_LEN: usize = 4096;

@@ -24,10 +24,10 @@ use rustls::sign::SigningKey;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::parameters::NodeName;
-use super::time as instant;
-use crate::atls::certificate::time;
-use crate::atls::der::{self, Reader};
+use crate::der::time;
+use crate::der::{self, Reader};
 use crate::sys::file;
+use crate::time as instant;
 
 /// Clocks of nodes may differ by this much.
 const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);

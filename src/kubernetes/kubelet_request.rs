@@ -16,7 +16,7 @@ use super::kubelet_certificate::{
     COMMON_NAME, Error, KubeletCertificate, ORGANIZATION, SUBJECT_ALT_NAME, ip_name, pem, subject,
 };
 use super::parameters::NodeName;
-use crate::atls::der::{self, Malformed, Reader};
+use crate::der::{self, Malformed, Reader};
 
 /// Bytes of a certificate as PEM; one of RSA 4096 has 2 KiB.
 const MAX_CERTIFICATE: usize = 16 << 10;

@@ -13,5 +13,4 @@ pub mod kubelet_certificate;
 pub mod kubelet_request;
 pub mod parameters;
 pub mod services;
-pub mod time;
 pub mod yaml;

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firstlight::kubernetes::time;
+use firstlight::time;
 use network::Network;
 use node::Node;
 use operator::Operator;

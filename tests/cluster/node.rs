@@ -10,9 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use firstlight::crypto::{KEY_LEN, Secret};
-use firstlight::kubernetes::time;
 use firstlight::luks;
 use firstlight::state_disk::Handover;
+use firstlight::time;
 use ring::digest::{SHA256, digest};
 use tempfile::TempDir;
 

@@ -8,7 +8,7 @@ use firstlight::grpc::Code;
 use firstlight::kubernetes::client::{
     CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Client, SECRETS,
 };
-use firstlight::kubernetes::time;
+use firstlight::time;
 use rcgen::KeyPair;
 use serde_json::{Value, json};
 

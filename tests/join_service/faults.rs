@@ -22,11 +22,11 @@ use firstlight::grpc::{Channel, Code, Status};
 use firstlight::join_service::cleaner::{Cleaner, Task};
 use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
 use firstlight::kubernetes::client::{self, CONFIG_MAPS, Client, LEASES, Object, SECRETS};
-use firstlight::kubernetes::time;
 use firstlight::proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
 use firstlight::stop::Stop;
+use firstlight::time;
 use serde_json::{Value, json};
 
 use crate::kube_apiserver::{Cluster, PATIENCE};

@@ -43,12 +43,12 @@ use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, J
 use firstlight::kubernetes::client::{
     CONFIG_MAPS, Client, EVENTS, JOINING_NODES, NODE_VERSIONS, NODES, Resource, SECRETS, Selector,
 };
-use firstlight::kubernetes::time;
 use firstlight::metadata::Metadata;
 use firstlight::proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
 use firstlight::stop::Stop;
+use firstlight::time;
 use forger::Forger;
 use kube_apiserver::{Cluster, PATIENCE};
 use program::Program;

@@ -26,12 +26,12 @@ use firstlight::kubernetes::client::{
     self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
 use firstlight::kubernetes::services::{self, NODE_PORT, Settings};
-use firstlight::kubernetes::time;
 use firstlight::metadata::Metadata;
 use firstlight::proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
 use firstlight::stop::Stop;
+use firstlight::time;
 use firstlight::{atls, attestation};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use serde_json::{Value, json};

@@ -5,13 +5,12 @@
 use libfuzzer_sys::fuzz_target;
 
 // the included files name them so
-use firstlight::{attestation, crypto};
+use firstlight::{attestation, crypto, der};
 
 #[allow(dead_code)] // of the files, this fuzzer does not need all
 #[path = "../../../src/atls"]
 mod atls {
     mod certificate;
-    mod der;
     mod error;
     mod hello;
     mod nonce;
@@ -26,6 +25,7 @@ mod atls {
     use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
     use rustls::pki_types::UnixTime;
 
+    use super::der;
     use crate::attestation::{Oid, ValidateError, Validator};
 
     /// Accepts the document `ok` for [`KEY`]'s certificates.

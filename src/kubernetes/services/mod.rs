@@ -34,8 +34,8 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use super::client::{self, Client, DAEMON_SETS, FIELD_MANAGER, Object, PODS, Selector};
-use super::time;
 use crate::kms::ClusterKms;
+use crate::time;
 use owned::owned;
 
 pub use render::manifests;

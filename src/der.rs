@@ -1,17 +1,28 @@
 //! As much DER (ITU-T X.690 §10) as certificates and names need: single-byte tags, definite lengths.
 
+use crate::time::date;
+
 /// SEQUENCE, constructed.
 pub const SEQUENCE: u8 = 0x30;
 /// SET, constructed.
 pub const SET: u8 = 0x31;
+/// BOOLEAN.
 pub const BOOLEAN: u8 = 0x01;
+/// INTEGER.
 pub const INTEGER: u8 = 0x02;
+/// BIT STRING, primitive.
 pub const BIT_STRING: u8 = 0x03;
+/// OCTET STRING, primitive.
 pub const OCTET_STRING: u8 = 0x04;
+/// OBJECT IDENTIFIER.
 pub const OBJECT_IDENTIFIER: u8 = 0x06;
+/// UTF8String.
 pub const UTF8_STRING: u8 = 0x0c;
+/// PrintableString.
 pub const PRINTABLE_STRING: u8 = 0x13;
+/// UTCTime.
 pub const UTC_TIME: u8 = 0x17;
+/// GeneralizedTime.
 pub const GENERALIZED_TIME: u8 = 0x18;
 
 /// `[number]`, constructed, as in `TBSCertificate.version [0] EXPLICIT`.
@@ -38,6 +49,18 @@ pub fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     out
 }
 
+/// Seconds since 1970 as RFC 5280 §4.1.2.5 wants them: UTCTime until 2049, GeneralizedTime from 2050.
+pub fn time(seconds: u64) -> Vec<u8> {
+    let (year, month, day) = date(seconds / 86_400);
+    let second = seconds % 86_400;
+    let rest = format!("{month:02}{day:02}{:02}{:02}{:02}Z", second / 3600, second / 60 % 60, second % 60);
+    if year < 2050 {
+        element(UTC_TIME, &[format!("{:02}", year % 100).as_bytes(), rest.as_bytes()])
+    } else {
+        element(GENERALIZED_TIME, &[format!("{year:04}").as_bytes(), rest.as_bytes()])
+    }
+}
+
 /// What was read is no DER, or not the element that belongs there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
@@ -47,10 +70,12 @@ pub struct Malformed;
 pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
+    /// Of these bytes.
     pub fn new(input: &'a [u8]) -> Self {
         Reader(input)
     }
 
+    /// Whether all is read.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -118,6 +143,23 @@ mod tests {
             let mut reader = Reader::new(&bytes);
             assert_eq!(reader.expect(OCTET_STRING), Ok(&content[..]));
             assert_eq!(reader.end(), Ok(()));
+        }
+    }
+
+    #[test]
+    fn times_are_written_as_rfc_5280_wants_them() {
+        // from date -u -d @...
+        for (seconds, text) in [
+            (0, &b"\x17\x0d700101000000Z"[..]),
+            (951_782_399, b"\x17\x0d000228235959Z"),
+            (951_782_400, b"\x17\x0d000229000000Z"),
+            (1_735_689_599, b"\x17\x0d241231235959Z"),
+            (1_795_240_800, b"\x17\x0d261121060000Z"),
+            (2_524_607_999, b"\x17\x0d491231235959Z"),
+            (2_524_608_000, b"\x18\x0f20500101000000Z"),
+            (4_107_542_400, b"\x18\x0f21000301000000Z"),
+        ] {
+            assert_eq!(String::from_utf8_lossy(&time(seconds)), String::from_utf8_lossy(text));
         }
     }
 

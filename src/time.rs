@@ -50,17 +50,21 @@ fn since_epoch(at: SystemTime) -> Duration {
     at.duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Howard Hinnant's days_from_civil, backwards.
-fn whole(at: SystemTime) -> String {
-    let seconds = since_epoch(at).as_secs();
-    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
+/// Year, month and day (from 1) of a day since 1970-01-01, in the Gregorian calendar: Howard Hinnant's civil_from_days.
+pub fn date(day: u64) -> (u64, u64, u64) {
+    let days = day + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+}
+
+fn whole(at: SystemTime) -> String {
+    let seconds = since_epoch(at).as_secs();
+    let ((year, month, day), second) = (date(seconds / 86_400), seconds % 86_400);
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
 }
 
