@@ -31,6 +31,7 @@ pub mod network;
 pub mod pool;
 pub mod program;
 pub mod proto;
+mod server_metrics;
 pub mod share;
 pub mod ssh;
 pub mod state_disk;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use firstlight::crypto::Secret;
 use firstlight::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
 use firstlight::join_service::keys::{Auth, Error, KeyClient};
-use firstlight::join_service::records::{self, Record};
+use firstlight::kubernetes::machine_record::{self, Record};
 use firstlight::key_service::GET_DATA_KEY;
 use firstlight::kms::{ClusterKms, Uuid};
 use firstlight::kubernetes::client::{CONFIG_MAPS, Client, NAMESPACES, Object, SERVICE_ACCOUNTS};
@@ -244,8 +244,8 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
     }
 
     let maps = CONFIG_MAPS.in_namespace("kube-system");
-    let record = Record::of_node("node-1", &Uuid::parse(OF_NODE).unwrap(), Some("machine"), "", None);
-    records::write_if_absent(&client, &record).unwrap();
+    let record = Record::of_node("node-1", &Uuid::parse(OF_NODE).unwrap(), Some("machine"), "", "");
+    machine_record::write_if_absent(&client, &record).unwrap();
     // as docs/join.md says, and not even that
     client.create(&maps, &json!({"metadata": {"name": format!("join-disk-{OF_OPERATOR}")}})).unwrap();
     for (caller, id, expected) in [

@@ -21,10 +21,10 @@ use super::kubelet;
 use super::setup::{self, Error, Kubeadm, Node, Refused};
 use crate::backoff::Backoff;
 use crate::crypto::Secret;
-use crate::join_service::records::{self, Record};
 use crate::kms::Uuid;
 use crate::kubernetes::client::{CONFIG_MAPS, Client, Config, NODES};
 use crate::kubernetes::components::{self, Component};
+use crate::kubernetes::machine_record::{self, Record};
 use crate::kubernetes::parameters::{self, Networks};
 use crate::kubernetes::{kubeadm, kubelet_certificate};
 use crate::metadata::Instance;
@@ -215,8 +215,8 @@ impl Plan {
             addresses: vec![self.node.ip],
             host_key: host_key.line(),
             principals: principals.to_vec(),
-            ..Record::of_node(name, &disk, machine.as_deref(), "", None)
+            ..Record::of_node(name, &disk, machine.as_deref(), "", "")
         };
-        records::write_if_absent(client, &record).map_err(|error| failed(&error))
+        machine_record::write_if_absent(client, &record).map_err(|error| failed(&error))
     }
 }

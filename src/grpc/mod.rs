@@ -24,7 +24,7 @@ pub use client::{CallOptions, Channel, Keepalive, Requests, Responses};
 pub use health::serve as serve_health;
 pub use metadata::Metadata;
 pub use router::{Call, Receiver, Router, Sender};
-pub use server::{Limits, Server};
+pub use server::{Limits, Server, Statistics};
 pub use status::{Code, Status};
 pub use transport::{Accept, Transport};
 

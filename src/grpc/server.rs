@@ -30,7 +30,6 @@ use super::transport::Accept;
 use crate::crypto::buffer::Bytes;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
 use crate::half_open::{Begin, HalfOpen};
-use crate::metrics::Registry;
 use crate::network::Network;
 use crate::pool::Pool;
 use crate::share::{Held, PeerShare, Pot, Share};
@@ -168,6 +167,17 @@ struct Shed {
     told: Option<Instant>,
 }
 
+/// What a server does at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Statistics {
+    /// Connections, those in their handshake included.
+    pub connections: usize,
+    /// Calls whose handlers run.
+    pub calls_in_flight: usize,
+    /// Connections and calls that a limit turned away, since the start.
+    pub shed: u64,
+}
+
 impl Server {
     /// Serves `router` and `grpc.health.v1` on `listener` until [`Server::stop`]. `name` names its threads and log lines.
     pub fn start(
@@ -213,23 +223,16 @@ impl Server {
         self.address
     }
 
-    /// Has `registry` tell what this server does: connections, calls in flight, what was shed; each with its name.
-    pub fn add_metrics(&self, registry: &Registry) {
-        let of = [("server", self.shared.name)];
-        let value = |read: fn(&Shared) -> f64| {
-            // the metrics may outlive the server
-            let shared = Arc::downgrade(&self.shared);
-            move || shared.upgrade().map(|shared| read(&shared))
-        };
-        registry.gauge_of("firstlight_grpc_connections", "Connections, those in their handshake included.", &of, {
-            value(|shared| (lock(&shared.connections).len() + lock(&shared.half_open).len()) as f64)
-        });
-        registry.gauge_of("firstlight_grpc_calls_in_flight", "Calls whose handlers run.", &of, {
-            value(|shared| shared.handlers.used() as f64)
-        });
-        registry.counter_of("firstlight_grpc_shed_total", "Connections and calls turned away by a limit.", &of, {
-            value(|shared| shared.shed_ever.load(Ordering::Relaxed) as f64)
-        });
+    /// What this server does at the moment of a call; nothing when it is gone, which this does not prevent.
+    pub fn statistics(&self) -> impl Fn() -> Option<Statistics> + Clone + Send + Sync + 'static {
+        let shared = Arc::downgrade(&self.shared);
+        move || {
+            shared.upgrade().map(|shared| Statistics {
+                connections: lock(&shared.connections).len() + lock(&shared.half_open).len(),
+                calls_in_flight: shared.handlers.used(),
+                shed: shared.shed_ever.load(Ordering::Relaxed),
+            })
+        }
     }
 
     /// Connections that hold a thread, or may.

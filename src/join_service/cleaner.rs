@@ -15,11 +15,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::cluster::{NAMESPACE, Node};
-use super::records::{self, Record};
+use super::cluster::Node;
 use super::{reservation, tokens};
 use crate::backoff::Backoff;
+use crate::kubernetes::NAMESPACE;
 use crate::kubernetes::client::{self, CONFIG_MAPS, Client};
+use crate::kubernetes::machine_record::{self, Record};
 
 /// For one try of one thing.
 const TIME: Duration = Duration::from_secs(5);
@@ -218,7 +219,7 @@ impl Cleaner {
                     _ => Ok(()),
                 }
             }
-            Task::Write(record) => records::write_of_rejoin(&self.client, record),
+            Task::Write(record) => machine_record::write_of_rejoin(&self.client, record),
         }
     }
 

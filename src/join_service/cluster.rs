@@ -16,15 +16,13 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::Value;
 
 use super::cleaner::Cleaner;
-use super::records::Record;
 use super::refusal::Refusal;
 use crate::kubernetes::client::{self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch};
-use crate::kubernetes::{parameters, yaml};
+use crate::kubernetes::machine_record::Record;
+use crate::kubernetes::{NAMESPACE, parameters, yaml};
 use crate::proto::components::Component;
 use crate::time;
 
-/// Where all of it is.
-pub const NAMESPACE: &str = "kube-system";
 /// How kubeadm's init names the ConfigMaps with components.
 const COMPONENTS_PREFIX: &str = "k8s-components-";
 const KUBEADM_CONFIG: &str = "kubeadm-config";

@@ -53,6 +53,7 @@ use crate::kubernetes::client::{self, Client};
 use crate::metadata::Metadata;
 use crate::metrics::{Exporter, Registry};
 use crate::proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
+use crate::server_metrics;
 use crate::stop::Stop;
 use approver::Approver;
 use audit::{Audit, Sending};
@@ -167,7 +168,7 @@ impl JoinService {
                 server.close_connections("the attestation policy changed");
             }
         });
-        server.add_metrics(&registry);
+        server_metrics::add(&registry, "join-service", &server);
         registry.add_process();
         let health = health.map(serve_health).transpose()?;
         let exporter =

@@ -10,8 +10,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::cleaner::{Cleaner, Task};
-use super::cluster::{Cluster, NAMESPACE, Node};
+use super::cluster::{Cluster, Node};
 use super::refusal::Refusal;
+use crate::kubernetes::NAMESPACE;
 use crate::kubernetes::client::{self, Client, JOINING_NODES, LEASES, Object};
 use crate::time;
 

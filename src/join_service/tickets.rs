@@ -25,7 +25,7 @@ use super::keys::{self, KeyClient};
 use super::migration::Migration;
 use super::pki::{self, Ca, Pki};
 use super::policy::PolicyFile;
-use super::records::{self, Claimant, Record};
+use super::records::{self, Claimant};
 use super::refusal::Refusal;
 use super::request::{self, Asked};
 use super::{reservation, tokens};
@@ -35,6 +35,7 @@ use crate::crypto::{
 use crate::grpc::{Call, Status};
 use crate::kms::Uuid;
 use crate::kubernetes::client::Client;
+use crate::kubernetes::machine_record::{self, Record};
 use crate::logger::peer;
 use crate::proto::join::{
     ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
@@ -340,7 +341,7 @@ impl Tickets {
                 undo.tasks.extend(reserved.undo());
                 !reserved.renewed
             }
-            false => cluster.record(&records::name_of_node(node)).is_none(),
+            false => cluster.record(&machine_record::name_of_node(node)).is_none(),
         };
         if cluster.has_joining_nodes() {
             if is_new {
@@ -358,7 +359,7 @@ impl Tickets {
             addresses: asked.addresses().to_vec(),
             host_key: asked.host_key.line(),
             principals: principals.to_vec(),
-            ..Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref())
+            ..Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref().map_or("", |node| &node.uid))
         };
         let write = || records::write(cluster, cleaner, &client()?, record);
         let written = self.audit.step("record", write).inspect_err(|refusal| {

@@ -9,8 +9,8 @@ use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::approver;
-use super::cluster::NAMESPACE;
 use crate::crypto::random;
+use crate::kubernetes::NAMESPACE;
 use crate::kubernetes::client::{self, Client, Object, SECRETS, SELF_SUBJECT_ACCESS_REVIEWS};
 use crate::time;
 

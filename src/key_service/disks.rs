@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::grpc::{Code, Status};
-use crate::join_service::cluster::NAMESPACE;
-use crate::join_service::records::Record;
 use crate::kms::Uuid;
+use crate::kubernetes::NAMESPACE;
 use crate::kubernetes::client::{CONFIG_MAPS, Client, Error, Selector};
+use crate::kubernetes::machine_record::Record;
 use crate::metrics::{Histogram, Registry};
 
 #[cfg(doc)]

@@ -48,6 +48,7 @@ use crate::kubernetes::client::{self, Client};
 use crate::logger::peer;
 use crate::metrics::{Counter, Exporter, Histogram, Labelled, Registry};
 use crate::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use crate::server_metrics;
 use crate::ssh;
 use crate::stop::Stop;
 use crate::tpm;
@@ -202,7 +203,7 @@ impl KeyService {
         let disks = api.map(|api| Disks::new(&api, &registry));
         let router = Handler::new(kms, authority, grants, disks, &registry).router();
         let server = Server::start("key-service", listener, accept, router, limits).map_err(listen_error)?;
-        server.add_metrics(&registry);
+        server_metrics::add(&registry, "key-service", &server);
         registry.add_process();
         let health = config.health.map(serve_health).transpose()?;
         let exporter = config.metrics.map(|address| Exporter::start(address, &registry).map_err(|e| (address, e)));

@@ -742,7 +742,7 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
         let mut command = machine.joining(&disk, role);
         machine.metadata.set_self(&me);
         let mut node = Program::start(&mut command);
-        let ended = node.exit();
+        let ended = setting::end_of_member(&mut node);
         assert!(ended.success(), "{}", node.output());
         node.expect("Fetching init configuration");
         node.expect("complete:");

@@ -7,10 +7,10 @@
 
 use serde_json::Value;
 
-use super::super::cluster::NAMESPACE;
-use super::super::records::{self, Record};
 use super::super::tokens;
 use super::{Approve, Deny, GROUP, Judgement, Leave, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
+use crate::kubernetes::NAMESPACE;
+use crate::kubernetes::machine_record::{self, Record};
 
 /// Certificates by which kubelets are clients of the API server.
 pub const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
@@ -78,7 +78,7 @@ pub fn compare(
                 }
                 // another replica's ticket may be news
                 None => {
-                    let map = records::name_of_node(node);
+                    let map = machine_record::name_of_node(node);
                     Leave("no-ticket", format!("the token is not that of the last join ticket for {node}, by {map}"))
                 }
             },
@@ -120,7 +120,7 @@ mod tests {
     }
 
     fn record(node: &str, token: &str) -> Record {
-        Record { name: records::name_of_node(node), node: node.into(), token: token.into(), ..Record::default() }
+        Record { name: machine_record::name_of_node(node), node: node.into(), token: token.into(), ..Record::default() }
     }
 
     /// With the records of the nodes `n`, whose ticket has the token `abcdef`, `m` and `k`, which have no ticket.

@@ -34,13 +34,13 @@ use serde_json::{Value, json};
 use super::audit::{Audit, Verdict};
 use super::cluster::Cluster;
 use super::instances::Instances;
-use super::records;
 use super::refusal::Refusal;
 use super::tokens;
 use crate::backoff::Backoff;
 use crate::kubernetes::certificate_request::CertificateRequest;
 use crate::kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, Error, Event, Selector};
 use crate::kubernetes::kubelet_certificate::pem;
+use crate::kubernetes::machine_record;
 pub use client::SIGNER as CLIENT_SIGNER;
 
 /// The user name of a kubelet, before its node's name, and its group.
@@ -255,7 +255,7 @@ impl Approver {
     fn judge(&self, request: &Value) -> (String, Judgement) {
         let user = user_of(request).strip_prefix(USER_PREFIX).unwrap_or_default().to_owned();
         let state_of =
-            |node: &str| (self.cluster.record(&records::name_of_node(node)), self.cluster.node(node).is_some());
+            |node: &str| (self.cluster.record(&machine_record::name_of_node(node)), self.cluster.node(node).is_some());
         if Kind::of(request) == Some(Kind::Client) {
             return match client::examine(request) {
                 Err(judgement) => (user, judgement),

@@ -11,11 +11,11 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::super::cluster::NAMESPACE;
-use super::super::records::{self, Record};
 use super::super::refusal::Refusal;
 use super::{Approve, Deny, GROUP, Judgement, Leave, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
+use crate::kubernetes::NAMESPACE;
 use crate::kubernetes::certificate_request::CertificateRequest;
+use crate::kubernetes::machine_record::{self, Record};
 
 /// Certificates of kubelets' servers.
 pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
@@ -56,7 +56,7 @@ pub fn compare(
     cloud: impl FnOnce() -> Option<Result<Option<IpAddr>, Refusal>>,
 ) -> Judgement {
     let Asked { node, addresses } = asked;
-    let map = format!("ConfigMap {NAMESPACE}/{}", records::name_of_node(node));
+    let map = format!("ConfigMap {NAMESPACE}/{}", machine_record::name_of_node(node));
     let Some(record) = record.filter(|record| record.node == *node) else {
         let why =
             format!("there is no {map}: nobody knows as what {node} joined; approve it by hand, or let it join anew");

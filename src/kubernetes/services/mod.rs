@@ -33,6 +33,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
+use super::NAMESPACE;
 use super::client::{self, Client, DAEMON_SETS, FIELD_MANAGER, Object, PODS, Selector};
 use crate::kms::ClusterKms;
 use crate::time;
@@ -40,8 +41,6 @@ use owned::owned;
 
 pub use render::manifests;
 
-/// Where all of it is.
-pub const NAMESPACE: &str = "kube-system";
 /// Where nodes, and the load balancer, find the join service on every control plane.
 pub const NODE_PORT: u16 = 30090;
 

@@ -7,8 +7,9 @@
 
 use serde_json::{Value, json};
 
+use super::super::NAMESPACE;
 use super::super::yaml;
-use super::{Error, NAMESPACE, Settings};
+use super::{Error, Settings};
 
 const VALUES: &str = include_str!("../../../charts/firstlight/values.yaml");
 const TEMPLATES: [(&str, &str); 5] = [
