@@ -23,13 +23,10 @@ use crate::attestation::Issuer;
 use crate::backoff::Backoff;
 use crate::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
 use crate::metadata::{Instance, Metadata, Role};
+use crate::proto::join::{NODE_PORT, RETRY_AFTER};
 use crate::stop::{Held, Stop};
 use crate::{atls, sys};
 
-/// NodePort of the join service on each control plane and on the load balancer.
-pub const PORT: u16 = 30090;
-/// In the trailers of a refusal: after how many milliseconds to ask again.
-pub const RETRY_AFTER: &str = "retry-after-ms";
 /// A connection that takes longer goes nowhere.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Covers the server's time for validating our document (30 s in the old system).
@@ -225,7 +222,7 @@ fn ask_all<A: Asker>(metadata: &Metadata, asker: &Arc<A>) {
         asker.know(listed.known);
         for host in listed.hosts {
             if threads.len() < MAX_SERVICES && !threads.contains_key(&host) {
-                let (asker, service) = (asker.clone(), JoinService(SocketAddr::new(host, PORT)));
+                let (asker, service) = (asker.clone(), JoinService(SocketAddr::new(host, NODE_PORT)));
                 let thread = thread::Builder::new().name("ticket-ask".into());
                 match thread.spawn(move || ask(&service, &*asker)) {
                     Ok(thread) => drop(threads.insert(host, thread)),

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::{io, thread};
 
 use firstlight::attestation::{Issuer, qemu_vtpm};
-use firstlight::bootstrapper::{Bootstrapper, Ending, init_server, member};
+use firstlight::bootstrapper::{Bootstrapper, Ending, member};
 use firstlight::kubernetes::components::{Policy, Settings};
 use firstlight::metadata::Metadata;
 use firstlight::program::{self, Failure};
-use firstlight::state_disk::{Unlock, handover, recovery};
+use firstlight::proto::{init, recoverproto};
+use firstlight::state_disk::{Unlock, handover};
 use firstlight::stop::Stop;
 use firstlight::sys::wiping::Wiping;
 use firstlight::timeline::Timeline;
@@ -154,7 +155,7 @@ fn unlock(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, S
         root: options.root,
         key_file: options.key_file,
         mke2fs: options.mke2fs,
-        recovery: SocketAddr::new(options.listen, recovery::PORT),
+        recovery: SocketAddr::new(options.listen, recoverproto::PORT),
         issuer: timeline.issuer(issuer),
         tpm,
         stop: stop.clone(),
@@ -165,7 +166,7 @@ fn unlock(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, S
 
 fn run(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, String> {
     let (tpm, issuer) = attestation(&options)?;
-    let listen = SocketAddr::new(options.listen, init_server::PORT);
+    let listen = SocketAddr::new(options.listen, init::PORT);
     let bootstrapper = Bootstrapper {
         metadata: metadata(&options)?,
         disk: options.disk,

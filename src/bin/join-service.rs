@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use firstlight::attestation::qemu_vtpm;
 use firstlight::join_service::keys::Flags;
-use firstlight::join_service::migration::Migration;
 use firstlight::join_service::{self, Config, JoinService};
 use firstlight::kubernetes::client;
+use firstlight::kubernetes::services::migration::Migration;
 use firstlight::logger;
 use firstlight::metadata::Metadata;
 use firstlight::program::{self, Failure};
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut verbosity = 0;
     let mut keys = Flags::default();
-    let mut listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), join_service::PORT);
+    let mut listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), firstlight::proto::join::PORT);
     let (mut health, mut metrics) = (None, None);
     let mut config_dir: PathBuf = join_service::CONFIG_DIR.into();
     let mut variant = qemu_vtpm::VARIANT.to_owned();

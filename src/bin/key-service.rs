@@ -74,7 +74,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut variant = qemu_vtpm::VARIANT.to_owned();
     let (mut tpm, mut kubeconfig): (Option<Location>, Option<PathBuf>) = (None, None);
     let mut config = Config {
-        listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), key_service::PORT),
+        listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), firstlight::proto::kms::PORT),
         master_secret: key_service::MASTER_SECRET_FILE.into(),
         salt: key_service::SALT_FILE.into(),
         clients: Clients::Any,

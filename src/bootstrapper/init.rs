@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::cluster::{self, Plan};
 use super::job::Job;
 use super::setup::Node;
+use crate::crypto::MEASUREMENT_SALT_LEN;
 use crate::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID, Secret, cluster_id,
 };
@@ -14,7 +15,7 @@ use crate::kms::ClusterKms;
 use crate::metadata::Role;
 use crate::proto::init::InitRequest;
 use crate::ssh;
-use crate::state_disk::{NodeState, SALT_LEN};
+use crate::state_disk::NodeState;
 use crate::stop::Stop;
 
 /// What an init ends with.
@@ -29,7 +30,7 @@ pub struct Done {
 /// The secrets of a request, and which cluster they make.
 pub struct Keys {
     kms: ClusterKms,
-    salt: [u8; SALT_LEN],
+    salt: [u8; MEASUREMENT_SALT_LEN],
     /// The cluster's ID.
     pub cluster: [u8; CLUSTER_ID_LEN],
 }
@@ -38,9 +39,9 @@ impl Keys {
     /// From a request; no look at anything else.
     pub fn new(request: &InitRequest) -> Result<Keys, Status> {
         let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).map_err(|e| invalid(e.to_string()))?;
-        let salt: [u8; SALT_LEN] = request.measurement_salt.as_slice().try_into().map_err(|_| {
+        let salt: [u8; MEASUREMENT_SALT_LEN] = request.measurement_salt.as_slice().try_into().map_err(|_| {
             let length = request.measurement_salt.len();
-            invalid(format!("measurement_salt has {length} bytes, expected {SALT_LEN}"))
+            invalid(format!("measurement_salt has {length} bytes, expected {MEASUREMENT_SALT_LEN}"))
         })?;
         let measurement_secret =
             derive(&kms, &Dek::named(MEASUREMENT_SECRET_ID)).map_err(|why| Status::new(Code::Internal, why))?;

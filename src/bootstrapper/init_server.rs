@@ -27,13 +27,10 @@ use super::setup::Node;
 use crate::atls;
 use crate::attestation::Issuer;
 use crate::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
+use crate::proto::init::PROGRESS;
 use crate::proto::init::init_response::Kind;
-use crate::proto::init::{InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, ProgressResponse};
+use crate::proto::init::{INIT, InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, ProgressResponse};
 
-/// TCP port of the InitServer.
-pub const PORT: u16 = 9000;
-/// Request metadata of a caller that wants progress messages, with the value `1`.
-pub const PROGRESS: &str = "firstlight-progress";
 /// How often a lost operator and a stop are looked for.
 const TICK: Duration = Duration::from_millis(200);
 /// Time for the last answer to reach the operator.
@@ -70,7 +67,7 @@ impl InitServer {
         let shared = Arc::new(Shared { guard, entrant, node, job, worker: Mutex::default(), is_delivered });
         let handler = shared.clone();
         let router = Router::new().server_streaming(
-            "/init.API/Init",
+            INIT,
             move |call: &Call, request: InitRequest, answer: &mut Sender<InitResponse>| match admit(
                 call, &request, &handler,
             ) {

@@ -29,6 +29,7 @@ use crate::attestation::Issuer;
 use crate::kubernetes::kubeadm;
 use crate::kubernetes::kubelet_request::KubeletRequest;
 use crate::metadata::{Instance, Role};
+use crate::proto::join::ISSUE_JOIN_TICKET;
 use crate::proto::join::IssueJoinTicketRequest;
 use crate::ssh;
 use crate::state_disk::NewDisk;
@@ -182,7 +183,7 @@ impl Asker for Seeker {
             self.state().me.clone().ok_or_else(|| "not asked: this machine does not know who it is".to_owned())?;
         let connection = service.connect(self)?;
         let Some(turn) = self.turns.take(TURN, &self.over) else { return Ok(()) };
-        let answer = connection.call("/join.API/IssueJoinTicket", &identity.request)?;
+        let answer = connection.call(ISSUE_JOIN_TICKET, &identity.request)?;
         let expected = Expected {
             control_plane: identity.request.is_control_plane,
             kubelet: &identity.kubelet,

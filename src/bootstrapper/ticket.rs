@@ -17,6 +17,7 @@ use std::fmt;
 
 use zeroize::Zeroizing;
 
+use crate::crypto::MEASUREMENT_SALT_LEN;
 use crate::crypto::{CLUSTER_ID_LEN, KEY_LEN, Secret, cluster_id};
 use crate::kubernetes::components::{self, Component};
 use crate::kubernetes::kubeadm::Trust;
@@ -25,7 +26,6 @@ use crate::kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
 use crate::kubernetes::parameters::{Version, is_endpoint};
 use crate::proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
 use crate::ssh;
-use crate::state_disk::SALT_LEN;
 
 /// Bytes of a certificate or key of the control plane; one of RSA 4096 has 3 KiB.
 const MAX_FILE: usize = 64 << 10;
@@ -65,7 +65,7 @@ pub struct Ticket {
     /// With the salt, the cluster's ID.
     pub measurement_secret: Secret,
     /// As it will be on the disk.
-    pub measurement_salt: [u8; SALT_LEN],
+    pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     /// The kubelet's serving certificate, with its key.
     pub kubelet: KubeletCertificate,
     /// `host:port`.
@@ -110,7 +110,7 @@ impl Ticket {
         let measurement_secret = key("measurement_secret", std::mem::take(&mut ticket.measurement_secret))?;
         let salt = &ticket.measurement_salt[..];
         let Ok(measurement_salt) = salt.try_into() else {
-            return refuse("measurement_salt", format_args!("{} bytes, expected {SALT_LEN}", salt.len()));
+            return refuse("measurement_salt", format_args!("{} bytes, expected {MEASUREMENT_SALT_LEN}", salt.len()));
         };
         if !is_endpoint(&ticket.api_server_endpoint) {
             let got = shown(&ticket.api_server_endpoint);

@@ -15,16 +15,16 @@ use super::kubeconfig::{default_path, merge};
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
 use super::{UNREACHABLE, apply, components, files, master_secret, say};
-use crate::bootstrapper::init_server;
+use crate::crypto::MEASUREMENT_SALT_LEN;
 use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use crate::grpc::{CallOptions, Channel, Code, Metadata, Status};
-use crate::join_service::migration::Migration;
 use crate::kms::{ClusterKms, NO_STORE};
+use crate::kubernetes::services::migration::Migration;
 use crate::kubernetes::{kubeconfig, parameters, services};
 use crate::program::Failure;
 use crate::proto::init::init_response::Kind;
 use crate::proto::init::{InitRequest, InitResponse, ProgressResponse};
-use crate::state_disk::SALT_LEN;
+use crate::proto::{init, join};
 
 /// The gRPC method.
 const INIT: &str = "/init.API/Init";
@@ -196,7 +196,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         skip_phases: vec![],
         master_secret: options.master_secret.clone(),
         state: options.state.clone(),
-        node_port: services::NODE_PORT,
+        node_port: join::NODE_PORT,
         migration: Migration::default(),
         metadata: kubernetes.metadata.clone(),
         backups: ".".into(),
@@ -229,7 +229,7 @@ fn read_init_secret(path: &Path) -> Result<Secret, Failure> {
     }
 }
 
-fn expected_cluster_id(kms: &ClusterKms, salt: &[u8; SALT_LEN]) -> Result<[u8; CLUSTER_ID_LEN], Failure> {
+fn expected_cluster_id(kms: &ClusterKms, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Result<[u8; CLUSTER_ID_LEN], Failure> {
     let measurement_secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(Failure::failed)?;
     Ok(cluster_id(&measurement_secret, salt))
 }
@@ -297,7 +297,7 @@ impl<'a> Watching<'a> {
     fn exchange(&mut self, channel: &Channel, request: &InitRequest, deadline: Instant) -> Result<Success, NoSuccess> {
         let timeout = Some(deadline.saturating_duration_since(Instant::now()));
         let mut metadata = Metadata::new();
-        metadata.insert(init_server::PROGRESS, "1").map_err(NoSuccess::Ended)?;
+        metadata.insert(init::PROGRESS, "1").map_err(NoSuccess::Ended)?;
         let options = CallOptions { timeout, metadata };
         let mut responses = channel.server_streaming(INIT, request, &options).map_err(NoSuccess::Ended)?;
         let mut number = 0;

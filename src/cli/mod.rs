@@ -30,13 +30,12 @@ use lexopt::prelude::*;
 use log::LevelFilter;
 
 use crate::attestation::KeyName;
-use crate::bootstrapper::init_server;
 use crate::crypto::CLUSTER_ID_LEN;
 use crate::kubernetes::services::{MetadataService, Phase};
 use crate::logger;
 use crate::metadata::{self, Metadata};
 use crate::program::{self, Failure};
-use crate::state_disk::recovery;
+use crate::proto::recoverproto;
 use crate::sys::process;
 use connect::{Endpoint, Trust};
 use usage::Given;
@@ -75,7 +74,7 @@ pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
 
 fn init_options(given: &Given) -> Result<init::Options, Failure> {
     Ok(init::Options {
-        endpoint: endpoint_of(given, init_server::PORT)?,
+        endpoint: endpoint_of(given, crate::proto::init::PORT)?,
         policy: given.path("policy"),
         trust: trust_of(given)?,
         init_secret: given.path("init-secret"),
@@ -189,7 +188,7 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
         }
     };
     Ok(recover::Options {
-        endpoint: endpoint_of(given, recovery::PORT)?,
+        endpoint: endpoint_of(given, recoverproto::PORT)?,
         policy: given.path("policy"),
         trust: trust_of(given)?,
         state: given.path("state"),

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::files::{self, Error};
 use crate::attestation::KeyName;
+use crate::crypto::MEASUREMENT_SALT_LEN;
 use crate::crypto::{self, CLUSTER_ID_LEN};
-use crate::state_disk::SALT_LEN;
 
 const VERSION: u32 = 1;
 
@@ -21,7 +21,7 @@ const VERSION: u32 = 1;
 pub struct State {
     path: PathBuf,
     /// Goes into the cluster ID together with the master secret.
-    pub measurement_salt: [u8; SALT_LEN],
+    pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     /// Of the cluster that was made, once it was.
     pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
     /// The attestation keys of nodes that are known to be the cluster's.
@@ -103,7 +103,8 @@ fn parse(path: &Path, content: &[u8]) -> Result<State, String> {
     };
     Ok(State {
         path: path.into(),
-        measurement_salt: salt.ok_or_else(|| format!("measurementSalt is not {SALT_LEN} bytes in base64"))?,
+        measurement_salt: salt
+            .ok_or_else(|| format!("measurementSalt is not {MEASUREMENT_SALT_LEN} bytes in base64"))?,
         cluster_id,
         attestation_keys: file.attestation_keys.iter().map(|name| name.parse()).collect::<Result<_, _>>()?,
     })

@@ -22,11 +22,10 @@ use super::progress::printable;
 use super::state::{State, hex};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, recover, say, say_all};
 use crate::atls;
-use crate::bootstrapper::init_server;
 use crate::crypto::CLUSTER_ID_LEN;
 use crate::grpc::{CallOptions, Channel, Status};
 use crate::program::Failure;
-use crate::state_disk::recovery;
+use crate::proto::{init, recoverproto};
 
 /// Exit codes for a node that meets the policy and is no member of the operator's cluster, which is 0.
 const WAITS_FOR_KEY: u8 = 5;
@@ -64,13 +63,13 @@ struct Service {
 const SERVICES: [Service; 3] = [
     Service {
         name: "recoverproto.API",
-        port: recovery::PORT,
+        port: recoverproto::PORT,
         title: "recovery server",
         state: "in its initramfs, waiting for the key of its disk: from a join service, or by `firstlight recover`",
     },
     Service {
         name: "init.API",
-        port: init_server::PORT,
+        port: init::PORT,
         title: "InitServer",
         state: "booted, no member of a cluster yet, waiting for `firstlight init`",
     },
@@ -237,7 +236,7 @@ fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_I
                     }
                 };
                 let _ = writeln!(text, "  Node:        {state}");
-                if *standing != Standing::Fresh && services.iter().any(|service| service.port == init_server::PORT) {
+                if *standing != Standing::Fresh && services.iter().any(|service| service.port == init::PORT) {
                     let _ = writeln!(text, "  Init:        it has begun, and its result waits for the operator");
                 }
                 facts.iter().try_for_each(|fact| writeln!(text, "  {fact}"))
@@ -259,7 +258,7 @@ fn verdict(address: &str, answers: &[Answer]) -> Result<(), Failure> {
         })
     };
     let waits_for_key =
-        |services: &Vec<&'static Service>| services.iter().any(|service| service.port == recovery::PORT);
+        |services: &Vec<&'static Service>| services.iter().any(|service| service.port == recoverproto::PORT);
     let (code, what) = match (of(Standing::Other), of(Standing::Member), of(Standing::Fresh)) {
         (Some(_), _, _) => (OTHER_CLUSTER, "it belongs to another cluster, or to one that is not known here"),
         (None, Some(_), _) => return Ok(()),

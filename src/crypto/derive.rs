@@ -6,6 +6,8 @@ use super::Secret;
 
 /// Length in bytes of a state disk's key, of the measurement secret, of the seeds of SSH authorities.
 pub const KEY_LEN: usize = 32;
+/// Length in bytes of a measurement salt, of which the cluster ID is made.
+pub const MEASUREMENT_SALT_LEN: usize = 32;
 /// Length in bytes of a cluster ID.
 pub const CLUSTER_ID_LEN: usize = 32;
 /// The most bytes that HKDF-SHA-256 can give: 255 blocks (RFC 5869 §2.3).

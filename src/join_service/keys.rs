@@ -18,9 +18,9 @@ use crate::atls;
 use crate::attestation::{self, qemu_vtpm};
 use crate::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use crate::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
-use crate::key_service::GET_DATA_KEY;
 use crate::key_service::members::Members;
 use crate::program::{self, Failure};
+use crate::proto::kms::GET_DATA_KEY;
 use crate::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use crate::tpm::Location;
 

@@ -29,7 +29,6 @@ pub mod cleaner;
 pub mod cluster;
 mod instances;
 pub mod keys;
-pub mod migration;
 mod pki;
 pub mod policy;
 pub mod records;
@@ -50,8 +49,10 @@ use crate::atls;
 use crate::attestation::{Policy, Validator, qemu_vtpm};
 use crate::grpc::{self, Call, Limits, Router, Server};
 use crate::kubernetes::client::{self, Client};
+use crate::kubernetes::services::migration::Migration;
 use crate::metadata::Metadata;
 use crate::metrics::{Exporter, Registry};
+use crate::proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET};
 use crate::proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use crate::server_metrics;
 use crate::stop::Stop;
@@ -61,19 +62,10 @@ use cleaner::{Cleaner, Running};
 use cluster::{Cluster, Watches};
 use instances::Instances;
 use keys::KeyClient;
-use migration::Migration;
 pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
 use tickets::{Attached, Tickets};
-pub use tokens::GROUP as TICKET_GROUP;
 
-/// The gRPC method for nodes that boot again.
-pub const ISSUE_REJOIN_TICKET: &str = "/join.API/IssueRejoinTicket";
-/// The gRPC method for new nodes.
-pub const ISSUE_JOIN_TICKET: &str = "/join.API/IssueJoinTicket";
-
-/// Where the pod listens; the node's port 30090 leads here.
-pub const PORT: u16 = 9090;
 /// Where the cluster's `join-config` ConfigMap is mounted.
 pub const CONFIG_DIR: &str = "/var/config";
 /// How long callers may still take when the service stops: a ticket waits for two keys.

@@ -22,7 +22,6 @@ use super::cleaner::{Cleaner, Task};
 use super::cluster::{Cluster, Components, Kubeadm};
 use super::instances::Instances;
 use super::keys::{self, KeyClient};
-use super::migration::Migration;
 use super::pki::{self, Ca, Pki};
 use super::policy::PolicyFile;
 use super::records::{self, Claimant};
@@ -36,6 +35,7 @@ use crate::grpc::{Call, Status};
 use crate::kms::Uuid;
 use crate::kubernetes::client::Client;
 use crate::kubernetes::machine_record::{self, Record};
+use crate::kubernetes::services::migration::Migration;
 use crate::logger::peer;
 use crate::proto::join::{
     ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,

@@ -12,14 +12,11 @@ use super::approver;
 use crate::crypto::random;
 use crate::kubernetes::NAMESPACE;
 use crate::kubernetes::client::{self, Client, Object, SECRETS, SELF_SUBJECT_ACCESS_REVIEWS};
+use crate::kubernetes::services::TICKET_GROUP;
 use crate::time;
 
 /// As the old system has it.
 pub const VALIDITY: Duration = Duration::from_secs(15 * 60);
-/// Whose members may ask for client certificates of kubelets, which [`super::approver`] approves for the ticket's node. Not
-/// kubeadm's group (NodeBootstrapTokenAuthGroup): for that Kubernetes approves the name of any node. The chart gives it what a
-/// joining kubeadm reads, and lets the join service make tokens of no other.
-pub const GROUP: &str = "system:bootstrappers:firstlight:join-ticket";
 /// The lengths of the two halves.
 const ID_LEN: usize = 6;
 const SECRET_LEN: usize = 16;
@@ -56,7 +53,7 @@ pub fn create(client: &Client, id: &str, node: &str, may_sign: bool) -> Result<Z
         "description": format!("of the join ticket for node {node}"),
         "expiration": time::seconds(SystemTime::now() + VALIDITY),
         "usage-bootstrap-authentication": "true",
-        "auth-extra-groups": GROUP,
+        "auth-extra-groups": TICKET_GROUP,
     });
     if may_sign {
         data["usage-bootstrap-signing"] = "true".into();

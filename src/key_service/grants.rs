@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use super::JOIN_SERVICE_ACCOUNT;
 use crate::crypto::{MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID};
 use crate::kms::Uuid;
+use crate::kubernetes::services::JOIN_SERVICE_ACCOUNT;
 
 /// A program of the key service's own machine.
 pub const LOCAL: &str = "local";

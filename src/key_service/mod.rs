@@ -45,8 +45,10 @@ use crate::crypto::{
 use crate::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use crate::kms::{ClusterKms, Uuid};
 use crate::kubernetes::client::{self, Client};
+use crate::kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
 use crate::logger::peer;
 use crate::metrics::{Counter, Exporter, Histogram, Labelled, Registry};
+use crate::proto::kms::GET_DATA_KEY;
 use crate::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use crate::server_metrics;
 use crate::ssh;
@@ -57,10 +59,6 @@ use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
 use members::Members;
 use tokens::Reviewer;
 
-/// Where callers expect it.
-pub const PORT: u16 = 9000;
-/// The gRPC method.
-pub const GET_DATA_KEY: &str = "/kms.API/GetDataKey";
 /// The master secret, raw bytes, where the cluster's Secret is mounted.
 pub const MASTER_SECRET_FILE: &str = "/var/config/mastersecret";
 /// Its salt, raw bytes, in the same place.
@@ -70,11 +68,6 @@ pub const CONFIG_DIR: &str = "/var/config";
 
 /// How long callers may still take when the service stops: each call takes microseconds.
 pub const GRACE: Duration = Duration::from_secs(5);
-
-/// What the join service needs, and all that it has by default.
-pub const JOIN_SERVICE_GRANT: &str = "disk,ssh,measurement";
-/// Its account in the cluster.
-pub const JOIN_SERVICE_ACCOUNT: &str = "kube-system/join-service";
 
 /// In the configuration directory: raw bytes, of which the cluster's ID is made beside the measurement secret.
 const MEASUREMENT_SALT_FILE: &str = "measurementSalt";

@@ -21,10 +21,8 @@ use serde_json::{Value, json};
 
 use crate::grpc::{Code, Metadata, Status};
 use crate::kubernetes::client::{self, Client, Resource};
+use crate::kubernetes::services::KEY_SERVICE_AUDIENCE as AUDIENCE;
 use crate::metrics::{Counter, Histogram, Labelled, Registry};
-
-/// Whom a token must be made for.
-pub const AUDIENCE: &str = "key-service";
 
 /// How long a verdict counts.
 const FRESH: Duration = Duration::from_secs(30);

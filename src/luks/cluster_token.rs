@@ -17,10 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Device, Error, Header, Integrity};
-use crate::crypto::{Secret, disk_mac_key};
-
-/// Length in bytes of a measurement salt.
-pub const MEASUREMENT_SALT_LEN: usize = 32;
+use crate::crypto::{MEASUREMENT_SALT_LEN, Secret, disk_mac_key};
 
 /// Its `type`.
 const TYPE: &str = "firstlight-cluster";

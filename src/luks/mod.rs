@@ -39,7 +39,7 @@ mod probe;
 mod tests;
 mod write;
 
-pub use cluster_token::{ClusterToken, MEASUREMENT_SALT_LEN};
+pub use cluster_token::ClusterToken;
 pub use header::Header;
 pub use metadata::{Geometry, Integrity, State};
 pub use probe::{Probe, probe};

@@ -75,7 +75,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use handover::{Handover, NewDisk, mark_for_reset};
-pub use node_state::{NodeState, SALT_LEN, has_kubelet, is_complete, mark_begun, mark_complete};
+pub use node_state::{NodeState, has_kubelet, is_complete, mark_begun, mark_complete};
 
 use crate::attestation::Issuer;
 use crate::crypto::{KEY_LEN, Secret, cluster_id};

@@ -13,12 +13,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-use crate::luks;
+use crate::crypto::MEASUREMENT_SALT_LEN;
 use crate::metadata::Role;
 use crate::sys::file;
-
-/// Length in bytes of a measurement salt; the old system demands it at each boot but not at init, so we demand it at both.
-pub const SALT_LEN: usize = luks::MEASUREMENT_SALT_LEN;
 
 /// The file below the mounted state disk.
 pub const FILE: &str = "constellation/node_state.json";
@@ -37,7 +34,7 @@ pub struct NodeState {
     /// Nothing reads it back: the role of a reboot comes from the metadata service.
     pub role: Role,
     /// Not secret: HKDF salt of the cluster ID.
-    pub measurement_salt: [u8; SALT_LEN],
+    pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
 }
 
 #[derive(Serialize, Deserialize)]
@@ -100,8 +97,9 @@ impl NodeState {
         let json: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let salt = STANDARD.decode(&json.measurement_salt).map_err(|error| format!("MeasurementSalt: {error}"))?;
         let length = salt.len();
-        let measurement_salt =
-            salt.try_into().map_err(|_| format!("MeasurementSalt has {length} bytes, expected {SALT_LEN}"))?;
+        let measurement_salt = salt
+            .try_into()
+            .map_err(|_| format!("MeasurementSalt has {length} bytes, expected {MEASUREMENT_SALT_LEN}"))?;
         Ok(NodeState { role: Role::parse(&json.role), measurement_salt })
     }
 

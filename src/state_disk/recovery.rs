@@ -16,11 +16,9 @@ use crate::attestation::Issuer;
 use crate::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use crate::grpc::{Call, Code, Limits, Router, Server, Status};
 use crate::kms::{self, ClusterKms};
-use crate::proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
+use crate::proto::recoverproto::{RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse};
 use crate::turns::Turns;
 
-/// TCP port of the recovery server.
-pub const PORT: u16 = 9999;
 /// How long an answer may still be on its way when the disk is open.
 const GRACE: Duration = Duration::from_secs(2);
 /// Bytes of a request: two URIs of at most 4 KiB each. Anybody may send one, to a machine in its initramfs.
@@ -59,8 +57,8 @@ impl RecoveryServer {
     pub fn start(address: SocketAddr, issuer: Arc<dyn Issuer>, waiting: Arc<Waiting>) -> std::io::Result<Self> {
         let (disk, turns) = (waiting.clone(), Turns::new(1, PLACES));
         let recover = move |call: &Call, message: RecoverMessage| recover(call, &message, &disk, &turns);
-        let router = Router::new().unary("/recoverproto.API/Recover", recover);
-        let router = router.unary("/recoverproto.API/Status", move |_: &Call, _: StatusRequest| Ok(status(&waiting)));
+        let router = Router::new().unary(RECOVER, recover);
+        let router = router.unary(STATUS, move |_: &Call, _: StatusRequest| Ok(status(&waiting)));
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
         let listener = TcpListener::bind(address)?;
         Server::start("recovery", listener, transport, router, limits()).map(RecoveryServer)

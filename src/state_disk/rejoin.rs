@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::SALT_LEN;
 use super::waiting::{Candidate, Refused, Waiting};
 use crate::attestation::Issuer;
+use crate::crypto::MEASUREMENT_SALT_LEN;
 use crate::crypto::{KEY_LEN, Secret};
+use crate::proto::join::ISSUE_REJOIN_TICKET;
 use crate::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use crate::stop::Stop;
 use crate::tickets::{Asker, Failure, JoinService};
@@ -38,7 +39,7 @@ impl Asker for Rejoin {
 
     fn ask(&self, service: &JoinService) -> Result<(), Failure> {
         let request = IssueRejoinTicketRequest { disk_uuid: self.waiting.uuid() };
-        let ticket = service.connect(self)?.call("/join.API/IssueRejoinTicket", &request)?;
+        let ticket = service.connect(self)?.call(ISSUE_REJOIN_TICKET, &request)?;
         let candidate = candidate(ticket, &service.to_string())?;
         self.timeline.event("ticket", format_args!("from {service}"));
         match self.waiting.offer(candidate) {
@@ -71,12 +72,12 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
 }
 
 /// Absent unless the cluster is migrating. The error says what is wrong.
-pub(super) fn migration_salt(bytes: &[u8]) -> Result<Option<[u8; SALT_LEN]>, String> {
+pub(super) fn migration_salt(bytes: &[u8]) -> Result<Option<[u8; MEASUREMENT_SALT_LEN]>, String> {
     match bytes.len() {
         0 => Ok(None),
         length => match bytes.try_into() {
             Ok(salt) => Ok(Some(salt)),
-            Err(_) => Err(format!("a measurement salt of {length} bytes, expected {SALT_LEN}")),
+            Err(_) => Err(format!("a measurement salt of {length} bytes, expected {MEASUREMENT_SALT_LEN}")),
         },
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::SALT_LEN;
+use crate::crypto::MEASUREMENT_SALT_LEN;
 use crate::crypto::Secret;
 use crate::luks;
 use crate::stop::Stop;
@@ -27,7 +27,7 @@ pub struct Candidate {
     pub host_certificate: Vec<u8>,
     /// Only while the cluster is migrating: its measurement salt, for a disk whose header has none. Whoever has the key of a
     /// disk is who may say so.
-    pub migration_salt: Option<[u8; SALT_LEN]>,
+    pub migration_salt: Option<[u8; MEASUREMENT_SALT_LEN]>,
     /// Who brought it, for people: `join service 10.42.0.1:30090`.
     pub from: String,
 }
@@ -39,7 +39,7 @@ pub struct Opened {
     /// As in [`Candidate`].
     pub measurement_secret: Secret,
     /// Of the disk's cluster: from its header, where the measurement secret vouches for it, or the [`Candidate`]'s.
-    pub measurement_salt: [u8; SALT_LEN],
+    pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     /// As in [`Candidate`].
     pub host_certificate: Vec<u8>,
     /// As in [`Candidate`].
@@ -155,7 +155,7 @@ impl Waiting {
     }
 
     /// Of the cluster that the disk belongs to: a volume of the same cluster has a key of the same kind, but not this.
-    fn measurement_salt(&self, candidate: &Candidate) -> Result<[u8; SALT_LEN], Refused> {
+    fn measurement_salt(&self, candidate: &Candidate) -> Result<[u8; MEASUREMENT_SALT_LEN], Refused> {
         let token = self.header.cluster_token().map_err(|error| Refused::Disk(error.to_string()))?;
         match token {
             Some(token) => {

@@ -20,8 +20,10 @@ use firstlight::atls;
 use firstlight::attestation::{self, qemu_vtpm};
 use firstlight::grpc::{Channel, Code, Status};
 use firstlight::join_service::cleaner::{Cleaner, Task};
-use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
+use firstlight::join_service::{Config, JoinService};
 use firstlight::kubernetes::client::{self, CONFIG_MAPS, Client, LEASES, Object, SECRETS};
+use firstlight::proto::join::ISSUE_JOIN_TICKET;
+use firstlight::proto::join::ISSUE_REJOIN_TICKET;
 use firstlight::proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };

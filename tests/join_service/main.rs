@@ -38,12 +38,14 @@ use std::time::{Duration, Instant, SystemTime};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use firstlight::grpc::{Channel, Code, Status};
-use firstlight::join_service::migration::Migration;
-use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
+use firstlight::join_service::{Config, JoinService};
 use firstlight::kubernetes::client::{
     CONFIG_MAPS, Client, EVENTS, JOINING_NODES, NODE_VERSIONS, NODES, Resource, SECRETS, Selector,
 };
+use firstlight::kubernetes::services::migration::Migration;
 use firstlight::metadata::Metadata;
+use firstlight::proto::join::ISSUE_JOIN_TICKET;
+use firstlight::proto::join::ISSUE_REJOIN_TICKET;
 use firstlight::proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };

@@ -1,9 +1,9 @@
 //! What the join service's account may do, as that account: its own objects, and nobody else's.
 
-use firstlight::join_service::TICKET_GROUP;
 use firstlight::kubernetes::client::{
     CONFIG_MAPS, Client, EVENTS, Error, LEASES, Object, SECRETS, VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
+use firstlight::kubernetes::services::TICKET_GROUP;
 use firstlight::stop::Stop;
 use serde_json::{Value, json};
 

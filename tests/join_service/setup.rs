@@ -18,15 +18,18 @@ use firstlight::attestation::qemu_vtpm;
 use firstlight::crypto::Secret;
 use firstlight::grpc::{CallOptions, Channel, Code, Status};
 use firstlight::join_service::keys::Auth;
-use firstlight::join_service::migration::Migration;
-use firstlight::join_service::{Config, ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, JoinService};
+use firstlight::join_service::{Config, JoinService};
 use firstlight::kms::ClusterKms;
 use firstlight::kubernetes::certificate_request::CertificateRequest;
 use firstlight::kubernetes::client::{
     self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
-use firstlight::kubernetes::services::{self, NODE_PORT, Settings};
+use firstlight::kubernetes::services::migration::Migration;
+use firstlight::kubernetes::services::{self, Settings};
 use firstlight::metadata::Metadata;
+use firstlight::proto::join::ISSUE_JOIN_TICKET;
+use firstlight::proto::join::ISSUE_REJOIN_TICKET;
+use firstlight::proto::join::NODE_PORT;
 use firstlight::proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };

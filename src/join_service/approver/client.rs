@@ -7,10 +7,10 @@
 
 use serde_json::Value;
 
-use super::super::tokens;
 use super::{Approve, Deny, GROUP, Judgement, Leave, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
 use crate::kubernetes::NAMESPACE;
 use crate::kubernetes::machine_record::{self, Record};
+use crate::kubernetes::services::TICKET_GROUP;
 
 /// Certificates by which kubelets are clients of the API server.
 pub const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
@@ -41,7 +41,7 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
         let rest = user_of(request).strip_prefix(prefix).filter(|rest| !rest.is_empty());
         rest.filter(|_| is_of_group(request, group)).map(str::to_owned)
     };
-    let by = match (of_group(TOKEN_PREFIX, tokens::GROUP), of_group(USER_PREFIX, GROUP)) {
+    let by = match (of_group(TOKEN_PREFIX, TICKET_GROUP), of_group(USER_PREFIX, GROUP)) {
         (Some(token), _) => By::Token(token),
         (None, Some(node)) => By::Node(node),
         (None, None) => {
@@ -105,7 +105,7 @@ mod tests {
             "metadata": {"name": "csr-1", "resourceVersion": "1"},
             "spec": {
                 "signerName": SIGNER, "username": "system:bootstrap:abcdef", "usages": ["digital signature", CLIENT_AUTH],
-                "groups": ["system:bootstrappers", tokens::GROUP, "system:authenticated"],
+                "groups": ["system:bootstrappers", TICKET_GROUP, "system:authenticated"],
                 "request": pkcs10(common_name, names, addresses),
             },
             "status": {},
@@ -178,7 +178,7 @@ mod tests {
         // as of kubeadm and of the old join service: Kubernetes' own approver looks at those
         for (user, groups) in [
             ("system:bootstrap:abcdef", json!(["system:bootstrappers:kubeadm:default-node-token"])),
-            ("kubernetes-admin", json!(["system:masters", GROUP, tokens::GROUP])),
+            ("kubernetes-admin", json!(["system:masters", GROUP, TICKET_GROUP])),
         ] {
             let mut request = good.clone();
             (request["spec"]["username"], request["spec"]["groups"]) = (user.into(), groups);

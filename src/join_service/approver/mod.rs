@@ -35,12 +35,12 @@ use super::audit::{Audit, Verdict};
 use super::cluster::Cluster;
 use super::instances::Instances;
 use super::refusal::Refusal;
-use super::tokens;
 use crate::backoff::Backoff;
 use crate::kubernetes::certificate_request::CertificateRequest;
 use crate::kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, Error, Event, Selector};
 use crate::kubernetes::kubelet_certificate::pem;
 use crate::kubernetes::machine_record;
+use crate::kubernetes::services::TICKET_GROUP;
 pub use client::SIGNER as CLIENT_SIGNER;
 
 /// The user name of a kubelet, before its node's name, and its group.
@@ -413,7 +413,7 @@ fn keep(request: Value) -> Value {
     if pkcs10.len() > MAX_ENCODED {
         pkcs10 = TOO_LONG;
     }
-    let groups: Vec<_> = [GROUP, tokens::GROUP].into_iter().filter(|group| is_of_group(&request, group)).collect();
+    let groups: Vec<_> = [GROUP, TICKET_GROUP].into_iter().filter(|group| is_of_group(&request, group)).collect();
     // more than there are good ones are not all good
     let usages: Vec<_> = strings(&request, "/spec/usages").take(MAX_USAGES + 1).collect();
     for field in ["uid", "resourceVersion"] {

@@ -18,6 +18,7 @@
 //! Of the Kubernetes API the key service asks whose the token of a caller is, which is all that its account may; that of the join
 //! service may do what a ticket needs.
 
+pub mod migration;
 mod owned;
 mod render;
 
@@ -41,8 +42,16 @@ use owned::owned;
 
 pub use render::manifests;
 
-/// Where nodes, and the load balancer, find the join service on every control plane.
-pub const NODE_PORT: u16 = 30090;
+/// The group of bootstrap tokens of tickets. Its members may ask for client certificates of kubelets, which the join service
+/// approves for the ticket's node. Not kubeadm's group (NodeBootstrapTokenAuthGroup): for that Kubernetes approves the name of any
+/// node. The chart gives it what a joining kubeadm reads, and lets the join service make tokens of no other.
+pub const TICKET_GROUP: &str = "system:bootstrappers:firstlight:join-ticket";
+/// Whom a service account's token must be made for with which the key service is asked.
+pub const KEY_SERVICE_AUDIENCE: &str = "key-service";
+/// The join service's account.
+pub const JOIN_SERVICE_ACCOUNT: &str = "kube-system/join-service";
+/// The classes of keys that the join service needs, and all that it has by default.
+pub const JOIN_SERVICE_GRANT: &str = "disk,ssh,measurement";
 
 /// What is mounted into the join service.
 const JOIN_CONFIG: &str = "join-config";
@@ -500,7 +509,7 @@ mod tests {
             policy: r#"{"measurements":{"15":"00"}}"#.into(),
             measurement_salt: vec![1; 32],
             kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
-            node_port: NODE_PORT,
+            node_port: crate::proto::join::NODE_PORT,
             migrate_until: String::new(),
             metadata: MetadataService::default(),
         }

@@ -86,6 +86,7 @@ mod tests {
 
     use super::super::MetadataService;
     use super::super::tests::settings;
+    use super::super::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, KEY_SERVICE_AUDIENCE, TICKET_GROUP};
     use super::*;
     use crate::kubernetes::client::Object;
 
@@ -176,7 +177,7 @@ mod tests {
     fn tokens_of_tickets_are_of_the_group_that_the_chart_knows_and_kubernetes_approves_nothing_for() {
         let objects = manifests(&settings()).unwrap();
         let group = json!([{
-            "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": crate::join_service::TICKET_GROUP,
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": TICKET_GROUP,
         }]);
         let bindings: Vec<_> = objects.iter().filter(|object| object["subjects"] == group).collect();
         let roles: Vec<_> = bindings.iter().map(|binding| &binding["roleRef"]["name"]).collect();
@@ -185,7 +186,7 @@ mod tests {
         let rules: Vec<_> = of_nodes.filter_map(|object| object["rules"].as_array()).flatten().collect();
         assert!(rules.len() == 3 && !json!(rules).to_string().contains("nodeclient"));
         let policy = objects.iter().find(|object| object["kind"] == "ValidatingAdmissionPolicy").unwrap();
-        let group = BASE64_STANDARD.encode(crate::join_service::TICKET_GROUP);
+        let group = BASE64_STANDARD.encode(TICKET_GROUP);
         assert!(policy["spec"]["validations"].to_string().contains(&format!("\\\"{group}\\\"")));
     }
 
@@ -199,12 +200,11 @@ mod tests {
         let volumes = set("join-service")["volumes"].clone();
         let tokens: Vec<_> = volumes.as_array().unwrap().iter().filter(|v| v.get("projected").is_some()).collect();
         let source = &tokens[0]["projected"]["sources"][0]["serviceAccountToken"];
-        assert_eq!((tokens.len(), &source["audience"]), (1, &json!(crate::key_service::tokens::AUDIENCE)));
+        assert_eq!((tokens.len(), &source["audience"]), (1, &json!(KEY_SERVICE_AUDIENCE)));
         let command = set("key-service")["containers"][0]["command"].clone();
         let arguments: Vec<_> = command.as_array().unwrap().iter().map(|argument| argument.as_str().unwrap()).collect();
         let grant = arguments[arguments.iter().position(|argument| *argument == "--grant").unwrap() + 1];
-        let grants: crate::key_service::grants::Grants = grant.parse().unwrap();
-        assert_eq!(grants.callers().collect::<Vec<_>>(), [crate::key_service::JOIN_SERVICE_ACCOUNT]);
+        assert_eq!(grant, format!("{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}"));
     }
 
     #[test]
