@@ -31,6 +31,7 @@ pub mod network;
 pub mod pool;
 pub mod program;
 pub mod proto;
+pub mod quotes;
 mod server_metrics;
 pub mod share;
 pub mod ssh;

@@ -9,10 +9,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::attestation::{IssueError, Issuer, KeyName, Oid};
 use crate::logger;
 use crate::sys::clock;
 
@@ -62,56 +60,6 @@ impl Timeline {
         if let Some(peak) = status.lines().find_map(|line| line.strip_prefix("VmHWM:")) {
             self.event("memory", format_args!("at most {} resident", peak.trim()));
         }
-    }
-
-    /// The name of this machine's attestation key, by which an operator accepts it.
-    pub fn attestation_key(&self, issuer: &dyn Issuer) {
-        match issuer.machine() {
-            Ok(Some(machine)) => match machine.parse::<KeyName>() {
-                Ok(name) => self.event("attestation key", name),
-                Err(_) => self.event("machine", machine),
-            },
-            Ok(None) => {}
-            Err(error) => log::warn!("the name of the attestation key: {error}"),
-        }
-    }
-
-    /// An issuer that notes the `quote` event each time it made a document.
-    pub fn issuer(&self, inner: Arc<dyn Issuer>) -> Arc<dyn Issuer> {
-        Arc::new(Noted { inner, timeline: *self })
-    }
-}
-
-struct Noted {
-    inner: Arc<dyn Issuer>,
-    timeline: Timeline,
-}
-
-impl Noted {
-    fn note(&self, issue: impl FnOnce() -> Result<Vec<u8>, IssueError>) -> Result<Vec<u8>, IssueError> {
-        let from = clock::since_boot();
-        let document = issue()?;
-        let took = clock::since_boot() - from;
-        self.timeline.event("quote", format_args!("{} bytes in {} ms", document.len(), took.as_millis()));
-        Ok(document)
-    }
-}
-
-impl Issuer for Noted {
-    fn oid(&self) -> Oid {
-        self.inner.oid()
-    }
-
-    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.note(|| self.inner.issue(user_data, nonce))
-    }
-
-    fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.note(|| self.inner.issue_for_stranger(user_data, nonce))
-    }
-
-    fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
-        self.inner.machine()
     }
 }
 

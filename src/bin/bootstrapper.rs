@@ -16,7 +16,7 @@ use firstlight::state_disk::{Unlock, handover};
 use firstlight::stop::Stop;
 use firstlight::sys::wiping::Wiping;
 use firstlight::timeline::Timeline;
-use firstlight::{logger, sys, tpm};
+use firstlight::{logger, quotes, sys, tpm};
 use lexopt::prelude::*;
 use log::LevelFilter;
 
@@ -156,7 +156,7 @@ fn unlock(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, S
         key_file: options.key_file,
         mke2fs: options.mke2fs,
         recovery: SocketAddr::new(options.listen, recoverproto::PORT),
-        issuer: timeline.issuer(issuer),
+        issuer: quotes::noted(timeline, issuer),
         tpm,
         stop: stop.clone(),
         timeline,
@@ -173,7 +173,7 @@ fn run(options: Options, timeline: Timeline, stop: &Stop) -> Result<Ending, Stri
         root: options.root,
         key_file: options.key_file,
         listen,
-        issuer: timeline.issuer(issuer.clone()),
+        issuer: quotes::noted(timeline, issuer.clone()),
         tpm,
         policy: Policy { allow_unverified: options.allow_unverified, ..Policy::default() },
         settings: Settings { image: options.components, ..Settings::default() },

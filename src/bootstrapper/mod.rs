@@ -43,6 +43,8 @@ use crate::attestation::{self, Issuer};
 use crate::backoff::Backoff;
 use crate::kubernetes::components;
 use crate::metadata::Metadata;
+use crate::quotes;
+use crate::ssh;
 use crate::state_disk::{self, Handover};
 use crate::stop::Stop;
 use crate::timeline::Timeline;
@@ -137,7 +139,7 @@ impl Bootstrapper {
         });
 
         let joining = JoinClient::start(self.issuer.clone(), by_join, node.clone()).map_err(Error::Thread)?;
-        self.timeline.attestation_key(self.issuer.as_ref());
+        quotes::announce_key(&self.timeline, self.issuer.as_ref());
         let initialized = serve_init(listener, self.issuer, by_init, &node)?;
         // whoever won has stopped the other
         let joined = joining.wait();
@@ -160,6 +162,7 @@ impl Bootstrapper {
                 state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline).map_err(Error::Disk)?;
             return reset(&disk, &self.timeline);
         }
+        self.renew_host_certificate();
         if state_disk::has_kubelet(&self.root) {
             kubelet::start(&self.stop).map_err(Error::Kubelet)?;
             self.timeline.event("kubelet", "started");
@@ -167,6 +170,23 @@ impl Bootstrapper {
         }
         self.timeline.event("ready", "a member of its cluster since before this boot");
         Ok(Ending::Member)
+    }
+
+    /// Puts the SSH host certificate that came with the rejoin ticket in the place of the one before. Emergency SSH is no reason
+    /// for a node not to start.
+    fn renew_host_certificate(&self) {
+        let certificate = match state_disk::handover::take_host_certificate(&self.key_file) {
+            Ok(Some(certificate)) => certificate,
+            Ok(None) => return,
+            Err(error) => return log::warn!("the SSH host certificate is not renewed: {error}"),
+        };
+        match ssh::host::renew(&self.root, &certificate) {
+            Ok(()) => {
+                self.timeline.event("ssh", "the host certificate is renewed");
+                ssh::host::reload_sshd();
+            }
+            Err(error) => log::warn!("the SSH host certificate is not renewed: {error}"),
+        }
     }
 }
 

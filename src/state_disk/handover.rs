@@ -4,7 +4,7 @@
 //! or with none. So beside the passphrase there is a file with the disk's UUID and the header's hash.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +22,10 @@ const MAX_KEY: u64 = 512;
 const HEADER_EXTENSION: &str = "header";
 /// ... and one line, of a UUID, a space, and SHA-256 in hex.
 const MAX_LINE: u64 = 256;
+/// Beside it, too: the SSH host certificate that came with a rejoin ticket, for the system on a disk that was opened.
+const HOST_CERTIFICATE: &str = "ssh_host_cert.pub";
+/// Far above any certificate.
+const MAX_CERTIFICATE: u64 = 64 << 10;
 
 /// A new disk's device and the file with its passphrase.
 #[derive(Debug, Clone)]
@@ -74,6 +78,32 @@ impl Handover {
             }
         }
     }
+}
+
+/// Leaves a renewed SSH host certificate beside `key_file` for the booted system; one of an earlier try goes, and nothing takes
+/// its place where there is none.
+pub fn leave_host_certificate(key_file: &Path, certificate: &[u8]) -> Result<(), Error> {
+    let path = key_file.with_file_name(HOST_CERTIFICATE);
+    match certificate {
+        [] => match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::Io("removing", path, error)),
+            _ => Ok(()),
+        },
+        _ => leave(&path, certificate),
+    }
+}
+
+/// Takes the renewed SSH host certificate that the initramfs left, if it did.
+pub fn take_host_certificate(key_file: &Path) -> Result<Option<Vec<u8>>, Error> {
+    let path = key_file.with_file_name(HOST_CERTIFICATE);
+    let mut certificate = Vec::new();
+    match File::open(&path).and_then(|file| file.take(MAX_CERTIFICATE).read_to_end(&mut certificate)) {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::Io("reading", path, error)),
+    }
+    fs::remove_file(&path).map_err(|error| Error::Io("removing", path, error))?;
+    Ok(Some(certificate))
 }
 
 fn leave(path: &Path, content: &[u8]) -> Result<(), Error> {

@@ -82,7 +82,7 @@ use crate::crypto::{KEY_LEN, Secret, cluster_id};
 use crate::device_mapper::{self, FirstUse, Mapping};
 use crate::luks::{self, ClusterToken, VOLUME_KEY_LEN};
 use crate::metadata::Metadata;
-use crate::ssh;
+use crate::quotes;
 use crate::stop::Stop;
 use crate::tickets::Asking;
 use crate::timeline::Timeline;
@@ -178,7 +178,7 @@ impl Unlock {
         if is_migrating {
             self.migrate(device, &mut header, &opened)?;
         }
-        self.renew_host_certificate(&opened.host_certificate);
+        self.leave_host_certificate(&opened.host_certificate);
         Ok(())
     }
 
@@ -209,14 +209,10 @@ impl Unlock {
         }
     }
 
-    /// Emergency SSH is no reason for a node not to boot.
-    fn renew_host_certificate(&self, certificate: &[u8]) {
-        if certificate.is_empty() {
-            return;
-        }
-        match ssh::host::renew(&self.root, certificate) {
-            Ok(()) => self.timeline.event("ssh", "the host certificate is renewed"),
-            Err(error) => log::warn!("the SSH host certificate is not renewed: {error}"),
+    /// The booted system puts it where sshd looks. Emergency SSH is no reason for a node not to boot.
+    fn leave_host_certificate(&self, certificate: &[u8]) {
+        if let Err(error) = handover::leave_host_certificate(&self.key_file, certificate) {
+            log::warn!("the SSH host certificate is not renewed: {error}");
         }
     }
 
@@ -234,7 +230,7 @@ impl Unlock {
         if let Err(error) = &rejoin {
             waiting.note("rejoin", format!("cannot start: {error}"));
         }
-        self.timeline.attestation_key(self.issuer.as_ref());
+        quotes::announce_key(&self.timeline, self.issuer.as_ref());
         let opened = waiting.wait(&self.stop);
         over.stop();
         drop((recovery, rejoin));

@@ -6,6 +6,10 @@ use std::process::Command;
 use crate::init::init;
 use crate::program::Program;
 use crate::setting::{INIT_SECRET, MASTER_KEY, Setting, wait_for_port};
+use firstlight::crypto::Secret;
+use firstlight::ssh;
+use firstlight::state_disk::handover;
+use std::time::SystemTime;
 
 /// Exit code and output, of the node with the policy in the file.
 fn status(setting: &Setting, address: &str, policy: &str) -> (i32, String) {
@@ -98,9 +102,16 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     node.terminate();
     assert!(node.exit().success());
 
-    // after a reboot it is one as well: the unlock has measured the cluster
+    // after a reboot it is one as well: the unlock has measured the cluster, and has left what came with the rejoin ticket
+    let key = ssh::host::host_key(&setting.path("mount")).unwrap();
+    let authority = ssh::Authority::from_seed(&Secret::new(vec![9; 32])).unwrap();
+    let renewed = authority.host_certificate(&key, &["node-1".to_owned()], SystemTime::now()).unwrap();
+    handover::leave_host_certificate(&setting.path("state.key"), renewed.as_bytes()).unwrap();
     let mut again = Program::start(&mut setting.bootstrapper("run", &disk));
     again.expect("member: `firstlight status` is answered");
+    assert!(again.output().contains("ssh: the host certificate is renewed"), "{}", again.output());
+    let certificate = fs::read_to_string(setting.path("mount/ssh/ssh_host_cert.pub")).unwrap();
+    assert_eq!(certificate.trim_end(), renewed.trim_end());
     expect(&status(&setting, &host, &policy), 0, &[&of_this]);
     again.terminate();
     assert!(again.exit().success());
