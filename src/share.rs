@@ -56,9 +56,9 @@ impl Share {
         self.pot.used.fetch_sub(amount, Ordering::Relaxed);
     }
 
-    /// Whether the peer has as much as it may have, or more.
-    pub fn is_used_up(&self) -> bool {
-        !self.fits(self.pot.used() + 1, self.used.load(Ordering::Relaxed) + 1)
+    /// Whether only the last quarter is left, and nothing should be taken that one can do without.
+    pub fn is_scarce(&self) -> bool {
+        self.pot.used() >= self.pot.most - self.pot.most / 4
     }
 
     fn fits(&self, all: usize, own: usize) -> bool {
@@ -130,12 +130,13 @@ mod tests {
         let pot = Pot::new(128);
         let greedy = Share::of(&pot);
         assert_eq!((0..200).filter(|_| greedy.take(1)).count(), 96);
-        assert!(greedy.is_used_up());
+        assert!(greedy.is_scarce());
         let modest = Share::of(&pot);
-        assert!(!modest.is_used_up() && modest.take(15) && modest.take(1));
-        assert!(modest.is_used_up() && !modest.take(1) && Share::of(&pot).take(1));
+        assert!(modest.take(15) && modest.take(1));
+        assert!(!modest.take(1) && Share::of(&pot).take(1));
         assert_eq!(pot.used(), 113);
         greedy.give_back(96);
+        assert!(!greedy.is_scarce());
         assert!(modest.take(79) && !modest.take(1));
         assert!(!modest.force(40), "it says so");
         assert_eq!(pot.used(), 136);

@@ -51,6 +51,7 @@ fn child_server() {
     let is_tls = std::env::var_os("HOSTILE_PEERS_TLS").is_some();
     let limits = match std::env::var_os("HOSTILE_PEERS_INITRAMFS") {
         Some(_) => recovery::limits(),
+        None if std::env::var_os("HOSTILE_PEERS_DEFAULT").is_some() => Limits::default(),
         None => {
             let half_open = Limits::default().half_open.max(connections / 2);
             Limits { connections, connections_per_peer: connections, half_open, ..Limits::default() }
@@ -59,7 +60,7 @@ fn child_server() {
     let limits = Limits {
         handshake: Duration::from_secs(if connections > CONNECTIONS || is_tls { 60 } else { 3 }),
         keepalive_timeout: Duration::from_secs(60),
-        stall: Duration::from_secs(3),
+        stall: Duration::from_secs(if connections == Limits::default().connections { 60 } else { 3 }),
         ..limits
     };
     let router = Router::new()
@@ -148,10 +149,14 @@ impl Target {
 
     /// From another address of this machine, 127.0.0.`host`, with small buffers in the kernel.
     fn connect_from(&self, host: u8) -> TcpStream {
+        self.connect_from_address(Ipv4Addr::new(127, 0, 0, host))
+    }
+
+    fn connect_from_address(&self, source: Ipv4Addr) -> TcpStream {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.set_recv_buffer_size(4 << 10).unwrap();
         socket.set_send_buffer_size(4 << 10).unwrap();
-        socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into()).unwrap();
+        socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
         socket.connect(&self.address.into()).unwrap();
         let socket = TcpStream::from(socket);
         socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -407,6 +412,12 @@ const SETTINGS_ACK: &[u8] = &[0, 0, 0, 4, 1, 0, 0, 0, 0];
 const REQUEST: [u8; 3] = [0x83, 0x86, 0x84];
 /// RFC 9113 §7.
 const ENHANCE_YOUR_CALM: u32 = 11;
+
+/// The header block of a call, nothing of which enters the table.
+fn request_head(path: &[u8]) -> Vec<u8> {
+    let kind = b"application/grpc";
+    [&[0x83, 0x86, 4, path.len() as u8][..], path, &[0x0f, 0x10, kind.len() as u8], kind].concat()
+}
 
 /// What a client says first.
 fn h2_client() -> Vec<u8> {
@@ -688,9 +699,7 @@ fn resets_that_the_peer_provokes_end_its_connection() {
             scope.spawn(|| {
                 while !stop.load(Ordering::SeqCst) {
                     let attacker = Attacker::new(&target);
-                    let (path, kind) = (b"/t.T/Ignore", b"application/grpc");
-                    let block = [&[0x83, 0x86, 4, path.len() as u8][..], path, &[0x0f, 0x10, kind.len() as u8], kind];
-                    let (block, mut stream) = (block.concat(), 1);
+                    let (block, mut stream) = (request_head(b"/t.T/Ignore"), 1);
                     let mut reset = || {
                         stream += 2;
                         let head = frame(1, 4, stream, &block);
@@ -770,8 +779,7 @@ fn connections_that_linger_after_goaway_hold_no_threads() {
 fn calls_with_large_metadata_that_do_not_begin_fill_no_memory() {
     let target = Target::start(CONNECTIONS);
     let other = target.channel();
-    let (path, kind) = (b"/t.T/Echo", b"application/grpc");
-    let head = [&[0x83, 0x86, 4, path.len() as u8][..], path, &[0x0f, 0x10, kind.len() as u8], kind].concat();
+    let head = request_head(b"/t.T/Echo");
     let first = [&head[..], b"\x40\x01x\x7f\xd9\x1c", &[b'v'; 3800]].concat();
     let attackers: Vec<Attacker> = (0..150)
         .map(|index| {
@@ -790,6 +798,145 @@ fn calls_with_large_metadata_that_do_not_begin_fill_no_memory() {
     }
     println!("{} KiB", target.peak() >> 10);
     drop(attackers);
+}
+
+// ---- attacks over all connections that there may be ----
+
+/// What they cost together, at most, without TLS and with it.
+const MOST_MEMORY_OF_ALL: [usize; 2] = [MOST_MEMORY, 80 * MIB];
+
+/// Has all connections of a server with the default limits but one, each from an address of its own. All
+/// stay open until another client was served and the memory measured.
+fn besiege(is_tls: bool, attack: impl Fn(&Target, Transport) -> Transport + Sync) {
+    raise_descriptor_limit().unwrap();
+    let limits = Limits::default();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    if is_tls {
+        command.env("HOSTILE_PEERS_TLS", "1");
+    }
+    let target = &Target::run(limits.connections, command.env("HOSTILE_PEERS_DEFAULT", "1"));
+    let other = target.channel();
+    let enter = |number: usize| {
+        let source = Ipv4Addr::from_bits(Ipv4Addr::new(127, 8, 0, 1).to_bits() + number as u32);
+        let socket = target.connect_from_address(source);
+        socket.set_nodelay(true).unwrap();
+        let mut transport = target.transport(socket);
+        transport.writer.write_all(&[&h2_client(), SETTINGS_ACK].concat()).unwrap();
+        attack(target, transport)
+    };
+    const WORKERS: usize = 32;
+    let numbers = |worker: usize| (worker..limits.connections - 1).step_by(WORKERS);
+    let attackers: Vec<Transport> = thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..WORKERS).map(|worker| scope.spawn(move || numbers(worker).map(enter).collect::<Vec<_>>())).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let request = Blob { data: vec![7; 1000], count: 1 };
+    for _ in 0..10 {
+        assert_eq!(other.unary("/t.T/Echo", &request, &within(60)), Ok(request.clone()));
+        thread::sleep(Duration::from_millis(50));
+    }
+    let (peak, threads) = (target.peak(), target.status("Threads"));
+    println!("{} MiB at the peak, over idle, {threads} threads; TLS: {is_tls}", peak / MIB);
+    assert!(peak < MOST_MEMORY_OF_ALL[usize::from(is_tls)], "{} MiB at the peak, over idle", peak / MIB);
+    assert!(threads < limits.connections / 2 + limits.handlers, "{threads} threads");
+    drop(attackers);
+}
+
+/// A header block of one field that is never indexed, of `length` bytes, in frames; without the last one if `is_cut`.
+fn long_block(stream: u32, length: usize, is_cut: bool) -> Vec<u8> {
+    let mut size = Vec::new();
+    let mut rest = length - 127;
+    while rest > 127 {
+        size.push(rest as u8 | 0x80);
+        rest >>= 7;
+    }
+    size.push(rest as u8);
+    let block = [&REQUEST[..], b"\x10\x01x\x7f", &size, &vec![b'v'; length]].concat();
+    let mut pieces: Vec<&[u8]> = block.chunks(6000).collect();
+    if is_cut {
+        pieces.pop();
+    }
+    let last = pieces.len() - 1;
+    let frames = pieces.into_iter().enumerate().map(|(index, piece)| {
+        frame(if index == 0 { 1 } else { 9 }, if index == last && !is_cut { 4 } else { 0 }, stream, piece)
+    });
+    frames.collect::<Vec<_>>().concat()
+}
+
+/// Large answers fill the socket's buffers, small ones what the server has; nothing is read.
+fn read_nothing(_: &Target, mut transport: Transport) -> Transport {
+    transport.socket.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    let window = frame(8, 0, 0, &0x7000_0000_u32.to_be_bytes());
+    let settings = frame(4, 0, 0, &[&[0, 4][..], &0x7000_0000_u32.to_be_bytes()].concat());
+    let mut bytes = [settings, window, unknown(0, 1)].concat();
+    let request = prost::Message::encode_to_vec(&Blob { data: vec![7; 60_000], count: 0 });
+    let message = [&[0][..], &(request.len() as u32).to_be_bytes(), &request].concat();
+    for number in 1..10_000 {
+        if number < 60 {
+            let stream = 2 * number + 1;
+            bytes.extend(frame(1, 4, stream, &request_head(b"/t.T/Echo")));
+            let last = message.chunks(16_000).count() - 1;
+            let pieces = message.chunks(16_000).enumerate();
+            bytes.extend(pieces.flat_map(|(index, piece)| frame(0, u8::from(index == last), stream, piece)));
+        } else {
+            bytes.extend(unknown(number * 300, 300));
+        }
+        if transport.writer.write_all(&std::mem::take(&mut bytes)).is_err() {
+            return transport;
+        }
+    }
+    panic!("the server reads on though its answers are not read");
+}
+
+/// Calls with tiny metadata that do not begin, a message, a frame and a TLS record that do not end.
+fn send_halves(target: &Target, mut transport: Transport) -> Transport {
+    let head = request_head(b"/t.T/Echo");
+    let mut bytes = Vec::new();
+    for number in 0..20 {
+        // as many entries as the table has room for
+        let names = b"\x40\x01x\x00".repeat(if number == 0 { 120 } else { 0 });
+        bytes.extend(frame(1, 4, 2 * number + 1, &[&head[..], &names, &[0xbe; 360]].concat()));
+    }
+    bytes.extend(&frame(0, 0, 1, &[&[0, 0, 0x30, 0, 0][..], &vec![0; 16_000]].concat()));
+    bytes.extend(&frame(0, 0, 1, &vec![0; 16_384])[..16_384]);
+    let _ = transport.writer.write_all(&bytes);
+    if target.is_tls {
+        let _ = (&*transport.socket).write_all(&[&[23, 3, 3, 0x40, 0xff][..], &[0; 0x40fe]].concat());
+    }
+    transport
+}
+
+/// A header block that is far too long, and one that does not end.
+fn send_half_a_block(_: &Target, mut transport: Transport) -> Transport {
+    let bytes = [long_block(1, 76_000, false), long_block(3, 80_000, true)].concat();
+    let _ = transport.writer.write_all(&bytes);
+    transport
+}
+
+#[test]
+fn no_connection_reads_its_answers() {
+    besiege(false, read_nothing);
+}
+
+#[test]
+fn all_connections_send_halves() {
+    besiege(false, send_halves);
+}
+
+#[test]
+fn all_connections_send_halves_over_tls() {
+    besiege(true, send_halves);
+}
+
+#[test]
+fn all_connections_send_half_a_header_block() {
+    besiege(false, send_half_a_block);
+}
+
+#[test]
+fn all_connections_send_half_a_header_block_over_tls() {
+    besiege(true, send_half_a_block);
 }
 
 #[test]

@@ -26,8 +26,9 @@ use rustls::Connection;
 use super::Error;
 use crate::grpc::Transport;
 
-/// Bytes read from the socket at once: one record of the largest size (RFC 8446 §5.2, 2^14 + 256, with its header).
-const READ_SIZE: usize = (1 << 14) + 256 + 5;
+/// Bytes read from the socket at once. rustls takes no more at once, either, and has room of its own for a record, so each
+/// byte more would be a byte that every peer can make us hold.
+const READ_SIZE: usize = 4 << 10;
 /// Plaintext encrypted at once: four records of the largest size, so that a large write is few system calls.
 const WRITE_SIZE: usize = 4 << 14;
 /// How long the end of the writer waits for a peer that does not read.
@@ -55,7 +56,7 @@ pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport>
         reader: Box::new(Reader {
             shared: shared.clone(),
             socket: socket.clone(),
-            received: vec![0; READ_SIZE].into_boxed_slice(),
+            received: Vec::new(),
             unread: 0..0,
             ended: None,
         }),
@@ -157,8 +158,8 @@ impl Outgoing {
     }
 
     fn send(&mut self) -> io::Result<()> {
-        let result = (&*self.socket).write_all(&self.records);
-        self.records.clear();
+        // a peer may keep as many connections as it wants busy once, and then idle: no room is kept
+        let result = (&*self.socket).write_all(&std::mem::take(&mut self.records));
         if let Err(error) = &result {
             self.broken = Some(error.kind());
         }
@@ -169,8 +170,8 @@ impl Outgoing {
 struct Reader {
     shared: Arc<Shared>,
     socket: Arc<TcpStream>,
-    /// Records as they came from the socket.
-    received: Box<[u8]>,
+    /// Records as they came from the socket; no room while nothing comes, which costs an idle connection its size.
+    received: Vec<u8>,
     /// The part of `received` that the engine has not taken yet.
     unread: std::ops::Range<usize>,
     /// Why no more data comes; returned once all data before it was.
@@ -194,7 +195,8 @@ impl Read for Reader {
                 return Err(Error::from(error.clone()).into());
             }
             if self.unread.is_empty() {
-                let len = read_socket(&self.socket, &mut self.received)?;
+                self.received.resize(READ_SIZE, 0);
+                let len = read_socket(&self.socket, &mut self.received).inspect_err(|_| self.received = Vec::new())?;
                 self.unread = 0..len;
             }
             self.process()?;

@@ -37,9 +37,9 @@ use crate::share::{Held, PeerShare};
 
 /// How long a connection may have nobody who reads it.
 pub(super) const TICK: Duration = Duration::from_millis(10);
-/// DATA is framed only while less than this waits to be written; while the peer has used up its share of the memory, the other.
+/// DATA is framed only while less than this waits to be written; while memory is scarce, the other.
 const OUTPUT: usize = 64 << 10;
-const OUTPUT_LEAN: usize = 4 << 10;
+const OUTPUT_LEAN: usize = 2 << 10;
 /// Nothing is taken in while so many times as much waits: what we answer is then bounded, too. It must be more than DATA alone
 /// may be, or two peers that both send much would wait for each other.
 const OUTPUTS_HELD: usize = 3;
@@ -48,13 +48,13 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_READS: usize = 16;
 /// What is told of a GOAWAY's debug data, bytes.
 const FAREWELL: usize = 100;
-/// The read buffer: small until it was full once, one frame then, more while the peer's share of the memory is not used up;
+/// The read buffer: small until it was full once, one frame then, more while memory is not scarce;
 /// small again when idle.
 const READ_FIRST: usize = 4 << 10;
 const READ_FRAME: usize = 17 << 10;
 const READ_MOST: usize = 64 << 10;
 /// Buffers of a connection that are not counted.
-const BUFFERS_FREE: usize = 24 << 10;
+const BUFFERS_FREE: usize = READ_FRAME + 2 * OUTPUT_LEAN;
 
 /// A connection.
 pub(super) struct Link {
@@ -80,7 +80,8 @@ pub(super) struct Link {
 pub(super) struct Core {
     pub(super) h2: Connection,
     pub(super) side: Side,
-    pub(super) calls: StreamMap<CallState>,
+    /// Boxed, as the map keeps the places of calls that ended.
+    pub(super) calls: StreamMap<Box<CallState>>,
     /// Server: calls whose handler can start.
     pub(super) ready: VecDeque<u32>,
     /// Server: calls whose handlers are done, and whose answers did not go out whole.
@@ -185,8 +186,8 @@ impl CallState {
         self.request.is_none() && self.outbound.is_none() && self.turned_away.is_none()
     }
 
-    pub(super) fn new(message_limit: usize, started: Instant, deadline: Option<Instant>) -> CallState {
-        CallState {
+    pub(super) fn new(message_limit: usize, started: Instant, deadline: Option<Instant>) -> Box<CallState> {
+        Box::new(CallState {
             inbound: Assembler::default(),
             message_limit,
             unreleased: 0,
@@ -201,7 +202,7 @@ impl CallState {
             has_encoding: false,
             started,
             deadline,
-        }
+        })
     }
 }
 
@@ -228,6 +229,7 @@ impl Reader {
     fn make_room(&mut self, is_lean: bool) {
         let length = self.buffer.len();
         match length {
+            READ_FRAME.. if is_lean && self.filled < READ_FIRST => self.resize(READ_FIRST),
             _ if self.filled < length => {}
             0 => self.resize(READ_FIRST),
             READ_FIRST => self.resize(READ_FRAME),
@@ -370,7 +372,7 @@ impl Link {
             core.reader = Some(reader);
             return core;
         }
-        reader.make_room(core.share_is_used_up());
+        reader.make_room(core.memory_is_scarce());
         core.read_room = reader.buffer.len();
         // from now on there may be bytes in the transport, behind the socket where the poller looks
         self.unpark(&mut core);
@@ -432,7 +434,7 @@ impl Link {
             core.is_writing = false;
             core.writer = Some(writer);
             core.written_room = 0;
-            if bytes.capacity() <= OUTPUT_LEAN || !core.share_is_used_up() {
+            if bytes.capacity() <= OUTPUT_LEAN || !core.memory_is_scarce() {
                 core.spare = bytes;
             }
             if let Err(error) = result {
@@ -604,12 +606,19 @@ impl Core {
         }
         reader.is_behind = self.is_held();
         reader.consume(taken);
+        self.h2.forget_headers();
         self.count_buffers();
+        if self.h2.block_room() > 0 && self.memory_is_scarce() {
+            let why = "memory is too scarce for a header block of more than one frame";
+            self.h2.refuse_block(why);
+            self.end(Status::new(Code::ResourceExhausted, why));
+            self.count_buffers();
+        }
     }
 
     /// How much may wait to be written before no more DATA is framed.
     fn most_output(&self) -> usize {
-        if self.share_is_used_up() { OUTPUT_LEAN } else { OUTPUT }
+        if self.memory_is_scarce() { OUTPUT_LEAN } else { OUTPUT }
     }
 
     /// Whether so much waits to be written that nothing more may be taken in: a thread is writing, and the peer does not read.
@@ -618,13 +627,13 @@ impl Core {
             && self.h2.output().len() >= OUTPUTS_HELD * self.most_output()
     }
 
-    fn share_is_used_up(&self) -> bool {
-        self.buffers.share.memory.is_used_up()
+    fn memory_is_scarce(&self) -> bool {
+        self.buffers.share.memory.is_scarce()
     }
 
     fn count_buffers(&mut self) {
         let room = self.h2.output().capacity() + self.spare.capacity() + self.read_room + self.written_room;
-        self.buffers.set(room.saturating_sub(BUFFERS_FREE));
+        self.buffers.set(room.saturating_sub(BUFFERS_FREE) + self.h2.block_room());
     }
 
     /// Whether there is something to write; frames what answers that wait have, as far as there is room.
@@ -824,7 +833,8 @@ impl Core {
         let words = debug[..debug.len().min(FAREWELL)].escape_ascii();
         let said = if debug.is_empty() { code.to_string() } else { format!("{code}, \"{words}\"") };
         self.farewell = Some(format!(" after GOAWAY ({said})"));
-        let is_unheard = |(&stream, call): (&u32, &CallState)| (stream > last && call.end.is_none()).then_some(stream);
+        let is_unheard =
+            |(&stream, call): (&u32, &Box<CallState>)| (stream > last && call.end.is_none()).then_some(stream);
         let unheard: Vec<u32> = self.calls.iter().filter_map(is_unheard).collect();
         for stream in unheard {
             let text = format!("the server went away before it saw the call ({said})");

@@ -10,8 +10,6 @@ use crate::crypto::buffer::Bytes;
 
 /// Compressed-Flag and Message-Length.
 const PREFIX: usize = 5;
-/// A message's first allocation at most, whatever length it announces; it then doubles as bytes arrive.
-const FIRST_ALLOCATION: usize = 16 << 10;
 
 /// A message with its prefix, ready for DATA frames.
 pub(super) fn encode<M: Message>(message: &M) -> Result<Bytes, Status> {
@@ -70,7 +68,8 @@ impl Assembler {
                 if self.prefix_length == PREFIX {
                     self.prefix_length = 0;
                     let length = self.announced(limit, has_encoding)?;
-                    self.partial = Some((length, self.room(length.min(self.longest.max(FIRST_ALLOCATION)))));
+                    // whatever length it announces; the room doubles as bytes arrive
+                    self.partial = Some((length, self.room(length.min(self.longest.max(piece.len())))));
                     self.complete_if_whole();
                 }
                 continue;
@@ -200,7 +199,7 @@ mod tests {
     fn what_is_announced_is_not_allocated() {
         let mut assembler = Assembler::default();
         assembler.feed(&[0, 0, 0x40, 0, 0, 1], 4 << 20, false).unwrap();
-        assert!(assembler.partial.as_ref().unwrap().1.0.capacity() <= FIRST_ALLOCATION);
+        assert!(assembler.partial.as_ref().unwrap().1.0.capacity() <= 16);
         assert!(!assembler.is_between_messages());
     }
 

@@ -13,6 +13,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_encode_padding(false).with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
+/// What an entry takes in memory beside its bytes: its place in a vector that doubled, and what two small allocations cost.
+const ENTRY_BYTES: usize = 128;
+
 /// Ordered key-value pairs. Keys are lower-case ASCII; a key that ends in `-bin` has bytes for a value
 /// ([`Metadata::get_bin`]), any other printable ASCII.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,9 +72,9 @@ impl Metadata {
         self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// Bytes of all keys and values.
+    /// Bytes of all keys and values, and what their places take.
     pub(super) fn size(&self) -> usize {
-        self.entries.iter().map(|(key, value)| key.len() + value.len()).sum()
+        self.entries.iter().map(|(key, value)| key.len() + value.len() + ENTRY_BYTES).sum()
     }
 
     /// The custom metadata among received headers.

@@ -33,6 +33,7 @@ use crate::half_open::{Begin, HalfOpen};
 use crate::network::Network;
 use crate::pool::Pool;
 use crate::share::{Held, PeerShare, Pot, Share};
+use crate::sys::net::limit_send_buffer;
 use crate::sys::poll::Poller;
 
 /// How often a connection on which something is due is looked at; also how precise its time-outs are.
@@ -51,6 +52,11 @@ const MESSAGE_MOST: usize = 2 << 10;
 const BUSY_PAUSE: Duration = Duration::from_secs(2);
 /// Connections accepted before the others are looked at again.
 const ACCEPTS: usize = 64;
+/// The part of all connections whose peers may let us wait while so much is to be written that we read no further. Each holds a
+/// thread, and buffers that nobody counts; of more, those end whose peers have been silent for the longest.
+const UNREAD_PART: usize = 4;
+/// What the kernel holds for a peer that does not read; without a limit it is 4 MiB (tcp(7), tcp_wmem).
+const SOCKET_BYTES: u32 = 64 << 10;
 /// How long to wait before the next accept when the system had no descriptor for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -122,7 +128,7 @@ impl Default for Limits {
             header_bytes: 16 << 10,
             // gRPC's usual default
             message_bytes: 4 << 20,
-            buffered_bytes: 16 << 20,
+            buffered_bytes: 8 << 20,
         }
     }
 }
@@ -189,6 +195,7 @@ impl Server {
     ) -> io::Result<Server> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
+        limit_send_buffer(&listener, SOCKET_BYTES)?;
         let shared = Arc::new(Shared {
             name,
             router: health::add(router),
@@ -590,16 +597,24 @@ impl Shared {
     /// Starts threads for jobs and connections that lack one; returns whether none does.
     fn all_have_threads(self: &Arc<Self>) -> bool {
         let active: Vec<_> = lock(&self.active).values().cloned().collect();
+        let mut unread = Vec::new();
         for link in active.iter().filter(|link| link.is_neglected()) {
             let mut core = link.lock();
             if core.is_writing && (core.ended.is_some() || core.is_held()) {
                 // there is nothing to do until that is written, or fails
+                unread.push((core.last_read, link));
                 continue;
             }
             let ready = core.ready.len();
             drop(core);
             // in a burst the jobs of an earlier tick may still wait: each tick would add as many again
             self.attend_later(link, ready.max(1).saturating_sub(link.awaited.load(Ordering::SeqCst)));
+        }
+        unread.sort_by_key(|(last_read, _)| *last_read);
+        for (_, link) in &unread[..unread.len().saturating_sub(self.limits.connections / UNREAD_PART)] {
+            let why = "too many peers do not take what is sent to them";
+            self.shed(why, link.peer.map_or([0; 4].into(), |peer| peer.ip()));
+            link.end(&mut link.lock(), Status::new(Code::Unavailable, why));
         }
         !self.pool.grow() && active.iter().all(|link| link.is_attended()) && !lock(&self.half_open).is_busy()
     }
@@ -832,7 +847,7 @@ impl Core {
         if let Some(answer) = self.calls.get(&stream).and_then(|call| call.turned_away) {
             return self.answer_turned_away(stream, answer);
         }
-        let takes_one = |call: &CallState| call.request.as_ref().is_some_and(|request| request.method.takes_one);
+        let takes_one = |call: &Box<CallState>| call.request.as_ref().is_some_and(|request| request.method.takes_one);
         if self.calls.get(&stream).is_some_and(takes_one) {
             self.ready.push_back(stream);
         }
@@ -840,7 +855,7 @@ impl Core {
 
     /// A call that ended badly before its handler started needs none, and after it no answer.
     pub(super) fn drop_if_unstarted(&mut self, stream: u32) {
-        let is_over = |call: &CallState| !call.has_handler() && matches!(call.end, Some(Err(_)));
+        let is_over = |call: &Box<CallState>| !call.has_handler() && matches!(call.end, Some(Err(_)));
         if self.calls.get(&stream).is_some_and(is_over) {
             self.calls.remove(&stream);
         }

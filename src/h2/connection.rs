@@ -355,6 +355,21 @@ impl Connection {
         &self.headers
     }
 
+    /// Gives back what large ones take.
+    pub fn forget_headers(&mut self) {
+        self.headers.clear();
+    }
+
+    /// What a header block that came in part takes.
+    pub fn block_room(&self) -> usize {
+        self.block.as_ref().map_or(0, |block| block.fragments.capacity())
+    }
+
+    /// Ends the connection because that is too much.
+    pub fn refuse_block(&mut self, reason: &'static str) {
+        self.die(Error { code: Code::ENHANCE_YOUR_CALM, reason });
+    }
+
     fn frame<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
         forbid(
             !self.has_settings && (head.kind != kind::SETTINGS || head.has(flag::ACK)),

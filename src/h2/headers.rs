@@ -3,6 +3,9 @@
 /// What a field counts beside its bytes (§6.5.2, SETTINGS_MAX_HEADER_LIST_SIZE).
 pub(super) const FIELD_OVERHEAD: usize = 32;
 
+/// What a connection keeps of buffers that large header blocks needed.
+pub(super) const SCRATCH: usize = 1 << 10;
+
 /// The fields of one header block in order.
 pub struct HeaderList {
     /// Names and values one after the other.
@@ -21,7 +24,9 @@ impl HeaderList {
 
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
+        self.bytes.shrink_to(SCRATCH);
         self.ends.clear();
+        self.ends.shrink_to(SCRATCH / FIELD_OVERHEAD);
         self.size = 0;
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::headers::HeaderList;
+use super::headers::{HeaderList, SCRATCH};
 use super::huffman;
 
 /// The dynamic table's size that both sides start with (RFC 9113 §6.5.2) and that we keep, as encoder at most.
@@ -120,6 +120,10 @@ impl Decoder {
                 }
             }
             started = true;
+        }
+        for buffer in [&mut self.name, &mut self.value] {
+            buffer.clear();
+            buffer.shrink_to(SCRATCH);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Sockets: connect(2) with a deadline that another thread can cut short.
+//! Sockets: connect(2) with a deadline that another thread can cut short; the size of their buffers.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -86,6 +86,23 @@ fn wait_connected(socket: &OwnedFd, deadline: Instant, cancelled: &dyn Fn() -> b
             }
         }
     }
+}
+
+/// Has the kernel hold at most twice `bytes` of what a peer does not read (SO_SNDBUF, socket(7)). Accepted sockets inherit it
+/// from the listening one.
+pub fn limit_send_buffer(socket: &impl AsRawFd, bytes: u32) -> io::Result<()> {
+    let length = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: `bytes` is an int of four bytes for the duration of the call
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUF,
+            std::ptr::from_ref(&bytes).cast(),
+            length,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The addresses of a host name. Blocks for as long as the system's resolver takes.
