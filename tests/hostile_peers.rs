@@ -952,6 +952,53 @@ fn connections_that_say_nothing_take_the_places_of_their_like_alone() {
     target.is_well(&newcomer, MOST_MEMORY);
 }
 
+/// Addresses that the kernel's loopback has in a network namespace of the test's own: the server's, two of one /64, one of
+/// another.
+const IPV6: [&str; 4] = ["fd00::1", "fd00:0:0:1::1", "fd00:0:0:1::2", "fd00:0:0:2::1"];
+
+#[test]
+fn two_addresses_of_one_ipv6_64_share_the_places_of_one_peer() {
+    let add = IPV6.map(|address| format!("ip address add {address}/128 dev lo")).join(" && ");
+    let output = Command::new("unshare")
+        .args(["--net", "sh", "-c", &format!("ip link set lo up && {add} && exec \"$@\""), "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "ipv6_peers", "--ignored", "--nocapture"])
+        .env("HOSTILE_PEERS_IPV6", "1")
+        .output()
+        .expect("unshare, of util-linux");
+    let told = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success() && told[0].contains("1 passed"), "{}", told.concat());
+}
+
+#[test]
+#[ignore = "needs the addresses that two_addresses_of_one_ipv6_64_share_the_places_of_one_peer gives it"]
+fn ipv6_peers() {
+    if std::env::var_os("HOSTILE_PEERS_IPV6").is_none() {
+        return;
+    }
+    let router = Router::new().unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request));
+    let accept = Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
+    let limits = Limits { connections_per_peer: 2, ..Limits::default() };
+    let server = Server::start("ipv6", TcpListener::bind("[::]:0").unwrap(), accept, router, limits).unwrap();
+    let to = SocketAddr::new(IPV6[0].parse().unwrap(), server.local_addr().port());
+    let connect = |from: &str| {
+        let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::new(from.parse().unwrap(), 0).into()).unwrap();
+        socket.connect(&to.into()).unwrap();
+        Channel::new(Transport::plain(socket.into()).unwrap(), "localhost").unwrap()
+    };
+    let request = Blob { data: vec![7; 100], count: 1 };
+    let ask = |channel: &Channel| channel.unary::<_, Blob>("/t.T/Echo", &request, &within(20));
+    let [_, first, second, stranger] = IPV6;
+    let held = [connect(first), connect(second)];
+    held.iter().for_each(|channel| assert_eq!(ask(channel), Ok(request.clone())));
+    for from in [first, second] {
+        assert_eq!(ask(&connect(from)).unwrap_err().code(), Code::Unavailable, "a third one, from {from}");
+    }
+    assert_eq!(ask(&connect(stranger)), Ok(request.clone()));
+    held.iter().for_each(|channel| assert_eq!(ask(channel), Ok(request.clone())));
+}
+
 /// Connections that stop somewhere between accept and the HTTP/2 preface, 51 a second, from one address and from thousands. Each
 /// holds its place for a minute, if nothing but the deadline ends it.
 #[test]
