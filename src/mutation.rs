@@ -3,7 +3,7 @@
 
 /// `count` variants of `valid`: bits flipped, bytes set, cut, doubled, moved and deleted, a few at a time.
 pub fn mutations(valid: &[u8], count: usize) -> impl Iterator<Item = Vec<u8>> {
-    let mut random = XorShift(0x9e37_79b9_7f4a_7c15);
+    let mut random = XorShift(SEED);
     (0..count).map(move |_| {
         let mut bytes = valid.to_vec();
         for _ in 0..1 + random.below(4) {
@@ -11,6 +11,12 @@ pub fn mutations(valid: &[u8], count: usize) -> impl Iterator<Item = Vec<u8>> {
         }
         bytes
     })
+}
+
+/// Numbers for tests that change valid input in their own way: the same ones in each run.
+pub fn numbers() -> impl FnMut() -> u64 {
+    let mut random = XorShift(SEED);
+    move || random.next()
 }
 
 /// The inputs that are kept for a fuzzer (`fuzz/corpus`), each with its name.
@@ -44,15 +50,22 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut XorShift) {
     }
 }
 
+/// 2^64 by the golden ratio; any number but 0 would do.
+const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// Marsaglia's xorshift64.
 struct XorShift(u64);
 
 impl XorShift {
-    /// Below `bound`; 0 where that is 0.
-    fn below(&mut self, bound: usize) -> usize {
+    fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (self.0 >> 16) as usize % bound.max(1)
+        self.0
+    }
+
+    /// Below `bound`; 0 where that is 0.
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() >> 16) as usize % bound.max(1)
     }
 }

@@ -199,13 +199,7 @@ mod tests {
 
     #[test]
     fn no_mutated_superblock_panics_or_exceeds_the_disk() {
-        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = move || {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random
-        };
+        let mut next = crate::mutation::numbers();
         for _ in 0..20_000 {
             let mut bytes = superblock();
             for _ in 0..=next() % 4 {

@@ -153,13 +153,7 @@ mod tests {
     #[test]
     fn no_mutated_superblock_and_no_short_disk_panics_or_passes() {
         let disk = cut_off::disk();
-        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = move || {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random
-        };
+        let mut next = crate::mutation::numbers();
         let mut start = disk[..JOURNAL].to_vec();
         for _ in 0..3000 {
             let superblock = &mut start[SUPERBLOCK..SUPERBLOCK + 64];

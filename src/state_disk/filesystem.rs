@@ -334,13 +334,7 @@ mod tests {
         let disk = disk(64 << 20);
         run_mke2fs(Path::new(MKE2FS), disk.as_file(), 64 << 20).unwrap();
         let superblock = read_superblock(disk.as_file()).unwrap();
-        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = move || {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random
-        };
+        let mut next = crate::mutation::numbers();
         for _ in 0..20_000 {
             let mut bytes = superblock;
             for _ in 0..=next() % 4 {
