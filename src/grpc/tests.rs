@@ -826,6 +826,23 @@ fn a_client_that_answers_pings_stays_while_it_has_a_call() {
 }
 
 #[test]
+fn a_connection_without_a_call_ends_though_its_peer_answers_each_ping() {
+    let server = start(hurried());
+    let (mut socket, mut client) = by_hand(&server);
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let (mut received, mut parsed, mut piece) = (Vec::new(), 0, [0; 1024]);
+    // the server may close before our last answer
+    while let Ok(length @ 1..) = socket.read(&mut piece) {
+        received.extend_from_slice(&piece[..length]);
+        while let Ok((taken @ 1.., _)) = client.receive(&received[parsed..], Instant::now()) {
+            parsed += taken;
+        }
+        let _ = socket.write_all(&std::mem::take(client.output()));
+    }
+    assert!(received.ends_with(b"it was idle"), "{}", received.escape_ascii());
+}
+
+#[test]
 fn a_request_that_does_not_end_is_refused() {
     let server = start(hurried());
     let (mut socket, mut client) = by_hand(&server);
