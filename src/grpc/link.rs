@@ -833,9 +833,9 @@ impl Core {
         let words = debug[..debug.len().min(FAREWELL)].escape_ascii();
         let said = if debug.is_empty() { code.to_string() } else { format!("{code}, \"{words}\"") };
         self.farewell = Some(format!(" after GOAWAY ({said})"));
-        let is_unheard =
-            |(&stream, call): (&u32, &Box<CallState>)| (stream > last && call.end.is_none()).then_some(stream);
-        let unheard: Vec<u32> = self.calls.iter().filter_map(is_unheard).collect();
+        let is_unheard = |stream: u32, call: &CallState| stream > last && call.end.is_none();
+        let unheard = self.calls.iter().filter(|(stream, call)| is_unheard(**stream, call)).map(|(&stream, _)| stream);
+        let unheard: Vec<u32> = unheard.collect();
         for stream in unheard {
             let text = format!("the server went away before it saw the call ({said})");
             self.finish(stream, Err(Status::new(Code::Unavailable, text).unprocessed()));

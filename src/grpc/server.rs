@@ -847,16 +847,16 @@ impl Core {
         if let Some(answer) = self.calls.get(&stream).and_then(|call| call.turned_away) {
             return self.answer_turned_away(stream, answer);
         }
-        let takes_one = |call: &Box<CallState>| call.request.as_ref().is_some_and(|request| request.method.takes_one);
-        if self.calls.get(&stream).is_some_and(takes_one) {
+        let takes_one = |call: &CallState| call.request.as_ref().is_some_and(|request| request.method.takes_one);
+        if self.calls.get(&stream).is_some_and(|call| takes_one(call)) {
             self.ready.push_back(stream);
         }
     }
 
     /// A call that ended badly before its handler started needs none, and after it no answer.
     pub(super) fn drop_if_unstarted(&mut self, stream: u32) {
-        let is_over = |call: &Box<CallState>| !call.has_handler() && matches!(call.end, Some(Err(_)));
-        if self.calls.get(&stream).is_some_and(is_over) {
+        let is_over = |call: &CallState| !call.has_handler() && matches!(call.end, Some(Err(_)));
+        if self.calls.get(&stream).is_some_and(|call| is_over(call)) {
             self.calls.remove(&stream);
         }
     }
