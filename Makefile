@@ -11,7 +11,7 @@ help: ## this list
 setup: ## install what is missing: Debian packages, the musl standard library, a static tpm2-tss, a kernel
 	@tools/setup.sh
 
-build: setup ## the four programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
+build: setup ## the five programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
 	@tools/build.sh $(TARGET)
 
 test: lint check-deps unit boot ## everything that must pass before a change lands

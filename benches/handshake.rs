@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firstlight::atls::{Client, Server};
-use firstlight::attestation;
-use firstlight::attestation::{Issuer, Validator};
+use attest::atls::{Client, Server};
+use attest::attestation;
+use attest::attestation::{Issuer, Validator};
 
-#[path = "../src/atls/dummy.rs"]
+#[path = "../src/attest/atls/dummy.rs"]
 mod dummy;
 use dummy::{Dummy, OID};
 
@@ -199,7 +199,7 @@ fn build_go() -> Option<PathBuf> {
         .args(["build", "-o"])
         .arg(&binary)
         .arg(".")
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/atls_go"))
+        .current_dir(Path::new(support::ROOT).join("tests/atls_go"))
         .envs([("GOFLAGS", "-mod=mod"), ("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("CGO_ENABLED", "0")])
         .status();
     matches!(built, Ok(status) if status.success()).then_some(binary)

@@ -26,7 +26,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use firstlight::grpc::{Accept, Call, CallOptions, Channel, Limits, Router, Sender, Server, Transport};
+use rpc::grpc::{Accept, Call, CallOptions, Channel, Limits, Router, Sender, Server, Transport};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
@@ -222,7 +222,7 @@ struct Peers {
 
 impl Peers {
     fn new() -> Peers {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = Path::new(support::ROOT);
         let output = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
         let python = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
         let target = "x86_64-unknown-linux-gnu";
@@ -264,7 +264,7 @@ impl Peers {
         };
         match who {
             "tonic" => &mut command,
-            "grpcio" => command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/bench.py")),
+            "grpcio" => command.arg(Path::new(support::ROOT).join("tests/interop/bench.py")),
             _ => command.arg(who),
         };
         command
@@ -481,7 +481,7 @@ fn shake_hands(mut connection: Connection, mut socket: TcpStream) -> io::Result<
     while connection.is_handshaking() {
         connection.complete_io(&mut socket)?;
     }
-    firstlight::atls::split(connection, socket)
+    attest::atls::split(connection, socket)
 }
 
 // ---- our clients ----

@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench unlock` boots one machine (tests/machine), in which tests/boot/cases/bench.sh runs either side five
 //! times, a first boot three times, as a process of its own, and prints the medians. This program is also what runs in the
-//! machine as our side: it calls what `bootstrapper unlock` calls, and nothing else. With emulation instead of KVM compare the
+//! machine as our side: it calls what `unlock` calls, and nothing else. With emulation instead of KVM compare the
 //! two columns, not the times.
 
 use std::fs::{self, OpenOptions};
@@ -10,10 +10,10 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use firstlight::crypto::Secret;
-use firstlight::device_mapper::{self, FirstUse, Mapping};
-use firstlight::luks::{self, Header, Probe};
-use firstlight::state_disk::filesystem;
+use base::crypto::Secret;
+use disk::device_mapper::{self, FirstUse, Mapping};
+use disk::luks::{self, Header, Probe};
+use disk::state_disk::filesystem;
 
 use machine::case::Case;
 

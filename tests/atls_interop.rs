@@ -6,18 +6,19 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use firstlight::atls::{Client, Error, Server};
-use firstlight::attestation;
-use firstlight::attestation::{Issuer, Validator};
-use firstlight::grpc::Transport;
+use attest::atls::{Client, Error, Server};
+use attest::attestation;
+use attest::attestation::{Issuer, Validator};
+use rpc::grpc::Transport;
 
-#[path = "../src/atls/dummy.rs"]
+#[path = "../src/attest/atls/dummy.rs"]
 mod dummy;
 use dummy::{Dummy, OID, OTHER_OID};
 
@@ -35,7 +36,7 @@ fn go_peer() -> &'static PathBuf {
             .args(["build", "-o"])
             .arg(&binary)
             .arg(".")
-            .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/atls_go"))
+            .current_dir(Path::new(support::ROOT).join("tests/atls_go"))
             .envs([("GOFLAGS", "-mod=mod"), ("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("CGO_ENABLED", "0")])
             .status()
             .expect("the Go tool chain is installed (Debian: golang-go)");

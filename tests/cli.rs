@@ -1,9 +1,7 @@
 //! The operator's command as the operator sees it: output, exit codes, files. No node here proves anything; those that do
 //! are in tests/services.rs.
 
-#[allow(dead_code)] // no test here reboots
-#[path = "common/swtpm.rs"]
-mod swtpm;
+use support::swtpm;
 
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
@@ -14,14 +12,14 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firstlight::attestation::Policy;
+use attest::attestation::Policy;
 use swtpm::Swtpm;
 use tempfile::TempDir;
 
 const POLICY: &str = r#"{"measurements":{"11":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 
 fn firstlight(dir: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
+    let mut command = Command::new(support::program::built("firstlight"));
     command.args(args).current_dir(dir).stdin(Stdio::null()).output().unwrap()
 }
 
@@ -63,7 +61,7 @@ fn nobody() -> SocketAddr {
 #[test]
 fn no_core_dump_takes_the_master_secret_along() {
     let dir = workspace();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
+    let mut command = Command::new(support::program::built("firstlight"));
     let endpoint = nobody().to_string();
     let mut waiting = command
         .args(init(&endpoint, &["--timeout", "60s"]))

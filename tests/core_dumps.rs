@@ -1,6 +1,6 @@
 //! `sys::process` changes the whole process: tested apart from the library's unit tests, which share one.
 
-use firstlight::sys::process;
+use sys::process;
 
 #[test]
 fn core_dumps_are_off_afterwards() {

@@ -3,13 +3,14 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firstlight::grpc::{CallOptions, Channel, Code, Keepalive, Status, Transport};
+use rpc::grpc::{CallOptions, Channel, Code, Keepalive, Status, Transport};
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Blob {
@@ -32,7 +33,7 @@ impl Peer {
                 .args(["build", "-o"])
                 .arg(&binary)
                 .arg(".")
-                .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/grpc_go"))
+                .current_dir(Path::new(support::ROOT).join("tests/grpc_go"))
                 .envs([("GOFLAGS", "-mod=readonly"), ("CGO_ENABLED", "0")])
                 .status()
                 .expect("the Go tool chain is installed (Debian: golang-go)");

@@ -20,11 +20,11 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firstlight::grpc::{
-    Accept, Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server, Status, Transport,
-};
 use interop::testing::{self, Seen, wait_for};
 use interop::tls;
+use rpc::grpc::{
+    Accept, Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server, Status, Transport,
+};
 
 const MIB: usize = 1 << 20;
 const TEXT: &str = "schlüssel 🔑 100 %\n";
@@ -205,7 +205,7 @@ fn all_cases(channel: &Channel) {
 
 fn python() -> Command {
     static INTERPRETER: OnceLock<PathBuf> = OnceLock::new();
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let root = PathBuf::from(support::ROOT);
     let interpreter = INTERPRETER.get_or_init(|| {
         let output = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
         assert!(output.status.success(), "tools/python.sh failed");

@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firstlight::atls;
-use firstlight::grpc::{
+use attest::atls;
+use rpc::grpc::{
     Accept, Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status, Transport,
 };
-use firstlight::h2::{self, Connection, Indexing};
-use firstlight::state_disk::recovery;
-use firstlight::sys::process::raise_descriptor_limit;
+use rpc::h2::{self, Connection, Indexing};
 use socket2::{Domain, Socket, Type};
+use sys::process::raise_descriptor_limit;
+use unlock::recovery;
 
 const MIB: usize = 1 << 20;
 /// What no attack on a server with the default limits may cost it, beyond what it takes when idle; and on the one of a machine
@@ -641,7 +641,9 @@ fn ask_until_held_back(target: &Target, host: u8) -> Transport {
     transport.writer.write_all(&[&h2_client(), SETTINGS_ACK].concat()).unwrap();
     for first in 0.. {
         if let Err(error) = transport.writer.write_all(&unknown(first * 300, 300)) {
-            assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+            // of many that wait, those that took nothing for longest are ended
+            let ends = [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+            assert!(ends.contains(&error.kind()), "{error}");
             break;
         }
         assert!(first < 10_000, "the server reads on though its answers are not read");
@@ -866,6 +868,7 @@ fn long_block(stream: u32, length: usize, is_cut: bool) -> Vec<u8> {
 
 /// Large answers fill the socket's buffers, small ones what the server has; nothing is read.
 fn read_nothing(_: &Target, mut transport: Transport) -> Transport {
+    let start = Instant::now();
     transport.socket.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     let window = frame(8, 0, 0, &0x7000_0000_u32.to_be_bytes());
     let settings = frame(4, 0, 0, &[&[0, 4][..], &0x7000_0000_u32.to_be_bytes()].concat());
@@ -882,7 +885,9 @@ fn read_nothing(_: &Target, mut transport: Transport) -> Transport {
         } else {
             bytes.extend(unknown(number * 300, 300));
         }
-        if transport.writer.write_all(&std::mem::take(&mut bytes)).is_err() {
+        // a server that is so slow for one of a thousand is as good as one that has stopped
+        if transport.writer.write_all(&std::mem::take(&mut bytes)).is_err() || start.elapsed() > Duration::from_secs(1)
+        {
             return transport;
         }
     }

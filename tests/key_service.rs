@@ -1,12 +1,8 @@
 //! Who gets keys of the key service: machines that prove by their TPM (swtpm) to be of the cluster, and nobody else.
 //! `tests/services.rs` has what it says to callers of the old system, `tests/kubernetes_keys.rs` those that show a token.
 
-#[allow(dead_code)] // not all of it
-#[path = "common/program.rs"]
-mod program;
-#[allow(dead_code)] // no test here reboots
-#[path = "common/swtpm.rs"]
-mod swtpm;
+use support::program;
+use support::swtpm;
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -15,18 +11,18 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use firstlight::atls;
-use firstlight::attestation::{Measurement, Policy, qemu_vtpm};
-use firstlight::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
-use firstlight::grpc::{CallOptions, Channel, Code, Transport};
-use firstlight::join_service::keys::{Auth, Error, KeyClient};
-use firstlight::key_service::{Clients, Config, KeyService};
-use firstlight::proto::join::ISSUE_REJOIN_TICKET;
-use firstlight::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
-use firstlight::proto::kms::GET_DATA_KEY;
-use firstlight::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
-use firstlight::tpm::Tpm;
+use attest::atls;
+use attest::attestation::{Measurement, Policy, qemu_vtpm};
+use attest::tpm::Tpm;
+use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
 use program::Program;
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use proto::kms::GET_DATA_KEY;
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use rpc::grpc::{CallOptions, Channel, Code, Transport};
+use services::join_service::keys::{Auth, Error, KeyClient};
+use services::key_service::{Clients, Config, KeyService};
 use swtpm::Swtpm;
 use tempfile::TempDir;
 
@@ -68,13 +64,13 @@ fn member(secret: u8, image: &[u8]) -> Swtpm {
 }
 
 fn command(program: &str, dir: &Path, tpm: &Swtpm) -> Command {
-    let mut command = Command::new(program);
+    let mut command = Command::new(support::program::built(program));
     command.args(["--listen", "127.0.0.1:0", "--config", ".", "--tpm", &tpm.location()]).current_dir(dir);
     command
 }
 
 fn key_service_command(dir: &Path, tpm: &Swtpm) -> Command {
-    let mut command = command(env!("CARGO_BIN_EXE_key-service"), dir, tpm);
+    let mut command = command("key-service", dir, tpm);
     command.args(["--master-secret", "mastersecret", "--salt", "salt"]);
     command
 }
@@ -189,7 +185,7 @@ fn who_is_of_no_cluster_or_of_another_gets_no_key_whatever_he_checks_himself() {
     assert!(key_client(address, dir.path(), &member).data_key(UUID, 32, None).is_ok());
 }
 
-fn ask(transport: Transport) -> Result<GetDataKeyResponse, firstlight::grpc::Status> {
+fn ask(transport: Transport) -> Result<GetDataKeyResponse, rpc::grpc::Status> {
     let request = GetDataKeyRequest { data_key_id: UUID.into(), length: 32 };
     let options = CallOptions { timeout: Some(Duration::from_secs(10)), ..CallOptions::default() };
     Channel::new(transport, "x")?.unary(GET_DATA_KEY, &request, &options)
@@ -263,7 +259,7 @@ fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms(
     let dir = config(0, &policy());
     let (tpm, node_tpm) = (member(0, b"image"), Swtpm::start());
     let (keys, key_address) = key_service(dir.path(), &tpm);
-    let mut command = command(env!("CARGO_BIN_EXE_join-service"), dir.path(), &tpm);
+    let mut command = command("join-service", dir.path(), &tpm);
     let join = Program::start(command.args(["--key-service", &key_address.to_string()]));
     let join_address = address(&join.expect("letting nodes in"));
     let issuer = qemu_vtpm::Issuer::new(node_tpm.location().parse().unwrap(), None);

@@ -2,19 +2,18 @@
 //!
 //! They are built from source the first time, which takes minutes, so `cargo test` leaves these out.
 
-#[path = "common/kube_apiserver.rs"]
-mod kube_apiserver;
+use common::kube_apiserver;
 
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firstlight::kubernetes::client::{
+use base::stop::Stop;
+use kube_apiserver::{Cluster, PATIENCE, config};
+use kubernetes::client::{
     CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, Collection, Config, Error, Event, NAMESPACES, NODES, PODS, Resource,
     SERVICE_ACCOUNTS, Selector,
 };
-use firstlight::stop::Stop;
-use kube_apiserver::{Cluster, PATIENCE, config};
 use serde_json::{Value, json};
 
 fn client() -> Client {

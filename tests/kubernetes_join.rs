@@ -1,18 +1,16 @@
 //! A real kubeadm that joins, as far as its checks, a real API server of which it knows nothing but our files (`make kubeadm`).
 
-#[allow(dead_code)] // not all of it is needed here
-#[path = "common/kube_apiserver.rs"]
-mod kube_apiserver;
+use common::kube_apiserver;
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use firstlight::kubernetes::client::{CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, SECRETS};
-use firstlight::kubernetes::kubeadm::{DISCOVERY, Node, Ticket, Trust, discovery, join_configuration};
-use firstlight::kubernetes::parameters::NodeName;
-use firstlight::stop::Stop;
+use base::stop::Stop;
 use kube_apiserver::Cluster;
+use kubernetes::client::{CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, SECRETS};
+use kubernetes::kubeadm::{DISCOVERY, Node, Ticket, Trust, discovery, join_configuration};
+use kubernetes::parameters::NodeName;
 use serde_json::json;
 use zeroize::Zeroizing;
 

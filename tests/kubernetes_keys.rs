@@ -1,11 +1,8 @@
 //! The key service with callers that show a token of their service account, which a real kube-apiserver judges
 //! (`make kubernetes-api`).
 
-#[path = "common/kube_apiserver.rs"]
-mod kube_apiserver;
-#[allow(dead_code)] // not all of it
-#[path = "common/program.rs"]
-mod program;
+use common::kube_apiserver;
+use support::program;
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -13,18 +10,18 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use firstlight::crypto::Secret;
-use firstlight::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
-use firstlight::join_service::keys::{Auth, Error, KeyClient};
-use firstlight::kms::{ClusterKms, Uuid};
-use firstlight::kubernetes::client::{CONFIG_MAPS, Client, NAMESPACES, Object, SERVICE_ACCOUNTS};
-use firstlight::kubernetes::machine_record::{self, Record};
-use firstlight::kubernetes::services::{self, Settings};
-use firstlight::proto::kms::GET_DATA_KEY;
-use firstlight::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
-use firstlight::stop::Stop;
+use ::services::join_service::keys::{Auth, Error, KeyClient};
+use base::crypto::Secret;
+use base::stop::Stop;
+use kms::{ClusterKms, Uuid};
 use kube_apiserver::Cluster;
+use kubernetes::client::{CONFIG_MAPS, Client, NAMESPACES, Object, SERVICE_ACCOUNTS};
+use kubernetes::machine_record::{self, Record};
+use kubernetes::services::{self, Settings};
 use program::Program;
+use proto::kms::GET_DATA_KEY;
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -93,7 +90,7 @@ fn key_service_for(kubeconfig: &str, clients: &str, grants: &str) -> KeyService 
     fs::write(dir.path().join("mastersecret"), [0; 32]).unwrap();
     fs::write(dir.path().join("salt"), [0; 32]).unwrap();
     fs::write(dir.path().join("kubeconfig"), kubeconfig).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
+    let mut command = Command::new(support::program::built("key-service"));
     command.args(["--clients", clients, "--kubeconfig", "kubeconfig", "--grant", grants]);
     command.args(["--listen", "127.0.0.1:0", "--master-secret", "mastersecret", "--salt=salt"]);
     command.args(["--metrics", "127.0.0.1:0"]).current_dir(dir.path());

@@ -1,8 +1,7 @@
 //! The services as manifests: against a real kube-apiserver with a real etcd, and beside what a real Helm makes of the chart
 //! (`make kubernetes-api`).
 
-#[path = "common/kube_apiserver.rs"]
-mod kube_apiserver;
+use common::kube_apiserver;
 
 use std::fs;
 use std::io::Write;
@@ -13,16 +12,16 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::crypto::Secret;
+use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use firstlight::crypto::Secret;
-use firstlight::kms::ClusterKms;
-use firstlight::kubernetes::client::{CONFIG_MAPS, Client, DAEMON_SETS, Object, Resource, SECRETS, SERVICES, Selector};
-use firstlight::kubernetes::services::{self, Error, MetadataService, Options, Report, Settings};
-use firstlight::kubernetes::yaml;
-use firstlight::proto::join::NODE_PORT;
-use firstlight::stop::Stop;
+use kms::ClusterKms;
 use kube_apiserver::Cluster;
+use kubernetes::client::{CONFIG_MAPS, Client, DAEMON_SETS, Object, Resource, SECRETS, SERVICES, Selector};
+use kubernetes::services::{self, Error, MetadataService, Options, Report, Settings};
+use kubernetes::yaml;
+use proto::join::NODE_PORT;
 use serde_json::{Value, json};
 
 const POLICY: &str = r#"{"measurements":{"4":{"expected":"1111111111111111111111111111111111111111111111111111111111111111"},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
@@ -348,7 +347,7 @@ impl Operator {
     }
 
     fn apply(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
+        let mut command = Command::new(support::program::built("firstlight"));
         command.args(["apply", "--policy", "policy.json", "--image", "example.com/a:1"]).args(arguments);
         command.current_dir(self.0.path()).output().unwrap()
     }
@@ -380,7 +379,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     let upgraded = operator.apply(&["--skip-wait", "--skip-phases", "policy", "--image", "example.com/a:3"]);
     assert_eq!(text(&upgraded.stdout), "2 objects are new or changed\n");
     fs::write(operator.0.path().join("policy.json"), POLICY.replace("00", "11")).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
+    let mut command = Command::new(support::program::built("firstlight"));
     command.args(["apply", "--policy", "policy.json", "--skip-phases", "services"]).current_dir(operator.0.path());
     assert_eq!(text(&command.output().unwrap().stdout), "1 object is new or changed\n");
     assert_eq!(image_of(&client, "join-service"), "example.com/a:3");
@@ -411,7 +410,7 @@ fn helm_makes_the_same_objects_of_the_chart() {
     assert!(printed.status.success(), "{}", text(&printed.stderr));
     let mut ours: Value = serde_json::from_slice(&printed.stdout).unwrap();
 
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/firstlight");
+    let chart = Path::new(support::ROOT).join("charts/firstlight");
     let master_secret = fs::read_to_string(operator.0.path().join("firstlight-mastersecret.json")).unwrap();
     let secret = format!("{{\"masterSecret\": {master_secret}}}");
     let set_salt = format!("measurementSalt={}", BASE64_STANDARD.encode([1; 32]));
@@ -462,7 +461,7 @@ fn helm_makes_the_same_objects_of_the_chart() {
 
 /// Builds it if it is missing, which takes minutes.
 fn helm() -> PathBuf {
-    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/helm.sh");
+    let tool = Path::new(support::ROOT).join("tools/helm.sh");
     let output = Command::new(tool).output().unwrap();
     assert!(output.status.success(), "tools/helm.sh has not built Helm: {}", text(&output.stderr));
     text(&output.stdout).trim().into()

@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-use firstlight::crypto::Secret;
-use firstlight::luks::{self, ClusterToken, Error, Header, Integrity, Probe, State};
+use base::crypto::Secret;
+use disk::luks::{self, ClusterToken, Error, Header, Integrity, Probe, State};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 

@@ -6,12 +6,11 @@
 
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 
-use firstlight::crypto::Secret;
-use firstlight::device_mapper::may_hold_data;
-use firstlight::luks::{self, ClusterToken, DATA_OFFSET, Device, Error, Header, Integrity, Probe, State};
+use base::crypto::Secret;
+use disk::device_mapper::may_hold_data;
+use disk::luks::{self, ClusterToken, DATA_OFFSET, Device, Error, Header, Integrity, Probe, State};
 
-#[path = "common/cut_off.rs"]
-mod cut_off;
+use support::cut_off;
 
 const SECTOR: usize = 512;
 const DISK_SIZE: usize = 18 << 20;

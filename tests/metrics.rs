@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use firstlight::metrics::{Counter, Exporter, Gauge, Histogram, Labelled, Registry};
+use metrics::{Counter, Exporter, Gauge, Histogram, Labelled, Registry};
 
 fn registry() -> Registry {
     let registry = Registry::new();
@@ -29,7 +29,7 @@ fn registry() -> Registry {
 #[test]
 fn the_library_of_prometheus_reads_what_was_counted() {
     let exporter = Exporter::start("127.0.0.1:0".parse().unwrap(), &registry()).unwrap();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(support::ROOT);
     let python = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
     assert!(python.status.success(), "tools/python.sh failed");
     let output = Command::new(String::from_utf8(python.stdout).unwrap().trim())

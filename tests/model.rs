@@ -8,10 +8,15 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use firstlight::crypto;
 use loom::thread;
+use plain::crypto;
 
-/// What the modules call `crate::sync`.
+// What the modules name so are the modules below; of the crate `base` itself only what has no threads.
+extern crate base as plain;
+extern crate self as attest;
+extern crate self as base;
+
+/// What the modules call `base::sync`.
 mod sync {
     pub use loom::sync::{Condvar, Mutex, MutexGuard};
     pub use std::sync::{Arc, PoisonError};
@@ -59,7 +64,7 @@ mod node_lock;
 #[path = "../src/bootstrapper/race.rs"]
 mod race;
 #[allow(dead_code, unused_imports)]
-#[path = "../src/stop.rs"]
+#[path = "../src/base/stop.rs"]
 mod stop;
 
 use node_lock::{Locking, NodeLock};

@@ -15,7 +15,7 @@ const SECRET: [&str; 7] = [
 
 #[test]
 fn generated_messages_are_those_of_the_proto_files() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(support::ROOT);
     let fresh = tempfile::tempdir().unwrap();
     let files = ["init.proto", "join.proto", "kms.proto", "recover.proto"];
     let descriptors = protox::compile(files, [root.join("proto")]).unwrap();

@@ -1,13 +1,9 @@
 //! The key service's program and the join service, against clients over real connections: ours, and tonic and grpcio as clients
 //! of another make.
 
-#[path = "common/attested.rs"]
-mod attested;
-#[path = "common/program.rs"]
-mod program;
-#[allow(dead_code)] // no test here reboots
-#[path = "common/swtpm.rs"]
-mod swtpm;
+use common::attested;
+use support::program;
+use support::swtpm;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -18,19 +14,21 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use attest::atls;
+use attest::attestation;
 use attested::{Anybody, attested, attested_channel, plain_channel, within};
-use firstlight::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
-use firstlight::join_service::keys::{Auth, KeyClient};
-use firstlight::join_service::{self};
-use firstlight::kubernetes::services::migration::Migration;
-use firstlight::proto::join::ISSUE_JOIN_TICKET;
-use firstlight::proto::join::ISSUE_REJOIN_TICKET;
-use firstlight::proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
-use firstlight::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
-use firstlight::proto::kms::GET_DATA_KEY;
-use firstlight::proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
-use firstlight::{atls, attestation, crypto};
+use base::crypto;
+use kubernetes::services::migration::Migration;
 use program::Program;
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
+use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use proto::kms::GET_DATA_KEY;
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use rpc::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
+use services::join_service::keys::{Auth, KeyClient};
+use services::join_service::{self};
 use swtpm::Swtpm;
 use tempfile::TempDir;
 
@@ -58,7 +56,7 @@ fn key_service_for(args: &[&str]) -> KeyService {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("mastersecret"), [0; 32]).unwrap();
     fs::write(dir.path().join("salt"), [0; 32]).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
+    let mut command = Command::new(support::program::built("key-service"));
     command.args(["--master-secret", "mastersecret", "--salt=salt", "-v", "-1"]).args(args);
     let program = Program::start(command.current_dir(dir.path()));
     let address = address(&program.expect("serving data keys"));
@@ -117,7 +115,7 @@ async fn key_service_serves_a_client_of_another_make() {
 #[test]
 fn key_service_serves_grpcio_as_the_old_callers_ask() {
     let service = key_service("127.0.0.1:0");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(support::ROOT);
     let python = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
     assert!(python.status.success(), "tools/python.sh failed");
     let answers = Command::new(String::from_utf8(python.stdout).unwrap().trim())
@@ -148,7 +146,7 @@ fn programs_that_the_old_chart_starts_serve_the_old_clients_and_say_loudly_what_
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("attestationConfig"), POLICY).unwrap();
     let endpoint = format!("--key-service-endpoint=127.0.0.1:{}", keys.address.port());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_join-service"));
+    let mut command = Command::new(support::program::built("join-service"));
     command.args(["--cloud-provider=QEMU", &endpoint, "--attestation-variant=qemu-vtpm"]);
     let join = Program::start(command.args(["--listen=127.0.0.1:0", "--config=."]).current_dir(dir.path()));
     let address = address(&join.expect("letting nodes in"));
@@ -197,7 +195,7 @@ fn key_service_refuses_to_expose_keys_and_short_secrets() {
     fs::write(dir.path().join("good"), [0; 32]).unwrap();
     let run = |args: &[&str]| {
         let output =
-            Command::new(env!("CARGO_BIN_EXE_key-service")).args(args).current_dir(dir.path()).output().unwrap();
+            Command::new(support::program::built("key-service")).args(args).current_dir(dir.path()).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     };
     let (code, stderr) = run(&["--clients=any", "--listen", "0.0.0.0:0", "--master-secret", "good", "--salt", "good"]);
@@ -266,7 +264,7 @@ fn who_is_not_attested_does_not_get_as_far_as_asking() {
     // TLS 1.3 clients are done before the server has judged them: the refusal may come with the first call
     if let Ok(transport) = atls::Client::new(None, vec![]).connect(socket, deadline) {
         let request = IssueRejoinTicketRequest { disk_uuid: UUID.into() };
-        let answer = firstlight::grpc::Channel::new(transport, "x").and_then(|channel| {
+        let answer = rpc::grpc::Channel::new(transport, "x").and_then(|channel| {
             channel.unary::<_, IssueRejoinTicketResponse>(ISSUE_REJOIN_TICKET, &request, &within(5))
         });
         assert_eq!(answer.err().unwrap().code(), Code::Unavailable);
@@ -344,7 +342,7 @@ fn the_client_of_the_tests_is_refused_where_attestation_is_another() {
     let answer = attested()
         .connect(socket, Instant::now() + Duration::from_secs(10))
         .map_err(|error| error.to_string())
-        .and_then(|transport| firstlight::grpc::Channel::new(transport, "x").map_err(|status| status.to_string()))
+        .and_then(|transport| rpc::grpc::Channel::new(transport, "x").map_err(|status| status.to_string()))
         .and_then(|channel| {
             channel
                 .unary::<_, IssueRejoinTicketResponse>("/x.Y/Z", &IssueRejoinTicketRequest::default(), &within(5))
@@ -355,13 +353,13 @@ fn the_client_of_the_tests_is_refused_where_attestation_is_another() {
 
 struct Never;
 
-impl firstlight::attestation::Validator for Never {
-    fn oid(&self) -> firstlight::attestation::Oid {
-        firstlight::attestation::Validator::oid(&Anybody)
+impl attest::attestation::Validator for Never {
+    fn oid(&self) -> attest::attestation::Oid {
+        attest::attestation::Validator::oid(&Anybody)
     }
 
-    fn validate(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, firstlight::attestation::ValidateError> {
-        Err(firstlight::attestation::ValidateError("never".into()))
+    fn validate(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, attest::attestation::ValidateError> {
+        Err(attest::attestation::ValidateError("never".into()))
     }
 }
 
@@ -369,7 +367,7 @@ impl firstlight::attestation::Validator for Never {
 const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 
 fn join_program(dir: &TempDir, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_join-service"));
+    let mut command = Command::new(support::program::built("join-service"));
     command.args(["--key-service-endpoint=127.0.0.1:1", "--key-service-auth=none"]);
     command.args(["--listen", "127.0.0.1:0", "--config", "."]);
     command.args(args).current_dir(dir.path());
@@ -420,7 +418,7 @@ fn a_join_service_that_cannot_work_does_not_start() {
     assert!(code == 1 && stderr.contains("attestationConfig"), "{code} {stderr}");
     let (code, stderr) = run(&mut join_program(&dir, &["--attestation-variant", "azure-tdx"]));
     assert!(code == 1 && stderr.contains("azure-tdx"), "{code} {stderr}");
-    let (code, stderr) = run(&mut Command::new(env!("CARGO_BIN_EXE_join-service")));
+    let (code, stderr) = run(&mut Command::new(support::program::built("join-service")));
     assert!(code == 2 && stderr.contains("--key-service is missing"), "{code} {stderr}");
 }
 
@@ -431,7 +429,7 @@ fn rejoin_from(tpm: &Swtpm, address: SocketAddr) -> Result<IssueRejoinTicketResp
     let socket = TcpStream::connect(address).unwrap();
     let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
     let request = IssueRejoinTicketRequest { disk_uuid: UUID.into() };
-    firstlight::grpc::Channel::new(transport, "x")?.unary(ISSUE_REJOIN_TICKET, &request, &within(20))
+    rpc::grpc::Channel::new(transport, "x")?.unary(ISSUE_REJOIN_TICKET, &request, &within(20))
 }
 
 #[test]
@@ -488,9 +486,9 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
         let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
         let socket = TcpStream::connect(address).unwrap();
         let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
-        firstlight::grpc::Channel::new(transport, "x").unwrap()
+        rpc::grpc::Channel::new(transport, "x").unwrap()
     };
-    let ask = |channel: &firstlight::grpc::Channel| -> Result<IssueRejoinTicketResponse, Status> {
+    let ask = |channel: &rpc::grpc::Channel| -> Result<IssueRejoinTicketResponse, Status> {
         channel.unary(ISSUE_REJOIN_TICKET, &IssueRejoinTicketRequest { disk_uuid: UUID.into() }, &within(20))
     };
     let (busy, idle) = (channel(), channel());
@@ -531,7 +529,7 @@ fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(address).unwrap();
     let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
-    let channel = firstlight::grpc::Channel::new(transport, "x").unwrap();
+    let channel = rpc::grpc::Channel::new(transport, "x").unwrap();
     let since = Instant::now();
     let ask = || -> Result<IssueRejoinTicketResponse, Status> {
         channel.unary(ISSUE_REJOIN_TICKET, &IssueRejoinTicketRequest { disk_uuid: UUID.into() }, &within(20))

@@ -3,8 +3,10 @@
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
-const FIRSTLIGHT: &str = env!("CARGO_BIN_EXE_firstlight");
+static FIRSTLIGHT: LazyLock<String> =
+    LazyLock::new(|| support::program::built("firstlight").to_str().unwrap().to_owned());
 
 fn output(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -14,7 +16,7 @@ fn output(command: &mut Command) -> String {
 }
 
 fn firstlight(args: &[&str]) -> String {
-    output(Command::new(FIRSTLIGHT).args(args))
+    output(Command::new(&*FIRSTLIGHT).args(args))
 }
 
 /// What bash offers for the last of these words, in a folder with the files of an operator.
@@ -23,7 +25,7 @@ fn bash(dir: &Path, words: &[&str]) -> Vec<String> {
                   _firstlight; printf '%s\\n' \"${COMPREPLY[@]}\"";
     let mut command = Command::new("bash");
     // compopt(1) complains outside of a completion, and is told to be quiet
-    command.args(["--norc", "-uc", script, FIRSTLIGHT]).args(words).current_dir(dir);
+    command.args(["--norc", "-uc", script, &FIRSTLIGHT]).args(words).current_dir(dir);
     output(&mut command).lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
@@ -44,7 +46,7 @@ fn bash_completes_commands_options_files_and_words() {
 fn fish_completes_commands_and_options() {
     let dir = tempfile::tempdir().unwrap();
     let complete = |line: &str| -> Vec<String> {
-        let script = format!("'{FIRSTLIGHT}' completions fish | source; complete -C '{line}'");
+        let script = format!("'{}' completions fish | source; complete -C '{line}'", *FIRSTLIGHT);
         let mut command = Command::new("fish");
         let text = output(command.args(["--no-config", "-c", &script]).current_dir(dir.path()).env("HOME", dir.path()));
         text.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect()
@@ -80,7 +82,7 @@ fn zsh_completes_commands_options_and_words() {
 #[test]
 fn an_unknown_shell_is_wrong_usage() {
     for args in [&["completions"][..], &["completions", "tcsh"]] {
-        let output = Command::new(FIRSTLIGHT).args(args).output().unwrap();
+        let output = Command::new(&*FIRSTLIGHT).args(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
     }
 }

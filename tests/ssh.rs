@@ -8,8 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use firstlight::crypto::{Dek, SSH_HOST_CA_SEED_ID, Secret, derive_key};
-use firstlight::ssh::{Authority, HOST_VALIDITY, PublicKey, host, key};
+use base::crypto::{Dek, SSH_HOST_CA_SEED_ID, Secret, derive_key};
+use ssh::{Authority, HOST_VALIDITY, PublicKey, host, key};
 use tempfile::TempDir;
 
 /// Key 01.., salt 02..: the vector of the old system.
@@ -62,7 +62,7 @@ fn firstlight_ssh(dir: &Path, args: &[&str]) -> Output {
     let secret = dir.join("firstlight-mastersecret.json");
     fs::write(&secret, MASTER_SECRET).unwrap();
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
+    let mut command = Command::new(support::program::built("firstlight"));
     command.arg("ssh").args(args).current_dir(dir).stdin(Stdio::null()).output().unwrap()
 }
 

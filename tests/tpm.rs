@@ -1,7 +1,6 @@
 //! The TPM and its documents, against swtpm and tpm2-tools.
 
-#[path = "common/swtpm.rs"]
-mod swtpm;
+use support::swtpm;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,12 +8,12 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 
+use attest::attestation::{Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
+use attest::attestation::{is_marked, pcr15, pcr15_after};
+use attest::tpm::{Bank, Location, Tpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firstlight::attestation::{Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
-use firstlight::attestation::{is_marked, pcr15, pcr15_after};
-use firstlight::bootstrapper::node_lock::{Locking, NodeLock};
-use firstlight::tpm::{Bank, Location, Tpm};
+use bootstrapper::node_lock::{Locking, NodeLock};
 use serde_json::{Value, json};
 use swtpm::Swtpm;
 

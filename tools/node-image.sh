@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the disk of a Kubernetes node for the cluster tests: Debian 12 with systemd, containerd and the CNI plugins, kubeadm,
-# kubelet and kubectl as components that `bootstrapper run` installs, and every container image unpacked in containerd's
+# kubelet and kubectl as components that `bootstrapper` installs, and every container image unpacked in containerd's
 # store, so that a node needs no network and no registry.
 #
 #   tools/node-image.sh      prints the folder with disk.img (ext4, sparse)

@@ -6,7 +6,7 @@ cd "$ROOT"
 
 PACKAGES=(
   # to build: a C compiler for ring and tpm2-tss, for glibc and for musl
-  gcc libc6-dev make binutils pkg-config musl-tools dpkg-dev xz-utils bzip2 ca-certificates
+  gcc libc6-dev make binutils pkg-config musl-tools dpkg-dev xz-utils bzip2 zstd ca-certificates
   # to boot: a machine, its firmware, its TPM, its kernel and its initramfs
   qemu-system-x86 seabios ipxe-qemu ovmf swtpm swtpm-tools busybox-static cpio kmod e2fsprogs
   # a node of Kubernetes: its disk, and a line to it

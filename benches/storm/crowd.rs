@@ -10,20 +10,20 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use attest::atls;
+use attest::attestation::Issuer;
+use base::backoff::Backoff;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD_NO_PAD;
-use firstlight::atls;
-use firstlight::attestation::Issuer;
-use firstlight::backoff::Backoff;
-use firstlight::grpc::{Code, Status};
-use firstlight::h2::{Connection, Event, Field, HeaderList, Indexing, Limits, SendError};
-use firstlight::kubernetes::kubelet_request::KubeletRequest;
-use firstlight::kubernetes::parameters::NodeName;
-use firstlight::proto::join::ISSUE_JOIN_TICKET;
-use firstlight::proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
+use kubernetes::kubelet_request::KubeletRequest;
+use kubernetes::parameters::NodeName;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 use prost::Message;
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
+use rpc::grpc::{Code, Status};
+use rpc::h2::{Connection, Event, Field, HeaderList, Indexing, Limits, SendError};
 use rustls::{AlertDescription, ClientConnection};
 
 /// A node's own limits, as the JoinClient has them: from the first byte to the end of the handshake, and of the call.

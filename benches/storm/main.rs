@@ -22,11 +22,8 @@
 //! - `tpm`: a node's TPM in software
 
 mod crowd;
-#[path = "../../tests/common/kube_apiserver.rs"]
-mod kube_apiserver;
-#[allow(dead_code)] // not all of it is needed here
-#[path = "../../tests/common/metadata.rs"]
-mod metadata;
+use common::kube_apiserver;
+use support::metadata;
 mod tpm;
 
 use std::fmt;
@@ -40,17 +37,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
+use base::crypto::Secret;
+use base::stop::Stop;
 use crowd::{Joined, Node};
-use firstlight::crypto::Secret;
-use firstlight::kms::ClusterKms;
-use firstlight::kubernetes::client::{CONFIG_MAPS, Client, NODES, Object, SECRETS, Selector};
-use firstlight::kubernetes::services::{self, Settings};
-use firstlight::proto::join::NODE_PORT;
-use firstlight::stop::Stop;
-use firstlight::sys::process;
+use kms::ClusterKms;
 use kube_apiserver::Cluster;
+use kubernetes::client::{CONFIG_MAPS, Client, NODES, Object, SECRETS, Selector};
+use kubernetes::services::{self, Settings};
 use metadata::MetadataServer;
+use proto::join::NODE_PORT;
 use serde_json::json;
+use sys::process;
 use tempfile::TempDir;
 use tpm::{Key, Tpm};
 
@@ -183,12 +180,12 @@ impl Setting {
         metadata.set_peers(&json!((0..nodes).map(machine).collect::<Vec<_>>()).to_string());
         let at = |name: &str| dir.path().join(name).display().to_string();
         let keys = Service::start(
-            env!("CARGO_BIN_EXE_key-service"),
+            support::program::built("key-service"),
             dir.path().join("keys.log"),
             &["--clients=any", "--listen=127.0.0.1:0", "--master-secret", &at("mastersecret"), "--salt", &at("salt")],
         );
         let service = Service::start(
-            env!("CARGO_BIN_EXE_join-service"),
+            support::program::built("join-service"),
             dir.path().join("join.log"),
             &[
                 "--listen=127.0.0.1:0",

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Arc;
 
+use attest::attestation::{self, IssueError, Issuer, Oid};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use firstlight::attestation::{self, IssueError, Issuer, Oid};
 use ring::digest::{SHA256, digest};
 use ring::rand::SystemRandom;
 use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};

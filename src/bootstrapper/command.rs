@@ -11,9 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::job::without_tokens;
-use crate::crypto::Secret;
-use crate::stop::Stop;
-use crate::sys;
+use base::crypto::Secret;
+use base::stop::Stop;
 
 /// How often a stop and the deadline are looked for.
 const TICK: Duration = Duration::from_millis(100);

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::stop::Stop;
-use crate::sys::process;
+use base::stop::Stop;
+use sys::process;
 
 /// Where etcd's pod is described, on a control plane.
 const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";

@@ -6,17 +6,16 @@ use std::sync::Arc;
 use super::cluster::{self, Plan};
 use super::job::Job;
 use super::setup::Node;
-use crate::crypto::MEASUREMENT_SALT_LEN;
-use crate::crypto::{
+use base::crypto::MEASUREMENT_SALT_LEN;
+use base::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID, Secret, cluster_id,
 };
-use crate::grpc::{Code, Status};
-use crate::kms::ClusterKms;
-use crate::metadata::Role;
-use crate::proto::init::InitRequest;
-use crate::ssh;
-use crate::state_disk::NodeState;
-use crate::stop::Stop;
+use base::stop::Stop;
+use cloud::Role;
+use disk::state_disk::NodeState;
+use kms::ClusterKms;
+use proto::init::InitRequest;
+use rpc::grpc::{Code, Status};
 
 /// What an init ends with.
 #[derive(Clone)]

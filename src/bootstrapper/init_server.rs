@@ -24,12 +24,12 @@ use super::node_lock::Locking;
 use super::race::Entrant;
 use super::secret_guard::{SecretGuard, Verdict};
 use super::setup::Node;
-use crate::atls;
-use crate::attestation::Issuer;
-use crate::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
-use crate::proto::init::PROGRESS;
-use crate::proto::init::init_response::Kind;
-use crate::proto::init::{INIT, InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, ProgressResponse};
+use attest::atls;
+use attest::attestation::Issuer;
+use proto::init::PROGRESS;
+use proto::init::init_response::Kind;
+use proto::init::{INIT, InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, ProgressResponse};
+use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
 
 /// How often a lost operator and a stop are looked for.
 const TICK: Duration = Duration::from_millis(200);

@@ -9,7 +9,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::timeline::Timeline;
+use base::timeline::Timeline;
 
 /// Events that are kept; of further ones only the phases count for who comes late.
 const MAX_EVENTS: usize = 4096;

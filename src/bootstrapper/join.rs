@@ -19,14 +19,13 @@ use super::job::Job;
 use super::kubelet;
 use super::setup::{self, Error, Kubeadm, Node, install_components, program};
 use super::ticket::Ticket;
-use crate::backoff::Backoff;
-use crate::crypto::CLUSTER_ID_LEN;
-use crate::kubernetes::kubeadm::{self, Trust};
-use crate::kubernetes::parameters;
-use crate::metadata::Role;
-use crate::ssh;
-use crate::state_disk::NodeState;
-use crate::stop::Stop;
+use base::backoff::Backoff;
+use base::crypto::CLUSTER_ID_LEN;
+use base::stop::Stop;
+use cloud::Role;
+use disk::state_disk::NodeState;
+use kubernetes::kubeadm::{self, Trust};
+use kubernetes::parameters;
 
 /// Told what is to be, the token too.
 const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-join.yaml");

@@ -25,16 +25,15 @@ use super::race::Entrant;
 use super::setup::{self, Node};
 use super::ticket::{Expected, Ticket};
 use super::turn::Turns;
-use crate::attestation::Issuer;
-use crate::kubernetes::kubeadm;
-use crate::kubernetes::kubelet_request::KubeletRequest;
-use crate::metadata::{Instance, Role};
-use crate::proto::join::ISSUE_JOIN_TICKET;
-use crate::proto::join::IssueJoinTicketRequest;
-use crate::ssh;
-use crate::state_disk::NewDisk;
-use crate::stop::Stop;
-use crate::tickets::{Asker, Asking, Failure, JoinService, Known};
+use attest::attestation::Issuer;
+use base::stop::Stop;
+use cloud::{Instance, Role};
+use disk::state_disk::NewDisk;
+use kubernetes::kubeadm;
+use kubernetes::kubelet_request::KubeletRequest;
+use node::tickets::{Asker, Asking, Failure, JoinService, Known};
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::IssueJoinTicketRequest;
 
 /// How often the console hears again what is waited for, when nothing changes.
 const REMIND_EVERY: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::command;
 use super::job::Job;
 use super::setup::Error;
-use crate::stop::Stop;
+use base::stop::Stop;
 
 const UNIT: &str = "kubelet.service";
 /// For the unit's start, with what it waits for.

@@ -7,11 +7,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::atls;
-use crate::attestation::Issuer;
-use crate::grpc::{Limits, Router, Server};
-use crate::stop::Stop;
-use crate::timeline::Timeline;
+use attest::atls;
+use attest::attestation::Issuer;
+use base::stop::Stop;
+use base::timeline::Timeline;
+use rpc::grpc::{Limits, Router, Server};
 
 /// Operators who look at the same time.
 const CONNECTIONS: usize = 8;

@@ -7,9 +7,9 @@
 //! Whoever takes it (InitServer or JoinClient) owns the node's set-up; everybody else is told that it is taken. The TPM
 //! keeps it beyond this process: a node whose PCR 15 is not zero never passes attestation as a fresh one.
 
-use crate::crypto::CLUSTER_ID_LEN;
-use crate::sync::{Mutex, PoisonError};
-use crate::tpm::{self, Tpm};
+use attest::tpm::{self, Tpm};
+use base::crypto::CLUSTER_ID_LEN;
+use base::sync::{Mutex, PoisonError};
 
 /// One a process.
 pub struct NodeLock {

@@ -9,9 +9,9 @@
 //! Whoever starts an entrant joins it: its Stop ends every wait of it. `tests/model.rs` runs the interleavings.
 
 use super::node_lock::{Locking, NodeLock};
-use crate::crypto::CLUSTER_ID_LEN;
-use crate::stop::Stop;
-use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use base::crypto::CLUSTER_ID_LEN;
+use base::stop::Stop;
+use base::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One a process, with the node lock as its prize.
 pub struct Race {

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::network::Network;
-use crate::turns::{Busy, Turns};
+use base::network::Network;
+use base::turns::{Busy, Turns};
 
 /// bcrypt looks at no more of a secret (its specification); the old system's are 32 characters.
 const MAX_SECRET: usize = 72;

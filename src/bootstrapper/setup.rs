@@ -12,17 +12,17 @@ use std::{env, fmt};
 
 use super::command;
 use super::job::Job;
-use crate::attestation::Issuer;
-use crate::crypto::Secret;
-use crate::kubernetes::components::{self, Component, Settings, Step};
-use crate::kubernetes::kubelet_certificate::KubeletCertificate;
-use crate::kubernetes::parameters::{Invalid, NodeName};
-use crate::kubernetes::{client, kubeadm, kubelet_certificate};
-use crate::metadata::{Instance, Metadata};
-use crate::state_disk::{self, Handover, NewDisk, NodeState, mark_begun, mark_complete};
-use crate::stop::Stop;
-use crate::sys::file;
-use crate::timeline::Timeline;
+use attest::attestation::Issuer;
+use base::crypto::Secret;
+use base::stop::Stop;
+use base::timeline::Timeline;
+use cloud::{Instance, Metadata};
+use disk::state_disk::{self, Handover, NewDisk, NodeState, mark_begun, mark_complete};
+use kubernetes::components::{self, Component, Settings, Step};
+use kubernetes::kubelet_certificate::KubeletCertificate;
+use kubernetes::parameters::{Invalid, NodeName};
+use kubernetes::{client, kubeadm, kubelet_certificate};
+use sys::file;
 
 /// Where components put programs; before the image's own.
 pub const PROGRAMS: &str = "/run/state/bin";

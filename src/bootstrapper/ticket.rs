@@ -17,15 +17,14 @@ use std::fmt;
 
 use zeroize::Zeroizing;
 
-use crate::crypto::MEASUREMENT_SALT_LEN;
-use crate::crypto::{CLUSTER_ID_LEN, KEY_LEN, Secret, cluster_id};
-use crate::kubernetes::components::{self, Component};
-use crate::kubernetes::kubeadm::Trust;
-use crate::kubernetes::kubelet_certificate::KubeletCertificate;
-use crate::kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
-use crate::kubernetes::parameters::{Version, is_endpoint};
-use crate::proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
-use crate::ssh;
+use base::crypto::MEASUREMENT_SALT_LEN;
+use base::crypto::{CLUSTER_ID_LEN, KEY_LEN, Secret, cluster_id};
+use kubernetes::components::{self, Component};
+use kubernetes::kubeadm::Trust;
+use kubernetes::kubelet_certificate::KubeletCertificate;
+use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
+use kubernetes::parameters::{Version, is_endpoint};
+use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
 
 /// Bytes of a certificate or key of the control plane; one of RSA 4096 has 3 KiB.
 const MAX_FILE: usize = 64 << 10;
@@ -270,10 +269,16 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::kubernetes::kubelet_request::tests::{authority, request, sign};
-    use crate::mutation::mutations;
-    use crate::proto::components::Component as Wire;
-    use crate::ssh::key;
+    use kubernetes::parameters::NodeName;
+    use proto::components::Component as Wire;
+    use ssh::key;
+    use support::mutation::mutations;
+    use support::openssl::{authority, sign};
+
+    fn request() -> KubeletRequest {
+        let node = NodeName::from_machine("Worker_1").unwrap();
+        KubeletRequest::new(&node, "10.42.1.7".parse().unwrap()).unwrap()
+    }
 
     /// What a node asked with, and the good answer.
     struct Case {

@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::stop::Stop;
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use base::stop::Stop;
+use base::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// How often a stop is looked for.
 const TICK: Duration = Duration::from_millis(50);

@@ -7,12 +7,12 @@ use super::connect::and_known;
 use super::progress::Progress;
 use super::state::State;
 use super::{UNREACHABLE, files, master_secret, say};
-use crate::attestation::{Policy, qemu_vtpm};
-use crate::kubernetes::client::{self, Client, Config};
-use crate::kubernetes::services::migration::Migration;
-use crate::kubernetes::services::{self, MetadataService, Phase, Report, Settings};
-use crate::program::Failure;
-use crate::stop::Stop;
+use attest::attestation::{Policy, qemu_vtpm};
+use base::program::Failure;
+use base::stop::Stop;
+use kubernetes::client::{self, Client, Config};
+use kubernetes::services::migration::Migration;
+use kubernetes::services::{self, MetadataService, Phase, Report, Settings};
 
 /// What the command line says.
 #[derive(Debug)]
@@ -110,6 +110,6 @@ fn bring_in(config: Config, settings: &Settings, options: &Options) -> Result<se
 fn exit_code(error: &client::Error) -> u8 {
     match error {
         client::Error::Unreachable { untrusted: false, .. } => UNREACHABLE,
-        _ => crate::program::FAILED,
+        _ => base::program::FAILED,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, apply, completions, init, man, measure, recover, ssh, status};
-use crate::program::{FAILED, USAGE};
+use base::program::{FAILED, USAGE};
 
 /// All of it.
 pub const PROGRAM: Program = Program {

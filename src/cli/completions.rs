@@ -1,7 +1,7 @@
 //! `firstlight completions`: what a shell needs to complete our command lines, of the same tables as `--help`.
 
 use super::usage::{Command, Given, HELP, Opt, Program, VERSION, Value};
-use crate::program::Failure;
+use base::program::Failure;
 
 /// Those that there are completions for.
 pub const SHELLS: &[&str] = &["bash", "zsh", "fish"];

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::files;
-use crate::proto::components::Component;
+use proto::components::Component;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -121,7 +121,7 @@ fn component(url: &str, hash: &str, install_path: &str, extract: bool) -> Compon
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubernetes::components::{self, Policy};
+    use kubernetes::components::{self, Policy};
 
     #[test]
     fn a_node_takes_what_is_known_for_a_version() {

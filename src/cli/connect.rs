@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use super::progress::{Progress, human, printable};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
-use crate::atls;
-use crate::attestation::{Identified, KeyName, Oid, Policy, ValidateError, Validator, qemu_vtpm};
-use crate::backoff::Backoff;
-use crate::crypto::CLUSTER_ID_LEN;
-use crate::grpc::{Channel, Transport};
-use crate::program::Failure;
+use attest::atls;
+use attest::attestation::{Identified, KeyName, Oid, Policy, ValidateError, Validator, qemu_vtpm};
+use base::backoff::Backoff;
+use base::crypto::CLUSTER_ID_LEN;
+use base::program::Failure;
+use rpc::grpc::{Channel, Transport};
 
 /// A SYN that is lost is sent again after 1, 3 and 7 seconds (RFC 6298 §2.1).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);

@@ -15,16 +15,16 @@ use super::kubeconfig::{default_path, merge};
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
 use super::{UNREACHABLE, apply, components, files, master_secret, say};
-use crate::crypto::MEASUREMENT_SALT_LEN;
-use crate::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
-use crate::grpc::{CallOptions, Channel, Code, Metadata, Status};
-use crate::kms::{ClusterKms, NO_STORE};
-use crate::kubernetes::services::migration::Migration;
-use crate::kubernetes::{kubeconfig, parameters, services};
-use crate::program::Failure;
-use crate::proto::init::init_response::Kind;
-use crate::proto::init::{InitRequest, InitResponse, ProgressResponse};
-use crate::proto::{init, join};
+use base::crypto::MEASUREMENT_SALT_LEN;
+use base::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
+use base::program::Failure;
+use kms::{ClusterKms, NO_STORE};
+use kubernetes::services::migration::Migration;
+use kubernetes::{kubeconfig, parameters, services};
+use proto::init::init_response::Kind;
+use proto::init::{InitRequest, InitResponse, ProgressResponse};
+use proto::{init, join};
+use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 
 /// The gRPC method.
 const INIT: &str = "/init.API/Init";
@@ -426,9 +426,9 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::atls;
-    use crate::grpc::{Accept, Call, Limits, Router, Sender, Server};
-    use crate::proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
+    use attest::atls;
+    use proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
+    use rpc::grpc::{Accept, Call, Limits, Router, Sender, Server};
 
     /// A node with attested TLS that proves nothing, and a handler of the test's.
     fn node<F>(handler: F) -> Server

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use super::files::{self, Error};
-use crate::kubernetes::yaml;
+use kubernetes::yaml;
 
 /// The lists of a kubeconfig, whose entries have names.
 const LISTS: [&str; 3] = ["clusters", "users", "contexts"];

@@ -1,7 +1,7 @@
 //! `firstlight man`: the manual page in mdoc(7), of the same tables as `--help`.
 
 use super::usage::{Command, HELP, Opt, Program, VERSION};
-use crate::program::Failure;
+use base::program::Failure;
 
 /// When what the page says last changed: the page must not differ from build to build.
 const DATE: &str = "November 21, 2026";

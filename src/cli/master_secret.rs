@@ -20,8 +20,8 @@ use serde::Deserialize;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 use super::files::{self, Error};
-use crate::crypto::{KEY_LEN, Secret};
-use crate::kms::ClusterKms;
+use base::crypto::{KEY_LEN, Secret};
+use kms::ClusterKms;
 
 /// The least that the key service accepts, and the old system: bytes.
 pub const MIN_KEY_LEN: usize = 16;
@@ -94,7 +94,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     const OLD: &str = "{\n\t\"key\": \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\",\n\t\"salt\": \"AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=\"\n}";
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::{connect, say};
-use crate::attestation::{KeyName, Measurement, Policy, qemu_vtpm};
-use crate::program::Failure;
-use crate::tpm::{CLUSTER_ID_PCR, Location};
+use attest::attestation::{KeyName, Measurement, Policy, qemu_vtpm};
+use attest::tpm::{CLUSTER_ID_PCR, Location};
+use base::program::Failure;
 
 /// What the command line says.
 #[derive(Debug)]

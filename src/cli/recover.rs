@@ -7,11 +7,11 @@ use super::connect::{Endpoint, Node, Pause, Reached, Trust, and_known, read_poli
 use super::progress::{Progress, human, printable};
 use super::state::State;
 use super::{UNREACHABLE, master_secret, say};
-use crate::attestation::KeyName;
-use crate::grpc::{CallOptions, Channel, Code, Status};
-use crate::kms::{ClusterKms, NO_STORE};
-use crate::program::Failure;
-use crate::proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
+use attest::attestation::KeyName;
+use base::program::Failure;
+use kms::{ClusterKms, NO_STORE};
+use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
+use rpc::grpc::{CallOptions, Channel, Code, Status};
 
 /// Brings the key.
 const RECOVER: &str = "/recoverproto.API/Recover";
@@ -227,8 +227,8 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::atls;
-    use crate::grpc::{Call, Limits, Router, Server};
+    use attest::atls;
+    use rpc::grpc::{Call, Limits, Router, Server};
 
     const UUID: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
 

@@ -1,6 +1,6 @@
 //! `firstlight ssh`: certifies a key of the operator's for a day, and has the cluster's nodes known by their certificates.
 //!
-//! Who has the master secret is both of the cluster's SSH certificate authorities ([`crate::ssh`]); nobody else is asked, so it
+//! Who has the master secret is both of the cluster's SSH certificate authorities ([`ssh`]); nobody else is asked, so it
 //! works when nothing else does.
 
 use std::io::{self, Write};
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::{files, master_secret, say};
-use crate::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
-use crate::kms::ClusterKms;
-use crate::program::Failure;
-use crate::ssh::{Authority, PublicKey, USER, USER_VALIDITY};
+use base::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
+use base::program::Failure;
+use kms::ClusterKms;
+use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
 
 /// What the command line says.
 #[derive(Debug)]

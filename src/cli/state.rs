@@ -10,9 +10,9 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::files::{self, Error};
-use crate::attestation::KeyName;
-use crate::crypto::MEASUREMENT_SALT_LEN;
-use crate::crypto::{self, CLUSTER_ID_LEN};
+use attest::attestation::KeyName;
+use base::crypto::MEASUREMENT_SALT_LEN;
+use base::crypto::{self, CLUSTER_ID_LEN};
 
 const VERSION: u32 = 1;
 
@@ -125,7 +125,7 @@ pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     #[test]
     fn a_second_run_uses_the_salt_of_the_first() {

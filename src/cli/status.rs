@@ -21,11 +21,11 @@ use super::connect::{Attempt, Endpoint, Node, Reached, Standing, and_known, read
 use super::progress::printable;
 use super::state::{State, hex};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, recover, say, say_all};
-use crate::atls;
-use crate::crypto::CLUSTER_ID_LEN;
-use crate::grpc::{CallOptions, Channel, Status};
-use crate::program::Failure;
-use crate::proto::{init, recoverproto};
+use attest::atls;
+use base::crypto::CLUSTER_ID_LEN;
+use base::program::Failure;
+use proto::{init, recoverproto};
+use rpc::grpc::{CallOptions, Channel, Status};
 
 /// Exit codes for a node that meets the policy and is no member of the operator's cluster, which is 0.
 const WAITS_FOR_KEY: u8 = 5;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use lexopt::Arg;
 
-use crate::program::{self, Failure};
+use base::program::{self, Failure};
 
 /// Help is wrapped to this many columns.
 const WIDTH: usize = 110;

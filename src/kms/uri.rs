@@ -13,7 +13,7 @@ use base64::engine::{DecodePaddingMode, Engine, GeneralPurpose, GeneralPurposeCo
 use zeroize::Zeroizing;
 
 use super::{ClusterKms, Error, NO_STORE};
-use crate::crypto::Secret;
+use base::crypto::Secret;
 
 /// More than any URI of ours needs: a master secret and a salt of 1 KiB each make 2.8 KiB.
 pub(super) const MAX_LEN: usize = 4096;
@@ -109,7 +109,7 @@ fn hex_digit(byte: u8) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     /// The example of the old system's documentation: `masterkey` and `somesalt`.
     const EXAMPLE: &str = "kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ=";

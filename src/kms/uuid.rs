@@ -31,7 +31,7 @@ impl fmt::Display for Uuid {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     const VALID: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
 

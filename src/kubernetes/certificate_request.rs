@@ -16,7 +16,7 @@ use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 
 use super::kubelet_certificate::{COMMON_NAME, ORGANIZATION as ORGANIZATION_NAME, SUBJECT_ALT_NAME};
 use super::parameters::NodeName;
-use crate::der::{self, Malformed, Reader};
+use base::der::{self, Malformed, Reader};
 
 /// A request has some 300 bytes.
 pub const MAX_LEN: usize = 4096;
@@ -138,7 +138,7 @@ fn read_subject(subject: &[u8]) -> Result<(NodeName, String), Invalid> {
         let mut set = Reader::new(names.expect(der::SET)?);
         let mut attribute = Reader::new(set.expect(der::SEQUENCE)?);
         let kind = attribute.expect_whole(der::OBJECT_IDENTIFIER)?;
-        let (tag, value) = attribute.next()?;
+        let (tag, value) = attribute.read()?;
         attribute.end()?;
         let slot = match kind {
             ORGANIZATION_NAME => &mut organization,
@@ -206,7 +206,7 @@ fn read_extensions(extensions: &[u8]) -> Result<AlternativeNames, Invalid> {
 fn read_names(names: &[u8]) -> Result<AlternativeNames, Invalid> {
     let (mut names, mut read) = (Reader::new(names), AlternativeNames::default());
     while !names.is_empty() {
-        match names.next()? {
+        match names.read()? {
             (IP_ADDRESS, bytes) => match address(bytes) {
                 Some(address) => read.addresses.push(address),
                 None => return invalid("its subjectAltName has an address that is none"),
@@ -237,7 +237,7 @@ mod tests {
     use rcgen::{CertificateParams, DnType, IsCa, KeyPair, PKCS_ED25519, SanType};
 
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     fn params(organization: &str, common_name: &str, addresses: &[&str]) -> CertificateParams {
         let mut params = CertificateParams::default();
@@ -350,7 +350,7 @@ mod tests {
         let info = |der: &[u8]| {
             let mut request = Reader::new(Reader::new(der).expect(der::SEQUENCE).unwrap());
             let info = request.expect_whole(der::SEQUENCE).unwrap().to_vec();
-            (info, request.expect_whole(der::SEQUENCE).unwrap().to_vec(), request.next().unwrap().1.to_vec())
+            (info, request.expect_whole(der::SEQUENCE).unwrap().to_vec(), request.read().unwrap().1.to_vec())
         };
         let ((info, algorithm, _), (_, _, signature)) = (info(&first), info(&second));
         let mixed = der::element(der::SEQUENCE, &[&info, &algorithm, &der::element(der::BIT_STRING, &[&signature])]);
@@ -373,10 +373,10 @@ mod tests {
         // behind the signature's check nothing may go wrong either
         let mut info = Reader::new(Reader::new(&valid).expect(der::SEQUENCE).unwrap());
         let mut info = Reader::new(info.expect(der::SEQUENCE).unwrap());
-        info.next().unwrap();
+        info.read().unwrap();
         let subject = info.expect(der::SEQUENCE).unwrap();
-        info.next().unwrap();
-        let attributes = info.next().unwrap().1;
+        info.read().unwrap();
+        let attributes = info.read().unwrap().1;
         for mutant in mutations(subject, 20_000) {
             let _ = read_subject(&mutant);
         }

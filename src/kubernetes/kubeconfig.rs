@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 
 use super::kubelet_certificate::pem;
 use super::{parameters, yaml};
-use crate::crypto::Secret;
+use base::crypto::Secret;
 
 /// More than a cluster's bundle of CAs, or a client's chain, has.
 const MAX_CERTIFICATES: usize = 16;
@@ -109,8 +109,8 @@ mod tests {
     use rcgen::{CertifiedKey, generate_simple_self_signed};
 
     use super::*;
-    use crate::kubernetes::client::Config;
-    use crate::mutation::mutations;
+    use crate::client::Config;
+    use support::mutation::mutations;
 
     /// As kubeadm writes it, with lines of the test's in the cluster and in the user.
     fn kubeconfig(in_cluster: &str, in_user: &str) -> String {

@@ -24,10 +24,10 @@ use rustls::sign::SigningKey;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::parameters::NodeName;
-use crate::der::time;
-use crate::der::{self, Reader};
-use crate::sys::file;
-use crate::time as instant;
+use base::der::time;
+use base::der::{self, Reader};
+use base::time as instant;
+use sys::file;
 
 /// Clocks of nodes may differ by this much.
 const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);
@@ -173,7 +173,7 @@ impl Authority {
         addresses: &[IpAddr],
         now: SystemTime,
     ) -> Result<String, Error> {
-        let mut serial = crate::crypto::random::<16>();
+        let mut serial = base::crypto::random::<16>();
         serial[0] = serial[0] & 0x7f | 0x40; // positive, and the shortest form
         if self.end <= now {
             return Err(Error::Authority(format!("its certificate has ended, on {}", instant::seconds(self.end))));
@@ -211,15 +211,15 @@ fn not_after(certificate: &[u8]) -> Option<SystemTime> {
     let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE).ok()?);
     let mut body = Reader::new(certificate.expect(der::SEQUENCE).ok()?);
     if body.peek() == Some(der::context(0)) {
-        body.next().ok()?;
+        body.read().ok()?;
     }
     // serial number, signature, issuer
     body.expect(der::INTEGER).ok()?;
     body.expect(der::SEQUENCE).ok()?;
     body.expect(der::SEQUENCE).ok()?;
     let mut validity = Reader::new(body.expect(der::SEQUENCE).ok()?);
-    validity.next().ok()?;
-    let (tag, text) = validity.next().ok()?;
+    validity.read().ok()?;
+    let (tag, text) = validity.read().ok()?;
     let text = std::str::from_utf8(text).ok()?;
     let (year, rest) = match tag {
         // two digits of the year; from 50 they are of the 20th century
@@ -243,7 +243,7 @@ fn not_after(certificate: &[u8]) -> Option<SystemTime> {
 fn key_identifier(certificate: &[u8]) -> Option<Vec<u8>> {
     let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE).ok()?);
     let mut body = Reader::new(certificate.expect(der::SEQUENCE).ok()?);
-    while let Ok((tag, content)) = body.next() {
+    while let Ok((tag, content)) = body.read() {
         if tag != der::context(3) {
             continue;
         }
@@ -329,7 +329,7 @@ mod tests {
     use rustls::pki_types::{ServerName, UnixTime};
 
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     /// A CA by openssl(1), its key in the form that kubeadm writes.
     fn authority(kind: &str) -> (Vec<u8>, Vec<u8>) {

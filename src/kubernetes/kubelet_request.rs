@@ -16,7 +16,7 @@ use super::kubelet_certificate::{
     COMMON_NAME, Error, KubeletCertificate, ORGANIZATION, SUBJECT_ALT_NAME, ip_name, pem, subject,
 };
 use super::parameters::NodeName;
-use crate::der::{self, Malformed, Reader};
+use base::der::{self, Malformed, Reader};
 
 /// Bytes of a certificate as PEM; one of RSA 4096 has 2 KiB.
 const MAX_CERTIFICATE: usize = 16 << 10;
@@ -146,7 +146,7 @@ fn subject_of(name: &[u8]) -> Result<(String, String), Malformed> {
                 COMMON_NAME => &mut common_name,
                 _ => return Err(Malformed),
             };
-            let (_, text) = attribute.next()?;
+            let (_, text) = attribute.read()?;
             attribute.end()?;
             let text = std::str::from_utf8(text).map_err(|_| Malformed)?;
             if place.replace(text.to_owned()).is_some() {
@@ -158,38 +158,17 @@ fn subject_of(name: &[u8]) -> Result<(String, String), Malformed> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::fs;
-    use std::path::Path;
     use std::process::Command;
 
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
+    use support::openssl::{authority, openssl, sign};
 
-    /// A CA by openssl(1): its certificate and key are in this folder.
-    pub fn authority() -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        openssl(folder.path(), "ecparam -name prime256v1 -genkey -noout -out ca.key");
-        openssl(folder.path(), "req -x509 -key ca.key -subj /CN=kubernetes -out ca.crt");
-        folder
-    }
-
-    pub fn openssl(folder: &Path, arguments: &str) -> String {
-        let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().unwrap();
-        assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    pub fn request() -> KubeletRequest {
+    fn request() -> KubeletRequest {
         let node = NodeName::from_machine("Worker_1").unwrap();
         KubeletRequest::new(&node, "10.42.1.7".parse().unwrap()).unwrap()
-    }
-
-    /// What an authority makes of a request.
-    pub fn sign(authority: &Path, request: &[u8]) -> Vec<u8> {
-        fs::write(authority.join("request"), request).unwrap();
-        openssl(authority, "x509 -req -inform der -in request -CA ca.crt -CAkey ca.key -CAcreateserial -out crt");
-        fs::read(authority.join("crt")).unwrap()
     }
 
     #[test]

@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 
 use super::NAMESPACE;
 use super::client::{self, CONFIG_MAPS, Client};
-use crate::kms::Uuid;
-use crate::time;
+use base::time;
+use kms::Uuid;
 
 /// The name of a node's record begins so.
 pub const OF_NODE: &str = "join-node-";

@@ -272,7 +272,7 @@ fn subnets(text: &str) -> Result<Vec<Subnet>, Invalid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     #[test]
     fn versions_in_range_are_read_and_others_are_refused_with_the_range() {

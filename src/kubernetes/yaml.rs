@@ -159,7 +159,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     const MANIFESTS: &str = r#"
 apiVersion: v1

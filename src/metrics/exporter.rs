@@ -11,8 +11,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::Registry;
-use crate::pool::Pool;
-use crate::sys::poll::Poller;
+use base::pool::Pool;
+use sys::poll::Poller;
 
 /// Connections at once, each with a thread; a further one is closed. Two collectors and somebody who looks.
 pub const CONNECTIONS: usize = 8;
@@ -270,8 +270,8 @@ fn left(deadline: Instant) -> io::Result<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Counter;
-    use crate::mutation::mutations;
+    use crate::Counter;
+    use support::mutation::mutations;
 
     const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: localhost:9\r\nUser-Agent: Prometheus/2.42.0\r\nAccept: \
         application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5\r\nAccept-Encoding: gzip\r\n\r\n";

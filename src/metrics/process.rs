@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Registry;
-use crate::sys::clock;
+use sys::clock;
 
 /// Since Linux 2.6 what user space sees is in hundredths of a second (USER_HZ), whatever the kernel's own clock.
 const TICKS_A_SECOND: f64 = 100.0;

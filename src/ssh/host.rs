@@ -22,8 +22,8 @@ use zeroize::Zeroizing;
 
 use super::key::{self, PublicKey};
 use super::{Authority, Error as Refused};
-use crate::sys::file;
-use crate::sys::interfaces;
+use sys::file;
+use sys::interfaces;
 
 /// Below the mounted state disk.
 const DIRECTORY: &str = "ssh";
@@ -209,7 +209,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::crypto::Secret;
+    use base::crypto::Secret;
 
     fn authority() -> Authority {
         Authority::from_seed(&Secret::new(vec![7; 32])).unwrap()
@@ -286,7 +286,7 @@ mod tests {
         assert!(refused(&line, &own.line()).contains("not one of this node's host key"));
         assert!(refused(&line.repeat(2), &certificate(&own)).contains("not one line"));
         assert!(refused("ssh-ed25519 nonsense", &certificate(&own)).contains("SSH authority"));
-        for mutant in crate::mutation::mutations(certificate(&own).as_bytes(), 10_000) {
+        for mutant in support::mutation::mutations(certificate(&own).as_bytes(), 10_000) {
             let _ = check(line.as_bytes(), &mutant, &own);
         }
     }
@@ -298,7 +298,7 @@ mod tests {
         install_host_certificate(disk.path(), &authority, authority.public(), &names).unwrap();
         let kept = || fs::read_to_string(disk.path().join("ssh").join(HOST_CERTIFICATE)).unwrap();
         let first = kept();
-        let later = SystemTime::now() + crate::ssh::HOST_VALIDITY;
+        let later = SystemTime::now() + crate::HOST_VALIDITY;
         let of = |key: &PublicKey| authority.host_certificate(key, &names, later).unwrap() + "\n";
         let foreign = renew(disk.path(), of(&key::generate().1).as_bytes());
         assert!(matches!(foreign, Err(Error::Foreign)) && kept() == first);

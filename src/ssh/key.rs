@@ -9,7 +9,7 @@ use ring::signature::{Ed25519KeyPair, KeyPair};
 use zeroize::Zeroizing;
 
 use super::wire::{Malformed, Reader, Writer};
-use crate::crypto::{self, Secret};
+use base::crypto::{self, Secret};
 
 /// Name of the keys that this program makes (RFC 8709 §4).
 pub const ED25519: &str = "ssh-ed25519";
@@ -240,7 +240,7 @@ impl std::error::Error for Error {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     // of RFC 8709's name, with the golden CA key of src/ssh/mod.rs
     const LINE: &str =

@@ -1,5 +1,5 @@
 //! The ioctl of `/dev/mapper/control` (linux/dm-ioctl.h). What the buffers contain is the business of
-//! [`crate::device_mapper`]; here is only what makes the call safe.
+//! [`disk::device_mapper`]; here is only what makes the call safe.
 
 use std::fs::File;
 use std::io;

@@ -4,24 +4,24 @@
 
 mod faults;
 
+use base::crypto::{Dek, KEY_LEN, Secret};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firstlight::crypto::{Dek, KEY_LEN, Secret};
-use firstlight::kms::ClusterKms;
+use kms::ClusterKms;
 use machine::case::{self, Case};
 use machine::flow::{self, Setting};
 use machine::initramfs::Overlay;
-use machine::metadata::MetadataServer;
 use machine::story::Story;
 use machine::timeline;
 use machine::vm::Firmware;
 use machine::{Context, Result};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
+use support::metadata::MetadataServer;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// What SPECIFICATION.md promises of `bootstrapper unlock`.
+/// What SPECIFICATION.md promises of `unlock`.
 const MEMORY_MAX_KIB: u64 = 16 << 10;
 
 #[test]
@@ -66,7 +66,7 @@ fn an_initialised_machine_opens_its_disk_by_itself_and_by_the_operator() -> Resu
             continue;
         }
         let peak = peak_memory(&events);
-        assert!((1..=MEMORY_MAX_KIB).contains(&peak), "{title}: bootstrapper had {peak} KiB resident");
+        assert!((1..=MEMORY_MAX_KIB).contains(&peak), "{title}: unlock had {peak} KiB resident");
     }
     Ok(())
 }
@@ -77,7 +77,7 @@ fn without_a_tpm_the_disk_stays_closed() -> Result<()> {
     let mut setting = Setting::new("no-tpm", GIB)?;
     setting.machine.tpm = false;
     let mut vm = setting.machine.boot()?;
-    let why = vm.console.wait_for("bootstrapper: ", flow::PATIENCE)?;
+    let why = vm.console.wait_for("unlock: ", flow::PATIENCE)?;
     assert!(why.text.contains("TPM"), "{}", why.text);
     vm.wait_off(flow::PATIENCE)?;
     assert!(vm.console.lines().iter().any(|line| line.text.contains("the state disk stays closed")));
@@ -108,7 +108,7 @@ fn state_disks_are_exchanged_with_cryptsetup() -> Result<()> {
     passed(case::judge(&mut setting.machine.boot()?, flow::PATIENCE)?)
 }
 
-/// The most that `bootstrapper unlock` had resident in a boot, in KiB, as it said itself.
+/// The most that `unlock` had resident in a boot, in KiB, as it said itself.
 fn peak_memory(events: &[timeline::Event]) -> u64 {
     let event = events.iter().find(|event| event.stage == "unlock" && event.name == "memory");
     let words = event.iter().flat_map(|event| event.text.split(' '));

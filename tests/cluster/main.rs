@@ -4,26 +4,20 @@
 //! They need root and `make build`'s programs, and take minutes, so `cargo test` passes them by; `make test-cluster` runs
 //! them.
 
-#[allow(dead_code)] // not all of it is needed here
-#[path = "../common/metadata.rs"]
-mod metadata;
+use support::metadata;
 mod network;
 mod node;
 mod operator;
-#[allow(dead_code)] // not all of it is needed here
-#[path = "../common/program.rs"]
-mod program;
-#[allow(dead_code)] // not all of it is needed here
-#[path = "../common/swtpm.rs"]
-mod swtpm;
+use support::program;
+use support::swtpm;
 
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::time;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firstlight::time;
 use network::Network;
 use node::Node;
 use operator::Operator;

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use firstlight::crypto::{KEY_LEN, Secret};
-use firstlight::luks;
-use firstlight::state_disk::Handover;
-use firstlight::time;
+use base::crypto::{KEY_LEN, Secret};
+use base::time;
+use disk::luks;
+use disk::state_disk::Handover;
 use ring::digest::{SHA256, digest};
 use tempfile::TempDir;
 
@@ -21,7 +21,7 @@ use crate::program::Program;
 use crate::swtpm::Swtpm;
 use crate::{text, wait_for};
 
-pub const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+pub const ROOT: &str = support::ROOT;
 const DISK: &str = "/var/lib/state.img";
 
 /// One machine. Several of a test are on one network.
@@ -88,10 +88,10 @@ impl Node {
         *self.process.borrow_mut() = start(self.dir.path(), &self.logs, &self.name, self.number);
     }
 
-    /// `bootstrapper run`, as a unit of the node's systemd.
+    /// `bootstrapper`, as a unit of the node's systemd.
     pub fn start_bootstrapper(&self) {
         self.sh(&format!(
-            "systemd-run --quiet --unit bootstrapper --property RemainAfterExit=no --collect /usr/bin/bootstrapper run \
+            "systemd-run --quiet --unit bootstrapper --property RemainAfterExit=no --collect /usr/bin/bootstrapper \
              --csp qemu --variant qemu-vtpm --tpm {} --disk {DISK} --components /opt/components",
             self.tpm.borrow().location()
         ));
@@ -164,10 +164,10 @@ impl Node {
         fs::copy(format!("/proc/{}/root{DISK}", pid.trim()), self.dir.path().join("rebooted.img")).unwrap();
     }
 
-    /// `bootstrapper unlock`, run by `command`.
+    /// `unlock`, run by `command`.
     fn start_unlock(&self, mut command: Command, listen: Ipv4Addr) -> Program {
-        command.arg(Path::new(ROOT).join("target/dist/bootstrapper"));
-        command.args(["unlock", "--csp", "qemu", "--variant", "qemu-vtpm", "--tpm", &self.tpm.borrow().location()]);
+        command.arg(Path::new(ROOT).join("target/dist/unlock"));
+        command.args(["--csp", "qemu", "--variant", "qemu-vtpm", "--tpm", &self.tpm.borrow().location()]);
         command.args(["--listen", &listen.to_string(), "--disk"]).arg(self.dir.path().join("rebooted.img"));
         command.arg("--mount").arg(self.dir.path().join("mount"));
         Program::start(&mut command)

@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use base::crypto::{KEY_LEN, cluster_id, derive_key};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firstlight::crypto::{KEY_LEN, cluster_id, derive_key};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tempfile::TempDir;

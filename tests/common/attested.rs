@@ -4,9 +4,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use firstlight::atls;
-use firstlight::attestation::{IssueError, Issuer, Oid, ValidateError, Validator};
-use firstlight::grpc::{CallOptions, Channel, Transport};
+use attest::atls;
+use attest::attestation::{IssueError, Issuer, Oid, ValidateError, Validator};
+use rpc::grpc::{CallOptions, Channel, Transport};
 
 /// Attestation that anybody can issue: who has it is let in, who has none is not.
 pub struct Anybody;

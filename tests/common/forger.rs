@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
+use attest::attestation::{IssueError, Issuer, KeyName, Oid, qemu_vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use firstlight::attestation::{IssueError, Issuer, KeyName, Oid, qemu_vtpm};
 use ring::digest::{SHA256, digest};
 use ring::rand::SystemRandom;
 use ring::rsa::KeyPair as RsaKeyPair;

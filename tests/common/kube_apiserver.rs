@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use firstlight::kubernetes::client::{Client, Config};
-use firstlight::stop::Stop;
+use kubernetes::client::{Client, Config};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
@@ -278,7 +278,7 @@ fn programs() -> PathBuf {
 
 /// Builds what is missing, which takes minutes; the folder.
 fn build(programs: &[&str]) -> PathBuf {
-    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/kubernetes.sh");
+    let tool = Path::new(support::ROOT).join("tools/kubernetes.sh");
     let output = Command::new(tool).args(programs).stderr(Stdio::inherit()).output().unwrap();
     assert!(output.status.success(), "tools/kubernetes.sh has not built {programs:?}");
     Path::new(String::from_utf8(output.stdout).unwrap().trim()).join("bin")

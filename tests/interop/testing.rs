@@ -5,8 +5,8 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use firstlight::grpc::{Call, CallOptions, Channel, Code, Metadata, Receiver, Responses, Router, Sender, Status};
 use prost::Message;
+use rpc::grpc::{Call, CallOptions, Channel, Code, Metadata, Receiver, Responses, Router, Sender, Status};
 
 use super::super::{soon, within};
 
@@ -274,7 +274,7 @@ fn unary<Q: Message, R: Message + Default>(channel: &Channel, method: &str, requ
 fn full_duplex(
     channel: &Channel,
     options: &CallOptions,
-) -> (firstlight::grpc::Requests<StreamingOutputCallRequest>, Responses<StreamingOutputCallResponse>) {
+) -> (rpc::grpc::Requests<StreamingOutputCallRequest>, Responses<StreamingOutputCallResponse>) {
     channel.streaming(&test_method("FullDuplexCall"), options).unwrap()
 }
 

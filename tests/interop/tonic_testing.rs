@@ -6,8 +6,8 @@ use std::sync::mpsc::Receiver;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use firstlight::grpc::Code;
 use prost::Message;
+use rpc::grpc::Code;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;

@@ -4,12 +4,10 @@
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use firstlight::grpc::Code;
-use firstlight::kubernetes::client::{
-    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Client, SECRETS,
-};
-use firstlight::time;
+use base::time;
+use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Client, SECRETS};
 use rcgen::KeyPair;
+use rpc::grpc::Code;
 use serde_json::{Value, json};
 
 use crate::kube_apiserver::Cluster;
@@ -51,9 +49,9 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
     let cluster = Cluster::shared();
     let setup = Setup::for_renewals(cluster);
     bind_as_kubeadm(&setup.admin);
-    let token = |ticket: &firstlight::proto::join::IssueJoinTicketResponse| by_token(cluster, &ticket.token);
+    let token = |ticket: &proto::join::IssueJoinTicketResponse| by_token(cluster, &ticket.token);
     let first = token(&setup.join(&Swtpm::start(), &worker()).unwrap());
-    let old = firstlight::proto::join::IssueJoinTicketRequest {
+    let old = proto::join::IssueJoinTicketRequest {
         accepts_cluster_ca: false,
         ..request("worker-1.example", &["127.42.2.101"], 2, false)
     };

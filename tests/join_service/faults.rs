@@ -14,21 +14,21 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use ::services::join_service::cleaner::{Cleaner, Task};
+use ::services::join_service::{Config, JoinService};
+use attest::atls;
+use attest::attestation::{self, qemu_vtpm};
+use base::stop::Stop;
+use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use firstlight::atls;
-use firstlight::attestation::{self, qemu_vtpm};
-use firstlight::grpc::{Channel, Code, Status};
-use firstlight::join_service::cleaner::{Cleaner, Task};
-use firstlight::join_service::{Config, JoinService};
-use firstlight::kubernetes::client::{self, CONFIG_MAPS, Client, LEASES, Object, SECRETS};
-use firstlight::proto::join::ISSUE_JOIN_TICKET;
-use firstlight::proto::join::ISSUE_REJOIN_TICKET;
-use firstlight::proto::join::{
+use kubernetes::client::{self, CONFIG_MAPS, Client, LEASES, Object, SECRETS};
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
-use firstlight::stop::Stop;
-use firstlight::time;
+use rpc::grpc::{Channel, Code, Status};
 use serde_json::{Value, json};
 
 use crate::kube_apiserver::{Cluster, PATIENCE};
@@ -337,7 +337,7 @@ fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketA
         account.join("token").display()
     );
     fs::write(setup.dir.path().join("kubeconfig"), kubeconfig).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_join-service"));
+    let mut command = Command::new(support::program::built("join-service"));
     command
         .args(["--key-service", &address(&setup.keys.expect("serving data keys")).to_string()])
         .args(["--key-service-auth=none", "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0", "--cloud-provider=qemu"])
@@ -389,7 +389,7 @@ impl Mount {
 
 /// What `firstlight measure` prints on a machine.
 fn measure(tpm: &Swtpm, arguments: &[&str]) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_firstlight"));
+    let mut command = Command::new(support::program::built("firstlight"));
     let output = command.args(["measure", "--tpm", &tpm.location()]).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()

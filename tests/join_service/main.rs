@@ -1,25 +1,13 @@
 //! Join tickets: the join service over attested TLS with real (software) TPMs, the key service's program, and a real
 //! kube-apiserver with a real etcd, as the account that the chart gives it (`make kubernetes-api`).
 
-#[path = "../common/forger.rs"]
-mod forger;
-#[path = "../node/joining.rs"]
-#[allow(dead_code)]
-mod joining;
-#[path = "../common/kube_apiserver.rs"]
-mod kube_apiserver;
-#[path = "../common/metadata.rs"]
-#[allow(dead_code)]
-mod metadata;
-#[path = "../common/program.rs"]
-#[allow(dead_code)]
-mod program;
-#[path = "../node/setting.rs"]
-#[allow(dead_code)]
-mod setting;
-#[path = "../common/swtpm.rs"]
-#[allow(dead_code)]
-mod swtpm;
+use common::forger;
+use common::joining;
+use common::kube_apiserver;
+use common::setting;
+use support::metadata;
+use support::program;
+use support::swtpm;
 
 mod client_certificates;
 mod faults;
@@ -35,25 +23,25 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use ::services::join_service::{Config, JoinService};
+use base::stop::Stop;
+use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use firstlight::grpc::{Channel, Code, Status};
-use firstlight::join_service::{Config, JoinService};
-use firstlight::kubernetes::client::{
-    CONFIG_MAPS, Client, EVENTS, JOINING_NODES, NODE_VERSIONS, NODES, Resource, SECRETS, Selector,
-};
-use firstlight::kubernetes::services::migration::Migration;
-use firstlight::metadata::Metadata;
-use firstlight::proto::join::ISSUE_JOIN_TICKET;
-use firstlight::proto::join::ISSUE_REJOIN_TICKET;
-use firstlight::proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
-};
-use firstlight::stop::Stop;
-use firstlight::time;
+use cloud::Metadata;
 use forger::Forger;
 use kube_apiserver::{Cluster, PATIENCE};
+use kubernetes::client::{
+    CONFIG_MAPS, Client, EVENTS, JOINING_NODES, NODE_VERSIONS, NODES, Resource, SECRETS, Selector,
+};
+use kubernetes::services::migration::Migration;
 use program::Program;
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::{
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
+};
+use rpc::grpc::{Channel, Code, Status};
 use serde_json::json;
 use swtpm::Swtpm;
 
@@ -709,7 +697,7 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
     let setup = Setup::new(cluster);
     // by a name, since a worker may not have the API server's address
     let endpoint = cluster.server().replace("https://127.0.0.1", "localhost");
-    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/kubernetes.sh");
+    let tool = Path::new(support::ROOT).join("tools/kubernetes.sh");
     let kubeadm = Command::new(tool).arg("kubeadm").output().unwrap();
     let kubeadm = format!("{}/bin/kubeadm", str::from_utf8(&kubeadm.stdout).unwrap().trim());
     for file in PKI.iter().filter(|file| !["ca.crt", "ca.key"].contains(file)) {

@@ -6,16 +6,14 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use firstlight::join_service::JoinService;
-use firstlight::kubernetes::client::{
-    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLES, CONFIG_MAPS, Client, EVENTS, NODES, Selector,
-};
-use firstlight::kubernetes::kubelet_certificate::pem;
-use firstlight::stop::Stop;
+use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLES, CONFIG_MAPS, Client, EVENTS, NODES, Selector};
+use kubernetes::kubelet_certificate::pem;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P384_SHA384, SanType};
 use serde_json::{Value, json};
+use services::join_service::JoinService;
 
 use crate::kube_apiserver::{self, Cluster};
 use crate::setup::*;

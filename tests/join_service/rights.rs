@@ -1,10 +1,10 @@
 //! What the join service's account may do, as that account: its own objects, and nobody else's.
 
-use firstlight::kubernetes::client::{
+use base::stop::Stop;
+use kubernetes::client::{
     CONFIG_MAPS, Client, EVENTS, Error, LEASES, Object, SECRETS, VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
-use firstlight::kubernetes::services::TICKET_GROUP;
-use firstlight::stop::Stop;
+use kubernetes::services::TICKET_GROUP;
 use serde_json::{Value, json};
 
 use crate::kube_apiserver::Cluster;

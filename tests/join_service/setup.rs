@@ -12,31 +12,32 @@ use crate::kube_apiserver::{self, Cluster};
 use crate::metadata::MetadataServer;
 use crate::program::Program;
 use crate::swtpm::Swtpm;
+use ::services::join_service::keys::Auth;
+use ::services::join_service::{Config, JoinService};
+use attest::atls;
+use attest::attestation;
+use attest::attestation::qemu_vtpm;
+use base::crypto::Secret;
+use base::stop::Stop;
+use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use firstlight::attestation::qemu_vtpm;
-use firstlight::crypto::Secret;
-use firstlight::grpc::{CallOptions, Channel, Code, Status};
-use firstlight::join_service::keys::Auth;
-use firstlight::join_service::{Config, JoinService};
-use firstlight::kms::ClusterKms;
-use firstlight::kubernetes::certificate_request::CertificateRequest;
-use firstlight::kubernetes::client::{
+use cloud::Metadata;
+use kms::ClusterKms;
+use kubernetes::certificate_request::CertificateRequest;
+use kubernetes::client::{
     self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
-use firstlight::kubernetes::services::migration::Migration;
-use firstlight::kubernetes::services::{self, Settings};
-use firstlight::metadata::Metadata;
-use firstlight::proto::join::ISSUE_JOIN_TICKET;
-use firstlight::proto::join::ISSUE_REJOIN_TICKET;
-use firstlight::proto::join::NODE_PORT;
-use firstlight::proto::join::{
+use kubernetes::services::migration::Migration;
+use kubernetes::services::{self, Settings};
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::NODE_PORT;
+use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
-use firstlight::stop::Stop;
-use firstlight::time;
-use firstlight::{atls, attestation};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
+use rpc::grpc::{CallOptions, Channel, Code, Status};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
@@ -286,7 +287,7 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
 pub fn key_service(dir: &Path, listen: &str) -> (Program, SocketAddr) {
     fs::write(dir.join("mastersecret"), [0; 32]).unwrap();
     fs::write(dir.join("salt"), [0; 32]).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_key-service"));
+    let mut command = Command::new(support::program::built("key-service"));
     command
         .args(["--listen", listen, "--master-secret", "mastersecret", "--salt=salt", "--clients=any"])
         .current_dir(dir);

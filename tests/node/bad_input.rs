@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use firstlight::luks::{self, Header, Probe, State};
+use disk::luks::{self, Header, Probe, State};
 
 use crate::cut_off;
 use crate::program::Program;
@@ -16,7 +16,7 @@ use crate::setting::{INIT_SECRET, MASTER_KEY, Setting, wait_for_port};
 /// The disk is refused with these words, and not a byte of it changes.
 fn expect_refused(setting: &Setting, disk: &Path, words: &[&str]) {
     let before = fs::read(disk).unwrap();
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", disk));
+    let mut node = Program::start(&mut setting.unlock(disk));
     assert_eq!(node.exit().code(), Some(1), "{}", node.output());
     let error = node.expect("error:");
     for word in words {
@@ -58,7 +58,7 @@ fn one_damaged_header_copy_keeps_nobody_from_the_disk() {
     let disk = setting.initialised_disk();
     let file = fs::OpenOptions::new().write(true).open(&disk).unwrap();
     file.write_all_at(b"damage", 5000).unwrap();
-    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let node = Program::start(&mut setting.unlock(&disk));
     node.expect("state disk");
     wait_for_port(setting.node(9999));
 }
@@ -79,7 +79,7 @@ fn a_disk_whose_format_the_old_system_left_cut_off_is_started_over() {
     let setting = Setting::new();
     let disk = setting.file("disk", cut_off::disk());
     let old = header(&disk).uuid();
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     node.expect("format of it was cut off, nothing was written since: formatting it");
     // it ends where it maps the disk, which is a file here
     node.exit();
@@ -117,13 +117,13 @@ fn a_disk_without_mark_on_which_somebody_may_have_written_is_refused_with_the_co
 
     // the command does what the error says
     let disk = setting.path("disk");
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     node.exit();
     let error = node.expect("error:");
     let command = &error[error.find("echo '").unwrap()..];
     let done = Command::new("sh").env("PATH", "/sbin:/usr/sbin:/bin:/usr/bin").args(["-c", command]).status().unwrap();
     assert!(done.success(), "{command}");
-    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let node = Program::start(&mut setting.unlock(&disk));
     node.expect("never part of a cluster: formatting it");
 }
 
@@ -142,8 +142,8 @@ fn a_machine_without_a_tpm_says_so() {
     }
     let setting = Setting::new();
     let disk = setting.blank_disk();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bootstrapper"));
-    command.args(["unlock", "--csp", "qemu", "--variant", "qemu-vtpm", "--disk"]).arg(&disk);
+    let mut command = Command::new(support::program::built("unlock"));
+    command.args(["--csp", "qemu", "--variant", "qemu-vtpm", "--disk"]).arg(&disk);
     let mut node = Program::start(&mut command);
     assert_eq!(node.exit().code(), Some(1));
     let error = node.expect("error:");
@@ -154,7 +154,7 @@ fn a_machine_without_a_tpm_says_so() {
 fn a_tpm_that_does_not_answer_is_named() {
     let setting = Setting::new();
     let disk = setting.new_disk();
-    let mut command = setting.bootstrapper("run", &disk);
+    let mut command = setting.bootstrapper(&disk);
     // the last of an option counts
     command.args(["--tpm", "swtpm:host=127.0.0.1,port=1"]);
     let mut node = Program::start(&mut command);
@@ -188,7 +188,7 @@ fn bother(address: SocketAddr) -> Vec<TcpStream> {
 fn garbage_and_half_open_connections_on_the_recovery_port_keep_no_operator_away() {
     let setting = Setting::new();
     let disk = setting.initialised_disk();
-    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let node = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
     let _held = bother(setting.node(9999));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
@@ -203,7 +203,7 @@ fn garbage_and_half_open_connections_on_the_recovery_port_keep_no_operator_away(
 fn garbage_and_half_open_connections_on_the_init_port_keep_no_operator_away() {
     let setting = Setting::new();
     let disk = setting.new_disk();
-    let node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let node = Program::start(&mut setting.bootstrapper(&disk));
     wait_for_port(setting.node(9000));
     let _held = bother(setting.node(9000));
     let mut operator = crate::init::init(&setting, INIT_SECRET, &setting.policy());
@@ -219,6 +219,6 @@ fn garbage_and_half_open_connections_on_the_services_keep_no_node_away() {
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let _join = setting.join_service(3, keys, &setting.policy());
     let _held = (bother(keys), bother(SocketAddr::new(setting.host(3), 30090)));
-    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let node = Program::start(&mut setting.unlock(&disk));
     node.expect("key-slot:");
 }

@@ -22,7 +22,7 @@ fn init_with(setting: &Setting, secret: &str, policy: &Path, more: &[&str]) -> P
 fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
     let mut setting = Setting::new();
     let disk = setting.new_disk();
-    let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let mut node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
     // the name on the console is that of the TPM's key
     let console = node.expect("attestation key: ");
@@ -42,7 +42,7 @@ fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
     assert!(state.starts_with("{\n\t\"Role\": \"ControlPlane\",\n\t\"MeasurementSalt\": \""), "{state}");
 
     // the same node started once more in this boot is a member
-    let mut again = Program::start(&mut setting.bootstrapper("run", &disk));
+    let mut again = Program::start(&mut setting.bootstrapper(&disk));
     assert!(end_of_member(&mut again).success());
     again.expect("a member of its cluster");
 
@@ -56,7 +56,7 @@ fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
 
 /// Boots the disk and opens it with the operator's own master secret file; the state file knows the node's key.
 fn recover_with(setting: &Setting, disk: &Path) -> String {
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", disk));
+    let mut node = Program::start(&mut setting.unlock(disk));
     let endpoint = setting.node(9999).to_string();
     let mut command = setting.firstlight(&["recover", "--endpoint", &endpoint, "--timeout", "30s", "--policy"]);
     let mut operator = Program::start(
@@ -72,7 +72,7 @@ fn a_wrong_secret_gets_one_short_refusal_and_changes_nothing() {
     let setting = Setting::new();
     let disk = setting.new_disk();
     let before = fs::read(&disk).unwrap();
-    let node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
     let mut operator = init(&setting, "wrong", &setting.policy());
     assert!(!operator.exit().success());
@@ -86,7 +86,7 @@ fn a_wrong_secret_gets_one_short_refusal_and_changes_nothing() {
 fn a_right_secret_passes_however_soon_it_comes_after_wrong_ones() {
     let setting = Setting::new();
     let disk = setting.new_disk();
-    let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let mut node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
     for _ in 0..3 {
         let mut hasty = init(&setting, "wrong", &setting.policy());
@@ -103,7 +103,7 @@ fn a_right_secret_passes_however_soon_it_comes_after_wrong_ones() {
 fn a_node_with_other_software_gets_no_secret() {
     let setting = Setting::new();
     let disk = setting.new_disk();
-    let node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
     let policy = setting.policy_of(&[(4, [0xab; 32]), (15, [0; 32])]);
     let mut operator = init(&setting, INIT_SECRET, &policy);
@@ -117,17 +117,17 @@ fn a_node_with_other_software_gets_no_secret() {
 fn a_node_that_was_interrupted_after_the_lock_is_reset_by_its_next_boot() {
     let setting = Setting::new();
     let disk = setting.new_disk();
-    let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let mut node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
     let mut operator = init(&setting, INIT_SECRET, &setting.policy());
     assert!(operator.exit().success(), "{}", operator.output());
     end_of_member(&mut node);
     // as if the power had gone between the commit and the end of the cluster's set-up
     fs::remove_file(setting.path("mount/firstlight/complete")).unwrap();
-    let mut next = Program::start(&mut setting.bootstrapper("run", &disk));
+    let mut next = Program::start(&mut setting.bootstrapper(&disk));
     assert_eq!(next.exit().code(), Some(3));
     next.expect("starts over");
-    let mut after = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut after = Program::start(&mut setting.unlock(&disk));
     after.expect("formatted before, but never part of a cluster");
     after.exit();
 }
@@ -136,7 +136,7 @@ fn a_node_that_was_interrupted_after_the_lock_is_reset_by_its_next_boot() {
 fn sigterm_while_waiting_for_the_operator_ends_the_server() {
     let setting = Setting::new();
     let disk = setting.new_disk();
-    let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let mut node = Program::start(&mut setting.bootstrapper(&disk));
     wait_for_port(setting.node(9000));
     node.terminate();
     assert_eq!(node.exit().code(), Some(143));
@@ -147,7 +147,7 @@ fn a_metadata_service_without_a_hash_is_asked_again() {
     let setting = Setting::new();
     setting.metadata.set_init_secret_hash("<html>not a hash</html>");
     let disk = setting.new_disk();
-    let node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("no bcrypt hash");
     setting.metadata.set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
     node.expect("ready:");
@@ -157,7 +157,7 @@ fn a_metadata_service_without_a_hash_is_asked_again() {
 fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fresh() {
     let setting = Setting::new();
     let disk = setting.new_disk();
-    let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let mut node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
     let own = setting.host(2).to_string();
     let unverified = r#"[{"url": "https://mirror.example/kubelet", "install_path": "/run/state/bin/kubelet"}]"#;

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use firstlight::crypto::{Secret, cluster_id};
-use firstlight::grpc::{Code, Status};
-use firstlight::luks::{self, Probe};
+use base::crypto::{Secret, cluster_id};
+use disk::luks::{self, Probe};
 use ring::digest::{SHA256, digest};
+use rpc::grpc::{Code, Status};
 use serde_json::{Value, json};
 
 use crate::joining::{DISK_KEY, MEASUREMENT_SALT, MEASUREMENT_SECRET, TOKEN, assert_no_token};
@@ -93,7 +93,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     assert_eq!(known["certificate-authority-data"], json!(authority));
 
     // what stays, and what does not
-    for (certificate, key) in firstlight::kubernetes::kubeadm::KUBELET_CERTIFICATES {
+    for (certificate, key) in kubernetes::kubeadm::KUBELET_CERTIFICATES {
         assert_eq!((mode(&setting.in_node(certificate)), mode(&setting.in_node(key))), (0o600, 0o600));
     }
     assert!(!setting.in_node("etc/kubernetes/pki").exists(), "a worker has none of the cluster's keys");
@@ -324,7 +324,7 @@ fn assert_reset(setting: &Setting, disk: &Path, node: &mut Program) {
     node.expect("reset: the next boot formats the state disk");
     assert_no_token(node);
     assert_eq!(fs::read_dir(setting.in_node("run/firstlight")).unwrap().count(), 0, "the token is still there");
-    let mut after = Program::start(&mut setting.bootstrapper("unlock", disk));
+    let mut after = Program::start(&mut setting.unlock(disk));
     after.expect("formatted before, but never part of a cluster");
     after.exit();
 }

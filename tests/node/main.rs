@@ -4,23 +4,16 @@
 //! Each test has a loopback network of its own, 127.a.b.0/24: `.1` is the metadata service, `.2` the node, `.3` and up are
 //! control planes with their fixed ports.
 
-#[path = "../common/cut_off.rs"]
-mod cut_off;
-#[path = "../common/forger.rs"]
-mod forger;
-#[path = "../common/metadata.rs"]
-mod metadata;
-#[path = "../common/program.rs"]
-mod program;
-#[path = "../common/swtpm.rs"]
-mod swtpm;
+use common::forger;
+use support::cut_off;
+use support::program;
 
 mod bad_input;
 mod init;
 mod join;
-mod joining;
+use common::joining;
 mod memory;
-mod setting;
+use common::setting;
 mod status;
 mod trust;
 mod unlock;

@@ -8,17 +8,17 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use attest::atls;
+use attest::attestation::{Measurement, Policy, Validator, qemu_vtpm};
+use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
-use firstlight::atls;
-use firstlight::attestation::{Measurement, Policy, Validator, qemu_vtpm};
-use firstlight::crypto::Secret;
-use firstlight::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
-use firstlight::kms::{ClusterKms, NO_STORE};
-use firstlight::proto::join::{
+use kms::{ClusterKms, NO_STORE};
+use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
-use firstlight::proto::recoverproto::{RecoverMessage, RecoverResponse};
+use proto::recoverproto::{RecoverMessage, RecoverResponse};
+use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
 
 use crate::program::{PATIENCE, Program};
 use crate::setting::{Setting, wait_for_port};
@@ -102,7 +102,7 @@ fn a_rejoin_ticket_that_does_not_open_the_disk_leaves_nothing_behind() {
     (ticket.state_disk_key, ticket.measurement_secret) = (key.expose().to_vec(), secret.expose().to_vec());
     let method = "/join.API/IssueRejoinTicket";
     let (_service, end) = join_service_that_waits::<IssueRejoinTicketRequest, _>(&setting, method, ticket);
-    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let node = Program::start(&mut setting.unlock(&disk));
     assert_known(&node, key.expose());
     assert_known(&node, secret.expose());
     end.send(()).unwrap();
@@ -134,7 +134,7 @@ fn a_join_ticket_that_is_refused_leaves_nothing_behind() {
 fn a_wrong_master_secret_leaves_nothing_behind() {
     let setting = Setting::new();
     let disk = setting.initialised_disk();
-    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let node = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
     let bring = |key: &[u8]| {
         let fresh = Measurement { expected: [0; 32], warn_only: false };

@@ -6,9 +6,8 @@ use std::process::Command;
 use crate::init::init;
 use crate::program::Program;
 use crate::setting::{INIT_SECRET, MASTER_KEY, Setting, wait_for_port};
-use firstlight::crypto::Secret;
-use firstlight::ssh;
-use firstlight::state_disk::handover;
+use base::crypto::Secret;
+use disk::state_disk::handover;
 use std::time::SystemTime;
 
 /// Exit code and output, of the node with the policy in the file.
@@ -31,7 +30,7 @@ fn expect(said: &(i32, String), code: i32, parts: &[&str]) {
 fn a_node_that_waits_for_its_key_says_for_which_and_whom_it_asked() {
     let setting = Setting::new();
     let disk = setting.initialised_disk();
-    let _node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let _node = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
     let policy = setting.policy().display().to_string();
     let host = setting.host(2).to_string();
@@ -52,7 +51,7 @@ fn a_node_that_waits_for_its_key_says_for_which_and_whom_it_asked() {
 fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     let mut setting = Setting::new();
     let disk = setting.new_disk();
-    let mut node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let mut node = Program::start(&mut setting.bootstrapper(&disk));
     wait_for_port(setting.node(9000));
     let policy = setting.policy().display().to_string();
     let host = setting.host(2).to_string();
@@ -107,7 +106,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     let authority = ssh::Authority::from_seed(&Secret::new(vec![9; 32])).unwrap();
     let renewed = authority.host_certificate(&key, &["node-1".to_owned()], SystemTime::now()).unwrap();
     handover::leave_host_certificate(&setting.path("state.key"), renewed.as_bytes()).unwrap();
-    let mut again = Program::start(&mut setting.bootstrapper("run", &disk));
+    let mut again = Program::start(&mut setting.bootstrapper(&disk));
     again.expect("member: `firstlight status` is answered");
     assert!(again.output().contains("ssh: the host certificate is renewed"), "{}", again.output());
     let certificate = fs::read_to_string(setting.path("mount/ssh/ssh_host_cert.pub")).unwrap();
@@ -118,7 +117,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
 
     // and fresh, where the TPM knows of none
     setting.tpm.reboot();
-    let _unlock = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let _unlock = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
     expect(&status(&setting, &host, &policy), 5, &["waiting for the key of its disk"]);
 }
@@ -127,7 +126,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
 fn many_who_ask_a_member_at_once_are_turned_away_and_the_next_is_answered() {
     let setting = Setting::new();
     let disk = setting.new_disk();
-    let node = Program::start(&mut setting.bootstrapper("run", &disk));
+    let node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
     let policy = setting.policy().display().to_string();
     let mut operator = init(&setting, INIT_SECRET, &setting.policy());

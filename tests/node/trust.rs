@@ -4,13 +4,13 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use firstlight::atls;
-use firstlight::attestation::{self, qemu_vtpm};
-use firstlight::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
-use firstlight::proto::init::{InitRequest, InitResponse};
-use firstlight::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
-use firstlight::proto::recoverproto::{RecoverMessage, RecoverResponse};
-use firstlight::tpm::Tpm;
+use attest::atls;
+use attest::attestation::{self, qemu_vtpm};
+use attest::tpm::Tpm;
+use proto::init::{InitRequest, InitResponse};
+use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use proto::recoverproto::{RecoverMessage, RecoverResponse};
+use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
 
 use crate::forger::Forger;
 use crate::program::Program;

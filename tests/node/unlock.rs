@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use firstlight::atls;
-use firstlight::attestation::{Measurement, Policy, qemu_vtpm};
-use firstlight::crypto::Secret;
-use firstlight::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
-use firstlight::kms::{ClusterKms, NO_STORE};
-use firstlight::proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
-use firstlight::proto::recoverproto::{RecoverMessage, RecoverResponse};
+use attest::atls;
+use attest::attestation::{Measurement, Policy, qemu_vtpm};
+use base::crypto::Secret;
+use kms::{ClusterKms, NO_STORE};
+use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use proto::recoverproto::{RecoverMessage, RecoverResponse};
+use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
 use socket2::{Domain, Socket, Type};
 
 use crate::program::{PATIENCE, Program};
@@ -33,7 +33,7 @@ fn an_attested_node_gets_its_key_from_a_join_service() {
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let _join = setting.join_service(3, keys, &setting.policy());
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     node.expect("quote:");
     node.expect("ticket:");
     expect_opened(&mut node, &setting.host(3).to_string());
@@ -43,7 +43,7 @@ fn an_attested_node_gets_its_key_from_a_join_service() {
 fn the_operator_brings_the_key_when_no_join_service_is_there() {
     let setting = Setting::new();
     let disk = setting.initialised_disk();
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let master = setting.master_secret(MASTER_KEY);
     let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap()];
@@ -66,7 +66,7 @@ fn the_operator_brings_the_key_when_no_join_service_is_there() {
 fn a_wrong_master_secret_is_answered_and_the_node_waits_on() {
     let setting = Setting::new();
     let disk = setting.initialised_disk();
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let recover = |master: std::path::PathBuf| {
         let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
@@ -91,7 +91,7 @@ fn a_join_service_with_a_wrong_key_does_not_stop_the_right_one() {
     let (_wrong_keys, wrong_keys) = setting.key_service(3, [7; 32]);
     let policy = setting.policy();
     let _wrong = setting.join_service(3, wrong_keys, &policy);
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     node.expect("was not accepted: it does not open this disk");
     let (_keys, keys) = setting.key_service(4, MASTER_KEY);
     let _join = setting.join_service(4, keys, &policy);
@@ -109,7 +109,7 @@ fn a_join_service_that_hangs_does_not_delay_one_that_answers() {
     let (_keys, keys) = setting.key_service(4, MASTER_KEY);
     let _join = setting.join_service(4, keys, &setting.policy());
     let start = Instant::now();
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     expect_opened(&mut node, &setting.host(4).to_string());
     // not a matter of speed: the hanging one would have held it for 30 seconds
     assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
@@ -135,7 +135,7 @@ fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
     let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::Validator::new(policy))]);
     let _hanging = Server::start("hanging", listener, Arc::new(tls), router, Limits::default()).unwrap();
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     is_asked.recv_timeout(PATIENCE).unwrap();
     let (_keys, keys) = setting.key_service(4, MASTER_KEY);
     let _join = setting.join_service(4, keys, &setting.policy());
@@ -150,7 +150,7 @@ fn a_join_service_that_answers_with_an_error_is_named_and_asked_again() {
     // where its key service will be
     let keys = SocketAddr::new(setting.host(3), 9000);
     let _join = setting.join_service(3, keys, &setting.policy());
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     let refusal = node.expect(&format!("join service {}:30090: ", setting.host(3)));
     assert!(refusal.contains("keys are not to be had at the moment"), "{refusal}");
     let (_keys, _) = setting.key_service(3, MASTER_KEY);
@@ -167,7 +167,7 @@ fn a_disk_that_does_not_say_of_which_cluster_it_is_opens_only_while_the_cluster_
     let policy = setting.policy();
     // a day that is over is as good as none
     let _strict = setting.join_service_with(3, keys, &policy, &["--migrate-until", "2026-01-01"]);
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     let line = node.expect("was not accepted: ");
     assert!(line.contains("does not say of which cluster it is") && line.contains("--migrate-until"), "{line}");
     let migrating = setting.join_service_with(4, keys, &policy, &["--migrate-until", "2099-12-31"]);
@@ -182,7 +182,7 @@ fn the_operator_opens_a_disk_of_before_by_saying_so() {
     use base64::Engine;
     let setting = Setting::new();
     let disk = setting.disk_of_before();
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let master = setting.master_secret(MASTER_KEY);
     let salt = base64::engine::general_purpose::STANDARD.encode(MEASUREMENT_SALT);
@@ -206,7 +206,7 @@ fn a_disk_that_is_of_another_cluster_by_its_own_word_stays_closed() {
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let _join = setting.join_service_with(3, keys, &setting.policy(), &["--migrate-until", "2099-12-31"]);
-    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let node = Program::start(&mut setting.unlock(&disk));
     node.expect("was not accepted: it opens this disk, whose header is not of the cluster of this measurement secret");
     assert!(!node.output().contains("key-slot:"));
 }
@@ -218,7 +218,7 @@ fn a_node_with_other_software_is_refused_and_only_the_service_learns_why() {
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let join = setting.join_service(3, keys, &setting.policy_of(&[(4, [0xab; 32]), (15, [0; 32])]));
-    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let node = Program::start(&mut setting.unlock(&disk));
     let refusal = join.expect("PCR 4");
     assert!(refusal.contains(&"ab".repeat(32)), "{refusal}");
     let endpoint = setting.node(9999).to_string();
@@ -235,7 +235,7 @@ fn a_node_with_other_software_is_refused_and_only_the_service_learns_why() {
 fn the_operator_sends_no_secret_to_a_node_with_other_software() {
     let setting = Setting::new();
     let disk = setting.initialised_disk();
-    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let node = Program::start(&mut setting.unlock(&disk));
     let endpoint = setting.node(9999).to_string();
     let policy = setting.policy_of(&[(9, [0xcd; 32]), (15, [0; 32])]);
     let master = setting.master_secret(MASTER_KEY);
@@ -257,7 +257,7 @@ fn metadata_that_is_down_slow_or_nonsense_keeps_no_operator_away() {
         let setting = Setting::new();
         spoil(&setting);
         let disk = setting.initialised_disk();
-        let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+        let mut node = Program::start(&mut setting.unlock(&disk));
         let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
         let master = setting.master_secret(MASTER_KEY);
         let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
@@ -272,7 +272,7 @@ fn metadata_that_hangs_does_not_delay_a_boot_whose_disk_is_open() {
     let setting = Setting::new();
     setting.metadata.set_delay(Duration::from_secs(3600));
     let disk = setting.initialised_disk();
-    let node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let node = Program::start(&mut setting.unlock(&disk));
     crate::setting::wait_for_port(setting.node(9999));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let master = setting.master_secret(MASTER_KEY);
@@ -296,7 +296,7 @@ fn sigterm_ends_the_wait_and_leaves_the_disk_as_it_was() {
     let setting = Setting::new();
     let disk = setting.initialised_disk();
     let before = std::fs::read(&disk).unwrap();
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     node.expect("disk:");
     crate::setting::wait_for_port(setting.node(9999));
     node.terminate();
@@ -311,7 +311,7 @@ fn strangers_keep_no_operator_away_and_fill_no_memory() {
     const MOST_OVER_IDLE: usize = 16 << 10; // KiB
     let setting = Setting::new();
     let disk = setting.initialised_disk();
-    let mut node = Program::start(&mut setting.bootstrapper("unlock", &disk));
+    let mut node = Program::start(&mut setting.unlock(&disk));
     crate::setting::wait_for_port(setting.node(9999));
     node.expect("no other control plane is known");
     let resident = |name: &str| {

@@ -8,7 +8,7 @@ use std::path::Path;
 use libfuzzer_sys::fuzz_target;
 
 // the included file names it so
-use firstlight::stop;
+use base::stop;
 
 #[allow(dead_code)] // what an error says, nobody reads here
 #[path = "../../../src/kubernetes/components/archive.rs"]

@@ -5,10 +5,11 @@
 use libfuzzer_sys::fuzz_target;
 
 // the included files name them so
-use firstlight::{attestation, crypto, der};
+use attest::attestation;
+use base::der;
 
 #[allow(dead_code)] // of the files, this fuzzer does not need all
-#[path = "../../../src/atls"]
+#[path = "../../../src/attest/atls"]
 mod atls {
     mod certificate;
     mod error;

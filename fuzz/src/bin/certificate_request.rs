@@ -4,8 +4,8 @@
 
 use std::sync::LazyLock;
 
-use firstlight::kubernetes::certificate_request::CertificateRequest;
-use firstlight::kubernetes::parameters::NodeName;
+use kubernetes::certificate_request::CertificateRequest;
+use kubernetes::parameters::NodeName;
 use libfuzzer_sys::fuzz_target;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 // the file alone, which needs nothing else: so the fuzzer needs no static tpm2-tss for its target
-#[path = "../../../src/atls/hello.rs"]
+#[path = "../../../src/attest/atls/hello.rs"]
 #[allow(dead_code)] // of it, this fuzzer does not need all
 mod hello;
 use hello::{HelloFilter, hide_server_name, reveal_server_name};

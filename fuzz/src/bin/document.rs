@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use firstlight::attestation::qemu_vtpm::Validator;
-use firstlight::attestation::{Measurement, Policy, Validator as _};
+use attest::attestation::qemu_vtpm::Validator;
+use attest::attestation::{Measurement, Policy, Validator as _};
 use libfuzzer_sys::fuzz_target;
 
 // alone, too: in a document it stands behind base64 and a signature
-#[path = "../../../src/attestation/quote.rs"]
+#[path = "../../../src/attest/attestation/quote.rs"]
 #[allow(dead_code)]
 mod quote;
 use quote::{Attest, Key};

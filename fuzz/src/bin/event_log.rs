@@ -1,7 +1,7 @@
 //! The TCG event log: every entry lies within the log, and the explanation of a value stays short.
 #![no_main]
 
-use firstlight::attestation::event_log::{explain, parse};
+use attest::attestation::event_log::{explain, parse};
 use libfuzzer_sys::fuzz_target;
 use ring::digest::{SHA256, digest};
 

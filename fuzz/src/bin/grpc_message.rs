@@ -1,17 +1,17 @@
 //! gRPC's message framing, and the parsers of its headers.
 #![no_main]
 
-#[path = "../../../src/h2/mod.rs"]
+#[path = "../../../src/rpc/h2/mod.rs"]
 #[allow(dead_code, unused_imports)] // the other modules name its types
 mod h2;
 
-#[path = "../../../src/crypto"]
+#[path = "../../../src/base/crypto"]
 #[allow(dead_code)]
 mod crypto {
     pub mod buffer;
 }
 
-#[path = "../../../src/grpc"]
+#[path = "../../../src/rpc/grpc"]
 #[allow(dead_code, unused_imports)] // of them, this fuzzer does not need all
 mod grpc {
     pub mod hostile;

@@ -1,10 +1,10 @@
 //! The HTTP/2 state machine: arbitrary bytes from the peer, in arbitrary pieces, with arbitrary actions in between.
 #![no_main]
 
-#[path = "../../../src/h2/mod.rs"]
+#[path = "../../../src/rpc/h2/mod.rs"]
 #[allow(dead_code, unused_imports)] // of it, this fuzzer does not need all
 mod h2;
-#[path = "../../../src/h2/tests/hostile.rs"]
+#[path = "../../../src/rpc/h2/tests/hostile.rs"]
 #[allow(dead_code)]
 mod hostile;
 

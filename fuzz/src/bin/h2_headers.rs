@@ -1,10 +1,10 @@
 //! HPACK and the rules for header fields: arbitrary header blocks, one after the other on one connection.
 #![no_main]
 
-#[path = "../../../src/h2/mod.rs"]
+#[path = "../../../src/rpc/h2/mod.rs"]
 #[allow(dead_code, unused_imports)] // of it, this fuzzer does not need all
 mod h2;
-#[path = "../../../src/h2/tests/hostile.rs"]
+#[path = "../../../src/rpc/h2/tests/hostile.rs"]
 #[allow(dead_code)]
 mod hostile;
 

@@ -5,7 +5,7 @@
 
 use std::io::Cursor;
 
-use firstlight::device_mapper::may_hold_data;
+use disk::device_mapper::may_hold_data;
 use libfuzzer_sys::fuzz_target;
 
 /// More than a journal of two sections, and the end that must be zeros.

@@ -3,12 +3,12 @@
 
 use std::sync::LazyLock;
 
-use firstlight::bootstrapper::ticket::{Expected, Ticket};
-use firstlight::kubernetes::components::Policy;
-use firstlight::kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
-use firstlight::kubernetes::parameters::NodeName;
-use firstlight::proto::join::IssueJoinTicketResponse;
-use firstlight::ssh::PublicKey;
+use bootstrapper::ticket::{Expected, Ticket};
+use kubernetes::components::Policy;
+use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
+use kubernetes::parameters::NodeName;
+use proto::join::IssueJoinTicketResponse;
+use ssh::PublicKey;
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 

@@ -1,8 +1,8 @@
 //! Key URIs: one that is accepted reads the same after it was written, and gives keys.
 #![no_main]
 
-use firstlight::crypto::Dek;
-use firstlight::kms::ClusterKms;
+use base::crypto::Dek;
+use kms::ClusterKms;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -1,7 +1,7 @@
 //! A node's kubeconfig: what is rebuilt of it is rebuilt the same again, and has the lines of ours and no others.
 #![no_main]
 
-use firstlight::kubernetes::kubeconfig::rebuild;
+use kubernetes::kubeconfig::rebuild;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &[u8]| {

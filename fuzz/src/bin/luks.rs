@@ -6,8 +6,8 @@
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
-use firstlight::crypto::Secret;
-use firstlight::luks::{self, Device, Error, Header, Integrity, Probe, State};
+use base::crypto::Secret;
+use disk::luks::{self, Device, Error, Header, Integrity, Probe, State};
 use libfuzzer_sys::fuzz_target;
 use ring::digest::{SHA256, digest};
 use serde_json::Value;

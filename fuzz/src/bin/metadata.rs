@@ -1,7 +1,7 @@
 //! The answers of the metadata service; the first byte says which of them the rest is.
 #![no_main]
 
-use firstlight::metadata::qemu::{parse_endpoint, parse_init_secret_hash, parse_peers, parse_self};
+use cloud::qemu::{parse_endpoint, parse_init_secret_hash, parse_peers, parse_self};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -1,8 +1,8 @@
 //! The node's state file on the disk.
 #![no_main]
 
-use firstlight::metadata::Role;
-use firstlight::state_disk::node_state::NodeState;
+use cloud::Role;
+use disk::state_disk::node_state::NodeState;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use firstlight::attestation::Policy;
+use attest::attestation::Policy;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

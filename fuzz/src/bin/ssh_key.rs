@@ -4,8 +4,8 @@
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
-use firstlight::crypto::Secret;
-use firstlight::ssh::{Authority, PublicKey};
+use base::crypto::Secret;
+use ssh::{Authority, PublicKey};
 use libfuzzer_sys::fuzz_target;
 
 static AUTHORITY: LazyLock<Authority> =

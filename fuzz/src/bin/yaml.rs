@@ -1,7 +1,7 @@
 //! YAML: a document that is accepted is accepted as the JSON of its value too, and is the same.
 #![no_main]
 
-use firstlight::kubernetes::yaml;
+use kubernetes::yaml;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

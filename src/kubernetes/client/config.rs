@@ -381,7 +381,7 @@ mod tests {
     use rcgen::{CertifiedKey, generate_simple_self_signed};
 
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     fn pair() -> (String, String) {
         let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();

@@ -45,7 +45,7 @@ pub enum Error {
         /// A clause.
         problem: String,
     },
-    /// The [`Stop`](crate::stop::Stop) came.
+    /// The [`Stop`](base::stop::Stop) came.
     Stopped,
 }
 

@@ -33,8 +33,8 @@ use ureq::http::{self, Method};
 use ureq::tls::TlsConfig;
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::backoff::Backoff;
-use crate::stop::{OnStop, Stop};
+use base::backoff::Backoff;
+use base::stop::{OnStop, Stop};
 
 pub use config::{Config, Credentials, SERVICE_ACCOUNT};
 pub use error::{Error, Refused};

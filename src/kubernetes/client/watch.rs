@@ -20,7 +20,7 @@ use ureq::http::Method;
 
 use super::error::Status;
 use super::{Client, Collection, Error, List, Refused, Request, Selector, query, version};
-use crate::backoff::Backoff;
+use base::backoff::Backoff;
 
 /// How long a stream lasts.
 const ROUND: Duration = Duration::from_secs(60);
@@ -304,7 +304,7 @@ mod tests {
     use std::io::Cursor;
 
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     const STREAM: &str = concat!(
         r#"{"type":"ADDED","object":{"kind":"ConfigMap","metadata":{"name":"a","resourceVersion":"12"},"data":{"b":"c"}}}"#,

@@ -20,7 +20,7 @@ use std::rc::Rc;
 use flate2::read::MultiGzDecoder;
 use tar::EntryType;
 
-use crate::stop::Stop;
+use base::stop::Stop;
 
 /// Entries and directories together; CNI plugins have some 20.
 const MAX_ENTRIES: usize = 10_000;

@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
 use super::{Digest, Error, digest_of, hex, place};
-use crate::proto::components::Component as Wire;
+use proto::components::Component as Wire;
 
 /// The directories that components may be installed in, or below: those of the old system's lists.
 pub const DIRECTORIES: [&str; 3] = ["/run/state/bin", "/opt/cni/bin", "/opt/kubernetes/patches"];

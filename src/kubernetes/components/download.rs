@@ -12,8 +12,8 @@ use ureq::http::Response;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 
 use super::{Digest, Error, Settings, Step, place, shown};
-use crate::backoff::Backoff;
-use crate::stop::Stop;
+use base::backoff::Backoff;
+use base::stop::Stop;
 
 /// A SYN that is lost is sent again after 1 and after 3 seconds (RFC 6298 §2.1). This and the name's resolution are what a
 /// stop has to wait for.

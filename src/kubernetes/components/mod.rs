@@ -31,7 +31,7 @@ use std::time::Duration;
 use ring::digest;
 use ureq::Agent;
 
-use crate::stop::Stop;
+use base::stop::Stop;
 pub use component::{Component, DIRECTORIES, Policy, list_hash, list_json};
 use component::{Source, shown};
 use download::Download;

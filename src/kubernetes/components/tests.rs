@@ -14,8 +14,8 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 use super::*;
-use crate::mutation::mutations;
-use crate::proto::components::Component as Wire;
+use proto::components::Component as Wire;
+use support::mutation::mutations;
 
 /// What a test's directory allows.
 struct Node {
@@ -527,7 +527,7 @@ fn on_a_full_disk() {
 fn a_full_disk_leaves_nothing_half_made() {
     let directory = tempfile::tempdir().unwrap();
     let script = "mount -t tmpfs -o size=256k tmpfs $FIRSTLIGHT_FULL && exec $0 --ignored --exact \
-                  kubernetes::components::tests::on_a_full_disk";
+                  components::tests::on_a_full_disk";
     let unshare = if is_root() { "-m" } else { "-Urm" };
     let output = Command::new("unshare")
         .args([unshare, "sh", "-c", script])

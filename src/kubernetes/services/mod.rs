@@ -36,8 +36,8 @@ use serde_json::{Value, json};
 
 use super::NAMESPACE;
 use super::client::{self, Client, DAEMON_SETS, FIELD_MANAGER, Object, PODS, Selector};
-use crate::kms::ClusterKms;
-use crate::time;
+use base::time;
+use kms::ClusterKms;
 use owned::owned;
 
 pub use render::manifests;
@@ -83,7 +83,7 @@ pub struct Settings {
     pub metadata: MetadataService,
 }
 
-/// A cloud's metadata service, as [`Metadata::of`](crate::metadata::Metadata::of) takes it.
+/// A cloud's metadata service, as [`Metadata::of`](cloud::Metadata::of) takes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetadataService {
     /// The cloud's name in lower case; none for no service: then machines of any name are let in, but no control planes.
@@ -500,7 +500,7 @@ fn stamp(at: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crypto::Secret;
+    use base::crypto::Secret;
 
     pub fn settings() -> Settings {
         Settings {
@@ -509,7 +509,7 @@ mod tests {
             policy: r#"{"measurements":{"15":"00"}}"#.into(),
             measurement_salt: vec![1; 32],
             kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
-            node_port: crate::proto::join::NODE_PORT,
+            node_port: proto::join::NODE_PORT,
             migrate_until: String::new(),
             metadata: MetadataService::default(),
         }

@@ -79,7 +79,7 @@ fn is_of(path: &str, place: usize, item: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mutation::mutations;
+    use support::mutation::mutations;
 
     fn object() -> Value {
         json!({

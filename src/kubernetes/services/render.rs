@@ -88,7 +88,7 @@ mod tests {
     use super::super::tests::settings;
     use super::super::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, KEY_SERVICE_AUDIENCE, TICKET_GROUP};
     use super::*;
-    use crate::kubernetes::client::Object;
+    use crate::client::Object;
 
     #[test]
     fn every_object_knows_where_it_belongs_and_what_others_need_comes_first() {

@@ -1,12 +1,12 @@
 #!/bin/busybox sh
-# The state disk and the real cryptsetup, in both directions: it reads what `bootstrapper unlock` formats; `bootstrapper
+# The state disk and the real cryptsetup, in both directions: it reads what `unlock` formats; `bootstrapper
 # unlock` opens, by a ticket of the join service, what it formats with the parameters of the old system.
 # /etc/passphrase is the key that the cluster derives for the disk /etc/uuid.
 disk=/dev/disk/by-id/virtio-state
 check() { what=$1; shift; if out=$("$@" 2>&1); then echo "PASS $what"; else echo "FAIL $what: $out"; fi; }
 says() { text=$1; shift; "$@" 2>&1 | grep "$text"; }
 
-check "a blank disk is formatted" bootstrapper unlock
+check "a blank disk is formatted" unlock
 echo "from firstlight" >/run/state/file
 umount /run/state
 check "cryptsetup knows our mapping" says 'integrity: *hmac(sha256)' cryptsetup status state
@@ -34,7 +34,7 @@ echo "of the old system" >/mnt/kubernetes/kubelet.conf
 umount /mnt
 cryptsetup close state
 
-check "we open it by a ticket" bootstrapper unlock
+check "we open it by a ticket" unlock
 check "its file is there" grep -q "of the old system" /run/state/kubernetes/kubelet.conf
 check "its cluster is measured" grep -qv '^0*$' /sys/class/tpm/tpm0/pcr-sha256/15
 check "its header says from now on of which cluster it is" says "1: firstlight-cluster" cryptsetup luksDump $disk

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# `bootstrapper unlock` that is stopped or killed, and then called again in the same boot; and a disk on which the old system
+# `unlock` that is stopped or killed, and then called again in the same boot; and a disk on which the old system
 # was interrupted.
 DISK=/dev/disk/by-id/virtio-state
 T=/tmp/unlock
@@ -17,12 +17,12 @@ blank() {
 }
 # ends_mounted WHAT: a whole unlock of what is there
 ends_mounted() {
-  if bootstrapper unlock >$T/second 2>&1 && is_mounted; then echo "PASS $1$(sed -n 's/.* closed:.*/, which closed the old mapping/p' $T/second)"; else echo "FAIL $1: $(cat $T/second)"; fi
+  if unlock >$T/second 2>&1 && is_mounted; then echo "PASS $1$(sed -n 's/.* closed:.*/, which closed the old mapping/p' $T/second)"; else echo "FAIL $1: $(cat $T/second)"; fi
 }
 # interrupt SIGNAL EVENT EXIT-CODES: sends it when the console has the event
 interrupt() {
   what="SIG$1 after \"$2\""
-  bootstrapper unlock --mke2fs $T/mke2fs >$T/first 2>&1 &
+  unlock --mke2fs $T/mke2fs >$T/first 2>&1 &
   pid=$!
   while ! grep -q " $2" $T/first && kill -0 $pid; do usleep 2000; done 2>/dev/null
   kill -$1 $pid
@@ -55,7 +55,7 @@ blank
 ends_mounted "first boot"
 sync
 dd if=$DISK of=$T/before bs=1M count=16 iflag=direct 2>/dev/null
-if bootstrapper unlock >$T/third 2>&1; then echo "FAIL unlock of a mounted disk: it ended well"
+if unlock >$T/third 2>&1; then echo "FAIL unlock of a mounted disk: it ended well"
 elif ! grep -q 'still in use' $T/third; then echo "FAIL unlock of a mounted disk: $(cat $T/third)"
 elif dd if=$DISK bs=1M count=16 iflag=direct 2>/dev/null | cmp - $T/before && is_mounted; then
   echo "PASS unlock of a mounted disk is refused, and changes nothing"
@@ -80,7 +80,7 @@ write() {
 }
 # starts_over WHAT WORDS: unlock formats the disk, and says these words
 starts_over() {
-  bootstrapper unlock >$T/second 2>&1
+  unlock >$T/second 2>&1
   code=$?
   if [ $code = 0 ] && is_mounted && grep -q "$2: formatting" $T/second; then echo "PASS $1 is formatted"
   else echo "FAIL $1: $code: $(cat $T/second)"; fi
@@ -88,7 +88,7 @@ starts_over() {
 # refused WHAT WORDS: unlock leaves the disk alone, and says these words
 refused() {
   sum=$(dd if=$DISK bs=1M iflag=direct 2>/dev/null | md5sum)
-  if bootstrapper unlock >$T/second 2>&1; then echo "FAIL $1: it ended well"
+  if unlock >$T/second 2>&1; then echo "FAIL $1: it ended well"
   elif ! grep -q "$2" $T/second; then echo "FAIL $1: $(cat $T/second)"
   elif [ "$sum" = "$(dd if=$DISK bs=1M iflag=direct 2>/dev/null | md5sum)" ]; then echo "PASS $1 is refused, and stays as it is"
   else echo "FAIL $1: it changed"; fi

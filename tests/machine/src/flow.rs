@@ -2,9 +2,7 @@
 //! what it takes from power-on to a disk that opens by itself.
 
 use super::initramfs::{self, Overlay};
-use super::metadata::MetadataServer;
 use super::predict::{self, Entry};
-use super::program::Program;
 use super::story::Story;
 use super::timeline::{self, Event};
 use super::vm::{Firmware, GUEST, HOST, Machine, Vm};
@@ -17,6 +15,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
+use support::metadata::MetadataServer;
+use support::program::Program;
 
 /// What the operator and the node share before the node is initialised.
 const INIT_SECRET: &str = "correct-horse-battery-staple";
@@ -67,7 +67,7 @@ impl Setting {
         machine.open_ports = vec![INIT, RECOVERY];
         machine.host_ports = [(METADATA, metadata.address.port()), (JOIN, join_port)].into();
         machine.add_disk("state", disk)?;
-        initramfs::build(&machine.initramfs(), &["bootstrapper"], overlay)?;
+        initramfs::build(&machine.initramfs(), &["unlock", "bootstrapper"], overlay)?;
 
         let setting = Setting { machine, metadata, services: Vec::new(), join_port };
         fs::create_dir(setting.path("config")).context("make the join service's folder")?;

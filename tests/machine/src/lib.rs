@@ -5,9 +5,7 @@
 //! - `console`: the serial line, each line with its time, and waiting for one
 //! - `flow`: the machine of the demo, the services and the operator around it, and the demo itself
 //! - `initramfs`: the small initramfs of `initramfs/`, and what a test appends to it
-//! - `metadata`: the metadata service that a QEMU machine asks who it is
 //! - `predict`: the measurement policy of what a machine boots
-//! - `program`: our programs on the host, run beside the machine
 //! - `story`: what the demo tells, and how long each of its parts takes
 //! - `timeline`: the `firstlight[stage] 1.23s event` lines of a boot as a table
 //! - `case`: a shell script that runs inside the machine and says PASS or FAIL
@@ -19,11 +17,7 @@ pub mod case;
 pub mod console;
 pub mod flow;
 pub mod initramfs;
-#[path = "../../common/metadata.rs"]
-pub mod metadata;
 pub mod predict;
-#[path = "../../common/program.rs"]
-pub mod program;
 pub mod story;
 pub mod timeline;
 pub mod vm;

@@ -1,0 +1,358 @@
+//! The self-signed certificates that carry attestation documents (X.509 version 3, RFC 5280).
+//!
+//! Issuing and verifying are two halves of one rule: the certificate has the document in an extension whose OID names the
+//! variant, and the document's user data is SHA-256 of the certificate's SubjectPublicKeyInfo.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ring::digest;
+use rustls::SignatureScheme;
+use rustls::crypto::ring::sign::any_ecdsa_type;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
+use rustls::sign::CertifiedKey;
+use zeroize::Zeroizing;
+
+use super::{Error, nonce, provider};
+use crate::attestation::{Identified, IssueError, Issuer, ValidateError, Validator};
+use base::der::{self, Malformed, Reader};
+
+/// Longest attestation document that fits: rustls and webpki read certificates of up to 64 KiB, of which some 300 bytes
+/// are not the document's.
+pub const MAX_DOCUMENT: usize = 65_000;
+
+/// What rustls is told about a refused certificate: the alert is access_denied (RFC 8446 §6.2), and nothing else.
+pub const REFUSED: rustls::Error =
+    rustls::Error::InvalidCertificate(rustls::CertificateError::ApplicationVerificationFailure);
+
+/// Seconds that a certificate is valid before and after now, as the old system has it.
+const VALIDITY: u64 = 2 * 60 * 60;
+/// Common name of issuer and subject; nobody checks it, it is the old system's.
+const NAME: &[u8] = b"Constellation";
+/// AlgorithmIdentifier of ecdsa-with-SHA256, 1.2.840.10045.4.3.2 (RFC 5758 §3.2).
+const ECDSA_WITH_SHA256: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
+
+/// A fresh P-256 key with a certificate that says, if there is an `issuer`, what this machine runs, to a peer that
+/// chose `nonce`.
+pub fn issue(issuer: Option<&dyn Issuer>, nonce: &[u8]) -> Result<Arc<CertifiedKey>, Error> {
+    let key = generate_key()?;
+    let internal = |what: &str| Error::Internal(format!("the certificate's key {what}"));
+    let public_key = key.public_key().ok_or_else(|| internal("has no public half"))?;
+    let extension = match issuer {
+        None => Vec::new(),
+        Some(issuer) => {
+            let document = issuer.issue(&user_data(&public_key), nonce).map_err(Error::Issuer)?;
+            if document.len() > MAX_DOCUMENT {
+                return Err(Error::Issuer(IssueError(format!(
+                    "the document has {} bytes, more than the {MAX_DOCUMENT} that fit into a certificate",
+                    document.len()
+                ))));
+            }
+            extensions(issuer.oid(), &document)
+        }
+    };
+    let body = to_be_signed(&public_key, &extension, SystemTime::now());
+    let signer = key.choose_scheme(&[SignatureScheme::ECDSA_NISTP256_SHA256]).ok_or_else(|| internal("cannot sign"))?;
+    let signature = signer.sign(&body).map_err(|error| internal(&format!("cannot sign: {error}")))?;
+    let certificate =
+        der::element(der::SEQUENCE, &[&body, ECDSA_WITH_SHA256, &der::element(der::BIT_STRING, &[&[0], &signature])]);
+    drop(public_key);
+    Ok(Arc::new(CertifiedKey::new(vec![certificate.into()], key)))
+}
+
+fn generate_key() -> Result<Arc<dyn rustls::sign::SigningKey>, Error> {
+    use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
+    let failed = || Error::Internal("no P-256 key could be generated".into());
+    let document = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &ring::rand::SystemRandom::new())
+        .map_err(|_| failed())?;
+    let pkcs8 = Zeroizing::new(document.as_ref().to_vec());
+    any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(&pkcs8[..]))).map_err(|_| failed())
+}
+
+/// What a document binds: SHA-256 of the DER SubjectPublicKeyInfo.
+fn user_data(public_key: &[u8]) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(digest::digest(&digest::SHA256, public_key).as_ref());
+    hash
+}
+
+/// The TBSCertificate (RFC 5280 §4.1).
+fn to_be_signed(public_key: &[u8], extensions: &[u8], now: SystemTime) -> Vec<u8> {
+    let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mut serial = base::crypto::random::<16>();
+    serial[0] = serial[0] & 0x7f | 0x40; // positive, and the shortest form
+    let name = nonce::common_name(NAME);
+    der::element(
+        der::SEQUENCE,
+        &[
+            &der::element(der::context(0), &[&der::element(der::INTEGER, &[&[2]])]), // v3
+            &der::element(der::INTEGER, &[&serial]),
+            ECDSA_WITH_SHA256,
+            &name,
+            &der::element(
+                der::SEQUENCE,
+                &[&der::time(now.saturating_sub(VALIDITY)), &der::time(now.saturating_add(VALIDITY))],
+            ),
+            &name,
+            public_key,
+            extensions,
+        ],
+    )
+}
+
+/// The one extension, not critical; its value is the bare document, whatever its format.
+fn extensions(oid: &[u8], document: &[u8]) -> Vec<u8> {
+    let extension = der::element(der::SEQUENCE, &[oid, &der::element(der::OCTET_STRING, &[document])]);
+    der::element(der::context(3), &[&der::element(der::SEQUENCE, &[&extension])])
+}
+
+/// Judges a peer's certificate: `nonce` is the one that we sent to that peer.
+///
+/// It must be signed by its own key, be valid `now`, have no critical extension that is unknown and no extended key usage
+/// without serverAuth (RFC 5280 §4.2.1.12; for clients too, as the old system). The first extension that any validator
+/// knows decides: its document must be valid for the nonce and name this certificate's key. That the peer has the key's
+/// private half is TLS' own check. Which machine the document is of, where its variant can tell.
+pub fn verify(
+    certificate: &CertificateDer<'_>,
+    validators: &[Arc<dyn Validator>],
+    nonce: &[u8],
+    now: UnixTime,
+) -> Result<Option<Arc<str>>, ValidateError> {
+    let public_key = verify_self_signed(certificate, now).map_err(refusal)?;
+    let extensions = read_extensions(certificate)
+        .map_err(|Malformed| refusal("the extensions of its certificate are malformed".into()))?;
+
+    let decisive = extensions.iter().find_map(|extension| {
+        let validator = validators.iter().find(|validator| validator.oid() == extension.oid)?;
+        Some((validator, extension.value))
+    });
+    let (validator, document) = decisive.ok_or_else(|| refusal(no_document(&extensions, validators)))?;
+
+    let Identified { user_data: bound, machine } = validator.identify(document, nonce)?;
+    if bound != user_data(&public_key) {
+        return Err(refusal("its attestation document is for another key than its certificate's".into()));
+    }
+    Ok(machine)
+}
+
+fn refusal(text: String) -> ValidateError {
+    ValidateError(text.into())
+}
+
+/// The DER SubjectPublicKeyInfo of a certificate that passes as its own root. The error is a clause.
+fn verify_self_signed(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<Vec<u8>, String> {
+    let unreadable = |error| format!("its certificate cannot be read: {error:?}");
+    let root = webpki::anchor_from_trusted_cert(certificate).map_err(unreadable)?;
+    let leaf = webpki::EndEntityCert::try_from(certificate).map_err(unreadable)?;
+    let algorithms = provider::client().signature_verification_algorithms.all;
+    leaf.verify_for_usage(algorithms, &[root], &[], now, webpki::KeyUsage::server_auth(), None, None).map_err(
+        |error| match error {
+            webpki::Error::CertExpired { time, not_after } => format!(
+                "its certificate expired {} s ago by this machine's clock; compare the clocks",
+                time.as_secs().saturating_sub(not_after.as_secs())
+            ),
+            webpki::Error::CertNotValidYet { time, not_before } => format!(
+                "its certificate is valid only in {} s by this machine's clock; compare the clocks",
+                not_before.as_secs().saturating_sub(time.as_secs())
+            ),
+            error => format!("its certificate is not properly self-signed: {error:?}"),
+        },
+    )?;
+    Ok(leaf.subject_public_key_info().as_ref().to_vec())
+}
+
+struct Extension<'a> {
+    /// With tag and length.
+    oid: &'a [u8],
+    value: &'a [u8],
+}
+
+/// The extensions of a certificate (RFC 5280 §4.1), in order.
+fn read_extensions(certificate: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> {
+    let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE)?);
+    let mut body = Reader::new(certificate.expect(der::SEQUENCE)?);
+    let mut found = Vec::new();
+    while !body.is_empty() {
+        // all fields before the extensions are webpki's matter; none of them has this tag
+        let (tag, content) = body.read()?;
+        if tag != der::context(3) {
+            continue;
+        }
+        let mut extensions = Reader::new(Reader::new(content).expect(der::SEQUENCE)?);
+        while !extensions.is_empty() {
+            let mut extension = Reader::new(extensions.expect(der::SEQUENCE)?);
+            let oid = extension.expect_whole(der::OBJECT_IDENTIFIER)?;
+            if extension.peek() == Some(der::BOOLEAN) {
+                extension.expect(der::BOOLEAN)?;
+            }
+            let value = extension.expect(der::OCTET_STRING)?;
+            extension.end()?;
+            found.push(Extension { oid, value });
+        }
+        body.end()?;
+    }
+    Ok(found)
+}
+
+fn no_document(extensions: &[Extension<'_>], validators: &[Arc<dyn Validator>]) -> String {
+    /// Enough to recognise any variant; the peer chooses how many there are.
+    const SHOWN: usize = 4;
+    let hex = |oid: &[u8]| oid.iter().take(32).map(|byte| format!("{byte:02x}")).collect::<String>();
+    let expected: Vec<_> = validators.iter().map(|validator| hex(validator.oid())).collect();
+    let got: Vec<_> = extensions.iter().take(SHOWN).map(|extension| hex(extension.oid)).collect();
+    format!(
+        "its certificate has no attestation document of an accepted variant (expected OID {}, got {})",
+        expected.join(" or "),
+        if got.is_empty() { "no extension".into() } else { got.join(", ") }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::atls::dummy::{Dummy, OID, OTHER_OID};
+    use crate::atls::testing::Xorshift;
+
+    const NONCE: &[u8] = &[9; 32];
+
+    fn attested() -> CertificateDer<'static> {
+        issue(Some(&Dummy(OID)), NONCE).unwrap().cert[0].clone()
+    }
+
+    fn judge(certificate: &CertificateDer<'_>) -> Result<(), String> {
+        judge_at(certificate, UnixTime::now())
+    }
+
+    fn judge_at(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), String> {
+        let verified = verify(certificate, &[Arc::new(Dummy(OID))], NONCE, now);
+        verified.map(drop).map_err(|refusal| refusal.to_string())
+    }
+
+    /// As the real one, with other extensions and another subject, properly signed.
+    fn signed(change: impl FnOnce(Vec<u8>) -> Vec<u8>, extensions: &[u8]) -> CertificateDer<'static> {
+        let key = generate_key().unwrap();
+        let public_key = key.public_key().unwrap();
+        let body = change(to_be_signed(&public_key, extensions, SystemTime::now()));
+        let signer = key.choose_scheme(&[SignatureScheme::ECDSA_NISTP256_SHA256]).unwrap();
+        let signature = signer.sign(&body).unwrap();
+        let signature = der::element(der::BIT_STRING, &[&[0], &signature]);
+        der::element(der::SEQUENCE, &[&body, ECDSA_WITH_SHA256, &signature]).into()
+    }
+
+    #[test]
+    fn an_issued_certificate_has_exactly_the_old_system_s_fields() {
+        let certificate = attested();
+        let mut outer = Reader::new(Reader::new(&certificate).expect(der::SEQUENCE).unwrap());
+        let mut body = Reader::new(outer.expect(der::SEQUENCE).unwrap());
+        assert_eq!(body.read().unwrap(), (0xa0, &[2, 1, 2][..]));
+        assert_eq!(body.expect(der::INTEGER).unwrap().len(), 16);
+        assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), ECDSA_WITH_SHA256);
+        let name = b"\x30\x18\x31\x16\x30\x14\x06\x03\x55\x04\x03\x13\x0dConstellation";
+        assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), name);
+        let mut validity = Reader::new(body.expect(der::SEQUENCE).unwrap());
+        assert_eq!(validity.expect(der::UTC_TIME).unwrap().len(), 13);
+        assert_eq!(validity.expect(der::UTC_TIME).unwrap().len(), 13);
+        assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), name);
+        let public_key = body.expect_whole(der::SEQUENCE).unwrap();
+        assert_eq!((public_key.len(), public_key[26]), (91, 4));
+        let extensions = body.expect(der::context(3)).unwrap();
+        body.end().unwrap();
+        let document = Dummy(OID).issue(&user_data(public_key), NONCE).unwrap();
+        let value = der::element(der::OCTET_STRING, &[&document]);
+        let extension = der::element(der::SEQUENCE, &[&der::element(der::SEQUENCE, &[OID, &value])]);
+        assert_eq!(extensions, extension);
+    }
+
+    #[test]
+    fn an_issued_certificate_is_accepted_for_its_nonce_only() {
+        assert_eq!(judge(&attested()), Ok(()));
+        let other = verify(&attested(), &[Arc::new(Dummy(OID))], &[8; 32], UnixTime::now()).unwrap_err();
+        assert_eq!(other.to_string(), "the document is for another nonce");
+    }
+
+    #[test]
+    fn a_certificate_without_issuer_has_no_extension_and_is_refused() {
+        let certificate = issue(None, NONCE).unwrap().cert[0].clone();
+        assert!(read_extensions(&certificate).unwrap().is_empty());
+        assert!(judge(&certificate).unwrap_err().contains("got no extension"));
+    }
+
+    #[test]
+    fn the_first_extension_that_a_validator_knows_decides() {
+        let extension =
+            |oid: &[u8], value: &[u8]| der::element(der::SEQUENCE, &[oid, &der::element(der::OCTET_STRING, &[value])]);
+        let list = |parts: &[&[u8]]| der::element(der::context(3), &[&der::element(der::SEQUENCE, parts)]);
+        let good = Dummy(OID).issue(&[0; 32], NONCE).unwrap();
+
+        let order = list(&[&extension(OTHER_OID, b"unknown"), &extension(OID, b"bad"), &extension(OID, &good)]);
+        assert!(judge(&signed(|body| body, &order)).unwrap_err().starts_with("no JSON"));
+        let order = list(&[&extension(OTHER_OID, b"unknown"), &extension(OID, &good), &extension(OID, b"bad")]);
+        let only_the_key_is_wrong = "its attestation document is for another key than its certificate's";
+        assert_eq!(judge(&signed(|body| body, &order)).unwrap_err(), only_the_key_is_wrong);
+    }
+
+    #[test]
+    fn the_self_signature_is_checked() {
+        let mut bytes = attested().to_vec();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        assert!(judge(&bytes.into()).unwrap_err().contains("not properly self-signed"));
+        // another subject than issuer: no root of its own
+        let certificate = signed(
+            |body| {
+                let at = body.windows(13).rposition(|window| window == NAME).unwrap();
+                [&body[..at], b"Konstellation", &body[at + 13..]].concat()
+            },
+            &[],
+        );
+        assert!(judge(&certificate).unwrap_err().contains("not properly self-signed"));
+    }
+
+    #[test]
+    fn a_certificate_is_valid_for_two_hours_before_and_after_its_issue() {
+        let certificate = attested();
+        let at = |offset: i64| {
+            let now = UnixTime::now().as_secs().checked_add_signed(offset).unwrap();
+            judge_at(&certificate, UnixTime::since_unix_epoch(Duration::from_secs(now)))
+        };
+        for offset in [-7100, 7100] {
+            assert_eq!(at(offset), Ok(()));
+        }
+        assert!(at(7300).unwrap_err().contains("expired 1"));
+        assert!(at(-7300).unwrap_err().contains("valid only in 1"));
+    }
+
+    #[test]
+    fn a_document_that_does_not_fit_is_the_issuer_s_fault() {
+        struct Long(usize);
+        impl Issuer for Long {
+            fn oid(&self) -> crate::attestation::Oid {
+                OID
+            }
+            fn issue(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, IssueError> {
+                Ok(vec![b' '; self.0])
+            }
+        }
+        assert!(matches!(issue(Some(&Long(MAX_DOCUMENT + 1)), NONCE), Err(Error::Issuer(_))));
+        // the longest one is read by webpki: what is wrong is the document
+        let certificate = issue(Some(&Long(MAX_DOCUMENT)), NONCE).unwrap().cert[0].clone();
+        assert!(judge(&certificate).unwrap_err().starts_with("no JSON"));
+    }
+
+    #[test]
+    fn mutated_certificates_cause_no_panic_and_are_refused() {
+        let original = attested();
+        let mut random = Xorshift::new(4);
+        for round in 0..20_000 {
+            let mut bytes = original.to_vec();
+            random.mutate(&mut bytes);
+            let _ = read_extensions(&bytes);
+            // the whole judgement has a signature check in it: fewer of them
+            if round % 10 == 0 && bytes != *original {
+                assert!(judge(&bytes.into()).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The client's role.
+
+use std::fmt;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{ResolvesClientCert, Resumption};
+use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, ClientConnection, Connection, DigitallySignedStruct, SignatureScheme};
+
+use super::handshake::{self, Timed};
+use super::{ALPN_H2, Error, certificate, nonce, provider};
+use crate::attestation::{Issuer, Validator};
+use rpc::grpc::Transport;
+use rpc::half_open::PeersTurn;
+
+/// Makes attested connections to servers.
+pub struct Client {
+    issuer: Option<Arc<dyn Issuer>>,
+    validators: Vec<Arc<dyn Validator>>,
+    only_tls13: bool,
+}
+
+impl Client {
+    /// Attests itself by `issuer` to a server that asks for it, and accepts a server whose document one of the
+    /// `validators` accepts. **Without validators any server is accepted**, as joining nodes of the old system do.
+    pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
+        Client { issuer, validators, only_tls13: false }
+    }
+
+    /// Refuses TLS 1.2.
+    pub fn require_tls13(mut self) -> Self {
+        self.only_tls13 = true;
+        self
+    }
+
+    /// Completes the handshake on a connected socket before `deadline`, or fails and closes it.
+    ///
+    /// The issuer and the validators run within; their own time is only bounded by themselves. With TLS 1.3, a server
+    /// judges the client after the client's handshake has ended: its refusal is then what the first read returns, an
+    /// [`std::io::Error`] around [`Error::PeerRefused`]. The connection has no socket time-outs.
+    pub fn connect(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
+        let (connection, session) = self.establish_session(&socket, deadline)?;
+        let identity = session.machine.get().cloned();
+        Ok(Transport { identity, ..handshake::finish(connection, socket)? })
+    }
+
+    /// The same without a socket, for a caller who has a loop over many: a connection that has not begun, which
+    /// `write_tls`, `read_tls` and `process_new_packets` drive. Why a hook failed is lost in it.
+    pub fn begin(&self) -> Result<ClientConnection, Error> {
+        self.session().map(|(connection, _)| connection)
+    }
+
+    fn session(&self) -> Result<(ClientConnection, Arc<Session>), Error> {
+        let (nonce, server_name) = nonce::client();
+        let session = Arc::new(Session {
+            issuer: self.issuer.clone(),
+            validators: self.validators.clone(),
+            nonce,
+            machine: OnceLock::new(),
+            failure: Mutex::new(None),
+        });
+        let config = self.config(&session)?;
+        Ok((ClientConnection::new(Arc::new(config), server_name)?, session))
+    }
+
+    #[cfg(test)]
+    pub(super) fn establish(&self, socket: &TcpStream, deadline: Instant) -> Result<Connection, Error> {
+        self.establish_session(socket, deadline).map(|(connection, _)| connection)
+    }
+
+    fn establish_session(&self, socket: &TcpStream, deadline: Instant) -> Result<(Connection, Arc<Session>), Error> {
+        let (connection, session) = self.session()?;
+        let mut connection = Connection::Client(connection);
+        socket.set_nodelay(true)?;
+        let mut peer = Timed { socket, deadline, turn: &PeersTurn::default() };
+        let result = handshake::complete(&mut connection, &mut peer, None);
+        // our own reason says more than what rustls makes of it
+        if let Some(failure) = session.take_failure() {
+            return Err(failure);
+        }
+        result.map(|()| (connection, session))
+    }
+
+    fn config(&self, session: &Arc<Session>) -> Result<ClientConfig, Error> {
+        let versions = if self.only_tls13 { &[&rustls::version::TLS13][..] } else { rustls::ALL_VERSIONS };
+        let mut config = ClientConfig::builder_with_provider(provider::client())
+            .with_protocol_versions(versions)?
+            .dangerous() // replaces the public-key infrastructure by attestation
+            .with_custom_certificate_verifier(session.clone())
+            .with_client_cert_resolver(session.clone());
+        config.alpn_protocols = vec![ALPN_H2.to_vec()];
+        config.resumption = Resumption::disabled();
+        Ok(config)
+    }
+}
+
+/// What one connection's hooks need and leave behind.
+struct Session {
+    issuer: Option<Arc<dyn Issuer>>,
+    validators: Vec<Arc<dyn Validator>>,
+    nonce: Vec<u8>,
+    /// Which machine the server is, once it was validated, where its variant can tell.
+    machine: OnceLock<Arc<str>>,
+    /// Why a hook failed; rustls passes on less than this.
+    failure: Mutex<Option<Error>>,
+}
+
+impl Session {
+    fn fail(&self, error: Error) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+
+    fn take_failure(&self) -> Option<Error> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn certify(&self, authorities: &[&[u8]]) -> Result<Arc<CertifiedKey>, Error> {
+        let nonce = nonce::from_distinguished_names(authorities).map_err(Error::Misbehaved)?;
+        certificate::issue(self.issuer.as_deref(), &nonce)
+    }
+}
+
+impl ServerCertVerifier for Session {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        if self.validators.is_empty() {
+            return Ok(ServerCertVerified::assertion());
+        }
+        match certificate::verify(leaf, &self.validators, &self.nonce, now) {
+            Ok(machine) => {
+                if let Some(machine) = machine {
+                    // a handshake has one certificate of the server
+                    let _ = self.machine.set(machine);
+                }
+                Ok(ServerCertVerified::assertion())
+            }
+            Err(reason) => {
+                self.fail(Error::Refused(reason));
+                Err(certificate::REFUSED)
+            }
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, leaf, signature, &provider::client().signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, leaf, signature, &provider::client().signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        provider::client().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+impl ResolvesClientCert for Session {
+    /// Runs when the server asks for a certificate, which in TLS 1.3 is before it was verified: an attestation may be made for
+    /// a server that is then refused. `None` sends no certificate; the failure ends the connection on our side.
+    fn resolve(&self, authorities: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.certify(authorities).map_err(|error| self.fail(error)).ok()
+    }
+
+    /// Without an issuer the certificate has no document: the server's refusal is clearer than of a missing certificate.
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("attested TLS client")
+    }
+}

@@ -1,0 +1,183 @@
+//! The blocking handshake: one deadline over all reads and writes, and a clean end when it fails.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustls::Connection;
+
+use super::Error;
+use super::hello::{HelloError, HelloFilter};
+use rpc::grpc::Transport;
+use rpc::half_open::PeersTurn;
+
+/// How long to wait, after an alert was sent, for the peer to close. Without that the kernel answers data that was not
+/// read with a reset, which makes the peer lose the alert.
+const DRAIN_TIME: Duration = Duration::from_secs(1);
+/// Bytes to read and forget meanwhile: what fits into the socket buffers and a little more.
+const DRAIN_BYTES: usize = 1 << 20;
+
+/// A socket whose every call gives up at the deadline, however slowly the peer goes on.
+pub struct Timed<'a> {
+    pub socket: &'a TcpStream,
+    pub deadline: Instant,
+    /// Told when we wait for the peer.
+    pub turn: &'a PeersTurn,
+}
+
+impl Timed<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+
+    fn wait<T>(&self, call: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+        self.turn.begin();
+        let result = call(self.socket);
+        self.turn.end();
+        result
+    }
+
+    /// What has arrived, as far as it fits; 0 at the end.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            self.socket.set_read_timeout(self.left()?)?;
+            match self.wait(|mut socket| socket.read(buffer)) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.socket.set_write_timeout(self.left()?)?;
+            match self.wait(|mut socket| socket.write(bytes)) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a failed connection: sends `alert`, waits a little for the peer to read it and close.
+    fn give_up(&mut self, alert: &[u8]) {
+        self.deadline = self.deadline.min(Instant::now() + DRAIN_TIME);
+        // the connection is lost in any case: errors change nothing
+        let _ = self.write_all(alert);
+        let _ = self.socket.shutdown(Shutdown::Write);
+        let mut rest = [0; 4096];
+        let mut drained = 0;
+        while drained < DRAIN_BYTES {
+            match self.read(&mut rest) {
+                Ok(0) | Err(_) => break,
+                Ok(len) => drained += len,
+            }
+        }
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+/// Reads a client's first ClientHello into `filter`; returns what rustls is to see of it.
+pub fn read_hello(peer: &mut Timed<'_>, filter: &mut HelloFilter) -> Result<Vec<u8>, Error> {
+    let mut received = [0; 4096];
+    let mut output = Vec::new();
+    while !filter.has_hello() {
+        let len = match peer.read(&mut received)? {
+            0 => return Err(Error::Closed),
+            len => len,
+        };
+        filter.push(&received[..len], &mut output)?;
+    }
+    Ok(output)
+}
+
+/// Refuses a client before there is a TLS connection.
+pub fn refuse_hello(peer: &mut Timed<'_>, error: &Error) {
+    // RFC 8446 §6: a plaintext alert record; fatal; illegal_parameter
+    const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 47];
+    match error {
+        Error::TimedOut | Error::Closed | Error::Socket(_) => {}
+        _ => peer.give_up(&ALERT),
+    }
+}
+
+/// Completes the handshake. `filter` is a server's, with what it has already let through.
+pub fn complete(
+    connection: &mut Connection,
+    peer: &mut Timed<'_>,
+    mut filter: Option<(&mut HelloFilter, Vec<u8>)>,
+) -> Result<(), Error> {
+    let result = run(connection, peer, &mut filter);
+    if let Err(error) = &result
+        && !matches!(error, Error::TimedOut | Error::Closed | Error::Socket(_))
+    {
+        peer.give_up(&take_output(connection).unwrap_or_default());
+    }
+    result
+}
+
+fn run(
+    connection: &mut Connection,
+    peer: &mut Timed<'_>,
+    filter: &mut Option<(&mut HelloFilter, Vec<u8>)>,
+) -> Result<(), Error> {
+    if let Some((_, hello)) = filter {
+        feed(connection, &std::mem::take(hello))?;
+    }
+    let mut received = [0; 4096];
+    let mut filtered = Vec::new();
+    loop {
+        peer.write_all(&take_output(connection)?)?;
+        if !connection.is_handshaking() {
+            return Ok(());
+        }
+        let len = match peer.read(&mut received)? {
+            0 => return Err(Error::Closed),
+            len => len,
+        };
+        match filter {
+            None => feed(connection, &received[..len])?,
+            Some((filter, _)) => {
+                filtered.clear();
+                filter.push(&received[..len], &mut filtered)?;
+                feed(connection, &filtered)?;
+            }
+        }
+    }
+}
+
+/// Hands all of `bytes` to rustls. Application data that follows the handshake at once stays in its buffer.
+fn feed(connection: &mut Connection, mut bytes: &[u8]) -> Result<(), Error> {
+    while !bytes.is_empty() {
+        connection.read_tls(&mut bytes)?;
+        connection.process_new_packets()?;
+    }
+    Ok(())
+}
+
+fn take_output(connection: &mut Connection) -> io::Result<Vec<u8>> {
+    let mut output = Vec::new();
+    while connection.wants_write() {
+        connection.write_tls(&mut output)?;
+    }
+    Ok(output)
+}
+
+/// Makes an established connection a transport, without the handshake's socket time-outs.
+pub fn finish(connection: Connection, socket: TcpStream) -> Result<Transport, Error> {
+    socket.set_read_timeout(None)?;
+    socket.set_write_timeout(None)?;
+    Ok(super::split(connection, socket)?)
+}
+
+impl From<HelloError> for Error {
+    fn from(error: HelloError) -> Self {
+        match error {
+            HelloError::NotTls(what) => Error::NotTls(what),
+            HelloError::Malformed(what) => Error::Misbehaved(what.into()),
+        }
+    }
+}

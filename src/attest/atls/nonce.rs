@@ -1,0 +1,204 @@
+//! The two nonces and where TLS carries them.
+//!
+//! The client's is the server name (RFC 6066 §3) of its ClientHello, the server's the common name of the only authority that
+//! it says to accept in its CertificateRequest; both as standard base64. Neither field is meant for that: the old system
+//! put them there, and its programs know no other place.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rustls::pki_types::ServerName;
+
+use base::der::{self, Malformed, Reader};
+
+/// Fewest bytes of a nonce: half of the old system's 32, still beyond guessing and repeating.
+pub const MIN_LEN: usize = 16;
+/// Most bytes of a nonce: it enters a hash, longer ones bring nothing.
+pub const MAX_LEN: usize = 64;
+/// Bytes of the server's nonce, as the old system's.
+const SERVER_LEN: usize = 32;
+/// Bytes of the client's nonce: a multiple of three, so that base64 has no padding (see [`client`]).
+const CLIENT_LEN: usize = 33;
+
+/// Object identifier 2.5.4.3, id-at-commonName (RFC 5280, appendix A.1), with tag and length.
+pub const COMMON_NAME: &[u8] = &[der::OBJECT_IDENTIFIER, 0x03, 0x55, 0x04, 0x03];
+
+/// A fresh client nonce, and the name that carries it.
+///
+/// Base64 is no host name in general, and rustls sends nothing else. So the nonce is drawn until its base64 has neither
+/// `+` nor `/` nor padding: the 44 letters and digits are then a legal label that is sent as it is, case and all. It
+/// takes four draws on average ((62/64)^44 = 0.25) and leaves 262 bits of randomness. Receivers take any length.
+pub fn client() -> (Vec<u8>, ServerName<'static>) {
+    loop {
+        let nonce = base::crypto::random::<CLIENT_LEN>();
+        let name = STANDARD.encode(nonce);
+        if name.bytes().any(|byte| byte == b'+' || byte == b'/') {
+            continue;
+        }
+        // fails for a name of digits only, which might be an address
+        if let Ok(name) = ServerName::try_from(name) {
+            return (nonce.to_vec(), name);
+        }
+    }
+}
+
+/// A fresh server nonce.
+pub fn server() -> [u8; SERVER_LEN] {
+    base::crypto::random()
+}
+
+/// The client's nonce from the server name it sent, if it sent one. The error is a clause about the client.
+pub fn from_server_name(name: Option<&[u8]>) -> Result<Vec<u8>, String> {
+    match name {
+        None | Some([]) => {
+            Err("its ClientHello has no nonce (no server name), so no attestation would be fresh".into())
+        }
+        Some(name) => decode(name).map_err(|what| format!("the nonce in its server name {what}")),
+    }
+}
+
+/// The name (RFC 5280 §4.1.2.4, DER) that carries the server's nonce.
+pub fn to_distinguished_name(nonce: &[u8]) -> Vec<u8> {
+    common_name(STANDARD.encode(nonce).as_bytes())
+}
+
+/// A name of one attribute, the common name, whose bytes must be of PrintableString's alphabet (as base64 is).
+pub fn common_name(value: &[u8]) -> Vec<u8> {
+    let value = der::element(der::PRINTABLE_STRING, &[value]);
+    let attribute = der::element(der::SEQUENCE, &[COMMON_NAME, &value]);
+    der::element(der::SEQUENCE, &[&der::element(der::SET, &[&attribute])])
+}
+
+/// The server's nonce from the authorities that its CertificateRequest names. The error is a clause about the server.
+pub fn from_distinguished_names(names: &[&[u8]]) -> Result<Vec<u8>, String> {
+    let [name] = names else {
+        return Err(format!("its CertificateRequest names {} authorities instead of one, the nonce", names.len()));
+    };
+    let value = find_common_name(name)
+        .map_err(|Malformed| "the authority's name in its CertificateRequest is malformed".to_string())?
+        .ok_or("the authority's name in its CertificateRequest has no common name, where the nonce should be")?;
+    decode(value).map_err(|what| format!("the nonce in its CertificateRequest {what}"))
+}
+
+/// The first common name of a Name, if it is of a string type whose bytes are ASCII for base64.
+fn find_common_name(name: &[u8]) -> Result<Option<&[u8]>, Malformed> {
+    const UTF8_STRING: u8 = 0x0c;
+    const NUMERIC_STRING: u8 = 0x12;
+    const T61_STRING: u8 = 0x14;
+    const IA5_STRING: u8 = 0x16;
+
+    let mut outer = Reader::new(name);
+    let mut rdns = Reader::new(outer.expect(der::SEQUENCE)?);
+    outer.end()?;
+    while !rdns.is_empty() {
+        let mut attributes = Reader::new(rdns.expect(der::SET)?);
+        while !attributes.is_empty() {
+            let mut attribute = Reader::new(attributes.expect(der::SEQUENCE)?);
+            let oid = attribute.expect_whole(der::OBJECT_IDENTIFIER)?;
+            let (tag, value) = attribute.read()?;
+            attribute.end()?;
+            if oid == COMMON_NAME {
+                return match tag {
+                    der::PRINTABLE_STRING | UTF8_STRING | IA5_STRING | T61_STRING | NUMERIC_STRING => Ok(Some(value)),
+                    _ => Err(Malformed),
+                };
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn decode(text: &[u8]) -> Result<Vec<u8>, String> {
+    if text.len() > MAX_LEN.div_ceil(3) * 4 {
+        return Err(format!("has more than {MAX_LEN} bytes"));
+    }
+    let nonce = STANDARD.decode(text).map_err(|error| format!("is no base64: {error}"))?;
+    match nonce.len() {
+        MIN_LEN..=MAX_LEN => Ok(nonce),
+        len => Err(format!("has {len} bytes, not {MIN_LEN} to {MAX_LEN}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::atls::testing::Xorshift;
+
+    /// 20..3f
+    fn example() -> Vec<u8> {
+        (0x20..0x40).collect()
+    }
+
+    #[test]
+    fn client_nonces_are_fresh_and_legal_names_that_decode_to_them() {
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..500 {
+            let (nonce, name) = client();
+            let ServerName::DnsName(name) = name else { panic!("no host name: {name:?}") };
+            assert_eq!(from_server_name(Some(name.as_ref().as_bytes())), Ok(nonce.clone()));
+            assert!(seen.insert(nonce));
+        }
+    }
+
+    #[test]
+    fn the_server_nonce_s_name_is_the_old_system_s() {
+        // made from Go's encoding of a pkix.Name with this common name
+        let expected: Vec<u8> = [
+            &[0x30, 0x37, 0x31, 0x35, 0x30, 0x33, 0x06, 0x03, 0x55, 0x04, 0x03, 0x13, 0x2c][..],
+            b"ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=",
+        ]
+        .concat();
+        assert_eq!(to_distinguished_name(&example()), expected);
+        assert_eq!(from_distinguished_names(&[&expected]), Ok(example()));
+    }
+
+    #[test]
+    fn a_nonce_in_another_string_type_or_behind_other_attributes_is_read() {
+        let text = STANDARD.encode(example());
+        for tag in [0x0c, 0x12, 0x13, 0x14, 0x16] {
+            let organization = [der::OBJECT_IDENTIFIER, 3, 0x55, 4, 0x0a];
+            let attribute =
+                |oid: &[u8], text: &str| der::element(der::SEQUENCE, &[oid, &der::element(tag, &[text.as_bytes()])]);
+            let name = der::element(
+                der::SEQUENCE,
+                &[
+                    &der::element(der::SET, &[&attribute(&organization, "somebody")]),
+                    &der::element(der::SET, &[&attribute(COMMON_NAME, &text)]),
+                ],
+            );
+            assert_eq!(from_distinguished_names(&[&name]), Ok(example()), "{tag:02x}");
+        }
+    }
+
+    #[test]
+    fn unusable_names_are_refused() {
+        let good = to_distinguished_name(&example());
+        assert!(from_distinguished_names(&[]).is_err());
+        assert!(from_distinguished_names(&[&good, &good]).is_err());
+        assert!(from_distinguished_names(&[&der::element(der::SEQUENCE, &[])]).is_err());
+        for bad in [&b"not base64"[..], &[b'A'; 20], &[b'A'; 92], &[b'A'; 43], b""] {
+            assert!(from_distinguished_names(&[&common_name(bad)]).is_err(), "{bad:02x?}");
+            assert!(from_server_name(Some(bad)).is_err(), "{bad:02x?}");
+        }
+        assert!(from_server_name(None).is_err());
+    }
+
+    #[test]
+    fn nonces_of_16_to_64_bytes_are_accepted() {
+        for len in 0..100 {
+            let text = STANDARD.encode(vec![1; len]);
+            assert_eq!(from_server_name(Some(text.as_bytes())).is_ok(), (16..=64).contains(&len), "{len}");
+        }
+    }
+
+    #[test]
+    fn mutated_names_cause_no_panic() {
+        let mut random = Xorshift::new(3);
+        for _ in 0..100_000 {
+            let mut name = to_distinguished_name(&example());
+            random.mutate(&mut name);
+            if let Ok(nonce) = from_distinguished_names(&[&name]) {
+                assert!((MIN_LEN..=MAX_LEN).contains(&nonce.len()));
+            }
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! Two independent halves of an established TLS connection.
+//!
+//! rustls' connection is one state machine, but a gRPC connection reads and writes at the same time. So the machine stands
+//! behind a lock that is held only while records are decrypted or encrypted in memory, never over a system call:
+//!
+//! ```text
+//! Reader:  socket read (no lock)  -> engine lock: records in, plaintext out to the caller's buffer
+//! Writer:  outgoing lock {  engine lock: plaintext in, records into a buffer  -> socket write  }
+//! ```
+//!
+//! The outgoing lock keeps the records in the order of their encryption. The reader never waits for it, so a writer that is
+//! blocked because the peer does not read does not keep us from reading, and two peers that both send cannot block
+//! each other. What the engine itself wants to send (an alert) goes out with whoever holds the outgoing lock: see
+//! [`Shared::flush_engine`]. Answers to key updates wait in the engine for the next write, as RFC 8446 §4.6.3 allows.
+//!
+//! Received plaintext goes straight from rustls to the caller's buffer; none is kept here. (rustls frees its own copies without
+//! wiping them.)
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use rustls::Connection;
+
+use super::Error;
+use rpc::grpc::Transport;
+
+/// Bytes read from the socket at once. rustls takes no more at once, either, and has room of its own for a record, so each
+/// byte more would be a byte that every peer can make us hold.
+const READ_SIZE: usize = 4 << 10;
+/// Plaintext encrypted at once: four records of the largest size, so that a large write is few system calls.
+const WRITE_SIZE: usize = 4 << 14;
+/// How long the end of the writer waits for a peer that does not read.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
+
+/// Makes a transport of a TLS connection whose handshake is complete, attested or not.
+///
+/// `connection` may already hold received application data. `socket` must be blocking; its time-outs apply to both halves.
+/// A write that fails or times out is final, since part of a record may have been sent: all later writes fail too.
+/// Dropping the writer tells the peer that no more data comes (close_notify); the reader goes on until the peer ends
+/// its half.
+///
+/// The reader returns 0 after the peer's close_notify, and the error [`io::ErrorKind::UnexpectedEof`] if the connection
+/// ended without one: then data may have been cut off.
+///
+/// # Errors
+/// If the socket handle cannot be duplicated.
+pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport> {
+    let socket = Arc::new(socket);
+    let shared = Arc::new(Shared {
+        engine: Mutex::new(connection),
+        outgoing: Mutex::new(Outgoing { socket: socket.clone(), records: Vec::new(), broken: None }),
+    });
+    Ok(Transport {
+        reader: Box::new(Reader {
+            shared: shared.clone(),
+            socket: socket.clone(),
+            received: Vec::new(),
+            unread: 0..0,
+            ended: None,
+        }),
+        writer: Box::new(Writer { shared }),
+        socket,
+        scheme: "https",
+        identity: None,
+    })
+}
+
+/// Lock order: `outgoing`, then `engine`.
+struct Shared {
+    engine: Mutex<Connection>,
+    outgoing: Mutex<Outgoing>,
+}
+
+/// The way to the socket.
+struct Outgoing {
+    socket: Arc<TcpStream>,
+    /// Encrypted, not sent yet; empty between calls.
+    records: Vec<u8>,
+    /// Why nothing can be sent any more.
+    broken: Option<io::ErrorKind>,
+}
+
+impl Shared {
+    fn engine(&self) -> MutexGuard<'_, Connection> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Encrypts and sends the front of `data`; returns how much that was.
+    fn send(&self, data: &[u8]) -> io::Result<usize> {
+        let mut outgoing = self.outgoing();
+        outgoing.check()?;
+        let accepted = {
+            let mut engine = self.engine();
+            outgoing.take_from(&mut engine)?;
+            let accepted = engine.writer().write(&data[..data.len().min(WRITE_SIZE)])?;
+            outgoing.take_from(&mut engine)?;
+            accepted
+        };
+        outgoing.send()?;
+        drop(outgoing);
+        self.flush_engine()?;
+        Ok(accepted)
+    }
+
+    /// Sends what the engine wants to send by itself, if nobody else is sending.
+    ///
+    /// Nothing is left behind: who finds the lock taken has put its bytes into the engine before, and who holds it looks into
+    /// the engine again after it released the lock.
+    fn flush_engine(&self) -> io::Result<()> {
+        loop {
+            if !self.engine().wants_write() {
+                return Ok(());
+            }
+            let mut outgoing = match self.outgoing.try_lock() {
+                Ok(outgoing) => outgoing,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Ok(()),
+            };
+            outgoing.check()?;
+            outgoing.take_from(&mut self.engine())?;
+            outgoing.send()?;
+        }
+    }
+
+    /// Tells the peer that no more data comes.
+    fn close(&self) -> io::Result<()> {
+        let mut outgoing = self.outgoing();
+        outgoing.check()?;
+        {
+            let mut engine = self.engine();
+            engine.send_close_notify();
+            outgoing.take_from(&mut engine)?;
+        }
+        outgoing.socket.set_write_timeout(Some(CLOSE_TIME))?;
+        outgoing.send()
+    }
+}
+
+impl Outgoing {
+    fn check(&self) -> io::Result<()> {
+        match self.broken {
+            Some(kind) => Err(io::Error::new(kind, "an earlier write to this TLS connection failed")),
+            None => Ok(()),
+        }
+    }
+
+    fn take_from(&mut self, engine: &mut Connection) -> io::Result<()> {
+        while engine.wants_write() {
+            engine.write_tls(&mut self.records)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        // a peer may keep as many connections as it wants busy once, and then idle: no room is kept
+        let result = (&*self.socket).write_all(&std::mem::take(&mut self.records));
+        if let Err(error) = &result {
+            self.broken = Some(error.kind());
+        }
+        result
+    }
+}
+
+struct Reader {
+    shared: Arc<Shared>,
+    socket: Arc<TcpStream>,
+    /// Records as they came from the socket; no room while nothing comes, which costs an idle connection its size.
+    received: Vec<u8>,
+    /// The part of `received` that the engine has not taken yet.
+    unread: std::ops::Range<usize>,
+    /// Why no more data comes; returned once all data before it was.
+    ended: Option<rustls::Error>,
+}
+
+impl Read for Reader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            match self.take_plaintext(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(io::Error::new(error.kind(), "the peer closed the connection without ending TLS"));
+                }
+                result => return result,
+            }
+            if let Some(error) = &self.ended {
+                return Err(Error::from(error.clone()).into());
+            }
+            if self.unread.is_empty() {
+                self.received.resize(READ_SIZE, 0);
+                let len = read_socket(&self.socket, &mut self.received).inspect_err(|_| self.received = Vec::new())?;
+                self.unread = 0..len;
+            }
+            self.process()?;
+        }
+    }
+}
+
+impl Reader {
+    fn take_plaintext(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.shared.engine().reader().read(buffer)
+    }
+
+    /// Lets the engine take received bytes (none: the end) and decrypt them.
+    fn process(&mut self) -> io::Result<()> {
+        let mut engine = self.shared.engine();
+        let taken = engine.read_tls(&mut &self.received[self.unread.clone()])?;
+        self.unread.start += taken;
+        let result = engine.process_new_packets();
+        let wants_write = engine.wants_write();
+        drop(engine);
+        if wants_write {
+            // whether the alert can be sent changes nothing for the reader
+            let _ = self.shared.flush_engine();
+        }
+        if let Err(error) = result {
+            self.unread = 0..0;
+            self.ended = Some(error);
+        }
+        Ok(())
+    }
+}
+
+fn read_socket(mut socket: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match socket.read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+struct Writer {
+    shared: Arc<Shared>,
+}
+
+impl Write for Writer {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if data.is_empty() { Ok(0) } else { self.shared.send(data) }
+    }
+
+    /// Every write has sent what it accepted.
+    fn flush(&mut self) -> io::Result<()> {
+        self.shared.flush_engine()
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // the peer may be gone already, which is as good an end
+        let _ = self.shared.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Shutdown, TcpListener};
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::atls::{Client, Server};
+
+    /// Two ends of a TLS connection over loopback, handshake done, not split yet.
+    fn ends() -> ((Connection, TcpStream), (Connection, TcpStream)) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let server = thread::spawn(move || (Server::new(None, vec![]).establish(&far, deadline).unwrap(), far));
+        let client = Client::new(None, vec![]).establish(&near, deadline).unwrap();
+        let (server, far) = server.join().unwrap();
+        for socket in [&near, &far] {
+            // a test that hangs is to fail
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            socket.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+        }
+        ((client, near), (server, far))
+    }
+
+    fn pair() -> (Transport, Transport) {
+        let ((client, near), (server, far)) = ends();
+        (split(client, near).unwrap(), split(server, far).unwrap())
+    }
+
+    /// Bytes that depend on their position, so that order counts.
+    fn pattern(start: usize, len: usize) -> Vec<u8> {
+        (start..start + len).map(|i| (i ^ i >> 8 ^ i >> 16) as u8).collect()
+    }
+
+    fn send(mut writer: Box<dyn Write + Send>, total: usize, piece: usize) {
+        let mut sent = 0;
+        while sent < total {
+            let len = piece.min(total - sent);
+            writer.write_all(&pattern(sent, len)).unwrap();
+            sent += len;
+        }
+        writer.flush().unwrap();
+    }
+
+    /// Reads to the end; returns how much that was.
+    fn check(mut reader: Box<dyn Read + Send>) -> usize {
+        let mut buffer = vec![0; 50_000];
+        let mut received = 0;
+        loop {
+            match reader.read(&mut buffer).unwrap() {
+                0 => return received,
+                len => {
+                    assert!(buffer[..len] == pattern(received, len), "wrong bytes at {received}");
+                    received += len;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn both_ends_send_32_mib_at_once_and_all_arrives_in_order() {
+        const TOTAL: usize = 32 << 20;
+        let (near, far) = pair();
+        // writes larger than a record and than the socket's buffers; small ones that share no boundary with records
+        let senders = [
+            thread::spawn(move || send(near.writer, TOTAL, 3 << 20)),
+            thread::spawn(move || send(far.writer, TOTAL, 10_007)),
+        ];
+        let receivers = [thread::spawn(move || check(near.reader)), thread::spawn(move || check(far.reader))];
+        senders.into_iter().for_each(|thread| thread.join().unwrap());
+        receivers.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), TOTAL));
+    }
+
+    #[test]
+    fn a_blocked_write_does_not_keep_the_reader_from_reading() {
+        const TOTAL: usize = 8 << 20;
+        let (near, far) = pair();
+        let blocked = thread::spawn(move || send(near.writer, TOTAL, TOTAL));
+        thread::sleep(Duration::from_millis(200));
+        assert!(!blocked.is_finished(), "it fits into the buffers");
+        // nobody reads at the far end until all of its own data has arrived at the near end
+        let reading = thread::spawn(move || check(near.reader));
+        send(far.writer, TOTAL, TOTAL);
+        assert_eq!(reading.join().unwrap(), TOTAL);
+        assert!(!blocked.is_finished());
+        assert_eq!(check(far.reader), TOTAL);
+        blocked.join().unwrap();
+    }
+
+    #[test]
+    fn dropping_the_writer_ends_one_direction_only() {
+        let (mut near, mut far) = pair();
+        near.writer.write_all(b"last words").unwrap();
+        drop(near.writer);
+        let mut received = Vec::new();
+        far.reader.read_to_end(&mut received).unwrap();
+        assert_eq!(received, b"last words");
+        far.writer.write_all(b"an answer").unwrap();
+        drop(far.writer);
+        received.clear();
+        near.reader.read_to_end(&mut received).unwrap();
+        assert_eq!(received, b"an answer");
+    }
+
+    #[test]
+    fn a_connection_cut_without_close_notify_is_an_error_after_the_data() {
+        let (mut near, mut far) = pair();
+        near.writer.write_all(b"half a mess").unwrap();
+        near.socket.shutdown(Shutdown::Write).unwrap();
+        let mut received = Vec::new();
+        let error = far.reader.read_to_end(&mut received).unwrap_err();
+        assert_eq!((error.kind(), &received[..]), (io::ErrorKind::UnexpectedEof, &b"half a mess"[..]));
+        assert_eq!(far.reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_forged_record_is_an_error_after_the_data_and_the_peer_is_alerted() {
+        let (mut near, mut far) = pair();
+        near.writer.write_all(b"true").unwrap();
+        (&*near.socket).write_all(&[&[23, 3, 3, 0, 30][..], &[7; 30]].concat()).unwrap();
+        let mut received = Vec::new();
+        let error = far.reader.read_to_end(&mut received).unwrap_err();
+        assert_eq!((error.kind(), &received[..]), (io::ErrorKind::InvalidData, &b"true"[..]));
+        assert_eq!(far.reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let error = near.reader.read(&mut [0]).unwrap_err();
+        let error = error.downcast::<Error>().unwrap();
+        assert!(matches!(error, Error::PeerRefused(rustls::AlertDescription::BadRecordMac)), "{error}");
+    }
+
+    #[test]
+    fn shutting_the_socket_down_wakes_a_blocked_reader_and_a_blocked_writer() {
+        let (near, far) = pair();
+        let mut reader = near.reader;
+        let reading = thread::spawn(move || reader.read(&mut [0]));
+        let mut writer = near.writer;
+        let writing = thread::spawn(move || writer.write_all(&vec![0; 32 << 20]));
+        thread::sleep(Duration::from_millis(200));
+        assert!(!reading.is_finished() && !writing.is_finished());
+        near.socket.shutdown(Shutdown::Both).unwrap();
+        assert_eq!(reading.join().unwrap().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert!(writing.join().unwrap().is_err());
+        drop(far);
+    }
+
+    #[test]
+    fn a_writer_is_dropped_in_bounded_time_though_the_peer_does_not_read() {
+        let (near, far) = pair();
+        near.socket.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        let mut writer = near.writer;
+        let error = writer.write_all(&vec![0; 32 << 20]).unwrap_err();
+        assert!(matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut), "{error}");
+        // final, since part of a record was sent
+        assert!(writer.write(b"more").is_err());
+        let begin = Instant::now();
+        drop(writer);
+        assert!(begin.elapsed() < CLOSE_TIME);
+
+        // and when the socket's buffers are full, but nothing has failed yet
+        far.socket.set_nonblocking(true).unwrap();
+        while (&*far.socket).write(&[0; 4096]).is_ok() {}
+        far.socket.set_nonblocking(false).unwrap();
+        let begin = Instant::now();
+        drop(far.writer);
+        assert!((CLOSE_TIME..CLOSE_TIME * 3).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+    }
+
+    #[test]
+    fn data_that_came_with_the_end_of_the_handshake_is_read_first() {
+        let ((mut client, mut near), (mut server, far)) = ends();
+        client.writer().write_all(b"early").unwrap();
+        client.write_tls(&mut near).unwrap();
+        server.read_tls(&mut &far).unwrap();
+        server.process_new_packets().unwrap();
+        let mut transport = split(server, far).unwrap();
+        let mut received = [0; 5];
+        transport.reader.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"early");
+    }
+
+    #[test]
+    fn key_updates_are_followed_and_answered() {
+        let ((mut client, mut near), (server, far)) = ends();
+        let mut transport = split(server, far).unwrap();
+        for round in 0..3 {
+            client.refresh_traffic_keys().unwrap();
+            client.writer().write_all(&[round; 5]).unwrap();
+            while client.wants_write() {
+                client.write_tls(&mut near).unwrap();
+            }
+            let mut received = [0; 5];
+            transport.reader.read_exact(&mut received).unwrap();
+            transport.writer.write_all(&received).unwrap();
+            let mut echo = Vec::new();
+            while echo.len() < 5 {
+                client.read_tls(&mut near).unwrap();
+                client.process_new_packets().unwrap();
+                let mut part = [0; 5];
+                if let Ok(len) = client.reader().read(&mut part) {
+                    echo.extend_from_slice(&part[..len]);
+                }
+            }
+            assert_eq!(echo, [round; 5]);
+        }
+    }
+
+    #[test]
+    fn a_read_time_out_of_the_socket_ends_the_read_and_nothing_else() {
+        let (mut near, mut far) = pair();
+        far.socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let kind = far.reader.read(&mut [0]).unwrap_err().kind();
+        assert!(matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut), "{kind:?}");
+        near.writer.write_all(b"late").unwrap();
+        far.socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut received = [0; 4];
+        far.reader.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"late");
+    }
+}

@@ -1,0 +1,262 @@
+//! The TCG event log: what the firmware and the boot loader extended into which PCR ("TCG PC Client Platform Firmware
+//! Profile Specification", §10). Not signed by itself; it counts as far as replaying it gives the quoted values. Here it is
+//! read to explain a value to a person, and never to accept one.
+
+use std::fmt::Write;
+
+use super::{hex, sha256};
+
+const SHA256: u16 = 0x000b;
+const EV_NO_ACTION: u32 = 3;
+const STARTUP_LOCALITY: &[u8] = b"StartupLocality\0";
+const SPEC_ID: &[u8] = b"Spec ID Event03\0";
+/// More algorithms than any TPM has banks.
+const MAX_ALGORITHMS: u32 = 8;
+/// PCRs of the dynamic root of trust, which start at all ones ("TCG PC Client Platform TPM Profile", §4.6.2).
+const DYNAMIC: std::ops::RangeInclusive<u32> = 17..=22;
+/// Enough to see what is different; a log of hundreds of entries helps nobody.
+const SHOWN_ENTRIES: usize = 12;
+const SHOWN_TEXT: usize = 48;
+
+/// One entry, borrowed from the log's bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event<'a> {
+    /// Which PCR it was extended into.
+    pub pcr: u32,
+    /// EV_..., §10.4.1.
+    pub kind: u32,
+    /// The digest that the SHA-256 bank was extended with, if the log has it.
+    pub sha256: Option<&'a [u8; 32]>,
+    /// What it says about itself.
+    pub data: &'a [u8],
+}
+
+/// The log's entries up to the first that cannot be read.
+pub fn parse(log: &[u8]) -> Vec<Event<'_>> {
+    let mut reader = Reader(log);
+    // the header is an entry in the old, SHA-1-only form; it says whether the others are, too
+    let Some(header) = reader.old_event() else { return vec![] };
+    let spec = header.data.strip_prefix(SPEC_ID).filter(|_| header.kind == EV_NO_ACTION);
+    let mut events = vec![header];
+    match spec.map(|spec| Reader(spec).algorithms()) {
+        Some(Some(algorithms)) => events.extend(std::iter::from_fn(|| reader.agile_event(&algorithms))),
+        Some(None) => {}
+        None => events.extend(std::iter::from_fn(|| reader.old_event())),
+    }
+    events
+}
+
+/// Which entries made the value of a PCR, or that they did not: a sentence for whoever refuses it.
+pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> String {
+    let events: Vec<_> = parse(log).into_iter().filter(|event| event.pcr == pcr).collect();
+    let explained = replay(pcr, &events).is_some_and(|replayed| replayed == value);
+    let measured: Vec<_> = events.iter().filter(|event| event.kind != EV_NO_ACTION).collect();
+    match (explained, measured.is_empty()) {
+        (true, true) => "measured into it: nothing".into(),
+        (true, false) => format!("measured into it: {}", list(&measured)),
+        (false, true) => "the event log does not explain it".into(),
+        (false, false) => format!("the event log does not explain it, but has {}", list(&measured)),
+    }
+}
+
+fn list(events: &[&Event]) -> String {
+    let mut text = String::new();
+    for (number, event) in events.iter().take(SHOWN_ENTRIES).enumerate() {
+        let digest = event.sha256.map_or("?".into(), |digest| hex(&digest[..4]));
+        let separator = if number == 0 { "" } else { ", " };
+        // writing to a String cannot fail
+        let _ = write!(text, "{separator}{} {digest}..{}", kind_name(event.kind), describe(event.data));
+    }
+    if events.len() > SHOWN_ENTRIES {
+        let _ = write!(text, " and {} more", events.len() - SHOWN_ENTRIES);
+    }
+    text
+}
+
+/// The SHA-256 value that a PCR's entries give; `None` if one lacks the digest.
+fn replay(pcr: u32, events: &[Event]) -> Option<[u8; 32]> {
+    let mut value = if DYNAMIC.contains(&pcr) { [0xff; 32] } else { [0; 32] };
+    for event in events {
+        if event.kind == EV_NO_ACTION {
+            if let Some([locality]) = event.data.strip_prefix(STARTUP_LOCALITY) {
+                value[31] = *locality;
+            }
+            continue;
+        }
+        value = sha256(&[&value, event.sha256?]);
+    }
+    Some(value)
+}
+
+fn kind_name(kind: u32) -> &'static str {
+    match kind {
+        0x0 => "EV_PREBOOT_CERT",
+        0x1 => "EV_POST_CODE",
+        0x4 => "EV_SEPARATOR",
+        0x5 => "EV_ACTION",
+        0x6 => "EV_EVENT_TAG",
+        0x7 => "EV_S_CRTM_CONTENTS",
+        0x8 => "EV_S_CRTM_VERSION",
+        0x9 => "EV_CPU_MICROCODE",
+        0xa => "EV_PLATFORM_CONFIG_FLAGS",
+        0xc => "EV_COMPACT_HASH",
+        0xd => "EV_IPL",
+        0x11 => "EV_NONHOST_INFO",
+        0x8000_0001 => "EV_EFI_VARIABLE_DRIVER_CONFIG",
+        0x8000_0002 => "EV_EFI_VARIABLE_BOOT",
+        0x8000_0003 => "EV_EFI_BOOT_SERVICES_APPLICATION",
+        0x8000_0004 => "EV_EFI_BOOT_SERVICES_DRIVER",
+        0x8000_0006 => "EV_EFI_GPT_EVENT",
+        0x8000_0007 => "EV_EFI_ACTION",
+        0x8000_0008 => "EV_EFI_PLATFORM_FIRMWARE_BLOB",
+        0x8000_0009 => "EV_EFI_HANDOFF_TABLES",
+        0x8000_00e0 => "EV_EFI_VARIABLE_AUTHORITY",
+        _ => "EV_OTHER",
+    }
+}
+
+/// The longest run of printable ASCII in an entry's data, in single bytes or UTF-16; empty if there is none worth showing.
+fn describe(data: &[u8]) -> String {
+    let wide: Vec<u8> = data.iter().step_by(2).copied().collect();
+    let longest = |bytes: &[u8]| -> String {
+        let runs = bytes.split(|byte| !(0x20..0x7f).contains(byte));
+        let run = runs.max_by_key(|run| run.len()).unwrap_or_default();
+        run.iter().take(SHOWN_TEXT).map(|byte| char::from(*byte)).collect()
+    };
+    let (narrow, wide) = (longest(data), longest(&wide));
+    let best = if wide.len() > narrow.len() { wide } else { narrow };
+    if best.len() < 4 { String::new() } else { format!(" {best:?}") }
+}
+
+/// Little endian, as the whole log is. Every length is one of bytes that are there.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take(2)?.try_into().ok().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take(4)?.try_into().ok().map(u32::from_le_bytes)
+    }
+
+    fn data(&mut self) -> Option<&'a [u8]> {
+        let len = self.u32()?;
+        self.take(len as usize)
+    }
+
+    /// TCG_PCClientPCREvent.
+    fn old_event(&mut self) -> Option<Event<'a>> {
+        let (pcr, kind) = (self.u32()?, self.u32()?);
+        self.take(20)?;
+        Some(Event { pcr, kind, sha256: None, data: self.data()? })
+    }
+
+    /// The digests' lengths by TPM_ALG_ID: TCG_EfiSpecIDEvent after its signature.
+    fn algorithms(&mut self) -> Option<Vec<(u16, usize)>> {
+        self.take(4 + 1 + 1 + 1 + 1)?; // class of platform, version, errata, size of a UINTN
+        let count = self.u32().filter(|count| *count <= MAX_ALGORITHMS)?;
+        (0..count).map(|_| Some((self.u16()?, self.u16()?.into()))).collect()
+    }
+
+    /// TCG_PCR_EVENT2.
+    fn agile_event(&mut self, algorithms: &[(u16, usize)]) -> Option<Event<'a>> {
+        let (pcr, kind) = (self.u32()?, self.u32()?);
+        let count = self.u32().filter(|count| *count <= MAX_ALGORITHMS)?;
+        let mut sha256 = None;
+        for _ in 0..count {
+            let algorithm = self.u16()?;
+            let (_, len) = algorithms.iter().find(|(known, _)| *known == algorithm)?;
+            let digest = self.take(*len)?;
+            if algorithm == SHA256 {
+                sha256 = digest.try_into().ok();
+            }
+        }
+        Some(Event { pcr, kind, sha256, data: self.data()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use support::mutation::mutations;
+
+    /// From OVMF and the EFI stub of Linux 6.1 in QEMU: kernel, command line and initrd given by `-kernel` and friends.
+    const LOG: &[u8] = include_bytes!("../../../tests/data/event-log-ovmf.bin");
+    /// From SeaBIOS in QEMU, and what the kernel showed of PCRs 0 to 15 (`/sys/class/tpm/tpm0/pcr-sha256`) in the same boot.
+    const SEABIOS: &[u8] = include_bytes!("../../../tests/data/event-log-seabios.bin");
+    const SEABIOS_PCRS: &str = include_str!("../../../tests/data/event-log-seabios.pcrs");
+
+    #[test]
+    fn a_log_leads_to_the_registers_of_its_boot() {
+        for line in SEABIOS_PCRS.lines() {
+            let (pcr, value) = line.split_once(' ').unwrap();
+            let pcr = pcr.parse().unwrap();
+            let events: Vec<_> = parse(SEABIOS).into_iter().filter(|event| event.pcr == pcr).collect();
+            // PCR 10 is extended by the kernel's IMA, which has a log of its own
+            if pcr != 10 {
+                assert_eq!(hex(&replay(pcr, &events).unwrap()), value, "PCR {pcr}");
+            }
+        }
+    }
+
+    #[test]
+    fn digests_are_as_long_as_the_header_says() {
+        // SHA3-256 (0x0027), which this program knows nothing of, beside SHA-256
+        let spec = b"Spec ID Event03\0\0\0\0\0\0\x02\0\x02\x02\0\0\0\x27\0\x20\0\x0b\0\x20\0\0";
+        let header = [&[0, 0, 0, 0, 3, 0, 0, 0][..], &[0; 20], &[spec.len() as u8, 0, 0, 0], spec].concat();
+        let digests = [&[0x27, 0][..], &[7; 32], &[0x0b, 0], &[8; 32]].concat();
+        let entry = [&[4, 0, 0, 0, 13, 0, 0, 0, 2, 0, 0, 0][..], &digests, &[5, 0, 0, 0], b"image"].concat();
+        let log = [header, entry.clone(), entry].concat();
+        assert_eq!(parse(&log).len(), 3);
+        let value = sha256(&[&sha256(&[&[0; 32], &[8; 32]]), &[8; 32]]);
+        let text = explain(&log, 4, &value);
+        assert_eq!(text, "measured into it: EV_IPL 08080808.. \"image\", EV_IPL 08080808.. \"image\"");
+    }
+
+    #[test]
+    fn registers_start_where_the_platform_starts_them() {
+        assert_eq!(replay(17, &[]), Some([0xff; 32]));
+        assert_eq!(replay(16, &[]), Some([0; 32]));
+        let locality = Event { pcr: 0, kind: EV_NO_ACTION, sha256: None, data: b"StartupLocality\0\x03" };
+        assert_eq!(replay(0, &[locality]).unwrap()[31], 3);
+    }
+
+    #[test]
+    fn a_firmware_log_replays_to_the_value_that_it_explains() {
+        let events = parse(LOG);
+        let of_9: Vec<_> = events.iter().filter(|event| event.pcr == 9).cloned().collect();
+        let value = replay(9, &of_9).unwrap();
+        let text = explain(LOG, 9, &value);
+        assert!(
+            text.contains("EV_EVENT_TAG") && text.contains("Linux initrd") && text.contains("LoadOptions"),
+            "{text}"
+        );
+        let of_4: Vec<_> = events.iter().filter(|event| event.pcr == 4).cloned().collect();
+        let text = explain(LOG, 4, &replay(4, &of_4).unwrap());
+        assert!(text.contains("Calling EFI Application from Boot Option") && text.contains("kernel"), "{text}");
+    }
+
+    #[test]
+    fn a_value_that_the_log_does_not_give_is_not_explained() {
+        let text = explain(LOG, 9, &[1; 32]);
+        assert!(text.starts_with("the event log does not explain it, but has EV_EVENT_TAG "), "{text}");
+        assert_eq!(explain(b"", 9, &[1; 32]), "the event log does not explain it");
+        assert_eq!(explain(LOG, 14, &[0; 32]), "measured into it: nothing");
+    }
+
+    #[test]
+    fn hostile_logs_end_without_a_panic() {
+        for log in mutations(LOG, 2000) {
+            for pcr in [0, 4, 9] {
+                let _ = explain(&log, pcr, &[0; 32]);
+            }
+        }
+    }
+}

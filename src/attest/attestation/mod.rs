@@ -1,0 +1,164 @@
+//! Attestation: documents that prove to a peer what software a machine runs.
+//!
+//! An [`Issuer`] makes a document on the machine itself, a [`Validator`] judges one that came from a peer; attested TLS
+//! ([`crate::atls`]) carries it in a certificate extension whose OID names the variant.
+//!
+//! Files: [`qemu_vtpm`] is the variant; [`policy`] says which register values and which keys are accepted; `key_name` is what
+//! a key is called; `document` is the JSON that travels, `quote` checks what the TPM signed in it, [`event_log`] explains a
+//! register's value to a person.
+
+mod document;
+pub mod event_log;
+mod key_name;
+pub mod policy;
+pub mod qemu_vtpm;
+mod quote;
+
+use std::sync::Arc;
+
+pub use key_name::KeyName;
+pub use policy::{Image, Measurement, Policy};
+
+use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
+use base::crypto::CLUSTER_ID_LEN;
+
+/// Names an attestation variant in a certificate: the DER of the OID with tag and length, e.g. `06 05 2b cd 2c 05 01`.
+pub type Oid = &'static [u8];
+
+/// Makes attestation documents of one variant about the machine it runs on.
+pub trait Issuer: Send + Sync {
+    /// The variant.
+    fn oid(&self) -> Oid;
+    /// A document that binds `user_data` (attested TLS: SHA-256 of the certificate's public key) and the `nonce` that the
+    /// peer chose to the machine's state.
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError>;
+    /// The same for a peer that called this machine, which has proved nothing yet: the machine's own documents come first.
+    fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.issue(user_data, nonce)
+    }
+    /// What a validator will call this machine ([`Identified::machine`]), where the variant can tell.
+    fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
+        Ok(None)
+    }
+}
+
+/// Judges attestation documents of one variant.
+pub trait Validator: Send + Sync {
+    /// The variant.
+    fn oid(&self) -> Oid;
+    /// The user data of a document that is genuine, fresh for `nonce` and meets the policy.
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError>;
+    /// The same, and which machine it is, where the variant can tell.
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        Ok(Identified { user_data: self.validate(document, nonce)?, machine: None })
+    }
+    /// Whether it takes the quote of any TPM, so that a program that has none passes.
+    fn believes_any_tpm(&self) -> bool {
+        false
+    }
+}
+
+/// What a document that was accepted says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identified {
+    /// What its issuer was given to bind.
+    pub user_data: Vec<u8>,
+    /// Names the machine, over its reboots, in at most 64 lower-case hexadecimal digits.
+    pub machine: Option<Arc<str>>,
+}
+
+/// Why no document could be made: a sentence for the machine's own console.
+#[derive(Debug, Clone)]
+pub struct IssueError(pub String);
+
+/// Why a document was refused. `Display` is for whoever judged, and names registers; the peer learns only that it was
+/// refused.
+#[derive(Debug, Clone)]
+pub struct ValidateError(pub Arc<str>);
+
+impl std::fmt::Display for IssueError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::fmt::Display for ValidateError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Whether this boot's node has measured a cluster ID, or was unlocked as a member: SHA-256 PCR 15 is not zero.
+pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
+    Ok(pcr15(location)?.iter().any(|byte| *byte != 0))
+}
+
+/// What this machine's SHA-256 PCR 15 holds.
+pub fn pcr15(location: &tpm::Location) -> Result<[u8; 32], tpm::Error> {
+    let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
+    // every TPM for PCs has PCRs 0 to 23 (TCG PC Client Platform TPM Profile)
+    let value = pcrs.get(&CLUSTER_ID_PCR).and_then(|value| value.as_slice().try_into().ok());
+    value.ok_or(tpm::Error::NoBank(Bank::Sha256))
+}
+
+/// What SHA-256 PCR 15 holds after a cluster ID was measured into it, once, from zero.
+pub fn pcr15_after(cluster_id: &[u8; CLUSTER_ID_LEN]) -> [u8; 32] {
+    sha256(&[&[0; 32], &sha256(&[cluster_id])])
+}
+
+/// SHA-256 of the parts, one after the other.
+fn sha256(parts: &[&[u8]]) -> [u8; 32] {
+    let mut context = ring::digest::Context::new(&ring::digest::SHA256);
+    parts.iter().for_each(|part| context.update(part));
+    let mut hash = [0; 32];
+    hash.copy_from_slice(context.finish().as_ref());
+    hash
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// 32 bytes of 64 hexadecimal digits.
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut value = [0; 32];
+    for (byte, digits) in value.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(value)
+}
+
+/// A peer's `text` in at most `max` characters, none of which does anything to a terminal.
+fn printable(text: &str, max: usize) -> String {
+    let plain = |c: char| if c == ' ' || c.is_ascii_graphic() { c } else { '?' };
+    let end = if text.chars().nth(max).is_some() { ".." } else { "" };
+    text.chars().take(max).map(plain).chain(end.chars()).collect()
+}
+
+impl std::error::Error for IssueError {}
+impl std::error::Error for ValidateError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pcr_15_matches_the_vector_of_the_old_system() {
+        let id: [u8; 32] = [
+            0x12, 0x8c, 0x16, 0x43, 0x78, 0xfe, 0x87, 0x67, 0xf9, 0x98, 0xfb, 0xdf, 0xe4, 0xb4, 0xd6, 0x46, 0x3e, 0xc5,
+            0xae, 0x1b, 0x66, 0x4e, 0xa5, 0x99, 0x9b, 0xc2, 0x74, 0x17, 0x60, 0x7a, 0xe9, 0xb6,
+        ];
+        assert_eq!(hex(&pcr15_after(&id)), "23400370357e846478cce7cc0c76cdfe4da077cc57b36dee0f665ede2c8b3f2f");
+        assert_eq!(hex(&pcr15_after(&[0x11; 32])), "1e60f81404c2f085dc1bb30642c0c23cd3f77bd32424888abb3fc0f9908f1adf");
+    }
+
+    #[test]
+    fn text_of_a_peer_is_short_and_does_nothing_to_a_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\u{202e}c\n", 60), "a?[2Jb?c?");
+        assert_eq!(printable("12345", 5), "12345");
+        assert_eq!(printable("123456", 5), "12345..");
+    }
+}

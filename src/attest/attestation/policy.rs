@@ -1,0 +1,527 @@
+//! The attestation policy: which values the registers must have, and whose TPM is believed. The JSON is that of the old
+//! system's `join-config`:
+//!
+//! ```json
+//! {"measurements":{"4":{"expected":"5198fd..","warnOnly":false},"15":{"expected":"0000..","warnOnly":false}}}
+//! ```
+//!
+//! While a cluster is upgraded it runs two images, and lets machines with either in. So a policy can have further images,
+//! each of which has a name and registers of its own:
+//!
+//! ```json
+//! {"measurements":{"4":{..},"15":{..}},"name":"image 1.2",
+//!  "alsoAccepted":[{"name":"image 1.3","measurements":{"4":{..},"15":{..}}}]}
+//! ```
+//!
+//! A machine must meet one image as a whole: registers of one beside registers of another are refused, since nobody has
+//! measured such a machine.
+//!
+//! Register values are what a TPM says. A program that has no TPM can say the same, with a key of its own. So a policy can name
+//! the attestation keys that are believed; without names any key is:
+//!
+//! ```json
+//! {"measurements":{..},"attestationKeys":["000b5a31.."]}
+//! ```
+//!
+//! Programs of the old system pass over the fields that they do not know, so they hold machines to the first image, and believe
+//! any key; with one image that has no name, and no keys, the text is theirs to the letter.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::Deserialize;
+
+use super::{KeyName, hex, pcr15_after, unhex};
+use crate::tpm::CLUSTER_ID_PCR;
+use base::crypto::CLUSTER_ID_LEN;
+
+/// Length in bytes of a SHA-256 PCR.
+const PCR_LEN: usize = 32;
+/// The old system's configurations have this, over and over, where a value has to be filled in.
+const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
+/// TPMs for PCs have PCRs 0 to 23; the format leaves room for 32.
+const MAX_INDEX: u32 = 31;
+/// An upgrade needs two images, one that is rolled back three. What is never taken out stays open to whoever finds a hole.
+const MAX_IMAGES: usize = 16;
+/// Those of a large cluster's machines fit a ConfigMap, which holds at most 1 MiB.
+const MAX_KEYS: usize = 10_000;
+/// Characters of an image's name.
+const MAX_NAME: usize = 100;
+
+/// The value that a register must have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Measurement {
+    /// The value.
+    pub expected: [u8; PCR_LEN],
+    /// Another value is logged and accepted.
+    pub warn_only: bool,
+}
+
+/// What machines with one image must measure. At least one register is enforced: else it would accept everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// Empty for none, which only the first of a policy may have.
+    name: String,
+    measurements: BTreeMap<u32, Measurement>,
+}
+
+/// The images that are accepted, at least one, and the attestation keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    images: Vec<Image>,
+    /// Empty for any.
+    keys: BTreeSet<KeyName>,
+}
+
+/// Why a text is no policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyError(String);
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "measurement policy: {}", self.0)
+    }
+}
+
+impl std::error::Error for PolicyError {}
+
+#[derive(Deserialize)]
+struct Json {
+    measurements: BTreeMap<String, JsonMeasurement>,
+    #[serde(default)]
+    name: String,
+    #[serde(default, rename = "alsoAccepted")]
+    also_accepted: Vec<JsonImage>,
+    #[serde(default, rename = "attestationKeys")]
+    attestation_keys: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct JsonImage {
+    name: String,
+    measurements: BTreeMap<String, JsonMeasurement>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum JsonMeasurement {
+    /// Of old clusters: a bare value, always enforced.
+    Bare(String),
+    Full {
+        expected: String,
+        #[serde(default, rename = "warnOnly")]
+        warn_only: bool,
+    },
+}
+
+impl Image {
+    fn new(name: &str, measurements: BTreeMap<u32, Measurement>) -> Result<Image, String> {
+        let is_plain = name.chars().all(|c| c == ' ' || c.is_ascii_graphic());
+        if !is_plain || name.len() > MAX_NAME || name.trim() != name {
+            return Err(format!("the name {name:.120?}: expected at most {MAX_NAME} plain characters"));
+        }
+        if measurements.values().all(|measurement| measurement.warn_only) {
+            return Err("no register is enforced: it would accept any machine".into());
+        }
+        Ok(Image { name: name.into(), measurements })
+    }
+
+    fn from_json(name: &str, json: BTreeMap<String, JsonMeasurement>) -> Result<Image, String> {
+        let mut measurements = BTreeMap::new();
+        for (name, measurement) in json {
+            let index = name.parse().ok().filter(|index| *index <= MAX_INDEX);
+            let index = index.ok_or_else(|| format!("{name:.80?} is no PCR: expected 0 to {MAX_INDEX}"))?;
+            let (expected, warn_only) = match measurement {
+                JsonMeasurement::Bare(expected) => (expected, false),
+                JsonMeasurement::Full { expected, warn_only } => (expected, warn_only),
+            };
+            let expected = unhex(&expected)
+                .ok_or_else(|| format!("PCR {index}: expected 64 hex digits, got {:.80?}", expected))?;
+            if !warn_only && expected.chunks(2).all(|pair| pair == PLACEHOLDER) {
+                return Err(format!("PCR {index} has the placeholder 1234..: measure a machine that is right"));
+            }
+            if measurements.insert(index, Measurement { expected, warn_only }).is_some() {
+                return Err(format!("PCR {index} is there twice"));
+            }
+        }
+        Image::new(name, measurements)
+    }
+
+    fn json(&self) -> String {
+        // Go sorts the keys of a map as texts
+        let by_name: BTreeMap<_, _> = self.measurements.iter().map(|(index, m)| (index.to_string(), m)).collect();
+        let entry = |(name, m): (&String, &&Measurement)| {
+            format!("\"{name}\":{{\"expected\":\"{}\",\"warnOnly\":{}}}", hex(&m.expected), m.warn_only)
+        };
+        format!("\"measurements\":{{{}}}", by_name.iter().map(entry).collect::<Vec<_>>().join(","))
+    }
+
+    /// What it is called; empty where nobody said.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What each register must have.
+    pub fn measurements(&self) -> &BTreeMap<u32, Measurement> {
+        &self.measurements
+    }
+
+    /// The registers that do not have the expected value, in ascending order: index, what was expected, and what was got
+    /// (`None`: the register is not among `values`).
+    pub fn mismatches<'a>(
+        &'a self,
+        values: &'a BTreeMap<u32, Vec<u8>>,
+    ) -> impl Iterator<Item = (u32, &'a Measurement, Option<&'a [u8]>)> {
+        self.measurements
+            .iter()
+            .map(|(index, measurement)| (*index, measurement, values.get(index).map(Vec::as_slice)))
+            .filter(|(_, measurement, got)| *got != Some(measurement.expected.as_slice()))
+    }
+
+    /// How far a machine is from it: registers that are enforced and wrong, then those that are only warned of.
+    fn distance(&self, values: &BTreeMap<u32, Vec<u8>>) -> (usize, usize) {
+        self.mismatches(values).fold((0, 0), |(enforced, warned), (_, measurement, _)| match measurement.warn_only {
+            false => (enforced + 1, warned),
+            true => (enforced, warned + 1),
+        })
+    }
+}
+
+impl fmt::Display for Image {
+    /// As it is called in messages.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.name.is_empty() { "the first image" } else { &self.name })
+    }
+}
+
+impl Policy {
+    /// A policy of one image without a name, and of any attestation key.
+    pub fn new(measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
+        Policy::of(vec![Image::new("", measurements).map_err(PolicyError)?], BTreeSet::new())
+    }
+
+    fn of(images: Vec<Image>, keys: BTreeSet<KeyName>) -> Result<Policy, PolicyError> {
+        if images.len() > MAX_IMAGES {
+            return Err(PolicyError(format!("it has {} images, more than {MAX_IMAGES}", images.len())));
+        }
+        for (at, image) in images.iter().enumerate() {
+            if at > 0 && image.name.is_empty() {
+                return Err(PolicyError("a further image has no name".into()));
+            }
+            if images[..at].iter().any(|other| other.name == image.name) {
+                return Err(PolicyError(format!("two images are called {:?}", image.name)));
+            }
+        }
+        if keys.len() > MAX_KEYS {
+            return Err(PolicyError(format!("it names {} attestation keys, more than {MAX_KEYS}", keys.len())));
+        }
+        Ok(Policy { images, keys })
+    }
+
+    /// Reads the JSON; unknown fields are passed over.
+    pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
+        let json: Json = serde_json::from_str(text).map_err(|error| PolicyError(error.to_string()))?;
+        let mut images = vec![Image::from_json(&json.name, json.measurements).map_err(PolicyError)?];
+        for image in json.also_accepted {
+            let wrong = |error| PolicyError(format!("alsoAccepted: {:.120?}: {error}", image.name));
+            images.push(Image::from_json(&image.name, image.measurements).map_err(wrong)?);
+        }
+        let keys: Option<Result<BTreeSet<_>, _>> =
+            json.attestation_keys.map(|names| names.iter().map(|name| name.parse()).collect());
+        let keys = keys.transpose().map_err(|error| PolicyError(format!("attestationKeys: {error}")))?;
+        if keys.as_ref().is_some_and(BTreeSet::is_empty) {
+            let text = "attestationKeys is empty: name a key, or leave the field out, and any TPM is believed";
+            return Err(PolicyError(text.into()));
+        }
+        Policy::of(images, keys.unwrap_or_default())
+    }
+
+    /// The JSON; of one image without a name, and of any key, to the letter as the old system writes it.
+    pub fn to_json(&self) -> String {
+        let name = |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
+        let (first, further) = (&self.images[0], &self.images[1..]);
+        let mut json = format!("{{{}", first.json());
+        if !first.name.is_empty() {
+            json += &format!(",{}", name(first));
+        }
+        if !further.is_empty() {
+            let images: Vec<_> = further.iter().map(|image| format!("{{{},{}}}", name(image), image.json())).collect();
+            json += &format!(",\"alsoAccepted\":[{}]", images.join(","));
+        }
+        if !self.keys.is_empty() {
+            let keys: Vec<_> = self.keys.iter().map(|key| format!("\"{key}\"")).collect();
+            json += &format!(",\"attestationKeys\":[{}]", keys.join(","));
+        }
+        json + "}"
+    }
+
+    /// The same policy, whose first image is called this.
+    pub fn named(mut self, name: &str) -> Result<Policy, PolicyError> {
+        let first = Image::new(name, std::mem::take(&mut self.images[0].measurements)).map_err(PolicyError)?;
+        self.images[0] = first;
+        Policy::of(self.images, self.keys)
+    }
+
+    /// The same policy, which also accepts this.
+    pub fn and_also(mut self, name: &str, measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
+        self.images.push(Image::new(name, measurements).map_err(PolicyError)?);
+        Policy::of(self.images, self.keys)
+    }
+
+    /// The same policy, which also believes these attestation keys. Of one that believes any it makes one that believes
+    /// these alone.
+    pub fn believing(mut self, keys: impl IntoIterator<Item = KeyName>) -> Result<Policy, PolicyError> {
+        self.keys.extend(keys);
+        Policy::of(self.images, self.keys)
+    }
+
+    /// The same policy, which believes any attestation key.
+    pub fn believing_any(mut self) -> Policy {
+        self.keys.clear();
+        self
+    }
+
+    /// The attestation keys that are believed; empty for any.
+    pub fn keys(&self) -> &BTreeSet<KeyName> {
+        &self.keys
+    }
+
+    /// The images, at least one.
+    pub fn images(&self) -> &[Image] {
+        &self.images
+    }
+
+    /// The same policy for a machine that has joined no cluster since it started, whatever it says of PCR 15: who gets a
+    /// disk's key or the master secret must be one.
+    pub fn expecting_fresh(self) -> Policy {
+        self.expecting_pcr15([0; PCR_LEN])
+    }
+
+    /// The same policy for a member of this cluster: its ID measured into PCR 15.
+    pub fn expecting_cluster(self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Policy {
+        self.expecting_pcr15(pcr15_after(cluster_id))
+    }
+
+    /// The same policy for machines with this in PCR 15.
+    pub fn expecting_pcr15(mut self, expected: [u8; PCR_LEN]) -> Policy {
+        for image in &mut self.images {
+            image.measurements.insert(CLUSTER_ID_PCR, Measurement { expected, warn_only: false });
+        }
+        self
+    }
+
+    /// The same policy for members of any cluster and of none: it says what runs, and must let nobody in.
+    pub fn of_any_cluster(mut self) -> Policy {
+        for image in &mut self.images {
+            image.measurements.remove(&CLUSTER_ID_PCR);
+        }
+        self
+    }
+
+    /// The image that a machine with these values meets, or else comes nearest to; the first of those that are as near.
+    pub fn nearest(&self, values: &BTreeMap<u32, Vec<u8>>) -> &Image {
+        let nearest = self.images.iter().min_by_key(|image| image.distance(values));
+        nearest.unwrap_or(&self.images[0])
+    }
+
+    /// What [`Image::mismatches`] says of the nearest image. None of them is enforced exactly if the policy is met.
+    pub fn mismatches<'a>(
+        &'a self,
+        values: &'a BTreeMap<u32, Vec<u8>>,
+    ) -> impl Iterator<Item = (u32, &'a Measurement, Option<&'a [u8]>)> {
+        self.nearest(values).mismatches(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use support::mutation::mutations;
+
+    const ZERO: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+    fn old_default() -> String {
+        let entry = |index, value: &str| format!("\"{index}\":{{\"expected\":\"{value}\",\"warnOnly\":false}}");
+        let value = "db794e9bc200e22550514674ca3494119b00b2db74ffe2f7c970bf6bf5bc1cae";
+        let entries = [entry(11, value), entry(12, ZERO), entry(15, ZERO), entry(4, value), entry(8, ZERO)];
+        format!("{{\"measurements\":{{{}}}}}", entries.join(","))
+    }
+
+    #[test]
+    fn the_old_systems_json_is_read_and_written_to_the_letter() {
+        assert_eq!(Policy::from_json(&old_default()).unwrap().to_json(), old_default());
+    }
+
+    #[test]
+    fn a_bare_value_is_enforced() {
+        let policy = Policy::from_json(&format!(r#"{{"measurements":{{"4":"{ZERO}"}},"other":1}}"#)).unwrap();
+        assert_eq!(policy.images()[0].measurements()[&4], Measurement { expected: [0; 32], warn_only: false });
+    }
+
+    #[test]
+    fn a_policy_that_enforces_nothing_is_refused() {
+        let warn_only = format!(r#"{{"measurements":{{"4":{{"expected":"{ZERO}","warnOnly":true}}}}}}"#);
+        for text in [r#"{"measurements":{}}"#, &warn_only] {
+            assert!(Policy::from_json(text).unwrap_err().to_string().contains("any machine"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let with = |name: &str, value: &str| format!(r#"{{"measurements":{{"{name}":{{"expected":"{value}"}}}}}}"#);
+        for (text, why) in [
+            (with("4", "12"), "PCR 4: expected 64 hex digits"),
+            (with("4", &"+1".repeat(32)), "hex digits"),
+            (with("4", &"1234".repeat(16)), "PCR 4 has the placeholder"),
+            (with("x", ZERO), "\"x\" is no PCR"),
+            (with("32", ZERO), "\"32\" is no PCR"),
+            (format!(r#"{{"measurements":{{"4":"{ZERO}","04":"{ZERO}"}}}}"#), "twice"),
+            ("{}".into(), "measurements"),
+        ] {
+            let error = Policy::from_json(&text).unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn mismatches_name_the_register_and_a_missing_one_too() {
+        let policy = Policy::from_json(&old_default()).unwrap();
+        let values = BTreeMap::from([(8, vec![0; 32]), (12, vec![1; 32]), (15, vec![0; 32]), (4, vec![0; 48])]);
+        let found: Vec<_> = policy.mismatches(&values).map(|(index, _, got)| (index, got.is_some())).collect();
+        assert_eq!(found, [(4, true), (11, false), (12, true)]);
+    }
+
+    #[test]
+    fn a_fresh_machine_has_zero_in_pcr_15_whatever_the_policy_says() {
+        let open = format!(r#"{{"measurements":{{"4":"{ZERO}"}}}}"#);
+        let warn_only = format!(r#"{{"measurements":{{"4":"{ZERO}","15":{{"expected":"{ZERO}","warnOnly":true}}}}}}"#);
+        let other = format!(r#"{{"measurements":{{"4":"{ZERO}","15":"{}"}}}}"#, "ab".repeat(32));
+        for text in [open, warn_only, other] {
+            let policy = Policy::from_json(&text).unwrap().expecting_fresh();
+            assert_eq!(policy.images()[0].measurements()[&15], Measurement { expected: [0; 32], warn_only: false });
+        }
+    }
+
+    #[test]
+    fn named_keys_come_back_and_are_added_to() {
+        let text = old_default();
+        assert!(Policy::from_json(&text).unwrap().keys().is_empty());
+        let (a, b) = (KeyName::of(b"a"), KeyName::of(b"b"));
+        let named = upgrade().believing([b, a, b]).unwrap();
+        assert_eq!(named.keys().iter().copied().collect::<BTreeSet<_>>(), BTreeSet::from([a, b]));
+        assert_eq!(Policy::from_json(&named.to_json()).unwrap(), named);
+        assert_eq!(named.believing_any(), upgrade());
+        let with = |keys: &str| format!("{},\"attestationKeys\":{keys}}}", text.strip_suffix('}').unwrap());
+        let bare = with(&format!("[\"{}\"]", a.digest()));
+        assert_eq!(Policy::from_json(&bare).unwrap().to_json(), with(&format!("[\"{a}\"]")));
+        for (keys, why) in
+            [("[]", "attestationKeys is empty"), (r#"["000b12"]"#, "attestationKeys: no Name"), ("[1]", "string")]
+        {
+            let error = Policy::from_json(&with(keys)).unwrap_err().to_string();
+            assert!(error.contains(why), "{keys}: {error}");
+        }
+    }
+
+    fn enforced(values: &[(u32, u8)]) -> BTreeMap<u32, Measurement> {
+        let entry = |&(index, byte)| (index, Measurement { expected: [byte; 32], warn_only: false });
+        values.iter().map(entry).collect()
+    }
+
+    fn machine(values: &[(u32, u8)]) -> BTreeMap<u32, Vec<u8>> {
+        values.iter().map(|&(index, byte)| (index, vec![byte; 32])).collect()
+    }
+
+    /// Two images as in an upgrade.
+    fn upgrade() -> Policy {
+        let old = Policy::new(enforced(&[(4, 1), (9, 1), (15, 0)])).unwrap();
+        old.and_also("image 1.3", enforced(&[(4, 2), (9, 2), (15, 0)])).unwrap()
+    }
+
+    #[test]
+    fn a_machine_meets_one_image_as_a_whole() {
+        let policy = upgrade();
+        let wrong = |values: &[(u32, u8)]| policy.mismatches(&machine(values)).count();
+        assert_eq!(wrong(&[(4, 1), (9, 1), (15, 0)]), 0);
+        assert_eq!(wrong(&[(4, 2), (9, 2), (15, 0)]), 0);
+        for mixed in [[(4, 1), (9, 2), (15, 0)], [(4, 2), (9, 1), (15, 0)]] {
+            assert_eq!(wrong(&mixed), 1, "{mixed:?}");
+        }
+        assert_eq!(wrong(&[(4, 2), (9, 2), (15, 7)]), 1);
+    }
+
+    #[test]
+    fn what_is_said_of_a_machine_is_measured_against_the_nearest_image() {
+        let policy = upgrade();
+        let values = machine(&[(4, 2), (9, 3), (15, 0)]);
+        assert_eq!(policy.nearest(&values).name(), "image 1.3");
+        let found: Vec<_> = policy.mismatches(&values).map(|(index, m, _)| (index, m.expected[0])).collect();
+        assert_eq!(found, [(9, 2)]);
+        let far = machine(&[(4, 8), (9, 8), (15, 0)]);
+        assert_eq!(policy.nearest(&far).to_string(), "the first image");
+    }
+
+    #[test]
+    fn a_warning_does_not_outweigh_what_is_enforced() {
+        let mut lenient = enforced(&[(4, 2), (9, 2), (11, 2)]);
+        lenient.values_mut().skip(1).for_each(|measurement| measurement.warn_only = true);
+        let policy = Policy::new(enforced(&[(4, 1)])).unwrap().and_also("lenient", lenient).unwrap();
+        let values = machine(&[(4, 2), (9, 8), (11, 8)]);
+        assert!(policy.mismatches(&values).all(|(_, measurement, _)| measurement.warn_only));
+    }
+
+    #[test]
+    fn the_old_system_finds_the_first_image_where_it_looks() {
+        let text = upgrade().named("image \"1.2\"").unwrap().to_json();
+        let old: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(old["measurements"]["4"]["expected"], "01".repeat(32));
+        assert!(
+            text.contains(r#","name":"image \"1.2\"","alsoAccepted":[{"name":"image 1.3","measurements":{"15":"#),
+            "{text}"
+        );
+        assert_eq!(Policy::from_json(&text).unwrap(), upgrade().named("image \"1.2\"").unwrap());
+    }
+
+    #[test]
+    fn all_images_become_those_of_the_cluster() {
+        let members = upgrade().and_also("other", enforced(&[(4, 3)])).unwrap().expecting_cluster(&[0x11; 32]);
+        for image in members.images() {
+            assert_eq!(image.measurements()[&15].expected, pcr15_after(&[0x11; 32]));
+        }
+    }
+
+    #[test]
+    fn images_that_are_none_or_have_the_same_name_are_refused_by_name() {
+        let with =
+            |further: &str| format!(r#"{{"measurements":{{"4":"{ZERO}"}},"name":"a","alsoAccepted":[{further}]}}"#);
+        let image = |name: &str, expected: &str| {
+            format!(r#"{{"name":"{name}","measurements":{{"4":{{"expected":"{expected}","warnOnly":false}}}}}}"#)
+        };
+        for (further, why) in [
+            (image("b", "12"), "alsoAccepted: \"b\": PCR 4: expected 64 hex digits"),
+            (r#"{"name":"b","measurements":{}}"#.into(), "alsoAccepted: \"b\": no register is enforced"),
+            (image("a", ZERO), "two images are called \"a\""),
+            (image("", ZERO), "a further image has no name"),
+            (image("b\\u001b[2J", ZERO), "plain characters"),
+            (image(&"b".repeat(MAX_NAME + 1), ZERO), "plain characters"),
+            (r#"{"measurements":{}}"#.into(), "missing field `name`"),
+            ((0..MAX_IMAGES).map(|n| image(&format!("i{n}"), ZERO)).collect::<Vec<_>>().join(","), "more than 16"),
+        ] {
+            let error = Policy::from_json(&with(&further)).unwrap_err().to_string();
+            assert!(error.contains(why), "{further}: {error}");
+        }
+        assert!(Policy::from_json(&with(&image("b", ZERO))).is_ok());
+    }
+
+    #[test]
+    fn hostile_texts_are_refused_without_a_panic_and_what_is_read_reads_the_same_again() {
+        let keys = upgrade().believing([KeyName::of(b"a")]).unwrap();
+        for valid in [old_default(), upgrade().named("x").unwrap().to_json(), keys.to_json()] {
+            for text in mutations(valid.as_bytes(), 3000) {
+                if let Ok(policy) = Policy::from_json(&String::from_utf8_lossy(&text)) {
+                    assert_eq!(Policy::from_json(&policy.to_json()).as_ref(), Ok(&policy));
+                    assert!(policy.mismatches(&BTreeMap::new()).any(|(_, measurement, _)| !measurement.warn_only));
+                }
+            }
+        }
+    }
+}

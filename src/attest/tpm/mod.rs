@@ -1,0 +1,314 @@
+//! The machine's TPM 2.0 (TCG, "Trusted Platform Module Library", parts 1 to 3): PCRs, the attestation key, quotes.
+//!
+//! Built on tpm2-tss through `tss-esapi`. A [`Tpm`] is opened for each use and closed on drop; within the process one is open
+//! at a time, because `/dev/tpm0` and a software TPM serve one client at a time.
+
+mod attestation_key;
+mod error;
+mod turn;
+
+pub use error::Error;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use ring::digest;
+use tss_esapi::constants::CapabilityType;
+use tss_esapi::handles::PcrHandle;
+use tss_esapi::interface_types::algorithm::HashingAlgorithm;
+use tss_esapi::interface_types::session_handles::AuthSession;
+use tss_esapi::structures::{CapabilityData, Data, Digest, DigestValues, PcrSelectionList, PcrSlot, SignatureScheme};
+use tss_esapi::traits::Marshall;
+use tss_esapi::{Context, TctiNameConf};
+
+use base::crypto::CLUSTER_ID_LEN;
+use turn::{For, Turn};
+
+/// The PCR that a node measures its cluster ID into.
+pub const CLUSTER_ID_PCR: u32 = 15;
+/// TPM2_PCR_Read gives at most this many values (TPML_DIGEST, part 2 §10.9.3).
+const PCRS_A_READ: usize = 8;
+/// How often a quote is made anew because a PCR changed between reading it and quoting it.
+const QUOTE_TRIES: u32 = 3;
+
+/// Where the TPM is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Location {
+    /// A device node.
+    Device(PathBuf),
+    /// A software TPM on a TCP port, its control channel on the next one.
+    Swtpm(IpAddr, u16),
+}
+
+impl Location {
+    /// The kernel's resource manager `/dev/tpmrm0`, or the bare `/dev/tpm0`.
+    pub fn default_device() -> Result<Location, Error> {
+        const DEVICES: [&str; 2] = ["/dev/tpmrm0", "/dev/tpm0"];
+        let present = DEVICES.iter().find(|device| Path::new(device).exists());
+        present.map(|device| Location::Device(device.into())).ok_or(Error::None(DEVICES))
+    }
+}
+
+/// As tpm2-tools has it: `device:PATH`, `swtpm:host=ADDRESS,port=PORT`.
+impl FromStr for Location {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Location, String> {
+        if let Some(path) = text.strip_prefix("device:").filter(|path| !path.is_empty()) {
+            return Ok(Location::Device(path.into()));
+        }
+        let network = text.strip_prefix("swtpm:").and_then(|parameters| {
+            let value = |name| parameters.split(',').find_map(|p: &str| p.strip_prefix(name)?.strip_prefix('='));
+            Some(Location::Swtpm(value("host")?.parse().ok()?, value("port")?.parse().ok()?))
+        });
+        network.ok_or_else(|| "expected device:PATH or swtpm:host=ADDRESS,port=PORT".into())
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Location::Device(path) => write!(f, "device:{}", path.display()),
+            Location::Swtpm(host, port) => write!(f, "swtpm:host={host},port={port}"),
+        }
+    }
+}
+
+/// A bank of PCRs, by its hash (TPM_ALG_ID, TCG Algorithm Registry).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Bank {
+    /// TPM_ALG_SHA1
+    Sha1 = 0x0004,
+    /// TPM_ALG_SHA256
+    Sha256 = 0x000b,
+    /// TPM_ALG_SHA384
+    Sha384 = 0x000c,
+    /// TPM_ALG_SHA512
+    Sha512 = 0x000d,
+}
+
+impl Bank {
+    fn of(algorithm: HashingAlgorithm) -> Option<Bank> {
+        match algorithm {
+            HashingAlgorithm::Sha1 => Some(Bank::Sha1),
+            HashingAlgorithm::Sha256 => Some(Bank::Sha256),
+            HashingAlgorithm::Sha384 => Some(Bank::Sha384),
+            HashingAlgorithm::Sha512 => Some(Bank::Sha512),
+            _ => None,
+        }
+    }
+
+    fn algorithm(self) -> HashingAlgorithm {
+        match self {
+            Bank::Sha1 => HashingAlgorithm::Sha1,
+            Bank::Sha256 => HashingAlgorithm::Sha256,
+            Bank::Sha384 => HashingAlgorithm::Sha384,
+            Bank::Sha512 => HashingAlgorithm::Sha512,
+        }
+    }
+
+    fn hash(self) -> &'static digest::Algorithm {
+        match self {
+            Bank::Sha1 => &digest::SHA1_FOR_LEGACY_USE_ONLY,
+            Bank::Sha256 => &digest::SHA256,
+            Bank::Sha384 => &digest::SHA384,
+            Bank::Sha512 => &digest::SHA512,
+        }
+    }
+
+    /// What a PCR of this bank holds after TPM2_PCR_Event of `data`, from zero.
+    fn extended_from_zero(self, data: &[u8]) -> Vec<u8> {
+        let mut value = digest::Context::new(self.hash());
+        value.update(&vec![0; self.hash().output_len()]);
+        value.update(digest::digest(self.hash(), data).as_ref());
+        value.finish().as_ref().to_vec()
+    }
+}
+
+/// One bank's quote.
+pub struct Quote {
+    /// The bank.
+    pub bank: Bank,
+    /// TPMS_ATTEST, big endian.
+    pub attest: Vec<u8>,
+    /// TPMT_SIGNATURE over it.
+    pub signature: Vec<u8>,
+    /// The values that it is about: all PCRs of the bank.
+    pub pcrs: BTreeMap<u32, Vec<u8>>,
+}
+
+/// An open TPM.
+pub struct Tpm {
+    context: Context,
+    location: Location,
+    _turn: Turn,
+}
+
+impl Tpm {
+    /// Opens the TPM; waits while another thread has it open. [`Error::Open`] says why it cannot.
+    pub fn open(location: &Location) -> Result<Tpm, Error> {
+        Tpm::open_in_turn(location, turn::take(For::Own))
+    }
+
+    /// The same for somebody who called this machine: waits as well while the machine itself waits for its TPM.
+    pub fn open_for_stranger(location: &Location) -> Result<Tpm, Error> {
+        Tpm::open_in_turn(location, turn::take(For::Stranger))
+    }
+
+    fn open_in_turn(location: &Location, turn: Turn) -> Result<Tpm, Error> {
+        if let Location::Device(path) = location {
+            // tpm2-tss has one code for all that can be wrong with a device; the kernel tells missing, forbidden and busy apart
+            let opened = fs::File::options().read(true).write(true).open(path);
+            opened.map_err(|error| Error::Open(location.clone(), error.to_string()))?;
+        }
+        let context = TctiNameConf::from_str(&location.to_string())
+            .and_then(Context::new)
+            .map_err(|error| Error::Open(location.clone(), error::in_words(error)))?;
+        Ok(Tpm { context, location: location.clone(), _turn: turn })
+    }
+
+    /// The values of all PCRs of a bank; [`Error::NoBank`] when the bank is not allocated.
+    pub fn pcrs(&mut self, bank: Bank) -> Result<BTreeMap<u32, Vec<u8>>, Error> {
+        let allocated = self.banks()?;
+        let slots = allocated.into_iter().find(|(found, _)| *found == bank).ok_or(Error::NoBank(bank))?.1;
+        let mut values = BTreeMap::new();
+        for slots in slots.chunks(PCRS_A_READ) {
+            let (_, _, digests) =
+                selection(bank, slots).and_then(|list| self.context.pcr_read(list)).map_err(self.failed("PCR_Read"))?;
+            if digests.len() != slots.len() {
+                return Err(Error::ShortRead { asked: slots.len(), got: digests.len() });
+            }
+            values.extend(slots.iter().map(|slot| index(*slot)).zip(digests.value().iter().map(|d| d.to_vec())));
+        }
+        Ok(values)
+    }
+
+    /// Extends a PCR with the hash of `data` in every allocated bank, as TPM2_PCR_Event does.
+    pub fn pcr_event(&mut self, pcr: u32, data: &[u8]) -> Result<(), Error> {
+        let mut digests = DigestValues::new();
+        for (bank, _) in self.banks()? {
+            let hash = digest::digest(bank.hash(), data);
+            let value = Digest::try_from(hash.as_ref().to_vec()).map_err(self.failed("PCR_Extend"))?;
+            digests.set(bank.algorithm(), value);
+        }
+        let failed = self.failed("PCR_Extend");
+        // a PCR's TPM handle is its index (part 2 §7.2)
+        let handle = PcrHandle::try_from(pcr).map_err(&failed)?;
+        self.context
+            .execute_with_session(Some(AuthSession::Password), |context| context.pcr_extend(handle, digests))
+            .map_err(failed)
+    }
+
+    /// Measures a cluster ID into [`CLUSTER_ID_PCR`], which is zero, in every allocated bank that has it, and reads it back.
+    /// [`Error::Measured`] when a bank holds anything but that one measurement.
+    pub fn measure_cluster_id(&mut self, id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Error> {
+        self.pcr_event(CLUSTER_ID_PCR, id)?;
+        for (bank, slots) in self.banks()? {
+            if !slots.iter().any(|slot| index(*slot) == CLUSTER_ID_PCR) {
+                continue;
+            }
+            let got = self.pcrs(bank)?.remove(&CLUSTER_ID_PCR).unwrap_or_default();
+            let expected = bank.extended_from_zero(id);
+            if got != expected {
+                return Err(Error::Measured { bank, expected, got });
+            }
+        }
+        Ok(())
+    }
+
+    /// The attestation key (TPMT_PUBLIC) and, signed by it over `nonce` (at most 64 bytes), a quote of each allocated bank.
+    pub fn quotes(&mut self, nonce: &[u8]) -> Result<(Vec<u8>, Vec<Quote>), Error> {
+        let (key, public) =
+            attestation_key::load(&mut self.context).map_err(self.failed("loading the attestation key"))?;
+        let quotes = self.banks().and_then(|banks| {
+            banks.into_iter().map(|(bank, slots)| self.quote(key, nonce, bank, &slots)).collect::<Result<Vec<_>, _>>()
+        });
+        attestation_key::used(&mut self.context, &public);
+        let quotes = quotes?;
+        let public = public.marshall().map_err(self.failed("reading the attestation key"))?;
+        Ok((public, quotes))
+    }
+
+    /// The attestation key (TPMT_PUBLIC), the same one in every boot.
+    pub fn attestation_key(&mut self) -> Result<Vec<u8>, Error> {
+        let (_, public) =
+            attestation_key::load(&mut self.context).map_err(self.failed("loading the attestation key"))?;
+        public.marshall().map_err(self.failed("reading the attestation key"))
+    }
+
+    fn quote(
+        &mut self,
+        key: tss_esapi::handles::KeyHandle,
+        nonce: &[u8],
+        bank: Bank,
+        slots: &[PcrSlot],
+    ) -> Result<Quote, Error> {
+        let failed = self.failed("Quote");
+        for _ in 0..QUOTE_TRIES {
+            let data = Data::try_from(nonce.to_vec()).map_err(&failed)?;
+            let list = selection(bank, slots).map_err(&failed)?;
+            let (attest, signature) = self
+                .context
+                .execute_with_session(Some(AuthSession::Password), |context| {
+                    context.quote(key, data, SignatureScheme::Null, list)
+                })
+                .map_err(&failed)?;
+            let attest = attest.marshall().map_err(&failed)?;
+            let signature = signature.marshall().map_err(&failed)?;
+            let pcrs = self.pcrs(bank)?;
+            let mut hash = digest::Context::new(&digest::SHA256);
+            pcrs.values().for_each(|value| hash.update(value));
+            // TPMS_ATTEST ends with the digest of the values
+            if attest.ends_with(hash.finish().as_ref()) {
+                return Ok(Quote { bank, attest, signature, pcrs });
+            }
+        }
+        Err(Error::Changing)
+    }
+
+    /// The allocated banks in the TPM's order, with their PCRs.
+    fn banks(&mut self) -> Result<Vec<(Bank, Vec<PcrSlot>)>, Error> {
+        let answer = self.context.get_capability(CapabilityType::AssignedPcr, 0, 1);
+        let (CapabilityData::AssignedPcr(list), _) = answer.map_err(self.failed("GetCapability"))? else {
+            return Err(Error::NoBank(Bank::Sha256));
+        };
+        let selections = list.get_selections().iter().filter(|selection| !selection.is_empty());
+        Ok(selections
+            .filter_map(|selection| Some((Bank::of(selection.hashing_algorithm())?, selection.selected())))
+            .collect())
+    }
+
+    fn failed(&self, what: &'static str) -> impl Fn(tss_esapi::Error) -> Error + use<> {
+        let location = self.location.clone();
+        move |error| Error::Command(location.clone(), what, error)
+    }
+}
+
+fn selection(bank: Bank, slots: &[PcrSlot]) -> tss_esapi::Result<PcrSelectionList> {
+    PcrSelectionList::builder().with_selection(bank.algorithm(), slots).build()
+}
+
+/// A slot's value is the bit of its PCR.
+fn index(slot: PcrSlot) -> u32 {
+    u32::from(slot).trailing_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_are_read_as_tpm2_tools_writes_them() {
+        for text in ["device:/dev/tpmrm0", "swtpm:host=127.0.0.1,port=2321"] {
+            assert_eq!(text.parse::<Location>().unwrap().to_string(), text);
+        }
+        assert_eq!("swtpm:port=1,host=::1".parse(), Ok(Location::Swtpm("::1".parse().unwrap(), 1)));
+        for text in ["", "device:", "swtpm:", "swtpm:host=a,port=1", "swtpm:host=127.0.0.1,port=99999", "mssim:"] {
+            assert!(text.parse::<Location>().is_err(), "{text}");
+        }
+    }
+}

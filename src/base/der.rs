@@ -1,0 +1,181 @@
+//! As much DER (ITU-T X.690 §10) as certificates and names need: single-byte tags, definite lengths.
+
+use crate::time::date;
+
+/// SEQUENCE, constructed.
+pub const SEQUENCE: u8 = 0x30;
+/// SET, constructed.
+pub const SET: u8 = 0x31;
+/// BOOLEAN.
+pub const BOOLEAN: u8 = 0x01;
+/// INTEGER.
+pub const INTEGER: u8 = 0x02;
+/// BIT STRING, primitive.
+pub const BIT_STRING: u8 = 0x03;
+/// OCTET STRING, primitive.
+pub const OCTET_STRING: u8 = 0x04;
+/// OBJECT IDENTIFIER.
+pub const OBJECT_IDENTIFIER: u8 = 0x06;
+/// UTF8String.
+pub const UTF8_STRING: u8 = 0x0c;
+/// PrintableString.
+pub const PRINTABLE_STRING: u8 = 0x13;
+/// UTCTime.
+pub const UTC_TIME: u8 = 0x17;
+/// GeneralizedTime.
+pub const GENERALIZED_TIME: u8 = 0x18;
+
+/// `[number]`, constructed, as in `TBSCertificate.version [0] EXPLICIT`.
+pub const fn context(number: u8) -> u8 {
+    0xa0 | number
+}
+
+/// One element: tag, length, the concatenated parts as its content.
+pub fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    let mut out = Vec::with_capacity(len + 6);
+    out.push(tag);
+    if len < 0x80 {
+        out.push(len as u8);
+    } else {
+        let bytes = len.to_be_bytes();
+        let bytes = &bytes[bytes.iter().take_while(|byte| **byte == 0).count()..];
+        out.push(0x80 | bytes.len() as u8);
+        out.extend_from_slice(bytes);
+    }
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+    out
+}
+
+/// Seconds since 1970 as RFC 5280 §4.1.2.5 wants them: UTCTime until 2049, GeneralizedTime from 2050.
+pub fn time(seconds: u64) -> Vec<u8> {
+    let (year, month, day) = date(seconds / 86_400);
+    let second = seconds % 86_400;
+    let rest = format!("{month:02}{day:02}{:02}{:02}{:02}Z", second / 3600, second / 60 % 60, second % 60);
+    if year < 2050 {
+        element(UTC_TIME, &[format!("{:02}", year % 100).as_bytes(), rest.as_bytes()])
+    } else {
+        element(GENERALIZED_TIME, &[format!("{year:04}").as_bytes(), rest.as_bytes()])
+    }
+}
+
+/// What was read is no DER, or not the element that belongs there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Malformed;
+
+/// Reads one element after the other.
+#[derive(Clone, Copy)]
+pub struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// Of these bytes.
+    pub fn new(input: &'a [u8]) -> Self {
+        Reader(input)
+    }
+
+    /// Whether all is read.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next element's tag.
+    pub fn peek(&self) -> Option<u8> {
+        self.0.first().copied()
+    }
+
+    /// The next element: tag and content.
+    pub fn read(&mut self) -> Result<(u8, &'a [u8]), Malformed> {
+        let (&tag, rest) = self.0.split_first().ok_or(Malformed)?;
+        if tag & 0x1f == 0x1f {
+            return Err(Malformed); // a tag of several bytes
+        }
+        let (&first, rest) = rest.split_first().ok_or(Malformed)?;
+        let (len, rest) = match first {
+            0..=0x7f => (usize::from(first), rest),
+            // 0x80 is BER's indefinite length; more than three bytes is more than any TLS message
+            0x81..=0x83 => {
+                let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f)).ok_or(Malformed)?;
+                let len = bytes.iter().fold(0, |len, byte| len << 8 | usize::from(*byte));
+                if len < 0x80 || bytes[0] == 0 {
+                    return Err(Malformed); // not the shortest form
+                }
+                (len, rest)
+            }
+            _ => return Err(Malformed),
+        };
+        let (content, rest) = rest.split_at_checked(len).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok((tag, content))
+    }
+
+    /// The content of the next element, whose tag must be `tag`.
+    pub fn expect(&mut self, tag: u8) -> Result<&'a [u8], Malformed> {
+        match self.read()? {
+            (found, content) if found == tag => Ok(content),
+            _ => Err(Malformed),
+        }
+    }
+
+    /// The next element with its tag and length, whose tag must be `tag`.
+    pub fn expect_whole(&mut self, tag: u8) -> Result<&'a [u8], Malformed> {
+        let before = self.0;
+        self.expect(tag)?;
+        Ok(&before[..before.len() - self.0.len()])
+    }
+
+    /// Nothing may follow.
+    pub fn end(self) -> Result<(), Malformed> {
+        if self.is_empty() { Ok(()) } else { Err(Malformed) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_element_reads_back_at_every_length_form() {
+        for len in [0, 1, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x1_0000] {
+            let content = vec![7; len];
+            let bytes = element(OCTET_STRING, &[&content[..len / 2], &content[len / 2..]]);
+            let mut reader = Reader::new(&bytes);
+            assert_eq!(reader.expect(OCTET_STRING), Ok(&content[..]));
+            assert_eq!(reader.end(), Ok(()));
+        }
+    }
+
+    #[test]
+    fn times_are_written_as_rfc_5280_wants_them() {
+        // from date -u -d @...
+        for (seconds, text) in [
+            (0, &b"\x17\x0d700101000000Z"[..]),
+            (951_782_399, b"\x17\x0d000228235959Z"),
+            (951_782_400, b"\x17\x0d000229000000Z"),
+            (1_735_689_599, b"\x17\x0d241231235959Z"),
+            (1_795_240_800, b"\x17\x0d261121060000Z"),
+            (2_524_607_999, b"\x17\x0d491231235959Z"),
+            (2_524_608_000, b"\x18\x0f20500101000000Z"),
+            (4_107_542_400, b"\x18\x0f21000301000000Z"),
+        ] {
+            assert_eq!(String::from_utf8_lossy(&time(seconds)), String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn what_is_not_der_is_refused() {
+        for bad in [
+            &[][..],
+            &[0x04],
+            &[0x04, 0x02, 0x00],                         // too short
+            &[0x04, 0x80, 0x00, 0x00],                   // indefinite
+            &[0x04, 0x81, 0x01, 0x00],                   // not the shortest length
+            &[0x04, 0x82, 0x00, 0x80],                   // nor this
+            &[0x04, 0x84, 0xff, 0xff, 0xff, 0xff, 0x00], // longer than anything
+            &[0x1f, 0x20, 0x01, 0x00],                   // a tag of two bytes
+        ] {
+            assert_eq!(Reader::new(bad).read(), Err(Malformed), "{bad:02x?}");
+        }
+    }
+}

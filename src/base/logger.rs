@@ -1,0 +1,150 @@
+//! The logger behind the `log` facade: lines on standard error.
+//!
+//! ```text
+//! [   12.345678] WARN  join_service: 10.42.1.7: attestation refused: ..
+//! ```
+//!
+//! The time is that since boot, which needs no right clock, and stands beside the kernel's own lines on a console. One
+//! record is one write, so that lines of two threads do not mix. Control characters are escaped, since texts come from
+//! peers too; lines after a record's first are indented, so that none passes for a record.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+use sys::clock;
+
+/// The crates of this project: all others are libraries.
+const OURS: [&str; 16] = [
+    "attest",
+    "base",
+    "bootstrapper",
+    "cli",
+    "cloud",
+    "disk",
+    "kms",
+    "kubernetes",
+    "metrics",
+    "node",
+    "proto",
+    "rpc",
+    "services",
+    "ssh",
+    "sys",
+    "unlock",
+];
+/// What libraries say is for whoever debugs.
+const FOREIGN_LEVEL: LevelFilter = LevelFilter::Warn;
+
+/// Logs records of `level` and above; of other crates only warnings and errors. The first call counts.
+pub fn init(level: LevelFilter) {
+    static LOGGER: OnceLock<Stderr> = OnceLock::new();
+    if log::set_logger(LOGGER.get_or_init(|| Stderr { level })).is_ok() {
+        log::set_max_level(level);
+    }
+}
+
+/// The level of the old programs' `-v`: -1 and below for debug, 0 info, 1 warnings, 2 and above errors.
+pub fn level_of_verbosity(v: i32) -> LevelFilter {
+    match v {
+        ..=-1 => LevelFilter::Debug,
+        0 => LevelFilter::Info,
+        1 => LevelFilter::Warn,
+        2.. => LevelFilter::Error,
+    }
+}
+
+/// The caller of a service, for its log.
+pub fn peer(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "a caller that is gone".into(), |address| address.to_string())
+}
+
+struct Stderr {
+    level: LevelFilter,
+}
+
+impl Log for Stderr {
+    fn enabled(&self, metadata: &Metadata) -> bool {
+        // a program's own lines have its name, with `-` as `_`
+        let is_ours = match metadata.target().split_once("::") {
+            Some((name, _)) => OURS.contains(&name),
+            None => true,
+        };
+        metadata.level() <= if is_ours { self.level } else { self.level.min(FOREIGN_LEVEL) }
+    }
+
+    fn log(&self, record: &Record) {
+        if self.enabled(record.metadata()) {
+            let line = line(clock::since_boot(), record.level(), record.target(), &record.args().to_string());
+            // there is nowhere else to say that the log cannot be written
+            let _ = io::stderr().lock().write_all(line.as_bytes());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+fn line(since_boot: Duration, level: Level, target: &str, message: &str) -> String {
+    let mut line = format!("[{:5}.{:06}] {level:<5} {target}: ", since_boot.as_secs(), since_boot.subsec_micros());
+    push_escaped(&mut line, message);
+    line.push('\n');
+    line
+}
+
+/// Adds a text that may come from a peer to a line of a log or console: it neither passes for a line of its own nor drives
+/// the terminal.
+pub(crate) fn push_escaped(line: &mut String, text: &str) {
+    for c in text.trim_end().chars() {
+        match c {
+            '\n' => line.push_str("\n    "),
+            '\t' => line.push('\t'),
+            c if c.is_control() => drop(write!(line, "{}", c.escape_default())),
+            c => line.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_time_level_module_and_message() {
+        assert_eq!(
+            line(Duration::from_micros(12_345_678), Level::Warn, "services::join_service", "no ticket"),
+            "[   12.345678] WARN  services::join_service: no ticket\n"
+        );
+    }
+
+    #[test]
+    fn a_message_cannot_forge_a_record_or_drive_the_terminal() {
+        let forged = line(Duration::ZERO, Level::Info, "x", "a\n[    0.000000] ERROR y: b\x1b[2J\r\u{9b}1m");
+        assert_eq!(forged, "[    0.000000] INFO  x: a\n    [    0.000000] ERROR y: b\\u{1b}[2J\\r\\u{9b}1m\n");
+    }
+
+    #[test]
+    fn libraries_are_heard_from_warnings_up() {
+        let logger = Stderr { level: LevelFilter::Debug };
+        fn is_enabled(logger: &Stderr, target: &str, level: Level) -> bool {
+            logger.enabled(&Metadata::builder().target(target).level(level).build())
+        }
+        let enabled = |target: &str, level| is_enabled(&logger, target, level);
+        assert!(enabled("kms", Level::Debug) && enabled("bootstrapper", Level::Debug));
+        let crates = std::fs::read_dir(std::path::Path::new(support::ROOT).join("src")).unwrap();
+        for name in crates.map(|entry| entry.unwrap().file_name().into_string().unwrap()) {
+            assert!(enabled(&format!("{name}::part"), Level::Debug), "{name}");
+        }
+        assert!(!enabled("ureq::run", Level::Debug) && enabled("ureq::run", Level::Warn));
+    }
+
+    #[test]
+    fn verbosity_is_that_of_the_old_programs() {
+        let levels = [-2, -1, 0, 1, 2, 3].map(level_of_verbosity);
+        use LevelFilter::*;
+        assert_eq!(levels, [Debug, Debug, Info, Warn, Error, Error]);
+    }
+}

@@ -1,0 +1,100 @@
+//! What a boot did when: one line an event on the console, in a form that a person and a test can read.
+//!
+//! ```text
+//! firstlight[unlock]    3.214s mapped: /dev/mapper/state
+//! ```
+
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::logger;
+use sys::clock;
+
+/// Prints the events of one run of the bootstrapper: the few lines that may leave the machine. They have phases, refusals and
+/// peers in them, no secrets, and nothing that another program has said.
+#[derive(Clone, Copy)]
+pub struct Timeline {
+    stage: &'static str,
+    /// For the whole of the process.
+    also: Option<&'static File>,
+}
+
+impl Timeline {
+    /// A timeline whose lines are marked with `stage`: `unlock` or `run`.
+    pub fn new(stage: &'static str) -> Timeline {
+        Timeline { stage, also: None }
+    }
+
+    /// Writes the events to `path` too, at its end: a console, a port to the host, a pipe of a log shipper. One that nobody
+    /// reads does not hold anything up: what it does not take is lost.
+    pub fn also_to(self, path: &Path) -> io::Result<Timeline> {
+        let file = File::options().append(true).create(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        Ok(Timeline { also: Some(Box::leak(Box::new(file))), ..self })
+    }
+
+    /// Prints an event, a word of letters and dashes, with what there is to say about it (no secrets: a console of a
+    /// confidential VM is read by its host). The text may hold a peer's words: they cannot pass for another event.
+    pub fn event(&self, name: &str, text: impl Display) {
+        // a node whose console is gone still boots: println! would panic
+        let line = self.line(clock::since_boot(), name, &text.to_string());
+        let _ = io::stdout().write_all(line.as_bytes());
+        if let Some(mut also) = self.also {
+            let _ = also.write_all(line.as_bytes());
+        }
+    }
+
+    fn line(&self, since_boot: Duration, name: &str, text: &str) -> String {
+        let mut line = format!("firstlight[{}] {:8.3}s {name}: ", self.stage, since_boot.as_secs_f64());
+        logger::push_escaped(&mut line, text);
+        line.push('\n');
+        line
+    }
+
+    /// Prints the most memory that this process has had resident so far (proc_pid_status(5), `VmHWM`).
+    pub fn peak_memory(&self) {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if let Some(peak) = status.lines().find_map(|line| line.strip_prefix("VmHWM:")) {
+            self.event("memory", format_args!("at most {} resident", peak.trim()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_go_to_a_second_place_too_and_a_full_one_holds_nothing_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("events");
+        let timeline = Timeline::new("run").also_to(&file).unwrap();
+        timeline.event("phase", "one");
+        timeline.event("phase", "two");
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.lines().count() == 2 && text.contains("s phase: one\n"), "{text}");
+
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(Timeline::new("run").also_to(&pipe).is_err(), "a pipe without a reader is told at the start");
+        let _reader = File::options().read(true).write(true).open(&pipe).unwrap();
+        let timeline = Timeline::new("run").also_to(&pipe).unwrap();
+        for _ in 0..5000 {
+            timeline.event("phase", "a line that is long enough for the pipe to be full after some thousands of them");
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_line_that_a_peers_words_cannot_forge() {
+        let timeline = Timeline::new("unlock");
+        let line = |text| timeline.line(Duration::from_millis(3214), "waiting", text);
+        assert_eq!(line("for a key"), "firstlight[unlock]    3.214s waiting: for a key\n");
+        assert_eq!(
+            line("no\nfirstlight[unlock]    3.300s mounted: /run/state\r\x1b[2J"),
+            "firstlight[unlock]    3.214s waiting: no\n    firstlight[unlock]    3.300s mounted: /run/state\\r\\u{1b}[2J\n"
+        );
+    }
+}

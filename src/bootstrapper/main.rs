@@ -1,0 +1,95 @@
+//! Makes the booted machine a member of a cluster, or starts what a member runs.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use base::program::{self, Failure};
+use base::stop::Stop;
+use base::timeline::Timeline;
+use bootstrapper::{Bootstrapper, Ending, member};
+use kubernetes::components::{Policy, Settings};
+use node::options::{self, Options, STOPPED};
+use node::quotes;
+use proto::init;
+use sys::wiping::Wiping;
+
+/// Copies of secrets do not outlive their use in buffers of libraries.
+#[global_allocator]
+static ALLOCATOR: Wiping = Wiping;
+
+const HELP: &str = "\
+bootstrapper: makes a fresh confidential VM a trusted node of a Kubernetes cluster
+
+Usage: bootstrapper [OPTIONS]      becomes, or starts, a member of a cluster; then answers `firstlight status` until SIGTERM
+
+Options
+  --components DIR     components of the image, by the last part of their URL: taken from here when their hash fits
+  --allow-unverified-components
+                       installs components without a hash, too
+";
+const MORE_HELP: &str = "
+Example
+  bootstrapper --csp qemu --variant qemu-vtpm --components /opt/components --events /dev/virtio-ports/events
+
+Exit codes: 0 a member that was stopped, 1 failed (the last line says why), 2 wrong usage, 3 the disk is marked for reset: reboot,
+143 stopped by SIGTERM.
+";
+
+/// Exit code: the state disk is marked for reset.
+const RESET: u8 = 3;
+
+fn main() -> ExitCode {
+    program::main("bootstrapper", &[HELP, options::HELP, MORE_HELP].concat(), |arguments| {
+        let (mut options, mut image, mut allow_unverified) = (Options::new(), None, false);
+        options.parse(arguments, |name, arguments| {
+            match name {
+                "components" => image = Some(PathBuf::from(arguments.value()?)),
+                "allow-unverified-components" => allow_unverified = true,
+                _ => return Ok(false),
+            }
+            Ok(true)
+        })?;
+        let components = (Policy { allow_unverified, ..Policy::default() }, Settings { image, ..Settings::default() });
+        let (timeline, stop) = options.start("run")?;
+        let result = run(options, components, timeline, &stop);
+        timeline.peak_memory();
+        match result {
+            Ok(ending) if ending.is_member() => Ok(()),
+            Ok(Ending::Reset) => {
+                Err(Failure::Failed(RESET, "reboot this machine: its state disk starts afresh".into()))
+            }
+            Ok(_) => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
+            Err(error) => Err(options::failed(&timeline, &stop, error)),
+        }
+    })
+}
+
+fn run(
+    options: Options,
+    (policy, settings): (Policy, Settings),
+    timeline: Timeline,
+    stop: &Stop,
+) -> Result<Ending, String> {
+    let (tpm, issuer) = options.attestation()?;
+    let listen = SocketAddr::new(options.listen, init::PORT);
+    let bootstrapper = Bootstrapper {
+        metadata: options.metadata()?,
+        disk: options.disk,
+        root: options.root,
+        key_file: options.key_file,
+        listen,
+        issuer: quotes::noted(timeline, issuer.clone()),
+        tpm,
+        policy,
+        settings,
+        stop: stop.clone(),
+        timeline,
+    };
+    let ending = bootstrapper.run().map_err(|error| error.to_string())?;
+    if ending.is_member() {
+        // its quotes are asked for by strangers: they are no events
+        member::serve(listen, issuer, stop, &timeline);
+    }
+    Ok(ending)
+}

@@ -1,0 +1,367 @@
+//! `firstlight`, the operator's command. One file a command, and beside them what they share: the tables of `commands` and
+//! what is made of them (`usage`, `completions`, `man`), the operator's `files`, `connect` for reaching a node, `progress`
+//! for what is shown meanwhile.
+//!
+//! Results go to standard output, everything else to standard error. Exit codes are [`base::program`]'s and the two here.
+
+mod apply;
+mod commands;
+mod completions;
+mod components;
+mod connect;
+mod files;
+mod init;
+mod kubeconfig;
+mod man;
+mod master_secret;
+mod measure;
+mod progress;
+mod recover;
+mod ssh;
+mod state;
+mod status;
+mod usage;
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use lexopt::prelude::*;
+use log::LevelFilter;
+
+use attest::attestation::KeyName;
+use base::crypto::CLUSTER_ID_LEN;
+use base::logger;
+use base::program::{self, Failure};
+use cloud::Metadata;
+use connect::{Endpoint, Trust};
+use kubernetes::services::{MetadataService, Phase};
+use proto::recoverproto;
+use sys::process;
+use usage::Given;
+
+/// The node proved to be something else than the policy wants. Trying again does not help.
+pub const ATTESTATION_REFUSED: u8 = 3;
+/// The node was not reached, or did not answer, in the time given.
+pub const UNREACHABLE: u8 = 4;
+
+/// What `--help` prints.
+pub fn help() -> String {
+    commands::PROGRAM.help()
+}
+
+/// The command of the arguments.
+pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
+    logger::init(LevelFilter::Warn);
+    // the master secret passes through here
+    process::keep_memory_private()
+        .map_err(|error| Failure::failed(format!("cannot keep memory out of core dumps: {error}")))?;
+    let name = match args.next()? {
+        Some(Value(name)) => program::text(name)?,
+        Some(Long("help") | Short('h')) => return Err(Failure::Help),
+        Some(Long("version")) => return Err(Failure::Version),
+        Some(other) => return Err(other.unexpected().into()),
+        None => return Err(Failure::Usage("a command is missing".into())),
+    };
+    if name == "help" {
+        return Err(Failure::Help);
+    }
+    let program = &commands::PROGRAM;
+    let command = program.commands.iter().find(|command| command.name == name);
+    let command = command.ok_or_else(|| Failure::Usage(format!("there is no command {name:?}")))?;
+    (command.run)(&command.parse(program, args)?)
+}
+
+fn init_options(given: &Given) -> Result<init::Options, Failure> {
+    Ok(init::Options {
+        endpoint: endpoint_of(given, proto::init::PORT)?,
+        policy: given.path("policy"),
+        trust: trust_of(given)?,
+        init_secret: given.path("init-secret"),
+        master_secret: given.path("master-secret"),
+        state: given.path("state"),
+        kubeconfig: given.path("kubeconfig"),
+        merge_kubeconfig: given.has("merge-kubeconfig"),
+        log: given.path("log"),
+        cluster_name: given.text("cluster-name")?,
+        kubernetes: kubernetes_of(given)?,
+        verbose: given.has("verbose"),
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
+    if !given.has("kubernetes-version") {
+        let alone = [
+            "components",
+            "service-cidr",
+            "pod-cidr",
+            "apiserver-san",
+            "skip-addons",
+            "image",
+            "cloud-provider",
+            "metadata",
+            "skip-wait",
+        ];
+        return match alone.into_iter().find(|name| given.has(name)) {
+            Some(name) => {
+                Err(Failure::Usage(format!("--{name}: say which cluster to make: --kubernetes-version is missing")))
+            }
+            None => Ok(None),
+        };
+    }
+    if let (false, Some(name)) =
+        (given.has("image"), ["cloud-provider", "metadata"].into_iter().find(|name| given.has(name)))
+    {
+        return Err(Failure::Usage(format!("--{name} is for the services: --image is missing")));
+    }
+    Ok(Some(init::Kubernetes {
+        version: given.text("kubernetes-version")?,
+        components: given.value("components").map(Into::into),
+        service_cidr: given.text("service-cidr")?,
+        pod_cidr: given.text("pod-cidr")?,
+        apiserver_sans: given.texts("apiserver-san")?,
+        addons: !given.has("skip-addons"),
+        image: given.value("image").map(program::text).transpose()?,
+        metadata: metadata_of(given)?,
+        skip_wait: given.has("skip-wait"),
+    }))
+}
+
+fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
+    let skip_phases = given.value("skip-phases").map(program::text).transpose()?.unwrap_or_default();
+    let phase = |name: &str| {
+        Phase::parse(name).ok_or_else(|| Failure::Usage(format!("--skip-phases: {name:?} is none of policy, services")))
+    };
+    let skip_phases: Vec<Phase> =
+        skip_phases.split(',').filter(|name| !name.is_empty()).map(phase).collect::<Result<_, _>>()?;
+    let image = given.value("image").map(program::text).transpose()?;
+    if image.is_none() && !skip_phases.contains(&Phase::Services) {
+        return Err(Failure::Usage("--image is missing".into()));
+    }
+    Ok(apply::Options {
+        kubeconfig: given.path("kubeconfig"),
+        policy: given.path("policy"),
+        image: image.unwrap_or_default(),
+        skip_phases,
+        master_secret: given.path("master-secret"),
+        state: given.path("state"),
+        node_port: given.parsed("node-port", str::parse::<u16>)?,
+        migration: given
+            .value("migrate-until")
+            .map(|date| program::parsed("migrate-until", date))
+            .transpose()?
+            .unwrap_or_default(),
+        metadata: metadata_of(given)?,
+        backups: given.path("backups"),
+        skip_wait: given.has("skip-wait"),
+        print: given.has("print"),
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+/// Whether it is there, the join service finds out; here, whether it could be.
+fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
+    let cloud = given.text("cloud-provider")?.to_ascii_lowercase();
+    let url = given.value("metadata").map(program::text).transpose()?;
+    if cloud == "none" {
+        return match url {
+            Some(_) => {
+                Err(Failure::Usage("--metadata: with --cloud-provider none there is no metadata service".into()))
+            }
+            None => Ok(MetadataService { cloud: None, url: None }),
+        };
+    }
+    match Metadata::of(&cloud, url.as_deref()) {
+        Ok(_) => Ok(MetadataService { cloud: Some(cloud), url }),
+        Err(error @ cloud::Error::Url { .. }) => Err(Failure::Usage(format!("--metadata: {error}"))),
+        Err(error) => Err(Failure::Usage(format!("--cloud-provider: {error}, or none"))),
+    }
+}
+
+fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
+    let action = match (given.has("status"), given.has("master-secret")) {
+        (true, false) => recover::Action::Status,
+        (true, true) => return Err(Failure::Usage("--status needs no --master-secret".into())),
+        (false, _) => {
+            recover::Action::Push { master_secret: given.path("master-secret"), is_migrating: given.has("migrate") }
+        }
+    };
+    Ok(recover::Options {
+        endpoint: endpoint_of(given, recoverproto::PORT)?,
+        policy: given.path("policy"),
+        trust: trust_of(given)?,
+        state: given.path("state"),
+        action,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+/// Whose TPM may get the master secret.
+fn trust_of(given: &Given) -> Result<Trust, Failure> {
+    let keys: Vec<KeyName> = given.each_parsed("attestation-key", str::parse)?;
+    match (given.has("trust-any-tpm"), keys.is_empty()) {
+        (true, false) => Err(Failure::Usage("--trust-any-tpm: with it no --attestation-key counts".into())),
+        (true, true) => {
+            log::warn!("--trust-any-tpm: {}", commands::ANY_TPM_MEANS);
+            Ok(Trust::AnyTpm)
+        }
+        (false, _) => Ok(Trust::Named(keys.into_iter().collect())),
+    }
+}
+
+fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
+    let tpm = match given.value("tpm") {
+        Some(location) => Some(program::parsed("tpm", location)?),
+        None => None,
+    };
+    let add_to = given.value("add-to").map(Into::into);
+    let name = given.value("name").map(program::text).transpose()?;
+    // a policy that it is added to says which registers count
+    let pcrs = if given.has("pcrs") || add_to.is_none() { Some(given.parsed("pcrs", pcrs)?) } else { None };
+    Ok(measure::Options { tpm, pcrs, name, add_to, trust_any_tpm: given.has("trust-any-tpm") })
+}
+
+fn status_options(given: &Given) -> Result<status::Options, Failure> {
+    Ok(status::Options {
+        address: given.operand()?,
+        policy: given.path("policy"),
+        state: given.path("state"),
+        cluster_id: match given.has("cluster-id") {
+            true => Some(given.parsed("cluster-id", cluster_id)?),
+            false => None,
+        },
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn cluster_id(text: &str) -> Result<[u8; CLUSTER_ID_LEN], &'static str> {
+    state::unhex(text).ok_or("expected 64 hexadecimal digits")
+}
+
+fn ssh_options(given: &Given) -> ssh::Options {
+    ssh::Options {
+        key: given.path("key"),
+        master_secret: given.path("master-secret"),
+        certificate: given.path("certificate"),
+        known_hosts: given.path("known-hosts"),
+        old_hosts: given.has("old-hosts"),
+        overwrite: given.has("overwrite"),
+    }
+}
+
+fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Failure> {
+    given.parsed("endpoint", |text| Endpoint::parse(text, default_port))
+}
+
+fn pcrs(text: &str) -> Result<Vec<u32>, &'static str> {
+    let pcrs: Result<_, _> = text.split(',').map(str::parse).collect();
+    pcrs.map_err(|_| "expected numbers with commas between them, as 4,9,15")
+}
+
+/// A whole number of seconds, minutes or hours, from a second to a day.
+fn time(text: &str) -> Result<Duration, &'static str> {
+    let seconds = || {
+        let unit = match text.chars().last()? {
+            's' => 1,
+            'm' => 60,
+            'h' => 3600,
+            _ => return None,
+        };
+        let seconds = text[..text.len() - 1].parse::<u64>().ok()?.checked_mul(unit)?;
+        (1..=24 * 3600).contains(&seconds).then(|| Duration::from_secs(seconds))
+    };
+    seconds().ok_or("expected 1s to 24h, as 90s, 10m or 1h")
+}
+
+/// A result, on standard output.
+fn say(result: impl Display) -> Result<(), Failure> {
+    say_all(&format!("{result}\n"))
+}
+
+/// The same, of lines that are whole.
+fn say_all(lines: &str) -> Result<(), Failure> {
+    let written = io::stdout().write_all(lines.as_bytes());
+    written.map_err(|error| Failure::failed(format!("standard output: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_seconds_minutes_or_hours_within_a_day() {
+        assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(time("10m"), Ok(Duration::from_secs(600)));
+        assert_eq!(time("24h"), Ok(Duration::from_secs(86400)));
+        for text in
+            ["", "s", "0s", "25h", "-1s", "1.5h", "10", "10d", "99999999999999999999s", "1ü", "99999999999999999h"]
+        {
+            assert!(time(text).is_err(), "{text}");
+        }
+    }
+
+    /// What the command line after `firstlight` gives.
+    fn given(args: &[&str]) -> Given {
+        let program = &commands::PROGRAM;
+        let command = program.commands.iter().find(|command| command.name == args[0]).unwrap();
+        command.parse(program, lexopt::Parser::from_args(&args[1..])).unwrap()
+    }
+
+    fn refusal<T>(options: Result<T, Failure>) -> String {
+        match options.err() {
+            Some(Failure::Usage(text)) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_services_are_told_which_metadata_service_to_ask() {
+        let apply = |more: &[&str]| {
+            let args = [&["apply", "--policy", "p", "--image", "i"], more].concat();
+            apply_options(&given(&args)).map(|options| options.metadata)
+        };
+        let init = |more: &[&str]| {
+            let args = [&["init", "--endpoint", "h", "--policy", "p", "--init-secret", "s"], more].concat();
+            init_options(&given(&args)).map(|options| options.kubernetes.map(|kubernetes| kubernetes.metadata))
+        };
+        let (url, cluster) = ("http://10.9.0.1:81", ["--kubernetes-version", "v1.34.4", "--image", "i"]);
+        let of = |cloud: Option<&str>, url: Option<&str>| MetadataService {
+            cloud: cloud.map(Into::into),
+            url: url.map(Into::into),
+        };
+        for (more, expected) in [
+            (&[][..], MetadataService::default()),
+            (&["--metadata", url], of(Some("qemu"), Some(url))),
+            (&["--cloud-provider", "QEMU"], of(Some("qemu"), None)),
+            (&["--cloud-provider", "none"], of(None, None)),
+        ] {
+            assert_eq!(apply(more).unwrap(), expected);
+            assert_eq!(init(&[&cluster[..], more].concat()).unwrap().unwrap(), expected);
+        }
+        for (more, problem) in [
+            (&["--metadata", "10.9.0.1:81"][..], "--metadata: metadata: \"10.9.0.1:81\" is no URL"),
+            (&["--metadata", ""], "--metadata: metadata: \"\" is no URL"),
+            (&["--metadata", url, "--cloud-provider", "none"], "there is no metadata service"),
+            (&["--cloud-provider", "aws"], "the cloud aws is not supported by this version; expected qemu, or none"),
+            (&["--cloud-provider", ""], "there is no cloud \"\"; expected qemu, or none"),
+        ] {
+            for text in [refusal(apply(more)), refusal(init(&[&cluster[..], more].concat()))] {
+                assert!(text.contains(problem), "{text}");
+            }
+        }
+        // where there are no services, nobody would be told
+        assert!(refusal(init(&["--metadata", url])).contains("--kubernetes-version is missing"));
+        assert!(refusal(init(&[&cluster[..2], &["--metadata", url]].concat())).contains("--image is missing"));
+    }
+
+    #[test]
+    fn every_line_of_help_fits_a_wide_terminal() {
+        let program = &commands::PROGRAM;
+        for text in program.commands.iter().map(|command| command.help(program)).chain([help()]) {
+            for line in text.lines() {
+                assert!(line.len() <= 120, "{line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The metadata service beside QEMU: HTTP on a fixed address of the host's end of the network.
+//!
+//! | path | body |
+//! |---|---|
+//! | `/self` | an object: `{"Name":"control-plane-0","ProviderID":"qemu:///..","Role":"ControlPlane","VPCIP":"10.42.1.100"}` |
+//! | `/peers` | an array of them, or null |
+//! | `/endpoint` | a string: the address of the first control plane |
+//! | `/initsecrethash` | text: a bcrypt hash |
+//!
+//! Keys are named as the fields of a Go structure, whose reader does not tell case apart; here the spellings that occur are
+//! taken. Fields that are not used here (`SecondaryIPRange`, `AliasIPRanges`) and unknown ones are passed over.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use ureq::Agent;
+
+use super::{Error, Instance, Role};
+
+/// Where the service listens in a network made by the old system's Terraform.
+pub const BASE_URL: &str = "http://10.42.0.1:8080";
+
+/// From the first packet to the last byte of the answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// A SYN that is lost is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+/// More than any single answer needs.
+const MAX_BODY: u64 = 64 << 10;
+/// Room for 20 000 peers of 200 bytes each.
+const MAX_PEERS_BODY: u64 = 4 << 20;
+/// How much of a wrong answer an error repeats.
+const SHOWN: usize = 120;
+
+/// Asks one service. Each call makes one request and does not retry: how long to go on is the caller's to say.
+pub struct Client {
+    agent: Agent,
+    base: String,
+}
+
+impl Client {
+    /// Of the service at `base_url`, e.g. [`BASE_URL`].
+    pub fn new(base_url: &str) -> Client {
+        let config = Agent::config_builder()
+            .timeout_global(Some(TIMEOUT))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            // the answer must come from the link, whatever the environment says
+            .proxy(None)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .http_status_as_error(false)
+            .max_idle_connections(0)
+            .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Client { agent: config.into(), base: base_url.trim_end_matches('/').to_owned() }
+    }
+
+    /// This machine.
+    pub fn self_(&self) -> Result<Instance, Error> {
+        let url = self.url("self");
+        parse_self(&url, &self.get(&url, MAX_BODY)?)
+    }
+
+    /// All machines that make sense.
+    pub fn peers(&self) -> Result<Vec<Instance>, Error> {
+        let url = self.url("peers");
+        parse_peers(&url, &self.get(&url, MAX_PEERS_BODY)?)
+    }
+
+    /// The address of the first control plane.
+    pub fn load_balancer_endpoint(&self) -> Result<String, Error> {
+        let url = self.url("endpoint");
+        parse_endpoint(&url, &self.get(&url, MAX_BODY)?)
+    }
+
+    /// The bcrypt hash of the init secret.
+    pub fn init_secret_hash(&self) -> Result<String, Error> {
+        let url = self.url("initsecrethash");
+        parse_init_secret_hash(&url, &self.get(&url, MAX_BODY)?)
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}/{path}", self.base)
+    }
+
+    fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, Error> {
+        let unreachable = |error: ureq::Error| Error::Unreachable { url: url.to_owned(), error: error.to_string() };
+        let mut response = self.agent.get(url).call().map_err(unreachable)?;
+        let status = response.status().as_u16();
+        let body = response.body_mut().with_config().limit(limit).read_to_vec();
+        match status {
+            200 => body.map_err(unreachable),
+            _ => {
+                let body = excerpt(&body.unwrap_or_default());
+                Err(Error::Status { url: url.to_owned(), status, body })
+            }
+        }
+    }
+}
+
+/// The answer to `/self`; `url` is for the error.
+pub fn parse_self(url: &str, body: &[u8]) -> Result<Instance, Error> {
+    instance(json(url, "an instance", body)?).map_err(|got| nonsense(url, "an instance", got))
+}
+
+/// The answer to `/peers`. One that makes no sense is left out, and logged: it must not hide the others.
+pub fn parse_peers(url: &str, body: &[u8]) -> Result<Vec<Instance>, Error> {
+    let peers: Option<Vec<WireInstance>> = json(url, "a list of instances", body)?;
+    let sensible = |wire| instance(wire).inspect_err(|wrong| log::warn!("{url}: left out {wrong}")).ok();
+    Ok(peers.unwrap_or_default().into_iter().filter_map(sensible).collect())
+}
+
+/// The answer to `/endpoint`.
+pub fn parse_endpoint(url: &str, body: &[u8]) -> Result<String, Error> {
+    const EXPECTED: &str = "a host's address or name";
+    let host: String = json(url, EXPECTED, body)?;
+    match is_host(&host) {
+        true => Ok(host),
+        false => Err(nonsense(url, EXPECTED, excerpt(host.as_bytes()))),
+    }
+}
+
+/// The answer to `/initsecrethash`; a line break at its end is taken off.
+pub fn parse_init_secret_hash(url: &str, body: &[u8]) -> Result<String, Error> {
+    match std::str::from_utf8(body).map(str::trim_ascii_end) {
+        Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
+        // all but the hash itself would be no secret, but what if it is the init secret?
+        _ => {
+            let got = format!("{} bytes that are no bcrypt hash", body.len());
+            Err(nonsense(url, "a bcrypt hash of 60 characters", got))
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct WireInstance {
+    #[serde(rename = "Name", alias = "name")]
+    name: String,
+    #[serde(rename = "ProviderID", alias = "providerID", alias = "providerId", alias = "providerid", default)]
+    provider_id: String,
+    #[serde(rename = "Role", alias = "role", default)]
+    role: String,
+    #[serde(rename = "VPCIP", alias = "vpcIP", alias = "vpcIp", alias = "vpcip", default)]
+    vpc_ip: String,
+}
+
+/// The error says what is wrong with it.
+fn instance(wire: WireInstance) -> Result<Instance, String> {
+    if wire.name.is_empty() {
+        return Err("an instance without a name".into());
+    }
+    let vpc_ip = match wire.vpc_ip.as_str() {
+        "" => None,
+        ip => Some(ip.parse::<IpAddr>().map_err(|_| {
+            format!("{:?} with VPCIP {:?}, which is no address", excerpt(wire.name.as_bytes()), excerpt(ip.as_bytes()))
+        })?),
+    };
+    Ok(Instance { role: Role::parse(&wire.role), name: wire.name, provider_id: wire.provider_id, vpc_ip })
+}
+
+fn json<T: DeserializeOwned>(url: &str, expected: &'static str, body: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(body).map_err(|error| {
+        // which may have all of a text in it
+        let error = excerpt(error.to_string().as_bytes());
+        nonsense(url, expected, format!("{:?} ({error})", excerpt(body)))
+    })
+}
+
+fn nonsense(url: &str, expected: &'static str, got: String) -> Error {
+    Error::Nonsense { url: url.to_owned(), expected, got }
+}
+
+fn excerpt(body: &[u8]) -> String {
+    let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN)]).into_owned();
+    if body.len() > SHOWN { format!("{shown}..") } else { shown }
+}
+
+/// An IP address, or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
+fn is_host(host: &str) -> bool {
+    let label = |label: &str| !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    host.parse::<IpAddr>().is_ok() || (host.len() <= 253 && host.split('.').all(label))
+}
+
+/// `$2a$10$` and 53 characters; 2b and 2y are later names of the same.
+fn is_bcrypt(text: &str) -> bool {
+    let of_hash = |b: u8| b.is_ascii_alphanumeric() || b"./$".contains(&b);
+    text.len() == 60 && text.starts_with("$2") && text.bytes().all(of_hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+    use support::mutation::mutations;
+
+    const SELF: &str = r#"{"Name":"control-plane-0","ProviderID":"qemu:///hostname/control-plane-0","Role":"ControlPlane","VPCIP":"10.42.1.100","SecondaryIPRange":"","AliasIPRanges":null}"#;
+    const HASH: &str = "$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
+
+    /// A server for one connection that answers whatever is asked with these bytes.
+    fn answering(answer: Vec<u8>) -> Client {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = Client::new(&format!("http://{}", listener.local_addr().unwrap()));
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(&answer);
+        });
+        client
+    }
+
+    fn ok(body: &str) -> Client {
+        answering(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes())
+    }
+
+    #[test]
+    fn an_instance_of_the_old_service_is_read() {
+        let expected = Instance {
+            name: "control-plane-0".into(),
+            provider_id: "qemu:///hostname/control-plane-0".into(),
+            role: Role::ControlPlane,
+            vpc_ip: Some("10.42.1.100".parse().unwrap()),
+        };
+        assert_eq!(ok(SELF).self_().unwrap(), expected);
+        assert_eq!(ok(&format!("[{SELF},{SELF}]\n")).peers().unwrap(), [expected.clone(), expected]);
+    }
+
+    #[test]
+    fn a_null_list_and_missing_fields_are_tolerated() {
+        assert_eq!(ok("null").peers().unwrap(), []);
+        let bare = ok(r#"{"name":"w"}"#).self_().unwrap();
+        assert_eq!(bare, Instance { name: "w".into(), provider_id: String::new(), role: Role::Unknown, vpc_ip: None });
+    }
+
+    #[test]
+    fn a_senseless_peer_does_not_hide_the_others() {
+        let peers = ok(&format!(r#"[{{"Name":""}},{SELF},{{"Name":"x","VPCIP":"here"}}]"#)).peers().unwrap();
+        assert_eq!(peers.len(), 1);
+        assert_eq!(peers[0].name, "control-plane-0");
+    }
+
+    #[test]
+    fn endpoint_and_hash_are_read() {
+        assert_eq!(ok("\"10.42.1.100\"\n").load_balancer_endpoint().unwrap(), "10.42.1.100");
+        assert_eq!(ok(&format!("{HASH}\n")).init_secret_hash().unwrap(), HASH);
+    }
+
+    #[test]
+    fn an_error_page_is_no_init_secret_hash() {
+        let client = answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found".to_vec());
+        let error = client.init_secret_hash().unwrap_err();
+        assert!(matches!(&error, Error::Status { status: 404, body, .. } if body == "not found"), "{error}");
+        assert!(matches!(ok("not found").init_secret_hash(), Err(Error::Nonsense { .. })));
+    }
+
+    #[test]
+    fn a_redirect_is_not_followed() {
+        let client =
+            answering(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n".to_vec());
+        assert!(matches!(client.self_(), Err(Error::Status { status: 302, .. })));
+    }
+
+    #[test]
+    fn nonsense_is_named_in_the_error() {
+        let error = ok("<html>").self_().unwrap_err().to_string();
+        assert!(error.contains("/self") && error.contains("an instance") && error.contains("<html>"), "{error}");
+        // of a long one the beginning
+        let error = ok(&format!("\"{}\"", "a".repeat(4000))).self_().unwrap_err().to_string();
+        assert!(error.len() < 1000, "{error}");
+        for body in ["{}", r#"{"Name":""}"#, r#"{"Name":"x","VPCIP":"10.42"}"#, r#"{"Name":7}"#, "[]", ""] {
+            assert!(matches!(ok(body).self_(), Err(Error::Nonsense { .. })), "{body}");
+        }
+        for body in ["\"\"", "7", "\"a b\"", "\"http://x/\"", "\"a..b\""] {
+            assert!(matches!(ok(body).load_balancer_endpoint(), Err(Error::Nonsense { .. })), "{body}");
+        }
+    }
+
+    #[test]
+    fn a_body_without_end_is_cut_off() {
+        let body = " ".repeat(MAX_BODY as usize + 1);
+        assert!(matches!(ok(&body).self_(), Err(Error::Unreachable { .. })));
+    }
+
+    #[test]
+    fn nobody_there_is_an_error_at_once_that_names_the_address() {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let started = Instant::now();
+        let error = Client::new(&format!("http://{port}/")).self_().unwrap_err();
+        assert!(error.to_string().contains(&format!("http://{port}/self")), "{error}");
+        assert!(started.elapsed() < CONNECT_TIMEOUT);
+    }
+
+    #[test]
+    fn a_service_that_sends_a_byte_at_a_time_runs_into_the_limit() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = Client::new(&format!("http://{}", listener.local_addr().unwrap()));
+        let quick = Agent::config_builder().timeout_global(Some(Duration::from_millis(300))).proxy(None).build();
+        client.agent = quick.into();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n".to_vec();
+            answer.resize(1000, b' ');
+            for byte in answer {
+                if stream.write_all(&[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let started = Instant::now();
+        assert!(matches!(client.self_(), Err(Error::Unreachable { .. })));
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn mutated_answers_give_an_instance_or_an_error() {
+        let list = format!("[{SELF},{SELF}]");
+        let (mut good, mut bad) = (0, 0);
+        for body in mutations(list.as_bytes(), 20_000) {
+            match json::<Option<Vec<WireInstance>>>("url", "a list", &body) {
+                Ok(list) => list.unwrap_or_default().into_iter().for_each(|wire| match instance(wire) {
+                    Ok(instance) => {
+                        good += 1;
+                        assert!(!instance.name.is_empty());
+                    }
+                    Err(_) => bad += 1,
+                }),
+                Err(_) => bad += 1,
+            }
+        }
+        assert!(good > 100 && bad > 100, "{good} good, {bad} bad");
+        // as deep as a body may be
+        let deep = "[".repeat(MAX_BODY as usize);
+        assert!(json::<Option<Vec<WireInstance>>>("url", "a list", deep.as_bytes()).is_err());
+    }
+}

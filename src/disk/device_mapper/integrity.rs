@@ -1,0 +1,221 @@
+//! The lower device: a table of type `integrity`, and the superblock that dm-integrity keeps at the data offset (struct superblock
+//! in the kernel's drivers/md/dm-integrity.c; all numbers little-endian).
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use super::control::{Audience, Control, Device, kernel, table_name};
+use super::crypt::{HMAC_SHA256_LEN, plain_uuid};
+use super::{Error, FirstUse, Mapping, SECTOR};
+use sys::block::{self, PageBuffer};
+
+/// dm-integrity reads and writes this much at the start of its part of the disk (SB_SECTORS).
+pub(super) const SUPERBLOCK_LEN: usize = 4096;
+const MAGIC: &[u8; 8] = b"integrt\0";
+/// Highest layout that has no more than what the table asks for (SB_VERSION_5: fixed HMAC); 6 stores tags in the drive itself.
+const VERSION_MAX: u8 = 5;
+/// SB_FLAG_FIXED_PADDING and SB_FLAG_FIXED_HMAC.
+const LAYOUT_FLAGS: u32 = 0x18;
+/// For the load that only makes the superblock: any size that the smallest disk has (as cryptsetup does).
+const SECTORS_BEFORE_SUPERBLOCK: u64 = 8;
+
+/// The integrity device and what it holds.
+pub(super) struct Lower<'c> {
+    pub device: Device<'c>,
+    /// usable size in sectors of 512 bytes
+    pub sectors: u64,
+}
+
+/// Name of the integrity device under a mapping, as cryptsetup calls it.
+pub(super) fn lower_name(name: &str) -> String {
+    format!("{name}_dif")
+}
+
+/// Maps the integrity device; on first use makes its superblock and an empty journal.
+pub(super) fn map<'c>(control: &'c Control, mapping: &Mapping, first_use: FirstUse) -> Result<Lower<'c>, Error> {
+    let name = lower_name(mapping.name);
+    let uuid = plain_uuid(mapping.luks_uuid).expect("checked by Cipher::of");
+    let number = block::number(mapping.device).map_err(|error| disk(mapping, "find the block device", error))?;
+    // the name first: a mapping that is in use keeps its superblock
+    let device = control.create(&name, &format!("CRYPT-INTEGRITY-{uuid}-{name}"))?;
+    let load = |sectors, doing| {
+        device
+            .load("integrity", sectors, table(mapping, number).as_bytes())
+            .map_err(|error| kernel(&name, doing, error))
+    };
+
+    if first_use == FirstUse::Create {
+        erase_superblock(mapping)?;
+        load(SECTORS_BEFORE_SUPERBLOCK, "make a dm-integrity superblock")?;
+        device.clear()?;
+    }
+    let sectors = read_superblock(mapping)?.provided_data_sectors;
+    load(sectors, "accept the dm-integrity table")?;
+    device.resume(Audience::Nobody)?;
+    Ok(Lower { device, sectors })
+}
+
+/// Mode J: sector and tag are written through the journal, so that they agree after a power failure. `fix_padding` and `fix_hmac`
+/// matter when a superblock is made; without the first, tags are spread over more space than later kernels use.
+fn table(mapping: &Mapping, number: (u32, u32)) -> String {
+    format!(
+        "{} {} {HMAC_SHA256_LEN} J 3 block_size:{} fix_padding fix_hmac",
+        table_name(number),
+        mapping.data_offset / SECTOR,
+        mapping.sector_size
+    )
+}
+
+/// The kernel makes a superblock only where it finds zeroes.
+fn erase_superblock(mapping: &Mapping) -> Result<(), Error> {
+    let erase = || {
+        // O_EXCL on a block device: fails with EBUSY while it is mounted or part of a mapping
+        let flags = libc::O_DIRECT | libc::O_EXCL;
+        let file = OpenOptions::new().write(true).custom_flags(flags).open(mapping.device)?;
+        file.write_all_at(PageBuffer::new(SUPERBLOCK_LEN).bytes(), mapping.data_offset)?;
+        file.sync_all()
+    };
+    erase().map_err(|error| disk(mapping, "erase what may be left of an earlier dm-integrity superblock", error))
+}
+
+fn read_superblock(mapping: &Mapping) -> Result<Superblock, Error> {
+    let mut buffer = PageBuffer::new(SUPERBLOCK_LEN);
+    let read = |buffer: &mut PageBuffer| {
+        // direct: the kernel wrote it without the page cache, which may hold older bytes
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(mapping.device)?;
+        file.read_exact_at(buffer.bytes_mut(), mapping.data_offset)?;
+        block::size(&file)
+    };
+    let disk_len = read(&mut buffer).map_err(|error| disk(mapping, "read the dm-integrity superblock", error))?;
+    let available = disk_len.saturating_sub(mapping.data_offset) / SECTOR;
+    Superblock::parse(buffer.bytes(), mapping.sector_size, available)
+        .map_err(|reason| Error::Superblock { device: mapping.device.into(), reason })
+}
+
+fn disk(mapping: &Mapping, doing: &'static str, error: io::Error) -> Error {
+    Error::Disk { device: mapping.device.into(), doing, error }
+}
+
+/// What we need of the superblock. The host can write anything there: it is not authenticated, the sectors are. The kernel makes
+/// its own checks of the rest.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Superblock {
+    provided_data_sectors: u64,
+    pub journal_sections: u32,
+    /// No option but those that change the layout of tags: nothing is being recalculated, and no bitmap takes the journal's place.
+    pub has_plain_journal: bool,
+}
+
+impl Superblock {
+    /// `available`: sectors on the disk from the superblock on. An error is the end of a sentence.
+    pub fn parse(bytes: &[u8], sector_size: u32, available: u64) -> Result<Superblock, String> {
+        let field = bytes.get(..64).ok_or("it is cut short")?;
+        if &field[..8] != MAGIC {
+            return Err(match field.iter().all(|byte| *byte == 0) {
+                true => "there are only zeroes".into(),
+                false => format!("it starts with {:02x?} instead of \"integrt\"", &field[..8]),
+            });
+        }
+        let version = field[8];
+        if !(1..=VERSION_MAX).contains(&version) {
+            return Err(format!("its version is {version}, we know 1 to {VERSION_MAX}"));
+        }
+        let tag_len = u16::from_le_bytes([field[10], field[11]]);
+        if usize::from(tag_len) != HMAC_SHA256_LEN {
+            return Err(format!("its tags have {tag_len} bytes instead of {HMAC_SHA256_LEN}"));
+        }
+        let log2_sectors_per_block = field[28];
+        if 1_u64.checked_shl(log2_sectors_per_block.into()) != Some(u64::from(sector_size) / SECTOR) {
+            return Err(format!(
+                "its blocks have 2^{log2_sectors_per_block} sectors of 512 bytes instead of {} (from the LUKS2 header)",
+                u64::from(sector_size) / SECTOR
+            ));
+        }
+        let provided_data_sectors = u64::from_le_bytes(field[16..24].try_into().expect("8 bytes"));
+        if provided_data_sectors == 0 || provided_data_sectors > available {
+            return Err(format!("it promises {provided_data_sectors} sectors, the disk has {available}"));
+        }
+        let number = |at: usize| u32::from_le_bytes(field[at..at + 4].try_into().expect("4 bytes"));
+        let has_plain_journal = number(24) & !LAYOUT_FLAGS == 0;
+        Ok(Superblock { provided_data_sectors, journal_sections: number(12), has_plain_journal })
+    }
+}
+
+/// Refuses a device that is not the integrity device of a LUKS2 mapping (cryptsetup from 2.8 on calls them SUBDEV).
+pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
+    let known = ["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"].iter().any(|prefix| uuid.starts_with(prefix));
+    if known && uuid.ends_with(&format!("-{name}")) {
+        return Ok(());
+    }
+    Err(Error::NotOurs { name: name.into(), uuid: uuid.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From a 256 MiB disk that cryptsetup 2.6.1 formatted with `--integrity hmac-sha256 --sector-size 4096` (kernel 6.1).
+    const FROM_CRYPTSETUP: [u8; 32] = [
+        0x69, 0x6e, 0x74, 0x65, 0x67, 0x72, 0x74, 0x00, 0x04, 0x0f, 0x20, 0x00, 0x0f, 0x00, 0x00, 0x00, //
+        0x80, 0x61, 0x07, 0x00, 0x00, 0x00, 0x00, 0x00, 0x08, 0x00, 0x00, 0x00, 0x03, 0x0c, 0x00, 0x00,
+    ];
+    const AVAILABLE: u64 = ((256 - 16) << 20) / 512;
+
+    fn superblock() -> Vec<u8> {
+        let mut bytes = FROM_CRYPTSETUP.to_vec();
+        bytes.resize(SUPERBLOCK_LEN, 0);
+        bytes
+    }
+
+    #[test]
+    fn a_superblock_made_by_cryptsetup_is_understood() {
+        let parsed = Superblock::parse(&superblock(), 4096, AVAILABLE).unwrap();
+        assert_eq!(parsed.provided_data_sectors, 483_712);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_header_or_the_disk_is_refused_with_the_reason() {
+        let with = |at: usize, value: u8| {
+            let mut bytes = superblock();
+            bytes[at] = value;
+            bytes
+        };
+        let cases = [
+            (vec![0; SUPERBLOCK_LEN], 4096, "only zeroes"),
+            (with(0, b'x'), 4096, "instead of \"integrt\""),
+            (with(8, 9), 4096, "version is 9"),
+            (with(10, 16), 4096, "tags have 16 bytes"),
+            (with(28, 200), 4096, "2^200 sectors"),
+            (with(23, 1), 4096, "the disk has 491520"),
+            (superblock(), 512, "instead of 1 (from"),
+            (superblock()[..63].to_vec(), 4096, "cut short"),
+        ];
+        for (bytes, sector_size, reason) in cases {
+            let refused = Superblock::parse(&bytes, sector_size, AVAILABLE).unwrap_err();
+            assert!(refused.contains(reason), "{refused:?} does not contain {reason:?}");
+        }
+    }
+
+    #[test]
+    fn no_mutated_superblock_panics_or_exceeds_the_disk() {
+        let mut next = support::mutation::numbers();
+        for _ in 0..20_000 {
+            let mut bytes = superblock();
+            for _ in 0..=next() % 4 {
+                bytes[(next() % 64) as usize] = next() as u8;
+            }
+            bytes.truncate((next() % 4097) as usize);
+            if let Ok(parsed) = Superblock::parse(&bytes, 4096, AVAILABLE) {
+                assert!((1..=AVAILABLE).contains(&parsed.provided_data_sectors));
+            }
+        }
+    }
+
+    #[test]
+    fn both_names_of_an_integrity_device_are_ours() {
+        require_ours("state_dif", "CRYPT-INTEGRITY-6e3dd92b087f4aea9f25403a3d282404-state_dif").unwrap();
+        require_ours("state_dif", "CRYPT-SUBDEV-6e3dd92b087f4aea9f25403a3d282404-state_dif").unwrap();
+        assert!(require_ours("state_dif", "LVM-state_dif").is_err());
+    }
+}

@@ -1,0 +1,167 @@
+//! Whether anything but a format's own wipe was ever written to a dm-integrity device, told without its key.
+//!
+//! The old system formats a disk, wipes all of it with zeros, and only then makes it a state disk or hands it to a tenant. The wipe
+//! writes past dm-integrity's journal (mode D, "no journal"), everything that comes later writes through it (mode J). So:
+//!
+//! - a journal that is still as the kernel made it: nothing was written since, other than a wipe;
+//! - zeros at the very end of the disk: the wipe did not get there. Nor did anybody who makes a file system, since mke2fs,
+//!   mkfs.xfs and mkfs.btrfs all clear the end of the device that they are given.
+//!
+//! Neither alone is enough: the kernel resets a journal whose last write was torn, and a disk's end may stay empty for ever.
+
+use std::io::{self, Read, Seek, SeekFrom};
+
+use super::SECTOR;
+use super::integrity::{SUPERBLOCK_LEN, Superblock};
+
+/// A journal section is 8 sectors of entries and the blocks that they are about (JOURNAL_BLOCK_SECTORS). An entry is a sector
+/// number, the last 8 bytes of each of the block's 8 sectors and a tag of 32 bytes; 4 of them fit into a sector.
+const ENTRY_SECTORS: u64 = 8;
+const ENTRY_LEN: usize = 8 + 8 * 8 + 32;
+const ENTRIES_PER_SECTOR: usize = 4;
+const SECTION_SECTORS: u64 = ENTRY_SECTORS + ENTRY_SECTORS * ENTRIES_PER_SECTOR as u64 * 8;
+/// What the layout above is of: blocks of 4096 bytes.
+const BLOCK_SIZE: u32 = 4096;
+/// Each sector of the journal ends with 8 bytes that say in which round it was written: this is the first round's number, combined
+/// with the numbers of section and sector.
+const FIRST_ROUND: u64 = 0x1111_1111_1111_1111;
+/// No journal that the kernel makes by default is longer: 131 072 sectors (DEFAULT_MAX_JOURNAL_SECTORS).
+const SECTIONS_MAX: u64 = 131_072 / SECTION_SECTORS;
+/// How much of the disk's end must be zeros, in bytes; mke2fs clears the last 64 KiB, the others more.
+const TAIL: u64 = 1 << 20;
+
+/// Why data may be on the dm-integrity device whose superblock is at byte `data_offset`, as the end of a sentence; `None` if there
+/// is none. It takes for granted that the device was only ever used through its journal, as the old system does: of a disk that was
+/// opened with `--integrity-no-journal` the journal tells nothing.
+pub fn may_hold_data(disk: &mut (impl Read + Seek), data_offset: u64) -> io::Result<Option<String>> {
+    let size = disk.seek(SeekFrom::End(0))?;
+    let available = size.saturating_sub(data_offset + TAIL) / SECTOR;
+    let mut superblock = vec![0; SUPERBLOCK_LEN.min(size.saturating_sub(data_offset) as usize)];
+    read_at(disk, data_offset, &mut superblock)?;
+    let sections = match Superblock::parse(&superblock, BLOCK_SIZE, size.saturating_sub(data_offset) / SECTOR) {
+        Ok(superblock) if superblock.has_plain_journal => u64::from(superblock.journal_sections),
+        Ok(_) => return Ok(Some("its dm-integrity superblock has options that the old system does not use".into())),
+        Err(reason) => return Ok(Some(format!("its dm-integrity superblock is not one of a format: {reason}"))),
+    };
+    let journal = data_offset + SUPERBLOCK_LEN as u64;
+    if !(1..=SECTIONS_MAX).contains(&sections) || sections * SECTION_SECTORS + ENTRY_SECTORS > available {
+        return Ok(Some(format!("its dm-integrity journal has {sections} sections, which no format makes")));
+    }
+    let mut section = vec![0; (SECTION_SECTORS * SECTOR) as usize];
+    for number in 0..sections {
+        read_at(disk, journal + number * SECTION_SECTORS * SECTOR, &mut section)?;
+        let fresh =
+            (0..).zip(section.chunks_exact(SECTOR as usize)).all(|(at, bytes)| bytes == fresh_sector(number, at));
+        if !fresh {
+            return Ok(Some("its dm-integrity journal was written to".into()));
+        }
+    }
+    let mut tail = vec![0; TAIL as usize];
+    read_at(disk, size - TAIL, &mut tail)?;
+    Ok(tail.iter().any(|byte| *byte != 0).then(|| "its end was written to".into()))
+}
+
+/// A sector of the journal as the kernel makes it: entries without a sector number (the upper half of it is all ones), the round.
+fn fresh_sector(section: u64, sector: u64) -> [u8; SECTOR as usize] {
+    let mut bytes = [0; SECTOR as usize];
+    if sector < ENTRY_SECTORS {
+        for entry in 0..ENTRIES_PER_SECTOR {
+            bytes[entry * ENTRY_LEN + 4..entry * ENTRY_LEN + 8].fill(0xff);
+        }
+    }
+    let round = FIRST_ROUND ^ (section << 32) ^ sector;
+    bytes[SECTOR as usize - 8..].copy_from_slice(&round.to_le_bytes());
+    bytes
+}
+
+fn read_at(disk: &mut (impl Read + Seek), offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+    disk.seek(SeekFrom::Start(offset))?;
+    disk.read_exact(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+    use support::cut_off::{self, SUPERBLOCK};
+
+    const JOURNAL: usize = SUPERBLOCK + SUPERBLOCK_LEN;
+    /// The disk's journal has three sections.
+    const JOURNAL_LEN: usize = 3 * (SECTION_SECTORS * SECTOR) as usize;
+
+    fn judge(disk: &[u8]) -> Option<String> {
+        may_hold_data(&mut Cursor::new(disk), SUPERBLOCK as u64).unwrap()
+    }
+
+    /// What is said after `bytes` were written at `at`; the disk is as before afterwards.
+    fn judge_with(disk: &mut [u8], at: usize, bytes: &[u8]) -> Option<String> {
+        let before = disk[at..at + bytes.len()].to_vec();
+        disk[at..at + bytes.len()].copy_from_slice(bytes);
+        let judged = judge(disk);
+        disk[at..at + bytes.len()].copy_from_slice(&before);
+        judged
+    }
+
+    #[test]
+    fn a_wipe_that_bypassed_the_journal_and_did_not_reach_the_end_is_no_data() {
+        let mut disk = cut_off::disk();
+        assert_eq!(judge(&disk), None);
+        // what the wipe wrote, wherever it came to, but for the end
+        assert_eq!(judge_with(&mut disk, JOURNAL + JOURNAL_LEN, &[0x5a; 20 << 20]), None);
+    }
+
+    #[test]
+    fn one_changed_byte_in_the_journal_or_at_the_end_may_be_data() {
+        let mut disk = cut_off::disk();
+        let size = disk.len();
+        for at in [0, 3, 8, 104, 416, 503, 504, 511, 4096, 135_168, JOURNAL_LEN - 1] {
+            let changed = [!disk[JOURNAL + at]];
+            let why = judge_with(&mut disk, JOURNAL + at, &changed).unwrap();
+            assert!(why.contains("journal was written to"), "{at}: {why}");
+        }
+        for at in [size - TAIL as usize, size - 1] {
+            let why = judge_with(&mut disk, at, &[1]).unwrap();
+            assert!(why.contains("its end was written to"), "{at}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_superblock_that_no_format_makes_may_be_over_data() {
+        let mut disk = cut_off::disk();
+        let cases: [(usize, &[u8], &str); 6] = [
+            (0, b"x", "not one of a format"),
+            (12, &0_u32.to_le_bytes(), "journal has 0 sections"),
+            (12, &497_u32.to_le_bytes(), "journal has 497 sections"),
+            (12, &u32::MAX.to_le_bytes(), "journal has 4294967295 sections"),
+            (24, &[0x0c], "options"),
+            (28, &[0], "not one of a format"),
+        ];
+        for (at, bytes, expected) in cases {
+            let why = judge_with(&mut disk, SUPERBLOCK + at, bytes).unwrap();
+            assert!(why.contains(expected), "{why}");
+        }
+        // within the bound, but not on this disk
+        let why = judge_with(&mut disk, SUPERBLOCK + 12, &496_u32.to_le_bytes()).unwrap();
+        assert!(why.contains("journal has 496 sections"), "{why}");
+    }
+
+    #[test]
+    fn no_mutated_superblock_and_no_short_disk_panics_or_passes() {
+        let disk = cut_off::disk();
+        let mut next = support::mutation::numbers();
+        let mut start = disk[..JOURNAL].to_vec();
+        for _ in 0..3000 {
+            let superblock = &mut start[SUPERBLOCK..SUPERBLOCK + 64];
+            superblock.copy_from_slice(&disk[SUPERBLOCK..SUPERBLOCK + 64]);
+            for _ in 0..=next() % 4 {
+                superblock[(next() % 64) as usize] = next() as u8;
+            }
+            // the journal is missing
+            assert!(judge(&start).is_some());
+        }
+        for size in [0, 1, SUPERBLOCK - 1, SUPERBLOCK, SUPERBLOCK + 63, JOURNAL, JOURNAL + JOURNAL_LEN, 18 << 20] {
+            assert!(judge(&disk[..size]).is_some(), "{size}");
+        }
+    }
+}

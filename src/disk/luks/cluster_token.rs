@@ -1,0 +1,201 @@
+//! The token that says of which cluster a state disk is: the cluster's measurement salt, and a MAC under the measurement secret
+//! over the disk's UUID and that salt.
+//!
+//! ```text
+//! {"type": "firstlight-cluster", "keyslots": [], "mac": BASE64, "measurementSalt": BASE64}
+//! ```
+//!
+//! Volumes of the cluster's storage have keys of the same kind as state disks. Nobody but the cluster's nodes, its join service
+//! and the holder of the master secret can make this MAC, so no volume passes for a state disk. With the salt in the header,
+//! the cluster's ID is known before anything of the file system is read. The old system and cryptsetup keep tokens of types
+//! that they do not know.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use ring::hmac;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Device, Error, Header, Integrity};
+use base::crypto::{MEASUREMENT_SALT_LEN, Secret, disk_mac_key};
+
+/// Its `type`.
+const TYPE: &str = "firstlight-cluster";
+const MAC_LEN: usize = 32;
+/// Token 0 is Constellation's.
+const FIRST_ID: u32 = 1;
+/// LUKS2_TOKENS_MAX of libcryptsetup.
+const MAX_TOKENS: u32 = 32;
+
+/// What the token says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterToken {
+    measurement_salt: [u8; MEASUREMENT_SALT_LEN],
+    mac: [u8; MAC_LEN],
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Json {
+    #[serde(rename = "type")]
+    kind: String,
+    keyslots: Vec<String>,
+    mac: String,
+    #[serde(rename = "measurementSalt")]
+    measurement_salt: String,
+}
+
+impl ClusterToken {
+    /// Of the disk with this UUID (lower case), in the cluster of this secret and this salt.
+    pub fn new(uuid: &str, measurement_secret: &Secret, measurement_salt: [u8; MEASUREMENT_SALT_LEN]) -> ClusterToken {
+        let tag = hmac::sign(&key(measurement_secret), &message(uuid, &measurement_salt));
+        ClusterToken { measurement_salt, mac: tag.as_ref().try_into().expect("HMAC-SHA-256 has 32 bytes") }
+    }
+
+    /// The salt, if the MAC is the one of the disk with this UUID (lower case) under this measurement secret.
+    pub fn verified_salt(&self, uuid: &str, measurement_secret: &Secret) -> Option<[u8; MEASUREMENT_SALT_LEN]> {
+        let message = message(uuid, &self.measurement_salt);
+        hmac::verify(&key(measurement_secret), &message, &self.mac).ok().map(|()| self.measurement_salt)
+    }
+}
+
+fn key(measurement_secret: &Secret) -> hmac::Key {
+    hmac::Key::new(hmac::HMAC_SHA256, disk_mac_key(measurement_secret).expose())
+}
+
+/// A UUID always has 36 bytes, so that no two pairs give the same message.
+fn message(uuid: &str, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Vec<u8> {
+    [uuid.as_bytes(), salt].concat()
+}
+
+impl Header {
+    /// The token, if there is one. Errors: [`Error::NotOurs`].
+    pub fn cluster_token(&self) -> Result<Option<ClusterToken>, Error> {
+        read(&self.metadata["tokens"]).map_err(Error::NotOurs)
+    }
+
+    /// Puts the token on the disk of a node that has none, with one write of the metadata. Durable on return.
+    ///
+    /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
+    pub fn add_cluster_token(&mut self, dev: &mut impl Device, token: &ClusterToken) -> Result<(), Error> {
+        self.checked(Integrity::Optional)?;
+        let mut metadata = self.metadata.clone();
+        set(&mut metadata, token)?;
+        self.store(dev, metadata)
+    }
+}
+
+/// The error says what is wrong with it.
+pub(super) fn read(tokens: &Value) -> Result<Option<ClusterToken>, String> {
+    let mut ours = tokens.as_object().into_iter().flatten().filter(|(_, token)| token["type"] == TYPE);
+    let Some((id, token)) = ours.next() else { return Ok(None) };
+    if ours.next().is_some() {
+        return Err(format!("more than one token of type {TYPE:?}"));
+    }
+    let json = Json::deserialize(token).map_err(|error| format!("token {id}: {error}"))?;
+    Ok(Some(ClusterToken {
+        measurement_salt: bytes(&json.measurement_salt).map_err(|why| format!("token {id}: measurementSalt {why}"))?,
+        mac: bytes(&json.mac).map_err(|why| format!("token {id}: mac {why}"))?,
+    }))
+}
+
+fn bytes<const N: usize>(text: &str) -> Result<[u8; N], String> {
+    let bytes = BASE64_STANDARD.decode(text).map_err(|error| format!("is not base64: {error}"))?;
+    <[u8; N]>::try_from(bytes).map_err(|bytes| format!("has {} bytes, expected {N}", bytes.len()))
+}
+
+/// In the place of an older one, else in the first that is free.
+pub(super) fn set(metadata: &mut Value, token: &ClusterToken) -> Result<(), Error> {
+    let tokens = &metadata["tokens"];
+    let is_ours = |id: &u32| tokens[id.to_string()]["type"] == TYPE;
+    let is_free = |id: &u32| tokens.get(id.to_string()).is_none();
+    let id = (FIRST_ID..MAX_TOKENS).find(is_ours).or_else(|| (FIRST_ID..MAX_TOKENS).find(is_free));
+    let id = id.ok_or(Error::NoRoom("another token"))?;
+    let json = Json {
+        kind: TYPE.into(),
+        keyslots: vec![],
+        mac: BASE64_STANDARD.encode(token.mac),
+        measurement_salt: BASE64_STANDARD.encode(token.measurement_salt),
+    };
+    metadata["tokens"][id.to_string()] = serde_json::to_value(json).expect("strings are JSON");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use support::mutation::mutations;
+
+    const UUID: &str = "c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11";
+    const OTHER: &str = "c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c12";
+
+    fn secret(byte: u8) -> Secret {
+        Secret::new(vec![byte; 32])
+    }
+
+    fn token() -> ClusterToken {
+        ClusterToken::new(UUID, &secret(1), [2; 32])
+    }
+
+    #[test]
+    fn the_salt_counts_only_for_this_disk_and_this_secret() {
+        assert_eq!(token().verified_salt(UUID, &secret(1)), Some([2; 32]));
+        assert_eq!(token().verified_salt(OTHER, &secret(1)), None);
+        assert_eq!(token().verified_salt(UUID, &secret(3)), None);
+        let other_salt = ClusterToken { measurement_salt: [4; 32], ..token() };
+        assert_eq!(other_salt.verified_salt(UUID, &secret(1)), None);
+    }
+
+    #[test]
+    fn it_takes_the_first_free_place_and_then_keeps_it() {
+        let mut metadata = json!({"tokens": {"0": {"type": "a"}, "1": {"type": "b"}}});
+        set(&mut metadata, &token()).unwrap();
+        set(&mut metadata, &ClusterToken::new(UUID, &secret(1), [5; 32])).unwrap();
+        let tokens = metadata["tokens"].as_object().unwrap();
+        assert_eq!(tokens.keys().collect::<Vec<_>>(), ["0", "1", "2"]);
+        assert_eq!(read(&metadata["tokens"]).unwrap().unwrap().verified_salt(UUID, &secret(1)), Some([5; 32]));
+        let mut full = json!({"tokens": {}});
+        for id in 0..MAX_TOKENS {
+            full["tokens"][id.to_string()] = json!({"type": "a"});
+        }
+        assert!(matches!(set(&mut full, &token()), Err(Error::NoRoom(_))));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_token_is_said() {
+        let good = {
+            let mut metadata = json!({"tokens": {}});
+            set(&mut metadata, &token()).unwrap();
+            metadata["tokens"]["1"].clone()
+        };
+        assert_eq!(read(&json!({"1": good})).unwrap(), Some(token()));
+        assert_eq!(read(&json!({"0": {"type": "constellation-state-disk"}})).unwrap(), None);
+        let with = |field: &str, value: Value| {
+            let mut bad = good.clone();
+            bad[field] = value;
+            read(&json!({"1": bad})).unwrap_err()
+        };
+        assert!(with("mac", "AAAA".into()).contains("token 1: mac has 3 bytes, expected 32"));
+        assert!(with("measurementSalt", "?".into()).contains("measurementSalt is not base64"));
+        assert!(with("more", 1.into()).contains("unknown field"));
+        assert!(read(&json!({"1": good, "2": good})).unwrap_err().contains("more than one"));
+    }
+
+    #[test]
+    fn a_mutated_token_gives_no_other_salt() {
+        let mut metadata = json!({"tokens": {}});
+        set(&mut metadata, &token()).unwrap();
+        let text = metadata["tokens"].to_string();
+        let mut whole = 0;
+        for bytes in mutations(text.as_bytes(), 20_000) {
+            let Ok(tokens) = serde_json::from_slice::<Value>(&bytes) else { continue };
+            if let Ok(Some(token)) = read(&tokens) {
+                whole += 1;
+                assert!(token.verified_salt(UUID, &secret(1)).is_none_or(|salt| salt == [2; 32]));
+            }
+        }
+        assert!((10..20_000).contains(&whole), "{whole}");
+    }
+}

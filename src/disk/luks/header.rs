@@ -1,0 +1,240 @@
+//! The binary header (LUKS2 specification §2.1) and the pair of copies that a [`Header`] stands for.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use ring::digest;
+use serde_json::Value;
+
+use super::json;
+use base::crypto;
+
+/// The primary's magic; LUKS1 has the same, with version 1.
+const MAGIC_PRIMARY: &[u8; 6] = b"LUKS\xba\xbe";
+/// The secondary's magic, so that nobody takes it for the start of a disk.
+const MAGIC_SECONDARY: &[u8; 6] = b"SKUL\xba\xbe";
+/// Length in bytes of the binary header; the JSON area follows.
+pub(super) const BINARY_LEN: usize = 4096;
+/// The sizes that one copy (binary header + JSON area) may have, in bytes (specification table 1): powers of two.
+const HDR_SIZES: RangeInclusive<u64> = 16 << 10..=4 << 20;
+/// The size of one copy on every disk that Constellation, or we, format.
+pub(super) const HDR_SIZE: u64 = 16 << 10;
+
+// Field offsets within the binary header; all numbers are big-endian.
+const VERSION: usize = 6;
+const SIZE: usize = 8;
+const SEQID: usize = 16;
+const LABEL: usize = 24;
+const CHECKSUM_ALG: usize = 72;
+const SALT: usize = 104;
+const UUID: usize = 168;
+const SUBSYSTEM: usize = 208;
+const HDR_OFFSET: usize = 256;
+const CHECKSUM: usize = 448;
+const CHECKSUM_LEN: usize = 64;
+const SHA256_LEN: usize = 32;
+
+/// One of the two copies of the header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Copy {
+    Primary = 0,
+    Secondary = 1,
+}
+
+impl Copy {
+    pub fn name(self) -> &'static str {
+        match self {
+            Copy::Primary => "primary",
+            Copy::Secondary => "secondary",
+        }
+    }
+}
+
+/// A LUKS2 header whose checksum held, in memory: what the disk says afterwards no longer matters.
+///
+/// The metadata is kept as it was read, so that a write-back loses nothing that this program does not know.
+#[derive(Clone)]
+pub struct Header {
+    pub(super) binary: Binary,
+    pub(super) metadata: Value,
+    /// Whether the copy on disk (primary, secondary) is this header. A write goes to a bad copy first.
+    pub(super) good: [bool; 2],
+    /// A write failed: neither copy may be written before the disk was probed again.
+    pub(super) failed: bool,
+    /// Size of the device in bytes when it was probed.
+    pub(super) device_size: u64,
+}
+
+/// What the binary header says, apart from what differs between the copies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Binary {
+    /// Size in bytes of one copy.
+    pub hdr_size: u64,
+    /// The copy with the higher sequence id is the newer one.
+    pub seqid: u64,
+    pub label: [u8; 48],
+    pub uuid: [u8; 40],
+    pub subsystem: [u8; 48],
+}
+
+impl fmt::Debug for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Header({}, sequence id {}, {:?})", self.uuid(), self.sequence_id(), self.state())
+    }
+}
+
+impl Header {
+    /// The UUID in lower case, as key derivation and the kernel's names want it.
+    pub fn uuid(&self) -> String {
+        text(&self.binary.uuid).to_lowercase()
+    }
+
+    /// Counts the writes of this header.
+    pub fn sequence_id(&self) -> u64 {
+        self.binary.seqid
+    }
+
+    /// SHA-256 of all that the header says, whichever copy it was read from: a header with another one is another header.
+    pub fn fingerprint(&self) -> [u8; SHA256_LEN] {
+        let Binary { hdr_size, seqid, label, uuid, subsystem } = &self.binary;
+        let mut hash = digest::Context::new(&digest::SHA256);
+        for field in [&hdr_size.to_be_bytes()[..], &seqid.to_be_bytes(), label, uuid, subsystem] {
+            hash.update(field);
+        }
+        hash.update(json::to_text(&self.metadata).as_bytes());
+        hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+    }
+
+    /// The JSON metadata as it is on the disk.
+    pub fn metadata(&self) -> &Value {
+        &self.metadata
+    }
+
+    /// Whether both copies on disk are whole and current; if not, [`Header::repair`] makes them so.
+    pub fn copies_agree(&self) -> bool {
+        self.good == [true; 2]
+    }
+}
+
+impl Binary {
+    /// Reads the fields of the binary header `bytes`, found at byte `at` of the device; the checksum is yet to be
+    /// checked.
+    ///
+    /// The error says what is wrong with this copy.
+    pub fn parse(bytes: &[u8; BINARY_LEN], copy: Copy, at: u64) -> Result<Self, String> {
+        if !has_magic(bytes, copy) {
+            return Err("no LUKS magic".into());
+        }
+        let version = u16::from_be_bytes(field(bytes, VERSION));
+        if version != 2 {
+            return Err(format!("LUKS version {version}, expected 2"));
+        }
+        let hdr_size = u64::from_be_bytes(field(bytes, SIZE));
+        if !HDR_SIZES.contains(&hdr_size) || !hdr_size.is_power_of_two() {
+            return Err(format!("header size {hdr_size}, expected a power of two from 16 KiB to 4 MiB"));
+        }
+        let hdr_offset = u64::from_be_bytes(field(bytes, HDR_OFFSET));
+        if hdr_offset != at {
+            return Err(format!("says that it belongs at byte {hdr_offset}, found at {at}"));
+        }
+        if copy == Copy::Secondary && hdr_size != at {
+            return Err(format!("header size {hdr_size}, but the secondary is at byte {at}"));
+        }
+        let algorithm: [u8; 32] = field(bytes, CHECKSUM_ALG);
+        if text(&algorithm) != "sha256" {
+            return Err(format!("checksum algorithm {:?}, expected \"sha256\"", text(&algorithm)));
+        }
+        Ok(Binary {
+            hdr_size,
+            seqid: u64::from_be_bytes(field(bytes, SEQID)),
+            label: field(bytes, LABEL),
+            uuid: field(bytes, UUID),
+            subsystem: field(bytes, SUBSYSTEM),
+        })
+    }
+
+    /// One whole copy for the disk: binary header with checksum, JSON, zeros; `None` if the JSON does not fit.
+    pub fn encode(&self, copy: Copy, json: &str) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; self.hdr_size as usize];
+        // the JSON ends with a zero byte
+        if BINARY_LEN + json.len() >= bytes.len() {
+            return None;
+        }
+        let (magic, at) = match copy {
+            Copy::Primary => (MAGIC_PRIMARY, 0),
+            Copy::Secondary => (MAGIC_SECONDARY, self.hdr_size),
+        };
+        let mut put = |offset: usize, field: &[u8]| bytes[offset..offset + field.len()].copy_from_slice(field);
+        put(0, magic);
+        put(VERSION, &2u16.to_be_bytes());
+        put(SIZE, &self.hdr_size.to_be_bytes());
+        put(SEQID, &self.seqid.to_be_bytes());
+        put(LABEL, &self.label);
+        put(CHECKSUM_ALG, b"sha256");
+        // makes every copy that was ever written differ, whatever it says
+        put(SALT, &crypto::random::<64>());
+        put(UUID, &self.uuid);
+        put(SUBSYSTEM, &self.subsystem);
+        put(HDR_OFFSET, &at.to_be_bytes());
+        put(BINARY_LEN, json.as_bytes());
+        let sum = checksum(&bytes);
+        bytes[CHECKSUM..CHECKSUM + SHA256_LEN].copy_from_slice(&sum);
+        Some(bytes)
+    }
+}
+
+/// Whether `bytes` start as this copy of a LUKS header does (of any version).
+pub(super) fn has_magic(bytes: &[u8], copy: Copy) -> bool {
+    bytes.starts_with(match copy {
+        Copy::Primary => MAGIC_PRIMARY,
+        Copy::Secondary => MAGIC_SECONDARY,
+    })
+}
+
+/// The offsets at which a secondary may be: one for each size that the primary may have.
+pub(super) fn secondary_offsets() -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(*HDR_SIZES.start()), |size| Some(size * 2)).take_while(|size| HDR_SIZES.contains(size))
+}
+
+/// Whether the checksum in a whole copy (binary header and JSON area) is the one of its content.
+pub(super) fn checksum_holds(whole: &[u8]) -> bool {
+    // not a secret: anyone can compute it
+    whole.len() >= BINARY_LEN && whole[CHECKSUM..CHECKSUM + SHA256_LEN] == checksum(whole)
+}
+
+/// SHA-256 of a whole copy with the checksum field as zeros (specification §2.1).
+fn checksum(whole: &[u8]) -> [u8; SHA256_LEN] {
+    let mut hash = digest::Context::new(&digest::SHA256);
+    hash.update(&whole[..CHECKSUM]);
+    hash.update(&[0; CHECKSUM_LEN]);
+    hash.update(&whole[CHECKSUM + CHECKSUM_LEN..]);
+    hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+/// The text of a field that is padded with zero bytes.
+pub(super) fn text(field: &[u8]) -> String {
+    let end = field.iter().position(|b| *b == 0).unwrap_or(field.len());
+    String::from_utf8_lossy(&field[..end]).into_owned()
+}
+
+fn field<const N: usize>(bytes: &[u8; BINARY_LEN], offset: usize) -> [u8; N] {
+    bytes[offset..offset + N].try_into().expect("every field lies within the binary header")
+}
+
+/// A random (version 4) UUID as text, RFC 9562 §5.4.
+pub(super) fn random_uuid() -> String {
+    let mut bytes = crypto::random::<16>();
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+/// Whether `text` is a UUID in its usual form: 8-4-4-4-12 hexadecimal digits.
+pub(super) fn is_uuid(text: &str) -> bool {
+    text.len() == 36
+        && text.bytes().enumerate().all(|(i, b)| match i {
+            8 | 13 | 18 | 23 => b == b'-',
+            _ => b.is_ascii_hexdigit(),
+        })
+}

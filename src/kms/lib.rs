@@ -1,0 +1,159 @@
+//! Key management: where data keys come from, and the URIs that name such a place.
+//!
+//! A key URI travels in `InitRequest` and `RecoverMessage`; that of the cluster's own back end carries the master secret
+//! itself, so it is a secret too. `uri` reads and writes them; the one back end of this version derives every key from
+//! the master secret, needs no storage, and is [`ClusterKms`]. Those that wrap random keys in a cloud's key service are
+//! known by name and refused. [`Uuid`] names a disk and so its key.
+
+mod uri;
+mod uuid;
+
+use std::fmt;
+
+use zeroize::Zeroizing;
+
+pub use uuid::Uuid;
+
+use base::crypto::{Dek, MAX_DERIVED_LEN, Secret, derive_key};
+
+/// The storage URI that goes with a back end that stores nothing.
+pub const NO_STORE: &str = "storage://no-store";
+
+/// The back end that derives: HKDF-SHA-256 of the master secret and its salt, under the key's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterKms {
+    key: Secret,
+    salt: Secret,
+}
+
+impl ClusterKms {
+    /// Of the master secret and its salt; neither may be empty.
+    pub fn new(key: Secret, salt: Secret) -> Result<Self, Error> {
+        if key.is_empty() {
+            return Err(Error::Empty("key"));
+        }
+        if salt.is_empty() {
+            return Err(Error::Empty("salt"));
+        }
+        Ok(ClusterKms { key, salt })
+    }
+
+    /// The master secret.
+    pub fn key(&self) -> &Secret {
+        &self.key
+    }
+
+    /// Its salt.
+    pub fn salt(&self) -> &Secret {
+        &self.salt
+    }
+
+    /// What a pair of URIs names, as they come in `InitRequest` and `RecoverMessage`. An empty storage URI means none.
+    pub fn from_uris(kms_uri: &str, storage_uri: &str) -> Result<Self, Error> {
+        uri::check_storage(storage_uri)?;
+        uri::parse_kms(kms_uri)
+    }
+
+    /// `kms://cluster-kms?key=..&salt=..`: holds the master secret.
+    pub fn uri(&self) -> Zeroizing<String> {
+        uri::write_cluster_kms(self.key.expose(), self.salt.expose())
+    }
+
+    /// The data key of the given name, `len` bytes (1 to [`MAX_DERIVED_LEN`]).
+    pub fn dek(&self, id: &Dek, len: usize) -> Result<Secret, Error> {
+        derive_key(self.key.expose(), self.salt.expose(), id.info(), len).ok_or(Error::Length(len))
+    }
+}
+
+/// Why there is no key. No text holds a part of a URI that may be secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Error {
+    /// Longer than any URI of ours: the length in bytes.
+    TooLong(usize),
+    /// Not of the scheme wanted (`kms`, `storage`).
+    Scheme(&'static str),
+    /// A back end that the wire protocol has, but not this version: scheme and name.
+    Unsupported(&'static str, &'static str),
+    /// A back end that nobody knows; the name, where it cannot be a misplaced secret.
+    Unknown(&'static str, Option<String>),
+    /// The named parameter is not there.
+    Missing(&'static str),
+    /// The named parameter is there twice.
+    Twice(&'static str),
+    /// The named parameter is there, with no value.
+    Empty(&'static str),
+    /// The named parameter is not base64 in the alphabet for URLs, or its percent-encoding is broken.
+    Encoding(&'static str),
+    /// A key of so many bytes cannot be derived.
+    Length(usize),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::TooLong(len) => write!(f, "key URI: {len} bytes, more than the {} that are read", uri::MAX_LEN),
+            Error::Scheme(scheme) => write!(f, "key URI: expected one that starts with {scheme}://"),
+            Error::Unsupported(scheme, name) => write!(
+                f,
+                "key URI: the back end {scheme}://{name} is not supported by this version; \
+                 use kms://cluster-kms with {NO_STORE}"
+            ),
+            Error::Unknown(scheme, Some(name)) => write!(f, "key URI: unknown back end {scheme}://{name}"),
+            Error::Unknown(scheme, None) => write!(f, "key URI: unknown back end of {scheme}://"),
+            Error::Missing(name) => write!(f, "key URI: the parameter {name} is missing"),
+            Error::Twice(name) => write!(f, "key URI: the parameter {name} is given twice"),
+            Error::Empty(name) => write!(f, "key URI: the {name} is empty"),
+            Error::Encoding(name) => write!(f, "key URI: the parameter {name} is not base64 in the alphabet for URLs"),
+            Error::Length(len) => write!(f, "a key of {len} bytes cannot be derived: expected 1 to {MAX_DERIVED_LEN}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_match_the_end_to_end_vector_of_the_old_system() {
+        let kms = ClusterKms::from_uris(
+            "kms://cluster-kms?key=AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\
+             &salt=AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=",
+            NO_STORE,
+        )
+        .unwrap();
+        let hex = |key: Secret| key.expose().iter().map(|b| format!("{b:02x}")).collect::<String>();
+        assert_eq!(
+            hex(kms.dek(&Dek::named("measurementSecret"), 32).unwrap()),
+            "cc3b094286bbd764022331d2c1b5a93b8c67bf28aa9a8f8b2c6c104fac4fd6c5"
+        );
+        assert_eq!(
+            hex(kms.dek(&Dek::disk("00000000-0000-0000-0000-000000000000"), 32).unwrap()),
+            "69acae9b0e35c688c09d832e4d699bb5141866c690bc07c34a11cff88f54aa9b"
+        );
+    }
+
+    #[test]
+    fn empty_keys_and_salts_are_refused() {
+        let some = || Secret::new(vec![1]);
+        let none = || Secret::new(vec![]);
+        assert_eq!(ClusterKms::new(none(), some()), Err(Error::Empty("key")));
+        assert_eq!(ClusterKms::new(some(), none()), Err(Error::Empty("salt")));
+    }
+
+    #[test]
+    fn lengths_that_cannot_be_derived_are_refused() {
+        let kms = ClusterKms::new(Secret::new(vec![1]), Secret::new(vec![2])).unwrap();
+        for len in [0, MAX_DERIVED_LEN + 1, u32::MAX as usize] {
+            assert_eq!(kms.dek(&Dek::named("x"), len), Err(Error::Length(len)));
+        }
+    }
+
+    #[test]
+    fn debug_output_shows_no_key() {
+        let kms = ClusterKms::new(Secret::new(b"hunter2".to_vec()), Secret::new(b"pepper".to_vec())).unwrap();
+        let shown = format!("{kms:?}");
+        assert!(!shown.contains("hunter") && !shown.contains("104"), "{shown}");
+    }
+}

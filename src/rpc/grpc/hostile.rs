@@ -1,0 +1,48 @@
+//! What the fuzzer `grpc_message` does with its input; the tests here do it with the inputs that it found worth keeping.
+
+use super::message::{Assembler, format_timeout, parse_timeout};
+use super::metadata;
+use super::status::{Code, percent_decode, percent_encode};
+
+const LIMIT: usize = 1000;
+
+/// Message framing: how the stream is cut into pieces changes nothing, and no message exceeds the limit. Also the parsers of
+/// the headers that have a form of their own.
+pub fn messages(input: &[u8]) {
+    let whole = assemble(input, input.len().max(1));
+    let bytes = assemble(input, 1);
+    assert!(whole == bytes);
+    assert!(whole.0.iter().all(|message| message.len() <= LIMIT));
+    if let Some(timeout) = parse_timeout(input) {
+        assert!(parse_timeout(format_timeout(timeout).as_bytes()) >= Some(timeout));
+    }
+    let text = percent_decode(input);
+    assert_eq!(percent_decode(&percent_encode(&text)), text);
+    if let Some(bytes) = metadata::decode_bin(input) {
+        assert_eq!(metadata::decode_bin(metadata::encode_bin(&bytes).as_bytes()), Some(bytes));
+    }
+    let code = Code::from_header(input);
+    assert_eq!(Code::from_header(code.as_header()), code);
+    _ = (Code::from_http(input), metadata::is_grpc_type(input));
+}
+
+/// The complete messages, and whether the stream may end there.
+fn assemble(input: &[u8], piece: usize) -> (Vec<Vec<u8>>, bool) {
+    let mut assembler = Assembler::default();
+    let fine = input.chunks(piece).all(|piece| assembler.feed(piece, LIMIT, true).is_ok());
+    let mut messages = Vec::new();
+    while let Some(message) = assembler.pop() {
+        messages.push(message.to_vec());
+        assembler.reuse(message);
+    }
+    (messages, fine && assembler.is_between_messages())
+}
+
+#[cfg(test)]
+#[test]
+fn what_the_fuzzer_kept_breaks_no_invariant() {
+    for (name, input) in support::mutation::corpus("grpc_message") {
+        println!("{name}");
+        messages(&input);
+    }
+}

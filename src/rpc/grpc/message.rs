@@ -1,0 +1,252 @@
+//! Messages on a stream: the 5-byte prefix and limits; and the form of `grpc-timeout`.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use prost::Message;
+
+use super::status::{Code, Status};
+use base::crypto::buffer::Bytes;
+
+/// Compressed-Flag and Message-Length.
+const PREFIX: usize = 5;
+
+/// A message with its prefix, ready for DATA frames.
+pub(super) fn encode<M: Message>(message: &M) -> Result<Bytes, Status> {
+    let mut bytes = Bytes::default();
+    encode_into(message, &mut bytes).map(|()| bytes)
+}
+
+/// The same in place of what `bytes` held.
+pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<(), Status> {
+    let length = message.encoded_len();
+    let Ok(announced) = u32::try_from(length) else {
+        return Err(Status::new(Code::ResourceExhausted, format!("a message of {length} bytes is too large for gRPC")));
+    };
+    bytes.clear();
+    if bytes.0.capacity() < PREFIX + length {
+        *bytes = Bytes::with_capacity(PREFIX + length);
+    }
+    bytes.0.push(0);
+    bytes.0.extend_from_slice(&announced.to_be_bytes());
+    // room for exactly this was reserved, and Vec<u8> takes all
+    message.encode_raw(&mut bytes.0);
+    Ok(())
+}
+
+/// Decodes a message; `what` names it in the error.
+pub(super) fn decode<M: Message + Default>(bytes: &[u8], what: &str) -> Result<M, Status> {
+    M::decode(bytes).map_err(|error| Status::new(Code::Internal, format!("the {what} cannot be decoded: {error}")))
+}
+
+/// Puts messages together from the pieces that DATA frames bring.
+#[derive(Default)]
+pub(super) struct Assembler {
+    prefix: [u8; PREFIX],
+    prefix_length: usize,
+    /// Length and content of the message under way, once its prefix is complete.
+    partial: Option<(usize, Bytes)>,
+    /// The longest message that came whole: its sender may be believed that another one is as long.
+    longest: usize,
+    /// Room for the next message.
+    spare: Bytes,
+    /// Complete messages. The first has a place of its own, as most streams bring one and a queue costs an allocation.
+    first: Option<Bytes>,
+    more: VecDeque<Bytes>,
+}
+
+impl Assembler {
+    /// Takes a piece in. Errors when a message is compressed or larger than `limit`; nothing more may then be fed.
+    /// `has_encoding`: the peer named a compression (`grpc-encoding`), which we do not know; else it must not compress.
+    pub(super) fn feed(&mut self, mut piece: &[u8], limit: usize, has_encoding: bool) -> Result<(), Status> {
+        while !piece.is_empty() {
+            let Some((length, bytes)) = &mut self.partial else {
+                let taken = piece.len().min(PREFIX - self.prefix_length);
+                self.prefix[self.prefix_length..self.prefix_length + taken].copy_from_slice(&piece[..taken]);
+                self.prefix_length += taken;
+                piece = &piece[taken..];
+                if self.prefix_length == PREFIX {
+                    self.prefix_length = 0;
+                    let length = self.announced(limit, has_encoding)?;
+                    // whatever length it announces; the room doubles as bytes arrive
+                    self.partial = Some((length, self.room(length.min(self.longest.max(piece.len())))));
+                    self.complete_if_whole();
+                }
+                continue;
+            };
+            let taken = piece.len().min(*length - bytes.len());
+            bytes.extend(&piece[..taken], *length);
+            piece = &piece[taken..];
+            self.complete_if_whole();
+        }
+        Ok(())
+    }
+
+    fn room(&mut self, least: usize) -> Bytes {
+        let spare = std::mem::take(&mut self.spare);
+        if spare.0.capacity() >= least { spare } else { Bytes::with_capacity(least) }
+    }
+
+    /// Takes back the room of a message.
+    pub(super) fn reuse(&mut self, mut spent: Bytes) {
+        spent.clear();
+        self.spare = spent;
+    }
+
+    fn announced(&self, limit: usize, has_encoding: bool) -> Result<usize, Status> {
+        let [flag, length @ ..] = self.prefix;
+        let length = u32::from_be_bytes(length) as usize;
+        match flag {
+            0 if length <= limit => Ok(length),
+            0 => Err(Status::new(
+                Code::ResourceExhausted,
+                format!("a message of {length} bytes is larger than the limit of {limit}"),
+            )),
+            1 if has_encoding => {
+                Err(Status::new(Code::Unimplemented, "compressed messages are not supported: use identity"))
+            }
+            // compression.md: the flag without `grpc-encoding`
+            _ => Err(Status::new(Code::Internal, format!("a message with the compressed-flag {flag}"))),
+        }
+    }
+
+    fn complete_if_whole(&mut self) {
+        if let Some((length, bytes)) = self.partial.take_if(|(length, bytes)| bytes.len() == *length) {
+            self.longest = self.longest.max(length);
+            match self.first {
+                None => self.first = Some(bytes),
+                Some(_) => self.more.push_back(bytes),
+            }
+        }
+    }
+
+    /// The next complete message.
+    pub(super) fn pop(&mut self) -> Option<Bytes> {
+        std::mem::replace(&mut self.first, self.more.pop_front())
+    }
+
+    /// Complete messages that wait.
+    pub(super) fn waiting(&self) -> usize {
+        usize::from(self.first.is_some()) + self.more.len()
+    }
+
+    /// Whether the stream may end here.
+    pub(super) fn is_between_messages(&self) -> bool {
+        self.partial.is_none() && self.prefix_length == 0
+    }
+}
+
+/// `grpc-timeout`: at most 8 digits and a unit. The finest unit that holds the value, rounded up.
+pub(super) fn format_timeout(timeout: Duration) -> String {
+    const MOST: u128 = 99_999_999;
+    let nanos = timeout.as_nanos();
+    let units = [("n", 1), ("u", 1_000), ("m", 1_000_000), ("S", 1_000_000_000), ("M", 60_000_000_000)];
+    for (unit, length) in units {
+        let count = nanos.div_ceil(length);
+        if count <= MOST {
+            return format!("{count}{unit}");
+        }
+    }
+    format!("{}H", nanos.div_ceil(3_600_000_000_000).min(MOST))
+}
+
+/// The inverse of [`format_timeout`]; `None` when malformed.
+pub(super) fn parse_timeout(value: &[u8]) -> Option<Duration> {
+    let (&unit, digits) = value.split_last()?;
+    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let count: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    Some(match unit {
+        b'n' => Duration::from_nanos(count),
+        b'u' => Duration::from_micros(count),
+        b'm' => Duration::from_millis(count),
+        b'S' => Duration::from_secs(count),
+        b'M' => Duration::from_secs(count * 60),
+        b'H' => Duration::from_secs(count * 3600),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::h2::testing::Random;
+
+    fn framed(messages: &[&[u8]]) -> Vec<u8> {
+        let frame = |message: &&[u8]| [&[0], &(message.len() as u32).to_be_bytes()[..], message].concat();
+        messages.iter().flat_map(frame).collect()
+    }
+
+    #[test]
+    fn messages_survive_any_cut() {
+        let large = vec![7; 100_000];
+        let stream = framed(&[b"", b"one", &large, b"", b"two"]);
+        for step in [1, 2, 5, 7, 16_384, 1 << 20] {
+            let mut assembler = Assembler::default();
+            for piece in stream.chunks(step) {
+                assembler.feed(piece, 100_000, false).unwrap();
+            }
+            assert!(assembler.is_between_messages());
+            for expected in [&b""[..], b"one", &large, b"", b"two"] {
+                assert_eq!(&*assembler.pop().unwrap(), expected);
+            }
+            assert!(assembler.pop().is_none());
+        }
+    }
+
+    #[test]
+    fn what_is_announced_is_not_allocated() {
+        let mut assembler = Assembler::default();
+        assembler.feed(&[0, 0, 0x40, 0, 0, 1], 4 << 20, false).unwrap();
+        assert!(assembler.partial.as_ref().unwrap().1.0.capacity() <= 16);
+        assert!(!assembler.is_between_messages());
+    }
+
+    #[test]
+    fn compressed_and_too_large_messages_are_refused() {
+        let code_with = |prefix: &[u8], encoding| Assembler::default().feed(prefix, 10, encoding).unwrap_err().code();
+        let code = |prefix: &[u8]| code_with(prefix, false);
+        assert_eq!(code(&[0, 0, 0, 0, 11]), Code::ResourceExhausted);
+        assert_eq!(code(&[0, 0xff, 0xff, 0xff, 0xff]), Code::ResourceExhausted);
+        assert_eq!(code(&[1, 0, 0, 0, 1]), Code::Internal);
+        assert_eq!(code_with(&[1, 0, 0, 0, 1], true), Code::Unimplemented);
+        assert_eq!(code(&[2, 0, 0, 0, 1]), Code::Internal);
+    }
+
+    #[test]
+    fn mutated_streams_never_panic_and_stay_within_the_limit() {
+        let seed = framed(&[b"", b"one", &[7; 300]]);
+        let mut random = Random::new(0x9177);
+        for _ in 0..20_000 {
+            let mut assembler = Assembler::default();
+            for piece in random.mutate(&seed).chunks(1 + random.below(64)) {
+                if assembler.feed(piece, 400, true).is_err() {
+                    break;
+                }
+            }
+            while let Some(message) = assembler.pop() {
+                assert!(message.len() <= 400);
+            }
+        }
+    }
+
+    #[test]
+    fn timeouts_have_at_most_eight_digits() {
+        for (timeout, text) in [
+            (Duration::ZERO, "0n"),
+            (Duration::from_millis(50), "50000000n"),
+            (Duration::from_secs(30), "30000000u"),
+            (Duration::from_secs(3600), "3600000m"),
+            (Duration::from_secs(10_000_000_000), "2777778H"),
+            (Duration::from_nanos(100_000_001), "100001u"),
+        ] {
+            assert_eq!(format_timeout(timeout), text);
+            assert!(parse_timeout(text.as_bytes()).unwrap() >= timeout);
+        }
+        assert!(parse_timeout(format_timeout(Duration::MAX).as_bytes()).is_some());
+        for broken in ["", "S", "1", "1x", "+1S", "123456789S", "1 S"] {
+            assert_eq!(parse_timeout(broken.as_bytes()), None, "{broken}");
+        }
+    }
+}

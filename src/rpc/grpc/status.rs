@@ -1,0 +1,289 @@
+//! How a call ended: `grpc-status`, `grpc-message` and `grpc-status-details-bin`.
+
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+use prost::Message;
+
+use super::metadata;
+use crate::h2::HeaderList;
+
+/// The codes of gRPC's `statuscodes.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Code {
+    Ok = 0,
+    Cancelled = 1,
+    Unknown = 2,
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    AlreadyExists = 6,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    FailedPrecondition = 9,
+    Aborted = 10,
+    OutOfRange = 11,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    DataLoss = 15,
+    Unauthenticated = 16,
+}
+
+impl Code {
+    #[rustfmt::skip]
+    const ALL: [Code; 17] = [
+        Code::Ok, Code::Cancelled, Code::Unknown, Code::InvalidArgument, Code::DeadlineExceeded, Code::NotFound,
+        Code::AlreadyExists, Code::PermissionDenied, Code::ResourceExhausted, Code::FailedPrecondition, Code::Aborted,
+        Code::OutOfRange, Code::Unimplemented, Code::Internal, Code::Unavailable, Code::DataLoss, Code::Unauthenticated,
+    ];
+
+    /// The code of a `grpc-status` value; what is no known code is [`Code::Unknown`], as the protocol demands.
+    pub(super) fn from_header(value: &[u8]) -> Code {
+        let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<usize>().ok());
+        number.and_then(|number| Code::ALL.get(number).copied()).unwrap_or(Code::Unknown)
+    }
+
+    /// The value of `grpc-status`.
+    pub(super) fn as_header(self) -> &'static [u8] {
+        const DIGITS: &[u8; 10] = b"0123456789";
+        const TENS: &[u8; 14] = b"10111213141516";
+        match self as usize {
+            code @ 0..10 => &DIGITS[code..=code],
+            code => &TENS[2 * (code - 10)..2 * (code - 9)],
+        }
+    }
+
+    /// The code for an HTTP answer without `grpc-status` (gRPC's `http-grpc-status-mapping.md`).
+    pub(super) fn from_http(status: &[u8]) -> Code {
+        match status {
+            b"400" => Code::Internal,
+            b"401" => Code::Unauthenticated,
+            b"403" => Code::PermissionDenied,
+            b"404" => Code::Unimplemented,
+            b"429" | b"502" | b"503" | b"504" => Code::Unavailable,
+            _ => Code::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// A call's end other than success: a code for programs, a message for people. Never carries [`Code::Ok`] to a caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    code: Code,
+    message: String,
+    details: Vec<u8>,
+    is_unprocessed: bool,
+}
+
+impl Status {
+    /// The message crosses the network as it is: to an unauthenticated peer it must say no more than that it was refused.
+    pub fn new(code: Code, message: impl Into<String>) -> Status {
+        Status { code, message: message.into(), details: Vec::new(), is_unprocessed: false }
+    }
+
+    /// Adds the binary details (`grpc-status-details-bin`, an encoded `google.rpc.Status`).
+    pub fn with_details(mut self, details: Vec<u8>) -> Status {
+        self.details = details;
+        self
+    }
+
+    /// Adds when the same call may succeed: a `google.rpc.RetryInfo` in the details, which it replaces.
+    pub fn with_retry_after(mut self, pause: Duration) -> Status {
+        let retry = RetryInfo {
+            retry_delay: Some(WireDuration { seconds: pause.as_secs() as i64, nanos: pause.subsec_nanos() as i32 }),
+        };
+        let any = Any { type_url: RETRY_INFO.into(), value: retry.encode_to_vec() };
+        let status = RpcStatus { code: self.code as i32, message: self.message.clone(), details: vec![any] };
+        self.details = status.encode_to_vec();
+        self
+    }
+
+    /// For a caller that had no turn. UNAVAILABLE, since the old system's tools try again after that, and after nothing else.
+    pub fn busy(retry_after: Duration) -> Status {
+        let seconds = retry_after.as_secs() + 1;
+        let why = format!("too many callers wait, or your last secret was wrong: try again in {seconds} s");
+        Status::new(Code::Unavailable, why).with_retry_after(retry_after)
+    }
+
+    /// How long the server wants the caller to wait before it tries again, if it said so; at most a day.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let status = RpcStatus::decode(&self.details[..]).ok()?;
+        let info = status.details.iter().find(|any| any.type_url == RETRY_INFO)?;
+        let delay = RetryInfo::decode(&info.value[..]).ok()?.retry_delay?;
+        let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
+        Some(Duration::from_secs(seconds.min(86_400)) + Duration::from_nanos(nanos.min(999_999_999).into()))
+    }
+
+    /// Says that the server did not look at the call.
+    pub(super) fn unprocessed(self) -> Status {
+        Status { is_unprocessed: true, ..self }
+    }
+
+    /// Whether the server said that it did not look at the call (GOAWAY, REFUSED_STREAM): on another connection it may be
+    /// made again, whatever it does.
+    pub fn is_unprocessed(&self) -> bool {
+        self.is_unprocessed
+    }
+
+    /// What kind of failure it was.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// The sentence for people; may be empty.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The binary details; empty when there are none.
+    pub fn details(&self) -> &[u8] {
+        &self.details
+    }
+}
+
+/// The type of a [`RetryInfo`] in an [`Any`].
+const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
+
+/// `google.rpc.Status` (googleapis, google/rpc/status.proto): what `grpc-status-details-bin` holds.
+#[derive(Clone, PartialEq, Message)]
+struct RpcStatus {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<Any>,
+}
+
+/// `google.protobuf.Any`.
+#[derive(Clone, PartialEq, Message)]
+struct Any {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+/// `google.rpc.RetryInfo` (google/rpc/error_details.proto).
+#[derive(Clone, PartialEq, Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    retry_delay: Option<WireDuration>,
+}
+
+/// `google.protobuf.Duration`.
+#[derive(Clone, PartialEq, Message)]
+struct WireDuration {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
+    #[prost(int32, tag = "2")]
+    nanos: i32,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.message.is_empty() { write!(f, "{}", self.code) } else { write!(f, "{}: {}", self.code, self.message) }
+    }
+}
+
+impl Error for Status {}
+
+/// `grpc-message`: UTF-8, every byte outside printable ASCII and the `%` itself written as `%XX`.
+pub(super) fn percent_encode(message: &str) -> Vec<u8> {
+    const HEX: &[u8; 16] = b"0123456789ABCDEF";
+    let mut encoded = Vec::with_capacity(message.len());
+    for &byte in message.as_bytes() {
+        match byte {
+            b'%' | 0..=0x1f | 0x7f..=0xff => {
+                encoded.extend([b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]])
+            }
+            _ => encoded.push(byte),
+        }
+    }
+    encoded
+}
+
+/// The inverse of [`percent_encode`]. A broken escape stands for itself and broken UTF-8 is replaced: the protocol forbids
+/// to lose a message over its encoding.
+pub(super) fn percent_decode(encoded: &[u8]) -> String {
+    let hex = |at: usize| encoded.get(at).and_then(|&digit| char::from(digit).to_digit(16));
+    let mut decoded = Vec::with_capacity(encoded.len());
+    let mut at = 0;
+    while at < encoded.len() {
+        match (encoded[at], hex(at + 1), hex(at + 2)) {
+            (b'%', Some(high), Some(low)) => {
+                decoded.push((high * 16 + low) as u8);
+                at += 3;
+            }
+            (byte, ..) => {
+                decoded.push(byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+/// The status that trailers carry, if they do.
+pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
+    let code = Code::from_header(trailers.get(b"grpc-status")?);
+    if code == Code::Ok {
+        return Some(Ok(()));
+    }
+    let message = percent_decode(trailers.get(b"grpc-message").unwrap_or_default());
+    let details = trailers.get(b"grpc-status-details-bin").and_then(metadata::decode_bin).unwrap_or_default();
+    Some(Err(Status::new(code, message).with_details(details)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_percent_encoding() {
+        for message in ["", "plain", "100 % \t\n", "schlüssel 🔑 \u{7f}", "%41"] {
+            let encoded = percent_encode(message);
+            assert!(encoded.iter().all(|byte| (0x20..0x7f).contains(byte)), "{encoded:?}");
+            assert_eq!(percent_decode(&encoded), message);
+        }
+    }
+
+    #[test]
+    fn broken_escapes_stand_for_themselves() {
+        assert_eq!(percent_decode(b"100%"), "100%");
+        assert_eq!(percent_decode(b"%zz%4"), "%zz%4");
+        assert_eq!(percent_decode(b"%ff"), "\u{fffd}");
+    }
+
+    #[test]
+    fn a_retry_hint_comes_back_and_nonsense_is_none() {
+        let busy = Status::new(Code::ResourceExhausted, "busy");
+        assert_eq!(busy.retry_after(), None);
+        let pause = Duration::from_millis(2500);
+        let hinted = busy.clone().with_retry_after(pause);
+        assert_eq!((hinted.retry_after(), hinted.message()), (Some(pause), "busy"));
+        for details in support::mutation::mutations(hinted.details(), 5000) {
+            let _ = busy.clone().with_details(details).retry_after();
+        }
+    }
+
+    #[test]
+    fn codes_are_read_from_headers() {
+        for (number, code) in Code::ALL.into_iter().enumerate() {
+            assert_eq!(code.as_header(), number.to_string().as_bytes());
+            assert_eq!(Code::from_header(code.as_header()), code);
+        }
+        for strange in [&b"17"[..], b"", b"-1", b"x", b"99999999999999999999999"] {
+            assert_eq!(Code::from_header(strange), Code::Unknown);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Connections from accept to the end of their handshake. It costs a peer nothing to open one, so they have places of their
+//! own, fewer than there are for connections, and so have the threads for their handshakes. A new one is always let in: the
+//! oldest of the network that has the most makes room.
+//!
+//! ```text
+//!   accepted ─► silent ─ first byte ─► queued ─ turn of its network ─► handshake ─► over: no longer here
+//!             (no thread)            (no thread)                       (a thread)
+//! ```
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::network::Network;
+
+/// Those that there are, by the number of their connection: the smallest is the oldest.
+pub struct HalfOpen {
+    places: usize,
+    threads: usize,
+    patience: Duration,
+    silent: BTreeMap<u64, Caller>,
+    queued: BTreeMap<u64, Caller>,
+    handshakes: BTreeMap<u64, Handshake>,
+}
+
+/// Nothing was read from it yet.
+struct Caller {
+    network: Network,
+    socket: TcpStream,
+    deadline: Instant,
+}
+
+struct Handshake {
+    network: Network,
+    /// To cut it short.
+    socket: TcpStream,
+    turn: Arc<PeersTurn>,
+    is_outdated: bool,
+}
+
+/// A handshake that is to begin, on a thread.
+pub struct Begin {
+    /// The connection's number.
+    pub id: u64,
+    /// Whose it is.
+    pub network: Network,
+    /// The connection.
+    pub socket: TcpStream,
+    /// When the handshake must be over.
+    pub deadline: Instant,
+    /// To be told when it waits for the peer.
+    pub turn: Arc<PeersTurn>,
+}
+
+impl HalfOpen {
+    /// For `places`, of which `threads` in their handshake, half of them of one network. One whose peer lets us wait for
+    /// `patience` loses its thread when only a quarter of them is free, or another one of its network waits for one.
+    pub fn new(places: usize, threads: usize, patience: Duration) -> HalfOpen {
+        let (silent, queued, handshakes) = Default::default();
+        HalfOpen { places, threads, patience, silent, queued, handshakes }
+    }
+
+    /// A connection was accepted; it is closed if its handshake does not begin before `deadline`.
+    pub fn enter(&mut self, id: u64, network: Network, socket: TcpStream, deadline: Instant) {
+        self.silent.insert(id, Caller { network, socket, deadline });
+    }
+
+    /// How many there are.
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> usize {
+        self.silent.len() + self.queued.len() + self.handshakes.len()
+    }
+
+    /// How many there are of a network.
+    pub fn len_of(&self, network: Network) -> usize {
+        self.networks().filter(|other| *other == network).count()
+    }
+
+    fn networks(&self) -> impl Iterator<Item = Network> {
+        let callers = self.silent.values().chain(self.queued.values()).map(|caller| caller.network);
+        callers.chain(self.handshakes.values().map(|handshake| handshake.network))
+    }
+
+    /// Whether there are more than places.
+    pub fn is_over(&self) -> bool {
+        self.len() > self.places
+    }
+
+    /// Makes room: closes the oldest one of the network that has the most, or of this one, and returns which one that is. It is
+    /// none where it is our turn; of a network's others, those go last that have spoken.
+    pub fn displace(&mut self, of: Option<Network>, now: Instant) -> Option<u64> {
+        let mut counts: HashMap<Network, usize> = HashMap::new();
+        self.networks().for_each(|network| *counts.entry(network).or_default() += 1);
+        let silent = self.silent.iter().map(|(id, caller)| (caller.network, true, *id));
+        let queued = self.queued.iter().map(|(id, caller)| (caller.network, false, *id));
+        let late = self.handshakes.iter().filter(|(_, handshake)| handshake.turn.waited(now) >= self.patience);
+        let late = late.map(|(id, handshake)| (handshake.network, true, *id));
+        let may_go = silent.chain(queued).chain(late).filter(|(network, ..)| of.is_none_or(|of| of == *network));
+        let (.., id) = may_go.max_by_key(|(network, is_idle, id)| (counts[network], *is_idle, Reverse(*id)))?;
+        self.close(id);
+        Some(id)
+    }
+
+    fn close(&mut self, id: u64) {
+        let _ = (self.silent.remove(&id), self.queued.remove(&id));
+        if let Some(Handshake { socket, .. }) = self.handshakes.remove(&id) {
+            // its thread has another handle of it
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Its first byte has come.
+    pub fn heard(&mut self, id: u64) {
+        self.queued.extend(self.silent.remove_entry(&id));
+    }
+
+    /// The handshake that comes next, if any: to be asked again until there is none. Ends one that holds its thread for too long.
+    pub fn next(&mut self, now: Instant) -> Option<Begin> {
+        while self.is_busy() {
+            let mut running: HashMap<Network, usize> = HashMap::new();
+            self.handshakes.values().for_each(|other| *running.entry(other.network).or_default() += 1);
+            let running_of = |caller: &Caller| running.get(&caller.network).copied().unwrap_or(0);
+            let may_begin = self.queued.iter().filter(|(_, caller)| {
+                self.handshakes.len() < self.threads && running_of(caller) < self.threads.div_ceil(2)
+            });
+            if let Some((&id, _)) = may_begin.min_by_key(|(id, caller)| (running_of(caller), **id)) {
+                let Caller { network, socket, deadline } = self.queued.remove(&id)?;
+                // else no descriptor is free for it
+                if let Ok(handle) = socket.try_clone() {
+                    let turn = Arc::new(PeersTurn::default());
+                    let handshake = Handshake { network, socket: handle, turn: turn.clone(), is_outdated: false };
+                    self.handshakes.insert(id, handshake);
+                    return Some(Begin { id, network, socket, deadline, turn });
+                }
+                continue;
+            }
+            let is_wanted = |network| self.are_scarce() || self.queued.values().any(|caller| caller.network == network);
+            let waiting = self.handshakes.iter().map(|(id, other)| (other.turn.waited(now), *id, other.network));
+            let may_go = waiting.filter(|(waited, _, network)| *waited >= self.patience && is_wanted(*network));
+            let (_, longest, _) = may_go.max()?;
+            self.close(longest);
+        }
+        None
+    }
+
+    /// Whether those that come next may find no thread.
+    fn are_scarce(&self) -> bool {
+        4 * self.handshakes.len() >= 3 * self.threads
+    }
+
+    /// Whether [`HalfOpen::next`] is to be asked again soon, though nothing happens.
+    pub fn is_busy(&self) -> bool {
+        !self.queued.is_empty() || self.are_scarce()
+    }
+
+    /// Its handshake is over. Returns whether [`HalfOpen::outdate`] was called meanwhile; `None` if it was closed.
+    pub fn leave(&mut self, id: u64) -> Option<bool> {
+        self.handshakes.remove(&id).map(|handshake| handshake.is_outdated)
+    }
+
+    /// What the handshakes prove that are under way is not enough any more.
+    pub fn outdate(&mut self) {
+        self.handshakes.values_mut().for_each(|handshake| handshake.is_outdated = true);
+    }
+
+    /// Closes those whose first byte, or whose thread, did not come in time.
+    pub fn end_late(&mut self, now: Instant) {
+        self.silent.retain(|_, caller| caller.deadline > now);
+        self.queued.retain(|_, caller| caller.deadline > now);
+    }
+
+    /// Closes all.
+    pub fn clear(&mut self) {
+        self.silent.clear();
+        self.queued.clear();
+        while let Some(&id) = self.handshakes.keys().next() {
+            self.close(id);
+        }
+    }
+}
+
+/// Whose turn it is in a handshake.
+#[derive(Debug, Default)]
+pub struct PeersTurn(Mutex<Option<Instant>>);
+
+impl PeersTurn {
+    /// From now on we wait for the peer.
+    pub fn begin(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// It is our turn.
+    pub fn end(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// How long we wait for the peer already.
+    fn waited(&self, now: Instant) -> Duration {
+        let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::{IpAddr, Ipv4Addr, TcpListener};
+
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    fn network(number: u32) -> Network {
+        IpAddr::V4(Ipv4Addr::from_bits(number)).into()
+    }
+
+    fn enter(all: &mut HalfOpen, id: u64, who: u32, now: Instant) -> Option<u64> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        listener.accept().unwrap();
+        all.enter(id, network(who), socket, now + PATIENCE);
+        if all.is_over() { all.displace(None, now) } else { None }
+    }
+
+    fn speak(all: &mut HalfOpen, id: u64, who: u32, now: Instant) {
+        assert_eq!(enter(all, id, who, now), None);
+        all.heard(id);
+    }
+
+    fn begun(all: &mut HalfOpen, now: Instant) -> Option<u64> {
+        all.next(now).map(|begin| begin.id)
+    }
+
+    #[test]
+    fn a_new_one_takes_the_place_of_the_oldest_of_the_network_that_has_the_most() {
+        let (mut all, now) = (HalfOpen::new(4, 2, PATIENCE), Instant::now());
+        for (id, who) in [(1, 7), (2, 8), (3, 7), (4, 9)] {
+            assert_eq!(enter(&mut all, id, who, now), None);
+        }
+        assert_eq!(enter(&mut all, 5, 6, now), Some(1));
+        // each has one: the oldest goes, and not one that has spoken
+        all.heard(2);
+        assert_eq!(enter(&mut all, 6, 5, now), Some(3));
+        // who floods takes places from himself alone
+        for id in 7..1000 {
+            let expected = if id == 7 { 4 } else { id - 1 };
+            assert_eq!(enter(&mut all, id, 4, now), Some(expected));
+        }
+        // of a network that has all its places one goes
+        assert_eq!((all.len_of(network(8)), all.len()), (1, 4));
+        assert_eq!(all.displace(Some(network(8)), now), Some(2));
+        assert_eq!(all.displace(Some(network(8)), now), None);
+    }
+
+    #[test]
+    fn networks_have_their_turns_at_the_threads_and_none_has_more_than_half() {
+        let (mut all, now) = (HalfOpen::new(100, 6, PATIENCE), Instant::now());
+        for (id, who) in [(1, 7), (2, 7), (3, 7), (4, 7), (5, 8), (6, 9)] {
+            speak(&mut all, id, who, now);
+        }
+        let order: Vec<_> = (0..5).map(|_| begun(&mut all, now).unwrap()).collect();
+        assert_eq!(order, [1, 5, 6, 2, 3]);
+        assert!(begun(&mut all, now).is_none() && all.is_busy(), "three are half of the threads");
+        assert_eq!(all.leave(2), Some(false));
+        assert_eq!(begun(&mut all, now), Some(4));
+    }
+
+    #[test]
+    fn who_lets_us_wait_loses_its_thread_to_another_and_who_waits_for_us_does_not() {
+        let (mut all, mut now) = (HalfOpen::new(100, 4, PATIENCE), Instant::now());
+        for (id, who) in [(1, 7), (2, 7), (3, 7), (4, 8)] {
+            speak(&mut all, id, who, now);
+        }
+        let begun_first: Vec<_> = (0..3).map(|_| all.next(now).unwrap()).collect();
+        assert_eq!(begun_first.iter().map(|begin| begin.id).collect::<Vec<_>>(), [1, 4, 2]);
+        // three run, of four threads; one is queued, whose network has its half
+        begun_first[2].turn.begin();
+        now += PATIENCE / 2;
+        assert_eq!(begun(&mut all, now), None);
+        now += PATIENCE;
+        assert_eq!(begun(&mut all, now), Some(3), "threads are scarce");
+        assert_eq!(all.leave(2), None, "it was closed");
+        assert!((&begun_first[2].socket).write(&[0]).is_err());
+        assert_eq!(begun(&mut all, now), None, "we are at work for all");
+        all.leave(4);
+        begun_first[0].turn.begin();
+        now += 10 * PATIENCE;
+        assert!(begun(&mut all, now).is_none() && !all.is_busy(), "nobody needs its thread");
+        speak(&mut all, 5, 7, now);
+        assert_eq!(begun(&mut all, now), Some(5), "one of its network does");
+        assert_eq!(all.leave(1), None);
+    }
+
+    #[test]
+    fn one_for_which_we_work_loses_its_place_to_nobody() {
+        let (mut all, now) = (HalfOpen::new(1, 1, PATIENCE), Instant::now());
+        speak(&mut all, 1, 1, now);
+        assert_eq!(begun(&mut all, now), Some(1));
+        assert_eq!(enter(&mut all, 2, 2, now), Some(2));
+    }
+
+    #[test]
+    fn those_that_wait_end_at_their_deadline_and_all_at_the_end() {
+        let (mut all, now) = (HalfOpen::new(9, 1, PATIENCE), Instant::now());
+        (1..4).for_each(|id| speak(&mut all, id, 1, now));
+        let begun = all.next(now).unwrap();
+        all.outdate();
+        assert_eq!(enter(&mut all, 4, 1, now + PATIENCE), None);
+        all.end_late(now + PATIENCE);
+        assert_eq!(all.len(), 2);
+        all.clear();
+        assert!(all.len() == 0 && (&begun.socket).write(&[0]).is_err());
+    }
+}

@@ -1,0 +1,589 @@
+//! Certificates of kubelets: approves what they ask the cluster's signers for (certificates.k8s.io/v1) where that is what their
+//! machine joined as, by attestation.
+//!
+//! ```text
+//! CertificateSigningRequest ─► kube-apiserver-client-kubelet ─► [client]   a join ticket's token: for the ticket's node
+//!        │ other signers                                                   a node: for itself
+//!        │                     kubelet-serving ───────────────► [serving]  a node: for itself, with the addresses of its join
+//!        ▼                                                         │ no: denied or left
+//!    not looked at                                                 ▼
+//!                                                              approved: the cluster's controller manager signs
+//! ```
+//!
+//! The API server says who asks: the bearer of a token, or of a node's client certificate, which is taken for its kubelet. So
+//! whoever has taken over a node gets what that node may have, and nothing that is another's.
+//!
+//! What is left is not ours to judge, or not yet: an administrator or another approver may decide about it, and it is looked at
+//! again, ever more seldom, until it is decided or gone. All replicas judge; the API server takes the first that says it.
+
+mod client;
+mod serving;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rustls::pki_types::CertificateSigningRequestDer;
+use rustls::pki_types::pem::PemObject;
+use serde_json::{Value, json};
+
+use super::audit::{Audit, Verdict};
+use super::cluster::Cluster;
+use super::instances::Instances;
+use super::refusal::Refusal;
+use base::backoff::Backoff;
+pub use client::SIGNER as CLIENT_SIGNER;
+use kubernetes::certificate_request::CertificateRequest;
+use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, Error, Event, Selector};
+use kubernetes::kubelet_certificate::pem;
+use kubernetes::machine_record;
+use kubernetes::services::TICKET_GROUP;
+
+/// The user name of a kubelet, before its node's name, and its group.
+const USER_PREFIX: &str = "system:node:";
+const GROUP: &str = "system:nodes";
+/// What a certificate may be for beside its purpose. An ECDSA key enciphers nothing, but some ask for it.
+const USAGES: [&str; 2] = ["digital signature", "key encipherment"];
+/// These and the purpose.
+const MAX_USAGES: usize = USAGES.len() + 1;
+/// The word for a request of somebody whose requests are not judged here.
+const REQUESTER: &str = "requester";
+/// A kubelet's request has 800 characters, as PEM in base64; that of a name of 253 has 1600.
+const MAX_ENCODED: usize = 4096;
+/// What is kept of a longer one; base64, as the API wants it.
+const TOO_LONG: &str = "dG9vIGxvbmc=";
+
+/// For one call of the API.
+const TIME: Duration = Duration::from_secs(10);
+/// Pauses before a request is looked at again.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
+/// How long nothing is judged after a start, until the cluster is known.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Requests of one kubelet that wait: it looks at its newest alone. Kubernetes deletes what nobody decides about after a day.
+const MAX_OF_USER: usize = 4;
+
+/// Judges requests; the threads are [`Running`].
+pub struct Approver {
+    cluster: Arc<Cluster>,
+    client: Client,
+    instances: Arc<Instances>,
+    audit: Arc<Audit>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Ends the threads when dropped; the cluster's client must have been stopped.
+pub struct Running(Arc<Approver>, Vec<JoinHandle<()>>);
+
+#[derive(Default)]
+struct State {
+    /// Requests that nobody has decided about, by their names.
+    open: HashMap<String, Open>,
+    ends: bool,
+}
+
+struct Open {
+    /// The object, as [`keep`] leaves it.
+    request: Arc<Value>,
+    since: Instant,
+    due: Instant,
+    backoff: Backoff,
+    /// Why it is still here, as it was said; once.
+    said: &'static str,
+}
+
+/// What a certificate is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Client,
+    Serving,
+}
+
+impl Kind {
+    /// By the signer that is asked (Kubernetes' documentation, "Certificate Signing Requests"); none for one that is not looked at.
+    fn of(request: &Value) -> Option<Kind> {
+        match text(request, "/spec/signerName") {
+            client::SIGNER => Some(Kind::Client),
+            serving::SIGNER => Some(Kind::Serving),
+            _ => None,
+        }
+    }
+
+    /// As in the log and the metrics.
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Client => "client",
+            Kind::Serving => "serving",
+        }
+    }
+}
+
+/// What to do about a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Judgement {
+    Approve(String),
+    Deny(&'static str, String),
+    Leave(&'static str, String),
+}
+
+use Judgement::{Approve, Deny, Leave};
+
+impl Approver {
+    /// Begins to judge.
+    pub fn start(cluster: &Arc<Cluster>, instances: &Arc<Instances>, audit: &Arc<Audit>) -> io::Result<Running> {
+        let approver = Arc::new(Approver {
+            cluster: cluster.clone(),
+            client: cluster.client().within(TIME),
+            instances: instances.clone(),
+            audit: audit.clone(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let mut running = Running(approver.clone(), Vec::new());
+        let judging = approver.clone();
+        running.1.push(thread::Builder::new().name("approver".into()).spawn(move || judging.work())?);
+        let watch = move || {
+            let all = CERTIFICATE_SIGNING_REQUESTS.all();
+            approver.cluster.watch(&all, &Selector::default(), keep, |event| approver.on(event));
+        };
+        running.1.push(thread::Builder::new().name("watch-requests".into()).spawn(watch)?);
+        Ok(running)
+    }
+
+    fn on(&self, event: Option<Event>) {
+        let mut state = self.lock();
+        match event {
+            None => {}
+            Some(Event::Listed(requests)) => {
+                let mut before = std::mem::take(&mut state.open);
+                for request in requests {
+                    let known = before.remove(name_of(&request));
+                    state.take(request, known);
+                }
+            }
+            Some(Event::Added(request) | Event::Modified(request)) => {
+                let known = state.open.remove(name_of(&request));
+                state.take(request, known);
+            }
+            Some(Event::Deleted(request)) => drop(state.open.remove(name_of(&request))),
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        while !state.ends {
+            let pause = match state.next() {
+                Some((name, due)) if due <= Instant::now() => {
+                    drop(state);
+                    // what is not known yet is not missing
+                    let pause = if self.cluster.is_known_within(LOOK_EVERY) { self.handle(&name) } else { LOOK_EVERY };
+                    state = self.lock();
+                    pause
+                }
+                Some((_, due)) => due.saturating_duration_since(Instant::now()),
+                None => LONGEST_PAUSE,
+            };
+            if !state.ends && !pause.is_zero() {
+                state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+
+    /// Judges a request, and carries it out. How long to wait before the next one.
+    fn handle(&self, name: &str) -> Duration {
+        let Some(request) = self.lock().open.get(name).map(|open| open.request.clone()) else { return Duration::ZERO };
+        let (node, judgement) = self.judge(&request);
+        let (verdict, word, why) = match judgement {
+            Approve(why) => (Verdict::Approved, "attested", why),
+            Deny(word, why) => (Verdict::Denied, word, why),
+            Leave(word, why) => (Verdict::Left, word, why),
+        };
+        if verdict == Verdict::Left {
+            self.put_off(&request, &node, Some((verdict, word, &why)));
+            if word == REQUESTER {
+                // that never changes
+                self.lock().forget(&request);
+            }
+            return Duration::ZERO;
+        }
+        match self.decide(&request, verdict, word, &why) {
+            Ok(()) => {
+                self.say(&request, &node, verdict, word, &why);
+                self.lock().forget(&request);
+            }
+            Err(error) if error.is_not_found() => self.lock().forget(&request),
+            Err(Error::Stopped) => return LOOK_EVERY,
+            // another replica or an administrator was faster: the watch brings it
+            Err(error) if error.is_conflict() => self.put_off(&request, &node, None),
+            Err(error) => {
+                let refusal = Refusal::of_api(&error);
+                self.put_off(&request, &node, Some((Verdict::Failed, refusal.word, &refusal.inside)));
+                // it will hardly take the next one
+                return LOOK_EVERY;
+            }
+        }
+        Duration::ZERO
+    }
+
+    /// Later again; why is said if that is news.
+    fn put_off(&self, request: &Arc<Value>, node: &str, why: Option<(Verdict, &'static str, &str)>) {
+        let mut state = self.lock();
+        let Some(open) = state.open.get_mut(name_of(request)).filter(|open| Arc::ptr_eq(&open.request, request)) else {
+            return;
+        };
+        open.due = Instant::now() + open.backoff.pause();
+        if let Some((verdict, word, why)) = why
+            && std::mem::replace(&mut open.said, word) != word
+        {
+            self.say(request, node, verdict, word, why);
+        }
+    }
+
+    fn say(&self, request: &Value, node: &str, verdict: Verdict, word: &'static str, why: &str) {
+        let kind = Kind::of(request).map_or("", Kind::name);
+        self.audit.certificate(kind, verdict, name_of(request), node, word, why);
+    }
+
+    /// Of which node, as far as one can tell; what to do.
+    fn judge(&self, request: &Value) -> (String, Judgement) {
+        let user = user_of(request).strip_prefix(USER_PREFIX).unwrap_or_default().to_owned();
+        let state_of =
+            |node: &str| (self.cluster.record(&machine_record::name_of_node(node)), self.cluster.node(node).is_some());
+        if Kind::of(request) == Some(Kind::Client) {
+            return match client::examine(request) {
+                Err(judgement) => (user, judgement),
+                Ok(asked) => {
+                    let (record, is_there) = state_of(&asked.node);
+                    let node_of_token = |id: &str| self.cluster.node_of_token(id);
+                    let judgement = client::compare(&asked, record.as_deref(), is_there, node_of_token);
+                    (asked.node, judgement)
+                }
+            };
+        }
+        let judgement = serving::examine(request).map_or_else(
+            |judgement| judgement,
+            |asked| {
+                let (record, is_there) = state_of(&asked.node);
+                serving::compare(&asked, record.as_deref(), is_there, || self.instances.address(&asked.node))
+            },
+        );
+        (user, judgement)
+    }
+
+    /// Writes it into the request, as this replica has seen it.
+    fn decide(&self, request: &Value, verdict: Verdict, word: &str, why: &str) -> Result<(), Error> {
+        let kind = if verdict == Verdict::Approved { "Approved" } else { "Denied" };
+        let mut decided = request.clone();
+        decided["status"]["conditions"] = json!([{
+            "type": kind, "status": "True", "reason": word, "message": format!("join service: {why}"),
+        }]);
+        let at = CERTIFICATE_SIGNING_REQUESTS.named(name_of(request)).subresource("approval");
+        self.client.update(&at, &decided).map(drop)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Takes a request as it is now, unless somebody has decided about it; `known` is it as it was.
+    fn take(&mut self, request: Value, known: Option<Open>) {
+        if is_decided(&request) {
+            return;
+        }
+        let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let (now, name, request) = (Instant::now(), name_of(&request).to_owned(), Arc::new(request));
+        let open = match known {
+            Some(open) if open.request == request => open,
+            Some(open) => Open { request, due: now, ..open },
+            None => Open { request, since: now, due: now, backoff, said: "" },
+        };
+        let user = user_of(&open.request);
+        let same = || self.open.iter().filter(|(_, other)| user_of(&other.request) == user);
+        if same().count() >= MAX_OF_USER
+            && let Some(oldest) = same().min_by_key(|(_, open)| open.since).map(|(name, _)| name.clone())
+        {
+            self.open.remove(&oldest);
+        }
+        self.open.insert(name, open);
+    }
+
+    /// Whose turn is next, and when.
+    fn next(&self) -> Option<(String, Instant)> {
+        self.open.iter().min_by_key(|(_, open)| open.due).map(|(name, open)| (name.clone(), open.due))
+    }
+
+    /// It is decided, unless it has changed meanwhile.
+    fn forget(&mut self, request: &Arc<Value>) {
+        if self.open.get(name_of(request)).is_some_and(|open| Arc::ptr_eq(&open.request, request)) {
+            self.open.remove(name_of(request));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.lock().ends = true;
+        self.0.changed.notify_all();
+        for thread in self.1.drain(..) {
+            // one that panicked has said so
+            let _ = thread.join();
+        }
+    }
+}
+
+fn deny<T>(word: &'static str, why: String) -> Result<T, Judgement> {
+    Err(Deny(word, why))
+}
+
+/// What is asked for, where it is for `purpose` and nothing else, and in the right form.
+fn read(request: &Value, purpose: &str) -> Result<CertificateRequest, Judgement> {
+    let usages = || strings(request, "/spec/usages");
+    if usages().count() > MAX_USAGES {
+        return deny("usages", format!("it is for more than {purpose:?} and {USAGES:?}"));
+    }
+    if let Some(usage) = usages().find(|usage| *usage != purpose && !USAGES.contains(usage)) {
+        return deny("usages", format!("such a certificate is not for {usage:.40?}"));
+    }
+    if !usages().any(|usage| usage == purpose) {
+        return deny("usages", format!("such a certificate is for {purpose:?}"));
+    }
+    let parsed = decode(text(request, "/spec/request"))
+        .and_then(|der| CertificateRequest::parse_with_names(&der).map_err(|error| error.to_string()));
+    parsed.or_else(|why| deny("certificate-request", format!("the request is refused: {why}")))
+}
+
+/// Whether one of this group asks.
+fn is_of_group(request: &Value, group: &str) -> bool {
+    strings(request, "/spec/groups").any(|one| one == group)
+}
+
+/// The request in a `spec.request`, DER. PEM has many forms, and what the signer reads must be what was judged: so it is taken
+/// only as Go and OpenSSL write it.
+fn decode(encoded: &str) -> Result<Vec<u8>, String> {
+    if encoded.len() > MAX_ENCODED || encoded == TOO_LONG {
+        return Err(format!("it has more than {MAX_ENCODED} characters"));
+    }
+    let text = BASE64_STANDARD.decode(encoded).map_err(|_| "it is no base64".to_owned())?;
+    let der = CertificateSigningRequestDer::from_pem_slice(&text).map_err(|_| "it is no PEM".to_owned())?;
+    match pem("CERTIFICATE REQUEST", &der).as_bytes() == text {
+        true => Ok(der.to_vec()),
+        false => Err("it is more than one request as PEM, in lines of 64 characters".into()),
+    }
+}
+
+/// Whether somebody has approved or denied it, or it was signed, or cannot be.
+fn is_decided(request: &Value) -> bool {
+    let conditions = request.pointer("/status/conditions").and_then(Value::as_array);
+    conditions.is_some_and(|conditions| !conditions.is_empty()) || !text(request, "/status/certificate").is_empty()
+}
+
+fn name_of(object: &Value) -> &str {
+    text(object, "/metadata/name")
+}
+
+fn user_of(request: &Value) -> &str {
+    text(request, "/spec/username")
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn strings<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a str> {
+    object.pointer(pointer).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
+}
+
+/// Who may make requests may make them large: only what is judged is kept, and of a long one that it is too long.
+fn keep(request: Value) -> Value {
+    let mut kept = json!({"metadata": {"name": name_of(&request)}});
+    if is_decided(&request) || Kind::of(&request).is_none() {
+        kept["status"]["conditions"] = json!([{"type": "Decided"}]);
+        return kept;
+    }
+    let mut pkcs10 = text(&request, "/spec/request");
+    if pkcs10.len() > MAX_ENCODED {
+        pkcs10 = TOO_LONG;
+    }
+    let groups: Vec<_> = [GROUP, TICKET_GROUP].into_iter().filter(|group| is_of_group(&request, group)).collect();
+    // more than there are good ones are not all good
+    let usages: Vec<_> = strings(&request, "/spec/usages").take(MAX_USAGES + 1).collect();
+    for field in ["uid", "resourceVersion"] {
+        kept["metadata"][field] = request["metadata"][field].clone();
+    }
+    kept["spec"] = json!({
+        "signerName": text(&request, "/spec/signerName"), "username": user_of(&request), "groups": groups,
+        "usages": usages, "request": pkcs10,
+    });
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
+
+    use super::serving::{SERVER_AUTH, SIGNER, examine};
+    use super::*;
+    use support::mutation::mutations;
+
+    pub(super) const IP: &str = "10.0.0.7";
+
+    /// `spec.request` as Go makes it: O and CN, names before addresses, in lines of 64 characters.
+    pub(super) fn pkcs10(common_name: &str, names: &[&str], addresses: &[&str]) -> String {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, GROUP);
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        let names = names.iter().map(|name| SanType::DnsName((*name).try_into().unwrap()));
+        let addresses = addresses.iter().map(|address| SanType::IpAddress(address.parse().unwrap()));
+        params.subject_alt_names = names.chain(addresses).collect();
+        let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
+        BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", request.der()).as_bytes())
+    }
+
+    /// As the API server shows it.
+    pub(super) fn request(request: &str) -> Value {
+        json!({
+            "metadata": {"name": "csr-1", "resourceVersion": "1"},
+            "spec": {
+                "signerName": SIGNER, "username": "system:node:n", "groups": [GROUP, "system:authenticated"],
+                "usages": ["digital signature", SERVER_AUTH], "request": request,
+            },
+            "status": {},
+        })
+    }
+
+    pub(super) fn good() -> Value {
+        request(&pkcs10("system:node:n", &["n"], &[IP]))
+    }
+
+    pub(super) fn word(judgement: Judgement) -> &'static str {
+        match judgement {
+            Approve(_) => "approved",
+            Deny(word, _) | Leave(word, _) => word,
+        }
+    }
+
+    #[test]
+    fn pem_is_taken_in_one_form_only_so_that_the_signer_reads_what_was_judged() {
+        let good = pkcs10("system:node:n", &["n"], &[IP]);
+        let text = String::from_utf8(BASE64_STANDARD.decode(&good).unwrap()).unwrap();
+        let other = BASE64_STANDARD.decode(pkcs10("system:node:m", &["m"], &[])).unwrap();
+        let other = String::from_utf8(other).unwrap();
+        assert!(decode(&good).is_ok());
+        for changed in [
+            format!("{text}{other}"),
+            format!("{other}{text}"),
+            format!("a: b\n{text}"),
+            format!("{text}\n"),
+            text.replace("CERTIFICATE REQUEST", "NEW CERTIFICATE REQUEST"),
+            text.replace("REQUEST-----\n", "REQUEST-----\nProc-Type: a\n\n"),
+            text.replace('\n', "\r\n"),
+            String::new(),
+        ] {
+            assert!(decode(&BASE64_STANDARD.encode(&changed)).is_err(), "{changed}");
+        }
+        assert!(decode("?").is_err() && decode(&"A".repeat(MAX_ENCODED + 1)).is_err());
+    }
+
+    #[test]
+    fn no_mutation_of_a_request_gets_another_name_or_address_or_makes_it_panic() {
+        let good = good();
+        let expected = examine(&good).unwrap();
+        let encoded = text(&good, "/spec/request");
+        let der = decode(encoded).unwrap();
+        for mutant in mutations(&der, 20_000) {
+            let encoded = BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", &mutant).as_bytes());
+            match examine(&request(&encoded)) {
+                // a signature has two forms at most, and the rest is signed
+                Ok(asked) => assert_eq!(asked, expected),
+                Err(judgement) => assert_eq!(word(judgement), "certificate-request"),
+            }
+        }
+        for mutant in mutations(encoded.as_bytes(), 5000) {
+            if let Ok(asked) = examine(&request(&String::from_utf8_lossy(&mutant))) {
+                assert_eq!(asked, expected);
+            }
+        }
+        for mutant in mutations(good.to_string().as_bytes(), 5000) {
+            if let Ok(object) = serde_json::from_slice::<Value>(&mutant) {
+                let _ = examine(&object);
+                State::default().take(object, None);
+            }
+        }
+    }
+
+    #[test]
+    fn of_what_nobody_asked_for_little_is_kept() {
+        let mut request = good();
+        let long = Value::from("A".repeat(1 << 20));
+        for place in ["/metadata/annotations", "/spec/extra", "/spec/usages", "/spec/groups", "/status"] {
+            let (object, field) = place.rsplit_once('/').unwrap();
+            request.pointer_mut(object).unwrap()[field] = match request.pointer(place) {
+                Some(Value::Array(some)) => [some.clone(), vec![long.clone(); 3]].concat().into(),
+                _ => json!({"a": long}),
+            };
+        }
+        let kept = keep(request.clone());
+        assert!(kept.to_string().len() < 3 << 20 && matches!(examine(&kept), Err(Deny("usages", _))));
+        request["spec"]["usages"] = good()["spec"]["usages"].clone();
+        assert!(keep(request.clone()).to_string().len() < 2 * MAX_ENCODED);
+        assert_eq!(examine(&keep(request.clone())), examine(&good()));
+        request["spec"]["request"] = long;
+        assert!(
+            matches!(examine(&keep(request.clone())), Err(Deny("certificate-request", why)) if why.contains("4096"))
+        );
+        request["status"] = json!({"conditions": [{"type": "Denied"}]});
+        assert!(is_decided(&keep(request.clone())) && keep(request).to_string().len() < 200);
+    }
+
+    #[test]
+    fn of_a_kubelets_requests_the_newest_wait() {
+        let mut state = State::default();
+        for number in 0..2 * MAX_OF_USER {
+            for user in ["system:node:n", "system:node:m"] {
+                let mut request = good();
+                request["metadata"]["name"] = format!("{user}-{number}").into();
+                request["spec"]["username"] = user.into();
+                state.take(request, None);
+            }
+        }
+        let mut names: Vec<_> = state.open.into_keys().collect();
+        names.sort();
+        let newest = |user: &str| (MAX_OF_USER..2 * MAX_OF_USER).map(|n| format!("{user}-{n}")).collect::<Vec<_>>();
+        assert_eq!(names, [newest("system:node:m"), newest("system:node:n")].concat());
+    }
+
+    #[test]
+    fn what_is_decided_is_forgotten_and_what_comes_again_unchanged_waits_on() {
+        let (mut state, request) = (State::default(), good());
+        state.take(request.clone(), None);
+        let later = Instant::now() + LONGEST_PAUSE;
+        state.open.get_mut("csr-1").unwrap().due = later;
+        let known = state.open.remove("csr-1");
+        state.take(request.clone(), known);
+        assert_eq!(state.next(), Some(("csr-1".into(), later)));
+        let mut changed = request;
+        changed["metadata"]["resourceVersion"] = "2".into();
+        let known = state.open.remove("csr-1");
+        state.take(changed.clone(), known);
+        assert!(state.next().unwrap().1 < later);
+        // an answer to what it was before says nothing about it now
+        state.forget(&Arc::new(changed.clone()));
+        assert_eq!(state.open.len(), 1);
+        for condition in ["Approved", "Denied", "Failed"] {
+            changed["status"]["conditions"] = json!([{"type": condition, "status": "True"}]);
+            let known = state.open.remove("csr-1");
+            state.take(changed.clone(), known);
+            assert!(state.next().is_none(), "{condition}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Serving certificates of kubelets (`kubernetes.io/kubelet-serving`), which they renew themselves.
+//!
+//! ```text
+//! who asks: a kubelet ─► for what: its own name, for serving ─► the record of its join: addresses
+//!       │ no                     │ no                         ─► the cloud: still that machine's
+//!       ▼                        ▼                                  │ no         │ not to be had
+//!      left                    denied                             denied        left
+//! ```
+
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use super::super::refusal::Refusal;
+use super::{Approve, Deny, GROUP, Judgement, Leave, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
+use kubernetes::NAMESPACE;
+use kubernetes::certificate_request::CertificateRequest;
+use kubernetes::machine_record::{self, Record};
+
+/// Certificates of kubelets' servers.
+pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// What it must be for.
+pub const SERVER_AUTH: &str = "server auth";
+
+/// What a kubelet asks for, in the right form.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Asked {
+    pub node: String,
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Who asks, and for what: all that can be judged by the request alone.
+pub fn examine(request: &Value) -> Result<Asked, Judgement> {
+    let user = user_of(request);
+    let Some(node) = user.strip_prefix(USER_PREFIX).filter(|_| is_of_group(request, GROUP)) else {
+        return Err(Leave(REQUESTER, "it is not a kubelet that asks: an administrator may decide about it".into()));
+    };
+    let CertificateRequest { common_name, names, addresses, .. } = read(request, SERVER_AUTH)?;
+    if common_name != user {
+        return deny("subject", format!("{user:.80?} asks for the certificate of {common_name:.80?}"));
+    }
+    if let Some(name) = names.iter().find(|name| *name != node) {
+        return deny("name", format!("{name:.80?} is not the name of the node {node:.80?}"));
+    }
+    if names.is_empty() && addresses.is_empty() {
+        return deny("name", "a serving certificate without a name or an address serves nobody".into());
+    }
+    Ok(Asked { node: node.to_owned(), addresses })
+}
+
+/// Whether the node has joined as what it asks for. `cloud` is asked only for one that has.
+pub fn compare(
+    asked: &Asked,
+    record: Option<&Record>,
+    is_there: bool,
+    cloud: impl FnOnce() -> Option<Result<Option<IpAddr>, Refusal>>,
+) -> Judgement {
+    let Asked { node, addresses } = asked;
+    let map = format!("ConfigMap {NAMESPACE}/{}", machine_record::name_of_node(node));
+    let Some(record) = record.filter(|record| record.node == *node) else {
+        let why =
+            format!("there is no {map}: nobody knows as what {node} joined; approve it by hand, or let it join anew");
+        return Leave("no-record", why);
+    };
+    if !is_there {
+        return Leave("no-node", format!("there is no node {node}"));
+    }
+    if let Some(address) = addresses.iter().find(|one| !record.addresses.is_empty() && !record.addresses.contains(one))
+    {
+        return Deny("address", format!("{address} is not what {node} joined with, by {map}"));
+    }
+    let cloud = match cloud() {
+        None if record.addresses.is_empty() && !addresses.is_empty() => {
+            let why = format!("{map} has no addresses, and no metadata service says which {node} has");
+            return Leave("no-addresses", why);
+        }
+        None => return Approve(format!("{node} joined as this, by {map}")),
+        Some(Err(refusal)) => return Leave("metadata", format!("{} ({})", refusal.message(), refusal.inside)),
+        Some(Ok(None)) => {
+            let why = format!(
+                "the cloud's metadata service knows no machine of this cluster named {node}, or no address of it"
+            );
+            return Leave("unknown-machine", why);
+        }
+        Some(Ok(Some(address))) => address,
+    };
+    match addresses.iter().find(|address| **address != cloud) {
+        Some(address) => Deny("address", format!("{address} is not the address of {node} in the cluster's network")),
+        None if record.addresses.is_empty() => {
+            Approve(format!("{node} joined, by {map}, and the metadata service says that this is its address"))
+        }
+        None => Approve(format!("{node} joined as this, by {map}, and the metadata service says the same")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::super::tests::{IP, good, pkcs10, request, word};
+    use super::*;
+
+    fn record(addresses: &[&str]) -> Record {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        Record { node: "n".into(), name: "join-node-n".into(), addresses, ..Record::default() }
+    }
+
+    #[test]
+    fn a_kubelets_request_for_its_own_name_and_addresses_has_the_right_form() {
+        let asked = Asked { node: "n".into(), addresses: vec![IP.parse().unwrap()] };
+        assert_eq!(examine(&good()), Ok(asked));
+        let mut with_rsa = good();
+        with_rsa["spec"]["usages"] = json!(["key encipherment", "digital signature", SERVER_AUTH]);
+        assert!(examine(&with_rsa).is_ok());
+    }
+
+    #[test]
+    fn a_request_of_another_form_is_denied_and_one_of_nobody_of_ours_is_left() {
+        let with = |pointer: &str, value: Value| {
+            let mut request = good();
+            *request.pointer_mut(pointer).unwrap() = value;
+            request
+        };
+        let denied = |request: Value| match examine(&request) {
+            Err(Deny(word, _)) => word,
+            other => panic!("{other:?}"),
+        };
+        for usages in [json!([]), json!(["digital signature"]), json!([SERVER_AUTH, "client auth"]), json!(["any"])] {
+            assert_eq!(denied(with("/spec/usages", usages)), "usages");
+        }
+        let user = "system:node:n";
+        for (common_name, names, addresses, word) in [
+            ("system:node:m", vec!["n"], vec![IP], "subject"),
+            // which is the same node to us, but not to whoever reads the certificate
+            ("system:node:N", vec!["n"], vec![IP], "subject"),
+            ("system:masters", vec!["n"], vec![IP], "certificate-request"),
+            (user, vec!["m"], vec![IP], "name"),
+            (user, vec!["n", "kubernetes"], vec![IP], "name"),
+            (user, vec!["n.cluster.local"], vec![], "name"),
+            (user, vec![], vec![], "name"),
+        ] {
+            assert_eq!(denied(request(&pkcs10(common_name, &names, &addresses))), word, "{common_name} {names:?}");
+        }
+        for (pointer, value) in [
+            ("/spec/username", json!("kubernetes-admin")),
+            ("/spec/username", json!("system:bootstrap:abcdef")),
+            ("/spec/username", Value::Null),
+            ("/spec/groups", json!(["system:authenticated"])),
+        ] {
+            assert!(matches!(examine(&with(pointer, value)), Err(Leave("requester", _))));
+        }
+    }
+
+    #[test]
+    fn only_what_the_node_joined_with_and_still_has_is_approved() {
+        let asked = |address: &str| Asked { node: "n".into(), addresses: vec![address.parse().unwrap()] };
+        let cloud = |address: &str| Some(Ok(Some(address.parse().unwrap())));
+        let unreachable = || Refusal::passing("metadata", "no answer", Duration::from_secs(5));
+        let (bound, old) = (record(&[IP, "fd00::7"]), record(&[]));
+        for (address, record, of_cloud, expected) in [
+            (IP, Some(&bound), None, "approved"),
+            ("fd00::7", Some(&bound), None, "approved"),
+            (IP, Some(&bound), cloud(IP), "approved"),
+            ("10.0.0.8", Some(&bound), None, "address"),
+            ("10.0.0.8", Some(&bound), cloud("10.0.0.8"), "address"),
+            // the machine has another address by now
+            (IP, Some(&bound), cloud("10.0.0.8"), "address"),
+            (IP, Some(&bound), Some(Ok(None)), "unknown-machine"),
+            (IP, Some(&bound), Some(Err(unreachable())), "metadata"),
+            // a record of before says no address
+            (IP, Some(&old), cloud(IP), "approved"),
+            ("10.0.0.8", Some(&old), cloud(IP), "address"),
+            (IP, Some(&old), None, "no-addresses"),
+            (IP, None, cloud(IP), "no-record"),
+        ] {
+            let judged = compare(&asked(address), record, true, || of_cloud.clone());
+            assert_eq!(word(judged.clone()), expected, "{address}: {judged:?}");
+        }
+        assert_eq!(word(compare(&asked(IP), Some(&bound), false, || None)), "no-node");
+        // a record under another's name, which nobody but an administrator could make
+        let other = Record { node: "m".into(), ..record(&[IP]) };
+        assert_eq!(word(compare(&asked(IP), Some(&other), true, || None)), "no-record");
+    }
+}

@@ -1,0 +1,608 @@
+//! What the join service knows of its cluster: kept up to date by watches, so that a ticket costs the API server no read.
+//!
+//! ```text
+//! nodes         ─► who is there, who is Ready            ConfigMaps of kube-system ─► kubeadm-config: endpoint, names
+//! NodeVersions  ─► which components are wanted                                        k8s-components-*: the components
+//! (the old system's, if it is there)                                                  join-*: which machine has which disk
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::Value;
+
+use super::cleaner::Cleaner;
+use super::refusal::Refusal;
+use base::time;
+use kubernetes::client::{self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch};
+use kubernetes::machine_record::Record;
+use kubernetes::{NAMESPACE, parameters, yaml};
+use proto::components::Component;
+
+/// How kubeadm's init names the ConfigMaps with components.
+const COMPONENTS_PREFIX: &str = "k8s-components-";
+const KUBEADM_CONFIG: &str = "kubeadm-config";
+/// The old system's only NodeVersion.
+const NODE_VERSION: &str = "constellation-version";
+/// How long to wait before a watch that was refused is tried again: a resource may come to be, or a right.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+/// kube-apiserver's, where an endpoint has none.
+const API_PORT: u16 = 6443;
+
+/// What is known, by all threads.
+pub struct Cluster {
+    client: Client,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// The threads that keep it up to date; they end with the client's stop.
+pub struct Watches(Vec<JoinHandle<()>>);
+
+#[derive(Default)]
+struct State {
+    has_nodes: bool,
+    has_config_maps: bool,
+    version: Version,
+    has_joining_nodes: bool,
+    nodes: HashMap<String, Node>,
+    components: BTreeMap<String, Arc<Components>>,
+    kubeadm: Option<Arc<Result<Kubeadm, String>>>,
+    records: HashMap<String, Arc<Record>>,
+    /// Names of the records that have this disk.
+    disks: HashMap<String, Vec<String>>,
+}
+
+/// Of the components that nodes are to have.
+#[derive(Default, PartialEq)]
+enum Version {
+    #[default]
+    Unknown,
+    /// The cluster has no such resource, or no object of it.
+    Absent,
+    /// The name of a ConfigMap.
+    Is(String),
+}
+
+/// A Node object.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Differs from that of one of the same name that was deleted.
+    pub uid: String,
+    /// Since when it is Ready, if it is.
+    pub ready_since: Option<SystemTime>,
+}
+
+/// A version of Kubernetes for nodes.
+pub struct Components {
+    /// When the ConfigMap was made, in the API's form.
+    created: String,
+    /// The ConfigMap.
+    pub name: String,
+    /// `v1.34.4`
+    pub version: String,
+    /// The list, or why it cannot be read.
+    pub list: Result<Vec<Component>, String>,
+}
+
+/// What kubeadm was told of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kubeadm {
+    /// `host:port` of the API server.
+    pub endpoint: String,
+    /// Further names of the control planes.
+    pub names: Vec<String>,
+}
+
+impl Cluster {
+    /// Begins to follow the cluster; `cleaner` hears of nodes that come.
+    pub fn follow(client: &Client, cleaner: &Arc<Cleaner>) -> io::Result<(Arc<Cluster>, Watches)> {
+        let cluster = Arc::new(Cluster { client: client.clone(), state: Mutex::default(), changed: Condvar::new() });
+        let mut watches = Watches(Vec::new());
+        let (nodes, told) = (cluster.clone(), cleaner.clone());
+        watches.start("watch-nodes", move || {
+            let selector = Selector::default();
+            nodes.watch(&NODES.all(), &selector, keep_of_node, |event| nodes.node_event(event, &told));
+        })?;
+        let maps = cluster.clone();
+        let told = cleaner.clone();
+        watches.start("watch-maps", move || {
+            let collection = CONFIG_MAPS.in_namespace(NAMESPACE);
+            maps.watch(&collection, &Selector::default(), keep_of_map, |event| maps.map_event(event, &told));
+        })?;
+        let versions = cluster.clone();
+        watches.start("watch-versions", move || {
+            let selector = Selector::fields(&format!("metadata.name={NODE_VERSION}"));
+            versions.watch(&NODE_VERSIONS.all(), &selector, |object| object, |event| versions.version_event(event));
+        })?;
+        Ok((cluster, watches))
+    }
+
+    /// The API.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Follows a collection until the client is stopped; `on` hears of each event, and of none where there is no such
+    /// resource, or no right to it.
+    pub fn watch(
+        &self,
+        collection: &Collection,
+        selector: &Selector,
+        keep: fn(Value) -> Value,
+        mut on: impl FnMut(Option<Event>),
+    ) {
+        let mut watch: Watch = self.client.watch(collection, selector).keeping(keep);
+        let mut said = String::new();
+        loop {
+            match watch.next() {
+                Ok(event) => {
+                    said.clear();
+                    on(Some(event));
+                }
+                Err(client::Error::Stopped) => return,
+                Err(error) => {
+                    // a resource that the cluster does not have is not worth a word; 403 where nobody has a right to it either
+                    let is_absent = error.is_not_found();
+                    if is_absent || error.code() == Some(403) {
+                        on(None);
+                    }
+                    if !is_absent && error.to_string() != said {
+                        said = error.to_string();
+                        log::error!("{said}: nothing is known of {collection} until that changes");
+                    }
+                    if self.client.stopped_within(REFUSED_PAUSE) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn node_event(&self, event: Option<Event>, cleaner: &Cleaner) {
+        let Some(event) = event else { return };
+        let mut seen = Vec::new();
+        let mut state = self.lock();
+        match event {
+            Event::Listed(nodes) => {
+                state.nodes = nodes.iter().map(|node| (name_of(node).to_owned(), node_of(node))).collect();
+                state.has_nodes = true;
+                seen.extend(state.nodes.iter().map(|(name, node)| (name.clone(), node.clone())));
+            }
+            Event::Added(node) | Event::Modified(node) => {
+                let (name, node) = (name_of(&node).to_owned(), node_of(&node));
+                // heartbeats change nothing here
+                if state.nodes.get(&name) != Some(&node) {
+                    seen.push((name.clone(), node.clone()));
+                    state.nodes.insert(name, node);
+                }
+            }
+            Event::Deleted(node) => drop(state.nodes.remove(name_of(&node))),
+        }
+        drop(state);
+        self.changed.notify_all();
+        for (name, node) in seen {
+            cleaner.node_is(&name, &node);
+        }
+    }
+
+    fn map_event(&self, event: Option<Event>, cleaner: &Cleaner) {
+        let Some(event) = event else { return };
+        let mut state = self.lock();
+        let mut records = Vec::new();
+        match event {
+            Event::Listed(maps) => {
+                state.components.clear();
+                state.kubeadm = None;
+                state.records.clear();
+                state.disks.clear();
+                for map in &maps {
+                    records.extend(state.take_map(map));
+                }
+                state.has_config_maps = true;
+            }
+            Event::Added(map) | Event::Modified(map) => records.extend(state.take_map(&map)),
+            Event::Deleted(map) => state.drop_map(name_of(&map)),
+        }
+        drop(state);
+        self.changed.notify_all();
+        for record in records {
+            cleaner.token_was_issued(&record, self.node(&record.node).as_ref());
+        }
+    }
+
+    fn version_event(&self, event: Option<Event>) {
+        let reference = |object: &Value| {
+            let reference = object.pointer("/spec/kubernetesComponentsReference").and_then(Value::as_str);
+            reference.filter(|name| !name.is_empty()).map_or(Version::Absent, |name| Version::Is(name.to_owned()))
+        };
+        let has_joining_nodes = event.is_some();
+        let version = match event {
+            None | Some(Event::Deleted(_)) => Version::Absent,
+            Some(Event::Listed(objects)) => objects.first().map_or(Version::Absent, reference),
+            Some(Event::Added(object) | Event::Modified(object)) => reference(&object),
+        };
+        let mut state = self.lock();
+        (state.version, state.has_joining_nodes) = (version, has_joining_nodes);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until all is known, for at most `time`; whether it is.
+    pub fn is_known_within(&self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        let mut state = self.lock();
+        loop {
+            if state.is_known() {
+                return true;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.client.is_stopped() {
+                return false;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Whether the old system's resources are there: its operator and join services may be too.
+    pub fn has_joining_nodes(&self) -> bool {
+        self.lock().has_joining_nodes
+    }
+
+    /// A node, if it is there.
+    pub fn node(&self, name: &str) -> Option<Node> {
+        self.lock().nodes.get(name).cloned()
+    }
+
+    /// A record by its name.
+    pub fn record(&self, name: &str) -> Option<Arc<Record>> {
+        self.lock().records.get(name).cloned()
+    }
+
+    /// The records that have this disk.
+    pub fn records_of_disk(&self, disk: &str) -> Vec<Arc<Record>> {
+        let state = self.lock();
+        let names = state.disks.get(disk).into_iter().flatten();
+        names.filter_map(|name| state.records.get(name)).cloned().collect()
+    }
+
+    /// The node whose join ticket has the token of this identifier.
+    pub fn node_of_token(&self, id: &str) -> Option<String> {
+        let state = self.lock();
+        let record = state.records.values().find(|record| record.token == id);
+        record.map(|record| record.node.clone())
+    }
+
+    /// How many records' names begin so: those of this machine, and all.
+    pub fn count_of_records(&self, prefix: &str, machine: &str) -> (usize, usize) {
+        let state = self.lock();
+        let records = state.records.values().filter(|record| record.name.starts_with(prefix));
+        records.fold((0, 0), |(own, all), record| (own + usize::from(record.machine == machine), all + 1))
+    }
+
+    /// Takes a record that was just written, or read, before the watch brings it.
+    pub fn learn(&self, record: Record) {
+        self.lock().take_record(record);
+    }
+
+    /// The same of the record of a disk that is about to be written, unless another machine has one meanwhile.
+    pub fn learn_of_disk(&self, record: &Record) {
+        let mut state = self.lock();
+        let names = state.disks.get(&record.disk).into_iter().flatten();
+        if names.filter_map(|name| state.records.get(name)).all(|other| other.machine.is_empty()) {
+            state.take_record(record.clone());
+        }
+    }
+
+    /// What nodes are to install.
+    pub fn components(&self) -> Result<Arc<Components>, Refusal> {
+        let state = self.lock();
+        let found = match &state.version {
+            Version::Is(name) => state.components.get(name),
+            _ => state.components.values().max_by_key(|one| (one.created.as_str(), one.name.as_str())),
+        };
+        let missing = || {
+            let inside = match &state.version {
+                Version::Is(name) => format!("there is no ConfigMap {NAMESPACE}/{name}, which {NODE_VERSION} names"),
+                _ => format!("there is no ConfigMap {NAMESPACE}/{COMPONENTS_PREFIX}*"),
+            };
+            Refusal::lacking("components", "the cluster does not say which version of Kubernetes a node is to have")
+                .because(inside)
+        };
+        let found = found.cloned().ok_or_else(missing)?;
+        match &found.list {
+            Ok(_) => Ok(found),
+            Err(error) => Err(Refusal::broken("components", format!("ConfigMap {NAMESPACE}/{}: {error}", found.name))),
+        }
+    }
+
+    /// Where the API server is, and its names.
+    pub fn kubeadm(&self) -> Result<Kubeadm, Refusal> {
+        let missing = "the cluster does not say where its API server is";
+        match self.lock().kubeadm.as_deref() {
+            Some(Ok(kubeadm)) => Ok(kubeadm.clone()),
+            Some(Err(error)) => Err(Refusal::broken("kubeadm-config", error.clone())),
+            None => {
+                let inside = format!("there is no ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}");
+                Err(Refusal::lacking("kubeadm-config", missing).because(inside))
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // each change is made whole before anything could panic
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn is_known(&self) -> bool {
+        self.has_nodes && self.has_config_maps && self.version != Version::Unknown
+    }
+
+    /// Returns the record that it was, if it was one.
+    fn take_map(&mut self, map: &Value) -> Option<Record> {
+        let name = name_of(map);
+        if name == KUBEADM_CONFIG {
+            self.kubeadm = Some(Arc::new(Kubeadm::read(map)));
+        } else if name.starts_with(COMPONENTS_PREFIX) {
+            self.components.insert(name.to_owned(), Arc::new(Components::read(map)));
+        } else if let Some(record) = Record::read(map) {
+            self.take_record(record.clone());
+            return Some(record);
+        }
+        None
+    }
+
+    fn take_record(&mut self, record: Record) {
+        self.drop_map(&record.name);
+        self.disks.entry(record.disk.clone()).or_default().push(record.name.clone());
+        self.records.insert(record.name.clone(), Arc::new(record));
+    }
+
+    fn drop_map(&mut self, name: &str) {
+        self.components.remove(name);
+        if name == KUBEADM_CONFIG {
+            self.kubeadm = None;
+        }
+        if let Some(record) = self.records.remove(name)
+            && let Some(names) = self.disks.get_mut(&record.disk)
+        {
+            names.retain(|other| other != name);
+            if names.is_empty() {
+                self.disks.remove(&record.disk);
+            }
+        }
+    }
+}
+
+impl Watches {
+    fn start(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        self.0.push(thread::Builder::new().name(name.into()).spawn(run)?);
+        Ok(())
+    }
+}
+
+impl Drop for Watches {
+    /// The client must have been stopped.
+    fn drop(&mut self) {
+        for thread in self.0.drain(..) {
+            // a thread that panicked has said so
+            let _ = thread.join();
+        }
+    }
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn name_of(object: &Value) -> &str {
+    text(object, "/metadata/name")
+}
+
+/// A Node object has 10 KiB, most of it the names of images.
+fn keep_of_node(mut node: Value) -> Value {
+    if let Some(status) = node.get_mut("status") {
+        let conditions = status.get_mut("conditions").map(Value::take).unwrap_or_default();
+        *status = serde_json::json!({"conditions": conditions});
+    }
+    without_management(node)
+}
+
+/// Of other ConfigMaps than ours only the name.
+fn keep_of_map(mut map: Value) -> Value {
+    let name = name_of(&map);
+    if name != KUBEADM_CONFIG && !name.starts_with(COMPONENTS_PREFIX) && !Record::is_name(name) {
+        for field in ["data", "binaryData"] {
+            drop(map.get_mut(field).map(Value::take));
+        }
+    }
+    without_management(map)
+}
+
+fn without_management(mut object: Value) -> Value {
+    for field in ["managedFields", "annotations"] {
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove(field);
+        }
+    }
+    object
+}
+
+fn node_of(node: &Value) -> Node {
+    let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
+    let ready = conditions.into_iter().flatten().find(|condition| condition["type"] == "Ready");
+    let since = ready.filter(|ready| ready["status"] == "True").map(|ready| {
+        // one that says no time has always been
+        time::parse(text(ready, "/lastTransitionTime")).unwrap_or(SystemTime::UNIX_EPOCH)
+    });
+    Node { uid: text(node, "/metadata/uid").to_owned(), ready_since: since }
+}
+
+impl Components {
+    fn read(map: &Value) -> Components {
+        Components {
+            created: text(map, "/metadata/creationTimestamp").to_owned(),
+            name: name_of(map).to_owned(),
+            version: text(map, "/data/cluster-version").to_owned(),
+            list: read_list(text(map, "/data/components")),
+        }
+    }
+}
+
+/// The list's JSON: keys as they are now, or, where a value is empty, those of before.
+fn read_list(json: &str) -> Result<Vec<Component>, String> {
+    let list: Vec<Value> = serde_json::from_str(json).map_err(|error| format!("components: {error}"))?;
+    let component = |value: Value| {
+        let text = |key: &str, old: &str| {
+            let of = |key: &str| value.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+            of(key).or_else(|| of(old)).unwrap_or_default().to_owned()
+        };
+        let is_set = |key: &str| value.get(key).and_then(Value::as_bool).unwrap_or_default();
+        Component {
+            url: text("url", "URL"),
+            hash: text("hash", "Hash"),
+            install_path: text("install_path", "InstallPath"),
+            extract: is_set("extract") || is_set("Extract"),
+        }
+    };
+    let list: Vec<_> = list.into_iter().map(component).collect();
+    match list.iter().all(|one| !one.url.is_empty() && !one.install_path.is_empty()) {
+        true => Ok(list),
+        false => Err("components: one has no url or install_path".into()),
+    }
+}
+
+impl Kubeadm {
+    /// Of the ConfigMap that kubeadm makes.
+    fn read(map: &Value) -> Result<Kubeadm, String> {
+        let problem = |error: String| format!("ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}: ClusterConfiguration: {error}");
+        let configuration =
+            yaml::document(text(map, "/data/ClusterConfiguration")).map_err(|error| problem(error.to_string()))?;
+        let endpoint = endpoint(text(&configuration, "/controlPlaneEndpoint")).map_err(problem)?;
+        let names = configuration.pointer("/apiServer/certSANs").and_then(Value::as_array);
+        let names = names.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+        Ok(Kubeadm { endpoint, names })
+    }
+
+    /// Whether the API server's certificate is good for this host name (RFC 6125 §6.4: in any case, and the first label of a
+    /// name may be `*`) or address, or clients look for it there.
+    pub fn is_served_under(&self, host: &str) -> bool {
+        let endpoint = self.endpoint.rsplit_once(':').map_or(self.endpoint.as_str(), |(host, _)| host);
+        let endpoint = endpoint.trim_start_matches('[').trim_end_matches(']');
+        let parent = host.split_once('.').map_or("", |(_, parent)| parent);
+        let address = host.parse::<IpAddr>().ok();
+        std::iter::once(endpoint).chain(self.names.iter().map(String::as_str)).any(|name| {
+            match name.strip_prefix("*.") {
+                Some(of) => of.eq_ignore_ascii_case(parent),
+                None if address.is_some() => name.parse().ok() == address,
+                None => name.eq_ignore_ascii_case(host),
+            }
+        })
+    }
+}
+
+/// `host:port` of kubeadm's controlPlaneEndpoint, which may lack the port.
+fn endpoint(text: &str) -> Result<String, String> {
+    if let Ok(address) = text.parse::<std::net::SocketAddr>() {
+        return Ok(address.to_string());
+    }
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !host.contains(':') => {
+            (host, port.parse().map_err(|_| format!("controlPlaneEndpoint {text:?} has a port that is none"))?)
+        }
+        _ => (text, API_PORT),
+    };
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    parameters::host(host).map_err(|error| format!("controlPlaneEndpoint: {error}"))?;
+    Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn kubeadm(configuration: &str) -> Result<Kubeadm, String> {
+        Kubeadm::read(&json!({"data": {"ClusterConfiguration": configuration}}))
+    }
+
+    #[test]
+    fn the_endpoint_gets_the_api_servers_port_where_it_has_none() {
+        for (text, expected) in [
+            ("10.0.0.1", "10.0.0.1:6443"),
+            ("10.0.0.1:443", "10.0.0.1:443"),
+            ("lb.example", "lb.example:6443"),
+            ("lb.example:8443", "lb.example:8443"),
+            ("fd00::1", "[fd00::1]:6443"),
+            ("[fd00::1]", "[fd00::1]:6443"),
+            ("[fd00::1]:443", "[fd00::1]:443"),
+        ] {
+            assert_eq!(endpoint(text).as_deref(), Ok(expected));
+        }
+        for text in ["", "a b", "lb:x", "https://lb", ":6443"] {
+            assert!(endpoint(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn kubeadms_names_are_read_and_what_is_no_name_is_left_out() {
+        let read =
+            kubeadm("apiServer:\n  certSANs: [127.0.0.1, lb.example, 7]\ncontrolPlaneEndpoint: lb.example\n").unwrap();
+        assert_eq!(read.names, ["127.0.0.1", "lb.example"]);
+        assert!(kubeadm("apiServer: {}\n").unwrap_err().contains("controlPlaneEndpoint"));
+        assert!(kubeadm("a: [").unwrap_err().contains("ClusterConfiguration: line"));
+    }
+
+    #[test]
+    fn the_api_server_s_names_are_those_of_its_certificate_and_its_endpoint() {
+        let sans = "apiServer:\n  certSANs: [10.0.0.5, lb.example, '*.Wild.example', 'fd00:0::5']\n";
+        let read = kubeadm(&format!("{sans}controlPlaneEndpoint: '[fd00::1]:443'\n")).unwrap();
+        for host in ["10.0.0.5", "LB.example", "a.wild.example", "fd00::5", "fd00::1", "fd00:0:0::1"] {
+            assert!(read.is_served_under(host), "{host}");
+        }
+        for host in ["10.0.0.50", "a.lb.example", "wild.example", "a.b.wild.example", "example", "fd00::2", ""] {
+            assert!(!read.is_served_under(host), "{host}");
+        }
+        assert!(kubeadm("controlPlaneEndpoint: cluster.example\n").unwrap().is_served_under("cluster.example"));
+    }
+
+    #[test]
+    fn components_are_read_in_both_forms() {
+        let new = json!([{"url": "https://a", "hash": "sha256:1", "install_path": "/b", "extract": true}, {"url": "data:,", "install_path": "/c"}]);
+        let old = json!([{"URL": "https://a", "Hash": "sha256:1", "InstallPath": "/b", "Extract": true}, {"URL": "data:,", "InstallPath": "/c", "url": ""}]);
+        let read = |json: &Value| read_list(&json.to_string()).unwrap();
+        assert!(read(&new) == read(&old) && read(&new)[0].extract && !read(&new)[1].extract);
+        for bad in ["", "{}", "[{}]", "[1]"] {
+            assert!(read_list(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_record_is_found_by_its_disk_until_it_is_gone_or_has_another() {
+        let mut state = State::default();
+        let record = |name: &str, disk: &str| Record { name: name.into(), disk: disk.into(), ..Record::default() };
+        state.take_record(record("a", "1"));
+        state.take_record(record("b", "1"));
+        state.take_record(record("a", "2"));
+        assert_eq!((&state.disks["1"], &state.disks["2"]), (&vec!["b".to_owned()], &vec!["a".to_owned()]));
+        state.drop_map("b");
+        assert!(!state.disks.contains_key("1") && state.records.len() == 1);
+    }
+
+    #[test]
+    fn a_node_is_ready_since_its_condition_says_so() {
+        let node = |status: &str| {
+            let ready = json!({"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:07Z"});
+            node_of(&keep_of_node(json!({"metadata": {"uid": "u"}, "status": {"images": [1], "conditions": [ready]}})))
+        };
+        assert_eq!(node("True").ready_since, Some(SystemTime::UNIX_EPOCH + Duration::from_secs(7)));
+        assert_eq!((node("False").ready_since, node("Unknown").uid.as_str()), (None, "u"));
+    }
+}

@@ -1,0 +1,414 @@
+//! The join service's end of the key service: one connection that all calls share, made anew when it fails.
+//!
+//! How the two know each other is [`Auth`]; [`crate::key_service`] says what each way is good for. A program takes the flags of
+//! all this by [`Flags`].
+
+use std::ffi::OsString;
+use std::fs;
+use std::net::{Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use zeroize::Zeroizing;
+
+use crate::key_service::members::Members;
+use attest::atls;
+use attest::attestation::{self, qemu_vtpm};
+use attest::tpm::Location;
+use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
+use base::program::{self, Failure};
+use proto::kms::GET_DATA_KEY;
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
+
+/// Where a pod finds its token for the key service.
+pub const TOKEN_FILE: &str = "/var/run/secrets/firstlight/key-service/token";
+
+/// A key takes microseconds: who does not answer within this will not.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// A SYN that is lost is sent again after 1 second (RFC 6298 §2.1).
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Two quotes, of which a hardware TPM takes up to a second each, and may be busy with others.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often the file of the token is looked at; the kubelet replaces a token some minutes before it expires.
+const TOKEN_INTERVAL: Duration = Duration::from_secs(20);
+/// After a connection failed, calls fail at once for this long instead of trying again one after the other.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Why there is no key; the text is for the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Error {
+    /// It may work in a while: the service is down, slow or busy.
+    Passing(String),
+    /// It will not: the service refused, or answered nonsense.
+    Lasting(String),
+}
+
+/// How we and the key service know each other.
+#[derive(Debug, Clone)]
+pub enum Auth {
+    /// Each proves by its TPM that it is a machine of this cluster.
+    Attested {
+        /// This machine's TPM.
+        tpm: Location,
+        /// Has `attestationConfig`, the policy that the other must meet.
+        config_dir: PathBuf,
+    },
+    /// We show the token in this file, which is read for each call, since somebody replaces it in time. We take whoever
+    /// answers for the key service.
+    Token(PathBuf),
+    /// Not at all.
+    None,
+}
+
+/// The flags of a program that asks a key service.
+///
+/// ```no_run
+/// # use services::join_service::keys::Flags;
+/// # fn f(mut args: lexopt::Parser) -> Result<(), base::program::Failure> {
+/// # use lexopt::prelude::*;
+/// let mut keys = Flags::default();
+/// while let Some(arg) = args.next()? {
+///     match arg {
+///         Long(name) if Flags::has(name) => {
+///             let name = name.to_owned();
+///             keys.set(&name, args.value()?)?;
+///         }
+///         other => return Err(other.unexpected().into()),
+///     }
+/// }
+/// let (endpoint, auth) = keys.finish("/var/config".as_ref())?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Default)]
+pub struct Flags {
+    endpoint: Option<String>,
+    /// Whether the endpoint came by its old name.
+    is_old: bool,
+    auth: Option<String>,
+    token: Option<PathBuf>,
+    tpm: Option<Location>,
+}
+
+impl Flags {
+    /// Whether `--name` is one of these. All of them have a value.
+    pub fn has(name: &str) -> bool {
+        ["key-service", "key-service-endpoint", "key-service-auth", "key-service-token", "tpm"].contains(&name)
+    }
+
+    /// Takes the value of `--name`.
+    pub fn set(&mut self, name: &str, value: OsString) -> Result<(), Failure> {
+        match name {
+            "key-service" | "key-service-endpoint" => {
+                self.endpoint = Some(endpoint(&program::text(value)?)?);
+                self.is_old = name == "key-service-endpoint";
+            }
+            "key-service-auth" => self.auth = Some(program::text(value)?),
+            "key-service-token" => self.token = Some(value.into()),
+            "tpm" => self.tpm = Some(program::parsed("tpm", value)?),
+            _ => return Err(Failure::Usage(format!("--{name} is no option of the key service"))),
+        }
+        Ok(())
+    }
+
+    /// Where the key service is, `HOST:PORT`, and how the two know each other; the policy is in `config_dir`.
+    pub fn finish(self, config_dir: &Path) -> Result<(String, Auth), Failure> {
+        let endpoint = self.endpoint.ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
+        // who uses the old name has the old system's key service, which knows no proof
+        let auth = match self.auth.as_deref().unwrap_or(if self.is_old { "none" } else { "attested" }) {
+            "attested" => {
+                let tpm = self.tpm.map_or_else(Location::default_device, Ok).map_err(|error| {
+                    Failure::failed(format!(
+                        "{error}: the key service would not know this machine; see --key-service-auth"
+                    ))
+                })?;
+                Auth::Attested { tpm, config_dir: config_dir.into() }
+            }
+            "token" => Auth::Token(self.token.unwrap_or_else(|| TOKEN_FILE.into())),
+            "none" => Auth::None,
+            other => {
+                let expected = "expected attested, token or none";
+                return Err(Failure::Usage(format!("--key-service-auth {other:?}: {expected}")));
+            }
+        };
+        Ok((endpoint, auth))
+    }
+}
+
+/// `HOST:PORT` as it can be asked; an IPv6 address may lack its brackets, as in what Kubernetes tells a pod of a Service. That it
+/// told nothing shows in the host, too: the kubelet then leaves `$(NAME)` as it is, until the next start of the container.
+fn endpoint(text: &str) -> Result<String, Failure> {
+    let refused = || Failure::Usage(format!("--key-service {text:?}: expected HOST:PORT"));
+    let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
+    let port: u16 = port.parse().map_err(|_| refused())?;
+    if let Ok(address) = host.trim_matches(['[', ']']).parse::<Ipv6Addr>() {
+        return Ok(SocketAddr::from((address, port)).to_string());
+    }
+    let is_of_host = |c: char| c.is_ascii_alphanumeric() || ['-', '.', '_'].contains(&c);
+    match !host.is_empty() && host.chars().all(is_of_host) {
+        true => Ok(text.to_owned()),
+        false => Err(refused()),
+    }
+}
+
+/// Asks the key service at one address.
+pub struct KeyClient {
+    inner: Arc<Inner>,
+    _keeper: Option<Keeper>,
+}
+
+struct Inner {
+    endpoint: String,
+    auth: Auth,
+    connection: Mutex<Connection>,
+}
+
+/// The thread that shows each new token to the key service soon, whether or not somebody needs a key: a key service that knows
+/// it serves us also while the API server is down, which is when nodes may need their keys most. Ends with this.
+struct Keeper {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Connection {
+    channel: Option<Channel>,
+    /// Counts the channels, so that a call gives up the one that it used and no newer one.
+    number: u64,
+    failed: Option<(Instant, String)>,
+}
+
+impl KeyClient {
+    /// Of the service at `host:port`. Connects with the first call.
+    pub fn new(endpoint: &str, auth: Auth) -> KeyClient {
+        if matches!(auth, Auth::None) {
+            log::warn!(
+                "KEYS COME IN PLAINTEXT, FROM WHOEVER ANSWERS at {endpoint}, as in the old system (--key-service-auth none): \
+                 who controls that network reads and chooses the keys of disks"
+            );
+        }
+        let inner = Arc::new(Inner { endpoint: endpoint.to_owned(), auth, connection: Mutex::default() });
+        let keeper = match &inner.auth {
+            Auth::Token(file) => Keeper::start(inner.clone(), file.clone()),
+            Auth::Attested { .. } | Auth::None => None,
+        };
+        KeyClient { inner, _keeper: keeper }
+    }
+
+    /// The key of this id, `len` bytes. Ends before `deadline`, and in any case within a few seconds (with
+    /// [`Auth::Attested`] some more, where a connection has to be made).
+    pub fn data_key(&self, id: &str, len: usize, deadline: Option<Instant>) -> Result<Secret, Error> {
+        self.inner.data_key(id, len, deadline)
+    }
+}
+
+impl Keeper {
+    fn start(client: Arc<Inner>, file: PathBuf) -> Option<Keeper> {
+        let (stop, stopped) = mpsc::channel();
+        let keep = move || {
+            let mut shown = None;
+            loop {
+                // what cannot be read is said by the call that needs it
+                let present = fs::read(&file).ok().map(|token| sha256(&Zeroizing::new(token)));
+                if present.is_some() && present != shown {
+                    match client.data_key(MEASUREMENT_SECRET_ID, KEY_LEN, None) {
+                        // it knows the token, or never will
+                        Ok(_) | Err(Error::Lasting(_)) => shown = present,
+                        Err(Error::Passing(error)) => log::debug!("the token was not shown: {error}"),
+                    }
+                }
+                if stopped.recv_timeout(TOKEN_INTERVAL) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        };
+        match thread::Builder::new().name("key-token".into()).spawn(keep) {
+            Ok(thread) => Some(Keeper { stop: Some(stop), thread: Some(thread) }),
+            Err(error) => {
+                log::warn!("no thread can be started that shows new tokens to the key service: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // a thread that panicked has said so
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Inner {
+    fn data_key(&self, id: &str, len: usize, deadline: Option<Instant>) -> Result<Secret, Error> {
+        let request = GetDataKeyRequest { data_key_id: id.to_owned(), length: len as u32 };
+        let started = Instant::now();
+        let mut response = match self.call(&request, deadline) {
+            // the service ends connections at their maximum age; or it may have been dead for long, which shows at once; that the key was asked for twice changes nothing
+            Called { reused, result: Err(status) }
+                if status.is_unprocessed()
+                    || reused && status.code() == Code::Unavailable && started.elapsed() < PAUSE =>
+            {
+                self.call(&request, deadline).result
+            }
+            called => called.result,
+        }
+        .map_err(|status| self.error(id, &status))?;
+        let key = Secret::new(std::mem::take(&mut response.data_key));
+        if key.len() != len {
+            return Err(Error::Lasting(format!(
+                "key service {}: key {id}: expected {len} bytes, got {}",
+                self.endpoint,
+                key.len()
+            )));
+        }
+        Ok(key)
+    }
+
+    fn call(&self, request: &GetDataKeyRequest, deadline: Option<Instant>) -> Called {
+        let opened = self.metadata().and_then(|metadata| Ok((metadata, self.channel(deadline)?)));
+        let (metadata, (channel, number, reused)) = match opened {
+            Ok(opened) => opened,
+            Err(status) => return Called { reused: false, result: Err(status) },
+        };
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = Some(left.map_or(CALL_TIMEOUT, |left| left.min(CALL_TIMEOUT)));
+        let result = channel.unary(GET_DATA_KEY, request, &CallOptions { timeout, metadata });
+        // after a call that timed out nobody knows whether the connection still works; and in TLS 1.3 the first call is
+        // where one learns that the other end has refused us, which it will do again
+        if let Err(status) = &result
+            && matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
+        {
+            let is_refused = !reused && status.code() == Code::Unavailable && !status.is_unprocessed();
+            self.give_up(number, is_refused.then(|| status.to_string()));
+        }
+        Called { reused, result }
+    }
+
+    /// What we show of ourselves with each call.
+    fn metadata(&self) -> Result<Metadata, Status> {
+        let mut metadata = Metadata::new();
+        if let Auth::Token(file) = &self.auth {
+            let unusable = |error: &dyn std::fmt::Display| {
+                Status::new(Code::Unavailable, format!("our token cannot be read from {}: {error}", file.display()))
+            };
+            let token = Zeroizing::new(fs::read_to_string(file).map_err(|error| unusable(&error))?);
+            let header = Zeroizing::new(format!("Bearer {}", token.trim()));
+            metadata.insert("authorization", &header).map_err(|_| unusable(&"it is none"))?;
+        }
+        Ok(metadata)
+    }
+
+    /// A channel, its number, and whether it has been there before.
+    fn channel(&self, deadline: Option<Instant>) -> Result<(Channel, u64, bool), Status> {
+        let unavailable = |text: &str| Status::new(Code::Unavailable, text);
+        // those who wait here for a connection that fails find that it has failed
+        let mut connection = self.lock();
+        if let Some(channel) = &connection.channel {
+            return Ok((channel.clone(), connection.number, true));
+        }
+        if let Some((at, error)) = &connection.failed
+            && at.elapsed() < PAUSE
+        {
+            return Err(unavailable(error));
+        }
+        let channel = self.connect(deadline).map_err(|error| {
+            connection.failed = Some((Instant::now(), error.clone()));
+            unavailable(&error)
+        })?;
+        connection.failed = None;
+        connection.channel = Some(channel.clone());
+        connection.number += 1;
+        Ok((channel, connection.number, false))
+    }
+
+    fn connect(&self, deadline: Option<Instant>) -> Result<Channel, String> {
+        let addresses = self.endpoint.to_socket_addrs().map_err(|error| error.to_string())?;
+        let mut failure = "the name has no address".to_owned();
+        for address in addresses {
+            let channel = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
+                .map_err(|error| error.to_string())
+                .and_then(|socket| self.transport(socket, deadline))
+                .and_then(|transport| Channel::new(transport, &self.endpoint).map_err(|status| status.to_string()));
+            match channel {
+                Ok(channel) => return Ok(channel),
+                Err(error) => failure = format!("{address}: {error}"),
+            }
+        }
+        Err(failure)
+    }
+
+    fn transport(&self, socket: TcpStream, deadline: Option<Instant>) -> Result<Transport, String> {
+        let Auth::Attested { tpm, config_dir } = &self.auth else {
+            return Transport::plain(socket).map_err(|error| error.to_string());
+        };
+        let pcr15 = attestation::pcr15(tpm).map_err(|error| error.to_string())?;
+        if pcr15 == [0; 32] {
+            return Err("this machine has joined no cluster since it started (PCR 15 is zero)".into());
+        }
+        let members = Arc::new(Members::new(config_dir, pcr15)?);
+        let issuer = Arc::new(qemu_vtpm::Issuer::new(tpm.clone(), Some(qemu_vtpm::EVENT_LOG.into())));
+        let own = Instant::now() + HANDSHAKE_TIMEOUT;
+        let deadline = deadline.map_or(own, |deadline| deadline.min(own));
+        let client = atls::Client::new(Some(issuer), vec![members]).require_tls13();
+        client.connect(socket, deadline).map_err(|error| error.to_string())
+    }
+
+    /// Of a new connection on which nothing worked, also why: the next calls need not try.
+    fn give_up(&self, number: u64, failure: Option<String>) {
+        let mut connection = self.lock();
+        if connection.number == number {
+            connection.channel = None;
+            connection.failed = failure.map(|failure| (Instant::now(), failure));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        // what is behind it is replaced whole, so a panic elsewhere leaves nothing half done
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn error(&self, id: &str, status: &Status) -> Error {
+        let text = format!("key service {}: key {id}: {status}", self.endpoint);
+        match status.code() {
+            Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted | Code::Cancelled | Code::Aborted => {
+                Error::Passing(text)
+            }
+            _ => Error::Lasting(text),
+        }
+    }
+}
+
+struct Called {
+    /// Whether the connection had carried a call before.
+    reused: bool,
+    result: Result<GetDataKeyResponse, Status>,
+}
+
+fn sha256(bytes: &[u8]) -> Vec<u8> {
+    ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_host_and_a_port_also_as_kubernetes_tells_them() {
+        for good in ["key-service:9000", "key-service.kube-system.svc:9000", "10.96.3.4:9000", "[fd00::1]:9000"] {
+            assert_eq!(endpoint(good).unwrap(), good);
+        }
+        assert_eq!(endpoint("fd00::1:9000").unwrap(), "[fd00::1]:9000");
+        for bad in
+            ["", "key-service", ":9000", "key-service:", "key-service:x", "$(KEY_SERVICE_SERVICE_HOST):9000", "a b:1"]
+        {
+            assert!(endpoint(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What a control plane has on its disk for others: the cluster's CA, and what further control planes need.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use ring::digest::{SHA256, digest};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use zeroize::Zeroizing;
+
+use super::refusal::Refusal;
+use base::crypto::Secret;
+use base::der;
+use kubernetes::certificate_request::CertificateRequest;
+use kubernetes::kubelet_certificate::Authority;
+use proto::join::ControlPlaneCertOrKey;
+
+/// Where kubeadm puts it.
+pub const DIRECTORY: &str = "/etc/kubernetes/pki";
+/// What a control plane needs before kubeadm can make it one; kubeadm makes the rest.
+const CONTROL_PLANE_FILES: [&str; 8] =
+    ["ca.crt", "ca.key", "etcd/ca.crt", "etcd/ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key", "sa.pub"];
+
+/// The directory. It is read for each ticket, since an operator may renew what is in it.
+pub struct Pki(PathBuf);
+
+/// The cluster's CA.
+pub struct Ca {
+    /// PEM, every certificate that signs for the API server.
+    pub certificates: Vec<u8>,
+    /// The first one's, as kubeadm pins it: `sha256:` and the hash of its SubjectPublicKeyInfo.
+    pub pin: String,
+    authority: Authority,
+}
+
+impl Pki {
+    /// In this directory.
+    pub fn new(directory: &Path) -> Pki {
+        Pki(directory.into())
+    }
+
+    /// The CA with its key, ready to sign.
+    pub fn ca(&self) -> Result<Ca, Refusal> {
+        let certificates = self.read("ca.crt")?;
+        let key = self.read("ca.key")?;
+        let broken = |error: String| Refusal::broken("pki", format!("{}: {error}", self.0.join("ca.crt").display()));
+        let mut first = None;
+        for certificate in CertificateDer::pem_slice_iter(&certificates) {
+            let certificate = certificate.map_err(|error| broken(error.to_string()))?;
+            first = first.or(Some(certificate));
+        }
+        let first = first.ok_or_else(|| broken("there is no certificate in it".into()))?;
+        let anchor = webpki::anchor_from_trusted_cert(&first).map_err(|error| broken(format!("{error:?}")))?;
+        let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
+        let hash: String = digest(&SHA256, &public_key).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        let authority = Authority::new(&certificates, &key).map_err(|error| broken(error.to_string()))?;
+        Ok(Ca { certificates: certificates.to_vec(), pin: format!("sha256:{hash}"), authority })
+    }
+
+    /// All eight, each with its name below the directory.
+    pub fn control_plane_files(&self) -> Result<Vec<ControlPlaneCertOrKey>, Refusal> {
+        let read = |name: &&str| {
+            let content = self.read(name)?;
+            Ok(ControlPlaneCertOrKey { name: (*name).into(), data: content.to_vec() })
+        };
+        CONTROL_PLANE_FILES.iter().map(read).collect()
+    }
+
+    fn read(&self, name: &str) -> Result<Zeroizing<Vec<u8>>, Refusal> {
+        let path = self.0.join(name);
+        let read = fs::read(&path).map_err(|error| Refusal::broken("pki", format!("{}: {error}", path.display())))?;
+        match read.is_empty() {
+            false => Ok(Zeroizing::new(read)),
+            true => Err(Refusal::broken("pki", format!("{}: it is empty", path.display()))),
+        }
+    }
+}
+
+impl Ca {
+    /// A kubelet's serving certificate, PEM.
+    pub fn certify(&self, request: &CertificateRequest) -> Result<Vec<u8>, Refusal> {
+        let CertificateRequest { node, addresses, public_key, .. } = request;
+        let issued = self.authority.certify(public_key, node, &[], addresses, SystemTime::now());
+        issued.map(String::into_bytes).map_err(|error| Refusal::broken("pki", error.to_string()))
+    }
+}
+
+/// The cluster's measurement salt: `measurementSalt` in this directory, 32 bytes.
+pub fn measurement_salt(directory: &Path) -> Result<Secret, Refusal> {
+    let path = directory.join("measurementSalt");
+    let refuse = |inside: String| {
+        let message = "the cluster's services have no measurement salt: bring them in by `firstlight apply`";
+        Refusal::lacking("salt", message).because(format!("{}: {inside}", path.display()))
+    };
+    match fs::read(&path) {
+        Ok(salt) if salt.len() == 32 => Ok(Secret::new(salt)),
+        Ok(salt) => Err(refuse(format!("expected 32 bytes, got {}", salt.len()))),
+        Err(error) => Err(refuse(error.to_string())),
+    }
+}

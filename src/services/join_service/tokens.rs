@@ -1,0 +1,107 @@
+//! Bootstrap tokens (Kubernetes, "Authenticating with Bootstrap Tokens"): what a kubelet asks for its client certificate by.
+//!
+//! Each is for one node, and gone when that node is there ([`super::cleaner`]). A token that may sign makes the cluster's
+//! bootstrap signer rewrite a ConfigMap for each; so it may only for those that cannot do without.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::json;
+use zeroize::{Zeroize, Zeroizing};
+
+use super::approver;
+use base::crypto::random;
+use base::time;
+use kubernetes::NAMESPACE;
+use kubernetes::client::{self, Client, Object, SECRETS, SELF_SUBJECT_ACCESS_REVIEWS};
+use kubernetes::services::TICKET_GROUP;
+
+/// As the old system has it.
+pub const VALIDITY: Duration = Duration::from_secs(15 * 60);
+/// The lengths of the two halves.
+const ID_LEN: usize = 6;
+const SECRET_LEN: usize = 16;
+
+/// A new identifier, which is not secret.
+pub fn id() -> String {
+    letters(ID_LEN).to_string()
+}
+
+/// Where the token of this identifier is.
+pub fn object(id: &str) -> Object {
+    SECRETS.in_namespace(NAMESPACE).named(&format!("bootstrap-token-{id}"))
+}
+
+/// Whether a kubelet that asks with such a token gets its certificate: whether this service's account may approve it. What gives
+/// it that right gives the tokens' group its own.
+pub fn are_served(client: &Client) -> Result<bool, client::Error> {
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {
+            "group": "certificates.k8s.io", "resource": "signers", "name": approver::CLIENT_SIGNER, "verb": "approve",
+        }},
+    });
+    let answer = client.create(&SELF_SUBJECT_ACCESS_REVIEWS.all(), &review)?;
+    Ok(answer["status"]["allowed"] == true)
+}
+
+/// Makes the token; `id.secret`.
+pub fn create(client: &Client, id: &str, node: &str, may_sign: bool) -> Result<Zeroizing<String>, client::Error> {
+    let secret = letters(SECRET_LEN);
+    let mut data = json!({
+        "token-id": id,
+        "token-secret": secret.as_str(),
+        "description": format!("of the join ticket for node {node}"),
+        "expiration": time::seconds(SystemTime::now() + VALIDITY),
+        "usage-bootstrap-authentication": "true",
+        "auth-extra-groups": TICKET_GROUP,
+    });
+    if may_sign {
+        data["usage-bootstrap-signing"] = "true".into();
+    }
+    let mut token = json!({
+        "metadata": {
+            "name": format!("bootstrap-token-{id}"),
+            "labels": {"app.kubernetes.io/part-of": "firstlight", "firstlight/node": node},
+        },
+        "type": "bootstrap.kubernetes.io/token",
+        "stringData": data,
+    });
+    let created = client.create(&SECRETS.in_namespace(NAMESPACE), &token);
+    client::wipe(&mut token);
+    client::wipe(&mut created?);
+    Ok(Zeroizing::new(format!("{id}.{}", secret.as_str())))
+}
+
+/// `[a-z0-9]`, each as likely as any other.
+fn letters(len: usize) -> Zeroizing<String> {
+    const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    /// The largest multiple of 36 that a byte can have.
+    const FAIR: u8 = 252;
+    let mut text = Zeroizing::new(String::with_capacity(len));
+    while text.len() < len {
+        let mut bytes = random::<32>();
+        let fair = bytes.iter().filter(|byte| **byte < FAIR);
+        let wanted = len - text.len();
+        text.extend(fair.take(wanted).map(|byte| char::from(LETTERS[usize::from(byte % 36)])));
+        bytes.zeroize();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_of_the_form_that_kubernetes_takes_and_differ() {
+        for len in [ID_LEN, SECRET_LEN, 100] {
+            let text = letters(len);
+            assert!(text.len() == len && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()));
+        }
+        assert_ne!(letters(SECRET_LEN), letters(SECRET_LEN));
+        let all = letters(20_000);
+        assert!(
+            (b'a'..=b'z').chain(b'0'..=b'9').all(|letter| all.bytes().filter(|byte| *byte == letter).count() > 300)
+        );
+    }
+}

@@ -1,0 +1,628 @@
+//! The key service: derives data keys from the master secret for the services of a control plane, `/kms.API/GetDataKey`.
+//!
+//! It keeps nothing but the master secret and its salt, which it reads once. Every key of the cluster comes from here, so
+//! every caller says who it is, and has only the classes of keys that it was granted ([`grants`]). Three ways ([`Clients`]):
+//!
+//! ```text
+//! attested   TLS; each end proves by its TPM that it is a machine of this cluster ([`members`]),     services on the hosts
+//!            and which one
+//! token      the token of a Kubernetes service account, which the API server vouches for ([`tokens`])  pods
+//! any        no proof, as callers of the old system expect                                            old callers
+//! ```
+//!
+//! Callers that have keys of volumes alone ([`Class::Volume`]) are refused those of state disks ([`disks`]).
+//!
+//! Whoever answers matters as much as who asks: who poses as the key service chooses the keys of disks, and the seed of the
+//! SSH certificate authorities of every new node. Attestation proves both ends. Tokens prove one, and travel with the
+//! keys in plaintext: they need a network that is encrypted and whose names lead where they should, as a cluster's pod
+//! network. So without TLS it listens on loopback addresses only, unless it is told to trust the network around it
+//! (`--allow-plaintext`).
+//!
+//! What it takes: ids of letters, digits, `.`, `_` and `-`, at most 128 of them; a UUID in lower case, since ids are
+//! compared byte for byte and the upper-case form would give another key than the disk's; lengths of 1 to 64 bytes. Each
+//! decision is a line in the log that begins with `audit`.
+
+pub mod disks;
+pub mod grants;
+pub mod members;
+pub mod tokens;
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zeroize::Zeroizing;
+
+use crate::observed;
+use attest::atls;
+use attest::attestation::{self, IssueError, Issuer, pcr15_after, qemu_vtpm};
+use attest::tpm;
+use base::crypto::{
+    Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret, cluster_id,
+};
+use base::logger::peer;
+use base::stop::Stop;
+use disks::Disks;
+use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
+use kms::{ClusterKms, Uuid};
+use kubernetes::client::{self, Client};
+use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
+use members::Members;
+use metrics::{Counter, Exporter, Histogram, Labelled, Registry};
+use proto::kms::GET_DATA_KEY;
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use rpc::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
+use tokens::Reviewer;
+
+/// The master secret, raw bytes, where the cluster's Secret is mounted.
+pub const MASTER_SECRET_FILE: &str = "/var/config/mastersecret";
+/// Its salt, raw bytes, in the same place.
+pub const SALT_FILE: &str = "/var/config/salt";
+/// Where the cluster's `join-config` is: the attestation policy and the measurement salt.
+pub const CONFIG_DIR: &str = "/var/config";
+
+/// How long callers may still take when the service stops: each call takes microseconds.
+pub const GRACE: Duration = Duration::from_secs(5);
+
+/// In the configuration directory: raw bytes, of which the cluster's ID is made beside the measurement secret.
+const MEASUREMENT_SALT_FILE: &str = "measurementSalt";
+const MEASUREMENT_SALT_LEN: usize = 32;
+/// The old key service starts with no shorter master secret: bytes.
+const MIN_MASTER_SECRET_LEN: usize = 16;
+/// As [`MIN_MASTER_SECRET_LEN`], of the salt.
+const MIN_SALT_LEN: usize = 32;
+/// More than either file may have: what is larger was mistaken for it.
+const MAX_FILE_LEN: u64 = 4096;
+const MAX_ID_LEN: usize = 128;
+/// No caller asks for more than 32; room for a key of XTS or HMAC with SHA-512.
+const MAX_KEY_LEN: u32 = 64;
+/// Ids are short: a request that is larger is none.
+const MAX_REQUEST: usize = 1024;
+
+/// What the service is started with.
+pub struct Config {
+    /// Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// File of the master secret, at least 16 bytes.
+    pub master_secret: PathBuf,
+    /// File of the salt, at least 32 bytes.
+    pub salt: PathBuf,
+    /// How callers prove who they are.
+    pub clients: Clients,
+    /// The API server: for tokens, and for the records of state disks where somebody may have keys of volumes.
+    pub api: Option<Box<client::Config>>,
+    /// Who may have which keys; [`Clients::default_grants`] unless given.
+    pub grants: Option<Grants>,
+    /// Whether keys, and tokens, may leave the machine unencrypted.
+    pub allow_plaintext: bool,
+    /// Where `grpc.health.v1` alone is served in plaintext, for those who cannot prove themselves.
+    pub health: Option<SocketAddr>,
+    /// Where metrics are served over HTTP.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// How callers prove who they are.
+pub enum Clients {
+    /// By their TPM, as this service does to them by its own.
+    Attested {
+        /// This machine's TPM.
+        tpm: tpm::Location,
+        /// Where the files of [`CONFIG_DIR`] are.
+        config_dir: PathBuf,
+    },
+    /// By the token of a service account, which the API server is asked about.
+    Token,
+    /// Not at all.
+    Any,
+}
+
+impl Clients {
+    /// What callers may have unless something else was said: what the join service needs; everything where nobody can be
+    /// told apart anyway.
+    pub fn default_grants(&self) -> Grants {
+        let text = match self {
+            Clients::Attested { .. } => format!("{LOCAL}={JOIN_SERVICE_GRANT}"),
+            Clients::Token => format!("{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}"),
+            Clients::Any => format!("{ANYONE}={JOIN_SERVICE_GRANT},ssh-users,other"),
+        };
+        text.parse().expect("a grant of constants")
+    }
+
+    /// Whether there can be a caller of this name.
+    fn can_have(&self, caller: &str) -> bool {
+        match self {
+            Clients::Attested { .. } => [LOCAL, MEMBER].contains(&caller),
+            Clients::Token => caller.contains('/'),
+            Clients::Any => caller == ANYONE,
+        }
+    }
+}
+
+/// The service while it runs.
+pub struct KeyService {
+    server: Server,
+    health: Option<Server>,
+    exporter: Option<Exporter>,
+    /// Of what it asks the API server.
+    stop: Stop,
+}
+
+impl KeyService {
+    /// Reads the secret and serves until [`KeyService::stop`].
+    pub fn start(config: Config) -> Result<KeyService, Error> {
+        let is_plain = !matches!(config.clients, Clients::Attested { .. });
+        if is_plain && !config.listen.ip().is_loopback() && !config.allow_plaintext {
+            return Err(Error::Exposed(config.listen.ip()));
+        }
+        let grants = config.grants.unwrap_or_else(|| config.clients.default_grants());
+        if let Some(caller) = grants.callers().find(|caller| !config.clients.can_have(caller)) {
+            return Err(Error::Grant(caller.to_owned()));
+        }
+        let kms = read_kms(&config.master_secret, &config.salt)?;
+        let (registry, stop) = (Registry::new(), Stop::new());
+        let api = config.api.map(|api| Client::new(*api, &stop));
+        if grants.have_volumes() && api.is_none() {
+            return Err(Error::NoApi("the class volume is granted"));
+        }
+        let plain = || -> Arc<dyn Accept> { Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)) };
+        let (accept, authority, who) = match config.clients {
+            Clients::Attested { tpm, config_dir } => {
+                let (accept, own) = attested(&kms, &tpm, &config_dir, &registry)?;
+                (accept, Authority::Members { own }, "machines of this cluster")
+            }
+            Clients::Token => {
+                let api = api.as_ref().ok_or(Error::NoApi("callers show tokens"))?;
+                let reviewer = Reviewer::new(api, &registry);
+                (plain(), Authority::Tokens(Box::new(reviewer)), "service accounts that show their token")
+            }
+            Clients::Any => {
+                log::warn!(
+                    "PLAINTEXT, AND CALLERS PROVE NOTHING, as of the old system (--clients any): whoever reaches {} has every \
+                     key of {grants}",
+                    config.listen
+                );
+                (plain(), Authority::Anyone, "anyone")
+            }
+        };
+        let listen_error = |error| Error::Listen(config.listen, error);
+        let listener = TcpListener::bind(config.listen).map_err(listen_error)?;
+        let limits = Limits { message_bytes: MAX_REQUEST, ..Limits::default() };
+        log::info!("grants: {grants}");
+        let disks = api.map(|api| Disks::new(&api, &registry));
+        let router = Handler::new(kms, authority, grants, disks, &registry).router();
+        let server = Server::start("key-service", listener, accept, router, limits).map_err(listen_error)?;
+        observed::server(&registry, "key-service", &server);
+        registry.add_process();
+        let health = config.health.map(serve_health).transpose()?;
+        let exporter = config.metrics.map(|address| Exporter::start(address, &registry).map_err(|e| (address, e)));
+        let exporter = exporter.transpose().map_err(|(address, error)| Error::Listen(address, error))?;
+        if let Some(exporter) = &exporter {
+            log::info!("metrics on http://{}/metrics", exporter.local_addr());
+        }
+        let exposed = match is_plain && !server.local_addr().ip().is_loopback() {
+            true => ", in plaintext",
+            false => "",
+        };
+        log::info!("serving data keys on {} for {who}{exposed}", server.local_addr());
+        Ok(KeyService { server, health, exporter, stop })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// Where it tells its health, if apart.
+    pub fn health_addr(&self) -> Option<SocketAddr> {
+        self.health.as_ref().map(Server::local_addr)
+    }
+
+    /// Where its metrics are.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.exporter.as_ref().map(Exporter::local_addr)
+    }
+
+    /// Takes no further callers, gives the present ones `grace`.
+    pub fn stop(&self, grace: Duration) {
+        // first, so that whoever asks sends no further callers
+        if let Some(health) = &self.health {
+            health.stop(Duration::ZERO);
+        }
+        self.server.stop(grace);
+        self.stop.stop();
+    }
+}
+
+/// TLS in which both ends prove to be machines of the cluster whose master secret this is; which machine this one is.
+fn attested(
+    kms: &ClusterKms,
+    tpm: &tpm::Location,
+    config_dir: &Path,
+    registry: &Registry,
+) -> Result<(Arc<dyn Accept>, Arc<str>), Error> {
+    let path = config_dir.join(MEASUREMENT_SALT_FILE);
+    let salt = read_secret(&path, "measurement salt", MEASUREMENT_SALT_LEN)?;
+    if salt.len() != MEASUREMENT_SALT_LEN {
+        return Err(Error::Size("measurement salt", path, salt.len(), MEASUREMENT_SALT_LEN));
+    }
+    let secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(Error::Kms)?;
+    let expected = pcr15_after(&cluster_id(&secret, salt.expose()));
+    // callers would refuse us one by one, and could not say why
+    let pcr15 = attestation::pcr15(tpm).map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
+    if pcr15 != expected {
+        return Err(Error::NoMember { is_fresh: pcr15 == [0; 32] });
+    }
+    let members = Arc::new(Members::new(config_dir, expected).map_err(Error::Policy)?);
+    crate::observed::any_tpm(registry, &members);
+    let issuer = Arc::new(qemu_vtpm::Issuer::new(tpm.clone(), Some(qemu_vtpm::EVENT_LOG.into())));
+    let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();
+    // no old peer speaks this, so there is none for whom documents would have to be shown to the network
+    Ok((Arc::new(atls::Server::new(Some(issuer), vec![members]).require_tls13()), own))
+}
+
+fn serve_health(address: SocketAddr) -> Result<Server, Error> {
+    grpc::serve_health(address).map_err(|error| Error::Listen(address, error))
+}
+
+/// Who vouches for a caller.
+enum Authority {
+    /// The connection has; `own` is this machine.
+    Members {
+        own: Arc<str>,
+    },
+    Tokens(Box<Reviewer>),
+    /// Nobody.
+    Anyone,
+}
+
+impl Authority {
+    /// What the caller of a call is called in grants.
+    fn caller(&self, call: &Call) -> Result<String, Status> {
+        match self {
+            Authority::Members { own } if call.identity() == Some(own) => Ok(LOCAL.into()),
+            Authority::Members { .. } => Ok(MEMBER.into()),
+            Authority::Tokens(reviewer) => reviewer.account(call.metadata(), call.peer().map(|peer| peer.ip())),
+            Authority::Anyone => Ok(ANYONE.into()),
+        }
+    }
+}
+
+/// What the one method needs.
+struct Handler {
+    kms: ClusterKms,
+    authority: Authority,
+    grants: Grants,
+    /// None where nobody has keys of volumes.
+    disks: Option<Disks>,
+    requests: Labelled<Counter, 2>,
+    seconds: Histogram,
+}
+
+impl Handler {
+    fn new(
+        kms: ClusterKms,
+        authority: Authority,
+        grants: Grants,
+        disks: Option<Disks>,
+        registry: &Registry,
+    ) -> Handler {
+        let help = "Keys that were asked for, by class and outcome; the class is `none` where it was not looked at.";
+        let requests = registry.labelled("firstlight_key_requests_total", help, ["class", "result"]);
+        let seconds = registry.add("firstlight_key_request_seconds", "Time from a request to its answer.");
+        Handler { kms, authority, grants, disks, requests, seconds }
+    }
+
+    fn router(self) -> Router {
+        Router::new().unary(GET_DATA_KEY, move |call: &Call, request: GetDataKeyRequest| {
+            let key = self.seconds.time(|| self.answer(call, &request))?;
+            Ok(GetDataKeyResponse { data_key: key.expose().to_vec() })
+        })
+    }
+
+    /// Who, what, whether; then the line that says so.
+    fn answer(&self, call: &Call, request: &GetDataKeyRequest) -> Result<Secret, Status> {
+        let (mut caller, mut class) = ("unknown".to_owned(), "none");
+        let mut decide = || {
+            caller = self.authority.caller(call)?;
+            check(request)?;
+            let id = &request.data_key_id;
+            let granted = self.grants.allow(&caller, id);
+            class = granted.unwrap_or_else(|| Class::of(id)).name();
+            let denied =
+                || Status::new(Code::PermissionDenied, format!("keys of the class {class} are not for {caller}"));
+            if granted.ok_or_else(denied)? == Class::Volume {
+                let (disks, uuid) = (self.disks.as_ref().ok_or_else(denied)?, Uuid::parse(id).ok_or_else(denied)?);
+                disks.refuse_state_disk(&uuid)?;
+            }
+            data_key(&self.kms, request)
+        };
+        let result = decide();
+        self.requests.with([class, outcome(&result)]).inc();
+        let (id, length, peer) = (&request.data_key_id, request.length, peer(call.peer()));
+        // what is no id may be long: MAX_REQUEST bounds it
+        let line = format!("peer={peer} caller={caller} class={class} id={id:?} length={length}");
+        match &result {
+            Ok(_) => log::info!("audit result=given {line}"),
+            Err(status) => log::warn!("audit result=refused {line}: {status}"),
+        }
+        result
+    }
+}
+
+/// As in the metrics.
+fn outcome(result: &Result<Secret, Status>) -> &'static str {
+    match result.as_ref().map_err(Status::code) {
+        Ok(_) => "given",
+        Err(Code::InvalidArgument) => "invalid",
+        Err(Code::Unauthenticated) => "unauthenticated",
+        Err(Code::PermissionDenied) => "denied",
+        Err(Code::Unavailable | Code::ResourceExhausted) => "busy",
+        Err(_) => "failed",
+    }
+}
+
+/// Whether a request makes sense.
+fn check(request: &GetDataKeyRequest) -> Result<(), Status> {
+    let invalid = |message: String| Err(Status::new(Code::InvalidArgument, message));
+    let id = request.data_key_id.as_str();
+    if !(1..=MAX_KEY_LEN).contains(&request.length) {
+        return invalid(format!("length: expected 1 to {MAX_KEY_LEN} bytes, got {}", request.length));
+    }
+    if id.is_empty() {
+        return invalid("data_key_id: it is empty".into());
+    }
+    if id.len() > MAX_ID_LEN {
+        return invalid(format!("data_key_id: expected at most {MAX_ID_LEN} characters, got {}", id.len()));
+    }
+    if !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
+        return invalid("data_key_id: expected letters, digits, '.', '_' and '-' only".into());
+    }
+    if Uuid::parse(id).is_some_and(|uuid| uuid.as_str() != id) {
+        return invalid("data_key_id: a UUID must be in lower case".into());
+    }
+    Ok(())
+}
+
+fn data_key(kms: &ClusterKms, request: &GetDataKeyRequest) -> Result<Secret, Status> {
+    let internal = |error: &dyn fmt::Display| Status::new(Code::Internal, error.to_string());
+    let key = |id: &str, len| kms.dek(&Dek::named(id), len).map_err(|error| internal(&error));
+    match request.data_key_id.as_str() {
+        // new nodes trust this authority; who makes tickets needs no more of it
+        SSH_USER_CA_PUBLIC_ID => {
+            let authority = ssh::Authority::from_seed(&key(SSH_USER_CA_SEED_ID, KEY_LEN)?);
+            let blob = authority.map_err(|error| internal(&error))?.public().blob().to_vec();
+            match request.length as usize == blob.len() {
+                true => Ok(Secret::new(blob)),
+                false => Err(Status::new(
+                    Code::InvalidArgument,
+                    format!("length: the public key has {} bytes, got {}", blob.len(), request.length),
+                )),
+            }
+        }
+        id => key(id, request.length as usize),
+    }
+}
+
+fn read_kms(master_secret: &Path, salt: &Path) -> Result<ClusterKms, Error> {
+    let key = read_secret(master_secret, "master secret", MIN_MASTER_SECRET_LEN)?;
+    let salt = read_secret(salt, "salt of the master secret", MIN_SALT_LEN)?;
+    ClusterKms::new(key, salt).map_err(Error::Kms)
+}
+
+/// Exactly the bytes of the file: no line break is taken off.
+fn read_secret(path: &Path, what: &'static str, min: usize) -> Result<Secret, Error> {
+    let failed = |error| Error::Read(what, path.into(), error);
+    let file = fs::File::open(path).map_err(failed)?;
+    // with room for all of it, since a vector that grows leaves copies behind
+    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_FILE_LEN as usize + 1));
+    file.take(MAX_FILE_LEN + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if !(min..=MAX_FILE_LEN as usize).contains(&bytes.len()) {
+        return Err(Error::Size(what, path.into(), bytes.len(), min));
+    }
+    Ok(Secret::new(bytes.to_vec()))
+}
+
+/// Why the service does not start.
+#[derive(Debug)]
+pub enum Error {
+    /// Keys would leave the machine unencrypted through this address.
+    Exposed(IpAddr),
+    /// The address cannot be listened on.
+    Listen(SocketAddr, io::Error),
+    /// The file of the named secret cannot be read.
+    Read(&'static str, PathBuf, io::Error),
+    /// The named secret's file has so many bytes, which is too few (the least is the last field) or too many.
+    Size(&'static str, PathBuf, usize, usize),
+    /// The secret is none.
+    Kms(kms::Error),
+    /// This machine's TPM does not answer.
+    Tpm(IssueError),
+    /// This machine is none of the cluster whose master secret and measurement salt were given.
+    NoMember {
+        /// It is of no cluster at all.
+        is_fresh: bool,
+    },
+    /// There is no good policy: what is wrong, and in which file.
+    Policy(String),
+    /// There is no API server to ask, which is needed for what is said here.
+    NoApi(&'static str),
+    /// Something is granted to a caller that there cannot be.
+    Grant(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Exposed(ip) => write!(
+                f,
+                "refusing to hand out keys in plaintext on {ip}: listen on a loopback address, use --clients attested, or \
+                 give --allow-plaintext if that network is encrypted and trusted"
+            ),
+            Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
+            Error::Read(what, path, error) => write!(f, "cannot read the {what} from {}: {error}", path.display()),
+            Error::Size(what, path, len, min) => {
+                write!(f, "the {what} in {}: expected {min} to {MAX_FILE_LEN} bytes, got {len}", path.display())
+            }
+            Error::Kms(error) => error.fmt(f),
+            Error::Tpm(error) => write!(f, "this machine cannot prove what it is: {error}"),
+            Error::NoMember { is_fresh: true } => f.write_str(
+                "this machine has joined no cluster since it started (PCR 15 is zero), so no caller would take it for one of \
+                 theirs; start the service after the node has joined, or see --clients",
+            ),
+            Error::NoMember { is_fresh: false } => f.write_str(
+                "this machine's PCR 15 is not that of the cluster whose master secret, salt and measurementSalt were given: \
+                 one of them is another cluster's",
+            ),
+            Error::Policy(problem) => f.write_str(problem),
+            Error::NoApi(why) => write!(f, "{why}, which needs the API server: give --kubeconfig, or run as a pod"),
+            Error::Grant(caller) => {
+                write!(f, "--grant: {caller:?} can be no caller here: expected NAMESPACE/NAME with --clients token, ")?;
+                write!(f, "{LOCAL} or {MEMBER} with attested, {ANYONE} with any")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zeros() -> ClusterKms {
+        ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap()
+    }
+
+    fn ask(id: &str, length: u32) -> Result<Secret, Status> {
+        let request = GetDataKeyRequest { data_key_id: id.into(), length };
+        check(&request)?;
+        data_key(&zeros(), &request)
+    }
+
+    #[test]
+    fn the_ids_of_the_old_callers_are_served() {
+        let disk = ask("00000000-0000-0000-0000-000000000000", 32).unwrap();
+        assert_eq!(disk.expose()[..4], [0x2b, 0x5c, 0x82, 0x9f]);
+        for id in ["measurementSecret", "ca_emergency_ssh", "s3proxy-kek"] {
+            for length in [1, 32, 64] {
+                assert_eq!(ask(id, length).unwrap().len(), length as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn of_the_authority_for_users_the_public_key_is_given_without_the_seed() {
+        let seed = ask("ca_emergency_ssh", 32).unwrap();
+        let authority = ssh::Authority::from_seed(&seed).unwrap();
+        let given = ask("ca_emergency_ssh.pub", ssh::key::ED25519_BLOB_LEN as u32).unwrap();
+        assert_eq!(given.expose(), authority.public().blob());
+        for length in [32, 50, 52, 64] {
+            assert_eq!(ask("ca_emergency_ssh.pub", length).unwrap_err().code(), Code::InvalidArgument);
+        }
+        assert_ne!(ask("ca_emergency_ssh_host", 32).unwrap(), seed);
+    }
+
+    #[test]
+    fn lengths_outside_1_to_64_are_invalid() {
+        for length in [0, 65, 8160, u32::MAX] {
+            assert_eq!(ask("measurementSecret", length).unwrap_err().code(), Code::InvalidArgument, "{length}");
+        }
+    }
+
+    #[test]
+    fn ids_that_are_none_are_invalid() {
+        let long = "x".repeat(MAX_ID_LEN + 1);
+        for id in ["", "a b", "../x", "a/b", "ü", "a\0", "key\n", &long] {
+            assert_eq!(ask(id, 32).unwrap_err().code(), Code::InvalidArgument, "{id}");
+        }
+        assert!(ask(&long[1..], 32).is_ok());
+    }
+
+    #[test]
+    fn an_upper_case_uuid_is_refused_for_its_case() {
+        let status = ask("FFFFFFFF-ffff-ffff-ffff-ffffffffffff", 32).unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().contains("lower case"), "{status}");
+    }
+
+    fn config(dir: &Path, secret: &[u8], salt: &[u8]) -> Config {
+        let (master_secret, salt_file) = (dir.join("mastersecret"), dir.join("salt"));
+        fs::write(&master_secret, secret).unwrap();
+        fs::write(&salt_file, salt).unwrap();
+        Config {
+            listen: ([127, 0, 0, 1], 0).into(),
+            master_secret,
+            salt: salt_file,
+            clients: Clients::Any,
+            api: None,
+            grants: None,
+            allow_plaintext: false,
+            health: None,
+            metrics: None,
+        }
+    }
+
+    fn read(config: &Config) -> Result<ClusterKms, Error> {
+        read_kms(&config.master_secret, &config.salt)
+    }
+
+    #[test]
+    fn short_long_and_missing_secrets_are_refused_with_the_file_named() {
+        let dir = tempfile::tempdir().unwrap();
+        for (secret, salt, wrong) in [
+            (&[1; 15][..], &[2; 32][..], "mastersecret: expected 16 to 4096 bytes, got 15"),
+            (&[1; 16], &[2; 31], "salt: expected 32 to 4096 bytes, got 31"),
+            (&[1; 5000], &[2; 32], "mastersecret: expected 16 to 4096 bytes, got 4097"),
+        ] {
+            let error = read(&config(dir.path(), secret, salt)).unwrap_err().to_string();
+            assert!(error.ends_with(wrong), "{error}");
+        }
+        let mut missing = config(dir.path(), &[1; 16], &[2; 32]);
+        assert!(read(&missing).is_ok());
+        missing.salt = dir.path().join("nothing");
+        assert!(matches!(read(&missing), Err(Error::Read(..))));
+    }
+
+    #[test]
+    fn the_secret_is_the_file_byte_for_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let kms = read(&config(dir.path(), b"0123456789abcdef\n", &[2; 32])).unwrap();
+        assert_eq!(
+            kms,
+            ClusterKms::new(Secret::new(b"0123456789abcdef\n".to_vec()), Secret::new(vec![2; 32])).unwrap()
+        );
+    }
+
+    #[test]
+    fn plaintext_beyond_loopback_needs_the_flag() {
+        let dir = tempfile::tempdir().unwrap();
+        let exposed = |allow_plaintext| Config {
+            listen: ([0, 0, 0, 0], 0).into(),
+            allow_plaintext,
+            ..config(dir.path(), &[1; 16], &[2; 32])
+        };
+        assert!(matches!(KeyService::start(exposed(false)), Err(Error::Exposed(_))));
+        assert!(KeyService::start(exposed(true)).is_ok());
+    }
+
+    #[test]
+    fn without_the_records_of_state_disks_nobody_has_keys_of_volumes() {
+        let dir = tempfile::tempdir().unwrap();
+        let grants = Some("anyone=volume".parse().unwrap());
+        let error = KeyService::start(Config { grants, ..config(dir.path(), &[1; 16], &[2; 32]) }).err().unwrap();
+        assert!(matches!(error, Error::NoApi(_)), "{error}");
+    }
+
+    #[test]
+    fn a_grant_to_somebody_who_cannot_come_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let grants = Some("kube-system/join-service=disk".parse().unwrap());
+        let config = Config { grants, ..config(dir.path(), &[1; 16], &[2; 32]) };
+        let error = KeyService::start(config).err().unwrap().to_string();
+        assert!(error.contains("\"kube-system/join-service\" can be no caller"), "{error}");
+    }
+}

@@ -1,0 +1,370 @@
+//! Callers that show a token of their Kubernetes service account, which the API server is asked about (TokenReview,
+//! `authentication.k8s.io/v1`).
+//!
+//! The token is a projected one, made for the audience [`AUDIENCE`]: the API server takes it for nothing else, and no token
+//! that a pod has for the API server is taken here. A verdict counts for [`FRESH`], so a pod that is deleted keeps its access
+//! for that long at most.
+//!
+//! While the API server does not answer, who was accepted before stays accepted, for [`STALE`]. Else a cluster could not help
+//! itself: control planes that restart need keys of their disks before etcd has a majority again, and without one the API
+//! server judges nothing.
+//!
+//! Calls that come with the same new token wait for one review. Who sends many different tokens is slowed down by its
+//! address: each costs the API server a signature check.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use kubernetes::client::{self, Client, Resource};
+use kubernetes::services::KEY_SERVICE_AUDIENCE as AUDIENCE;
+use metrics::{Counter, Histogram, Labelled, Registry};
+use rpc::grpc::{Code, Metadata, Status};
+
+/// How long a verdict counts.
+const FRESH: Duration = Duration::from_secs(30);
+/// How long a token that was accepted counts while the API server does not answer: a night.
+const STALE: Duration = Duration::from_secs(24 * 3600);
+/// How soon the API server is asked again about such a token.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+/// For one review, tries included; callers wait for 5 s.
+const REVIEW_TIME: Duration = Duration::from_secs(3);
+/// Verdicts that are kept; beyond that the oldest go.
+const MAX_VERDICTS: usize = 1024;
+/// Reviews that one address may cause at once, and in each second after.
+const BURST: f64 = 10.0;
+const PER_SECOND: f64 = 1.0;
+/// Addresses that are remembered; beyond that, unknown ones wait until entries have expired.
+const MAX_PEERS: usize = 4096;
+/// A service account's token has some 1000 bytes.
+const MAX_TOKEN: usize = 8 << 10;
+
+const TOKEN_REVIEWS: Resource = Resource::cluster("authentication.k8s.io", "v1", "tokenreviews");
+
+/// Asks the API server, and remembers for a while.
+pub struct Reviewer {
+    client: Client,
+    state: Mutex<State>,
+    /// A review ended.
+    changed: Condvar,
+    reviews: Labelled<Counter, 1>,
+    seconds: Histogram,
+}
+
+#[derive(Default)]
+struct State {
+    /// By the token's SHA-256.
+    verdicts: HashMap<[u8; 32], Verdict>,
+    /// What each address may still cause, and as of when.
+    peers: HashMap<IpAddr, (f64, Instant)>,
+}
+
+enum Verdict {
+    /// Somebody is asking.
+    Pending,
+    Known(Known),
+}
+
+#[derive(Clone)]
+struct Known {
+    /// The service account, or none for a token that is not accepted.
+    account: Option<String>,
+    said: Instant,
+    ask_again: Instant,
+}
+
+impl Known {
+    fn new(account: Option<String>) -> Known {
+        let now = Instant::now();
+        Known { account, said: now, ask_again: now + FRESH }
+    }
+
+    /// Whether it would do if the API server did not answer.
+    fn would_do(&self) -> bool {
+        self.account.is_some() && self.said.elapsed() < STALE
+    }
+}
+
+impl Reviewer {
+    /// Asks by this client, which may make TokenReviews.
+    pub fn new(client: &Client, registry: &Registry) -> Reviewer {
+        Reviewer {
+            client: client.within(REVIEW_TIME),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            reviews: registry.labelled(
+                "firstlight_key_token_reviews_total",
+                "Tokens that the API server was asked about: accepted, refused, or failed to say.",
+                ["result"],
+            ),
+            seconds: registry
+                .add("firstlight_key_token_review_seconds", "Time that the API server took to judge a token."),
+        }
+    }
+
+    /// The service account of a caller, `NAMESPACE/NAME`.
+    pub fn account(&self, metadata: &Metadata, peer: Option<IpAddr>) -> Result<String, Status> {
+        let refused = |text: &str| Status::new(Code::Unauthenticated, text);
+        let token = bearer(metadata).ok_or_else(|| refused("expected metadata authorization: Bearer TOKEN"))?;
+        let verdict = self.verdict(token, peer)?;
+        verdict
+            .ok_or_else(|| refused("the token is not accepted: expected one of a service account, for this audience"))
+    }
+
+    fn verdict(&self, token: &str, peer: Option<IpAddr>) -> Result<Option<String>, Status> {
+        let hash = sha256(token.as_bytes());
+        let until = Instant::now() + REVIEW_TIME;
+        let mut state = self.lock();
+        let before = loop {
+            match state.verdicts.get(&hash) {
+                Some(Verdict::Known(known)) if Instant::now() < known.ask_again => return Ok(known.account.clone()),
+                Some(Verdict::Pending) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(unavailable());
+                    }
+                    state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                }
+                Some(Verdict::Known(known)) if known.would_do() => break Some(known.clone()),
+                _ => break None,
+            }
+        };
+        if before.is_none() {
+            state.charge(peer, Instant::now())?;
+            state.make_room();
+        }
+        state.verdicts.insert(hash, Verdict::Pending);
+        drop(state);
+        // also where a panic passes through here, nobody waits for ever
+        let mut pending = Pending { reviewer: self, hash, verdict: None };
+        let known = match (self.review(token), before) {
+            (Ok(account), _) => Known::new(account),
+            (Err(_), Some(before)) => {
+                log::warn!("the token was accepted {} s ago, and is for now", before.said.elapsed().as_secs());
+                Known { ask_again: Instant::now() + ASK_AGAIN, ..before }
+            }
+            (Err(status), None) => return Err(status),
+        };
+        pending.verdict = Some(known.clone());
+        Ok(known.account)
+    }
+
+    fn review(&self, token: &str) -> Result<Option<String>, Status> {
+        let mut review = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [AUDIENCE]},
+        });
+        let deadline = Instant::now() + REVIEW_TIME;
+        let ask = |time| self.client.within(time).create(&TOKEN_REVIEWS.all(), &review);
+        let mut answer = self.seconds.time(|| match ask(REVIEW_TIME) {
+            // the connection may have been dead for long; that it is asked twice changes nothing
+            Err(error) if error.is_passing() && Instant::now() < deadline => {
+                ask(deadline.saturating_duration_since(Instant::now()))
+            }
+            answer => answer,
+        });
+        let result = match &answer {
+            Ok(answer) => Ok(account(answer)),
+            Err(error) => {
+                log::error!("a token cannot be checked: {error}");
+                Err(unavailable())
+            }
+        };
+        let label = match &result {
+            Ok(Some(_)) => "accepted",
+            Ok(None) => "refused",
+            Err(_) => "failed",
+        };
+        self.reviews.with([label]).inc();
+        if let (Ok(None), Ok(answer)) = (&result, &answer) {
+            let why = answer.pointer("/status/error").and_then(Value::as_str).unwrap_or("no reason was given");
+            log::info!("the API server does not accept a token: {why:.300}");
+        }
+        // the answer has the token in it too
+        client::wipe(&mut review);
+        if let Ok(answer) = &mut answer {
+            client::wipe(answer);
+        }
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // every change of it is whole
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A review under way; when it ends, those that wait for it are told.
+struct Pending<'a> {
+    reviewer: &'a Reviewer,
+    hash: [u8; 32],
+    verdict: Option<Known>,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        let mut state = self.reviewer.lock();
+        match self.verdict.take() {
+            Some(known) => drop(state.verdicts.insert(self.hash, Verdict::Known(known))),
+            // the next one asks again
+            None => drop(state.verdicts.remove(&self.hash)),
+        }
+        self.reviewer.changed.notify_all();
+    }
+}
+
+impl State {
+    /// Takes one review from what an address may cause.
+    fn charge(&mut self, peer: Option<IpAddr>, now: Instant) -> Result<(), Status> {
+        let full = |(left, at): &(f64, Instant)| left + now.duration_since(*at).as_secs_f64() * PER_SECOND >= BURST;
+        let busy = || Status::new(Code::ResourceExhausted, "too many different tokens: try again in a while");
+        let peer = peer.ok_or_else(busy)?;
+        if self.peers.len() >= MAX_PEERS {
+            self.peers.retain(|_, budget| !full(budget));
+        }
+        let is_full = self.peers.len() >= MAX_PEERS;
+        let (left, at) = match self.peers.get(&peer) {
+            Some(budget) => *budget,
+            None if is_full => return Err(busy()),
+            None => (BURST, now),
+        };
+        let left = (left + now.duration_since(at).as_secs_f64() * PER_SECOND).min(BURST);
+        if left < 1.0 {
+            return Err(busy());
+        }
+        self.peers.insert(peer, (left - 1.0, now));
+        Ok(())
+    }
+
+    /// Forgets verdicts that no longer count, and where there are too many of them the oldest, refusals first: those cost a
+    /// stranger nothing.
+    fn make_room(&mut self) {
+        if self.verdicts.len() < MAX_VERDICTS {
+            return;
+        }
+        self.verdicts.retain(|_, verdict| match verdict {
+            Verdict::Pending => true,
+            Verdict::Known(known) => known.would_do() || Instant::now() < known.ask_again,
+        });
+        while self.verdicts.len() >= MAX_VERDICTS {
+            let known = self.verdicts.iter().filter_map(|(hash, verdict)| match verdict {
+                Verdict::Known(known) => Some((known.account.is_some(), known.said, *hash)),
+                Verdict::Pending => None,
+            });
+            // pending ones are fewer than the handlers that a server runs
+            let Some((.., first)) = known.min() else { return };
+            self.verdicts.remove(&first);
+        }
+    }
+}
+
+fn unavailable() -> Status {
+    Status::new(Code::Unavailable, "tokens cannot be checked at the moment: try again")
+}
+
+/// The token of an `authorization` entry (RFC 6750 §2.1); the scheme's case does not matter (RFC 9110 §11.1).
+fn bearer(metadata: &Metadata) -> Option<&str> {
+    let (scheme, token) = metadata.get("authorization")?.split_once(' ')?;
+    let token = token.trim();
+    let is_token = !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    (scheme.eq_ignore_ascii_case("bearer") && is_token).then_some(token)
+}
+
+/// The service account in a review, if the token is good for us.
+fn account(review: &Value) -> Option<String> {
+    let status = review.get("status")?;
+    let is_for_us = status.get("audiences")?.as_array()?.iter().any(|audience| audience == AUDIENCE);
+    if status.get("authenticated")? != true || !is_for_us {
+        return None;
+    }
+    let (namespace, name) =
+        status.pointer("/user/username")?.as_str()?.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+    Some(format!("{namespace}/{name}"))
+}
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref());
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn review(status: Value) -> Option<String> {
+        account(&json!({"kind": "TokenReview", "spec": {}, "status": status}))
+    }
+
+    #[test]
+    fn only_an_authenticated_service_account_for_our_audience_counts() {
+        let user = json!({"username": "system:serviceaccount:kube-system:join-service"});
+        assert_eq!(
+            review(json!({"authenticated": true, "audiences": ["a", AUDIENCE], "user": user})).unwrap(),
+            "kube-system/join-service"
+        );
+        for status in [
+            json!({"authenticated": false, "audiences": [AUDIENCE], "user": user}),
+            json!({"audiences": [AUDIENCE], "user": user}),
+            json!({"authenticated": "true", "audiences": [AUDIENCE], "user": user}),
+            // a server that does not know audiences says nothing of them
+            json!({"authenticated": true, "user": user}),
+            json!({"authenticated": true, "audiences": [], "user": user}),
+            json!({"authenticated": true, "audiences": ["https://kubernetes.default.svc"], "user": user}),
+            json!({"authenticated": true, "audiences": [AUDIENCE], "user": {"username": "system:node:a"}}),
+            json!({"authenticated": true, "audiences": [AUDIENCE], "user": {"username": "system:serviceaccount:x"}}),
+            json!({"authenticated": true, "audiences": [AUDIENCE]}),
+            json!(null),
+        ] {
+            assert_eq!(review(status.clone()), None, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_had_of_a_bearer_authorization_and_of_nothing_else() {
+        let of = |value: &str| {
+            let mut metadata = Metadata::new();
+            metadata.insert("authorization", value).unwrap();
+            bearer(&metadata).map(str::to_owned)
+        };
+        assert_eq!(of("Bearer abc.def").unwrap(), "abc.def");
+        assert_eq!(of("bearer  abc").unwrap(), "abc");
+        for value in ["abc", "Basic abc", "Bearer", "Bearer a b", &format!("Bearer {}", "x".repeat(MAX_TOKEN + 1))] {
+            assert_eq!(of(value), None, "{value:.40}");
+        }
+        assert_eq!(bearer(&Metadata::new()), None);
+    }
+
+    #[test]
+    fn an_address_that_sends_many_tokens_is_slowed_down_and_others_are_not() {
+        let (mut state, now) = (State::default(), Instant::now());
+        let (hostile, other) = (Some([10, 0, 0, 1].into()), Some([10, 0, 0, 2].into()));
+        for _ in 0..BURST as usize {
+            state.charge(hostile, now).unwrap();
+        }
+        assert_eq!(state.charge(hostile, now).unwrap_err().code(), Code::ResourceExhausted);
+        state.charge(other, now).unwrap();
+        let later = now + Duration::from_secs(2);
+        state.charge(hostile, later).unwrap();
+        state.charge(hostile, later).unwrap();
+        assert!(state.charge(hostile, later).is_err());
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (mut state, now) = (State::default(), Instant::now());
+        for number in 0..2 * MAX_PEERS as u32 {
+            let _ = state.charge(Some(IpAddr::from(number.to_be_bytes())), now);
+            state.make_room();
+            let account = (number == 0).then(|| "a/b".to_owned());
+            state.verdicts.insert(sha256(&number.to_be_bytes()), Verdict::Known(Known::new(account)));
+        }
+        assert!(state.verdicts.contains_key(&sha256(&[0; 4])), "what was accepted is kept the longest");
+        assert!(state.peers.len() <= MAX_PEERS && state.verdicts.len() <= MAX_VERDICTS);
+        state.charge(Some([255; 4].into()), now + Duration::from_secs(20)).unwrap();
+        assert!(state.peers.len() < MAX_PEERS);
+    }
+}

@@ -1,0 +1,5 @@
+//! The services of a control plane: [`join_service`] lets nodes in, [`key_service`] derives keys.
+
+pub mod join_service;
+pub mod key_service;
+mod observed;

@@ -1,0 +1,176 @@
+//! What surrounds a node that joins: a cluster's CAs, a join service that says whatever a test wants, a kubeadm that notes
+//! what it is told, and a root file system of the node's own, so that nothing of this machine's is written to.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use attest::atls;
+use attest::attestation::{Measurement, Policy, qemu_vtpm};
+use base::crypto::Secret;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bootstrapper::ticket::CONTROL_PLANE_FILES;
+use kubernetes::kubelet_request::authority_hashes;
+use proto::components::Component;
+use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse};
+use rpc::grpc::{Call, Limits, Router, Server, Status};
+
+use crate::setting::Setting;
+use support::program::Program;
+
+pub const DISK_KEY: [u8; 32] = [11; 32];
+pub const MEASUREMENT_SECRET: [u8; 32] = [12; 32];
+pub const MEASUREMENT_SALT: [u8; 32] = [13; 32];
+pub const TOKEN: &str = "abcdef.0123456789abcdef";
+
+/// The folders of the node that are its own while it runs; `/run/state` is where components go.
+const OWN: &str = "etc opt run var/lib";
+
+impl Setting {
+    /// `bootstrapper` of a machine of this role, with `/etc`, `/opt`, `/run` and `/var/lib` of its own: they are
+    /// folders of this test. `/etc` knows `localhost` and nothing else.
+    pub fn joining(&self, disk: &Path, role: &str) -> Command {
+        self.metadata.set_self(&self.instance("Node_2", 2).replace("ControlPlane", role));
+        let root = self.path("root");
+        let script = format!(
+            "set -e; for d in {OWN}; do mkdir -p \"$0/$d\"; done; echo 127.0.0.1 localhost >\"$0/etc/hosts\"
+             for d in {OWN}; do mount --bind \"$0/$d\" /$d; done; exec \"$@\""
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private"]);
+        if fs::metadata("/proc/self").unwrap().uid() != 0 {
+            command.arg("--map-root-user");
+        }
+        let inner = self.bootstrapper(disk);
+        command.args(["sh", "-c", &script]).arg(&root).arg(inner.get_program()).args(inner.get_args());
+        command
+    }
+
+    /// A file of the node's own.
+    pub fn in_node(&self, path: &str) -> PathBuf {
+        self.path("root").join(path.trim_start_matches('/'))
+    }
+
+    /// What the node's kubeadm has been told, a line a call.
+    pub fn kubeadm_calls(&self) -> String {
+        fs::read_to_string(self.path("kubeadm/calls")).unwrap_or_default()
+    }
+
+    /// A cluster whose nodes get a kubeadm that notes its arguments, and the files it finds, in `kubeadm/` of this test, and
+    /// then does what `more` says: shell commands, with the number of the call in `$n`.
+    pub fn cluster(&self, more: &str) -> Arc<Cluster> {
+        let (ca, notes) = (self.path("ca"), self.path("kubeadm"));
+        fs::create_dir_all(&ca).unwrap();
+        fs::create_dir_all(&notes).unwrap();
+        openssl(&ca, "ecparam -name prime256v1 -genkey -noout -out ca.key");
+        openssl(&ca, "req -x509 -key ca.key -subj /CN=kubernetes -out ca.crt");
+        let notes = notes.display();
+        let script = format!(
+            "#!/bin/sh
+             notes='{notes}'
+             echo \"$@\" >>\"$notes/calls\"
+             n=$(wc -l <\"$notes/calls\")
+             mkdir \"$notes/$n\"
+             cp -a /run/firstlight /etc/kubernetes \"$notes/$n\"
+             {more}
+             exit 0\n"
+        );
+        let script = format!("data:text/plain;base64,{}", STANDARD.encode(script));
+        let ssh = ssh::Authority::from_seed(&Secret::new(vec![7; 32])).unwrap();
+        Arc::new(Cluster { ca, script, ssh, signing: Mutex::default() })
+    }
+
+    /// A join service on machine `number`: `answer` is called for each request, with how many came before it.
+    pub fn join_service_that<A>(&self, number: u8, answer: A) -> JoinService
+    where
+        A: Fn(&Call, IssueJoinTicketRequest, u32) -> Result<IssueJoinTicketResponse, Status> + Send + Sync + 'static,
+    {
+        let asked = AtomicU32::new(0);
+        let handler = move |call: &Call, request: IssueJoinTicketRequest| {
+            answer(call, request, asked.fetch_add(1, Ordering::SeqCst))
+        };
+        let router = Router::new().unary("/join.API/IssueJoinTicket", handler);
+        let listener = TcpListener::bind(SocketAddr::new(self.host(number), 30090)).unwrap();
+        let fresh = Measurement { expected: [0; 32], warn_only: false };
+        let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
+        let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::Validator::new(policy))]);
+        JoinService { _server: Server::start("join", listener, Arc::new(tls), router, Limits::default()).unwrap() }
+    }
+}
+
+/// One while it is not dropped.
+pub struct JoinService {
+    _server: Server,
+}
+
+/// What makes good tickets.
+pub struct Cluster {
+    ca: PathBuf,
+    script: String,
+    ssh: ssh::Authority,
+    signing: Mutex<()>,
+}
+
+impl Cluster {
+    /// A good ticket for this request.
+    pub fn ticket(&self, request: &IssueJoinTicketRequest) -> IssueJoinTicketResponse {
+        let _one = self.signing.lock().unwrap();
+        fs::write(self.ca.join("request"), &request.certificate_request).unwrap();
+        openssl(&self.ca, "req -inform der -in request -noout -verify");
+        openssl(&self.ca, "x509 -req -inform der -in request -CA ca.crt -CAkey ca.key -CAcreateserial -out crt");
+        let cluster_ca = fs::read(self.ca.join("ca.crt")).unwrap();
+        let host_key = ssh::PublicKey::from_blob(&request.host_public_key).unwrap();
+        let certificate =
+            self.ssh.host_certificate(&host_key, &request.host_certificate_principals, SystemTime::now()).unwrap();
+        let file = |name: &str| ControlPlaneCertOrKey {
+            name: name.into(),
+            data: format!("-----BEGIN {name}-----\n").into_bytes(),
+        };
+        IssueJoinTicketResponse {
+            state_disk_key: DISK_KEY.to_vec(),
+            measurement_salt: MEASUREMENT_SALT.to_vec(),
+            measurement_secret: MEASUREMENT_SECRET.to_vec(),
+            kubelet_cert: fs::read(self.ca.join("crt")).unwrap(),
+            api_server_endpoint: "10.42.1.100:6443".into(),
+            token: TOKEN.into(),
+            discovery_token_ca_cert_hash: authority_hashes(&cluster_ca).unwrap().remove(0),
+            control_plane_files: match request.is_control_plane {
+                true => CONTROL_PLANE_FILES.map(|(name, _)| file(name)).to_vec(),
+                false => vec![],
+            },
+            kubernetes_version: String::new(),
+            kubernetes_components: vec![self.kubeadm()],
+            authorized_ca_public_key: format!("{}\n", self.ssh.public_line()).into_bytes(),
+            host_certificate: format!("{certificate}\n").into_bytes(),
+            cluster_ca: if request.accepts_cluster_ca { cluster_ca } else { vec![] },
+        }
+    }
+
+    /// The kubeadm of its nodes.
+    pub fn kubeadm(&self) -> Component {
+        let (url, install_path) = (self.script.clone(), "/run/state/bin/kubeadm".into());
+        Component { url, install_path, ..Component::default() }
+    }
+
+    /// The cluster's CA, PEM.
+    pub fn authority(&self) -> String {
+        fs::read_to_string(self.ca.join("ca.crt")).unwrap()
+    }
+}
+
+fn openssl(folder: &Path, arguments: &str) {
+    let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The node said nothing that its token could be known from.
+pub fn assert_no_token(node: &Program) {
+    let output = node.output();
+    assert!(!output.contains(TOKEN) && !output.contains(TOKEN.split_once('.').unwrap().1), "{output}");
+}

@@ -1,0 +1,71 @@
+//! Hostile variants of valid inputs, for the tests of every parser: the same ones in each run. And the inputs that fuzzing
+//! found worth keeping.
+
+/// `count` variants of `valid`: bits flipped, bytes set, cut, doubled, moved and deleted, a few at a time.
+pub fn mutations(valid: &[u8], count: usize) -> impl Iterator<Item = Vec<u8>> {
+    let mut random = XorShift(SEED);
+    (0..count).map(move |_| {
+        let mut bytes = valid.to_vec();
+        for _ in 0..1 + random.below(4) {
+            mutate(&mut bytes, &mut random);
+        }
+        bytes
+    })
+}
+
+/// Numbers for tests that change valid input in their own way: the same ones in each run.
+pub fn numbers() -> impl FnMut() -> u64 {
+    let mut random = XorShift(SEED);
+    move || random.next()
+}
+
+/// The inputs that are kept for a fuzzer (`fuzz/corpus`), each with its name.
+pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = format!("{}/fuzz/corpus/{target}", crate::ROOT);
+    let files = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
+    let inputs = files.map(|file| file.expect("a file").path());
+    let inputs: Vec<_> =
+        inputs.map(|path| (path.display().to_string(), std::fs::read(&path).expect("its bytes"))).collect();
+    assert!(!inputs.is_empty(), "{folder} is empty");
+    inputs
+}
+
+fn mutate(bytes: &mut Vec<u8>, random: &mut XorShift) {
+    /// Bytes that parsers treat as special.
+    const SPECIAL: &[u8] = b"\0\xff\x7f\x80\"{}[],:%=&?\\/ \n+-.0e";
+    let at = random.below(bytes.len() + 1);
+    let end = at + random.below(bytes.len() + 1 - at);
+    match random.below(6) {
+        0 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
+        1 if at < bytes.len() => bytes[at] = SPECIAL[random.below(SPECIAL.len())],
+        2 => bytes.insert(at, SPECIAL[random.below(SPECIAL.len())]),
+        3 => bytes.truncate(at),
+        4 => drop(bytes.drain(at..end)),
+        5 => {
+            let copy = bytes[at..end].to_vec();
+            let to = random.below(bytes.len() + 1);
+            bytes.splice(to..to, copy);
+        }
+        _ => {}
+    }
+}
+
+/// 2^64 by the golden ratio; any number but 0 would do.
+const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Marsaglia's xorshift64.
+struct XorShift(u64);
+
+impl XorShift {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Below `bound`; 0 where that is 0.
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() >> 16) as usize % bound.max(1)
+    }
+}
