@@ -8,8 +8,6 @@
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
-# the package of each: Cargo would give two that are built together the features of both
-declare -A PACKAGE=([unlock]=unlock [bootstrapper]=bootstrapper [join-service]=services [key-service]=services [firstlight]=cli)
 PROGRAMS=(unlock bootstrapper join-service key-service firstlight)
 # bytes, as SPECIFICATION.md promises
 declare -A MOST=([unlock]=4500000 [bootstrapper]=$((6 << 20)))
@@ -41,9 +39,10 @@ export CARGO_TARGET_DIR=$out CARGO_ENCODED_RUSTFLAGS "CFLAGS_${target//-/_}=${pl
 export SOURCE_DATE_EPOCH=1 CARGO_INCREMENTAL=0
 
 say "building ${PROGRAMS[*]} for $target"
+# together, so that two are linked at once; tools/check-deps.sh looks that none gets features of another
+cargo build --locked --release --target "$target" "${PROGRAMS[@]/#/--bin=}"
 mkdir -p "$dist"
 for program in "${PROGRAMS[@]}"; do
-  cargo build --locked --release --target "$target" --package "${PACKAGE[$program]}" --bin "$program"
   built=$out/$target/release/$program
   if readelf -lW "$built" | grep -q INTERP; then die "$program has an interpreter"; fi
   if readelf -dW "$built" 2>/dev/null | grep -q NEEDED; then die "$program needs a shared library"; fi

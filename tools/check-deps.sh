@@ -26,7 +26,8 @@ lines() {
     on && !/^[[:space:]]*(\/\/.*)?$/ { n++ } END { print n + 0 }' {} +
 }
 
-for package in unlock bootstrapper services cli; do
+PACKAGES=(unlock bootstrapper services cli)
+for package in "${PACKAGES[@]}"; do
   all=$(tree "$package")
   ours=$(sed -n 's/ (\/.*\/src\/\(.*\))$/ \1/p' <<<"$all" | awk '{print $2}')
   others=$(grep -v ' (/' <<<"$all")
@@ -49,7 +50,15 @@ for package in unlock bootstrapper services cli; do
   fi
 done
 
-twice=$(cargo tree --locked --package services --package cli --package bootstrapper --target "$MUSL" --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | sed '/^$/d' | sort -u)
+# The programs are built in one go, in which Cargo gives a package the features that any of them wants.
+features() { cargo tree --locked --target "$MUSL" --edges normal,no-proc-macro --prefix none --format '{p} {f}' "${@/#/--package=}" | sed 's/ (\*)$//' | sort -u; }
+# one that bcrypt adds, and nobody else notices: random numbers as an iterator
+for package in "${PACKAGES[@]}"; do
+  found=$(comm -23 <(features "$package") <(features "${PACKAGES[@]}") | grep -v '^getrandom ' || true)
+  [ -z "$found" ] || die "$package gets features of another program: $found"
+done
+
+twice=$(cargo tree --locked "${PACKAGES[@]/#/--package=}" --target "$MUSL" --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | sed '/^$/d' | sort -u)
 [ -z "$twice" ] || { say "in more than one version:"; echo "$twice" >&2; }
 
 # The picture: an arrow for each dependency that no longer way leads to.
