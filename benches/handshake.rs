@@ -37,7 +37,11 @@ fn main() {
     }
     let number = arguments.iter().find_map(|argument| argument.parse().ok());
     // `cargo test --all-targets` calls benches too, without this argument: it only is to see that they work
-    let count = number.unwrap_or(if arguments.iter().any(|argument| argument == "--bench") { 1000 } else { 10 });
+    let count = number.unwrap_or(if arguments.iter().any(|argument| argument == "--bench") {
+        1000
+    } else {
+        10
+    });
     let go = build_go();
     if go.is_none() {
         println!("(no Go tool chain: without the Go peer's rows)");
@@ -48,7 +52,9 @@ fn main() {
     println!("|---|---|---|---:|---:|---:|");
     for mode in ["server", "mutual"] {
         for tls in ["1.3", "1.2"] {
-            for (client_is_go, server_is_go) in [(false, false), (true, false), (false, true), (true, true)] {
+            for (client_is_go, server_is_go) in
+                [(false, false), (true, false), (false, true), (true, true)]
+            {
                 let needs_go = client_is_go || server_is_go;
                 // two of ours agree on TLS 1.3
                 if (needs_go && go.is_none()) || (!needs_go && tls == "1.2") {
@@ -61,7 +67,9 @@ fn main() {
                 let before = server.cpu();
                 let begin = Instant::now();
                 let client_cpu = match &go {
-                    Some(binary) if client_is_go => call_with_go(binary, server.address, mode, tls, count),
+                    Some(binary) if client_is_go => {
+                        call_with_go(binary, server.address, mode, tls, count)
+                    }
                     _ => call(server.address, mode, count),
                 };
                 let wall = begin.elapsed();
@@ -80,11 +88,19 @@ fn main() {
 }
 
 fn issuer(wanted: bool) -> Option<Arc<dyn Issuer>> {
-    if wanted { Some(Arc::new(Dummy(OID))) } else { None }
+    if wanted {
+        Some(Arc::new(Dummy(OID)))
+    } else {
+        None
+    }
 }
 
 fn validators(wanted: bool) -> Vec<Arc<dyn Validator>> {
-    if wanted { vec![Arc::new(Dummy(OID))] } else { vec![] }
+    if wanted {
+        vec![Arc::new(Dummy(OID))]
+    } else {
+        vec![]
+    }
 }
 
 fn soon() -> Instant {
@@ -99,10 +115,21 @@ struct Peer {
 
 impl Peer {
     fn start(mut command: Command) -> Peer {
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening ").unwrap().parse().unwrap();
+        BufReader::new(process.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let address = line
+            .trim()
+            .strip_prefix("listening ")
+            .unwrap()
+            .parse()
+            .unwrap();
         Peer { process, address }
     }
 
@@ -122,7 +149,12 @@ impl Drop for Peer {
 fn cpu(process: &str) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     // proc(5): fields 14 and 15, counted from the end of the name in parentheses, field 2
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
     TICK * (fields[11].parse::<u32>().unwrap() + fields[12].parse::<u32>().unwrap())
 }
 
@@ -137,8 +169,13 @@ fn serve(mode: &str) {
             thread::spawn(move || {
                 let mut transport = server.handshake(socket.unwrap(), soon()).unwrap();
                 let mut line = String::new();
-                BufReader::new(&mut transport.reader).read_line(&mut line).unwrap();
-                transport.writer.write_all(format!("echo {line}").as_bytes()).unwrap();
+                BufReader::new(&mut transport.reader)
+                    .read_line(&mut line)
+                    .unwrap();
+                transport
+                    .writer
+                    .write_all(format!("echo {line}").as_bytes())
+                    .unwrap();
             });
         }
     });
@@ -154,29 +191,54 @@ fn call(address: SocketAddr, mode: &str, count: usize) -> Duration {
         .map(|_| {
             let (client, left) = (client.clone(), left.clone());
             thread::spawn(move || {
-                while left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
-                    let mut transport = client.connect(TcpStream::connect(address).unwrap(), soon()).unwrap();
+                while left
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                        left.checked_sub(1)
+                    })
+                    .is_ok()
+                {
+                    let mut transport = client
+                        .connect(TcpStream::connect(address).unwrap(), soon())
+                        .unwrap();
                     transport.writer.write_all(b"hello\n").unwrap();
                     let mut line = String::new();
-                    BufReader::new(&mut transport.reader).read_line(&mut line).unwrap();
+                    BufReader::new(&mut transport.reader)
+                        .read_line(&mut line)
+                        .unwrap();
                     assert_eq!(line, "echo hello\n");
                 }
             })
         })
         .collect();
-    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    workers
+        .into_iter()
+        .for_each(|worker| worker.join().unwrap());
     cpu("self") - before
 }
 
 /// The Go client; returns the processor time that it says it took.
-fn call_with_go(binary: &Path, address: SocketAddr, mode: &str, tls: &str, count: usize) -> Duration {
+fn call_with_go(
+    binary: &Path,
+    address: SocketAddr,
+    mode: &str,
+    tls: &str,
+    count: usize,
+) -> Duration {
     let output = go_peer(binary, "client", mode, tls)
-        .args([format!("-addr={address}"), format!("-n={count}"), format!("-parallel={PARALLEL}")])
+        .args([
+            format!("-addr={address}"),
+            format!("-n={count}"),
+            format!("-parallel={PARALLEL}"),
+        ])
         .output()
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}");
-    let micros = text.split_whitespace().skip_while(|word| *word != "cpu_us").nth(1).unwrap();
+    let micros = text
+        .split_whitespace()
+        .skip_while(|word| *word != "cpu_us")
+        .nth(1)
+        .unwrap();
     Duration::from_micros(micros.parse().unwrap())
 }
 
@@ -189,7 +251,12 @@ fn our_server(mode: &str) -> Command {
 fn go_peer(binary: &Path, role: &str, mode: &str, tls: &str) -> Command {
     let mut command = Command::new(binary);
     // one key exchange in all rows: ours has no post-quantum one
-    command.args([role, "-curve=x25519", &format!("-mode={mode}"), &format!("-tls={tls}")]);
+    command.args([
+        role,
+        "-curve=x25519",
+        &format!("-mode={mode}"),
+        &format!("-tls={tls}"),
+    ]);
     command
 }
 
@@ -200,7 +267,12 @@ fn build_go() -> Option<PathBuf> {
         .arg(&binary)
         .arg(".")
         .current_dir(Path::new(support::ROOT).join("tests/atls_go"))
-        .envs([("GOFLAGS", "-mod=mod"), ("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("CGO_ENABLED", "0")])
+        .envs([
+            ("GOFLAGS", "-mod=mod"),
+            ("GOPROXY", "off"),
+            ("GOTOOLCHAIN", "local"),
+            ("CGO_ENABLED", "0"),
+        ])
         .status();
     matches!(built, Ok(status) if status.success()).then_some(binary)
 }

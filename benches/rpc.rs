@@ -29,7 +29,9 @@ use std::{env, fs, thread};
 use rpc::grpc::{Accept, Call, CallOptions, Channel, Limits, Router, Sender, Server, Transport};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+};
 
 /// The message of all calls: 18 bytes on the wire in `unary`.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -70,14 +72,31 @@ type Pair = (&'static str, &'static str);
 const SERVERS: [&str; 4] = ["floor", "firstlight", "tonic", "grpcio"];
 
 fn main() {
-    let arguments: Vec<String> = env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<String> = env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench")
+        .collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         [who, "serve", ref files @ ..] => serve(who, files),
-        [who, "call", method, port, connections, seconds, ref certificate @ ..] => {
+        [
+            who,
+            "call",
+            method,
+            port,
+            connections,
+            seconds,
+            ref certificate @ ..,
+        ] => {
             let seconds = Duration::from_secs_f64(seconds.parse().expect("seconds"));
             let connect = Connect::new(port.parse().expect("a port"), certificate.first().copied());
-            call(who, method, &connect, connections.parse().expect("a number of connections"), seconds);
+            call(
+                who,
+                method,
+                &connect,
+                connections.parse().expect("a number of connections"),
+                seconds,
+            );
         }
         [] => compare(Duration::from_millis(400), 3),
         [seconds, rounds] => compare(
@@ -115,7 +134,10 @@ fn compare(time: Duration, rounds: usize) {
                 for (client, server) in PAIRS {
                     let (_, process) = servers.iter().find(|(who, _)| *who == server).unwrap();
                     let sample = peers.measure(client, process, load, time);
-                    results.entry((tls, load, (client, server))).or_default().push(sample);
+                    results
+                        .entry((tls, load, (client, server)))
+                        .or_default()
+                        .push(sample);
                 }
             }
         }
@@ -136,22 +158,34 @@ fn compare(time: Duration, rounds: usize) {
 
 fn print_load(results: &Results, load: Load) {
     let (method, connections) = load;
-    let rate = if method == "stream" { "MB/s" } else { "calls/s" };
+    let rate = if method == "stream" {
+        "MB/s"
+    } else {
+        "calls/s"
+    };
     let plural = if connections == 1 { "" } else { "s" };
     println!("\n### {method}, {connections} connection{plural}\n");
-    println!("| | client → server | {rate} | × floor | × tonic | p50 µs | p99 µs | server µs/call | client µs/call |");
+    println!(
+        "| | client → server | {rate} | × floor | × tonic | p50 µs | p99 µs | server µs/call | client µs/call |"
+    );
     println!("|---|---|---:|---:|---:|---:|---:|---:|---:|");
     for tls in [false, true] {
         for pair in PAIRS {
             let row = &results[&(tls, load, pair)];
-            let tonic = if pair.0 == "h2load" { ("h2load", "tonic") } else { ("tonic", "tonic") };
+            let tonic = if pair.0 == "h2load" {
+                ("h2load", "tonic")
+            } else {
+                ("tonic", "tonic")
+            };
             println!(
                 "| {} | {} → {} | {:.0} | {:.2} | {:.2} | {:.0} | {:.0} | {:.1} | {:.1} |",
                 if tls { "TLS" } else { "plain" },
                 pair.0,
                 pair.1,
                 median(row.iter().map(|sample| sample.rate)),
-                ratio(results, tls, load, pair, ("floor", "floor"), |sample| sample.rate),
+                ratio(results, tls, load, pair, ("floor", "floor"), |sample| {
+                    sample.rate
+                }),
                 ratio(results, tls, load, pair, tonic, |sample| sample.rate),
                 median(row.iter().map(|sample| sample.p50)),
                 median(row.iter().map(|sample| sample.p99)),
@@ -173,42 +207,105 @@ fn print_aims(results: &Results, idle: [f64; 2]) {
     let cpu: fn(&Sample) -> f64 = |sample| sample.server;
     let [one, many, _] = LOADS;
     let print = |what: &str, least: Option<f64>, most: Option<f64>, got: [f64; 2]| {
-        let limit =
-            least.map(|least| format!("≥ {least}")).or(most.map(|most| format!("≤ {most}"))).unwrap_or_default();
+        let limit = least
+            .map(|least| format!("≥ {least}"))
+            .or(most.map(|most| format!("≤ {most}")))
+            .unwrap_or_default();
         let cells = got.map(|got| {
             let met = least.is_none_or(|least| got >= least) && most.is_none_or(|most| got <= most);
             format!("{got:.2} {}", if met { "pass" } else { "**fail**" })
         });
         println!("| {what} | {limit} | {} | {} |", cells[0], cells[1]);
     };
-    let both = |load, pair, base, of| [false, true].map(|tls| ratio(results, tls, load, pair, base, of));
-    print("rate of the floor's, 1 connection", Some(0.85), None, both(one, ours, ("floor", "floor"), rate));
-    print("rate of tonic's, 1 connection", Some(1.2), None, both(one, ours, theirs, rate));
-    print("the same under h2load", Some(1.2), None, both(one, neutral, neutral_tonic, rate));
-    print("rate of tonic's, 64 connections", Some(1.5), None, both(many, ours, theirs, rate));
-    print("the same under h2load", Some(1.5), None, both(many, neutral, neutral_tonic, rate));
+    let both =
+        |load, pair, base, of| [false, true].map(|tls| ratio(results, tls, load, pair, base, of));
+    print(
+        "rate of the floor's, 1 connection",
+        Some(0.85),
+        None,
+        both(one, ours, ("floor", "floor"), rate),
+    );
+    print(
+        "rate of tonic's, 1 connection",
+        Some(1.2),
+        None,
+        both(one, ours, theirs, rate),
+    );
+    print(
+        "the same under h2load",
+        Some(1.2),
+        None,
+        both(one, neutral, neutral_tonic, rate),
+    );
+    print(
+        "rate of tonic's, 64 connections",
+        Some(1.5),
+        None,
+        both(many, ours, theirs, rate),
+    );
+    print(
+        "the same under h2load",
+        Some(1.5),
+        None,
+        both(many, neutral, neutral_tonic, rate),
+    );
     for (name, load) in [("1 connection", one), ("64 connections", many)] {
-        print(&format!("p99 of tonic's, {name}"), None, Some(1.0), both(load, ours, theirs, p99));
-        print("the same under h2load", None, Some(1.0), both(load, neutral, neutral_tonic, p99));
+        print(
+            &format!("p99 of tonic's, {name}"),
+            None,
+            Some(1.0),
+            both(load, ours, theirs, p99),
+        );
+        print(
+            "the same under h2load",
+            None,
+            Some(1.0),
+            both(load, neutral, neutral_tonic, p99),
+        );
     }
     for (name, load) in [("1 connection", one), ("64 connections", many)] {
-        print(&format!("server CPU a call of tonic's, {name}"), None, Some(0.5), both(load, ours, theirs, cpu));
-        print("the same under h2load", None, Some(0.5), both(load, neutral, neutral_tonic, cpu));
+        print(
+            &format!("server CPU a call of tonic's, {name}"),
+            None,
+            Some(0.5),
+            both(load, ours, theirs, cpu),
+        );
+        print(
+            "the same under h2load",
+            None,
+            Some(0.5),
+            both(load, neutral, neutral_tonic, cpu),
+        );
     }
     print("KiB resident an idle connection", None, Some(64.0), idle);
 }
 
 /// The median over the rounds of how many times `base`'s value a pair reached.
-fn ratio(results: &Results, tls: bool, load: Load, pair: Pair, base: Pair, of: fn(&Sample) -> f64) -> f64 {
+fn ratio(
+    results: &Results,
+    tls: bool,
+    load: Load,
+    pair: Pair,
+    base: Pair,
+    of: fn(&Sample) -> f64,
+) -> f64 {
     let (row, base) = (&results[&(tls, load, pair)], &results[&(tls, load, base)]);
-    median(row.iter().zip(base).map(|(sample, base)| of(sample) / of(base)))
+    median(
+        row.iter()
+            .zip(base)
+            .map(|(sample, base)| of(sample) / of(base)),
+    )
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
+    if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        (values[middle - 1] + values[middle]) / 2.0
+    }
 }
 
 // ---- processes ----
@@ -223,13 +320,25 @@ struct Peers {
 impl Peers {
     fn new() -> Peers {
         let root = Path::new(support::ROOT);
-        let output = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
+        let output = Command::new(root.join("tools/python.sh"))
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
         let python = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
         let target = "x86_64-unknown-linux-gnu";
         let folder = root.join("target/bench-tonic");
         let mut build = Command::new(env!("CARGO"));
-        build.current_dir(root.join("benches/tonic")).args(["build", "--locked", "--quiet", "--release"]);
-        let built = build.args(["--target", target, "--target-dir"]).arg(&folder).status().unwrap();
+        build.current_dir(root.join("benches/tonic")).args([
+            "build",
+            "--locked",
+            "--quiet",
+            "--release",
+        ]);
+        let built = build
+            .args(["--target", target, "--target-dir"])
+            .arg(&folder)
+            .status()
+            .unwrap();
         assert!(built.success(), "benches/tonic cannot be built");
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let peers = Peers {
@@ -239,7 +348,11 @@ impl Peers {
         };
         fs::write(peers.certificate(), made.cert.pem()).unwrap();
         fs::write(peers.key(), made.signing_key.serialize_pem()).unwrap();
-        fs::write(peers.request(), [&[0, 0, 0, 0, 18, 10, 16][..], &[b'x'; 16]].concat()).unwrap();
+        fs::write(
+            peers.request(),
+            [&[0, 0, 0, 0, 18, 10, 16][..], &[b'x'; 16]].concat(),
+        )
+        .unwrap();
         peers
     }
 
@@ -293,9 +406,21 @@ impl Peers {
     }
 
     /// The times of the calls in microseconds, and the CPU times of server and client.
-    fn client(&self, who: &str, server: &ServerProcess, load: Load, time: Duration) -> (Vec<f64>, Duration, Duration) {
+    fn client(
+        &self,
+        who: &str,
+        server: &ServerProcess,
+        load: Load,
+        time: Duration,
+    ) -> (Vec<f64>, Duration, Duration) {
         let mut command = self.command(who);
-        command.args(["call", load.0, &server.port.to_string(), &load.1.to_string(), &time.as_secs_f64().to_string()]);
+        command.args([
+            "call",
+            load.0,
+            &server.port.to_string(),
+            &load.1.to_string(),
+            &time.as_secs_f64().to_string(),
+        ]);
         if server.tls {
             command.arg(self.certificate());
         }
@@ -306,22 +431,48 @@ impl Peers {
         // it prints all at once, when it is done
         client.output.fill_buf().unwrap();
         let after = (server.process.cpu(), client.cpu());
-        let times = client.line().split(' ').map(|time| time.parse::<f64>().unwrap() / 1e3).collect();
+        let times = client
+            .line()
+            .split(' ')
+            .map(|time| time.parse::<f64>().unwrap() / 1e3)
+            .collect();
         (times, after.0 - before.0, after.1 - before.1)
     }
 
     /// The same by h2load, whose one thread drives all connections; includes the handshakes.
-    fn h2load(&self, server: &ServerProcess, load: Load, time: Duration) -> (Vec<f64>, Duration, Duration) {
-        let (method, scheme) =
-            (if load.0 == "stream" { "Stream" } else { "Echo" }, if server.tls { "https" } else { "http" });
+    fn h2load(
+        &self,
+        server: &ServerProcess,
+        load: Load,
+        time: Duration,
+    ) -> (Vec<f64>, Duration, Duration) {
+        let (method, scheme) = (
+            if load.0 == "stream" { "Stream" } else { "Echo" },
+            if server.tls { "https" } else { "http" },
+        );
         let log = self.folder.path().join("h2load");
         let _ = fs::remove_file(&log);
         let mut command = Command::new("h2load");
-        command.args(["--connection-window-bits=24", "--window-bits=24", "--header=te: trailers"]);
-        command.arg("--header=content-type: application/grpc").arg("--data").arg(self.request());
-        command.args(["--clients", &load.1.to_string(), "--duration", &format!("{}ms", time.as_millis())]);
+        command.args([
+            "--connection-window-bits=24",
+            "--window-bits=24",
+            "--header=te: trailers",
+        ]);
+        command
+            .arg("--header=content-type: application/grpc")
+            .arg("--data")
+            .arg(self.request());
+        command.args([
+            "--clients",
+            &load.1.to_string(),
+            "--duration",
+            &format!("{}ms", time.as_millis()),
+        ]);
         command.arg("--log-file").arg(&log);
-        command.arg(format!("{scheme}://127.0.0.1:{}/bench.Bench/{method}", server.port));
+        command.arg(format!(
+            "{scheme}://127.0.0.1:{}/bench.Bench/{method}",
+            server.port
+        ));
         let before = (server.process.cpu(), Duration::ZERO);
         let mut client = Process::start(&mut command);
         let mut rest = String::new();
@@ -330,7 +481,10 @@ impl Peers {
         // start, HTTP status, microseconds
         let log = fs::read_to_string(log).unwrap();
         let times = log.lines().map(|line| line.split('\t').collect::<Vec<_>>());
-        let times = times.filter(|line| line[1] == "200").map(|line| line[2].parse().unwrap()).collect();
+        let times = times
+            .filter(|line| line[1] == "200")
+            .map(|line| line[2].parse().unwrap())
+            .collect();
         (times, after.0 - before.0, after.1)
     }
 }
@@ -343,9 +497,20 @@ struct Process {
 
 impl Process {
     fn start(command: &mut Command) -> Process {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Process { child, input, output }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (
+            child.stdin.take().unwrap(),
+            BufReader::new(child.stdout.take().unwrap()),
+        );
+        Process {
+            child,
+            input,
+            output,
+        }
     }
 
     fn line(&mut self) -> String {
@@ -358,13 +523,21 @@ impl Process {
     fn cpu(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let behind_name = stat.rsplit(") ").next().unwrap();
-        let ticks: u64 = behind_name.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+        let ticks: u64 = behind_name
+            .split(' ')
+            .skip(11)
+            .take(2)
+            .map(|ticks| ticks.parse::<u64>().unwrap())
+            .sum();
         Duration::from_millis(10 * ticks)
     }
 
     fn resident_kib(&self) -> f64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 }
@@ -403,9 +576,15 @@ fn idle_kib(peers: &Peers, who: &str, tls: bool) -> f64 {
     let open = || {
         let mut transport = connect.transport();
         // the preface, an empty SETTINGS frame and, since what comes first is the server's, its acknowledgement
-        transport.writer.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+        transport
+            .writer
+            .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+            .unwrap();
         transport.reader.read_exact(&mut [0; 9]).unwrap();
-        transport.writer.write_all(b"\0\0\0\x04\x01\0\0\0\0").unwrap();
+        transport
+            .writer
+            .write_all(b"\0\0\0\x04\x01\0\0\0\0")
+            .unwrap();
         transport
     };
     // what the first connection alone needs is the server's, not a connection's
@@ -428,7 +607,10 @@ fn serve(who: &str, files: &[&str]) {
         [certificate, key] => {
             let chain = vec![CertificateDer::from_pem_file(certificate).unwrap()];
             let key = PrivateKeyDer::from_pem_file(key).unwrap();
-            let mut config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key).unwrap();
+            let mut config = ServerConfig::builder()
+                .with_no_client_auth()
+                .with_single_cert(chain, key)
+                .unwrap();
             config.alpn_protocols = vec![b"h2".to_vec()];
             Some(Arc::new(config))
         }
@@ -436,7 +618,12 @@ fn serve(who: &str, files: &[&str]) {
     };
     let secure = move |socket: TcpStream| match &tls {
         None => Transport::plain(socket),
-        Some(tls) => shake_hands(ServerConnection::new(tls.clone()).map_err(io::Error::other)?.into(), socket),
+        Some(tls) => shake_hands(
+            ServerConnection::new(tls.clone())
+                .map_err(io::Error::other)?
+                .into(),
+            socket,
+        ),
     };
     let until = || drop(io::stdin().read_to_end(&mut Vec::new()));
     if who == "floor" {
@@ -449,14 +636,22 @@ fn serve(who: &str, files: &[&str]) {
         return until();
     }
     let accept: Arc<dyn Accept> = Arc::new(move |socket: TcpStream, _: Instant| secure(socket));
-    let router = Router::new().unary("/bench.Bench/Echo", |_: &Call, request: Blob| Ok(request)).server_streaming(
-        "/bench.Bench/Stream",
-        |_: &Call, _: Blob, responses: &mut Sender<Blob>| {
-            let blob = Blob { data: vec![b'x'; MIB] };
-            (0..STREAM).try_for_each(|_| responses.send(&blob))
-        },
-    );
-    let limits = Limits { connections: 2 * IDLE, connections_per_peer: 2 * IDLE, ..Limits::default() };
+    let router = Router::new()
+        .unary("/bench.Bench/Echo", |_: &Call, request: Blob| Ok(request))
+        .server_streaming(
+            "/bench.Bench/Stream",
+            |_: &Call, _: Blob, responses: &mut Sender<Blob>| {
+                let blob = Blob {
+                    data: vec![b'x'; MIB],
+                };
+                (0..STREAM).try_for_each(|_| responses.send(&blob))
+            },
+        );
+    let limits = Limits {
+        connections: 2 * IDLE,
+        connections_per_peer: 2 * IDLE,
+        ..Limits::default()
+    };
     let _server = Server::start("bench", listener, accept, router, limits).unwrap();
     until();
 }
@@ -496,8 +691,12 @@ impl Connect {
     fn new(port: u16, certificate: Option<&str>) -> Connect {
         let tls = certificate.map(|file| {
             let mut roots = RootCertStore::empty();
-            roots.add(CertificateDer::from_pem_file(file).unwrap()).unwrap();
-            let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+            roots
+                .add(CertificateDer::from_pem_file(file).unwrap())
+                .unwrap();
+            let mut config = ClientConfig::builder()
+                .with_root_certificates(roots)
+                .with_no_client_auth();
             config.alpn_protocols = vec![b"h2".to_vec()];
             Arc::new(config)
         });
@@ -510,7 +709,11 @@ impl Connect {
             None => Transport::plain(socket).unwrap(),
             Some(config) => {
                 let name = ServerName::try_from("localhost").unwrap();
-                shake_hands(ClientConnection::new(config.clone(), name).unwrap().into(), socket).unwrap()
+                shake_hands(
+                    ClientConnection::new(config.clone(), name).unwrap().into(),
+                    socket,
+                )
+                .unwrap()
             }
         }
     }
@@ -524,24 +727,41 @@ impl Connect {
             return Box::new(move || {
                 transport.writer.write_all(&request).unwrap();
                 if !is_stream {
-                    return transport.reader.read_exact(&mut response[..RESPONSE]).unwrap();
+                    return transport
+                        .reader
+                        .read_exact(&mut response[..RESPONSE])
+                        .unwrap();
                 }
                 (0..STREAM).for_each(|_| transport.reader.read_exact(&mut response).unwrap());
             });
         }
         let channel = Channel::new(transport, "localhost").unwrap();
-        let (request, options) = (Blob { data: vec![b'x'; 16] }, CallOptions::default());
+        let (request, options) = (
+            Blob {
+                data: vec![b'x'; 16],
+            },
+            CallOptions::default(),
+        );
         if is_stream {
             return Box::new(move || {
-                let responses = channel.server_streaming("/bench.Bench/Stream", &request, &options).unwrap();
+                let responses = channel
+                    .server_streaming("/bench.Bench/Stream", &request, &options)
+                    .unwrap();
                 assert_eq!(
-                    responses.map(|response: Result<Blob, _>| response.unwrap().data.len()).sum::<usize>(),
+                    responses
+                        .map(|response: Result<Blob, _>| response.unwrap().data.len())
+                        .sum::<usize>(),
                     STREAM * MIB
                 );
             });
         }
         Box::new(move || {
-            assert_eq!(channel.unary::<_, Blob>("/bench.Bench/Echo", &request, &options).unwrap(), request)
+            assert_eq!(
+                channel
+                    .unary::<_, Blob>("/bench.Bench/Echo", &request, &options)
+                    .unwrap(),
+                request
+            )
         })
     }
 }
@@ -575,7 +795,11 @@ fn call(who: &str, method: &str, connect: &Connect, connections: usize, time: Du
         go.wait();
         let mut output = String::new();
         for thread in threads {
-            thread.join().unwrap().iter().for_each(|time| output += &format!("{time} "));
+            thread
+                .join()
+                .unwrap()
+                .iter()
+                .for_each(|time| output += &format!("{time} "));
         }
         println!("{}", output.trim());
     });

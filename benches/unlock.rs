@@ -31,7 +31,10 @@ in the machine:
   unlock time COMMAND...                 runs it, prints the milliseconds that it took";
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench")
+        .collect();
     let result = match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] if std::env::args().len() > 1 => compare(),
         // `cargo test --all-targets` calls benches too, without --bench: that must not boot a machine
@@ -68,10 +71,15 @@ fn compare() -> Result<(), String> {
     };
     let accelerator = machine::script("tools/accel.sh", &[]).map_err(text)?;
     println!("guest: 1 processor, 1 GiB, SeaBIOS, {accelerator}\n");
-    println!("| what | firstlight | cryptsetup 2.6 | ratio | firstlight, peak RSS | cryptsetup, peak RSS |");
+    println!(
+        "| what | firstlight | cryptsetup 2.6 | ratio | firstlight, peak RSS | cryptsetup, peak RSS |"
+    );
     println!("|---|---:|---:|---:|---:|---:|");
     for row in case.run().map_err(text)? {
-        println!("{}", table_row(&row).ok_or_else(|| format!("the machine said {row:?}"))?);
+        println!(
+            "{}",
+            table_row(&row).ok_or_else(|| format!("the machine said {row:?}"))?
+        );
     }
     Ok(())
 }
@@ -79,7 +87,9 @@ fn compare() -> Result<(), String> {
 /// `WHAT: ours MS,MS,… KIB theirs MS,MS,… KIB` as a line of the table, with the medians.
 fn table_row(row: &str) -> Option<String> {
     let (what, numbers) = row.split_once(": ")?;
-    let ["ours", ours, our_memory, "theirs", theirs, their_memory] = numbers.split(' ').collect::<Vec<_>>()[..] else {
+    let ["ours", ours, our_memory, "theirs", theirs, their_memory] =
+        numbers.split(' ').collect::<Vec<_>>()[..]
+    else {
         return None;
     };
     let (ours, theirs) = (median(ours)?, median(theirs)?);
@@ -93,17 +103,28 @@ fn table_row(row: &str) -> Option<String> {
 }
 
 fn median(list: &str) -> Option<f64> {
-    let mut times: Vec<f64> = list.split(',').map(|time| time.parse().ok()).collect::<Option<_>>()?;
+    let mut times: Vec<f64> = list
+        .split(',')
+        .map(|time| time.parse().ok())
+        .collect::<Option<_>>()?;
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied()
 }
 
 fn time(program: &str, arguments: &[&str]) -> Result<(), String> {
     let start = Instant::now();
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().map_err(text)?;
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(text)?;
     let took = start.elapsed();
     if !output.status.success() {
-        return Err(format!("{program}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
+        return Err(format!(
+            "{program}: {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        ));
     }
     println!("{:.1}", took.as_secs_f64() * 1000.0);
     Ok(())
@@ -122,13 +143,22 @@ fn open(device: &Path, passphrase: &Path) -> Result<(), String> {
 fn new(device: &Path, passphrase: &Path) -> Result<(), String> {
     let passphrase = Secret::new(fs::read(passphrase).map_err(text)?);
     let volume_key = Secret::random(luks::VOLUME_KEY_LEN);
-    let mut disk = OpenOptions::new().read(true).write(true).open(device).map_err(text)?;
+    let mut disk = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(device)
+        .map_err(text)?;
     let header = luks::format(&mut disk, &volume_key, &passphrase).map_err(text)?;
     map(device, &header, &volume_key, FirstUse::Create)?;
     filesystem::create(&Path::new("/dev/mapper").join(STATE), Path::new(MKE2FS)).map_err(text)
 }
 
-fn map(device: &Path, header: &Header, volume_key: &Secret, first_use: FirstUse) -> Result<(), String> {
+fn map(
+    device: &Path,
+    header: &Header,
+    volume_key: &Secret,
+    first_use: FirstUse,
+) -> Result<(), String> {
     let geometry = header.geometry().map_err(text)?;
     let mapping = Mapping {
         name: STATE,
@@ -141,5 +171,7 @@ fn map(device: &Path, header: &Header, volume_key: &Secret, first_use: FirstUse)
         key: volume_key,
         digest: geometry.digest_id,
     };
-    device_mapper::open(&mapping, first_use).map(|_| ()).map_err(text)
+    device_mapper::open(&mapping, first_use)
+        .map(|_| ())
+        .map_err(text)
 }

@@ -37,7 +37,12 @@ fn go_peer() -> &'static PathBuf {
             .arg(&binary)
             .arg(".")
             .current_dir(Path::new(support::ROOT).join("tests/atls_go"))
-            .envs([("GOFLAGS", "-mod=mod"), ("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("CGO_ENABLED", "0")])
+            .envs([
+                ("GOFLAGS", "-mod=mod"),
+                ("GOPROXY", "off"),
+                ("GOTOOLCHAIN", "local"),
+                ("CGO_ENABLED", "0"),
+            ])
             .status()
             .expect("the Go tool chain is installed (Debian: golang-go)");
         assert!(built.success(), "go build failed in tests/atls_go");
@@ -48,7 +53,11 @@ fn go_peer() -> &'static PathBuf {
 fn go(role: &str, args: &[&str]) -> Command {
     let mut command = Command::new(go_peer());
     // the default of Go 1.24, which an older version in go.mod turns off
-    command.arg(role).args(args).env("GODEBUG", "tlsmlkem=1").stdout(Stdio::piped());
+    command
+        .arg(role)
+        .args(args)
+        .env("GODEBUG", "tlsmlkem=1")
+        .stdout(Stdio::piped());
     command
 }
 
@@ -65,10 +74,19 @@ impl GoServer {
         let mut line = String::new();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         output.read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening ").expect("its first line is its address").parse().unwrap();
+        let address = line
+            .trim()
+            .strip_prefix("listening ")
+            .expect("its first line is its address")
+            .parse()
+            .unwrap();
         // what it says about refused connections is not to block it
         thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
-        GoServer { stdin: child.stdin.take(), child, address }
+        GoServer {
+            stdin: child.stdin.take(),
+            child,
+            address,
+        }
     }
 
     fn socket(&self) -> TcpStream {
@@ -85,21 +103,35 @@ impl Drop for GoServer {
 
 /// What a Go client said, and whether it was content.
 fn go_client(address: SocketAddr, args: &[&str]) -> (bool, String) {
-    let output = go("client", args).arg(format!("-addr={address}")).output().unwrap();
-    (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    let output = go("client", args)
+        .arg(format!("-addr={address}"))
+        .output()
+        .unwrap();
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+    )
 }
 
 fn server_for(mode: &str) -> Server {
-    let issuer: Option<Arc<dyn Issuer>> = matches!(mode, "server" | "mutual").then(|| Arc::new(Dummy(OID)) as _);
-    let validators: Vec<Arc<dyn Validator>> =
-        if matches!(mode, "client" | "mutual") { vec![Arc::new(Dummy(OID))] } else { vec![] };
+    let issuer: Option<Arc<dyn Issuer>> =
+        matches!(mode, "server" | "mutual").then(|| Arc::new(Dummy(OID)) as _);
+    let validators: Vec<Arc<dyn Validator>> = if matches!(mode, "client" | "mutual") {
+        vec![Arc::new(Dummy(OID))]
+    } else {
+        vec![]
+    };
     Server::new(issuer, validators)
 }
 
 fn client_for(mode: &str) -> Client {
-    let issuer: Option<Arc<dyn Issuer>> = matches!(mode, "client" | "mutual").then(|| Arc::new(Dummy(OID)) as _);
-    let validators: Vec<Arc<dyn Validator>> =
-        if matches!(mode, "server" | "mutual") { vec![Arc::new(Dummy(OID))] } else { vec![] };
+    let issuer: Option<Arc<dyn Issuer>> =
+        matches!(mode, "client" | "mutual").then(|| Arc::new(Dummy(OID)) as _);
+    let validators: Vec<Arc<dyn Validator>> = if matches!(mode, "server" | "mutual") {
+        vec![Arc::new(Dummy(OID))]
+    } else {
+        vec![]
+    };
     Client::new(issuer, validators)
 }
 
@@ -124,7 +156,9 @@ fn echo(mut transport: Transport) {
     let mut line = String::new();
     let mut reader = BufReader::new(&mut transport.reader);
     if reader.read_line(&mut line).is_ok() {
-        let _ = transport.writer.write_all(format!("echo {line}").as_bytes());
+        let _ = transport
+            .writer
+            .write_all(format!("echo {line}").as_bytes());
     }
 }
 
@@ -149,7 +183,10 @@ fn a_go_client_is_served_in_every_mode_and_version() {
     for mode in MODES {
         for version in VERSIONS {
             let (address, served) = serve(server_for(mode), 1);
-            let (content, said) = go_client(address, &[&format!("-mode={mode}"), &format!("-tls={version}")]);
+            let (content, said) = go_client(
+                address,
+                &[&format!("-mode={mode}"), &format!("-tls={version}")],
+            );
             assert!(content, "{mode} {version}: {said}");
             assert!(said.contains("alpn h2\n"), "{mode} {version}: {said}");
             assert!(served.join().unwrap()[0].is_ok());
@@ -163,7 +200,11 @@ fn a_go_client_is_served_whatever_its_key_exchange() {
         for version in VERSIONS {
             for mode in ["server", "mutual"] {
                 let (address, served) = serve(server_for(mode), 1);
-                let args = [format!("-mode={mode}"), format!("-tls={version}"), format!("-curve={curve}")];
+                let args = [
+                    format!("-mode={mode}"),
+                    format!("-tls={version}"),
+                    format!("-curve={curve}"),
+                ];
                 let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
                 assert!(content, "{args:?}: {said}; {:?}", served.join());
                 assert!(served.join().unwrap()[0].is_ok());
@@ -176,7 +217,11 @@ fn a_go_client_is_served_whatever_its_key_exchange() {
 fn a_go_client_is_served_however_its_client_hello_is_cut() {
     for (version, size) in [("1.3", 100), ("1.2", 7), ("1.3", 1), ("1.3", 4), ("1.3", 5)] {
         let (address, served) = serve(server_for("mutual"), 1);
-        let args = ["-mode=mutual".into(), format!("-tls={version}"), format!("-fragment={size}")];
+        let args = [
+            "-mode=mutual".into(),
+            format!("-tls={version}"),
+            format!("-fragment={size}"),
+        ];
         let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
         assert!(content, "{args:?}: {said}");
         assert!(served.join().unwrap()[0].is_ok());
@@ -185,9 +230,12 @@ fn a_go_client_is_served_however_its_client_hello_is_cut() {
 
 #[test]
 fn a_go_client_is_served_whatever_protocols_it_offers() {
-    for (offer, chosen) in
-        [("http/1.1,h2", "alpn h2\n"), ("h2", "alpn h2\n"), ("http/1.1", "alpn http/1.1\n"), ("", "alpn \n")]
-    {
+    for (offer, chosen) in [
+        ("http/1.1,h2", "alpn h2\n"),
+        ("h2", "alpn h2\n"),
+        ("http/1.1", "alpn http/1.1\n"),
+        ("", "alpn \n"),
+    ] {
         let (address, served) = serve(server_for("mutual"), 1);
         let (content, said) = go_client(address, &["-mode=mutual", &format!("-alpn={offer}")]);
         assert!(content && said.contains(chosen), "{offer}: {said}");
@@ -195,14 +243,20 @@ fn a_go_client_is_served_whatever_protocols_it_offers() {
     }
     let (address, served) = serve(server_for("mutual"), 1);
     assert!(!go_client(address, &["-mode=mutual", "-alpn=spdy/3"]).0);
-    assert!(matches!(served.join().unwrap()[0], Err(Error::Incompatible(_))));
+    assert!(matches!(
+        served.join().unwrap()[0],
+        Err(Error::Incompatible(_))
+    ));
 }
 
 #[test]
 fn go_clients_are_served_in_long_rows_with_nonces_of_every_shape() {
     for version in VERSIONS {
         let (address, served) = serve(server_for("mutual"), 200);
-        let (content, said) = go_client(address, &["-mode=mutual", "-n=200", &format!("-tls={version}")]);
+        let (content, said) = go_client(
+            address,
+            &["-mode=mutual", "-n=200", &format!("-tls={version}")],
+        );
         assert!(content, "{version}: {said}");
         assert!(served.join().unwrap().iter().all(Result::is_ok));
     }
@@ -215,7 +269,10 @@ fn a_go_client_that_does_not_prove_itself_is_refused() {
         ("-bad-nonce", "for another nonce"),
         ("-bad-key", "for another key"),
         ("-no-issuer", "got no extension"),
-        ("-issue-oid=1.3.9900.1.2", "expected OID 06052bcd2c0101, got 06052bcd2c0102"),
+        (
+            "-issue-oid=1.3.9900.1.2",
+            "expected OID 06052bcd2c0101, got 06052bcd2c0102",
+        ),
         ("-age=4h", "expired 72"),
         ("-age=-4h", "valid only in 7"),
         ("-critical", "UnsupportedCriticalExtension"),
@@ -224,13 +281,28 @@ fn a_go_client_that_does_not_prove_itself_is_refused() {
     ] {
         for version in VERSIONS {
             // Go makes no certificate with two extensions of one OID
-            let mode = if flag.starts_with("-first-oid") { "-no-issuer" } else { "-mode=client" };
+            let mode = if flag.starts_with("-first-oid") {
+                "-no-issuer"
+            } else {
+                "-mode=client"
+            };
             let (address, served) = serve(server_for("client"), 1);
-            let (content, said) = go_client(address, &["-mode=client", mode, flag, &format!("-tls={version}")]);
-            assert!(!content && said.contains("remote error: tls: access denied"), "{flag} {version}: {said}");
+            let (content, said) = go_client(
+                address,
+                &["-mode=client", mode, flag, &format!("-tls={version}")],
+            );
+            assert!(
+                !content && said.contains("remote error: tls: access denied"),
+                "{flag} {version}: {said}"
+            );
             let end = served.join().unwrap().remove(0).unwrap_err();
-            let reason = end.refused().unwrap_or_else(|| panic!("{flag} {version}: {end}"));
-            assert!(reason.to_string().contains(expected), "{flag} {version}: {reason}");
+            let reason = end
+                .refused()
+                .unwrap_or_else(|| panic!("{flag} {version}: {end}"));
+            assert!(
+                reason.to_string().contains(expected),
+                "{flag} {version}: {reason}"
+            );
         }
     }
 }
@@ -240,7 +312,10 @@ fn a_go_client_that_does_not_prove_itself_is_refused() {
 fn a_refused_go_client_sees_the_alert_though_it_has_written_before_it_reads() {
     for _ in 0..5 {
         let (address, served) = serve(server_for("client"), 1);
-        let (_, said) = go_client(address, &["-mode=client", "-tls=1.3", "-bad-nonce", "-chatty"]);
+        let (_, said) = go_client(
+            address,
+            &["-mode=client", "-tls=1.3", "-bad-nonce", "-chatty"],
+        );
         assert!(said.contains("remote error: tls: access denied"), "{said}");
         assert!(served.join().unwrap()[0].is_err());
     }
@@ -257,11 +332,22 @@ fn a_go_client_without_a_certificate_is_refused() {
 
 #[test]
 fn a_go_client_without_a_usable_nonce_is_refused_by_an_issuer_and_accepted_by_a_server_without() {
-    for flag in ["-no-sni", "-sni=node.example.com", "-sni=QUJD", "-sni=not base64!"] {
+    for flag in [
+        "-no-sni",
+        "-sni=node.example.com",
+        "-sni=QUJD",
+        "-sni=not base64!",
+    ] {
         let (address, served) = serve(server_for("mutual"), 1);
         let (content, said) = go_client(address, &["-mode=mutual", flag]);
-        assert!(!content && said.contains("remote error: tls: illegal parameter"), "{flag}: {said}");
-        assert!(matches!(served.join().unwrap()[0], Err(Error::Misbehaved(_))), "{flag}");
+        assert!(
+            !content && said.contains("remote error: tls: illegal parameter"),
+            "{flag}: {said}"
+        );
+        assert!(
+            matches!(served.join().unwrap()[0], Err(Error::Misbehaved(_))),
+            "{flag}"
+        );
 
         let (address, served) = serve(server_for("client"), 1);
         let (content, said) = go_client(address, &["-mode=client", flag]);
@@ -283,7 +369,10 @@ fn a_go_client_that_knows_only_tls12_is_refused_where_13_is_required() {
     let (address, served) = serve(server_for("server").require_tls13(), 1);
     let (content, said) = go_client(address, &["-mode=server", "-tls=1.2"]);
     assert!(!content && said.contains("protocol version"), "{said}");
-    assert!(matches!(served.join().unwrap()[0], Err(Error::Incompatible(_))));
+    assert!(matches!(
+        served.join().unwrap()[0],
+        Err(Error::Incompatible(_))
+    ));
 }
 
 #[test]
@@ -293,13 +382,22 @@ fn a_go_client_and_our_server_exchange_megabytes_in_both_directions_at_once() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let served = thread::spawn(move || {
-            let transport =
-                server_for("mutual").handshake(listener.accept().unwrap().0, Instant::now() + TIME).unwrap();
+            let transport = server_for("mutual")
+                .handshake(listener.accept().unwrap().0, Instant::now() + TIME)
+                .unwrap();
             transport.socket.set_read_timeout(Some(TIME)).unwrap();
-            let Transport { mut reader, mut writer, .. } = transport;
+            let Transport {
+                mut reader,
+                mut writer,
+                ..
+            } = transport;
             std::io::copy(&mut reader, &mut writer)
         });
-        let args = ["-mode=mutual".into(), format!("-tls={version}"), format!("-bytes={SIZE}")];
+        let args = [
+            "-mode=mutual".into(),
+            format!("-tls={version}"),
+            format!("-bytes={SIZE}"),
+        ];
         let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
         assert!(content, "{version}: {said}");
         // the Go client ends with close_notify: 0 for the reader, no error
@@ -314,7 +412,8 @@ fn a_go_server_is_reached_in_every_mode_and_version() {
     for mode in MODES {
         for version in VERSIONS {
             let server = GoServer::start(&[&format!("-mode={mode}"), &format!("-tls={version}")]);
-            let mut transport = connect(&client_for(mode), &server).unwrap_or_else(|e| panic!("{mode} {version}: {e}"));
+            let mut transport = connect(&client_for(mode), &server)
+                .unwrap_or_else(|e| panic!("{mode} {version}: {e}"));
             ask(&mut transport).unwrap_or_else(|e| panic!("{mode} {version}: {e}"));
         }
     }
@@ -322,7 +421,11 @@ fn a_go_server_is_reached_in_every_mode_and_version() {
 
 #[test]
 fn a_go_server_is_reached_after_a_hello_retry_request_and_with_other_protocols() {
-    for args in [["-mode=mutual", "-curve=p384"], ["-mode=mutual", "-alpn=h2"], ["-mode=mutual", "-alpn="]] {
+    for args in [
+        ["-mode=mutual", "-curve=p384"],
+        ["-mode=mutual", "-alpn=h2"],
+        ["-mode=mutual", "-alpn="],
+    ] {
         let server = GoServer::start(&args);
         ask(&mut connect(&client_for("mutual"), &server).unwrap()).unwrap();
     }
@@ -345,15 +448,23 @@ fn a_go_server_that_does_not_prove_itself_is_refused() {
         ("-bad-nonce", "for another nonce"),
         ("-bad-key", "for another key"),
         ("-no-issuer", "got no extension"),
-        ("-issue-oid=1.3.9900.1.2", "expected OID 06052bcd2c0101, got 06052bcd2c0102"),
+        (
+            "-issue-oid=1.3.9900.1.2",
+            "expected OID 06052bcd2c0101, got 06052bcd2c0102",
+        ),
         ("-age=4h", "expired 72"),
         ("-critical", "UnsupportedCriticalExtension"),
     ] {
         for version in VERSIONS {
             let server = GoServer::start(&["-mode=server", flag, &format!("-tls={version}")]);
             let error = connect(&client_for("server"), &server).err().expect(flag);
-            let reason = error.refused().unwrap_or_else(|| panic!("{flag} {version}: {error}"));
-            assert!(reason.to_string().contains(text), "{flag} {version}: {reason}");
+            let reason = error
+                .refused()
+                .unwrap_or_else(|| panic!("{flag} {version}: {error}"));
+            assert!(
+                reason.to_string().contains(text),
+                "{flag} {version}: {reason}"
+            );
         }
     }
 }
@@ -377,7 +488,10 @@ fn a_refusal_by_a_go_server_is_told() {
     let server = GoServer::start(&["-mode=client", "-tls=1.3"]);
     for client in [&wrong, &client_for("none")] {
         let error = ask(&mut connect(client, &server).unwrap()).unwrap_err();
-        let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).expect("an error of attested TLS");
+        let error = error
+            .get_ref()
+            .and_then(|error| error.downcast_ref::<Error>())
+            .expect("an error of attested TLS");
         assert!(matches!(error, Error::PeerRefused(_)), "{error}");
         assert!(error.to_string().contains("attestation"), "{error}");
     }
@@ -386,7 +500,9 @@ fn a_refusal_by_a_go_server_is_told() {
 #[test]
 fn a_go_server_that_knows_only_tls12_is_refused_where_13_is_required() {
     let server = GoServer::start(&["-mode=server", "-tls=1.2"]);
-    let error = connect(&client_for("server").require_tls13(), &server).err().unwrap();
+    let error = connect(&client_for("server").require_tls13(), &server)
+        .err()
+        .unwrap();
     assert!(matches!(error, Error::PeerRefused(_)), "{error}");
 }
 
@@ -414,7 +530,8 @@ fn tamper(server: SocketAddr, change: impl Fn(&mut [u8]) + Send + 'static) -> So
         hello.truncate(len);
         change(&mut hello);
         server.write_all(&hello).unwrap();
-        let (mut from_server, mut to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        let (mut from_server, mut to_client) =
+            (server.try_clone().unwrap(), client.try_clone().unwrap());
         let back = thread::spawn(move || {
             let _ = std::io::copy(&mut from_server, &mut to_client);
             let _ = to_client.shutdown(Shutdown::Write);
@@ -429,7 +546,10 @@ fn tamper(server: SocketAddr, change: impl Fn(&mut [u8]) + Send + 'static) -> So
 /// Where the ClientHello record has its server_name extension: by its value, base64 of 44 characters.
 fn server_name_at(hello: &[u8]) -> usize {
     let lengths = [0x00, 0x00, 0x00, 0x31, 0x00, 0x2f, 0x00, 0x00, 0x2c];
-    hello.windows(lengths.len()).position(|window| window == lengths).expect("a nonce of 44 characters")
+    hello
+        .windows(lengths.len())
+        .position(|window| window == lengths)
+        .expect("a nonce of 44 characters")
 }
 
 fn flip_nonce(hello: &mut [u8]) {
@@ -461,7 +581,10 @@ fn a_changed_client_hello_of_a_go_client_ends_the_handshake_at_our_server() {
         ] {
             let (address, served) = serve(server_for(mode), 1);
             let address = tamper(address, change);
-            let (content, said) = go_client(address, &[&format!("-mode={mode}"), &format!("-tls={version}")]);
+            let (content, said) = go_client(
+                address,
+                &[&format!("-mode={mode}"), &format!("-tls={version}")],
+            );
             assert!(!content, "{mode} {version}: {said}");
             assert!(served.join().unwrap()[0].is_err(), "{mode} {version}");
         }
@@ -474,7 +597,12 @@ fn a_changed_client_hello_of_ours_ends_the_handshake_at_a_go_server() {
         for change in [flip_nonce as fn(&mut [u8]), hide_server_name] {
             let server = GoServer::start(&["-mode=none", &format!("-tls={version}")]);
             let socket = TcpStream::connect(tamper(server.address, change)).unwrap();
-            assert!(client_for("none").connect(socket, Instant::now() + TIME).is_err(), "{version}");
+            assert!(
+                client_for("none")
+                    .connect(socket, Instant::now() + TIME)
+                    .is_err(),
+                "{version}"
+            );
         }
     }
 }

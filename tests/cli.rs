@@ -20,7 +20,12 @@ const POLICY: &str = r#"{"measurements":{"11":{"expected":"000000000000000000000
 
 fn firstlight(dir: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(support::program::built("firstlight"));
-    command.args(args).current_dir(dir).stdin(Stdio::null()).output().unwrap()
+    command
+        .args(args)
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -48,14 +53,26 @@ fn workspace() -> TempDir {
 
 fn init<'a>(endpoint: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     // a test that goes wrong must not wait for the default of ten minutes
-    let needed =
-        ["init", "--timeout", "5s", "--endpoint", endpoint, "--policy", "policy.json", "--init-secret", "init-secret"];
+    let needed = [
+        "init",
+        "--timeout",
+        "5s",
+        "--endpoint",
+        endpoint,
+        "--policy",
+        "policy.json",
+        "--init-secret",
+        "init-secret",
+    ];
     [&needed, more].concat()
 }
 
 /// An address where nobody listens.
 fn nobody() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
 }
 
 #[test]
@@ -76,14 +93,27 @@ fn no_core_dump_takes_the_master_secret_along() {
     let limits = fs::read_to_string(format!("/proc/{}/limits", waiting.id())).unwrap();
     waiting.kill().unwrap();
     waiting.wait().unwrap();
-    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
-    assert_eq!(core.split_whitespace().skip(4).take(2).collect::<Vec<_>>(), ["0", "0"]);
+    let core = limits
+        .lines()
+        .find(|line| line.starts_with("Max core file size"))
+        .unwrap();
+    assert_eq!(
+        core.split_whitespace().skip(4).take(2).collect::<Vec<_>>(),
+        ["0", "0"]
+    );
 }
 
 #[test]
 fn help_goes_to_standard_output_and_has_examples() {
     let dir = tempfile::tempdir().unwrap();
-    for args in [&["--help"][..], &["-h"], &["help"], &["init", "--help"], &["measure", "-h"], &["man", "--help"]] {
+    for args in [
+        &["--help"][..],
+        &["-h"],
+        &["help"],
+        &["init", "--help"],
+        &["measure", "-h"],
+        &["man", "--help"],
+    ] {
         let output = firstlight(dir.path(), args);
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert!(text(&output.stdout).contains("Example"), "{args:?}");
@@ -110,14 +140,33 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
         (&["init", "--endpoint"], "--endpoint"),
         (&timeout, "expected 1s to 24h"),
         (&["init", "extra"], "extra"),
-        (&["recover", "--endpoint", "x", "--policy", "p", "--status", "--master-secret", "m"], "--status needs no"),
+        (
+            &[
+                "recover",
+                "--endpoint",
+                "x",
+                "--policy",
+                "p",
+                "--status",
+                "--master-secret",
+                "m",
+            ],
+            "--status needs no",
+        ),
     ];
     for (args, expected) in cases {
         let (code, stderr) = failure(dir.path(), args);
         assert_eq!(code, 2, "{args:?}: {stderr}");
-        assert!(stderr.contains(expected) && stderr.contains("--help"), "{args:?}: {stderr}");
+        assert!(
+            stderr.contains(expected) && stderr.contains("--help"),
+            "{args:?}: {stderr}"
+        );
     }
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing was written");
+    assert_eq!(
+        fs::read_dir(dir.path()).unwrap().count(),
+        2,
+        "nothing was written"
+    );
 }
 
 #[test]
@@ -132,10 +181,24 @@ fn files_that_are_missing_or_wrong_exit_with_1_and_are_named() {
         (init("x", &["--init-secret", "nothing"]), "nothing"),
         (init("x", &["--init-secret", "empty"]), "is empty"),
         (init("x", &["--init-secret", "loose"]), "chmod 600 loose"),
-        (init("x", &["--init-secret", "-"]), "the init secret in - is empty"),
-        (init("x", &["--kubeconfig", "policy.json"]), "policy.json exists"),
         (
-            vec!["recover", "--timeout", "5s", "--endpoint", "x", "--policy", "policy.json"],
+            init("x", &["--init-secret", "-"]),
+            "the init secret in - is empty",
+        ),
+        (
+            init("x", &["--kubeconfig", "policy.json"]),
+            "policy.json exists",
+        ),
+        (
+            vec![
+                "recover",
+                "--timeout",
+                "5s",
+                "--endpoint",
+                "x",
+                "--policy",
+                "policy.json",
+            ],
             "firstlight-mastersecret.json",
         ),
     ] {
@@ -151,32 +214,62 @@ fn a_master_secret_that_others_may_read_is_neither_used_nor_changed() {
     let dir = workspace();
     let content = r#"{"key":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","salt":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="}"#;
     write(dir.path(), "firstlight-mastersecret.json", content, 0o644);
-    for args in [init("x", &[]), vec!["recover", "--timeout", "5s", "--endpoint", "x", "--policy", "policy.json"]] {
+    for args in [
+        init("x", &[]),
+        vec![
+            "recover",
+            "--timeout",
+            "5s",
+            "--endpoint",
+            "x",
+            "--policy",
+            "policy.json",
+        ],
+    ] {
         let (code, stderr) = failure(dir.path(), &args);
         assert_eq!(code, 1, "{stderr}");
-        assert!(stderr.contains("chmod 600 firstlight-mastersecret.json"), "{stderr}");
+        assert!(
+            stderr.contains("chmod 600 firstlight-mastersecret.json"),
+            "{stderr}"
+        );
     }
-    assert_eq!(fs::read_to_string(dir.path().join("firstlight-mastersecret.json")).unwrap(), content);
+    assert_eq!(
+        fs::read_to_string(dir.path().join("firstlight-mastersecret.json")).unwrap(),
+        content
+    );
 }
 
 #[test]
 fn a_node_that_is_not_there_exits_with_4_and_a_second_try_uses_the_same_secrets() {
     let dir = workspace();
     let endpoint = nobody().to_string();
-    let files = ["firstlight-mastersecret.json", "firstlight-state.json"].map(|name| dir.path().join(name));
+    let files =
+        ["firstlight-mastersecret.json", "firstlight-state.json"].map(|name| dir.path().join(name));
 
     let (code, stderr) = failure(dir.path(), &init(&endpoint, &["--timeout", "2s"]));
     assert_eq!(code, 4, "{stderr}");
-    assert!(stderr.contains("waiting for") && stderr.contains("refused") && stderr.contains("gave up"), "{stderr}");
+    assert!(
+        stderr.contains("waiting for") && stderr.contains("refused") && stderr.contains("gave up"),
+        "{stderr}"
+    );
     assert!(stderr.contains(&endpoint), "{stderr}");
     let first = files.clone().map(|file| fs::read(file).unwrap());
     for file in &files {
-        assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600, "{}", file.display());
+        assert_eq!(
+            fs::metadata(file).unwrap().permissions().mode() & 0o777,
+            0o600,
+            "{}",
+            file.display()
+        );
     }
 
     let output = firstlight(dir.path(), &init(&endpoint, &["--timeout", "1s"]));
     assert_eq!(output.status.code(), Some(4));
-    assert!(text(&output.stdout).contains("Using the master secret"), "{}", text(&output.stdout));
+    assert!(
+        text(&output.stdout).contains("Using the master secret"),
+        "{}",
+        text(&output.stdout)
+    );
     assert_eq!(files.map(|file| fs::read(file).unwrap()), first);
 }
 
@@ -190,7 +283,10 @@ fn a_cluster_that_was_made_is_not_made_again() {
     write(dir.path(), "firstlight-state.json", &state, 0o600);
     let (code, stderr) = failure(dir.path(), &init("x", &[]));
     assert_eq!(code, 1);
-    assert!(stderr.contains(&id) && stderr.contains("firstlight-state.json"), "{stderr}");
+    assert!(
+        stderr.contains(&id) && stderr.contains("firstlight-state.json"),
+        "{stderr}"
+    );
 }
 
 /// Accepts connections for as long as the test runs, and leaves each to `talk`.
@@ -209,13 +305,22 @@ fn strange_node(talk: impl Fn(&mut std::net::TcpStream) + Send + Sync + Copy + '
 fn nodes_that_hang_hang_up_or_talk_nonsense_do_not_outlast_the_timeout() {
     let silent = strange_node(|stream| drop(stream.read_to_end(&mut vec![])));
     let closing = strange_node(|_| {});
-    let noisy = strange_node(|stream| while stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").is_ok() {});
+    let noisy = strange_node(|stream| {
+        while stream
+            .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            .is_ok()
+        {}
+    });
     for endpoint in [silent, closing, noisy] {
         let dir = workspace();
         let started = Instant::now();
         let (code, stderr) = failure(dir.path(), &init(&endpoint, &["--timeout", "3s"]));
         assert_eq!(code, 4, "{stderr}");
-        assert!(started.elapsed() < Duration::from_secs(8), "{:?}: {stderr}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(8),
+            "{:?}: {stderr}",
+            started.elapsed()
+        );
         assert!(!stderr.contains("correct horse"), "{stderr}");
     }
 }
@@ -224,8 +329,14 @@ fn nodes_that_hang_hang_up_or_talk_nonsense_do_not_outlast_the_timeout() {
 fn measure_prints_the_policy_of_what_the_tpm_holds() {
     let dir = tempfile::tempdir().unwrap();
     let tpm = Swtpm::start();
-    tpm.tool("tpm2_pcrextend", &[&format!("9:sha256={}", "ab".repeat(32))]);
-    tpm.tool("tpm2_pcrextend", &[&format!("15:sha256={}", "cd".repeat(32))]);
+    tpm.tool(
+        "tpm2_pcrextend",
+        &[&format!("9:sha256={}", "ab".repeat(32))],
+    );
+    tpm.tool(
+        "tpm2_pcrextend",
+        &[&format!("15:sha256={}", "cd".repeat(32))],
+    );
     let output = firstlight(dir.path(), &["measure", "--tpm", &tpm.location()]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let policy = text(&output.stdout);
@@ -240,11 +351,28 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
     assert_eq!(measurements["15"]["expected"], "0".repeat(64));
     // as tpm2-tools name the key that the machine attests with
     let public = tpm.tool("tpm2_readpublic", &["-c", "0x81008f01"]);
-    let name = public.lines().find_map(|line| line.strip_prefix("name: ")).unwrap();
+    let name = public
+        .lines()
+        .find_map(|line| line.strip_prefix("name: "))
+        .unwrap();
     assert_eq!(json["attestationKeys"], serde_json::json!([name]));
-    let any = firstlight(dir.path(), &["measure", "--tpm", &tpm.location(), "--trust-any-tpm", "--pcrs", "4"]);
+    let any = firstlight(
+        dir.path(),
+        &[
+            "measure",
+            "--tpm",
+            &tpm.location(),
+            "--trust-any-tpm",
+            "--pcrs",
+            "4",
+        ],
+    );
     let any: serde_json::Value = serde_json::from_slice(&any.stdout).unwrap();
-    assert!(any.get("attestationKeys").is_none() && any["measurements"]["15"]["expected"] == "0".repeat(64), "{any}");
+    assert!(
+        any.get("attestationKeys").is_none()
+            && any["measurements"]["15"]["expected"] == "0".repeat(64),
+        "{any}"
+    );
     assert!(text(&output.stderr).contains("belongs to a cluster already"));
 }
 
@@ -252,28 +380,59 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
 fn measure_adds_an_image_to_a_policy_with_the_registers_that_it_has() {
     let dir = tempfile::tempdir().unwrap();
     let tpm = Swtpm::start();
-    let measure = |args: &[&str]| firstlight(dir.path(), &[&["measure", "--tpm", &tpm.location()], args].concat());
+    let measure = |args: &[&str]| {
+        firstlight(
+            dir.path(),
+            &[&["measure", "--tpm", &tpm.location()], args].concat(),
+        )
+    };
     let first = measure(&["--pcrs", "4,9,15"]);
     std::fs::write(dir.path().join("policy.json"), &first.stdout).unwrap();
     let again = measure(&["--add-to", "policy.json", "--name", "image 2"]);
-    assert!(text(&again.stderr).contains("accepts this machine already: the first image"), "{}", text(&again.stderr));
-    tpm.tool("tpm2_pcrextend", &[&format!("4:sha256={}", "ab".repeat(32))]);
+    assert!(
+        text(&again.stderr).contains("accepts this machine already: the first image"),
+        "{}",
+        text(&again.stderr)
+    );
+    tpm.tool(
+        "tpm2_pcrextend",
+        &[&format!("4:sha256={}", "ab".repeat(32))],
+    );
     assert_eq!(measure(&["--add-to", "policy.json"]).status.code(), Some(2));
     let both = measure(&["--add-to", "policy.json", "--name", "image 2"]);
     assert_eq!(both.status.code(), Some(0), "{}", text(&both.stderr));
     let policy = Policy::from_json(&text(&both.stdout)).unwrap();
-    let [first_image, second] = policy.images() else { panic!("two images: {}", text(&both.stdout)) };
-    assert_eq!(first_image, &Policy::from_json(&text(&first.stdout)).unwrap().images()[0]);
-    assert_eq!((second.name(), second.measurements().keys().copied().collect::<Vec<_>>()), ("image 2", vec![4, 9, 15]));
+    let [first_image, second] = policy.images() else {
+        panic!("two images: {}", text(&both.stdout))
+    };
+    assert_eq!(
+        first_image,
+        &Policy::from_json(&text(&first.stdout)).unwrap().images()[0]
+    );
+    assert_eq!(
+        (
+            second.name(),
+            second.measurements().keys().copied().collect::<Vec<_>>()
+        ),
+        ("image 2", vec![4, 9, 15])
+    );
     assert_ne!(second.measurements()[&4], first_image.measurements()[&4]);
-    assert_eq!(measure(&["--add-to", "missing.json", "--name", "x"]).status.code(), Some(1));
+    assert_eq!(
+        measure(&["--add-to", "missing.json", "--name", "x"])
+            .status
+            .code(),
+        Some(1)
+    );
 }
 
 #[test]
 fn measure_says_which_tpm_it_did_not_reach() {
     let dir = tempfile::tempdir().unwrap();
     let (code, stderr) = failure(dir.path(), &["measure", "--tpm", "device:/nonexistent/tpm"]);
-    assert!(code == 1 && stderr.contains("/nonexistent/tpm"), "{code} {stderr}");
+    assert!(
+        code == 1 && stderr.contains("/nonexistent/tpm"),
+        "{code} {stderr}"
+    );
     for args in [["measure", "--tpm", "tpm0"], ["measure", "--pcrs", "4;9"]] {
         assert_eq!(failure(dir.path(), &args).0, 2, "{args:?}");
     }

@@ -40,14 +40,28 @@ impl Peer {
             assert!(built.success(), "go build failed in tests/grpc_go");
             binary
         });
-        let mut process = Command::new(binary).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut process = Command::new(binary)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        Peer { process, address: line.trim().strip_prefix("listening ").unwrap().to_owned() }
+        BufReader::new(process.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        Peer {
+            process,
+            address: line.trim().strip_prefix("listening ").unwrap().to_owned(),
+        }
     }
 
     fn connect(&self) -> Channel {
-        Channel::new(Transport::plain(TcpStream::connect(&self.address).unwrap()).unwrap(), &self.address).unwrap()
+        Channel::new(
+            Transport::plain(TcpStream::connect(&self.address).unwrap()).unwrap(),
+            &self.address,
+        )
+        .unwrap()
     }
 }
 
@@ -59,12 +73,19 @@ impl Drop for Peer {
 }
 
 fn within(timeout: Duration) -> CallOptions {
-    CallOptions { timeout: Some(timeout), ..CallOptions::default() }
+    CallOptions {
+        timeout: Some(timeout),
+        ..CallOptions::default()
+    }
 }
 
 fn echo(channel: &Channel, options: &CallOptions) -> Result<(), Status> {
-    let request = Blob { data: b"hello".to_vec() };
-    channel.unary("/test.Go/Echo", &request, options).map(|answer: Blob| assert_eq!(answer, request))
+    let request = Blob {
+        data: b"hello".to_vec(),
+    };
+    channel
+        .unary("/test.Go/Echo", &request, options)
+        .map(|answer: Blob| assert_eq!(answer, request))
 }
 
 fn soon() -> CallOptions {
@@ -78,7 +99,9 @@ fn a_call_past_its_deadline_is_deadline_exceeded_whoever_notices_first() {
     let channel = peer.connect();
     for round in 0..60 {
         let options = within(Duration::from_millis(10 + round % 7));
-        let status = channel.unary::<_, Blob>("/test.Go/Wait", &Blob::default(), &options).unwrap_err();
+        let status = channel
+            .unary::<_, Blob>("/test.Go/Wait", &Blob::default(), &options)
+            .unwrap_err();
         assert_eq!(status.code(), Code::DeadlineExceeded, "{round}: {status}");
     }
     echo(&channel, &soon()).unwrap();
@@ -90,7 +113,10 @@ fn at_a_connections_maximum_age_a_call_is_answered_or_can_be_repeated() {
     let mut channel = peer.connect();
     let (mut connections, begun) = (1, Instant::now());
     while connections < 4 {
-        assert!(begun.elapsed() < Duration::from_secs(30), "no connection ends");
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "no connection ends"
+        );
         if let Err(status) = echo(&channel, &soon()) {
             assert!(status.is_unprocessed(), "{status}");
             assert!(status.message().contains("NO_ERROR"), "{status}");
@@ -110,7 +136,10 @@ fn the_first_call_already_keeps_to_what_the_server_takes() {
         large.metadata.insert("x-large", &"x".repeat(1000)).unwrap();
         let status = echo(&channel, &large).unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted);
-        assert!(status.message().contains("more than the server takes"), "{status}");
+        assert!(
+            status.message().contains("more than the server takes"),
+            "{status}"
+        );
         let channel = peer.connect();
         thread::scope(|scope| {
             for _ in 0..8 {
@@ -125,9 +154,19 @@ fn what_the_server_says_when_it_ends_a_connection_is_in_the_error() {
     let peer = Peer::start(&[]);
     let socket = Transport::plain(TcpStream::connect(&peer.address).unwrap()).unwrap();
     // its enforcement policy lets nobody ask more often than every five minutes
-    let hasty = Keepalive { every: Duration::from_millis(50), timeout: Duration::from_secs(20) };
+    let hasty = Keepalive {
+        every: Duration::from_millis(50),
+        timeout: Duration::from_secs(20),
+    };
     let channel = Channel::with_keepalive(socket, &peer.address, hasty).unwrap();
-    let status = channel.unary::<_, Blob>("/test.Go/Wait", &Blob::default(), &soon()).unwrap_err();
+    let status = channel
+        .unary::<_, Blob>("/test.Go/Wait", &Blob::default(), &soon())
+        .unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert!(status.message().contains("GOAWAY (ENHANCE_YOUR_CALM, \"too_many_pings\")"), "{status}");
+    assert!(
+        status
+            .message()
+            .contains("GOAWAY (ENHANCE_YOUR_CALM, \"too_many_pings\")"),
+        "{status}"
+    );
 }

@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 use interop::testing::{self, Seen, wait_for};
 use interop::tls;
 use rpc::grpc::{
-    Accept, Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server, Status, Transport,
+    Accept, Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server,
+    Status, Transport,
 };
 
 const MIB: usize = 1 << 20;
@@ -41,7 +42,10 @@ pub struct Blob {
 }
 
 fn blob(data: &[u8], count: u32) -> Blob {
-    Blob { data: data.to_vec(), count }
+    Blob {
+        data: data.to_vec(),
+        count,
+    }
 }
 
 // ---- our side ----
@@ -51,8 +55,14 @@ fn router() -> Router {
     let seen = cancelled.clone();
     Router::new()
         .unary("/test.Interop/Echo", |_: &Call, request: Blob| Ok(request))
-        .unary("/test.Interop/Fail", |_: &Call, _: Blob| -> Result<Blob, _> { Err(Status::new(Code::NotFound, TEXT)) })
-        .unary("/test.Interop/Panic", |_: &Call, _: Blob| -> Result<Blob, _> { panic!("on purpose") })
+        .unary(
+            "/test.Interop/Fail",
+            |_: &Call, _: Blob| -> Result<Blob, _> { Err(Status::new(Code::NotFound, TEXT)) },
+        )
+        .unary(
+            "/test.Interop/Panic",
+            |_: &Call, _: Blob| -> Result<Blob, _> { panic!("on purpose") },
+        )
         .unary("/test.Interop/Sleep", |_: &Call, request: Blob| {
             thread::sleep(Duration::from_millis(request.count.into()));
             Ok(request)
@@ -60,18 +70,27 @@ fn router() -> Router {
         .unary("/test.Interop/Metadata", |call: &Call, request: Blob| {
             let mut headers = Metadata::new();
             headers.insert("x-echo", call.metadata().get("x-ascii").unwrap_or_default())?;
-            headers.insert_bin("x-echo-bin", &call.metadata().get_bin("x-data-bin").unwrap_or_default())?;
+            headers.insert_bin(
+                "x-echo-bin",
+                &call.metadata().get_bin("x-data-bin").unwrap_or_default(),
+            )?;
             call.set_headers(headers);
             Ok(request)
         })
-        .server_streaming("/test.Interop/Many", |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
-            (0..request.count).try_for_each(|count| responses.send(&blob(&request.data, count)))
-        })
-        .server_streaming("/test.Interop/Endless", move |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
-            while responses.send(&request).is_ok() {}
-            cancelled.store(true, Ordering::SeqCst);
-            Err(Status::new(Code::Cancelled, ""))
-        })
+        .server_streaming(
+            "/test.Interop/Many",
+            |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
+                (0..request.count).try_for_each(|count| responses.send(&blob(&request.data, count)))
+            },
+        )
+        .server_streaming(
+            "/test.Interop/Endless",
+            move |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
+                while responses.send(&request).is_ok() {}
+                cancelled.store(true, Ordering::SeqCst);
+                Err(Status::new(Code::Cancelled, ""))
+            },
+        )
         .unary("/test.Interop/WasCancelled", move |_: &Call, _: Blob| {
             let deadline = Instant::now() + Duration::from_secs(10);
             while !seen.load(Ordering::SeqCst) && Instant::now() < deadline {
@@ -79,12 +98,15 @@ fn router() -> Router {
             }
             Ok(blob(b"", seen.load(Ordering::SeqCst).into()))
         })
-        .streaming("/test.Interop/PingPong", |_: &Call, requests: &mut Receiver<Blob>, responses: &mut Sender<Blob>| {
-            for request in requests {
-                responses.send(&request?)?;
-            }
-            Ok(())
-        })
+        .streaming(
+            "/test.Interop/PingPong",
+            |_: &Call, requests: &mut Receiver<Blob>, responses: &mut Sender<Blob>| {
+                for request in requests {
+                    responses.send(&request?)?;
+                }
+                Ok(())
+            },
+        )
 }
 
 /// Our server, and what its test service saw.
@@ -101,29 +123,48 @@ impl OurServer {
 
 fn start(accept: Arc<dyn Accept>) -> OurServer {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let limits = Limits { message_bytes: 16 * MIB, buffered_bytes: 256 * MIB, ..Limits::default() };
+    let limits = Limits {
+        message_bytes: 16 * MIB,
+        buffered_bytes: 256 * MIB,
+        ..Limits::default()
+    };
     let (sender, seen) = mpsc::channel();
     let router = testing::add(router(), sender);
-    OurServer { server: Server::start("interop", listener, accept, router, limits).unwrap(), seen }
+    OurServer {
+        server: Server::start("interop", listener, accept, router, limits).unwrap(),
+        seen,
+    }
 }
 
 fn start_plain() -> OurServer {
-    start(Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)))
+    start(Arc::new(|socket: TcpStream, _: Instant| {
+        Transport::plain(socket)
+    }))
 }
 
 fn connect_plain(port: u16) -> Channel {
     let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    Channel::new(Transport::plain(socket).unwrap(), &format!("127.0.0.1:{port}")).unwrap().with_message_bytes(64 * MIB)
+    Channel::new(
+        Transport::plain(socket).unwrap(),
+        &format!("127.0.0.1:{port}"),
+    )
+    .unwrap()
+    .with_message_bytes(64 * MIB)
 }
 
 fn connect_tls(port: u16, identity: &tls::Identity) -> Channel {
     let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let transport = tls::connect(socket, identity).unwrap();
-    Channel::new(transport, &format!("localhost:{port}")).unwrap().with_message_bytes(64 * MIB)
+    Channel::new(transport, &format!("localhost:{port}"))
+        .unwrap()
+        .with_message_bytes(64 * MIB)
 }
 
 fn within(timeout: Duration) -> CallOptions {
-    CallOptions { timeout: Some(timeout), ..CallOptions::default() }
+    CallOptions {
+        timeout: Some(timeout),
+        ..CallOptions::default()
+    }
 }
 
 fn soon() -> CallOptions {
@@ -136,15 +177,22 @@ fn unary(channel: &Channel, method: &str, request: &Blob) -> Result<Blob, Status
 
 /// What every server can do.
 fn basic_cases(channel: &Channel) {
-    assert_eq!(unary(channel, "Echo", &Blob::default()).unwrap(), Blob::default());
+    assert_eq!(
+        unary(channel, "Echo", &Blob::default()).unwrap(),
+        Blob::default()
+    );
     for count in 0..300 {
         let request = blob(&vec![b'x'; count as usize], count);
         assert_eq!(unary(channel, "Echo", &request).unwrap(), request);
     }
     for (size, count) in [(0, 0), (1000, 1000), (MIB, 24)] {
         let request = blob(&vec![1; size], count);
-        let responses = channel.server_streaming("/test.Interop/Many", &request, &soon()).unwrap();
-        let counts: Vec<u32> = responses.map(|response: Result<Blob, _>| response.unwrap().count).collect();
+        let responses = channel
+            .server_streaming("/test.Interop/Many", &request, &soon())
+            .unwrap();
+        let counts: Vec<u32> = responses
+            .map(|response: Result<Blob, _>| response.unwrap().count)
+            .collect();
         assert_eq!(counts, (0..count).collect::<Vec<_>>());
     }
 }
@@ -154,46 +202,79 @@ fn all_cases(channel: &Channel) {
     testing::client_cases(channel);
     basic_cases(channel);
     let large = blob(&[1, 2, 3, 4].repeat(3 * MIB), 7);
-    assert!(unary(channel, "Echo", &large).unwrap() == large, "large_unary");
+    assert!(
+        unary(channel, "Echo", &large).unwrap() == large,
+        "large_unary"
+    );
 
     thread::scope(|scope| {
         for thread in 0..8 {
             scope.spawn(move || {
                 for count in 0..50 {
-                    assert_eq!(unary(channel, "Echo", &blob(b"", 100 * thread + count)).unwrap().count % 100, count);
+                    assert_eq!(
+                        unary(channel, "Echo", &blob(b"", 100 * thread + count))
+                            .unwrap()
+                            .count
+                            % 100,
+                        count
+                    );
                 }
             });
         }
     });
 
-    let (mut requests, mut responses) = channel.streaming::<Blob, Blob>("/test.Interop/PingPong", &soon()).unwrap();
+    let (mut requests, mut responses) = channel
+        .streaming::<Blob, Blob>("/test.Interop/PingPong", &soon())
+        .unwrap();
     for size in [0, 1, 100_000, 5] {
         requests.send(&blob(&vec![2; size], size as u32)).unwrap();
-        assert_eq!(responses.next().unwrap().unwrap(), blob(&vec![2; size], size as u32));
+        assert_eq!(
+            responses.next().unwrap().unwrap(),
+            blob(&vec![2; size], size as u32)
+        );
     }
     requests.finish().unwrap();
     assert!(responses.next().is_none());
 
-    let slept = channel.unary::<_, Blob>("/test.Interop/Sleep", &blob(b"", 2000), &within(Duration::from_millis(100)));
+    let slept = channel.unary::<_, Blob>(
+        "/test.Interop/Sleep",
+        &blob(b"", 2000),
+        &within(Duration::from_millis(100)),
+    );
     assert_eq!(slept.unwrap_err().code(), Code::DeadlineExceeded);
 
-    let mut endless =
-        channel.server_streaming::<_, Blob>("/test.Interop/Endless", &blob(&[5; 1000], 1), &soon()).unwrap();
+    let mut endless = channel
+        .server_streaming::<_, Blob>("/test.Interop/Endless", &blob(&[5; 1000], 1), &soon())
+        .unwrap();
     assert_eq!(endless.next().unwrap().unwrap().count, 1);
     drop(endless);
-    assert_eq!(unary(channel, "WasCancelled", &Blob::default()).unwrap().count, 1, "cancel_after_first_response");
+    assert_eq!(
+        unary(channel, "WasCancelled", &Blob::default())
+            .unwrap()
+            .count,
+        1,
+        "cancel_after_first_response"
+    );
 
     let status = unary(channel, "Fail", &Blob::default()).unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::NotFound, TEXT));
-    assert_eq!(unary(channel, "Nope", &Blob::default()).unwrap_err().code(), Code::Unimplemented);
+    assert_eq!(
+        unary(channel, "Nope", &Blob::default()).unwrap_err().code(),
+        Code::Unimplemented
+    );
     let nowhere = channel.unary::<_, Blob>("/test.Nope/Echo", &Blob::default(), &soon());
     assert_eq!(nowhere.unwrap_err().code(), Code::Unimplemented);
 
     let mut options = soon();
     options.metadata.insert("x-ascii", "value").unwrap();
-    options.metadata.insert_bin("x-data-bin", &[0, 0xff, 1]).unwrap();
+    options
+        .metadata
+        .insert_bin("x-data-bin", &[0, 0xff, 1])
+        .unwrap();
     let request = Blob::default();
-    let mut responses = channel.server_streaming::<_, Blob>("/test.Interop/Metadata", &request, &options).unwrap();
+    let mut responses = channel
+        .server_streaming::<_, Blob>("/test.Interop/Metadata", &request, &options)
+        .unwrap();
     let headers = responses.headers().unwrap().unwrap();
     assert_eq!(headers.get("x-echo"), Some("value"));
     assert_eq!(headers.get_bin("x-echo-bin"), Some(vec![0, 0xff, 1]));
@@ -207,7 +288,10 @@ fn python() -> Command {
     static INTERPRETER: OnceLock<PathBuf> = OnceLock::new();
     let root = PathBuf::from(support::ROOT);
     let interpreter = INTERPRETER.get_or_init(|| {
-        let output = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
+        let output = Command::new(root.join("tools/python.sh"))
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
         assert!(output.status.success(), "tools/python.sh failed");
         PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
     });
@@ -218,8 +302,16 @@ fn python() -> Command {
 
 /// Runs every case of `peer.py client` and shows what it said if one failed.
 fn run_grpcio_client(server: &OurServer, certificate: Option<&str>) {
-    let output = python().arg("client").arg(server.port().to_string()).args(certificate).output().unwrap();
-    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = python()
+        .arg("client")
+        .arg(server.port().to_string())
+        .args(certificate)
+        .output()
+        .unwrap();
+    let (said, complained) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert!(output.status.success(), "{said}\n{complained}");
     assert_eq!(said.lines().count(), 18 + 14, "{said}");
     wait_for(&server.seen, Seen::BrokenAfterResponse(Code::Cancelled));
@@ -237,10 +329,16 @@ impl Drop for Running {
 
 fn start_grpcio_server(files: &[&str]) -> (Running, u16) {
     let mut command = python();
-    command.arg("server").args(files).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+        .arg("server")
+        .args(files)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
     (Running(child), line.trim().parse().unwrap())
 }
 
@@ -267,7 +365,8 @@ fn our_client_against_grpcio_server() {
 fn our_client_against_grpcio_server_over_tls() {
     let identity = tls::Identity::new();
     let files = [identity.certificate_file(), identity.key_file()];
-    let (_process, port) = start_grpcio_server(&files.each_ref().map(|file| file.to_str().unwrap()));
+    let (_process, port) =
+        start_grpcio_server(&files.each_ref().map(|file| file.to_str().unwrap()));
     all_cases(&connect_tls(port, &identity));
 }
 
@@ -318,18 +417,31 @@ fn h2load_sees_no_failed_request() {
     let server = start_plain();
     let mut message = tempfile::NamedTempFile::new().unwrap();
     // a message of five bytes: count 300 and a letter
-    message.write_all(b"\0\0\0\0\x06\x0a\x01x\x10\xac\x02").unwrap();
+    message
+        .write_all(b"\0\0\0\0\x06\x0a\x01x\x10\xac\x02")
+        .unwrap();
     let url = format!("http://127.0.0.1:{}/test.Interop/Echo", server.port());
     for concurrency in [["-c1", "-m1"], ["-c4", "-m50"]] {
         let output = Command::new("h2load")
-            .args(["-n4000", "-t1", "-H", "content-type: application/grpc", "-H", "te: trailers", "-d"])
+            .args([
+                "-n4000",
+                "-t1",
+                "-H",
+                "content-type: application/grpc",
+                "-H",
+                "te: trailers",
+                "-d",
+            ])
             .arg(message.path())
             .args(concurrency)
             .arg(&url)
             .output()
             .expect("h2load is installed (nghttp2-client)");
         let said = String::from_utf8_lossy(&output.stdout);
-        assert!(said.contains("4000 succeeded, 0 failed, 0 errored, 0 timeout"), "{said}");
+        assert!(
+            said.contains("4000 succeeded, 0 failed, 0 errored, 0 timeout"),
+            "{said}"
+        );
         assert!(said.contains("status codes: 4000 2xx"), "{said}");
     }
 }
@@ -339,17 +451,47 @@ fn h2load_and_curl_succeed_over_tls() {
     let server = start(tls::Identity::new().accept());
     let url = format!("https://127.0.0.1:{}/test.Interop/Echo", server.port());
     let mut message = tempfile::NamedTempFile::new().unwrap();
-    message.write_all(b"\0\0\0\0\x06\x0a\x01x\x10\xac\x02").unwrap();
+    message
+        .write_all(b"\0\0\0\0\x06\x0a\x01x\x10\xac\x02")
+        .unwrap();
     let grpc = ["-H", "content-type: application/grpc", "-H", "te: trailers"];
     let mut h2load = Command::new("h2load");
-    h2load.args(["-n1000", "-c2", "-m10", "-d"]).arg(message.path()).args(grpc).arg(&url);
-    let output = h2load.output().expect("h2load is installed (nghttp2-client)");
+    h2load
+        .args(["-n1000", "-c2", "-m10", "-d"])
+        .arg(message.path())
+        .args(grpc)
+        .arg(&url);
+    let output = h2load
+        .output()
+        .expect("h2load is installed (nghttp2-client)");
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("1000 succeeded, 0 failed, 0 errored, 0 timeout"), "{said}");
+    assert!(
+        said.contains("1000 succeeded, 0 failed, 0 errored, 0 timeout"),
+        "{said}"
+    );
     let data = format!("@{}", message.path().display());
-    let curl = ["-sk", "--http2", "-o", "/dev/null", "-w", "%{http_version} %{http_code}", "--data-binary", &data];
-    let output = Command::new("curl").args(curl).args(grpc).arg(&url).output().expect("curl is installed");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "2 200", "{}", String::from_utf8_lossy(&output.stderr));
+    let curl = [
+        "-sk",
+        "--http2",
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{http_version} %{http_code}",
+        "--data-binary",
+        &data,
+    ];
+    let output = Command::new("curl")
+        .args(curl)
+        .args(grpc)
+        .arg(&url)
+        .output()
+        .expect("curl is installed");
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "2 200",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[test]
@@ -359,22 +501,39 @@ fn our_client_understands_a_server_that_is_not_grpc() {
     std::fs::write(folder.path().join("test.Interop/Page"), "a page").unwrap();
     let identity = tls::Identity::new();
     for over_tls in [false, true] {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
         let mut command = Command::new("nghttpd");
         command.args(["-a", "127.0.0.1", "-d"]).arg(folder.path());
         match over_tls {
             false => command.arg("--no-tls").arg(port.to_string()),
-            true => command.arg(port.to_string()).arg(identity.key_file()).arg(identity.certificate_file()),
+            true => command
+                .arg(port.to_string())
+                .arg(identity.key_file())
+                .arg(identity.certificate_file()),
         };
-        let _server = Running(command.stdout(Stdio::null()).spawn().expect("nghttpd is installed (nghttp2-server)"));
+        let _server = Running(
+            command
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("nghttpd is installed (nghttp2-server)"),
+        );
         let end = Instant::now() + Duration::from_secs(30);
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert!(Instant::now() < end, "nghttpd does not listen");
             std::thread::sleep(Duration::from_millis(20));
         }
-        let channel = if over_tls { connect_tls(port, &identity) } else { connect_plain(port) };
+        let channel = if over_tls {
+            connect_tls(port, &identity)
+        } else {
+            connect_plain(port)
+        };
         let ask = |path: &str| {
-            let answer: Result<Blob, Status> = channel.unary(path, &Blob::default(), &CallOptions::default());
+            let answer: Result<Blob, Status> =
+                channel.unary(path, &Blob::default(), &CallOptions::default());
             answer.unwrap_err()
         };
         // http-grpc-status-mapping.md: 404 is UNIMPLEMENTED; 200 without gRPC's content-type is UNKNOWN
@@ -382,7 +541,11 @@ fn our_client_understands_a_server_that_is_not_grpc() {
         assert_eq!(missing.code(), Code::Unimplemented, "{missing}");
         let page = ask("/test.Interop/Page");
         assert_eq!(page.code(), Code::Unknown, "{page}");
-        assert_eq!(ask("/test.Interop/Missing").code(), Code::Unimplemented, "the connection still works");
+        assert_eq!(
+            ask("/test.Interop/Missing").code(),
+            Code::Unimplemented,
+            "the connection still works"
+        );
     }
 }
 
@@ -390,7 +553,10 @@ fn our_client_understands_a_server_that_is_not_grpc() {
 fn nghttp_and_curl_are_told_that_this_is_grpc() {
     let server = start_plain();
     let url = format!("http://127.0.0.1:{}/", server.port());
-    let output = Command::new("nghttp").args(["-v", &url]).output().expect("nghttp is installed (nghttp2-client)");
+    let output = Command::new("nghttp")
+        .args(["-v", &url])
+        .output()
+        .expect("nghttp is installed (nghttp2-client)");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains(":status: 405"), "{said}");
     assert!(
@@ -399,7 +565,25 @@ fn nghttp_and_curl_are_told_that_this_is_grpc() {
         ),
         "{said}"
     );
-    let curl = ["-sv", "--http2-prior-knowledge", "-o", "/dev/null", "-w", "%{http_code}", "--data", "x"];
-    let output = Command::new("curl").args(curl).arg(&url).output().expect("curl is installed");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "415", "{}", String::from_utf8_lossy(&output.stderr));
+    let curl = [
+        "-sv",
+        "--http2-prior-knowledge",
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{http_code}",
+        "--data",
+        "x",
+    ];
+    let output = Command::new("curl")
+        .args(curl)
+        .arg(&url)
+        .output()
+        .expect("curl is installed");
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "415",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use attest::atls;
 use rpc::grpc::{
-    Accept, Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status, Transport,
+    Accept, Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status,
+    Transport,
 };
 use rpc::h2::{self, Connection, Indexing};
 use socket2::{Domain, Socket, Type};
@@ -44,7 +45,9 @@ struct Blob {
 #[test]
 #[ignore = "the server of the other tests, which start it"]
 fn child_server() {
-    let Ok(connections) = std::env::var("HOSTILE_PEERS_CONNECTIONS") else { return };
+    let Ok(connections) = std::env::var("HOSTILE_PEERS_CONNECTIONS") else {
+        return;
+    };
     let connections: usize = connections.parse().unwrap();
     let _ = raise_descriptor_limit();
     // a client that the machine is too busy for must not look like one that is gone
@@ -54,27 +57,45 @@ fn child_server() {
         None if std::env::var_os("HOSTILE_PEERS_DEFAULT").is_some() => Limits::default(),
         None => {
             let half_open = Limits::default().half_open.max(connections / 2);
-            Limits { connections, connections_per_peer: connections, half_open, ..Limits::default() }
+            Limits {
+                connections,
+                connections_per_peer: connections,
+                half_open,
+                ..Limits::default()
+            }
         }
     };
     let limits = Limits {
-        handshake: Duration::from_secs(if connections > CONNECTIONS || is_tls { 60 } else { 3 }),
+        handshake: Duration::from_secs(if connections > CONNECTIONS || is_tls {
+            60
+        } else {
+            3
+        }),
         keepalive_timeout: Duration::from_secs(60),
-        stall: Duration::from_secs(if connections == Limits::default().connections { 60 } else { 3 }),
+        stall: Duration::from_secs(if connections == Limits::default().connections {
+            60
+        } else {
+            3
+        }),
         ..limits
     };
     let router = Router::new()
         .unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request))
-        .unary("/t.T/Panic", |_: &Call, _: Blob| -> Result<Blob, Status> { panic!("on purpose") })
+        .unary("/t.T/Panic", |_: &Call, _: Blob| -> Result<Blob, Status> {
+            panic!("on purpose")
+        })
         .unary("/t.T/Wait", |call: &Call, request: Blob| {
             call.wait_cancelled(Duration::from_millis(request.count.into()));
             Ok(request)
         })
-        .server_streaming("/t.T/Endless", |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
-            loop {
-                responses.send(&request)?;
-            }
-        })
+        .server_streaming(
+            "/t.T/Endless",
+            |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
+                loop {
+                    responses.send(&request)?;
+                }
+            },
+        )
         .client_streaming("/t.T/Ignore", |call: &Call, _: &mut Receiver<Blob>| {
             call.wait_cancelled(Duration::from_secs(60));
             Ok(Blob::default())
@@ -103,13 +124,19 @@ struct Target {
 
 impl Target {
     fn start(connections: usize) -> Target {
-        Target::run(connections, &mut Command::new(std::env::current_exe().unwrap()))
+        Target::run(
+            connections,
+            &mut Command::new(std::env::current_exe().unwrap()),
+        )
     }
 
     /// With the limits of a machine in its initramfs, and over TLS.
     fn in_initramfs() -> Target {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        Target::run(CONNECTIONS, command.envs([("HOSTILE_PEERS_TLS", "1"), ("HOSTILE_PEERS_INITRAMFS", "1")]))
+        Target::run(
+            CONNECTIONS,
+            command.envs([("HOSTILE_PEERS_TLS", "1"), ("HOSTILE_PEERS_INITRAMFS", "1")]),
+        )
     }
 
     fn over_tls() -> Target {
@@ -118,7 +145,9 @@ impl Target {
     }
 
     fn run(connections: usize, command: &mut Command) -> Target {
-        let is_tls = command.get_envs().any(|(name, _)| name == "HOSTILE_PEERS_TLS");
+        let is_tls = command
+            .get_envs()
+            .any(|(name, _)| name == "HOSTILE_PEERS_TLS");
         let mut process = command
             .args(["--exact", "child_server", "--ignored", "--nocapture"])
             .env("HOSTILE_PEERS_CONNECTIONS", connections.to_string())
@@ -132,9 +161,17 @@ impl Target {
             .unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let lines = output.by_ref().lines().map(Result::unwrap);
-        let address = lines.into_iter().find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
+        let address = lines
+            .into_iter()
+            .find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
         let address = address.unwrap().parse().unwrap();
-        let mut target = Target { process, _output: output, address, is_tls, idle: 0 };
+        let mut target = Target {
+            process,
+            _output: output,
+            address,
+            is_tls,
+            idle: 0,
+        };
         target.idle = target.status("VmRSS") << 10;
         target
     }
@@ -142,8 +179,12 @@ impl Target {
     fn connect(&self) -> TcpStream {
         let socket = TcpStream::connect(self.address).unwrap();
         socket.set_nodelay(true).unwrap();
-        socket.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket
+            .set_write_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
         socket
     }
 
@@ -159,14 +200,18 @@ impl Target {
         socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
         socket.connect(&self.address.into()).unwrap();
         let socket = TcpStream::from(socket);
-        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
         socket
     }
 
     fn transport(&self, socket: TcpStream) -> Transport {
         let deadline = Instant::now() + Duration::from_secs(60);
         match self.is_tls {
-            true => atls::Client::new(None, vec![]).connect(socket, deadline).unwrap(),
+            true => atls::Client::new(None, vec![])
+                .connect(socket, deadline)
+                .unwrap(),
             false => Transport::plain(socket).unwrap(),
         }
     }
@@ -177,15 +222,26 @@ impl Target {
 
     /// A number of /proc/PID/status; kilobytes where it says so.
     fn status(&self, name: &str) -> usize {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.unwrap().split_whitespace().next().unwrap().parse().unwrap()
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap()
+            .split_whitespace()
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
     }
 
     /// Another client is served, and the server is of bounded size: at most `memory` bytes at any time so far.
     #[track_caller]
     fn is_well(&self, other: &Channel, memory: usize) {
-        let request = Blob { data: vec![7; 1000], count: 1 };
+        let request = Blob {
+            data: vec![7; 1000],
+            count: 1,
+        };
         let answer: Blob = other.unary("/t.T/Echo", &request, &within(60)).unwrap();
         assert!(answer == request);
         let (peak, threads) = (self.peak(), self.status("Threads"));
@@ -203,13 +259,19 @@ impl Target {
     #[track_caller]
     fn is_fair(&self, beside: &Channel, calm: &Channel) {
         let deadline = Instant::now() + Duration::from_secs(60);
-        let request = Blob { data: vec![7; 100], count: 1 };
+        let request = Blob {
+            data: vec![7; 100],
+            count: 1,
+        };
         loop {
             let mut times = [vec![], vec![]];
             for _ in 0..100 {
                 for (channel, times) in [calm, beside].into_iter().zip(&mut times) {
                     let asked = Instant::now();
-                    assert_eq!(channel.unary("/t.T/Echo", &request, &within(20)), Ok(request.clone()));
+                    assert_eq!(
+                        channel.unary("/t.T/Echo", &request, &within(20)),
+                        Ok(request.clone())
+                    );
                     times.push(asked.elapsed());
                 }
             }
@@ -225,7 +287,10 @@ impl Target {
             if beside <= 2 * calm {
                 return;
             }
-            assert!(Instant::now() < deadline, "{beside:?} for a call, {calm:?} where nobody attacks");
+            assert!(
+                Instant::now() < deadline,
+                "{beside:?} for a call, {calm:?} where nobody attacks"
+            );
         }
     }
 }
@@ -239,7 +304,10 @@ impl Drop for Target {
 }
 
 fn within(seconds: u64) -> CallOptions {
-    CallOptions { timeout: Some(Duration::from_secs(seconds)), ..CallOptions::default() }
+    CallOptions {
+        timeout: Some(Duration::from_secs(seconds)),
+        ..CallOptions::default()
+    }
 }
 
 // ---- idle connections ----
@@ -251,7 +319,9 @@ fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
     let count = 10_000.min(descriptors.saturating_sub(200));
     let target = Target::start(count + 100);
     let other = target.channel();
-    other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).unwrap();
+    other
+        .unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20))
+        .unwrap();
     let before = target.status("VmRSS") << 10;
     let hello = h2_client();
     let idle: Vec<TcpStream> = (0..count)
@@ -267,7 +337,9 @@ fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
         socket.write_all(SETTINGS_ACK).unwrap();
     }
     let served = Instant::now();
-    other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).unwrap();
+    other
+        .unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20))
+        .unwrap();
     let served = served.elapsed();
     let resident = target.status("VmRSS") << 10;
     let each = (resident - before) / count;
@@ -282,9 +354,15 @@ fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
     assert!(threads < count / 10, "{threads} threads");
     let deadline = Instant::now() + Duration::from_secs(50);
     while target.status("Threads") > 20 {
-        assert!(Instant::now() < deadline, "{} threads linger", target.status("Threads"));
+        assert!(
+            Instant::now() < deadline,
+            "{} threads linger",
+            target.status("Threads")
+        );
         thread::sleep(Duration::from_millis(100));
-        other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).unwrap();
+        other
+            .unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20))
+            .unwrap();
     }
 }
 
@@ -295,7 +373,9 @@ fn an_idle_connection_over_tls_takes_less_than_64_kib() {
     let hello = h2_client();
     let connect = || {
         let deadline = Instant::now() + Duration::from_secs(20);
-        let mut transport = atls::Client::new(None, vec![]).connect(target.connect(), deadline).unwrap();
+        let mut transport = atls::Client::new(None, vec![])
+            .connect(target.connect(), deadline)
+            .unwrap();
         transport.writer.write_all(&hello).unwrap();
         transport.reader.read_exact(&mut [0; 9]).unwrap();
         transport.writer.write_all(SETTINGS_ACK).unwrap();
@@ -323,7 +403,10 @@ impl Attacker {
     }
 
     fn with(socket: TcpStream) -> Attacker {
-        let mut attacker = Attacker { socket, h2: Connection::client(h2::Limits::default()) };
+        let mut attacker = Attacker {
+            socket,
+            h2: Connection::client(h2::Limits::default()),
+        };
         let (mut received, mut piece) = (Vec::new(), [0; 1024]);
         while !attacker.h2.is_established() {
             attacker.send().unwrap();
@@ -395,7 +478,9 @@ fn goaway_code(mut said: &[u8]) -> u32 {
     let mut code = None;
     while let Some(&[l0, l1, l2, kind, ..]) = said.first_chunk::<9>() {
         let length = u32::from_be_bytes([0, l0, l1, l2]) as usize;
-        let Some(payload) = said.get(9..9 + length) else { break };
+        let Some(payload) = said.get(9..9 + length) else {
+            break;
+        };
         code = (kind == 7).then(|| u32::from_be_bytes(payload[4..8].try_into().unwrap()));
         said = &said[9 + length..];
     }
@@ -416,7 +501,13 @@ const ENHANCE_YOUR_CALM: u32 = 11;
 /// The header block of a call, nothing of which enters the table.
 fn request_head(path: &[u8]) -> Vec<u8> {
     let kind = b"application/grpc";
-    [&[0x83, 0x86, 4, path.len() as u8][..], path, &[0x0f, 0x10, kind.len() as u8], kind].concat()
+    [
+        &[0x83, 0x86, 4, path.len() as u8][..],
+        path,
+        &[0x0f, 0x10, kind.len() as u8],
+        kind,
+    ]
+    .concat()
 }
 
 /// What a client says first.
@@ -441,7 +532,11 @@ fn floods_of_frames_that_cost_us_work_end_their_connection_alone() {
         attacker.call("/t.T/Echo");
         attacker.send().unwrap();
         let bytes = useless.repeat(200);
-        assert_eq!(attacker.flood(|_| bytes.clone()), ENHANCE_YOUR_CALM, "{useless:?}");
+        assert_eq!(
+            attacker.flood(|_| bytes.clone()),
+            ENHANCE_YOUR_CALM,
+            "{useless:?}"
+        );
         target.is_well(&other, MOST_MEMORY);
     }
 }
@@ -458,15 +553,21 @@ fn rapid_resets_end_their_connection_alone() {
     };
     let mut by_them = |attacker: Attacker| {
         attacker.flood(|_| {
-            let pairs =
-                (0..100).map(|_| next()).map(|id| [frame(1, 4, id, &REQUEST), frame(3, 0, id, &[0, 0, 0, 8])].concat());
+            let pairs = (0..100)
+                .map(|_| next())
+                .map(|id| [frame(1, 4, id, &REQUEST), frame(3, 0, id, &[0, 0, 0, 8])].concat());
             pairs.collect::<Vec<_>>().concat()
         })
     };
     assert_eq!(by_them(Attacker::new(&target)), ENHANCE_YOUR_CALM);
     target.is_well(&other, MOST_MEMORY);
-    let mut by_us =
-        |attacker: Attacker| attacker.flood(|_| (0..100).flat_map(|_| frame(1, 5, next(), &REQUEST[..2])).collect());
+    let mut by_us = |attacker: Attacker| {
+        attacker.flood(|_| {
+            (0..100)
+                .flat_map(|_| frame(1, 5, next(), &REQUEST[..2]))
+                .collect()
+        })
+    };
     assert_eq!(by_us(Attacker::new(&target)), ENHANCE_YOUR_CALM);
     target.is_well(&other, MOST_MEMORY);
 }
@@ -478,7 +579,10 @@ fn header_blocks_without_end_end_their_connection_alone() {
     let other = target.channel();
     for fragment in [vec![], vec![0x40; 16_000]] {
         let mut attacker = Attacker::new(&target);
-        attacker.socket.write_all(&frame(1, 0, 1, &REQUEST)).unwrap();
+        attacker
+            .socket
+            .write_all(&frame(1, 0, 1, &REQUEST))
+            .unwrap();
         let bytes = frame(9, 0, 1, &fragment);
         assert_eq!(attacker.flood(|_| bytes.clone()), ENHANCE_YOUR_CALM);
         target.is_well(&other, MOST_MEMORY);
@@ -498,7 +602,12 @@ fn a_hpack_bomb_takes_no_memory() {
     let long = [&REQUEST[..], b"\x40\x01x\x7f\xc1\x1e", &[b'v'; 4000]].concat();
     let mut bytes = frame(1, 5, 1, &long);
     for round in 0..50 {
-        bytes.extend(frame(1, 5, 3 + 2 * round, &[&REQUEST[..], &[0xbe; 16_000]].concat()));
+        bytes.extend(frame(
+            1,
+            5,
+            3 + 2 * round,
+            &[&REQUEST[..], &[0xbe; 16_000]].concat(),
+        ));
     }
     let _ = attacker.socket.write_all(&bytes);
     target.is_well(&other, MOST_MEMORY);
@@ -509,7 +618,9 @@ fn a_hpack_bomb_takes_no_memory() {
 fn connections_that_never_begin_are_dropped_and_hold_no_thread() {
     let target = Target::start(CONNECTIONS);
     let other = target.channel();
-    other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).unwrap();
+    other
+        .unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20))
+        .unwrap();
     let hello = h2_client();
     let mut half_open: Vec<TcpStream> = (0..150).map(|_| target.connect()).collect();
     for (index, socket) in half_open.iter_mut().enumerate() {
@@ -519,7 +630,10 @@ fn connections_that_never_begin_are_dropped_and_hold_no_thread() {
     target.is_well(&other, MOST_MEMORY);
     for mut socket in half_open {
         let ended = socket.read_to_end(&mut Vec::new());
-        assert!(!ended.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "the connection stays");
+        assert!(
+            !ended.is_err_and(|error| error.kind() == ErrorKind::WouldBlock),
+            "the connection stays"
+        );
     }
     target.is_well(&other, MOST_MEMORY);
 }
@@ -533,7 +647,10 @@ fn requests_that_do_not_end_hold_no_thread_and_are_refused() {
     for attacker in &mut attackers {
         for _ in 0..100 {
             let stream = attacker.call("/t.T/Echo");
-            attacker.h2.send_data(stream, &[0, 0, 0, 100, 0], false).unwrap();
+            attacker
+                .h2
+                .send_data(stream, &[0, 0, 0, 100, 0], false)
+                .unwrap();
         }
         attacker.send().unwrap();
     }
@@ -563,7 +680,10 @@ fn requests_that_do_not_end_hold_no_thread_and_are_refused() {
 fn clients_that_read_nothing_are_dropped_and_cost_bounded_memory() {
     let target = Target::start(CONNECTIONS);
     let other = target.channel();
-    let request = prost::Message::encode_to_vec(&Blob { data: vec![7; 30_000], count: 0 });
+    let request = prost::Message::encode_to_vec(&Blob {
+        data: vec![7; 30_000],
+        count: 0,
+    });
     let message = [&[0][..], &(request.len() as u32).to_be_bytes(), &request].concat();
     let mut attackers: Vec<Attacker> = (0..10).map(|_| Attacker::new(&target)).collect();
     for (index, attacker) in attackers.iter_mut().enumerate() {
@@ -572,7 +692,12 @@ fn clients_that_read_nothing_are_dropped_and_cost_bounded_memory() {
             attacker.h2.send_data(stream, &message, true).unwrap();
             if index % 2 == 0 {
                 for stream in [0, stream] {
-                    attacker.h2.output().extend(frame(8, 0, stream, &0x2000_0000_u32.to_be_bytes()));
+                    attacker.h2.output().extend(frame(
+                        8,
+                        0,
+                        stream,
+                        &0x2000_0000_u32.to_be_bytes(),
+                    ));
                 }
             }
         }
@@ -599,14 +724,21 @@ fn requests_that_nobody_takes_fill_no_memory() {
     let other = target.channel();
     let mut attackers: Vec<Attacker> = (0..8).map(|_| Attacker::new(&target)).collect();
     for attacker in &mut attackers {
-        attacker.socket.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        attacker
+            .socket
+            .set_write_timeout(Some(Duration::from_millis(200)))
+            .unwrap();
         for path in ["/t.T/Ignore", "/t.T/Echo"].into_iter().cycle().take(100) {
             if path == "/t.T/Ignore" && attacker.h2.output().len() > MIB {
                 continue;
             }
             let stream = attacker.call(path);
             // 3 MiB announced; the stream's window lets a part through
-            let _ = attacker.h2.send_data(stream, &[&[0, 0, 0x30, 0, 0][..], &vec![0; 250 << 10]].concat(), false);
+            let _ = attacker.h2.send_data(
+                stream,
+                &[&[0, 0, 0x30, 0, 0][..], &vec![0; 250 << 10]].concat(),
+                false,
+            );
         }
         // the server may stop reading or refuse
         let _ = attacker.send();
@@ -615,7 +747,10 @@ fn requests_that_nobody_takes_fill_no_memory() {
     assert!(target.peak() < MOST_MEMORY, "{} MiB", target.peak() / MIB);
     drop(attackers);
     let deadline = Instant::now() + Duration::from_secs(20);
-    while other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(5)).is_err() {
+    while other
+        .unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(5))
+        .is_err()
+    {
         assert!(Instant::now() < deadline, "the server does not recover");
         thread::sleep(Duration::from_millis(50));
     }
@@ -627,26 +762,53 @@ fn unknown(first: u32, count: u32) -> Vec<u8> {
         1 => {
             let path = [&b"/t.T/"[..], &[0xff; 195]].concat();
             let kind = b"application/grpc";
-            frame(1, 5, 1, &[&[0x83, 0x86, 0x44, 0x7f, 73], &path[..], &[0x5f, kind.len() as u8], kind].concat())
+            frame(
+                1,
+                5,
+                1,
+                &[
+                    &[0x83, 0x86, 0x44, 0x7f, 73],
+                    &path[..],
+                    &[0x5f, kind.len() as u8],
+                    kind,
+                ]
+                .concat(),
+            )
         }
         _ => frame(1, 5, stream, &[0x83, 0x86, 0xbf, 0xbe]),
     };
-    (first..first + count).flat_map(|number| request(2 * number + 1)).collect()
+    (first..first + count)
+        .flat_map(|number| request(2 * number + 1))
+        .collect()
 }
 
 /// A client that asks and reads nothing until the server takes nothing more.
 fn ask_until_held_back(target: &Target, host: u8) -> Transport {
     let mut transport = target.transport(target.connect_from(host));
-    transport.socket.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
-    transport.writer.write_all(&[&h2_client(), SETTINGS_ACK].concat()).unwrap();
+    transport
+        .socket
+        .set_write_timeout(Some(Duration::from_secs(1)))
+        .unwrap();
+    transport
+        .writer
+        .write_all(&[&h2_client(), SETTINGS_ACK].concat())
+        .unwrap();
     for first in 0.. {
         if let Err(error) = transport.writer.write_all(&unknown(first * 300, 300)) {
             // of many that wait, those that took nothing for longest are ended
-            let ends = [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+            let ends = [
+                ErrorKind::WouldBlock,
+                ErrorKind::TimedOut,
+                ErrorKind::ConnectionReset,
+                ErrorKind::BrokenPipe,
+            ];
             assert!(ends.contains(&error.kind()), "{error}");
             break;
         }
-        assert!(first < 10_000, "the server reads on though its answers are not read");
+        assert!(
+            first < 10_000,
+            "the server reads on though its answers are not read"
+        );
     }
     transport
 }
@@ -655,8 +817,14 @@ fn ask_and_read_nothing(target: &Target, calm: &Target, hosts: &[u8], each: usiz
     let (other, calm) = (target.channel(), calm.channel());
     let attackers: Vec<Transport> = thread::scope(|scope| {
         let ask = |host| scope.spawn(move || ask_until_held_back(target, host));
-        let threads: Vec<_> = hosts.iter().flat_map(|host| (0..each).map(|_| ask(*host))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        let threads: Vec<_> = hosts
+            .iter()
+            .flat_map(|host| (0..each).map(|_| ask(*host)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
     });
     target.is_fair(&other, &calm);
     target.is_well(&other, memory);
@@ -664,7 +832,11 @@ fn ask_and_read_nothing(target: &Target, calm: &Target, hosts: &[u8], each: usiz
     let deadline = Instant::now() + Duration::from_secs(60);
     for Transport { socket, .. } in &attackers {
         socket.set_nonblocking(true).unwrap();
-        while (&**socket).write(&[0; 16 << 10]).err().is_none_or(|error| error.kind() == ErrorKind::WouldBlock) {
+        while (&**socket)
+            .write(&[0; 16 << 10])
+            .err()
+            .is_none_or(|error| error.kind() == ErrorKind::WouldBlock)
+        {
             assert!(Instant::now() < deadline, "the connection stays");
             thread::sleep(Duration::from_millis(50));
         }
@@ -674,12 +846,24 @@ fn ask_and_read_nothing(target: &Target, calm: &Target, hosts: &[u8], each: usiz
 
 #[test]
 fn answers_that_are_not_read_stop_the_reading() {
-    ask_and_read_nothing(&Target::start(CONNECTIONS), &Target::start(CONNECTIONS), &[2, 3], 12, MOST_MEMORY);
+    ask_and_read_nothing(
+        &Target::start(CONNECTIONS),
+        &Target::start(CONNECTIONS),
+        &[2, 3],
+        12,
+        MOST_MEMORY,
+    );
 }
 
 #[test]
 fn answers_that_are_not_read_stop_the_reading_over_tls() {
-    ask_and_read_nothing(&Target::over_tls(), &Target::over_tls(), &[2], 12, MOST_MEMORY);
+    ask_and_read_nothing(
+        &Target::over_tls(),
+        &Target::over_tls(),
+        &[2],
+        12,
+        MOST_MEMORY,
+    );
 }
 
 /// Most of the connections that the recovery server lets in from two addresses.
@@ -705,9 +889,15 @@ fn resets_that_the_peer_provokes_end_its_connection() {
                     let mut reset = || {
                         stream += 2;
                         let head = frame(1, 4, stream, &block);
-                        [head, frame(0, 0, stream, &[9, 0, 0, 0, 0]), frame(0, 0, stream, &[0])].concat()
+                        [
+                            head,
+                            frame(0, 0, stream, &[9, 0, 0, 0, 0]),
+                            frame(0, 0, stream, &[0]),
+                        ]
+                        .concat()
                     };
-                    let said = attacker.flood_to_the_end(|_| (0..100).flat_map(|_| reset()).collect());
+                    let said =
+                        attacker.flood_to_the_end(|_| (0..100).flat_map(|_| reset()).collect());
                     assert!(said.len() < MIB, "{} bytes of resets", said.len());
                 }
             });
@@ -726,24 +916,36 @@ fn answers_that_nobody_takes_leave_handlers_to_others() {
     let (target, calm) = (Target::start(CONNECTIONS), Target::start(CONNECTIONS));
     let (other, calm) = (target.channel(), calm.channel());
     let message = [&[0, 0, 0, 0, 5][..], b"\x0a\x03abc"].concat();
-    let attackers: Vec<Attacker> = ["/t.T/Echo", "/t.T/Endless", "GET", "/t.T/Endless", "/t.T/Echo"]
-        .into_iter()
-        .map(|path| {
-            let mut attacker = Attacker::with(target.connect_from(2));
-            // INITIAL_WINDOW_SIZE 0
-            attacker.h2.output().extend(frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]));
-            for number in 0..100 {
-                if path == "GET" {
-                    attacker.h2.output().extend(frame(1, 5, 2 * number + 1, &[0x82, 0x86, 0x84]));
-                    continue;
-                }
-                let stream = attacker.call(path);
-                attacker.h2.send_data(stream, &message, true).unwrap();
+    let attackers: Vec<Attacker> = [
+        "/t.T/Echo",
+        "/t.T/Endless",
+        "GET",
+        "/t.T/Endless",
+        "/t.T/Echo",
+    ]
+    .into_iter()
+    .map(|path| {
+        let mut attacker = Attacker::with(target.connect_from(2));
+        // INITIAL_WINDOW_SIZE 0
+        attacker
+            .h2
+            .output()
+            .extend(frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]));
+        for number in 0..100 {
+            if path == "GET" {
+                attacker
+                    .h2
+                    .output()
+                    .extend(frame(1, 5, 2 * number + 1, &[0x82, 0x86, 0x84]));
+                continue;
             }
-            attacker.send().unwrap();
-            attacker
-        })
-        .collect();
+            let stream = attacker.call(path);
+            attacker.h2.send_data(stream, &message, true).unwrap();
+        }
+        attacker.send().unwrap();
+        attacker
+    })
+    .collect();
     target.is_fair(&other, &calm);
     for _ in 0..20 {
         target.is_well(&other, MOST_MEMORY);
@@ -758,7 +960,9 @@ fn answers_that_nobody_takes_leave_handlers_to_others() {
 fn connections_that_linger_after_goaway_hold_no_threads() {
     let (target, calm) = (Target::start(CONNECTIONS), Target::start(CONNECTIONS));
     let (other, calm) = (target.channel(), calm.channel());
-    let mut attackers: Vec<Attacker> = (0..20).map(|_| Attacker::with(target.connect_from(2))).collect();
+    let mut attackers: Vec<Attacker> = (0..20)
+        .map(|_| Attacker::with(target.connect_from(2)))
+        .collect();
     let mut most = 0;
     for attacker in &mut attackers {
         // PING on a stream
@@ -788,7 +992,12 @@ fn calls_with_large_metadata_that_do_not_begin_fill_no_memory() {
             let mut attacker = Attacker::with(target.connect_from(2 + index % 4));
             let mut bytes = frame(1, 4, 1, &first);
             for number in 1..100 {
-                bytes.extend(frame(1, 4, 2 * number + 1, &[&head[..], &[0xbe; 4]].concat()));
+                bytes.extend(frame(
+                    1,
+                    4,
+                    2 * number + 1,
+                    &[&head[..], &[0xbe; 4]].concat(),
+                ));
             }
             attacker.socket.write_all(&bytes).unwrap();
             attacker
@@ -816,32 +1025,58 @@ fn besiege(is_tls: bool, attack: impl Fn(&Target, Transport) -> Transport + Sync
     if is_tls {
         command.env("HOSTILE_PEERS_TLS", "1");
     }
-    let target = &Target::run(limits.connections, command.env("HOSTILE_PEERS_DEFAULT", "1"));
+    let target = &Target::run(
+        limits.connections,
+        command.env("HOSTILE_PEERS_DEFAULT", "1"),
+    );
     let other = target.channel();
     let enter = |number: usize| {
         let source = Ipv4Addr::from_bits(Ipv4Addr::new(127, 8, 0, 1).to_bits() + number as u32);
         let socket = target.connect_from_address(source);
         socket.set_nodelay(true).unwrap();
         let mut transport = target.transport(socket);
-        transport.writer.write_all(&[&h2_client(), SETTINGS_ACK].concat()).unwrap();
+        transport
+            .writer
+            .write_all(&[&h2_client(), SETTINGS_ACK].concat())
+            .unwrap();
         attack(target, transport)
     };
     const WORKERS: usize = 32;
     let numbers = |worker: usize| (worker..limits.connections - 1).step_by(WORKERS);
     let attackers: Vec<Transport> = thread::scope(|scope| {
-        let threads: Vec<_> =
-            (0..WORKERS).map(|worker| scope.spawn(move || numbers(worker).map(enter).collect::<Vec<_>>())).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        let threads: Vec<_> = (0..WORKERS)
+            .map(|worker| scope.spawn(move || numbers(worker).map(enter).collect::<Vec<_>>()))
+            .collect();
+        threads
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap())
+            .collect()
     });
-    let request = Blob { data: vec![7; 1000], count: 1 };
+    let request = Blob {
+        data: vec![7; 1000],
+        count: 1,
+    };
     for _ in 0..10 {
-        assert_eq!(other.unary("/t.T/Echo", &request, &within(60)), Ok(request.clone()));
+        assert_eq!(
+            other.unary("/t.T/Echo", &request, &within(60)),
+            Ok(request.clone())
+        );
         thread::sleep(Duration::from_millis(50));
     }
     let (peak, threads) = (target.peak(), target.status("Threads"));
-    println!("{} MiB at the peak, over idle, {threads} threads; TLS: {is_tls}", peak / MIB);
-    assert!(peak < MOST_MEMORY_OF_ALL[usize::from(is_tls)], "{} MiB at the peak, over idle", peak / MIB);
-    assert!(threads < limits.connections / 2 + limits.handlers, "{threads} threads");
+    println!(
+        "{} MiB at the peak, over idle, {threads} threads; TLS: {is_tls}",
+        peak / MIB
+    );
+    assert!(
+        peak < MOST_MEMORY_OF_ALL[usize::from(is_tls)],
+        "{} MiB at the peak, over idle",
+        peak / MIB
+    );
+    assert!(
+        threads < limits.connections / 2 + limits.handlers,
+        "{threads} threads"
+    );
     drop(attackers);
 }
 
@@ -861,7 +1096,12 @@ fn long_block(stream: u32, length: usize, is_cut: bool) -> Vec<u8> {
     }
     let last = pieces.len() - 1;
     let frames = pieces.into_iter().enumerate().map(|(index, piece)| {
-        frame(if index == 0 { 1 } else { 9 }, if index == last && !is_cut { 4 } else { 0 }, stream, piece)
+        frame(
+            if index == 0 { 1 } else { 9 },
+            if index == last && !is_cut { 4 } else { 0 },
+            stream,
+            piece,
+        )
     });
     frames.collect::<Vec<_>>().concat()
 }
@@ -869,11 +1109,22 @@ fn long_block(stream: u32, length: usize, is_cut: bool) -> Vec<u8> {
 /// Large answers fill the socket's buffers, small ones what the server has; nothing is read.
 fn read_nothing(_: &Target, mut transport: Transport) -> Transport {
     let start = Instant::now();
-    transport.socket.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    transport
+        .socket
+        .set_write_timeout(Some(Duration::from_millis(100)))
+        .unwrap();
     let window = frame(8, 0, 0, &0x7000_0000_u32.to_be_bytes());
-    let settings = frame(4, 0, 0, &[&[0, 4][..], &0x7000_0000_u32.to_be_bytes()].concat());
+    let settings = frame(
+        4,
+        0,
+        0,
+        &[&[0, 4][..], &0x7000_0000_u32.to_be_bytes()].concat(),
+    );
     let mut bytes = [settings, window, unknown(0, 1)].concat();
-    let request = prost::Message::encode_to_vec(&Blob { data: vec![7; 60_000], count: 0 });
+    let request = prost::Message::encode_to_vec(&Blob {
+        data: vec![7; 60_000],
+        count: 0,
+    });
     let message = [&[0][..], &(request.len() as u32).to_be_bytes(), &request].concat();
     for number in 1..10_000 {
         if number < 60 {
@@ -881,12 +1132,18 @@ fn read_nothing(_: &Target, mut transport: Transport) -> Transport {
             bytes.extend(frame(1, 4, stream, &request_head(b"/t.T/Echo")));
             let last = message.chunks(16_000).count() - 1;
             let pieces = message.chunks(16_000).enumerate();
-            bytes.extend(pieces.flat_map(|(index, piece)| frame(0, u8::from(index == last), stream, piece)));
+            bytes.extend(
+                pieces.flat_map(|(index, piece)| frame(0, u8::from(index == last), stream, piece)),
+            );
         } else {
             bytes.extend(unknown(number * 300, 300));
         }
         // a server that is so slow for one of a thousand is as good as one that has stopped
-        if transport.writer.write_all(&std::mem::take(&mut bytes)).is_err() || start.elapsed() > Duration::from_secs(1)
+        if transport
+            .writer
+            .write_all(&std::mem::take(&mut bytes))
+            .is_err()
+            || start.elapsed() > Duration::from_secs(1)
         {
             return transport;
         }
@@ -901,13 +1158,24 @@ fn send_halves(target: &Target, mut transport: Transport) -> Transport {
     for number in 0..20 {
         // as many entries as the table has room for
         let names = b"\x40\x01x\x00".repeat(if number == 0 { 120 } else { 0 });
-        bytes.extend(frame(1, 4, 2 * number + 1, &[&head[..], &names, &[0xbe; 360]].concat()));
+        bytes.extend(frame(
+            1,
+            4,
+            2 * number + 1,
+            &[&head[..], &names, &[0xbe; 360]].concat(),
+        ));
     }
-    bytes.extend(&frame(0, 0, 1, &[&[0, 0, 0x30, 0, 0][..], &vec![0; 16_000]].concat()));
+    bytes.extend(&frame(
+        0,
+        0,
+        1,
+        &[&[0, 0, 0x30, 0, 0][..], &vec![0; 16_000]].concat(),
+    ));
     bytes.extend(&frame(0, 0, 1, &vec![0; 16_384])[..16_384]);
     let _ = transport.writer.write_all(&bytes);
     if target.is_tls {
-        let _ = (&*transport.socket).write_all(&[&[23, 3, 3, 0x40, 0xff][..], &[0; 0x40fe]].concat());
+        let _ =
+            (&*transport.socket).write_all(&[&[23, 3, 3, 0x40, 0xff][..], &[0; 0x40fe]].concat());
     }
     transport
 }
@@ -948,10 +1216,17 @@ fn all_connections_send_half_a_header_block_over_tls() {
 fn connections_that_say_nothing_take_the_places_of_their_like_alone() {
     let target = Target::start(20);
     let other = target.channel();
-    other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).unwrap();
+    other
+        .unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20))
+        .unwrap();
     let crowd: Vec<TcpStream> = (0..100).map(|_| target.connect()).collect();
     // ten are half of the connections
-    assert!(crowd.iter().take(90).all(|socket| matches!((&*socket).read(&mut [0]), Ok(0) | Err(_))));
+    assert!(
+        crowd
+            .iter()
+            .take(90)
+            .all(|socket| matches!((&*socket).read(&mut [0]), Ok(0) | Err(_)))
+    );
     target.is_well(&other, MOST_MEMORY);
     let newcomer = target.channel();
     target.is_well(&newcomer, MOST_MEMORY);
@@ -963,16 +1238,29 @@ const IPV6: [&str; 4] = ["fd00::1", "fd00:0:0:1::1", "fd00:0:0:1::2", "fd00:0:0:
 
 #[test]
 fn two_addresses_of_one_ipv6_64_share_the_places_of_one_peer() {
-    let add = IPV6.map(|address| format!("ip address add {address}/128 dev lo")).join(" && ");
+    let add = IPV6
+        .map(|address| format!("ip address add {address}/128 dev lo"))
+        .join(" && ");
     let output = Command::new("unshare")
-        .args(["--net", "sh", "-c", &format!("ip link set lo up && {add} && exec \"$@\""), "sh"])
+        .args([
+            "--net",
+            "sh",
+            "-c",
+            &format!("ip link set lo up && {add} && exec \"$@\""),
+            "sh",
+        ])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "ipv6_peers", "--ignored", "--nocapture"])
         .env("HOSTILE_PEERS_IPV6", "1")
         .output()
         .expect("unshare, of util-linux");
-    let told = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    assert!(output.status.success() && told[0].contains("1 passed"), "{}", told.concat());
+    let told =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(
+        output.status.success() && told[0].contains("1 passed"),
+        "{}",
+        told.concat()
+    );
 }
 
 #[test]
@@ -983,25 +1271,46 @@ fn ipv6_peers() {
     }
     let router = Router::new().unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request));
     let accept = Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
-    let limits = Limits { connections_per_peer: 2, ..Limits::default() };
-    let server = Server::start("ipv6", TcpListener::bind("[::]:0").unwrap(), accept, router, limits).unwrap();
+    let limits = Limits {
+        connections_per_peer: 2,
+        ..Limits::default()
+    };
+    let server = Server::start(
+        "ipv6",
+        TcpListener::bind("[::]:0").unwrap(),
+        accept,
+        router,
+        limits,
+    )
+    .unwrap();
     let to = SocketAddr::new(IPV6[0].parse().unwrap(), server.local_addr().port());
     let connect = |from: &str| {
         let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
-        socket.bind(&SocketAddr::new(from.parse().unwrap(), 0).into()).unwrap();
+        socket
+            .bind(&SocketAddr::new(from.parse().unwrap(), 0).into())
+            .unwrap();
         socket.connect(&to.into()).unwrap();
         Channel::new(Transport::plain(socket.into()).unwrap(), "localhost").unwrap()
     };
-    let request = Blob { data: vec![7; 100], count: 1 };
+    let request = Blob {
+        data: vec![7; 100],
+        count: 1,
+    };
     let ask = |channel: &Channel| channel.unary::<_, Blob>("/t.T/Echo", &request, &within(20));
     let [_, first, second, stranger] = IPV6;
     let held = [connect(first), connect(second)];
-    held.iter().for_each(|channel| assert_eq!(ask(channel), Ok(request.clone())));
+    held.iter()
+        .for_each(|channel| assert_eq!(ask(channel), Ok(request.clone())));
     for from in [first, second] {
-        assert_eq!(ask(&connect(from)).unwrap_err().code(), Code::Unavailable, "a third one, from {from}");
+        assert_eq!(
+            ask(&connect(from)).unwrap_err().code(),
+            Code::Unavailable,
+            "a third one, from {from}"
+        );
     }
     assert_eq!(ask(&connect(stranger)), Ok(request.clone()));
-    held.iter().for_each(|channel| assert_eq!(ask(channel), Ok(request.clone())));
+    held.iter()
+        .for_each(|channel| assert_eq!(ask(channel), Ok(request.clone())));
 }
 
 /// Connections that stop somewhere between accept and the HTTP/2 preface, 51 a second, from one address and from thousands. Each
@@ -1015,10 +1324,18 @@ fn half_open_connections_keep_nobody_out() {
     let call = || {
         let begun = Instant::now();
         let client = atls::Client::new(None, vec![]);
-        let transport = client.connect(target.connect(), begun + Duration::from_secs(20)).expect("it is let in");
+        let transport = client
+            .connect(target.connect(), begun + Duration::from_secs(20))
+            .expect("it is let in");
         let channel = Channel::new(transport, "localhost").unwrap();
-        let request = Blob { data: vec![7; 100], count: 1 };
-        assert_eq!(channel.unary("/t.T/Echo", &request, &within(20)), Ok(request));
+        let request = Blob {
+            data: vec![7; 100],
+            count: 1,
+        };
+        assert_eq!(
+            channel.unary("/t.T/Echo", &request, &within(20)),
+            Ok(request)
+        );
         begun.elapsed()
     };
     let median = || {
@@ -1041,15 +1358,24 @@ fn half_open_connections_keep_nobody_out() {
                 over.store(true, Ordering::SeqCst);
                 disturbed
             });
-            println!("from {networks} networks: {undisturbed:?} undisturbed, {disturbed:?} disturbed");
+            println!(
+                "from {networks} networks: {undisturbed:?} undisturbed, {disturbed:?} disturbed"
+            );
             disturbed <= 2 * undisturbed
         });
         assert!(served, "a client is served at less than half its rate");
     }
     let (peak, threads) = (target.status("VmHWM") << 10, target.status("Threads"));
     println!("{} MiB over idle, {threads} threads", (peak - idle) / MIB);
-    assert!(peak - idle < MOST_OVER_IDLE, "{} MiB over idle", (peak - idle) / MIB);
-    assert!(threads < Limits::default().handshakes + 40, "{threads} threads");
+    assert!(
+        peak - idle < MOST_OVER_IDLE,
+        "{} MiB over idle",
+        (peak - idle) / MIB
+    );
+    assert!(
+        threads < Limits::default().handshakes + 40,
+        "{threads} threads"
+    );
 }
 
 /// Opens half-open connections of each kind until it is over, 51 a second; the last thousand stay open.
@@ -1088,7 +1414,8 @@ fn client_hello() -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let client = thread::spawn(move || {
-        let _ = atls::Client::new(None, vec![]).connect(socket, Instant::now() + Duration::from_secs(5));
+        let _ = atls::Client::new(None, vec![])
+            .connect(socket, Instant::now() + Duration::from_secs(5));
     });
     let mut hello = vec![0; 4096];
     let length = listener.accept().unwrap().0.read(&mut hello).unwrap();
@@ -1102,7 +1429,9 @@ fn a_panicking_handler_answers_internal_and_its_connection_goes_on() {
     let target = Target::start(CONNECTIONS);
     let channel = target.channel();
     for _ in 0..20 {
-        let status = channel.unary::<_, Blob>("/t.T/Panic", &Blob::default(), &within(20)).unwrap_err();
+        let status = channel
+            .unary::<_, Blob>("/t.T/Panic", &Blob::default(), &within(20))
+            .unwrap_err();
         assert_eq!(status.code(), Code::Internal);
     }
     target.is_well(&channel, MOST_MEMORY);
@@ -1113,10 +1442,17 @@ fn a_panicking_handler_answers_internal_and_its_connection_goes_on() {
 fn calls_above_the_limit_of_handlers_are_refused_and_places_come_back() {
     let target = Target::start(CONNECTIONS);
     let channels = [target.channel(), target.channel()];
-    let wait = Blob { data: vec![], count: 60_000 };
+    let wait = Blob {
+        data: vec![],
+        count: 60_000,
+    };
     let hold = |channel: &Channel| {
         (0..90)
-            .map(|_| channel.server_streaming::<_, Blob>("/t.T/Wait", &wait, &within(60)).unwrap())
+            .map(|_| {
+                channel
+                    .server_streaming::<_, Blob>("/t.T/Wait", &wait, &within(60))
+                    .unwrap()
+            })
             .collect::<Vec<_>>()
     };
     let held: Vec<_> = channels.iter().flat_map(hold).collect();
@@ -1124,15 +1460,24 @@ fn calls_above_the_limit_of_handlers_are_refused_and_places_come_back() {
     let deadline = Instant::now() + Duration::from_secs(50);
     loop {
         let result = other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20));
-        if result.as_ref().is_err_and(|status| status.code() == Code::ResourceExhausted) {
+        if result
+            .as_ref()
+            .is_err_and(|status| status.code() == Code::ResourceExhausted)
+        {
             break;
         }
         let (threads, error) = (target.status("Threads"), result.err());
-        assert!(Instant::now() < deadline, "it is never refused, but: {error:?}; {threads} threads");
+        assert!(
+            Instant::now() < deadline,
+            "it is never refused, but: {error:?}; {threads} threads"
+        );
     }
     assert!(target.status("Threads") < Limits::default().handlers + MOST_THREADS);
     drop(held);
-    while other.unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20)).is_err() {
+    while other
+        .unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20))
+        .is_err()
+    {
         assert!(Instant::now() < deadline, "the places do not come back");
         thread::sleep(Duration::from_millis(20));
     }

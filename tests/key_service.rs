@@ -49,23 +49,48 @@ fn config(secret: u8, policy: &Policy) -> TempDir {
 
 /// Any machine that has joined no cluster, as a cluster's policy is written.
 fn policy() -> Policy {
-    Policy::new([(15, Measurement { expected: [0; 32], warn_only: false })].into()).unwrap()
+    Policy::new(
+        [(
+            15,
+            Measurement {
+                expected: [0; 32],
+                warn_only: false,
+            },
+        )]
+        .into(),
+    )
+    .unwrap()
 }
 
 /// A machine of the cluster with this master secret, which has started an image that measures so into PCR 4.
 fn member(secret: u8, image: &[u8]) -> Swtpm {
     let tpm = Swtpm::start();
-    let measurement_secret = derive_key(&[secret; 32], &[0; 32], Dek::named(MEASUREMENT_SECRET_ID).info(), KEY_LEN);
+    let measurement_secret = derive_key(
+        &[secret; 32],
+        &[0; 32],
+        Dek::named(MEASUREMENT_SECRET_ID).info(),
+        KEY_LEN,
+    );
     let mut open = Tpm::open(&tpm.location().parse().unwrap()).unwrap();
     open.pcr_event(4, image).unwrap();
-    open.pcr_event(15, &cluster_id(&measurement_secret.unwrap(), &SALT)).unwrap();
+    open.pcr_event(15, &cluster_id(&measurement_secret.unwrap(), &SALT))
+        .unwrap();
     drop(open);
     tpm
 }
 
 fn command(program: &str, dir: &Path, tpm: &Swtpm) -> Command {
     let mut command = Command::new(support::program::built(program));
-    command.args(["--listen", "127.0.0.1:0", "--config", ".", "--tpm", &tpm.location()]).current_dir(dir);
+    command
+        .args([
+            "--listen",
+            "127.0.0.1:0",
+            "--config",
+            ".",
+            "--tpm",
+            &tpm.location(),
+        ])
+        .current_dir(dir);
     command
 }
 
@@ -92,12 +117,17 @@ fn start(command: &mut Command) -> (Program, SocketAddr) {
 }
 
 fn address(line: &str) -> SocketAddr {
-    line.split(|c: char| c.is_whitespace() || c == ',').find_map(|word| word.parse().ok()).unwrap()
+    line.split(|c: char| c.is_whitespace() || c == ',')
+        .find_map(|word| word.parse().ok())
+        .unwrap()
 }
 
 /// What the join service on a machine has of a key service.
 fn key_client(address: SocketAddr, dir: &Path, tpm: &Swtpm) -> KeyClient {
-    let auth = Auth::Attested { tpm: tpm.location().parse().unwrap(), config_dir: dir.into() };
+    let auth = Auth::Attested {
+        tpm: tpm.location().parse().unwrap(),
+        config_dir: dir.into(),
+    };
     KeyClient::new(&address.to_string(), auth)
 }
 
@@ -113,19 +143,38 @@ fn services_of_the_same_machine_get_what_tickets_need_and_each_decision_is_in_th
     let (dir, tpm) = (config(0, &policy()), member(0, b"image"));
     let (program, address) = key_service(dir.path(), &tpm);
     let client = key_client(address, dir.path(), &tpm);
-    assert_eq!(hex(client.data_key(UUID, 32, None).unwrap().expose()), DISK_KEY);
-    for (id, len) in [("measurementSecret", 32), ("ca_emergency_ssh_host", 32), ("ca_emergency_ssh.pub", 51)] {
+    assert_eq!(
+        hex(client.data_key(UUID, 32, None).unwrap().expose()),
+        DISK_KEY
+    );
+    for (id, len) in [
+        ("measurementSecret", 32),
+        ("ca_emergency_ssh_host", 32),
+        ("ca_emergency_ssh.pub", 51),
+    ] {
         assert_eq!(client.data_key(id, len, None).unwrap().len(), len);
     }
     let denied = failure(client.data_key("s3proxy-kek", 32, None));
-    assert!(denied.starts_with("lasting: ") && denied.contains("of the class other are not for local"), "{denied}");
+    assert!(
+        denied.starts_with("lasting: ") && denied.contains("of the class other are not for local"),
+        "{denied}"
+    );
     let given = program.expect("audit result=given");
-    assert!(given.contains(&format!("caller=local class=disk id=\"{UUID}\" length=32")), "{given}");
+    assert!(
+        given.contains(&format!("caller=local class=disk id=\"{UUID}\" length=32")),
+        "{given}"
+    );
     let refused = program.expect("audit result=refused");
-    assert!(refused.contains("caller=local class=other id=\"s3proxy-kek\""), "{refused}");
+    assert!(
+        refused.contains("caller=local class=other id=\"s3proxy-kek\""),
+        "{refused}"
+    );
     // with which one logs in everywhere
     let denied = failure(client.data_key("ca_emergency_ssh", 32, None));
-    assert!(denied.contains("of the class ssh-users are not for local"), "{denied}");
+    assert!(
+        denied.contains("of the class ssh-users are not for local"),
+        "{denied}"
+    );
     assert!(!program.output().contains(&DISK_KEY[..8]));
 }
 
@@ -134,11 +183,16 @@ fn services_of_the_same_machine_get_what_tickets_need_and_each_decision_is_in_th
 fn a_member_as_such_has_no_key_unless_granted_and_never_what_makes_nodes_and_clusters() {
     let dir = config(0, &policy());
     let (service_tpm, worker_tpm) = (member(0, b"image"), member(0, b"image"));
-    let get = |address: SocketAddr, id: &str| key_client(address, dir.path(), &worker_tpm).data_key(id, 32, None);
+    let get = |address: SocketAddr, id: &str| {
+        key_client(address, dir.path(), &worker_tpm).data_key(id, 32, None)
+    };
     let (program, address) = key_service(dir.path(), &service_tpm);
     for id in [UUID, "measurementSecret", "ca_emergency_ssh", "s3proxy-kek"] {
         let denied = failure(get(address, id));
-        assert!(denied.starts_with("lasting: ") && denied.contains("are not for member"), "{id}: {denied}");
+        assert!(
+            denied.starts_with("lasting: ") && denied.contains("are not for member"),
+            "{id}: {denied}"
+        );
     }
     drop(program);
     let grant = |text: &str| {
@@ -148,11 +202,21 @@ fn a_member_as_such_has_no_key_unless_granted_and_never_what_makes_nodes_and_clu
     };
     let (_program, address) = start(&mut grant(MEMBERS));
     assert_eq!(hex(get(address, UUID).unwrap().expose()), DISK_KEY);
-    assert!(failure(get(address, "ca_emergency_ssh_host")).contains("of the class ssh are not for member"));
-    for text in ["member=disk,ssh", "member=measurement", "member=id:ca_emergency_ssh"] {
+    assert!(
+        failure(get(address, "ca_emergency_ssh_host"))
+            .contains("of the class ssh are not for member")
+    );
+    for text in [
+        "member=disk,ssh",
+        "member=measurement",
+        "member=id:ca_emergency_ssh",
+    ] {
         let output = grant(text).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(2) && said.contains("a worker is a member, too"), "{text}: {said}");
+        assert!(
+            output.status.code() == Some(2) && said.contains("a worker is a member, too"),
+            "{text}: {said}"
+        );
     }
 }
 
@@ -163,9 +227,15 @@ fn who_is_of_no_cluster_or_of_another_gets_no_key_whatever_he_checks_himself() {
     let (program, address) = key_service_for_members(dir.path(), &service_tpm);
     let (fresh, foreign) = (Swtpm::start(), member(7, b"image"));
     let text = failure(key_client(address, dir.path(), &fresh).data_key(UUID, 32, None));
-    assert!(text.contains("has joined no cluster since it started"), "{text}");
+    assert!(
+        text.contains("has joined no cluster since it started"),
+        "{text}"
+    );
     let text = failure(key_client(address, dir.path(), &foreign).data_key(UUID, 32, None));
-    assert!(text.starts_with("passing: ") && text.contains("PCR 15: expected"), "{text}");
+    assert!(
+        text.starts_with("passing: ") && text.contains("PCR 15: expected"),
+        "{text}"
+    );
     // those who do not look at the service at all
     for tpm in [Some(&fresh), Some(&foreign), None] {
         let issuer = tpm.map(|tpm| qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None));
@@ -179,15 +249,29 @@ fn who_is_of_no_cluster_or_of_another_gets_no_key_whatever_he_checks_himself() {
     }
     let plain = Transport::plain(TcpStream::connect(address).unwrap()).unwrap();
     assert!(ask(plain).is_err());
-    assert!(!program.output().contains("result=given"), "{}", program.output());
+    assert!(
+        !program.output().contains("result=given"),
+        "{}",
+        program.output()
+    );
     // the guard of the guard
     let member = member(0, b"image");
-    assert!(key_client(address, dir.path(), &member).data_key(UUID, 32, None).is_ok());
+    assert!(
+        key_client(address, dir.path(), &member)
+            .data_key(UUID, 32, None)
+            .is_ok()
+    );
 }
 
 fn ask(transport: Transport) -> Result<GetDataKeyResponse, rpc::grpc::Status> {
-    let request = GetDataKeyRequest { data_key_id: UUID.into(), length: 32 };
-    let options = CallOptions { timeout: Some(Duration::from_secs(10)), ..CallOptions::default() };
+    let request = GetDataKeyRequest {
+        data_key_id: UUID.into(),
+        length: 32,
+    };
+    let options = CallOptions {
+        timeout: Some(Duration::from_secs(10)),
+        ..CallOptions::default()
+    };
     Channel::new(transport, "x")?.unary(GET_DATA_KEY, &request, &options)
 }
 
@@ -212,7 +296,10 @@ fn it_does_not_start_where_callers_would_not_take_it_for_one_of_theirs() {
         String::from_utf8(output.stderr).unwrap()
     };
     let said = stderr(&Swtpm::start());
-    assert!(said.contains("has joined no cluster since it started"), "{said}");
+    assert!(
+        said.contains("has joined no cluster since it started"),
+        "{said}"
+    );
     let said = stderr(&member(1, b"image"));
     assert!(said.contains("one of them is another cluster's"), "{said}");
     fs::write(dir.path().join("measurementSalt"), [0; 31]).unwrap();
@@ -225,32 +312,46 @@ fn it_does_not_start_where_callers_would_not_take_it_for_one_of_theirs() {
 fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followed() {
     let measured = |image: &[u8]| {
         let registers = qemu_vtpm::measure(&member(0, image).location().parse().unwrap()).unwrap();
-        [4, 9].map(|pcr| (pcr, registers[&pcr].clone())).into_iter().collect::<std::collections::BTreeMap<_, _>>()
+        [4, 9]
+            .map(|pcr| (pcr, registers[&pcr].clone()))
+            .into_iter()
+            .collect::<std::collections::BTreeMap<_, _>>()
     };
     let (old, mut new) = (measured(b"old"), measured(b"new"));
     new.get_mut(&9).unwrap().expected = [9; 32];
     let dir = config(0, &Policy::new(old.clone()).unwrap());
-    let (service_tpm, old_machine, new_machine) = (member(0, b"old"), member(0, b"old"), member(0, b"new"));
+    let (service_tpm, old_machine, new_machine) =
+        (member(0, b"old"), member(0, b"old"), member(0, b"new"));
     let (program, address) = key_service_for_members(dir.path(), &service_tpm);
     let get = |tpm: &Swtpm| key_client(address, dir.path(), tpm).data_key(UUID, 32, None);
     assert!(get(&old_machine).is_ok());
     assert!(get(&new_machine).is_err());
     // its PCR 4 is the new image's, its PCR 9 the old one's
-    let both = Policy::new(old).unwrap().and_also("image 2", new.clone()).unwrap();
+    let both = Policy::new(old)
+        .unwrap()
+        .and_also("image 2", new.clone())
+        .unwrap();
     fs::write(dir.path().join("attestationConfig"), both.to_json()).unwrap();
     assert!(get(&new_machine).is_err());
     program.expect("the machine runs none of the 2 images that are accepted");
     assert!(get(&old_machine).is_ok());
     let mut whole = new;
     whole.get_mut(&9).unwrap().expected = [0; 32];
-    let both = Policy::new(measured(b"old")).unwrap().and_also("image 2", whole).unwrap();
+    let both = Policy::new(measured(b"old"))
+        .unwrap()
+        .and_also("image 2", whole)
+        .unwrap();
     fs::write(dir.path().join("attestationConfig"), both.to_json()).unwrap();
     assert!(get(&new_machine).is_ok());
     program.expect("a new one is in force");
     // what is no policy changes nothing
     fs::write(dir.path().join("attestationConfig"), "{").unwrap();
     let valid = config(0, &policy());
-    assert!(key_client(address, valid.path(), &new_machine).data_key(UUID, 32, None).is_ok());
+    assert!(
+        key_client(address, valid.path(), &new_machine)
+            .data_key(UUID, 32, None)
+            .is_ok()
+    );
     program.expect("the attestation policy of before stays in force");
 }
 
@@ -265,11 +366,20 @@ fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms(
     let issuer = qemu_vtpm::Issuer::new(node_tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(join_address).unwrap();
-    let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
-    let request = IssueRejoinTicketRequest { disk_uuid: UUID.into() };
-    let options = CallOptions { timeout: Some(Duration::from_secs(30)), ..CallOptions::default() };
-    let ticket: IssueRejoinTicketResponse =
-        Channel::new(transport, "x").unwrap().unary(ISSUE_REJOIN_TICKET, &request, &options).unwrap();
+    let transport = client
+        .connect(socket, Instant::now() + Duration::from_secs(20))
+        .unwrap();
+    let request = IssueRejoinTicketRequest {
+        disk_uuid: UUID.into(),
+    };
+    let options = CallOptions {
+        timeout: Some(Duration::from_secs(30)),
+        ..CallOptions::default()
+    };
+    let ticket: IssueRejoinTicketResponse = Channel::new(transport, "x")
+        .unwrap()
+        .unary(ISSUE_REJOIN_TICKET, &request, &options)
+        .unwrap();
     assert_eq!(hex(&ticket.state_disk_key), DISK_KEY);
     keys.expect("class=measurement");
 }
@@ -290,7 +400,10 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
         listen: any_port,
         master_secret: dir.path().join("mastersecret"),
         salt: dir.path().join("salt"),
-        clients: Clients::Attested { tpm: tpm.location().parse().unwrap(), config_dir: dir.path().into() },
+        clients: Clients::Attested {
+            tpm: tpm.location().parse().unwrap(),
+            config_dir: dir.path().into(),
+        },
         api: None,
         grants: Some("local=id:measurementSecret".parse().unwrap()),
         allow_plaintext: false,
@@ -298,20 +411,34 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
         metrics: Some(any_port),
     })
     .unwrap();
-    let plain = Transport::plain(TcpStream::connect(service.health_addr().unwrap()).unwrap()).unwrap();
-    let options = CallOptions { timeout: Some(Duration::from_secs(10)), ..CallOptions::default() };
+    let plain =
+        Transport::plain(TcpStream::connect(service.health_addr().unwrap()).unwrap()).unwrap();
+    let options = CallOptions {
+        timeout: Some(Duration::from_secs(10)),
+        ..CallOptions::default()
+    };
     let channel = Channel::new(plain, "x").unwrap();
     let request = GetDataKeyRequest::default();
-    let health: HealthCheckResponse = channel.unary("/grpc.health.v1.Health/Check", &request, &options).unwrap();
+    let health: HealthCheckResponse = channel
+        .unary("/grpc.health.v1.Health/Check", &request, &options)
+        .unwrap();
     assert_eq!(health.status, 1);
     let key: Result<GetDataKeyResponse, _> = channel.unary(GET_DATA_KEY, &request, &options);
     assert_eq!(key.err().unwrap().code(), Code::Unimplemented);
 
     let client = key_client(service.local_addr(), dir.path(), &tpm);
     assert!(client.data_key("measurementSecret", 32, None).is_ok());
-    assert!(client.data_key(UUID, 32, None).is_err(), "what was granted replaces what is granted by default");
+    assert!(
+        client.data_key(UUID, 32, None).is_err(),
+        "what was granted replaces what is granted by default"
+    );
     let url = format!("http://{}/metrics", service.metrics_addr().unwrap());
-    let text = ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap();
+    let text = ureq::get(url)
+        .call()
+        .unwrap()
+        .body_mut()
+        .read_to_string()
+        .unwrap();
     for line in [
         "firstlight_key_requests_total{class=\"measurement\",result=\"given\"} 1",
         "firstlight_key_requests_total{class=\"disk\",result=\"denied\"} 1",

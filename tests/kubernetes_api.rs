@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use base::stop::Stop;
 use kube_apiserver::{Cluster, PATIENCE, config};
 use kubernetes::client::{
-    CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, Collection, Config, Error, Event, NAMESPACES, NODES, PODS, Resource,
-    SERVICE_ACCOUNTS, Selector,
+    CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, Collection, Config, Error, Event, NAMESPACES,
+    NODES, PODS, Resource, SERVICE_ACCOUNTS, Selector,
 };
 use serde_json::{Value, json};
 
@@ -22,7 +22,9 @@ fn client() -> Client {
 
 /// ConfigMaps of a namespace that this test has to itself.
 fn config_maps(client: &Client, namespace: &str) -> Collection {
-    client.create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": namespace}})).unwrap();
+    client
+        .create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": namespace}}))
+        .unwrap();
     CONFIG_MAPS.in_namespace(namespace)
 }
 
@@ -44,9 +46,20 @@ fn objects_are_made_read_changed_listed_and_deleted() {
     client.create(&maps, &config_map("a", "1")).unwrap();
     let again = client.create(&maps, &config_map("a", "2")).unwrap_err();
     assert!(again.is_already_exists() && !again.is_passing());
-    assert_eq!(again.to_string(), "create configmaps verbs/a: AlreadyExists (409): configmaps \"a\" already exists");
-    assert!(!client.create_if_absent(&maps, &config_map("a", "2")).unwrap());
-    assert!(client.create_if_absent(&maps, &config_map("b", "2")).unwrap());
+    assert_eq!(
+        again.to_string(),
+        "create configmaps verbs/a: AlreadyExists (409): configmaps \"a\" already exists"
+    );
+    assert!(
+        !client
+            .create_if_absent(&maps, &config_map("a", "2"))
+            .unwrap()
+    );
+    assert!(
+        client
+            .create_if_absent(&maps, &config_map("b", "2"))
+            .unwrap()
+    );
 
     let mut read = client.get(&at).unwrap();
     assert_eq!(read["data"]["key"], "1");
@@ -55,10 +68,19 @@ fn objects_are_made_read_changed_listed_and_deleted() {
     let stale = client.update(&at, &read).unwrap_err();
     assert!(stale.is_conflict(), "{stale}");
     client.merge(&at, &json!({"data": {"more": "3"}})).unwrap();
-    client.modify(&at, |map| std::mem::replace(&mut map["data"]["key"], "4".into()) != "4").unwrap();
-    assert_eq!(client.get(&at).unwrap()["data"], json!({"key": "4", "more": "3"}));
+    client
+        .modify(&at, |map| {
+            std::mem::replace(&mut map["data"]["key"], "4".into()) != "4"
+        })
+        .unwrap();
+    assert_eq!(
+        client.get(&at).unwrap()["data"],
+        json!({"key": "4", "more": "3"})
+    );
 
-    let listed = client.list(&maps, &Selector::fields("metadata.name=b")).unwrap();
+    let listed = client
+        .list(&maps, &Selector::fields("metadata.name=b"))
+        .unwrap();
     assert_eq!(listed.items.iter().map(name).collect::<Vec<_>>(), ["b"]);
     // what was read is not what is there, in its content or altogether
     assert!(!client.delete_as(&at, &read).unwrap());
@@ -72,7 +94,10 @@ fn objects_are_made_read_changed_listed_and_deleted() {
     assert!(!client.delete_if_there(&at).unwrap());
     let gone = client.get(&at).unwrap_err();
     assert!(gone.is_not_found());
-    assert_eq!(gone.to_string(), "get configmaps verbs/a: NotFound (404): configmaps \"a\" not found");
+    assert_eq!(
+        gone.to_string(),
+        "get configmaps verbs/a: NotFound (404): configmaps \"a\" not found"
+    );
 }
 
 #[test]
@@ -83,18 +108,37 @@ fn what_is_applied_is_there_what_is_left_out_is_not_and_other_fields_are_others(
     let with = |data: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "apply"}, "data": data});
     client.try_apply(&at, &with(json!({"x": "0"}))).unwrap();
     assert!(client.find(&at).unwrap().is_none());
-    let first = client.apply(&at, &with(json!({"x": "1", "y": "1"}))).unwrap();
-    assert_eq!(first["metadata"]["managedFields"][0]["manager"], "firstlight");
-    let same = client.apply(&at, &with(json!({"x": "1", "y": "1"}))).unwrap();
-    assert_eq!(first["metadata"]["resourceVersion"], same["metadata"]["resourceVersion"]);
-    client.merge(&at, &json!({"data": {"theirs": "1", "x": "changed"}})).unwrap();
+    let first = client
+        .apply(&at, &with(json!({"x": "1", "y": "1"})))
+        .unwrap();
+    assert_eq!(
+        first["metadata"]["managedFields"][0]["manager"],
+        "firstlight"
+    );
+    let same = client
+        .apply(&at, &with(json!({"x": "1", "y": "1"})))
+        .unwrap();
+    assert_eq!(
+        first["metadata"]["resourceVersion"],
+        same["metadata"]["resourceVersion"]
+    );
+    client
+        .merge(&at, &json!({"data": {"theirs": "1", "x": "changed"}}))
+        .unwrap();
     let second = client.apply(&at, &with(json!({"x": "2"}))).unwrap();
     assert_eq!(second["data"], json!({"x": "2", "theirs": "1"}));
     // the server answers 500 to this, as to what passes
     let asked = Instant::now();
     let refused = client.apply(&at, &with(json!({"x": 2}))).unwrap_err();
-    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
-    assert!(refused.to_string().contains("expected string, got"), "{refused}");
+    assert!(
+        asked.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        asked.elapsed()
+    );
+    assert!(
+        refused.to_string().contains("expected string, got"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -124,11 +168,29 @@ fn changes_of_many_at_once_are_all_there() {
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_node_is_annotated() {
     let client = client();
-    client.create(&NODES.all(), &json!({"metadata": {"name": "node-1", "annotations": {"a": "b"}}})).unwrap();
-    let node = client.annotate(&NODES.named("node-1"), &[("example.com/components", "k8s-components-1")]).unwrap();
-    assert_eq!(node["metadata"]["annotations"], json!({"a": "b", "example.com/components": "k8s-components-1"}));
-    let missing = client.annotate(&NODES.named("node-2"), &[("a", "b")]).unwrap_err();
-    assert_eq!(missing.to_string(), "patch nodes node-2: NotFound (404): nodes \"node-2\" not found");
+    client
+        .create(
+            &NODES.all(),
+            &json!({"metadata": {"name": "node-1", "annotations": {"a": "b"}}}),
+        )
+        .unwrap();
+    let node = client
+        .annotate(
+            &NODES.named("node-1"),
+            &[("example.com/components", "k8s-components-1")],
+        )
+        .unwrap();
+    assert_eq!(
+        node["metadata"]["annotations"],
+        json!({"a": "b", "example.com/components": "k8s-components-1"})
+    );
+    let missing = client
+        .annotate(&NODES.named("node-2"), &[("a", "b")])
+        .unwrap_err();
+    assert_eq!(
+        missing.to_string(),
+        "patch nodes node-2: NotFound (404): nodes \"node-2\" not found"
+    );
 }
 
 #[test]
@@ -141,15 +203,32 @@ fn a_list_of_several_pages_is_whole() {
             let (client, maps) = (&client, &maps);
             scope.spawn(move || {
                 for number in (part..601).step_by(4) {
-                    client.create(maps, &config_map(&format!("a{number:03}"), "x")).unwrap();
+                    client
+                        .create(maps, &config_map(&format!("a{number:03}"), "x"))
+                        .unwrap();
                 }
             });
         }
     });
     let list = client.list(&maps, &Selector::default()).unwrap();
-    let names: Vec<_> = list.items.iter().map(|item| name(item).to_owned()).collect();
-    assert_eq!(names, (0..601).map(|number| format!("a{number:03}")).collect::<Vec<_>>());
-    assert!(client.list(&maps, &Selector::labels("no=such")).unwrap().items.is_empty());
+    let names: Vec<_> = list
+        .items
+        .iter()
+        .map(|item| name(item).to_owned())
+        .collect();
+    assert_eq!(
+        names,
+        (0..601)
+            .map(|number| format!("a{number:03}"))
+            .collect::<Vec<_>>()
+    );
+    assert!(
+        client
+            .list(&maps, &Selector::labels("no=such"))
+            .unwrap()
+            .items
+            .is_empty()
+    );
 }
 
 #[test]
@@ -159,9 +238,18 @@ fn a_list_of_large_objects_comes_in_smaller_pages() {
     let maps = config_maps(&client, "large");
     let large = "a".repeat(1_000_000);
     for number in 0..36 {
-        client.create(&maps, &config_map(&format!("a-{number}"), &large)).unwrap();
+        client
+            .create(&maps, &config_map(&format!("a-{number}"), &large))
+            .unwrap();
     }
-    assert_eq!(client.list(&maps, &Selector::default()).unwrap().items.len(), 36);
+    assert_eq!(
+        client
+            .list(&maps, &Selector::default())
+            .unwrap()
+            .items
+            .len(),
+        36
+    );
 }
 
 #[test]
@@ -170,15 +258,26 @@ fn a_watch_tells_every_change_over_several_streams() {
     let client = client();
     let maps = config_maps(&client, "watch");
     client.create(&maps, &config_map("a", "0")).unwrap();
-    let mut watch = client.watch(&maps, &Selector::fields("metadata.name=a")).with_round(Duration::from_secs(1));
-    assert!(matches!(watch.next().unwrap(), Event::Listed(items) if items.iter().map(name).eq(["a"])));
+    let mut watch = client
+        .watch(&maps, &Selector::fields("metadata.name=a"))
+        .with_round(Duration::from_secs(1));
+    assert!(
+        matches!(watch.next().unwrap(), Event::Listed(items) if items.iter().map(name).eq(["a"]))
+    );
     let writer = client.clone();
     let changes = thread::spawn(move || {
         let maps = CONFIG_MAPS.in_namespace("watch");
         for number in 1..=15 {
-            writer.merge(&maps.named("a"), &json!({"data": {"key": number.to_string()}})).unwrap();
+            writer
+                .merge(
+                    &maps.named("a"),
+                    &json!({"data": {"key": number.to_string()}}),
+                )
+                .unwrap();
             // is not in the selection
-            writer.create(&maps, &config_map(&format!("b{number}"), "0")).unwrap();
+            writer
+                .create(&maps, &config_map(&format!("b{number}"), "0"))
+                .unwrap();
             thread::sleep(Duration::from_millis(200));
         }
         writer.delete(&maps.named("a")).unwrap();
@@ -217,24 +316,38 @@ fn a_pod_s_token_is_used_and_read_again_when_it_is_replaced() {
     config_maps(&client, "tokens");
     let accounts = SERVICE_ACCOUNTS.in_namespace("tokens");
     let token = |account: &str| {
-        client.create(&accounts, &json!({"metadata": {"name": account}})).unwrap();
+        client
+            .create(&accounts, &json!({"metadata": {"name": account}}))
+            .unwrap();
         let request = json!({"spec": {"expirationSeconds": 600}});
-        let answer = client.create_subresource(&accounts.named(account).subresource("token"), &request).unwrap();
+        let answer = client
+            .create_subresource(&accounts.named(account).subresource("token"), &request)
+            .unwrap();
         answer["status"]["token"].as_str().unwrap().to_owned()
     };
     let dir = tempfile::tempdir().unwrap();
     fs::copy(cluster.path("ca.crt"), dir.path().join("ca.crt")).unwrap();
     let (first, second) = (token("first"), token("second"));
     fs::write(dir.path().join("token"), &first).unwrap();
-    let pod = Client::new(Config::of_service_account(&cluster.server(), dir.path()).unwrap(), &Stop::new());
+    let pod = Client::new(
+        Config::of_service_account(&cluster.server(), dir.path()).unwrap(),
+        &Stop::new(),
+    );
     let who = || -> Result<String, Error> {
         let reviews = Resource::cluster("authentication.k8s.io", "v1", "selfsubjectreviews");
         let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
-        Ok(pod.create(&reviews.all(), &review)?["status"]["userInfo"]["username"].as_str().unwrap().to_owned())
+        Ok(
+            pod.create(&reviews.all(), &review)?["status"]["userInfo"]["username"]
+                .as_str()
+                .unwrap()
+                .to_owned(),
+        )
     };
     assert_eq!(who().unwrap(), "system:serviceaccount:tokens:first");
 
-    let refused = pod.get(&CONFIG_MAPS.in_namespace("kube-system").named("join-config")).unwrap_err();
+    let refused = pod
+        .get(&CONFIG_MAPS.in_namespace("kube-system").named("join-config"))
+        .unwrap_err();
     assert_eq!(refused.code(), Some(403));
     assert!(
         refused.to_string().starts_with(
@@ -262,19 +375,34 @@ fn a_pod_s_token_is_used_and_read_again_when_it_is_replaced() {
         thread::sleep(Duration::from_millis(200));
     };
     assert_eq!(refused.code(), Some(401));
-    assert!(refused.to_string().contains("the credentials are not, or no longer, those of this cluster"), "{refused}");
+    assert!(
+        refused
+            .to_string()
+            .contains("the credentials are not, or no longer, those of this cluster"),
+        "{refused}"
+    );
 }
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_server_that_is_not_the_cluster_s_is_told_at_once() {
     let cluster = Cluster::shared();
-    let other_ca = rcgen::generate_simple_self_signed(vec!["kubernetes".into()]).unwrap().cert.pem();
+    let other_ca = rcgen::generate_simple_self_signed(vec!["kubernetes".into()])
+        .unwrap()
+        .cert
+        .pem();
     let kubeconfig = cluster.kubeconfig_of("kubernetes-admin", "system:masters", &other_ca);
     let started = Instant::now();
-    let error = Client::new(config(&kubeconfig), &Stop::new()).wait_ready(&mut |_| {}).unwrap_err();
+    let error = Client::new(config(&kubeconfig), &Stop::new())
+        .wait_ready(&mut |_| {})
+        .unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(5) && !error.is_passing());
-    assert!(error.to_string().contains("it is not this cluster's, or the kubeconfig is not"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("it is not this cluster's, or the kubeconfig is not"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -286,16 +414,24 @@ fn a_stop_ends_watches_and_waits_at_once() {
     let mut watch = client.watch(&maps, &Selector::default());
     assert!(matches!(watch.next().unwrap(), Event::Listed(_)));
     let watching = thread::spawn(move || (watch.next(), Instant::now()));
-    let nobody = Cluster::shared().kubeconfig().replace(&Cluster::shared().server(), "https://127.0.0.1:1");
+    let nobody = Cluster::shared()
+        .kubeconfig()
+        .replace(&Cluster::shared().server(), "https://127.0.0.1:1");
     let nobody = Client::new(config(&nobody), &stop);
     let waiting = thread::spawn(move || (nobody.wait_ready(&mut |_| {}), Instant::now()));
     thread::sleep(Duration::from_millis(1500));
     let stopped = Instant::now();
     stop.stop();
     let (event, at) = watching.join().unwrap();
-    assert!(matches!(event, Err(Error::Stopped)) && at - stopped < Duration::from_millis(500), "{event:?}");
+    assert!(
+        matches!(event, Err(Error::Stopped)) && at - stopped < Duration::from_millis(500),
+        "{event:?}"
+    );
     let (ready, at) = waiting.join().unwrap();
-    assert!(matches!(ready, Err(Error::Stopped)) && at - stopped < Duration::from_millis(500), "{ready:?}");
+    assert!(
+        matches!(ready, Err(Error::Stopped)) && at - stopped < Duration::from_millis(500),
+        "{ready:?}"
+    );
     assert!(matches!(client.version(), Err(Error::Stopped)));
 }
 
@@ -306,7 +442,9 @@ fn a_server_that_asks_for_patience_is_asked_again_when_it_said() {
     let client = client();
     config_maps(&client, "patience");
     let accounts = SERVICE_ACCOUNTS.in_namespace("patience");
-    client.create(&accounts, &json!({"metadata": {"name": "default"}})).unwrap();
+    client
+        .create(&accounts, &json!({"metadata": {"name": "default"}}))
+        .unwrap();
     let pods = PODS.in_namespace("patience");
     let pod = json!({
         "metadata": {"name": "a", "labels": {"app": "a"}},
@@ -314,21 +452,37 @@ fn a_server_that_asks_for_patience_is_asked_again_when_it_said() {
     });
     client.create(&pods, &pod).unwrap();
     let ready = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
-    client.merge(&pods.named("a").subresource("status"), &ready).unwrap();
-    let budgets = Resource::namespaced("policy", "v1", "poddisruptionbudgets").in_namespace("patience");
+    client
+        .merge(&pods.named("a").subresource("status"), &ready)
+        .unwrap();
+    let budgets =
+        Resource::namespaced("policy", "v1", "poddisruptionbudgets").in_namespace("patience");
     let budget = json!({
         "metadata": {"name": "a"},
         "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "a"}}},
     });
     client.create(&budgets, &budget).unwrap();
-    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "a"}});
-    let evict = |time| client.within(time).create_subresource(&pods.named("a").subresource("eviction"), &eviction);
+    let eviction =
+        json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "a"}});
+    let evict = |time| {
+        client
+            .within(time)
+            .create_subresource(&pods.named("a").subresource("eviction"), &eviction)
+    };
 
     let started = Instant::now();
     let refused = evict(Duration::from_secs(5)).unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(5) && refused.is_passing());
-    assert!(refused.to_string().contains("TooManyRequests (429): "), "{refused}");
-    assert!(refused.to_string().ends_with("; to be tried again after 10 s"), "{refused}");
+    assert!(
+        refused.to_string().contains("TooManyRequests (429): "),
+        "{refused}"
+    );
+    assert!(
+        refused
+            .to_string()
+            .ends_with("; to be tried again after 10 s"),
+        "{refused}"
+    );
 
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -340,7 +494,11 @@ fn a_server_that_asks_for_patience_is_asked_again_when_it_said() {
         });
         let started = Instant::now();
         evict(Duration::from_secs(60)).unwrap();
-        assert!((10..15).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
+        assert!(
+            (10..15).contains(&started.elapsed().as_secs()),
+            "{:?}",
+            started.elapsed()
+        );
     });
 }
 
@@ -351,43 +509,85 @@ fn a_server_that_dies_freezes_and_comes_back_costs_time_and_nothing_else() {
     let mut cluster = Cluster::start();
     let client = cluster.client(&Stop::new());
     let mut said = Vec::new();
-    client.within(PATIENCE).wait_ready(&mut |text| said.push(text.to_owned())).unwrap();
-    println!("etcd and kube-apiserver ready after {:?}, meanwhile: {said:#?}", started.elapsed());
-    assert!(said[0].contains("does not answer: Connection refused"), "{said:?}");
+    client
+        .within(PATIENCE)
+        .wait_ready(&mut |text| said.push(text.to_owned()))
+        .unwrap();
+    println!(
+        "etcd and kube-apiserver ready after {:?}, meanwhile: {said:#?}",
+        started.elapsed()
+    );
+    assert!(
+        said[0].contains("does not answer: Connection refused"),
+        "{said:?}"
+    );
     assert!(client.version().unwrap().starts_with("v1."));
 
     let maps = config_maps(&client, "faults");
     client.create(&maps, &config_map("a", "0")).unwrap();
     let mut watch = client.watch(&maps, &Selector::default());
-    assert!(matches!(watch.next().unwrap(), Event::Listed(items) if items.iter().map(name).eq(["a"])));
+    assert!(
+        matches!(watch.next().unwrap(), Event::Listed(items) if items.iter().map(name).eq(["a"]))
+    );
     client.create(&maps, &config_map("b", "0")).unwrap();
     assert!(matches!(watch.next().unwrap(), Event::Added(b) if name(&b) == "b"));
 
     cluster.freeze_api_server(true);
     let asked = Instant::now();
-    let late = client.within(Duration::from_secs(2)).get(&maps.named("a")).unwrap_err();
-    assert!((2.0..3.0).contains(&asked.elapsed().as_secs_f64()), "{:?}", asked.elapsed());
+    let late = client
+        .within(Duration::from_secs(2))
+        .get(&maps.named("a"))
+        .unwrap_err();
     assert!(
-        late.is_passing() && late.to_string().contains("no answer from the API server https://127.0.0.1:"),
+        (2.0..3.0).contains(&asked.elapsed().as_secs_f64()),
+        "{:?}",
+        asked.elapsed()
+    );
+    assert!(
+        late.is_passing()
+            && late
+                .to_string()
+                .contains("no answer from the API server https://127.0.0.1:"),
         "{late}"
     );
     cluster.freeze_api_server(false);
 
     cluster.kill_api_server();
-    let dead = client.within(Duration::from_secs(1)).create(&maps, &config_map("c", "0")).unwrap_err();
-    assert!(dead.to_string().starts_with("create configmaps faults/c: no answer from the API server"), "{dead}");
+    let dead = client
+        .within(Duration::from_secs(1))
+        .create(&maps, &config_map("c", "0"))
+        .unwrap_err();
+    assert!(
+        dead.to_string()
+            .starts_with("create configmaps faults/c: no answer from the API server"),
+        "{dead}"
+    );
     cluster.start_api_server();
     // no wait for readiness: the call itself lasts until the server answers it
     let administrator = client.within(PATIENCE);
-    assert_eq!(administrator.get(&maps.named("a")).unwrap()["data"]["key"], "0");
-    assert!(administrator.create_if_absent(&maps, &config_map("c", "0")).unwrap());
+    assert_eq!(
+        administrator.get(&maps.named("a")).unwrap()["data"]["key"],
+        "0"
+    );
+    assert!(
+        administrator
+            .create_if_absent(&maps, &config_map("c", "0"))
+            .unwrap()
+    );
     assert!(matches!(watch.next().unwrap(), Event::Added(c) if name(&c) == "c"));
 
     cluster.forget_history();
-    let mut watch = administrator.watch(&maps, &Selector::default()).from_version("1");
-    assert!(matches!(watch.next().unwrap(), Event::Listed(items) if items.iter().map(name).any(|name| name == "c")));
+    let mut watch = administrator
+        .watch(&maps, &Selector::default())
+        .from_version("1");
+    assert!(
+        matches!(watch.next().unwrap(), Event::Listed(items) if items.iter().map(name).any(|name| name == "c"))
+    );
 
     // everybody's rights come later than the administrator's
     let bindings = CLUSTER_ROLE_BINDINGS.named("system:public-info-viewer");
-    assert_eq!(administrator.get(&bindings).unwrap()["kind"], "ClusterRoleBinding");
+    assert_eq!(
+        administrator.get(&bindings).unwrap()["kind"],
+        "ClusterRoleBinding"
+    );
 }

@@ -30,15 +30,20 @@ fn prepare(client: &Client) {
             "auth-extra-groups": GROUP,
         },
     });
-    client.create(&SECRETS.in_namespace("kube-system"), &token).unwrap();
-    let cluster =
-        r#"{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": "ClusterConfiguration", "kubernetesVersion": "v1.34.4"}"#;
-    let kubelet = r#"{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}"#;
-    for (name, data) in
-        [("kubeadm-config", json!({"ClusterConfiguration": cluster})), ("kubelet-config", json!({"kubelet": kubelet}))]
-    {
+    client
+        .create(&SECRETS.in_namespace("kube-system"), &token)
+        .unwrap();
+    let cluster = r#"{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": "ClusterConfiguration", "kubernetesVersion": "v1.34.4"}"#;
+    let kubelet =
+        r#"{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}"#;
+    for (name, data) in [
+        ("kubeadm-config", json!({"ClusterConfiguration": cluster})),
+        ("kubelet-config", json!({"kubelet": kubelet})),
+    ] {
         let map = json!({"metadata": {"name": name}, "data": data});
-        client.create(&CONFIG_MAPS.in_namespace("kube-system"), &map).unwrap();
+        client
+            .create(&CONFIG_MAPS.in_namespace("kube-system"), &map)
+            .unwrap();
     }
     let role = json!({
         "metadata": {"name": "joining"},
@@ -50,11 +55,18 @@ fn prepare(client: &Client) {
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "joining"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": GROUP}],
     });
-    client.create(&CLUSTER_ROLE_BINDINGS.all(), &binding).unwrap();
+    client
+        .create(&CLUSTER_ROLE_BINDINGS.all(), &binding)
+        .unwrap();
 }
 
 /// `kubeadm join phase preflight` with our files; what it said.
-fn preflight(folder: &Path, api_server: &str, authority: &str, token: &str) -> Result<String, String> {
+fn preflight(
+    folder: &Path,
+    api_server: &str,
+    authority: &str,
+    token: &str,
+) -> Result<String, String> {
     let ticket = Ticket {
         api_server: api_server.into(),
         token: Zeroizing::new(token.into()),
@@ -73,13 +85,27 @@ fn preflight(folder: &Path, api_server: &str, authority: &str, token: &str) -> R
     // of its own it waits for five minutes for a server that it does not trust
     let text = text.replacen('{', r#"{"timeouts": {"discovery": "5s"},"#, 1);
     fs::write(&join, text).unwrap();
-    let kubeadm = std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
+    let kubeadm =
+        std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
     let mut command = Command::new(kubeadm);
     // this machine is no node; what is asked is how it knows the cluster
-    command.args(["join", "phase", "preflight", "-v=1", "--ignore-preflight-errors=all", "--config"]).arg(&join);
+    command
+        .args([
+            "join",
+            "phase",
+            "preflight",
+            "-v=1",
+            "--ignore-preflight-errors=all",
+            "--config",
+        ])
+        .arg(&join);
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    if output.status.success() { Ok(said) } else { Err(said) }
+    if output.status.success() {
+        Ok(said)
+    } else {
+        Err(said)
+    }
 }
 
 #[test]
@@ -88,18 +114,31 @@ fn kubeadm_knows_the_api_server_by_the_clusters_ca_alone_and_no_other() {
     let cluster = Cluster::shared();
     prepare(&cluster.client(&Stop::new()));
     let folder = tempfile::tempdir().unwrap();
-    let (api_server, authority) = (cluster.server(), fs::read_to_string(cluster.path("ca.crt")).unwrap());
+    let (api_server, authority) = (
+        cluster.server(),
+        fs::read_to_string(cluster.path("ca.crt")).unwrap(),
+    );
     let api_server = api_server.strip_prefix("https://").unwrap();
-    let preflight = |authority: &str, token: &str| preflight(folder.path(), api_server, authority, token);
+    let preflight =
+        |authority: &str, token: &str| preflight(folder.path(), api_server, authority, token);
 
     // nothing of the cluster is public, and nothing is signed
     let said = preflight(&authority, TOKEN).unwrap_or_else(|said| panic!("{said}"));
-    assert!(said.contains("the TLS cert is valid so proceeding") && said.contains("kubeadm-config"), "{said}");
+    assert!(
+        said.contains("the TLS cert is valid so proceeding") && said.contains("kubeadm-config"),
+        "{said}"
+    );
     assert!(!said.contains(TOKEN), "{said}");
     let said = preflight(&authority, "abcdef.ffffffffffffffff").unwrap_err();
     assert!(said.contains("Unauthorized"), "{said}");
-    let other = rcgen::generate_simple_self_signed(["kubernetes".to_owned()]).unwrap().cert.pem();
+    let other = rcgen::generate_simple_self_signed(["kubernetes".to_owned()])
+        .unwrap()
+        .cert
+        .pem();
     let said = preflight(&other, TOKEN).unwrap_err();
-    assert!(said.contains("couldn't validate the identity of the API Server"), "{said}");
+    assert!(
+        said.contains("couldn't validate the identity of the API Server"),
+        "{said}"
+    );
     println!("{said}");
 }

@@ -37,11 +37,17 @@ fn client() -> Client {
 
 /// A service account's token.
 fn token(client: &Client, namespace: &str, account: &str, audience: &str) -> String {
-    client.create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": namespace}})).unwrap();
+    client
+        .create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": namespace}}))
+        .unwrap();
     let accounts = SERVICE_ACCOUNTS.in_namespace(namespace);
-    client.create_if_absent(&accounts, &json!({"metadata": {"name": account}})).unwrap();
+    client
+        .create_if_absent(&accounts, &json!({"metadata": {"name": account}}))
+        .unwrap();
     let request = json!({"spec": {"audiences": [audience], "expirationSeconds": 600}});
-    let answer = client.create_subresource(&accounts.named(account).subresource("token"), &request).unwrap();
+    let answer = client
+        .create_subresource(&accounts.named(account).subresource("token"), &request)
+        .unwrap();
     answer["status"]["token"].as_str().unwrap().to_owned()
 }
 
@@ -63,14 +69,23 @@ fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
     };
     for object in services::manifests(&settings).unwrap() {
         if object["kind"].as_str().unwrap().contains("Role") {
-            client.apply(&Object::of(&object).unwrap(), &object).unwrap();
+            client
+                .apply(&Object::of(&object).unwrap(), &object)
+                .unwrap();
         }
     }
     let admin = cluster.kubeconfig();
-    let own = token(client, "kube-system", "key-service", "https://kubernetes.default.svc");
+    let own = token(
+        client,
+        "kube-system",
+        "key-service",
+        "https://kubernetes.default.svc",
+    );
     // instead of the administrator's certificate
-    let kept: Vec<_> =
-        admin.lines().filter(|line| !line.contains("client-certificate") && !line.contains("client-key")).collect();
+    let kept: Vec<_> = admin
+        .lines()
+        .filter(|line| !line.contains("client-certificate") && !line.contains("client-key"))
+        .collect();
     format!("{}\n    token: {own}\n", kept.join("\n"))
 }
 
@@ -91,15 +106,45 @@ fn key_service_for(kubeconfig: &str, clients: &str, grants: &str) -> KeyService 
     fs::write(dir.path().join("salt"), [0; 32]).unwrap();
     fs::write(dir.path().join("kubeconfig"), kubeconfig).unwrap();
     let mut command = Command::new(support::program::built("key-service"));
-    command.args(["--clients", clients, "--kubeconfig", "kubeconfig", "--grant", grants]);
-    command.args(["--listen", "127.0.0.1:0", "--master-secret", "mastersecret", "--salt=salt"]);
-    command.args(["--metrics", "127.0.0.1:0"]).current_dir(dir.path());
+    command.args([
+        "--clients",
+        clients,
+        "--kubeconfig",
+        "kubeconfig",
+        "--grant",
+        grants,
+    ]);
+    command.args([
+        "--listen",
+        "127.0.0.1:0",
+        "--master-secret",
+        "mastersecret",
+        "--salt=salt",
+    ]);
+    command
+        .args(["--metrics", "127.0.0.1:0"])
+        .current_dir(dir.path());
     let program = Program::start(&mut command);
     let metrics = program.expect("metrics on http://");
-    let metrics = metrics.split("http://").nth(1).unwrap().strip_suffix("/metrics").unwrap().parse().unwrap();
+    let metrics = metrics
+        .split("http://")
+        .nth(1)
+        .unwrap()
+        .strip_suffix("/metrics")
+        .unwrap()
+        .parse()
+        .unwrap();
     let line = program.expect("serving data keys");
-    let address = line.split(|c: char| c.is_whitespace() || c == ',').find_map(|word| word.parse().ok()).unwrap();
-    KeyService { program, address, metrics, _dir: dir }
+    let address = line
+        .split(|c: char| c.is_whitespace() || c == ',')
+        .find_map(|word| word.parse().ok())
+        .unwrap();
+    KeyService {
+        program,
+        address,
+        metrics,
+        _dir: dir,
+    }
 }
 
 fn ask(address: SocketAddr, id: &str, authorization: Option<&str>) -> Result<Vec<u8>, Status> {
@@ -107,10 +152,22 @@ fn ask(address: SocketAddr, id: &str, authorization: Option<&str>) -> Result<Vec
     if let Some(value) = authorization {
         metadata.insert("authorization", value).unwrap();
     }
-    let options = CallOptions { timeout: Some(Duration::from_secs(20)), metadata };
-    let channel = Channel::new(Transport::plain(TcpStream::connect(address).unwrap()).unwrap(), "x").unwrap();
-    let request = GetDataKeyRequest { data_key_id: id.into(), length: 32 };
-    channel.unary(GET_DATA_KEY, &request, &options).map(|response: GetDataKeyResponse| response.data_key.clone())
+    let options = CallOptions {
+        timeout: Some(Duration::from_secs(20)),
+        metadata,
+    };
+    let channel = Channel::new(
+        Transport::plain(TcpStream::connect(address).unwrap()).unwrap(),
+        "x",
+    )
+    .unwrap();
+    let request = GetDataKeyRequest {
+        data_key_id: id.into(),
+        length: 32,
+    };
+    channel
+        .unary(GET_DATA_KEY, &request, &options)
+        .map(|response: GetDataKeyResponse| response.data_key.clone())
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -118,7 +175,12 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn metrics(service: &KeyService) -> String {
-    ureq::get(format!("http://{}/metrics", service.metrics)).call().unwrap().body_mut().read_to_string().unwrap()
+    ureq::get(format!("http://{}/metrics", service.metrics))
+        .call()
+        .unwrap()
+        .body_mut()
+        .read_to_string()
+        .unwrap()
 }
 
 #[test]
@@ -126,10 +188,15 @@ fn metrics(service: &KeyService) -> String {
 fn a_service_account_gets_its_classes_of_keys_and_nobody_else_any() {
     let client = client();
     let service = key_service(&own_kubeconfig(&client));
-    let of = |namespace, account, audience| format!("Bearer {}", token(&client, namespace, account, audience));
+    let of = |namespace, account, audience| {
+        format!("Bearer {}", token(&client, namespace, account, audience))
+    };
     let join = of("kube-system", "join-service", "key-service");
     let proxy = of("default", "s3proxy", "key-service");
-    assert_eq!(hex(&ask(service.address, UUID, Some(&join)).unwrap()), DISK_KEY);
+    assert_eq!(
+        hex(&ask(service.address, UUID, Some(&join)).unwrap()),
+        DISK_KEY
+    );
     for (id, caller, expected) in [
         ("measurementSecret", &join, None),
         ("ca_emergency_ssh_host", &join, None),
@@ -138,25 +205,56 @@ fn a_service_account_gets_its_classes_of_keys_and_nobody_else_any() {
         ("s3proxy-kek", &join, Some(Code::PermissionDenied)),
         ("other", &proxy, Some(Code::PermissionDenied)),
         (UUID, &proxy, Some(Code::PermissionDenied)),
-        (UUID, &of("default", "join-service", "key-service"), Some(Code::PermissionDenied)),
+        (
+            UUID,
+            &of("default", "join-service", "key-service"),
+            Some(Code::PermissionDenied),
+        ),
         // good for the API server, or somebody else
-        (UUID, &of("kube-system", "join-service", "https://kubernetes.default.svc"), Some(Code::Unauthenticated)),
-        (UUID, &of("kube-system", "join-service", "vault"), Some(Code::Unauthenticated)),
+        (
+            UUID,
+            &of(
+                "kube-system",
+                "join-service",
+                "https://kubernetes.default.svc",
+            ),
+            Some(Code::Unauthenticated),
+        ),
+        (
+            UUID,
+            &of("kube-system", "join-service", "vault"),
+            Some(Code::Unauthenticated),
+        ),
         (UUID, &format!("{join}x"), Some(Code::Unauthenticated)),
-        (UUID, &"Bearer garbage".to_owned(), Some(Code::Unauthenticated)),
+        (
+            UUID,
+            &"Bearer garbage".to_owned(),
+            Some(Code::Unauthenticated),
+        ),
         (UUID, &"Basic eDp5".to_owned(), Some(Code::Unauthenticated)),
     ] {
         let answer = ask(service.address, id, Some(caller)).map_err(|status| status.code());
         assert_eq!(answer.err(), expected, "{id} {caller:.60}");
     }
-    assert_eq!(ask(service.address, UUID, None).unwrap_err().code(), Code::Unauthenticated);
+    assert_eq!(
+        ask(service.address, UUID, None).unwrap_err().code(),
+        Code::Unauthenticated
+    );
     let said = service.program.output();
     assert!(
-        said.contains("audit result=given") && said.contains("caller=kube-system/join-service class=disk"),
+        said.contains("audit result=given")
+            && said.contains("caller=kube-system/join-service class=disk"),
         "{said}"
     );
-    let secrets = [&join["Bearer ".len()..], &proxy["Bearer ".len()..], &DISK_KEY[..8]];
-    assert!(!secrets.iter().any(|secret| said.contains(secret)), "{said}");
+    let secrets = [
+        &join["Bearer ".len()..],
+        &proxy["Bearer ".len()..],
+        &DISK_KEY[..8],
+    ];
+    assert!(
+        !secrets.iter().any(|secret| said.contains(secret)),
+        "{said}"
+    );
 
     let text = metrics(&service);
     for line in [
@@ -175,28 +273,51 @@ fn a_service_account_gets_its_classes_of_keys_and_nobody_else_any() {
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_token_of_an_account_that_is_gone_opens_nothing() {
     let client = client();
-    let gone = format!("Bearer {}", token(&client, "default", "s3proxy", "key-service"));
+    let gone = format!(
+        "Bearer {}",
+        token(&client, "default", "s3proxy", "key-service")
+    );
     let kubeconfig = own_kubeconfig(&client);
     assert!(ask(key_service(&kubeconfig).address, "s3proxy-kek", Some(&gone)).is_ok());
     // another test uses the same account, and makes it where it is missing
-    client.create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": "short"}})).unwrap();
-    let short = format!("Bearer {}", token(&client, "short", "s3proxy", "key-service"));
-    client.delete(&SERVICE_ACCOUNTS.in_namespace("short").named("s3proxy")).unwrap();
-    let status = ask(key_service(&kubeconfig).address, "s3proxy-kek", Some(&short)).unwrap_err();
+    client
+        .create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": "short"}}))
+        .unwrap();
+    let short = format!(
+        "Bearer {}",
+        token(&client, "short", "s3proxy", "key-service")
+    );
+    client
+        .delete(&SERVICE_ACCOUNTS.in_namespace("short").named("s3proxy"))
+        .unwrap();
+    let status = ask(
+        key_service(&kubeconfig).address,
+        "s3proxy-kek",
+        Some(&short),
+    )
+    .unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
 }
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn while_nobody_can_judge_tokens_the_failure_is_a_passing_one_that_comes_soon() {
-    let join = format!("Bearer {}", token(&client(), "kube-system", "join-service", "key-service"));
+    let join = format!(
+        "Bearer {}",
+        token(&client(), "kube-system", "join-service", "key-service")
+    );
     let server = Cluster::shared().server();
-    let nobody = Cluster::shared().kubeconfig().replace(&server, "https://127.0.0.1:1");
+    let nobody = Cluster::shared()
+        .kubeconfig()
+        .replace(&server, "https://127.0.0.1:1");
     let service = key_service(&nobody);
     let asked = Instant::now();
     let status = ask(service.address, UUID, Some(&join)).unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert!(asked.elapsed() < Duration::from_secs(5) && !status.message().contains("127.0.0.1"), "{status}");
+    assert!(
+        asked.elapsed() < Duration::from_secs(5) && !status.message().contains("127.0.0.1"),
+        "{status}"
+    );
     service.program.expect("a token cannot be checked");
     assert!(metrics(&service).contains("firstlight_key_token_reviews_total{result=\"failed\"} 1"));
 }
@@ -217,8 +338,14 @@ fn the_join_service_shows_the_token_that_is_in_its_file_now() {
     assert_eq!(hex(get().unwrap().expose()), DISK_KEY);
     write(&file, "garbage");
     let refused = get().unwrap_err();
-    assert!(matches!(&refused, Error::Lasting(text) if !text.contains("garbage")), "{refused:?}");
-    write(&file, &token(&client, "kube-system", "join-service", "key-service"));
+    assert!(
+        matches!(&refused, Error::Lasting(text) if !text.contains("garbage")),
+        "{refused:?}"
+    );
+    write(
+        &file,
+        &token(&client, "kube-system", "join-service", "key-service"),
+    );
     assert_eq!(hex(get().unwrap().expose()), DISK_KEY);
 }
 
@@ -230,21 +357,47 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
     const OF_OPERATOR: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc24";
     let mut cluster = Cluster::start();
     let client = cluster.client(&Stop::new());
-    client.within(kube_apiserver::PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    client
+        .within(kube_apiserver::PATIENCE)
+        .wait_ready(&mut |_| {})
+        .unwrap();
     let service = key_service(&own_kubeconfig_of(&cluster, &client));
-    let of = |namespace, account| format!("Bearer {}", token(&client, namespace, account, "key-service"));
-    let (join, csi, old_csi) = (of("kube-system", "join-service"), of("default", "csi"), of("default", "old-csi"));
+    let of = |namespace, account| {
+        format!(
+            "Bearer {}",
+            token(&client, namespace, account, "key-service")
+        )
+    };
+    let (join, csi, old_csi) = (
+        of("kube-system", "join-service"),
+        of("default", "csi"),
+        of("default", "old-csi"),
+    );
     for caller in [&join, &csi, &old_csi] {
         for id in [VOLUME, OF_NODE, OF_OPERATOR] {
-            assert!(ask(service.address, id, Some(caller)).is_ok(), "{id}: nothing is recorded yet");
+            assert!(
+                ask(service.address, id, Some(caller)).is_ok(),
+                "{id}: nothing is recorded yet"
+            );
         }
     }
 
     let maps = CONFIG_MAPS.in_namespace("kube-system");
-    let record = Record::of_node("node-1", &Uuid::parse(OF_NODE).unwrap(), Some("machine"), "", "");
+    let record = Record::of_node(
+        "node-1",
+        &Uuid::parse(OF_NODE).unwrap(),
+        Some("machine"),
+        "",
+        "",
+    );
     machine_record::write_if_absent(&client, &record).unwrap();
     // as docs/join.md says, and not even that
-    client.create(&maps, &json!({"metadata": {"name": format!("join-disk-{OF_OPERATOR}")}})).unwrap();
+    client
+        .create(
+            &maps,
+            &json!({"metadata": {"name": format!("join-disk-{OF_OPERATOR}")}}),
+        )
+        .unwrap();
     for (caller, id, expected) in [
         (&csi, VOLUME.to_owned(), None),
         (&csi, OF_NODE.to_owned(), Some(Code::PermissionDenied)),
@@ -254,21 +407,39 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
         // another key than the disk's, and none is given
         (&csi, OF_NODE.to_uppercase(), Some(Code::InvalidArgument)),
         (&csi, OF_NODE.replace('-', ""), Some(Code::PermissionDenied)),
-        (&csi, "measurementSecret".to_owned(), Some(Code::PermissionDenied)),
+        (
+            &csi,
+            "measurementSecret".to_owned(),
+            Some(Code::PermissionDenied),
+        ),
         (&join, OF_NODE.to_owned(), None),
     ] {
         let answer = ask(service.address, &id, Some(caller)).map_err(|status| status.code());
         assert_eq!(answer.err(), expected, "{id} {caller:.60}");
     }
     let said = service.program.expect("this UUID is a state disk's");
-    assert!(said.contains("class=volume") && said.contains("kube-system/join-node-node-1"), "{said}");
+    assert!(
+        said.contains("class=volume") && said.contains("kube-system/join-node-node-1"),
+        "{said}"
+    );
     let denied = "firstlight_key_requests_total{class=\"volume\",result=\"denied\"} 3";
-    assert!(metrics(&service).lines().any(|line| line == denied), "{}", metrics(&service));
+    assert!(
+        metrics(&service).lines().any(|line| line == denied),
+        "{}",
+        metrics(&service)
+    );
 
     // the drivers of the old system prove nothing
-    let old = key_service_for(&own_kubeconfig_of(&cluster, &client), "any", "anyone=volume");
+    let old = key_service_for(
+        &own_kubeconfig_of(&cluster, &client),
+        "any",
+        "anyone=volume",
+    );
     assert!(ask(old.address, VOLUME, None).is_ok());
-    assert_eq!(ask(old.address, OF_NODE, None).unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(
+        ask(old.address, OF_NODE, None).unwrap_err().code(),
+        Code::PermissionDenied
+    );
 
     // callers at once share lists, and each hears the truth
     std::thread::scope(|scope| {
@@ -280,11 +451,24 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
 
     cluster.kill_api_server();
     let asked = Instant::now();
-    assert_eq!(ask(service.address, VOLUME, Some(&csi)).unwrap_err().code(), Code::Unavailable);
-    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
-    assert!(ask(service.address, OF_NODE, Some(&join)).is_ok(), "nodes that boot again do not wait for it");
+    assert_eq!(
+        ask(service.address, VOLUME, Some(&csi)).unwrap_err().code(),
+        Code::Unavailable
+    );
+    assert!(
+        asked.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        asked.elapsed()
+    );
+    assert!(
+        ask(service.address, OF_NODE, Some(&join)).is_ok(),
+        "nodes that boot again do not wait for it"
+    );
     cluster.start_api_server();
-    client.within(kube_apiserver::PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    client
+        .within(kube_apiserver::PATIENCE)
+        .wait_ready(&mut |_| {})
+        .unwrap();
     assert!(ask(service.address, VOLUME, Some(&csi)).is_ok());
 }
 
@@ -294,27 +478,58 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
 fn who_was_accepted_before_is_served_while_the_api_server_is_down_and_a_stranger_is_not() {
     let mut cluster = Cluster::start();
     let client = cluster.client(&Stop::new());
-    client.within(kube_apiserver::PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    client
+        .within(kube_apiserver::PATIENCE)
+        .wait_ready(&mut |_| {})
+        .unwrap();
     let service = key_service(&cluster.kubeconfig());
     let known = token(&client, "kube-system", "join-service", "key-service");
-    let stranger = format!("Bearer {}", token(&client, "kube-system", "join-service", "key-service"));
+    let stranger = format!(
+        "Bearer {}",
+        token(&client, "kube-system", "join-service", "key-service")
+    );
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("token"), &known).unwrap();
     // nobody needs a key yet: that the token is there is enough for the two to know each other
-    let keys = KeyClient::new(&service.address.to_string(), Auth::Token(dir.path().join("token")));
+    let keys = KeyClient::new(
+        &service.address.to_string(),
+        Auth::Token(dir.path().join("token")),
+    );
     service.program.expect("audit result=given");
     cluster.kill_api_server();
     // until the verdict has to be asked for again
     std::thread::sleep(Duration::from_secs(31));
     let asked = Instant::now();
-    assert_eq!(hex(keys.data_key(UUID, 32, None).unwrap().expose()), DISK_KEY);
-    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    assert_eq!(
+        hex(keys.data_key(UUID, 32, None).unwrap().expose()),
+        DISK_KEY
+    );
+    assert!(
+        asked.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        asked.elapsed()
+    );
     service.program.expect("the token was accepted 3");
     let asked = Instant::now();
     assert!(keys.data_key(UUID, 32, None).is_ok());
-    assert!(asked.elapsed() < Duration::from_secs(1), "the API server is not asked each time: {:?}", asked.elapsed());
-    assert_eq!(ask(service.address, UUID, Some(&stranger)).unwrap_err().code(), Code::Unavailable);
+    assert!(
+        asked.elapsed() < Duration::from_secs(1),
+        "the API server is not asked each time: {:?}",
+        asked.elapsed()
+    );
+    assert_eq!(
+        ask(service.address, UUID, Some(&stranger))
+            .unwrap_err()
+            .code(),
+        Code::Unavailable
+    );
     cluster.start_api_server();
-    client.within(kube_apiserver::PATIENCE).wait_ready(&mut |_| {}).unwrap();
-    assert_eq!(hex(&ask(service.address, UUID, Some(&stranger)).unwrap()), DISK_KEY);
+    client
+        .within(kube_apiserver::PATIENCE)
+        .wait_ready(&mut |_| {})
+        .unwrap();
+    assert_eq!(
+        hex(&ask(service.address, UUID, Some(&stranger)).unwrap()),
+        DISK_KEY
+    );
 }

@@ -18,7 +18,9 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kms::ClusterKms;
 use kube_apiserver::Cluster;
-use kubernetes::client::{CONFIG_MAPS, Client, DAEMON_SETS, Object, Resource, SECRETS, SERVICES, Selector};
+use kubernetes::client::{
+    CONFIG_MAPS, Client, DAEMON_SETS, Object, Resource, SECRETS, SERVICES, Selector,
+};
 use kubernetes::services::{self, Error, MetadataService, Options, Report, Settings};
 use kubernetes::yaml;
 use proto::join::NODE_PORT;
@@ -48,11 +50,22 @@ fn set(name: &str) -> Object {
 
 fn image_of(client: &Client, name: &str) -> String {
     let image = "/spec/template/spec/containers/0/image";
-    client.get(&set(name)).unwrap().pointer(image).unwrap().as_str().unwrap().to_owned()
+    client
+        .get(&set(name))
+        .unwrap()
+        .pointer(image)
+        .unwrap()
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 fn all(settings: &Settings) -> Vec<Object> {
-    services::manifests(settings).unwrap().iter().map(|object| Object::of(object).unwrap()).collect()
+    services::manifests(settings)
+        .unwrap()
+        .iter()
+        .map(|object| Object::of(object).unwrap())
+        .collect()
 }
 
 /// The cluster without the services.
@@ -68,7 +81,9 @@ fn empty() -> Client {
 fn play_controller(client: &Client, stop: &Stop) {
     while !stop.wait(Duration::from_millis(100)) {
         for name in ["join-service", "key-service"] {
-            let Ok(Some(current)) = client.find(&set(name)) else { continue };
+            let Ok(Some(current)) = client.find(&set(name)) else {
+                continue;
+            };
             let status = json!({"status": {
                 "observedGeneration": current["metadata"]["generation"], "desiredNumberScheduled": 1,
                 "currentNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1, "numberAvailable": 1,
@@ -80,7 +95,11 @@ fn play_controller(client: &Client, stop: &Stop) {
 }
 
 fn without_wait(backups: &Path) -> Options<'_> {
-    Options { skip: &[], backups, wait: None }
+    Options {
+        skip: &[],
+        backups,
+        wait: None,
+    }
 }
 
 #[test]
@@ -89,20 +108,47 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
-    let first = services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
+    let first = services::apply(
+        &client,
+        &settings("example.com/a:1"),
+        &without_wait(dir.path()),
+        &mut |_| {},
+    )
+    .unwrap();
     assert_eq!(first.changed.len(), 24);
     assert_eq!(first.backup, None);
-    let secret = client.get(&SECRETS.in_namespace("kube-system").named("constellation-mastersecret")).unwrap();
-    assert_eq!(secret["data"]["mastersecret"], BASE64_STANDARD.encode([2; 32]));
-    let join = client.get(&SERVICES.in_namespace("kube-system").named("join-service")).unwrap();
+    let secret = client
+        .get(
+            &SECRETS
+                .in_namespace("kube-system")
+                .named("constellation-mastersecret"),
+        )
+        .unwrap();
+    assert_eq!(
+        secret["data"]["mastersecret"],
+        BASE64_STANDARD.encode([2; 32])
+    );
+    let join = client
+        .get(&SERVICES.in_namespace("kube-system").named("join-service"))
+        .unwrap();
     assert_eq!(join["spec"]["ports"][0]["nodePort"], 30090);
 
-    let again = services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
+    let again = services::apply(
+        &client,
+        &settings("example.com/a:1"),
+        &without_wait(dir.path()),
+        &mut |_| {},
+    )
+    .unwrap();
     assert_eq!(again.changed, Vec::<String>::new());
 
     let policy = POLICY.replace("1111", "2222");
-    let newer = Settings { policy: policy.clone(), ..settings("example.com/a:2") };
-    let upgraded = services::apply(&client, &newer, &without_wait(dir.path()), &mut |_| {}).unwrap();
+    let newer = Settings {
+        policy: policy.clone(),
+        ..settings("example.com/a:2")
+    };
+    let upgraded =
+        services::apply(&client, &newer, &without_wait(dir.path()), &mut |_| {}).unwrap();
     assert_eq!(
         upgraded.changed,
         [
@@ -111,21 +157,41 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
             "daemonsets.apps kube-system/join-service"
         ]
     );
-    let config = client.get(&CONFIG_MAPS.in_namespace("kube-system").named("join-config")).unwrap();
-    assert_eq!(config["data"], json!({"attestationConfig": policy, "attestationConfig_backup": POLICY}));
+    let config = client
+        .get(&CONFIG_MAPS.in_namespace("kube-system").named("join-config"))
+        .unwrap();
+    assert_eq!(
+        config["data"],
+        json!({"attestationConfig": policy, "attestationConfig_backup": POLICY})
+    );
 
     // another metadata service is a matter of the join service alone
-    let metadata = MetadataService { url: Some("http://10.9.0.1:81".into()), ..MetadataService::default() };
-    let elsewhere = Settings { metadata, policy: policy.clone(), ..settings("example.com/a:2") };
-    let moved = services::apply(&client, &elsewhere, &without_wait(dir.path()), &mut |_| {}).unwrap();
+    let metadata = MetadataService {
+        url: Some("http://10.9.0.1:81".into()),
+        ..MetadataService::default()
+    };
+    let elsewhere = Settings {
+        metadata,
+        policy: policy.clone(),
+        ..settings("example.com/a:2")
+    };
+    let moved =
+        services::apply(&client, &elsewhere, &without_wait(dir.path()), &mut |_| {}).unwrap();
     assert_eq!(moved.changed, ["daemonsets.apps kube-system/join-service"]);
-    let told =
-        client.get(&set("join-service")).unwrap()["spec"]["template"]["spec"]["containers"][0]["command"].to_string();
-    assert!(told.contains(r#""--cloud-provider","qemu","--metadata","http://10.9.0.1:81""#), "{told}");
+    let told = client.get(&set("join-service")).unwrap()["spec"]["template"]["spec"]["containers"]
+        [0]["command"]
+        .to_string();
+    assert!(
+        told.contains(r#""--cloud-provider","qemu","--metadata","http://10.9.0.1:81""#),
+        "{told}"
+    );
 
     // what was saved is what was applied before, and no secret is among it
     let backup = upgraded.backup.unwrap();
-    assert_eq!(fs::metadata(&backup).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(
+        fs::metadata(&backup).unwrap().permissions().mode() & 0o777,
+        0o700
+    );
     let mut saved: Vec<Value> = fs::read_dir(&backup)
         .unwrap()
         .map(|entry| serde_json::from_slice(&fs::read(entry.unwrap().path()).unwrap()).unwrap())
@@ -144,11 +210,26 @@ fn another_master_secret_is_refused_before_anything_is_changed() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
-    services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
+    services::apply(
+        &client,
+        &settings("example.com/a:1"),
+        &without_wait(dir.path()),
+        &mut |_| {},
+    )
+    .unwrap();
     let kms = ClusterKms::new(Secret::new(vec![9; 32]), Secret::new(vec![3; 32])).unwrap();
-    let other = Settings { kms, ..settings("example.com/a:2") };
-    let error = services::apply(&client, &other, &without_wait(dir.path()), &mut |_| {}).unwrap_err();
-    assert!(error.to_string().contains("field is immutable when `immutable` is set"), "{error}");
+    let other = Settings {
+        kms,
+        ..settings("example.com/a:2")
+    };
+    let error =
+        services::apply(&client, &other, &without_wait(dir.path()), &mut |_| {}).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("field is immutable when `immutable` is set"),
+        "{error}"
+    );
     assert!(matches!(error, Error::Api(_)));
     assert_eq!(image_of(&client, "key-service"), "example.com/a:1");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -162,7 +243,9 @@ fn it_is_waited_for_until_every_control_plane_runs_them_and_what_fails_is_said()
     let dir = tempfile::tempdir().unwrap();
     let pods = Resource::namespaced("", "v1", "pods").in_namespace("kube-system");
     let accounts = Resource::namespaced("", "v1", "serviceaccounts").in_namespace("kube-system");
-    client.create_if_absent(&accounts, &json!({"metadata": {"name": "default"}})).unwrap();
+    client
+        .create_if_absent(&accounts, &json!({"metadata": {"name": "default"}}))
+        .unwrap();
     let pod = json!({"metadata": {"name": "join-service-1", "labels": {"k8s-app": "join-service"}},
         "spec": {"nodeName": "n", "containers": [{"name": "a", "image": "a"}]}});
     client.create(&pods, &pod).unwrap();
@@ -170,7 +253,9 @@ fn it_is_waited_for_until_every_control_plane_runs_them_and_what_fails_is_said()
         "name": "a", "image": "a", "imageID": "", "ready": false, "restartCount": 0,
         "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
     }]}});
-    client.merge(&pods.named("join-service-1").subresource("status"), &broken).unwrap();
+    client
+        .merge(&pods.named("join-service-1").subresource("status"), &broken)
+        .unwrap();
     let stop = Stop::new();
     let mut reports = Vec::new();
     thread::scope(|scope| {
@@ -179,8 +264,18 @@ fn it_is_waited_for_until_every_control_plane_runs_them_and_what_fails_is_said()
             stop.wait(Duration::from_secs(2));
             play_controller(client, stop);
         });
-        let options = Options { skip: &[], backups: dir.path(), wait: Some(Duration::from_secs(60)) };
-        services::apply(client, &settings("example.com/a:1"), &options, &mut |report| reports.push(report)).unwrap();
+        let options = Options {
+            skip: &[],
+            backups: dir.path(),
+            wait: Some(Duration::from_secs(60)),
+        };
+        services::apply(
+            client,
+            &settings("example.com/a:1"),
+            &options,
+            &mut |report| reports.push(report),
+        )
+        .unwrap();
         stop.stop();
     });
     client.delete(&pods.named("join-service-1")).unwrap();
@@ -203,24 +298,52 @@ fn what_does_not_get_ready_is_rolled_back() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
-    let impatient = Options { skip: &[], backups: dir.path(), wait: Some(Duration::from_secs(1)) };
-    let apply = |settings: &Settings, options: &Options| services::apply(&client, settings, options, &mut |_| {});
+    let impatient = Options {
+        skip: &[],
+        backups: dir.path(),
+        wait: Some(Duration::from_secs(1)),
+    };
+    let apply = |settings: &Settings, options: &Options| {
+        services::apply(&client, settings, options, &mut |_| {})
+    };
     // the first time: nothing was there, nothing is
     let error = apply(&settings("example.com/a:1"), &impatient).unwrap_err();
-    assert!(error.to_string().contains("the services are not ready after 1 s: key-service: "), "{error}");
-    assert!(error.to_string().ends_with("; all is as it was before"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("the services are not ready after 1 s: key-service: "),
+        "{error}"
+    );
+    assert!(
+        error.to_string().ends_with("; all is as it was before"),
+        "{error}"
+    );
     for object in all(&settings("x")) {
         assert!(client.find(&object).unwrap().is_none(), "{object}");
     }
 
     // an upgrade
     apply(&settings("example.com/a:1"), &without_wait(dir.path())).unwrap();
-    let newer = Settings { policy: POLICY.replace("1111", "2222"), node_port: 30091, ..settings("example.com/a:2") };
+    let newer = Settings {
+        policy: POLICY.replace("1111", "2222"),
+        node_port: 30091,
+        ..settings("example.com/a:2")
+    };
     let error = apply(&newer, &impatient).unwrap_err();
-    assert!(matches!(&error, Error::RolledBack { left, backup: Some(_), .. } if left.is_empty()), "{error}");
+    assert!(
+        matches!(&error, Error::RolledBack { left, backup: Some(_), .. } if left.is_empty()),
+        "{error}"
+    );
     // not only the values are those of before, but also who they belong to: the next run has nothing to do
-    assert_eq!(apply(&settings("example.com/a:1"), &without_wait(dir.path())).unwrap().changed, Vec::<String>::new());
-    let config = client.get(&CONFIG_MAPS.in_namespace("kube-system").named("join-config")).unwrap();
+    assert_eq!(
+        apply(&settings("example.com/a:1"), &without_wait(dir.path()))
+            .unwrap()
+            .changed,
+        Vec::<String>::new()
+    );
+    let config = client
+        .get(&CONFIG_MAPS.in_namespace("kube-system").named("join-config"))
+        .unwrap();
     assert_eq!(config["data"], json!({"attestationConfig": POLICY}));
 }
 
@@ -235,8 +358,16 @@ fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
     let theirs = json!({"metadata": {"name": "join-config", "labels": {"a": "b"}}, "data": {"attestationConfig": "{}", "x": "y"}});
     client.create(&maps, &theirs).unwrap();
     // says yes to a dry run, and no when it counts
-    let policies = Resource::cluster("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies");
-    let bindings = Resource::cluster("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings");
+    let policies = Resource::cluster(
+        "admissionregistration.k8s.io",
+        "v1",
+        "validatingadmissionpolicies",
+    );
+    let bindings = Resource::cluster(
+        "admissionregistration.k8s.io",
+        "v1",
+        "validatingadmissionpolicybindings",
+    );
     let policy = json!({
         "metadata": {"name": "no-join-service"},
         "spec": {
@@ -255,7 +386,12 @@ fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
     let deadline = Instant::now() + Duration::from_secs(60);
     // the server takes some time to enforce it
     let error = loop {
-        match services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}) {
+        match services::apply(
+            &client,
+            &settings("example.com/a:1"),
+            &without_wait(dir.path()),
+            &mut |_| {},
+        ) {
             Err(error) => break error,
             Ok(_) => {
                 assert!(Instant::now() < deadline);
@@ -268,19 +404,34 @@ fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
     client.delete(&bindings.named("no-join-service")).unwrap();
     client.delete(&policies.named("no-join-service")).unwrap();
     assert!(error.to_string().contains("not today"), "{error}");
-    assert!(error.to_string().contains("; all is as it was before (the manifests of before are in "), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("; all is as it was before (the manifests of before are in "),
+        "{error}"
+    );
     for object in all(&settings("x")) {
-        assert_eq!(client.find(&object).unwrap().is_some(), object.name() == "join-config", "{object}");
+        assert_eq!(
+            client.find(&object).unwrap().is_some(),
+            object.name() == "join-config",
+            "{object}"
+        );
     }
     let restored = client.get(&maps.named("join-config")).unwrap();
     assert_eq!(restored["data"], theirs["data"]);
     assert_eq!(restored["metadata"]["labels"], json!({"a": "b"}));
     assert!(restored.get("binaryData").is_none());
     // which it enforces some time longer
-    while let Err(error) =
-        services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {})
-    {
-        assert!(Instant::now() < deadline && error.to_string().contains("not today"), "{error}");
+    while let Err(error) = services::apply(
+        &client,
+        &settings("example.com/a:1"),
+        &without_wait(dir.path()),
+        &mut |_| {},
+    ) {
+        assert!(
+            Instant::now() < deadline && error.to_string().contains("not today"),
+            "{error}"
+        );
         thread::sleep(Duration::from_millis(500));
     }
 }
@@ -291,7 +442,13 @@ fn the_accounts_of_the_services_may_do_what_they_must_and_nothing_else() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
-    services::apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()), &mut |_| {}).unwrap();
+    services::apply(
+        &client,
+        &settings("example.com/a:1"),
+        &without_wait(dir.path()),
+        &mut |_| {},
+    )
+    .unwrap();
     let reviews = Resource::cluster("authorization.k8s.io", "v1", "subjectaccessreviews").all();
     for account in ["join-service", "key-service"] {
         let joins = account == "join-service";
@@ -312,7 +469,10 @@ fn the_accounts_of_the_services_may_do_what_they_must_and_nothing_else() {
                 "resourceAttributes": {"namespace": "kube-system", "verb": verb, "resource": resource},
             }});
             let answer = client.create(&reviews, &review).unwrap();
-            assert_eq!(answer["status"]["allowed"], is_allowed, "{account}: {verb} {resource}");
+            assert_eq!(
+                answer["status"]["allowed"], is_allowed,
+                "{account}: {verb} {resource}"
+            );
         }
     }
     for (account, allowed) in [("join-service", false), ("key-service", true)] {
@@ -321,9 +481,23 @@ fn the_accounts_of_the_services_may_do_what_they_must_and_nothing_else() {
             "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"],
             "resourceAttributes": {"group": "authentication.k8s.io", "verb": "create", "resource": "tokenreviews"},
         }});
-        assert_eq!(client.create(&reviews, &review).unwrap()["status"]["allowed"], allowed, "{account}");
+        assert_eq!(
+            client.create(&reviews, &review).unwrap()["status"]["allowed"],
+            allowed,
+            "{account}"
+        );
     }
-    assert!(client.list(&DAEMON_SETS.in_namespace("kube-system"), &Selector::default()).unwrap().items.len() >= 2);
+    assert!(
+        client
+            .list(
+                &DAEMON_SETS.in_namespace("kube-system"),
+                &Selector::default()
+            )
+            .unwrap()
+            .items
+            .len()
+            >= 2
+    );
 }
 
 /// The operator's files, in a directory of their own.
@@ -337,7 +511,10 @@ impl Operator {
         for (name, content) in [
             ("policy.json", POLICY),
             ("firstlight-mastersecret.json", &secret),
-            ("firstlight-state.json", &json!({"version": 1, "measurementSalt": base64(1)}).to_string()),
+            (
+                "firstlight-state.json",
+                &json!({"version": 1, "measurementSalt": base64(1)}).to_string(),
+            ),
         ] {
             fs::write(dir.path().join(name), content).unwrap();
         }
@@ -348,7 +525,15 @@ impl Operator {
 
     fn apply(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(support::program::built("firstlight"));
-        command.args(["apply", "--policy", "policy.json", "--image", "example.com/a:1"]).args(arguments);
+        command
+            .args([
+                "apply",
+                "--policy",
+                "policy.json",
+                "--image",
+                "example.com/a:1",
+            ])
+            .args(arguments);
         command.current_dir(self.0.path()).output().unwrap()
     }
 }
@@ -363,7 +548,11 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let operator = Operator::new();
-    fs::write(operator.0.path().join("firstlight-admin.conf"), Cluster::shared().kubeconfig()).unwrap();
+    fs::write(
+        operator.0.path().join("firstlight-admin.conf"),
+        Cluster::shared().kubeconfig(),
+    )
+    .unwrap();
     let output = operator.apply(&["--skip-wait"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), "24 objects are new or changed\n");
@@ -372,19 +561,46 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
         "{}",
         text(&output.stderr)
     );
-    assert_eq!(text(&operator.apply(&["--skip-wait"]).stdout), "nothing had to be changed\n");
+    assert_eq!(
+        text(&operator.apply(&["--skip-wait"]).stdout),
+        "nothing had to be changed\n"
+    );
     assert_eq!(image_of(&client, "join-service"), "example.com/a:1");
 
     // one part without the other
-    let upgraded = operator.apply(&["--skip-wait", "--skip-phases", "policy", "--image", "example.com/a:3"]);
+    let upgraded = operator.apply(&[
+        "--skip-wait",
+        "--skip-phases",
+        "policy",
+        "--image",
+        "example.com/a:3",
+    ]);
     assert_eq!(text(&upgraded.stdout), "2 objects are new or changed\n");
-    fs::write(operator.0.path().join("policy.json"), POLICY.replace("00", "11")).unwrap();
+    fs::write(
+        operator.0.path().join("policy.json"),
+        POLICY.replace("00", "11"),
+    )
+    .unwrap();
     let mut command = Command::new(support::program::built("firstlight"));
-    command.args(["apply", "--policy", "policy.json", "--skip-phases", "services"]).current_dir(operator.0.path());
-    assert_eq!(text(&command.output().unwrap().stdout), "1 object is new or changed\n");
+    command
+        .args([
+            "apply",
+            "--policy",
+            "policy.json",
+            "--skip-phases",
+            "services",
+        ])
+        .current_dir(operator.0.path());
+    assert_eq!(
+        text(&command.output().unwrap().stdout),
+        "1 object is new or changed\n"
+    );
     assert_eq!(image_of(&client, "join-service"), "example.com/a:3");
     fs::write(operator.0.path().join("policy.json"), POLICY).unwrap();
-    assert_eq!(text(&operator.apply(&["--skip-wait"]).stdout), "3 objects are new or changed\n");
+    assert_eq!(
+        text(&operator.apply(&["--skip-wait"]).stdout),
+        "3 objects are new or changed\n"
+    );
 
     let late = operator.apply(&["--timeout", "1s", "--image", "example.com/a:2"]);
     assert_eq!(late.status.code(), Some(1));
@@ -395,23 +611,34 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     );
     assert_eq!(image_of(&client, "join-service"), "example.com/a:1");
 
-    let kubeconfig = Cluster::shared().kubeconfig().replace(&Cluster::shared().server(), "https://127.0.0.1:1");
+    let kubeconfig = Cluster::shared()
+        .kubeconfig()
+        .replace(&Cluster::shared().server(), "https://127.0.0.1:1");
     fs::write(operator.0.path().join("firstlight-admin.conf"), kubeconfig).unwrap();
     let nobody = operator.apply(&["--timeout", "1s"]);
     assert_eq!(nobody.status.code(), Some(4), "{}", text(&nobody.stderr));
-    assert!(text(&nobody.stderr).contains("https://127.0.0.1:1 does not answer: Connection refused"));
+    assert!(
+        text(&nobody.stderr).contains("https://127.0.0.1:1 does not answer: Connection refused")
+    );
 }
 
 #[test]
 #[ignore = "needs Helm: make kubernetes-api"]
 fn helm_makes_the_same_objects_of_the_chart() {
     let operator = Operator::new();
-    let printed = operator.apply(&["--print", "--cloud-provider", "QEMU", "--metadata", "http://10.9.0.1:81"]);
+    let printed = operator.apply(&[
+        "--print",
+        "--cloud-provider",
+        "QEMU",
+        "--metadata",
+        "http://10.9.0.1:81",
+    ]);
     assert!(printed.status.success(), "{}", text(&printed.stderr));
     let mut ours: Value = serde_json::from_slice(&printed.stdout).unwrap();
 
     let chart = Path::new(support::ROOT).join("charts/firstlight");
-    let master_secret = fs::read_to_string(operator.0.path().join("firstlight-mastersecret.json")).unwrap();
+    let master_secret =
+        fs::read_to_string(operator.0.path().join("firstlight-mastersecret.json")).unwrap();
     let secret = format!("{{\"masterSecret\": {master_secret}}}");
     let set_salt = format!("measurementSalt={}", BASE64_STANDARD.encode([1; 32]));
     // as the comments in values.yaml have it
@@ -430,15 +657,36 @@ fn helm_makes_the_same_objects_of_the_chart() {
     ];
     let helm = |command: &[&str]| {
         let mut helm = Command::new(helm());
-        helm.args(command).arg(&chart).args(values).args(["--namespace", "kube-system", "--kube-version", "1.34.4"]);
-        helm.current_dir(operator.0.path()).env("HELM_CACHE_HOME", operator.0.path());
+        helm.args(command).arg(&chart).args(values).args([
+            "--namespace",
+            "kube-system",
+            "--kube-version",
+            "1.34.4",
+        ]);
+        helm.current_dir(operator.0.path())
+            .env("HELM_CACHE_HOME", operator.0.path());
         let piped = || Stdio::piped();
-        let mut running = helm.stdin(piped()).stdout(piped()).stderr(piped()).spawn().unwrap();
-        running.stdin.take().unwrap().write_all(secret.as_bytes()).unwrap();
+        let mut running = helm
+            .stdin(piped())
+            .stdout(piped())
+            .stderr(piped())
+            .spawn()
+            .unwrap();
+        running
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(secret.as_bytes())
+            .unwrap();
         running.wait_with_output().unwrap()
     };
     let lint = helm(&["lint", "--strict"]);
-    assert!(lint.status.success(), "{}{}", text(&lint.stdout), text(&lint.stderr));
+    assert!(
+        lint.status.success(),
+        "{}{}",
+        text(&lint.stdout),
+        text(&lint.stderr)
+    );
     let made = helm(&["template", "firstlight"]);
     assert!(made.status.success(), "{}", text(&made.stderr));
     let mut theirs = yaml::documents(text(&made.stdout)).unwrap();
@@ -447,22 +695,36 @@ fn helm_makes_the_same_objects_of_the_chart() {
     let place = |object: &Value| Object::of(object).unwrap().to_string();
     ours.sort_by_key(place);
     theirs.sort_by_key(place);
-    assert_eq!(ours.iter().map(place).collect::<Vec<_>>(), theirs.iter().map(place).collect::<Vec<_>>());
+    assert_eq!(
+        ours.iter().map(place).collect::<Vec<_>>(),
+        theirs.iter().map(place).collect::<Vec<_>>()
+    );
     for (ours, theirs) in ours.iter().zip(&theirs) {
         assert_eq!(ours, theirs);
     }
 
     // without values there is nothing that could be installed
-    let missing =
-        Command::new(self::helm()).args(["template", "--kube-version", "1.34.4"]).arg(&chart).output().unwrap();
+    let missing = Command::new(self::helm())
+        .args(["template", "--kube-version", "1.34.4"])
+        .arg(&chart)
+        .output()
+        .unwrap();
     assert!(!missing.status.success());
-    assert!(text(&missing.stderr).contains("image"), "{}", text(&missing.stderr));
+    assert!(
+        text(&missing.stderr).contains("image"),
+        "{}",
+        text(&missing.stderr)
+    );
 }
 
 /// Builds it if it is missing, which takes minutes.
 fn helm() -> PathBuf {
     let tool = Path::new(support::ROOT).join("tools/helm.sh");
     let output = Command::new(tool).output().unwrap();
-    assert!(output.status.success(), "tools/helm.sh has not built Helm: {}", text(&output.stderr));
+    assert!(
+        output.status.success(),
+        "tools/helm.sh has not built Helm: {}",
+        text(&output.stderr)
+    );
     text(&output.stdout).trim().into()
 }

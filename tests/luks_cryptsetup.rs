@@ -17,12 +17,33 @@ use serde_json::{Value, json};
 const OLD: &[u8] = b"\x00\x01binary\nold passphrase\xff";
 const NEW: &[u8] = b"\xfe\x00\nnew passphrase";
 /// argon2id at about the cost of Constellation's first slot.
-const OLD_SYSTEM_COST: [&str; 6] =
-    ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "65536", "--pbkdf-parallel", "2"];
-const CHEAPEST: [&str; 6] = ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "32", "--pbkdf-parallel", "1"];
+const OLD_SYSTEM_COST: [&str; 6] = [
+    "--pbkdf-force-iterations",
+    "4",
+    "--pbkdf-memory",
+    "65536",
+    "--pbkdf-parallel",
+    "2",
+];
+const CHEAPEST: [&str; 6] = [
+    "--pbkdf-force-iterations",
+    "4",
+    "--pbkdf-memory",
+    "32",
+    "--pbkdf-parallel",
+    "1",
+];
 /// What Constellation formats with, apart from the integrity.
-const PARAMETERS: [&str; 8] =
-    ["--type", "luks2", "--cipher", "aes-xts-plain64", "--key-size", "512", "--sector-size", "4096"];
+const PARAMETERS: [&str; 8] = [
+    "--type",
+    "luks2",
+    "--cipher",
+    "aes-xts-plain64",
+    "--key-size",
+    "512",
+    "--sector-size",
+    "4096",
+];
 
 /// A disk image and key files in a directory of their own.
 struct Fixture {
@@ -35,7 +56,12 @@ impl Fixture {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("old"), OLD).unwrap();
         std::fs::write(dir.path().join("new"), NEW).unwrap();
-        let disk = OpenOptions::new().read(true).write(true).create_new(true).open(dir.path().join("disk")).unwrap();
+        let disk = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(dir.path().join("disk"))
+            .unwrap();
         disk.set_len(32 << 20).unwrap();
         Fixture { dir, disk }
     }
@@ -61,16 +87,26 @@ impl Fixture {
     /// Runs `cryptsetup ACTION OPTIONS FILES`, the files relative to the directory.
     fn cryptsetup(&self, action: &str, options: &[&str], files: &[&str]) -> Output {
         let mut command = Command::new("cryptsetup");
-        command.args(["--batch-mode", action]).args(options).args(files).current_dir(self.dir.path());
+        command
+            .args(["--batch-mode", action])
+            .args(options)
+            .args(files)
+            .current_dir(self.dir.path());
         // nothing here may wait for a passphrase from a terminal
-        command.stdin(Stdio::null()).output().expect("cryptsetup is installed (make setup)")
+        command
+            .stdin(Stdio::null())
+            .output()
+            .expect("cryptsetup is installed (make setup)")
     }
 
     /// The same; must succeed and gives back what it says.
     fn ok(&self, action: &str, options: &[&str], files: &[&str]) -> String {
         let output = self.cryptsetup(action, options, files);
         let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "cryptsetup {action} {options:?}: {errors}");
+        assert!(
+            output.status.success(),
+            "cryptsetup {action} {options:?}: {errors}"
+        );
         String::from_utf8_lossy(&output.stdout).into_owned() + &errors
     }
 
@@ -101,13 +137,21 @@ impl Fixture {
     }
 
     fn unlock(&mut self, key: &[u8]) -> Result<Secret, Error> {
-        self.header().unlock(&mut self.disk, &Secret::new(key.into()))
+        self.header()
+            .unlock(&mut self.disk, &Secret::new(key.into()))
     }
 
     fn commit(&mut self) {
         let mut header = self.header();
         let volume_key = self.unlock(OLD).unwrap();
-        header.replace_passphrase_and_mark(&mut self.disk, &volume_key, &Secret::new(NEW.into()), &cluster()).unwrap();
+        header
+            .replace_passphrase_and_mark(
+                &mut self.disk,
+                &volume_key,
+                &Secret::new(NEW.into()),
+                &cluster(),
+            )
+            .unwrap();
     }
 
     fn damage(&mut self, at: u64) {
@@ -121,7 +165,11 @@ impl Fixture {
 }
 
 fn cluster() -> ClusterToken {
-    ClusterToken::new("c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11", &Secret::new(vec![1; 32]), [2; 32])
+    ClusterToken::new(
+        "c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11",
+        &Secret::new(vec![1; 32]),
+        [2; 32],
+    )
 }
 
 fn volume_key() -> Secret {
@@ -132,10 +180,14 @@ fn volume_key() -> Secret {
 fn cryptsetup_finds_our_header_as_we_meant_it() {
     let mut it = Fixture::ours();
     let header = it.header();
-    let json: Value = serde_json::from_str(&it.ok("luksDump", &["--dump-json-metadata"], &["disk"])).unwrap();
+    let json: Value =
+        serde_json::from_str(&it.ok("luksDump", &["--dump-json-metadata"], &["disk"])).unwrap();
     assert_eq!(json, *header.metadata());
     let dump = it.ok("luksDump", &[], &["disk"]);
-    let lines: Vec<String> = dump.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let lines: Vec<String> = dump
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
     for line in [
         "Version: 2",
         "Metadata area: 16384 [bytes]",
@@ -159,7 +211,10 @@ fn cryptsetup_finds_our_header_as_we_meant_it() {
         "0: constellation-state-disk",
         "Iterations: 1000",
     ] {
-        assert!(lines.iter().any(|l| l == line), "no line {line:?} in {dump}");
+        assert!(
+            lines.iter().any(|l| l == line),
+            "no line {line:?} in {dump}"
+        );
     }
 }
 
@@ -168,10 +223,17 @@ fn cryptsetup_opens_what_we_format_and_gets_our_volume_key() {
     let it = Fixture::ours();
     assert!(it.opens("old"));
     assert!(!it.opens("new"));
-    let dump = it.ok("luksDump", &["--dump-volume-key", "--key-file", "old"], &["disk"]);
+    let dump = it.ok(
+        "luksDump",
+        &["--dump-volume-key", "--key-file", "old"],
+        &["disk"],
+    );
     // "MK dump:" or "Volume key dump:", then hexadecimal bytes over some lines
     let (_, hex) = dump.split_once("dump:").unwrap();
-    let key: Vec<u8> = hex.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
+    let key: Vec<u8> = hex
+        .split_whitespace()
+        .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+        .collect();
     assert_eq!(Secret::new(key), volume_key());
 }
 
@@ -196,7 +258,9 @@ fn token_0_is_the_text_that_constellation_writes() {
     let mut it = Fixture::ours();
     let token = |it: &Fixture| it.ok("token", &["--token-id", "0"], &["export", "disk"]);
     let text = |initialised: bool| {
-        format!(r#"{{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":{initialised}}}"#)
+        format!(
+            r#"{{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":{initialised}}}"#
+        )
     };
     assert_eq!(token(&it).trim(), text(false));
     assert_eq!(it.header().state(), State::Uninitialised);
@@ -214,17 +278,31 @@ fn cryptsetup_takes_the_token_of_the_cluster_and_keeps_it() {
     let mut it = Fixture::ours();
     assert_eq!(it.header().cluster_token().unwrap(), None);
     it.commit();
-    assert!(it.ok("luksDump", &[], &["disk"]).contains("1: firstlight-cluster"));
-    it.ok("luksChangeKey", &[&["--key-file", "new"], &CHEAPEST[..]].concat(), &["disk", "old"]);
+    assert!(
+        it.ok("luksDump", &[], &["disk"])
+            .contains("1: firstlight-cluster")
+    );
+    it.ok(
+        "luksChangeKey",
+        &[&["--key-file", "new"], &CHEAPEST[..]].concat(),
+        &["disk", "old"],
+    );
     assert_eq!(it.header().cluster_token().unwrap(), Some(cluster()));
     // one that came to a disk of before finds a place beside what is there
     it.ok("token", &["--token-id", "1"], &["remove", "disk"]);
     std::fs::write(it.path("json"), r#"{"type":"somebody's","keyslots":["0"]}"#).unwrap();
-    it.ok("token", &["--token-id", "1", "--json-file", "json"], &["import", "disk"]);
+    it.ok(
+        "token",
+        &["--token-id", "1", "--json-file", "json"],
+        &["import", "disk"],
+    );
     let mut header = it.header();
     header.add_cluster_token(&mut it.disk, &cluster()).unwrap();
     let dump = it.ok("luksDump", &[], &["disk"]);
-    assert!(dump.contains("1: somebody's") && dump.contains("2: firstlight-cluster"), "{dump}");
+    assert!(
+        dump.contains("1: somebody's") && dump.contains("2: firstlight-cluster"),
+        "{dump}"
+    );
     assert_eq!(it.header().cluster_token().unwrap(), Some(cluster()));
 }
 
@@ -235,33 +313,58 @@ fn after_our_commit_cryptsetup_opens_with_the_new_key_only() {
     assert!(it.opens("new"));
     assert!(!it.opens("old"));
     assert_eq!(it.unlock(NEW).unwrap(), volume_key());
-    assert!(matches!(it.unlock(OLD), Err(Error::WrongPassphrase { keyslots: 1 })));
+    assert!(matches!(
+        it.unlock(OLD),
+        Err(Error::WrongPassphrase { keyslots: 1 })
+    ));
 }
 
 #[test]
 fn we_open_after_cryptsetup_changed_the_key() {
     let mut it = Fixture::ours();
-    it.ok("luksChangeKey", &[&["--key-file", "old"], &OLD_SYSTEM_COST[..]].concat(), &["disk", "new"]);
+    it.ok(
+        "luksChangeKey",
+        &[&["--key-file", "old"], &OLD_SYSTEM_COST[..]].concat(),
+        &["disk", "new"],
+    );
     assert_eq!(it.unlock(NEW).unwrap(), volume_key());
-    assert!(matches!(it.unlock(OLD), Err(Error::WrongPassphrase { keyslots: 1 })));
+    assert!(matches!(
+        it.unlock(OLD),
+        Err(Error::WrongPassphrase { keyslots: 1 })
+    ));
     it.header().check_ours(Integrity::Required).unwrap();
     let kdf = it.header().metadata()["keyslots"]["0"]["kdf"].clone();
-    assert_eq!((kdf["memory"].as_u64(), kdf["cpus"].as_u64()), (Some(65536), Some(2)));
+    assert_eq!(
+        (kdf["memory"].as_u64(), kdf["cpus"].as_u64()),
+        (Some(65536), Some(2))
+    );
 }
 
 #[test]
 fn we_open_with_each_key_after_cryptsetup_added_one_and_our_commit_keeps_the_other_slot() {
     let mut it = Fixture::ours();
-    it.ok("luksAddKey", &[&["--key-file", "old"], &OLD_SYSTEM_COST[..]].concat(), &["disk", "new"]);
+    it.ok(
+        "luksAddKey",
+        &[&["--key-file", "old"], &OLD_SYSTEM_COST[..]].concat(),
+        &["disk", "new"],
+    );
     std::fs::write(it.path("third"), b"a third key").unwrap();
     assert_eq!(it.unlock(OLD).unwrap(), volume_key());
     assert_eq!(it.unlock(NEW).unwrap(), volume_key());
-    assert!(matches!(it.unlock(b"a third key"), Err(Error::WrongPassphrase { keyslots: 2 })));
+    assert!(matches!(
+        it.unlock(b"a third key"),
+        Err(Error::WrongPassphrase { keyslots: 2 })
+    ));
     it.header().check_ours(Integrity::Required).unwrap();
 
     let mut header = it.header();
     header
-        .replace_passphrase_and_mark(&mut it.disk, &volume_key(), &Secret::new(b"a third key".to_vec()), &cluster())
+        .replace_passphrase_and_mark(
+            &mut it.disk,
+            &volume_key(),
+            &Secret::new(b"a third key".to_vec()),
+            &cluster(),
+        )
         .unwrap();
     assert!(it.opens("third") && it.opens("new") && !it.opens("old"));
 }
@@ -271,7 +374,11 @@ fn our_commit_and_cryptsetups_changes_take_turns() {
     let mut it = Fixture::ours();
     for _ in 0..3 {
         it.commit();
-        it.ok("luksChangeKey", &[&["--key-file", "new"], &CHEAPEST[..]].concat(), &["disk", "old"]);
+        it.ok(
+            "luksChangeKey",
+            &[&["--key-file", "new"], &CHEAPEST[..]].concat(),
+            &["disk", "old"],
+        );
         assert_eq!(it.unlock(OLD).unwrap(), volume_key());
         assert!(it.header().initialized());
     }
@@ -282,22 +389,48 @@ fn we_open_what_cryptsetup_formats_at_any_argon2id_cost() {
     for cost in [
         CHEAPEST,
         OLD_SYSTEM_COST,
-        ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "165892", "--pbkdf-parallel", "2"],
-        ["--pbkdf-force-iterations", "7", "--pbkdf-memory", "1000", "--pbkdf-parallel", "2"],
+        [
+            "--pbkdf-force-iterations",
+            "4",
+            "--pbkdf-memory",
+            "165892",
+            "--pbkdf-parallel",
+            "2",
+        ],
+        [
+            "--pbkdf-force-iterations",
+            "7",
+            "--pbkdf-memory",
+            "1000",
+            "--pbkdf-parallel",
+            "2",
+        ],
     ] {
         let mut it = Fixture::theirs(&[&PARAMETERS, &["--pbkdf", "argon2id"], &cost]);
         let header = it.header();
         header.check_ours(Integrity::Optional).unwrap();
-        let why = header.check_ours(Integrity::Required).unwrap_err().to_string();
+        let why = header
+            .check_ours(Integrity::Required)
+            .unwrap_err()
+            .to_string();
         assert!(why.contains("integrity is missing"), "{why}");
         assert_eq!(header.state(), State::Unmarked);
-        assert!(matches!(it.unlock(NEW), Err(Error::WrongPassphrase { keyslots: 1 })));
+        assert!(matches!(
+            it.unlock(NEW),
+            Err(Error::WrongPassphrase { keyslots: 1 })
+        ));
         assert_eq!(it.unlock(OLD).unwrap().len(), 64);
 
         let geometry = header.geometry().unwrap();
         let uuid = it.ok("luksUUID", &[], &["disk"]);
-        assert_eq!((geometry.uuid.as_str(), geometry.digest_id), (uuid.trim(), 0));
-        assert_eq!((geometry.data_offset, geometry.key_size, geometry.integrity), (16 << 20, 64, None));
+        assert_eq!(
+            (geometry.uuid.as_str(), geometry.digest_id),
+            (uuid.trim(), 0)
+        );
+        assert_eq!(
+            (geometry.data_offset, geometry.key_size, geometry.integrity),
+            (16 << 20, 64, None)
+        );
 
         it.commit();
         assert!(it.opens("new") && !it.opens("old") && it.header().initialized());
@@ -307,9 +440,19 @@ fn we_open_what_cryptsetup_formats_at_any_argon2id_cost() {
 #[test]
 fn headers_with_other_parameters_are_refused_by_the_field() {
     let cases: [(&[&str], &str); 6] = [
-        (&["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"], r#"keyslot 0: kdf: type is "pbkdf2""#),
         (
-            &["--pbkdf", "argon2i", "--pbkdf-force-iterations", "4", "--pbkdf-memory", "32"],
+            &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"],
+            r#"keyslot 0: kdf: type is "pbkdf2""#,
+        ),
+        (
+            &[
+                "--pbkdf",
+                "argon2i",
+                "--pbkdf-force-iterations",
+                "4",
+                "--pbkdf-memory",
+                "32",
+            ],
             r#"keyslot 0: kdf: type is "argon2i""#,
         ),
         (&["--sector-size", "512"], "segment 0: sector_size is 512"),
@@ -318,15 +461,23 @@ fn headers_with_other_parameters_are_refused_by_the_field() {
             r#"segment 0: encryption is "aes-cbc-essiv:sha256""#,
         ),
         (&["--hash", "sha512"], r#"keyslot 0: af hash is "sha512""#),
-        (&["--luks2-metadata-size", "32k"], "the size is 32768, expected 16384"),
+        (
+            &["--luks2-metadata-size", "32k"],
+            "the size is 32768, expected 16384",
+        ),
     ];
     for (options, expected) in cases {
-        let cost: &[&str] = if options.contains(&"--pbkdf") { &[] } else { &CHEAPEST };
+        let cost: &[&str] = if options.contains(&"--pbkdf") {
+            &[]
+        } else {
+            &CHEAPEST
+        };
         let mut it = Fixture::theirs(&[&PARAMETERS, cost, options]);
         let why = it.refused();
         assert!(why.contains(expected), "{options:?}: {why}");
         let before = it.bytes();
-        let error = luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).unwrap_err();
+        let error =
+            luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).unwrap_err();
         assert!(matches!(error, Error::WouldOverwrite(_)), "{error}");
         assert!(it.bytes() == before);
     }
@@ -335,14 +486,31 @@ fn headers_with_other_parameters_are_refused_by_the_field() {
 #[test]
 fn fields_that_the_old_reader_does_not_know_are_refused_by_name() {
     let mut it = Fixture::ours();
-    it.ok("config", &["--priority", "prefer", "--key-slot", "0"], &["disk"]);
-    assert!(it.refused().contains("keyslot 0: unknown field `priority`"), "{}", it.refused());
+    it.ok(
+        "config",
+        &["--priority", "prefer", "--key-slot", "0"],
+        &["disk"],
+    );
+    assert!(
+        it.refused().contains("keyslot 0: unknown field `priority`"),
+        "{}",
+        it.refused()
+    );
 
     // an unbound keyslot holds another key than the volume's
     let mut it = Fixture::ours();
-    let unbound = [&["--unbound", "--key-file", "old", "--key-size", "512"], &CHEAPEST[..]].concat();
+    let unbound = [
+        &["--unbound", "--key-file", "old", "--key-size", "512"],
+        &CHEAPEST[..],
+    ]
+    .concat();
     it.ok("luksAddKey", &unbound, &["disk", "new"]);
-    assert!(it.refused().contains("keyslot 1: key_size is 64, expected 96"), "{}", it.refused());
+    assert!(
+        it.refused()
+            .contains("keyslot 1: key_size is 64, expected 96"),
+        "{}",
+        it.refused()
+    );
 }
 
 #[test]
@@ -364,8 +532,14 @@ fn a_header_whose_keyslots_were_erased_is_refused_but_one_that_never_had_any_is_
 fn only_a_reset_makes_an_initialised_disk_one_to_be_formatted() {
     let mut it = Fixture::ours();
     it.commit();
-    let format = |it: &mut Fixture| luks::format(&mut it.disk, &volume_key(), &Secret::new(OLD.into()));
-    assert!(format(&mut it).unwrap_err().to_string().contains("an initialised state disk"));
+    let format =
+        |it: &mut Fixture| luks::format(&mut it.disk, &volume_key(), &Secret::new(OLD.into()));
+    assert!(
+        format(&mut it)
+            .unwrap_err()
+            .to_string()
+            .contains("an initialised state disk")
+    );
     let mut header = it.header();
     header.mark_for_reset(&mut it.disk).unwrap();
     let formatted = format(&mut it).unwrap();
@@ -378,30 +552,61 @@ fn only_a_reset_makes_an_initialised_disk_one_to_be_formatted() {
 #[test]
 fn labels_and_foreign_tokens_survive_our_writes() {
     let mut it = Fixture::ours();
-    it.ok("config", &["--label", "a label", "--subsystem", "a subsystem"], &["disk"]);
+    it.ok(
+        "config",
+        &["--label", "a label", "--subsystem", "a subsystem"],
+        &["disk"],
+    );
     let token = r#"{"type":"someone-elses","keyslots":["0"],"a":{"b":[1,2.5,"\u00e9\n\""]}}"#;
     std::fs::write(it.path("token"), token).unwrap();
-    it.ok("token", &["--token-id", "3", "--json-file", "token"], &["import", "disk"]);
+    it.ok(
+        "token",
+        &["--token-id", "3", "--json-file", "token"],
+        &["import", "disk"],
+    );
     it.header().check_ours(Integrity::Required).unwrap();
     it.commit();
     let dump = it.ok("luksDump", &[], &["disk"]);
-    assert!(dump.contains("a label") && dump.contains("a subsystem"), "{dump}");
+    assert!(
+        dump.contains("a label") && dump.contains("a subsystem"),
+        "{dump}"
+    );
     let kept = it.ok("token", &["--token-id", "3"], &["export", "disk"]);
-    assert_eq!(serde_json::from_str::<Value>(&kept).unwrap(), serde_json::from_str::<Value>(token).unwrap());
+    assert_eq!(
+        serde_json::from_str::<Value>(&kept).unwrap(),
+        serde_json::from_str::<Value>(token).unwrap()
+    );
     assert!(it.opens("new"));
 }
 
 #[test]
 fn a_token_0_of_another_kind_is_refused() {
     let mut it = Fixture::theirs(&[&PARAMETERS, &CHEAPEST]);
-    std::fs::write(it.path("token"), r#"{"type":"someone-elses","keyslots":[]}"#).unwrap();
-    it.ok("token", &["--token-id", "0", "--json-file", "token"], &["import", "disk"]);
-    assert!(it.refused().contains(r#"token 0: type is "someone-elses""#), "{}", it.refused());
+    std::fs::write(
+        it.path("token"),
+        r#"{"type":"someone-elses","keyslots":[]}"#,
+    )
+    .unwrap();
+    it.ok(
+        "token",
+        &["--token-id", "0", "--json-file", "token"],
+        &["import", "disk"],
+    );
+    assert!(
+        it.refused().contains(r#"token 0: type is "someone-elses""#),
+        "{}",
+        it.refused()
+    );
 }
 
 #[test]
 fn of_a_damaged_copy_and_a_whole_one_the_whole_one_counts_and_repair_satisfies_cryptsetup() {
-    for (damaged, primary_whole) in [(0, false), (4096, false), (16384, true), (16384 + 4100, true)] {
+    for (damaged, primary_whole) in [
+        (0, false),
+        (4096, false),
+        (16384, true),
+        (16384 + 4100, true),
+    ] {
         let mut it = Fixture::ours();
         it.commit();
         let uuid = it.header().uuid();
@@ -409,13 +614,20 @@ fn of_a_damaged_copy_and_a_whole_one_the_whole_one_counts_and_repair_satisfies_c
         let mut header = it.header();
         assert!(!header.copies_agree());
         assert_eq!(header.uuid(), uuid);
-        assert_eq!(it.unlock(NEW).unwrap(), volume_key(), "damaged at {damaged}");
+        assert_eq!(
+            it.unlock(NEW).unwrap(),
+            volume_key(),
+            "damaged at {damaged}"
+        );
         header.repair(&mut it.disk).unwrap();
         assert!(it.header().copies_agree());
 
         let before = it.bytes();
         assert!(it.opens("new"));
-        assert!(it.bytes() == before, "cryptsetup repaired what we had repaired (primary whole: {primary_whole})");
+        assert!(
+            it.bytes() == before,
+            "cryptsetup repaired what we had repaired (primary whole: {primary_whole})"
+        );
     }
 }
 
@@ -460,15 +672,26 @@ fn we_repair_a_header_of_cryptsetups_in_the_way_that_cryptsetup_does() {
     header.repair(&mut it.disk).unwrap();
     let before = it.bytes();
     assert!(it.opens("old"));
-    assert!(it.bytes() == before, "cryptsetup was not content with our repair");
+    assert!(
+        it.bytes() == before,
+        "cryptsetup was not content with our repair"
+    );
 }
 
 #[test]
 fn cryptsetups_header_backup_is_a_header_and_restores_ours() {
     let mut it = Fixture::ours();
-    it.ok("luksHeaderBackup", &["--header-backup-file", "backup"], &["disk"]);
+    it.ok(
+        "luksHeaderBackup",
+        &["--header-backup-file", "backup"],
+        &["disk"],
+    );
     it.commit();
-    it.ok("luksHeaderRestore", &["--header-backup-file", "backup"], &["disk"]);
+    it.ok(
+        "luksHeaderRestore",
+        &["--header-backup-file", "backup"],
+        &["disk"],
+    );
     assert_eq!(it.header().state(), State::Uninitialised);
     assert_eq!(it.unlock(OLD).unwrap(), volume_key());
 }
@@ -489,14 +712,23 @@ fn other_tools_disks_are_named_and_never_formatted() {
         for mut it in [Fixture::blank(), Fixture::ours()] {
             let mut command = Command::new("sh");
             let line = format!("PATH=$PATH:/sbin:/usr/sbin exec {program} {args} disk");
-            let output = command.args(["-c", &line]).current_dir(it.dir.path()).output().unwrap();
-            assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+            let output = command
+                .args(["-c", &line])
+                .current_dir(it.dir.path())
+                .output()
+                .unwrap();
+            assert!(
+                output.status.success(),
+                "{program}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
             let before = it.bytes();
             match luks::probe(&mut it.disk).unwrap() {
                 Probe::Unknown(why) => assert!(why.contains(expected), "{program}: {why}"),
                 other => panic!("{program}: {other:?}"),
             }
-            let error = luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).unwrap_err();
+            let error =
+                luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).unwrap_err();
             assert!(matches!(error, Error::WouldOverwrite(_)), "{error}");
             assert!(it.bytes() == before);
         }
@@ -527,7 +759,9 @@ impl Fixture {
 
     /// Whether cryptsetup takes the header; reading it, it would mend a copy, so ours comes first.
     fn is_luks(&self) -> bool {
-        self.cryptsetup("isLuks", &["--type", "luks2"], &["disk"]).status.success()
+        self.cryptsetup("isLuks", &["--type", "luks2"], &["disk"])
+            .status
+            .success()
     }
 
     /// The metadata that cryptsetup uses.
@@ -552,7 +786,11 @@ use Taken::{Both, Neither, Theirs};
 fn changed(valid: &Value, pointer: &str, value: Option<Value>) -> Vec<u8> {
     let mut metadata = valid.clone();
     let (parent, name) = pointer.rsplit_once('/').unwrap();
-    let parent = metadata.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+    let parent = metadata
+        .pointer_mut(parent)
+        .unwrap()
+        .as_object_mut()
+        .unwrap();
     match value {
         Some(value) => drop(parent.insert(name.into(), value)),
         None => drop(parent.remove(name)),
@@ -562,7 +800,13 @@ fn changed(valid: &Value, pointer: &str, value: Option<Value>) -> Vec<u8> {
 
 /// A token with arrays in each other, so that the whole has `levels` levels.
 fn nested_token(levels: usize) -> Value {
-    let arrays = (0..levels - 3).fold(json!(1), |inner, level| if level == 0 { json!([]) } else { json!([inner]) });
+    let arrays = (0..levels - 3).fold(json!(1), |inner, level| {
+        if level == 0 {
+            json!([])
+        } else {
+            json!([inner])
+        }
+    });
     json!({"type": "x", "keyslots": [], "nested": arrays})
 }
 
@@ -581,7 +825,10 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
     let tokens = [
         (token(json!({"type": "x", "keyslots": []})), Both),
         (token(json!({"type": "x", "keyslots": ["0"]})), Both),
-        (token(json!({"type": "x", "keyslots": [], "more": {"a": [1.5, null, true]}})), Both),
+        (
+            token(json!({"type": "x", "keyslots": [], "more": {"a": [1.5, null, true]}})),
+            Both,
+        ),
         (token(json!({})), Neither),
         (token(json!({"type": "x"})), Neither),
         (token(json!({"keyslots": []})), Neither),
@@ -598,8 +845,15 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         (token(nested_token(60)), Neither),
         (token(nested_token(125)), Neither),
     ];
-    let ids = ["x", "-1", "1 ", "0x1", "1.0", "+1"].map(|id| (id, Neither)).into_iter();
-    let ids = ids.chain([("31", Both), ("32", Both), ("", Theirs("token id")), ("01", Theirs("token: id is"))]);
+    let ids = ["x", "-1", "1 ", "0x1", "1.0", "+1"]
+        .map(|id| (id, Neither))
+        .into_iter();
+    let ids = ids.chain([
+        ("31", Both),
+        ("32", Both),
+        ("", Theirs("token id")),
+        ("01", Theirs("token: id is")),
+    ]);
     let others = vec![
         // a section that is missing, or no object
         ("/tokens", None, Neither),
@@ -618,28 +872,56 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         ("/keyslots/1", slot(&|_| ()), Neither), // of no digest
         ("/keyslots/0/type", Some(json!("")), Neither),
         ("/keyslots/0/type", Some(json!(2)), Neither),
-        ("/keyslots/0/type", Some(json!("other")), Theirs(r#"keyslot 0: type is "other""#)),
-        ("/keyslots/0/priority", Some(json!(1)), Theirs("unknown field `priority`")),
+        (
+            "/keyslots/0/type",
+            Some(json!("other")),
+            Theirs(r#"keyslot 0: type is "other""#),
+        ),
+        (
+            "/keyslots/0/priority",
+            Some(json!(1)),
+            Theirs("unknown field `priority`"),
+        ),
         ("/keyslots/0/key_size", None, Neither),
         ("/keyslots/0/key_size", Some(json!("96")), Neither),
         ("/keyslots/0/key_size", Some(json!(-1)), Neither),
         ("/keyslots/0/key_size", Some(json!(96.0)), Neither),
         ("/keyslots/0/key_size", Some(json!(1u64 << 32)), Neither),
-        ("/keyslots/0/key_size", Some(json!(0)), Theirs("key_size is 0")),
+        (
+            "/keyslots/0/key_size",
+            Some(json!(0)),
+            Theirs("key_size is 0"),
+        ),
         ("/keyslots/0/kdf", None, Neither),
         ("/keyslots/0/kdf/salt", None, Neither),
         ("/keyslots/0/kdf/salt", Some(json!("")), Neither),
         ("/keyslots/0/kdf/type", Some(json!("pbkdf2")), Neither),
-        ("/keyslots/0/kdf/type", Some(json!("argon2i")), Theirs(r#"kdf: type is "argon2i""#)),
-        ("/keyslots/0/kdf/type", Some(json!("other")), Theirs(r#"kdf: type is "other""#)),
+        (
+            "/keyslots/0/kdf/type",
+            Some(json!("argon2i")),
+            Theirs(r#"kdf: type is "argon2i""#),
+        ),
+        (
+            "/keyslots/0/kdf/type",
+            Some(json!("other")),
+            Theirs(r#"kdf: type is "other""#),
+        ),
         ("/keyslots/0/kdf/time", Some(json!(1.5)), Neither),
-        ("/keyslots/0/kdf/time", Some(json!(-1)), Theirs("invalid value: integer `-1`")),
+        (
+            "/keyslots/0/kdf/time",
+            Some(json!(-1)),
+            Theirs("invalid value: integer `-1`"),
+        ),
         ("/keyslots/0/kdf/memory", None, Neither),
         ("/keyslots/0/kdf/cpus", Some(json!("1")), Neither),
         ("/keyslots/0/af", None, Neither),
         ("/keyslots/0/af/type", Some(json!("luks2")), Neither),
         ("/keyslots/0/af/hash", Some(json!("")), Neither),
-        ("/keyslots/0/af/hash", Some(json!("sha512")), Theirs("af hash")),
+        (
+            "/keyslots/0/af/hash",
+            Some(json!("sha512")),
+            Theirs("af hash"),
+        ),
         ("/keyslots/0/af/stripes", Some(json!("4000")), Neither),
         ("/keyslots/0/area", None, Neither),
         ("/keyslots/0/area/type", Some(json!("journal")), Neither),
@@ -649,27 +931,51 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         ("/keyslots/0/area/offset", Some(json!("16777216")), Neither),
         ("/keyslots/0/area/offset", Some(json!(32768)), Neither),
         ("/keyslots/0/area/offset", Some(json!("0x8000")), Neither),
-        ("/keyslots/0/area/offset", Some(json!("18446744073709551616")), Neither),
+        (
+            "/keyslots/0/area/offset",
+            Some(json!("18446744073709551616")),
+            Neither,
+        ),
         ("/keyslots/0/area/size", Some(json!("0")), Neither),
         ("/keyslots/0/area/size", Some(json!("16744449")), Neither),
-        ("/keyslots/0/area/size", Some(json!("4096")), Theirs("its area has 4096 bytes")),
+        (
+            "/keyslots/0/area/size",
+            Some(json!("4096")),
+            Theirs("its area has 4096 bytes"),
+        ),
         // segments
         ("/segments/x", Some(json!({})), Neither),
         ("/segments/0/type", Some(json!("")), Neither),
-        ("/segments/0/type", Some(json!("linear")), Theirs("segment 0: type")),
+        (
+            "/segments/0/type",
+            Some(json!("linear")),
+            Theirs("segment 0: type"),
+        ),
         ("/segments/0/offset", Some(json!(16777216)), Neither),
         ("/segments/0/offset", Some(json!("16777217")), Neither),
         ("/segments/0/offset", Some(json!("32768")), Neither),
-        ("/segments/0/offset", Some(json!("0")), Theirs("segment 0: starts at byte 0")),
+        (
+            "/segments/0/offset",
+            Some(json!("0")),
+            Theirs("segment 0: starts at byte 0"),
+        ),
         ("/segments/0/size", Some(json!("")), Neither),
         ("/segments/0/size", Some(json!("0")), Neither),
         ("/segments/0/size", Some(json!("512")), Neither),
         ("/segments/0/size", Some(json!("whole")), Neither),
-        ("/segments/0/size", Some(json!("1048576")), Theirs("segment 0: size")),
+        (
+            "/segments/0/size",
+            Some(json!("1048576")),
+            Theirs("segment 0: size"),
+        ),
         ("/segments/0/flags", Some(json!({})), Neither),
         ("/segments/0/flags", Some(json!([1])), Neither),
         ("/segments/0/flags", Some(json!([])), Both),
-        ("/segments/0/flags", Some(json!(["x"])), Theirs("segment 0: flags")),
+        (
+            "/segments/0/flags",
+            Some(json!(["x"])),
+            Theirs("segment 0: flags"),
+        ),
         ("/segments/0/iv_tweak", Some(json!("")), Neither),
         ("/segments/0/iv_tweak", Some(json!(0)), Neither),
         ("/segments/0/iv_tweak", Some(json!("8")), Theirs("iv_tweak")),
@@ -677,15 +983,39 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         ("/segments/0/sector_size", Some(json!("4096")), Neither),
         ("/segments/0/sector_size", Some(json!(0)), Neither),
         ("/segments/0/sector_size", Some(json!(1000)), Neither),
-        ("/segments/0/sector_size", Some(json!(512)), Theirs("sector_size is 512")),
-        ("/segments/0/integrity", Some(json!("hmac(sha256)")), Neither),
+        (
+            "/segments/0/sector_size",
+            Some(json!(512)),
+            Theirs("sector_size is 512"),
+        ),
+        (
+            "/segments/0/integrity",
+            Some(json!("hmac(sha256)")),
+            Neither,
+        ),
         ("/segments/0/integrity/type", None, Neither),
-        ("/segments/0/integrity/journal_encryption", Some(json!(1)), Neither),
+        (
+            "/segments/0/integrity/journal_encryption",
+            Some(json!(1)),
+            Neither,
+        ),
         ("/segments/0/integrity/journal_integrity", None, Neither),
         // digests
-        ("/digests/x", Some(json!({"type": "x", "keyslots": [], "segments": []})), Neither),
-        ("/digests/1", Some(json!({"type": "x", "keyslots": [], "segments": []})), Theirs("digest 1")),
-        ("/digests/1", Some(json!({"type": "x", "keyslots": ["0"], "segments": []})), Neither),
+        (
+            "/digests/x",
+            Some(json!({"type": "x", "keyslots": [], "segments": []})),
+            Neither,
+        ),
+        (
+            "/digests/1",
+            Some(json!({"type": "x", "keyslots": [], "segments": []})),
+            Theirs("digest 1"),
+        ),
+        (
+            "/digests/1",
+            Some(json!({"type": "x", "keyslots": ["0"], "segments": []})),
+            Neither,
+        ),
         ("/digests/0/type", Some(json!("")), Neither),
         ("/digests/0/keyslots", Some(json!([])), Neither),
         ("/digests/0/keyslots", Some(json!(["0", "1"])), Neither),
@@ -693,9 +1023,21 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         ("/digests/0/segments", Some(json!([])), Neither),
         ("/digests/0/segments", Some(json!(["0", "1"])), Neither),
         ("/digests/0/segments", None, Neither),
-        ("/digests/0/hash", Some(json!("sha512")), Theirs("digest 0: hash")),
-        ("/digests/0/iterations", Some(json!(0)), Theirs("digest 0: iterations is 0")),
-        ("/digests/0/iterations", Some(json!(u32::MAX)), Theirs("one try of a key would cost")),
+        (
+            "/digests/0/hash",
+            Some(json!("sha512")),
+            Theirs("digest 0: hash"),
+        ),
+        (
+            "/digests/0/iterations",
+            Some(json!(0)),
+            Theirs("digest 0: iterations is 0"),
+        ),
+        (
+            "/digests/0/iterations",
+            Some(json!(u32::MAX)),
+            Theirs("one try of a key would cost"),
+        ),
         // config
         ("/config/json_size", None, Neither),
         ("/config/json_size", Some(json!(12288)), Neither),
@@ -709,16 +1051,30 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         ("/config/keyslots_size", Some(json!("8388608")), Both),
         ("/config/flags", Some(json!({})), Neither),
         ("/config/flags", Some(json!([1])), Neither),
-        ("/config/flags", Some(json!(["no-journal"])), Theirs("unknown field `flags`")),
+        (
+            "/config/flags",
+            Some(json!(["no-journal"])),
+            Theirs("unknown field `flags`"),
+        ),
         ("/config/requirements", Some(json!([])), Neither),
-        ("/config/requirements", Some(json!({"mandatory": {}})), Neither),
-        ("/config/requirements", Some(json!({})), Theirs("unknown field `requirements`")),
+        (
+            "/config/requirements",
+            Some(json!({"mandatory": {}})),
+            Neither,
+        ),
+        (
+            "/config/requirements",
+            Some(json!({})),
+            Theirs("unknown field `requirements`"),
+        ),
     ];
     let ids = ids.map(|(id, taken)| {
         let pointer: &'static str = format!("/tokens/{id}").leak();
         (pointer, Some(json!({"type": "x", "keyslots": []})), taken)
     });
-    let tokens = tokens.into_iter().map(|((pointer, token), taken)| (pointer, token, taken));
+    let tokens = tokens
+        .into_iter()
+        .map(|((pointer, token), taken)| (pointer, token, taken));
     tokens.chain(ids).chain(others).collect()
 }
 
@@ -729,7 +1085,13 @@ fn we_take_no_header_that_cryptsetup_refuses_and_say_why_where_we_are_stricter()
     let text = valid.to_string();
     let mut cases: Vec<(String, Vec<u8>, Taken)> = changes()
         .into_iter()
-        .map(|(place, value, taken)| (format!("{place} = {value:?}"), changed(&valid, place, value), taken))
+        .map(|(place, value, taken)| {
+            (
+                format!("{place} = {value:?}"),
+                changed(&valid, place, value),
+                taken,
+            )
+        })
         .collect();
     // the area does not begin with '{', or something follows the object, or it is no JSON that a writer makes
     for (start, end, taken) in [
@@ -744,7 +1106,11 @@ fn we_take_no_header_that_cryptsetup_refuses_and_say_why_where_we_are_stricter()
         ("", "\0x", Neither),
         ("{", "", Neither),
     ] {
-        cases.push((format!("{start:?} before and {end:?} after"), [start, &text, end].concat().into_bytes(), taken));
+        cases.push((
+            format!("{start:?} before and {end:?} after"),
+            [start, &text, end].concat().into_bytes(),
+            taken,
+        ));
     }
     for json in ["", "{}", "[]", "null", "{\"keyslots\":{}"] {
         cases.push((json.into(), json.into(), Neither));
@@ -755,12 +1121,17 @@ fn we_take_no_header_that_cryptsetup_refuses_and_say_why_where_we_are_stricter()
             it.write_json(copy, "", &json);
         }
         let ours = match luks::probe(&mut it.disk).unwrap() {
-            Probe::Luks(header) => {
-                header.check_ours(Integrity::Required).map(|()| header).map_err(|why| why.to_string())
-            }
+            Probe::Luks(header) => header
+                .check_ours(Integrity::Required)
+                .map(|()| header)
+                .map_err(|why| why.to_string()),
             other => Err(format!("{other:?}")),
         };
-        assert_eq!(it.is_luks(), !matches!(taken, Neither), "cryptsetup, {name}");
+        assert_eq!(
+            it.is_luks(),
+            !matches!(taken, Neither),
+            "cryptsetup, {name}"
+        );
         match (taken, ours) {
             (Both, ours) => assert_eq!(*ours.unwrap().metadata(), it.their_metadata(), "{name}"),
             (Theirs(words), Err(why)) => assert!(why.contains(words), "{name}: {why}"),
@@ -776,7 +1147,11 @@ fn of_two_copies_with_right_checksums_the_valid_one_counts_as_with_cryptsetup() 
     let valid = it.header().metadata().clone();
     let text = valid.to_string().into_bytes();
     let bad = [
-        changed(&valid, "/tokens/x", Some(json!({"type": "x", "keyslots": []}))),
+        changed(
+            &valid,
+            "/tokens/x",
+            Some(json!({"type": "x", "keyslots": []})),
+        ),
         changed(&valid, "/tokens/1", Some(json!({"type": "x"}))),
         changed(&valid, "/tokens/1", Some(nested_token(33))),
         changed(&valid, "/segments", None),
@@ -794,15 +1169,27 @@ fn of_two_copies_with_right_checksums_the_valid_one_counts_as_with_cryptsetup() 
             // reading it, cryptsetup mends the other one: on a copy of the disk
             std::fs::copy(it.path("disk"), it.path("theirs")).unwrap();
             let dump = it.ok("luksDump", &[], &["theirs"]);
-            let label = dump.lines().find_map(|line| line.strip_prefix("Label:")).unwrap().trim();
-            assert_eq!(label, counts, "cryptsetup, {}", String::from_utf8_lossy(&bad));
+            let label = dump
+                .lines()
+                .find_map(|line| line.strip_prefix("Label:"))
+                .unwrap()
+                .trim();
+            assert_eq!(
+                label,
+                counts,
+                "cryptsetup, {}",
+                String::from_utf8_lossy(&bad)
+            );
             // and after our repair both copies are the one that counts
             header.repair(&mut it.disk).unwrap();
             assert!(it.header().copies_agree());
             let before = it.bytes();
             let dump = it.ok("luksDump", &[], &["disk"]);
             assert!(dump.contains(counts), "{dump}");
-            assert!(it.bytes() == before, "cryptsetup was not content with our repair");
+            assert!(
+                it.bytes() == before,
+                "cryptsetup was not content with our repair"
+            );
         }
     }
 }

@@ -29,7 +29,11 @@ struct Disk {
 
 impl Disk {
     fn of(image: &[u8]) -> Self {
-        Disk { image: Cursor::new(image.to_vec()), epochs: vec![vec![]], ignores_sync: false }
+        Disk {
+            image: Cursor::new(image.to_vec()),
+            epochs: vec![vec![]],
+            ignores_sync: false,
+        }
     }
 }
 
@@ -48,9 +52,15 @@ impl Seek for Disk {
 impl Write for Disk {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         let at = self.image.position() as usize;
-        assert!(at.is_multiple_of(SECTOR) && buf.len().is_multiple_of(SECTOR), "a write of parts of sectors");
+        assert!(
+            at.is_multiple_of(SECTOR) && buf.len().is_multiple_of(SECTOR),
+            "a write of parts of sectors"
+        );
         assert!(at + buf.len() <= DISK_SIZE, "a write over the end");
-        let sectors = buf.chunks(SECTOR).enumerate().map(|(n, data)| (at / SECTOR + n, data.try_into().unwrap()));
+        let sectors = buf
+            .chunks(SECTOR)
+            .enumerate()
+            .map(|(n, data)| (at / SECTOR + n, data.try_into().unwrap()));
         self.epochs.last_mut().unwrap().extend(sectors);
         self.image.write(buf)
     }
@@ -83,11 +93,31 @@ enum Found {
     Other,
 }
 
-const UNINITIALISED_OLD: Found = Found::Ours { state: State::Uninitialised, old: true, new: false };
-const INITIALISED_NEW: Found = Found::Ours { state: State::Initialised, old: false, new: true };
-const INITIALISED_OLD: Found = Found::Ours { state: State::Initialised, old: true, new: false };
-const UNINITIALISED_NEW: Found = Found::Ours { state: State::Uninitialised, old: false, new: true };
-const UNINITIALISED_CLOSED: Found = Found::Ours { state: State::Uninitialised, old: false, new: false };
+const UNINITIALISED_OLD: Found = Found::Ours {
+    state: State::Uninitialised,
+    old: true,
+    new: false,
+};
+const INITIALISED_NEW: Found = Found::Ours {
+    state: State::Initialised,
+    old: false,
+    new: true,
+};
+const INITIALISED_OLD: Found = Found::Ours {
+    state: State::Initialised,
+    old: true,
+    new: false,
+};
+const UNINITIALISED_NEW: Found = Found::Ours {
+    state: State::Uninitialised,
+    old: false,
+    new: true,
+};
+const UNINITIALISED_CLOSED: Found = Found::Ours {
+    state: State::Uninitialised,
+    old: false,
+    new: false,
+};
 
 fn volume_key() -> Secret {
     Secret::new((0..96).collect())
@@ -102,7 +132,11 @@ fn new_key() -> Secret {
 }
 
 fn cluster() -> ClusterToken {
-    ClusterToken::new("c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11", &Secret::new(vec![1; 32]), [2; 32])
+    ClusterToken::new(
+        "c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11",
+        &Secret::new(vec![1; 32]),
+        [2; 32],
+    )
 }
 
 fn boot(image: &[u8]) -> Found {
@@ -123,7 +157,11 @@ fn boot(image: &[u8]) -> Found {
     };
     // the disk says of which cluster it is as soon as it is of one
     assert!(header.state() != State::Initialised || header.cluster_token().unwrap().is_some());
-    Found::Ours { state: header.state(), old: opens(old_key()), new: opens(new_key()) }
+    Found::Ours {
+        state: header.state(),
+        old: opens(old_key()),
+        new: opens(new_key()),
+    }
 }
 
 /// The header on an image, and a recording disk of that image.
@@ -142,10 +180,15 @@ fn cut_everywhere(before: &[u8], disk: &Disk, mut visit: impl FnMut(&[u8], Found
     let mut image = before.to_vec();
     for epoch in &disk.epochs {
         // a sector that is overwritten with what it holds cannot be torn
-        let changed: Vec<_> = epoch.iter().filter(|(number, data)| sector(&mut image, *number) != data).collect();
+        let changed: Vec<_> = epoch
+            .iter()
+            .filter(|(number, data)| sector(&mut image, *number) != data)
+            .collect();
         for kept in subsets(changed.len(), &mut random) {
-            let undo: Vec<(usize, Vec<u8>)> =
-                kept.iter().map(|n| (changed[*n].0, sector(&mut image, changed[*n].0).to_vec())).collect();
+            let undo: Vec<(usize, Vec<u8>)> = kept
+                .iter()
+                .map(|n| (changed[*n].0, sector(&mut image, changed[*n].0).to_vec()))
+                .collect();
             for n in &kept {
                 sector(&mut image, changed[*n].0).copy_from_slice(&changed[*n].1);
             }
@@ -162,7 +205,10 @@ fn cut_everywhere(before: &[u8], disk: &Disk, mut visit: impl FnMut(&[u8], Found
             sector(&mut image, *number).copy_from_slice(data);
         }
     }
-    assert!(disk.ignores_sync || disk.epochs.last().unwrap().is_empty(), "the last write was not made durable");
+    assert!(
+        disk.ignores_sync || disk.epochs.last().unwrap().is_empty(),
+        "the last write was not made durable"
+    );
     assert_eq!(image, *disk.image.get_ref());
     seen
 }
@@ -174,7 +220,9 @@ fn sector(image: &mut [u8], number: usize) -> &mut [u8] {
 /// Which of `count` sectors reached the disk, for each cut: all there are of few sectors, a choice of many.
 fn subsets(count: usize, random: &mut Random) -> Vec<Vec<usize>> {
     if count <= 7 {
-        return (0..1 << count).map(|bits| (0..count).filter(|n| bits >> n & 1 == 1).collect()).collect();
+        return (0..1 << count)
+            .map(|bits| (0..count).filter(|n| bits >> n & 1 == 1).collect())
+            .collect();
     }
     let mut subsets = vec![vec![], (0..count).collect()];
     for n in (0..count).step_by((count / 10).max(1)) {
@@ -184,7 +232,11 @@ fn subsets(count: usize, random: &mut Random) -> Vec<Vec<usize>> {
         subsets.push((0..count).filter(|other| *other != n).collect());
     }
     for _ in 0..10 {
-        subsets.push((0..count).filter(|_| random.next().is_multiple_of(2)).collect());
+        subsets.push(
+            (0..count)
+                .filter(|_| random.next().is_multiple_of(2))
+                .collect(),
+        );
     }
     subsets
 }
@@ -211,14 +263,22 @@ fn formatted() -> Vec<u8> {
 /// An image with an initialised disk that opens with the new key.
 fn committed() -> Vec<u8> {
     let (mut disk, mut header) = opened(&formatted());
-    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
+    header
+        .replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster())
+        .unwrap();
     disk.image.into_inner()
 }
 
 /// Exactly these were found, and the last of them is what an uncut run leaves.
 fn assert_found(seen: &[Found], expected: &[Found], disk: &Disk) {
-    assert!(seen.iter().all(|found| expected.contains(found)), "found {seen:?}, expected {expected:?}");
-    assert!(expected.iter().all(|found| seen.contains(found)), "found only {seen:?}, expected {expected:?}");
+    assert!(
+        seen.iter().all(|found| expected.contains(found)),
+        "found {seen:?}, expected {expected:?}"
+    );
+    assert!(
+        expected.iter().all(|found| seen.contains(found)),
+        "found only {seen:?}, expected {expected:?}"
+    );
     assert_eq!(boot(disk.image.get_ref()), *expected.last().unwrap());
 }
 
@@ -234,9 +294,16 @@ fn a_format_of_a_blank_disk_cut_anywhere_can_be_started_over() {
         luks::format(&mut again, &volume_key(), &old_key()).unwrap();
         assert_eq!(boot(again.image.get_ref()), UNINITIALISED_OLD);
     });
-    assert_found(&seen, &[Found::Unfinished, Found::Blank, UNINITIALISED_OLD], &disk);
+    assert_found(
+        &seen,
+        &[Found::Unfinished, Found::Blank, UNINITIALISED_OLD],
+        &disk,
+    );
     assert!(visited > 50, "only {visited} cuts");
-    assert_eq!(disk.image.get_ref()[DATA_OFFSET as usize - 4096..], vec![0; DISK_SIZE - DATA_OFFSET as usize + 4096]);
+    assert_eq!(
+        disk.image.get_ref()[DATA_OFFSET as usize - 4096..],
+        vec![0; DISK_SIZE - DATA_OFFSET as usize + 4096]
+    );
 }
 
 #[test]
@@ -271,7 +338,11 @@ fn a_format_of_an_uninitialised_disk_cut_anywhere_leaves_an_uninitialised_disk()
         let mut disk = Disk::of(&before);
         luks::format(&mut disk, &volume_key(), &new_key()).unwrap();
         let seen = cut_everywhere(&before, &disk, |_, _| {});
-        assert_found(&seen, &[UNINITIALISED_OLD, UNINITIALISED_CLOSED, UNINITIALISED_NEW], &disk);
+        assert_found(
+            &seen,
+            &[UNINITIALISED_OLD, UNINITIALISED_CLOSED, UNINITIALISED_NEW],
+            &disk,
+        );
     }
 }
 
@@ -279,11 +350,16 @@ fn a_format_of_an_uninitialised_disk_cut_anywhere_leaves_an_uninitialised_disk()
 fn a_commit_cut_anywhere_leaves_the_old_key_uninitialised_or_the_new_key_initialised() {
     let before = formatted();
     let (mut disk, mut header) = opened(&before);
-    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
+    header
+        .replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster())
+        .unwrap();
     let seen = cut_everywhere(&before, &disk, |_, _| {});
     assert_found(&seen, &[UNINITIALISED_OLD, INITIALISED_NEW], &disk);
     let area = 32 << 10..(32 << 10) + 385_024;
-    assert!(disk.image.get_ref()[area].iter().all(|b| *b == 0), "the old passphrase's area is still there");
+    assert!(
+        disk.image.get_ref()[area].iter().all(|b| *b == 0),
+        "the old passphrase's area is still there"
+    );
     assert!(header.copies_agree() && header.initialized());
 }
 
@@ -294,7 +370,9 @@ fn a_commit_over_a_damaged_copy_cut_anywhere_never_loses_the_whole_one() {
         before[damaged + 5000] ^= 1;
         let (mut disk, mut header) = opened(&before);
         assert!(!header.copies_agree());
-        header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
+        header
+            .replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster())
+            .unwrap();
         let seen = cut_everywhere(&before, &disk, |_, _| {});
         assert_found(&seen, &[UNINITIALISED_OLD, INITIALISED_NEW], &disk);
     }
@@ -304,7 +382,9 @@ fn a_commit_over_a_damaged_copy_cut_anywhere_never_loses_the_whole_one() {
 fn a_commit_after_a_cut_commit_goes_through_from_every_cut() {
     let before = formatted();
     let (mut disk, mut header) = opened(&before);
-    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
+    header
+        .replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster())
+        .unwrap();
     let mut visited = 0;
     let mut states = Vec::new();
     cut_everywhere(&before, &disk, |image, found| {
@@ -315,12 +395,25 @@ fn a_commit_after_a_cut_commit_goes_through_from_every_cut() {
     });
     for (state, found) in states {
         // the other way round for a disk that was already committed: it must go on opening
-        let key = if found == INITIALISED_NEW { old_key() } else { new_key() };
-        let end = if found == INITIALISED_NEW { INITIALISED_OLD } else { INITIALISED_NEW };
+        let key = if found == INITIALISED_NEW {
+            old_key()
+        } else {
+            new_key()
+        };
+        let end = if found == INITIALISED_NEW {
+            INITIALISED_OLD
+        } else {
+            INITIALISED_NEW
+        };
         let (mut again, mut header) = opened(&state);
-        header.replace_passphrase_and_mark(&mut again, &volume_key(), &key, &cluster()).unwrap();
+        header
+            .replace_passphrase_and_mark(&mut again, &volume_key(), &key, &cluster())
+            .unwrap();
         let seen = cut_everywhere(&state, &again, |_, _| {});
-        assert!(seen.iter().all(|now| *now == found || *now == end), "{seen:?}");
+        assert!(
+            seen.iter().all(|now| *now == found || *now == end),
+            "{seen:?}"
+        );
         assert_eq!(boot(again.image.get_ref()), end);
     }
 }
@@ -337,7 +430,11 @@ fn a_reset_cut_anywhere_leaves_a_disk_that_opens_or_is_uninitialised() {
 #[test]
 fn a_token_of_a_cluster_that_is_added_is_there_or_not_wherever_it_is_cut() {
     let (mut disk, mut header) = opened(&committed());
-    let other = ClusterToken::new("c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11", &Secret::new(vec![3; 32]), [4; 32]);
+    let other = ClusterToken::new(
+        "c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11",
+        &Secret::new(vec![3; 32]),
+        [4; 32],
+    );
     header.add_cluster_token(&mut disk, &other).unwrap();
     let before = disk.image.into_inner();
     let (mut disk, mut header) = opened(&before);
@@ -368,7 +465,11 @@ fn a_repair_cut_anywhere_leaves_the_disk_as_it_was() {
 
 #[test]
 fn the_mark_of_a_cut_off_format_cut_anywhere_leaves_a_disk_that_the_next_boot_formats() {
-    const UNMARKED: Found = Found::Ours { state: State::Unmarked, old: false, new: false };
+    const UNMARKED: Found = Found::Ours {
+        state: State::Unmarked,
+        old: false,
+        new: false,
+    };
     let before = cut_off::disk();
     let (mut disk, mut header) = opened(&before);
     assert!(header.is_unmarked_format());
@@ -392,9 +493,15 @@ fn a_disk_that_ignores_syncs_is_caught_by_this_test() {
     let before = formatted();
     let (mut disk, mut header) = opened(&before);
     disk.ignores_sync = true;
-    header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
+    header
+        .replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster())
+        .unwrap();
     let seen = cut_everywhere(&before, &disk, |_, _| {});
-    assert!(seen.iter().any(|found| ![UNINITIALISED_OLD, INITIALISED_NEW].contains(found)), "{seen:?}");
+    assert!(
+        seen.iter()
+            .any(|found| ![UNINITIALISED_OLD, INITIALISED_NEW].contains(found)),
+        "{seen:?}"
+    );
 }
 
 /// A disk that fails at the `n`th write.
@@ -417,7 +524,10 @@ impl Seek for Failing {
 
 impl Write for Failing {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.writes_left = self.writes_left.checked_sub(1).ok_or(io::Error::other("medium error"))?;
+        self.writes_left = self
+            .writes_left
+            .checked_sub(1)
+            .ok_or(io::Error::other("medium error"))?;
         self.disk.write(buf)
     }
 
@@ -435,20 +545,29 @@ impl Device for Failing {
 #[test]
 fn a_commit_whose_write_fails_can_only_go_on_after_another_probe() {
     // area, primary, secondary; the wipe's writes come after
-    for (writes_left, after) in [(0, UNINITIALISED_OLD), (1, UNINITIALISED_OLD), (2, INITIALISED_NEW)] {
+    for (writes_left, after) in [
+        (0, UNINITIALISED_OLD),
+        (1, UNINITIALISED_OLD),
+        (2, INITIALISED_NEW),
+    ] {
         let (disk, mut header) = opened(&formatted());
         let mut dev = Failing { disk, writes_left };
-        let error = header.replace_passphrase_and_mark(&mut dev, &volume_key(), &new_key(), &cluster()).unwrap_err();
+        let error = header
+            .replace_passphrase_and_mark(&mut dev, &volume_key(), &new_key(), &cluster())
+            .unwrap_err();
         assert!(error.to_string().contains("medium error"), "{error}");
         assert_eq!(boot(dev.disk.image.get_ref()), after);
         dev.writes_left = usize::MAX;
-        let retried = header.replace_passphrase_and_mark(&mut dev, &volume_key(), &new_key(), &cluster());
+        let retried =
+            header.replace_passphrase_and_mark(&mut dev, &volume_key(), &new_key(), &cluster());
         match writes_left {
             0 => retried.unwrap(),
             _ => assert!(matches!(retried, Err(Error::ProbeAgain)), "{retried:?}"),
         }
         let (mut disk, mut header) = opened(dev.disk.image.get_ref());
-        header.replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster()).unwrap();
+        header
+            .replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster())
+            .unwrap();
         assert_eq!(boot(disk.image.get_ref()), INITIALISED_NEW);
     }
 }

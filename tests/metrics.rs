@@ -19,9 +19,12 @@ fn registry() -> Registry {
     attempts.with(["ok", ""]).inc();
     let waiting: Gauge = registry.add("firstlight_test_waiting", "Who waits.");
     waiting.set(-2);
-    let seconds: Labelled<Histogram, 1> = registry.labelled("firstlight_test_seconds", "Time of a step.", ["step"]);
+    let seconds: Labelled<Histogram, 1> =
+        registry.labelled("firstlight_test_seconds", "Time of a step.", ["step"]);
     for milliseconds in [1, 20, 90_000] {
-        seconds.with(["key"]).observe(Duration::from_millis(milliseconds));
+        seconds
+            .with(["key"])
+            .observe(Duration::from_millis(milliseconds));
     }
     registry
 }
@@ -30,14 +33,21 @@ fn registry() -> Registry {
 fn the_library_of_prometheus_reads_what_was_counted() {
     let exporter = Exporter::start("127.0.0.1:0".parse().unwrap(), &registry()).unwrap();
     let root = Path::new(support::ROOT);
-    let python = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
+    let python = Command::new(root.join("tools/python.sh"))
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
     assert!(python.status.success(), "tools/python.sh failed");
     let output = Command::new(String::from_utf8(python.stdout).unwrap().trim())
         .arg(root.join("tests/interop/metrics.py"))
         .arg(exporter.local_addr().to_string())
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let said = String::from_utf8(output.stdout).unwrap();
     for line in [
         "counter firstlight_test_attempts_total {reason=,result=ok} 1",
@@ -52,8 +62,14 @@ fn the_library_of_prometheus_reads_what_was_counted() {
     ] {
         assert!(said.lines().any(|found| found == line), "{line}:\n{said}");
     }
-    assert!(said.contains("gauge process_resident_memory_bytes {} "), "{said}");
-    assert!(said.contains("counter process_cpu_seconds_total {} "), "{said}");
+    assert!(
+        said.contains("gauge process_resident_memory_bytes {} "),
+        "{said}"
+    );
+    assert!(
+        said.contains("counter process_cpu_seconds_total {} "),
+        "{said}"
+    );
 }
 
 #[test]
@@ -68,8 +84,17 @@ fn promtool_has_nothing_to_say_against_names_and_format() {
         // Debian's package `prometheus` has it, with a server beside it; the test above has the same format's reader
         return eprintln!("promtool is not installed: skipped");
     };
-    promtool.stdin.take().unwrap().write_all(registry().render().as_bytes()).unwrap();
+    promtool
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(registry().render().as_bytes())
+        .unwrap();
     let output = promtool.wait_with_output().unwrap();
     let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success() && said.is_empty(), "{}", String::from_utf8_lossy(&said));
+    assert!(
+        output.status.success() && said.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&said)
+    );
 }

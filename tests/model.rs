@@ -137,7 +137,10 @@ fn init_server(entrant: Entrant, requests: &'static [u8]) -> Vec<End> {
         })
         .collect();
     entrant.stop().wait(LONG);
-    handlers.into_iter().map(|handler| handler.join().unwrap()).collect()
+    handlers
+        .into_iter()
+        .map(|handler| handler.join().unwrap())
+        .collect()
 }
 
 /// The JoinClient: a thread a service asks for a ticket, until one has it or all are stopped; the first ticket counts.
@@ -156,7 +159,11 @@ fn join_client(entrant: &Entrant, ticket_at: usize, services: usize) -> End {
         thread.join().unwrap();
     }
     let has_ticket = *has_ticket.lock().unwrap();
-    if has_ticket { take(entrant, JOINED) } else { End::Stopped }
+    if has_ticket {
+        take(entrant, JOINED)
+    } else {
+        End::Stopped
+    }
 }
 
 fn ask(ticket_at: usize, over: &Stop, has_ticket: &Mutex<bool>) {
@@ -179,7 +186,10 @@ fn ask(ticket_at: usize, over: &Stop, has_ticket: &Mutex<bool>) {
 }
 
 fn run(scenario: Scenario) {
-    let tpm = tpm::Location { extended: Arc::default(), fails: scenario.tpm_fails };
+    let tpm = tpm::Location {
+        extended: Arc::default(),
+        fails: scenario.tpm_fails,
+    };
     let race = Race::new(NodeLock::new(tpm.clone()));
     let joining = thread::spawn({
         let entrant = race.enter();
@@ -201,17 +211,36 @@ fn run(scenario: Scenario) {
 
     let extended = tpm.extended.lock().unwrap().clone();
     let count = |end| ends.iter().filter(|it| **it == end).count();
-    assert!(extended.len() <= 1, "PCR 15 is extended once at most: {scenario:?} {ends:?}");
+    assert!(
+        extended.len() <= 1,
+        "PCR 15 is extended once at most: {scenario:?} {ends:?}"
+    );
     match scenario.tpm_fails {
-        false => assert_eq!((count(End::Won), count(End::Broken)), (extended.len(), 0), "{scenario:?} {ends:?}"),
-        true => assert_eq!((count(End::Won), count(End::Lost)), (0, 0), "{scenario:?} {ends:?}"),
+        false => assert_eq!(
+            (count(End::Won), count(End::Broken)),
+            (extended.len(), 0),
+            "{scenario:?} {ends:?}"
+        ),
+        true => assert_eq!(
+            (count(End::Won), count(End::Lost)),
+            (0, 0),
+            "{scenario:?} {ends:?}"
+        ),
     }
     if !scenario.is_stopped {
-        assert_eq!(extended.len(), 1, "somebody came to the lock: {scenario:?} {ends:?}");
+        assert_eq!(
+            extended.len(),
+            1,
+            "somebody came to the lock: {scenario:?} {ends:?}"
+        );
     }
     if let Some(stopping) = stopping {
         let at_stop = stopping.join().unwrap()();
-        assert_eq!(at_stop, extended.len(), "nobody takes the lock after the stop: {scenario:?} {ends:?}");
+        assert_eq!(
+            at_stop,
+            extended.len(),
+            "nobody takes the lock after the stop: {scenario:?} {ends:?}"
+        );
     }
     // who comes later is turned away
     let late = race.enter();
@@ -223,19 +252,33 @@ fn main() {
     // requests of nobody, of one operator, of two; a ticket at once, after a pause, never
     for requests in [&[][..], &[OPERATORS], &[OPERATORS, ANOTHERS]] {
         for ticket_at in [0, 1, 2] {
-            for (tpm_fails, is_stopped) in [(false, false), (true, false), (false, true), (true, true)] {
+            for (tpm_fails, is_stopped) in
+                [(false, false), (true, false), (false, true), (true, true)]
+            {
                 // else nobody would ever end the race, which is what a fresh node does
                 if requests.is_empty() && ticket_at == 0 && !is_stopped {
                     continue;
                 }
-                explore(Scenario { requests, ticket_at, services: 1, tpm_fails, is_stopped });
+                explore(Scenario {
+                    requests,
+                    ticket_at,
+                    services: 1,
+                    tpm_fails,
+                    is_stopped,
+                });
             }
         }
     }
     // two join services have a ticket, each at any time; loom runs five threads at most
     for (requests, is_stopped) in [(&[][..], false), (&[OPERATORS], false), (&[], true)] {
         for tpm_fails in [false, true] {
-            explore(Scenario { requests, ticket_at: 1, services: 2, tpm_fails, is_stopped });
+            explore(Scenario {
+                requests,
+                ticket_at: 1,
+                services: 2,
+                tpm_fails,
+                is_stopped,
+            });
         }
     }
 }
@@ -246,12 +289,17 @@ fn explore(scenario: Scenario) {
     model.max_branches = 100_000;
     // all of them with three threads, which is up to six thousand; with more there are millions: those with two preemptions,
     // where nearly all defects of this kind show themselves (Musuvathi, Qadeer: Iterative Context Bounding, PLDI 2007)
-    let threads = 1 + scenario.services + scenario.requests.len() + usize::from(scenario.is_stopped);
+    let threads =
+        1 + scenario.services + scenario.requests.len() + usize::from(scenario.is_stopped);
     model.preemption_bound = (threads > 3).then_some(2);
     let counted = runs.clone();
     model.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
         run(scenario);
     });
-    println!("{:>8} interleavings in {:.1?}: {scenario:?}", runs.load(Ordering::Relaxed), started.elapsed());
+    println!(
+        "{:>8} interleavings in {:.1?}: {scenario:?}",
+        runs.load(Ordering::Relaxed),
+        started.elapsed()
+    );
 }

@@ -21,7 +21,10 @@ fn generated_messages_are_those_of_the_proto_files() {
     let descriptors = protox::compile(files, [root.join("proto")]).unwrap();
     let mut config = prost_build::Config::new();
     for message in SECRET {
-        config.message_attribute(message, "#[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]");
+        config.message_attribute(
+            message,
+            "#[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]",
+        );
     }
     config
         .out_dir(fresh.path())
@@ -36,7 +39,14 @@ fn generated_messages_are_those_of_the_proto_files() {
         if std::env::var_os("UPDATE_PROTO").is_some() {
             std::fs::copy(&path, &kept).unwrap();
         }
-        let (fresh, kept_text) = (std::fs::read_to_string(&path).unwrap(), std::fs::read_to_string(&kept).unwrap());
-        assert!(fresh == kept_text, "{} is not up to date: run `make proto`", kept.display());
+        let (fresh, kept_text) = (
+            std::fs::read_to_string(&path).unwrap(),
+            std::fs::read_to_string(&kept).unwrap(),
+        );
+        assert!(
+            fresh == kept_text,
+            "{} is not up to date: run `make proto`",
+            kept.display()
+        );
     }
 }

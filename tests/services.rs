@@ -57,10 +57,16 @@ fn key_service_for(args: &[&str]) -> KeyService {
     fs::write(dir.path().join("mastersecret"), [0; 32]).unwrap();
     fs::write(dir.path().join("salt"), [0; 32]).unwrap();
     let mut command = Command::new(support::program::built("key-service"));
-    command.args(["--master-secret", "mastersecret", "--salt=salt", "-v", "-1"]).args(args);
+    command
+        .args(["--master-secret", "mastersecret", "--salt=salt", "-v", "-1"])
+        .args(args);
     let program = Program::start(command.current_dir(dir.path()));
     let address = address(&program.expect("serving data keys"));
-    KeyService { program, address, _dir: dir }
+    KeyService {
+        program,
+        address,
+        _dir: dir,
+    }
 }
 
 /// The first address that a line names.
@@ -70,7 +76,10 @@ fn address(line: &str) -> SocketAddr {
 }
 
 fn key_request(id: &str, length: u32) -> GetDataKeyRequest {
-    GetDataKeyRequest { data_key_id: id.into(), length }
+    GetDataKeyRequest {
+        data_key_id: id.into(),
+        length,
+    }
 }
 
 fn ask(address: SocketAddr, id: &str, length: u32) -> Result<GetDataKeyResponse, Status> {
@@ -85,14 +94,31 @@ fn key_service_gives_keys_and_names_what_is_wrong_with_a_request() {
         channel.unary(GET_DATA_KEY, &key_request(id, length), &within(5))
     };
     assert_eq!(hex(&ask(UUID, 32).unwrap().data_key), DISK_KEY);
-    assert_eq!(hex(&ask("measurementSecret", 32).unwrap().data_key), MEASUREMENT_SECRET);
-    for (id, length) in [("", 32), ("a b", 32), (UUID, 0), (UUID, 65), (UUID, u32::MAX), (&UUID.replace('0', "A"), 32)]
-    {
-        assert_eq!(ask(id, length).err().unwrap().code(), Code::InvalidArgument, "{id} {length}");
+    assert_eq!(
+        hex(&ask("measurementSecret", 32).unwrap().data_key),
+        MEASUREMENT_SECRET
+    );
+    for (id, length) in [
+        ("", 32),
+        ("a b", 32),
+        (UUID, 0),
+        (UUID, 65),
+        (UUID, u32::MAX),
+        (&UUID.replace('0', "A"), 32),
+    ] {
+        assert_eq!(
+            ask(id, length).err().unwrap().code(),
+            Code::InvalidArgument,
+            "{id} {length}"
+        );
     }
     // larger than any id
-    assert_eq!(ask(&"x".repeat(1 << 20), 32).err().unwrap().code(), Code::ResourceExhausted);
-    let other: Result<GetDataKeyResponse, _> = channel.unary("/kms.API/Other", &key_request(UUID, 32), &within(5));
+    assert_eq!(
+        ask(&"x".repeat(1 << 20), 32).err().unwrap().code(),
+        Code::ResourceExhausted
+    );
+    let other: Result<GetDataKeyResponse, _> =
+        channel.unary("/kms.API/Other", &key_request(UUID, 32), &within(5));
     assert_eq!(other.err().unwrap().code(), Code::Unimplemented);
 }
 
@@ -101,13 +127,18 @@ async fn key_service_serves_a_client_of_another_make() {
     let service = key_service("127.0.0.1:0");
     let channel = tonic::transport::Endpoint::new(format!("http://{}", service.address)).unwrap();
     let mut client = tonic::client::Grpc::new(channel.connect().await.unwrap());
-    for (id, length, expected) in [(UUID, 32, Ok(DISK_KEY)), (UUID, 0, Err(tonic::Code::InvalidArgument))] {
+    for (id, length, expected) in [
+        (UUID, 32, Ok(DISK_KEY)),
+        (UUID, 0, Err(tonic::Code::InvalidArgument)),
+    ] {
         client.ready().await.unwrap();
         let codec = tonic_prost::ProstCodec::<GetDataKeyRequest, GetDataKeyResponse>::default();
         let request = tonic::Request::new(key_request(id, length));
         let path = tonic::codegen::http::uri::PathAndQuery::from_static(GET_DATA_KEY);
         let answer = client.unary(request, path, codec).await;
-        let answer = answer.map(|response| hex(&response.into_inner().data_key)).map_err(|status| status.code());
+        let answer = answer
+            .map(|response| hex(&response.into_inner().data_key))
+            .map_err(|status| status.code());
         assert_eq!(answer, expected.map(str::to_owned));
     }
 }
@@ -116,17 +147,38 @@ async fn key_service_serves_a_client_of_another_make() {
 fn key_service_serves_grpcio_as_the_old_callers_ask() {
     let service = key_service("127.0.0.1:0");
     let root = Path::new(support::ROOT);
-    let python = Command::new(root.join("tools/python.sh")).stderr(Stdio::inherit()).output().unwrap();
+    let python = Command::new(root.join("tools/python.sh"))
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
     assert!(python.status.success(), "tools/python.sh failed");
     let answers = Command::new(String::from_utf8(python.stdout).unwrap().trim())
         .arg(root.join("tests/interop/key_client.py"))
         .arg(service.address.to_string())
-        .args([UUID, "32", "measurementSecret", "32", "s3proxy-kek", "64", "", "32", UUID, "0", UUID, "4294967295"])
+        .args([
+            UUID,
+            "32",
+            "measurementSecret",
+            "32",
+            "s3proxy-kek",
+            "64",
+            "",
+            "32",
+            UUID,
+            "0",
+            UUID,
+            "4294967295",
+        ])
         .output()
         .unwrap();
     let said = String::from_utf8(answers.stdout).unwrap();
     let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 6, "{said}\n{}", String::from_utf8_lossy(&answers.stderr));
+    assert_eq!(
+        lines.len(),
+        6,
+        "{said}\n{}",
+        String::from_utf8_lossy(&answers.stderr)
+    );
     assert_eq!(lines[0], format!("OK {DISK_KEY}"));
     assert_eq!(lines[1], format!("OK {MEASUREMENT_SECRET}"));
     assert_eq!(lines[2].len(), "OK ".len() + 128);
@@ -147,11 +199,24 @@ fn programs_that_the_old_chart_starts_serve_the_old_clients_and_say_loudly_what_
     fs::write(dir.path().join("attestationConfig"), POLICY).unwrap();
     let endpoint = format!("--key-service-endpoint=127.0.0.1:{}", keys.address.port());
     let mut command = Command::new(support::program::built("join-service"));
-    command.args(["--cloud-provider=QEMU", &endpoint, "--attestation-variant=qemu-vtpm"]);
-    let join = Program::start(command.args(["--listen=127.0.0.1:0", "--config=."]).current_dir(dir.path()));
+    command.args([
+        "--cloud-provider=QEMU",
+        &endpoint,
+        "--attestation-variant=qemu-vtpm",
+    ]);
+    let join = Program::start(
+        command
+            .args(["--listen=127.0.0.1:0", "--config=."])
+            .current_dir(dir.path()),
+    );
     let address = address(&join.expect("letting nodes in"));
     join.expect("KEYS COME IN PLAINTEXT");
-    assert_eq!(hex(&rejoin_from(&Swtpm::start(), address).unwrap().state_disk_key), DISK_KEY);
+    assert_eq!(
+        hex(&rejoin_from(&Swtpm::start(), address)
+            .unwrap()
+            .state_disk_key),
+        DISK_KEY
+    );
     // there is no cluster to look at, and the log does not say otherwise
     join.expect("any machine that meets the policy gets the key of any disk");
     join.expect("which machine has this disk was not looked at: no cluster");
@@ -173,7 +238,10 @@ fn key_service_outlives_garbage_and_half_open_connections() {
         let _ = stream.write_all(garbage);
         open.push(stream);
     }
-    assert_eq!(hex(&ask(service.address, UUID, 32).unwrap().data_key), DISK_KEY);
+    assert_eq!(
+        hex(&ask(service.address, UUID, 32).unwrap().data_key),
+        DISK_KEY
+    );
 }
 
 #[test]
@@ -181,11 +249,17 @@ fn sigterm_ends_the_key_service_with_success_though_connections_are_open() {
     let mut service = key_service("127.0.0.1:0");
     let _half_open = TcpStream::connect(service.address).unwrap();
     let channel = plain_channel(service.address);
-    let _: GetDataKeyResponse = channel.unary(GET_DATA_KEY, &key_request(UUID, 32), &within(5)).unwrap();
+    let _: GetDataKeyResponse = channel
+        .unary(GET_DATA_KEY, &key_request(UUID, 32), &within(5))
+        .unwrap();
     service.program.terminate();
     assert!(service.program.exit().success());
     service.program.expect("SIGTERM");
-    assert!(!service.program.output().contains("2b5c"), "{}", service.program.output());
+    assert!(
+        !service.program.output().contains("2b5c"),
+        "{}",
+        service.program.output()
+    );
 }
 
 #[test]
@@ -194,21 +268,60 @@ fn key_service_refuses_to_expose_keys_and_short_secrets() {
     fs::write(dir.path().join("short"), [0; 15]).unwrap();
     fs::write(dir.path().join("good"), [0; 32]).unwrap();
     let run = |args: &[&str]| {
-        let output =
-            Command::new(support::program::built("key-service")).args(args).current_dir(dir.path()).output().unwrap();
-        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+        let output = Command::new(support::program::built("key-service"))
+            .args(args)
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        (
+            output.status.code().unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
     };
-    let (code, stderr) = run(&["--clients=any", "--listen", "0.0.0.0:0", "--master-secret", "good", "--salt", "good"]);
-    assert!(code == 1 && stderr.contains("--allow-plaintext"), "{code} {stderr}");
-    let (code, stderr) =
-        run(&["--clients=any", "--listen", "127.0.0.1:0", "--master-secret", "short", "--salt", "good"]);
-    assert!(code == 1 && stderr.contains("short: expected 16"), "{code} {stderr}");
-    for args in [["--listen", "here"], ["--clients", "everybody"], ["--grant", "a/b"]] {
+    let (code, stderr) = run(&[
+        "--clients=any",
+        "--listen",
+        "0.0.0.0:0",
+        "--master-secret",
+        "good",
+        "--salt",
+        "good",
+    ]);
+    assert!(
+        code == 1 && stderr.contains("--allow-plaintext"),
+        "{code} {stderr}"
+    );
+    let (code, stderr) = run(&[
+        "--clients=any",
+        "--listen",
+        "127.0.0.1:0",
+        "--master-secret",
+        "short",
+        "--salt",
+        "good",
+    ]);
+    assert!(
+        code == 1 && stderr.contains("short: expected 16"),
+        "{code} {stderr}"
+    );
+    for args in [
+        ["--listen", "here"],
+        ["--clients", "everybody"],
+        ["--grant", "a/b"],
+    ] {
         let (code, stderr) = run(&args);
         assert!(code == 2 && stderr.contains(args[0]), "{code} {stderr}");
     }
-    let (code, stderr) = run(&["--clients=any", "--grant=member=disk", "--master-secret=good", "--salt=good"]);
-    assert!(code == 1 && stderr.contains("\"member\" can be no caller"), "{code} {stderr}");
+    let (code, stderr) = run(&[
+        "--clients=any",
+        "--grant=member=disk",
+        "--master-secret=good",
+        "--salt=good",
+    ]);
+    assert!(
+        code == 1 && stderr.contains("\"member\" can be no caller"),
+        "{code} {stderr}"
+    );
 }
 
 /// The join service as its program makes it, but with attestation that anybody can issue.
@@ -216,11 +329,20 @@ fn join_service(keys: &str) -> Server {
     let tls = atls::Server::new(None, vec![Arc::new(Anybody)]);
     let router = join_service::router(join_service::rejoin_only(KeyClient::new(keys, Auth::None)));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    Server::start("join-service", listener, Arc::new(tls), router, Limits::default()).unwrap()
+    Server::start(
+        "join-service",
+        listener,
+        Arc::new(tls),
+        router,
+        Limits::default(),
+    )
+    .unwrap()
 }
 
 fn rejoin(address: SocketAddr, uuid: &str) -> Result<IssueRejoinTicketResponse, Status> {
-    let request = IssueRejoinTicketRequest { disk_uuid: uuid.into() };
+    let request = IssueRejoinTicketRequest {
+        disk_uuid: uuid.into(),
+    };
     attested_channel(address).unary(ISSUE_REJOIN_TICKET, &request, &within(20))
 }
 
@@ -239,20 +361,39 @@ fn a_node_that_returns_gets_the_key_of_its_disk() {
 fn a_disk_that_has_no_uuid_gets_no_key() {
     let keys = key_service("127.0.0.1:0");
     let join = join_service(&keys.address.to_string());
-    for uuid in ["", "measurementSecret", "ca_emergency_ssh", &UUID[1..], "00000000-0000-0000-0000-00000000000g"] {
-        assert_eq!(rejoin(join.local_addr(), uuid).err().unwrap().code(), Code::InvalidArgument, "{uuid}");
+    for uuid in [
+        "",
+        "measurementSecret",
+        "ca_emergency_ssh",
+        &UUID[1..],
+        "00000000-0000-0000-0000-00000000000g",
+    ] {
+        assert_eq!(
+            rejoin(join.local_addr(), uuid).err().unwrap().code(),
+            Code::InvalidArgument,
+            "{uuid}"
+        );
     }
 }
 
 #[test]
 fn new_nodes_are_told_what_is_wrong_with_what_they_ask_for() {
     let join = join_service("127.0.0.1:1");
-    let request = IssueJoinTicketRequest { disk_uuid: UUID.into(), ..Default::default() };
+    let request = IssueJoinTicketRequest {
+        disk_uuid: UUID.into(),
+        ..Default::default()
+    };
     let answer: Result<IssueJoinTicketResponse, _> =
         attested_channel(join.local_addr()).unary(ISSUE_JOIN_TICKET, &request, &within(5));
     let refused = answer.err().unwrap();
-    assert_eq!((refused.code(), refused.retry_after()), (Code::InvalidArgument, None));
-    assert!(refused.message().starts_with("certificate_request: "), "{refused}");
+    assert_eq!(
+        (refused.code(), refused.retry_after()),
+        (Code::InvalidArgument, None)
+    );
+    assert!(
+        refused.message().starts_with("certificate_request: "),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -263,16 +404,22 @@ fn who_is_not_attested_does_not_get_as_far_as_asking() {
     let socket = TcpStream::connect(join.local_addr()).unwrap();
     // TLS 1.3 clients are done before the server has judged them: the refusal may come with the first call
     if let Ok(transport) = atls::Client::new(None, vec![]).connect(socket, deadline) {
-        let request = IssueRejoinTicketRequest { disk_uuid: UUID.into() };
+        let request = IssueRejoinTicketRequest {
+            disk_uuid: UUID.into(),
+        };
         let answer = rpc::grpc::Channel::new(transport, "x").and_then(|channel| {
             channel.unary::<_, IssueRejoinTicketResponse>(ISSUE_REJOIN_TICKET, &request, &within(5))
         });
         assert_eq!(answer.err().unwrap().code(), Code::Unavailable);
     }
     let plain = TcpStream::connect(join.local_addr()).unwrap();
-    (&plain).write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+    (&plain)
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .unwrap();
     let mut answer = vec![];
-    plain.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    plain
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
     // an alert, a reset or nothing, but no HTTP/2
     let _ = (&plain).read_to_end(&mut answer);
     assert!(answer.first().is_none_or(|byte| *byte == 21), "{answer:?}");
@@ -291,7 +438,11 @@ fn a_key_service_that_is_down_is_a_passing_failure_and_its_return_is_noticed() {
         let status = rejoin(join.local_addr(), UUID).err().unwrap();
         assert_eq!(status.code(), Code::Unavailable);
         assert!(!status.message().contains("127.0.0.1"), "{status}");
-        assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(3),
+            "{:?}",
+            started.elapsed()
+        );
     }
     let _keys = key_service(&keys.address.to_string());
     thread::sleep(Duration::from_millis(1100));
@@ -314,14 +465,23 @@ fn a_key_service_that_hangs_is_given_up_in_seconds() {
     let hanging = TcpListener::bind("127.0.0.1:0").unwrap();
     let join = join_service(&hanging.local_addr().unwrap().to_string());
     let started = Instant::now();
-    assert_eq!(rejoin(join.local_addr(), UUID).err().unwrap().code(), Code::Unavailable);
-    assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
+    assert_eq!(
+        rejoin(join.local_addr(), UUID).err().unwrap().code(),
+        Code::Unavailable
+    );
+    assert!(
+        started.elapsed() < Duration::from_secs(12),
+        "{:?}",
+        started.elapsed()
+    );
 }
 
 #[test]
 fn a_key_of_the_wrong_length_is_a_lasting_failure_whose_reason_stays_inside() {
     let router = Router::new().unary(GET_DATA_KEY, |_: &Call, _: GetDataKeyRequest| {
-        Ok(GetDataKeyResponse { data_key: crypto::random::<16>().to_vec() })
+        Ok(GetDataKeyResponse {
+            data_key: crypto::random::<16>().to_vec(),
+        })
     });
     let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -337,15 +497,28 @@ fn the_client_of_the_tests_is_refused_where_attestation_is_another() {
     // guards the guard: a server that let anybody in would pass the tests above
     let tls = atls::Server::new(None, vec![Arc::new(Never)]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let server = Server::start("never", listener, Arc::new(tls), Router::new(), Limits::default()).unwrap();
+    let server = Server::start(
+        "never",
+        listener,
+        Arc::new(tls),
+        Router::new(),
+        Limits::default(),
+    )
+    .unwrap();
     let socket = TcpStream::connect(server.local_addr()).unwrap();
     let answer = attested()
         .connect(socket, Instant::now() + Duration::from_secs(10))
         .map_err(|error| error.to_string())
-        .and_then(|transport| rpc::grpc::Channel::new(transport, "x").map_err(|status| status.to_string()))
+        .and_then(|transport| {
+            rpc::grpc::Channel::new(transport, "x").map_err(|status| status.to_string())
+        })
         .and_then(|channel| {
             channel
-                .unary::<_, IssueRejoinTicketResponse>("/x.Y/Z", &IssueRejoinTicketRequest::default(), &within(5))
+                .unary::<_, IssueRejoinTicketResponse>(
+                    "/x.Y/Z",
+                    &IssueRejoinTicketRequest::default(),
+                    &within(5),
+                )
                 .map_err(|status| format!("{:?}", status.code()))
         });
     assert_ne!(answer.err().unwrap(), "Unimplemented");
@@ -368,7 +541,10 @@ const POLICY: &str = r#"{"measurements":{"15":{"expected":"000000000000000000000
 
 fn join_program(dir: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(support::program::built("join-service"));
-    command.args(["--key-service-endpoint=127.0.0.1:1", "--key-service-auth=none"]);
+    command.args([
+        "--key-service-endpoint=127.0.0.1:1",
+        "--key-service-auth=none",
+    ]);
     command.args(["--listen", "127.0.0.1:0", "--config", "."]);
     command.args(args).current_dir(dir.path());
     command
@@ -380,8 +556,14 @@ fn the_join_service_follows_its_policy_file_and_ends_on_sigterm() {
     let policy = dir.path().join("attestationConfig");
     fs::write(&policy, POLICY).unwrap();
     // the old command line
-    let mut program =
-        Program::start(&mut join_program(&dir, &["--cloud-provider=qemu", "--attestation-variant=qemu-vtpm", "-v=0"]));
+    let mut program = Program::start(&mut join_program(
+        &dir,
+        &[
+            "--cloud-provider=qemu",
+            "--attestation-variant=qemu-vtpm",
+            "-v=0",
+        ],
+    ));
     let address = address(&program.expect("letting nodes in"));
     let _half_open = TcpStream::connect(address).unwrap();
     fs::write(dir.path().join("new"), "{").unwrap();
@@ -409,17 +591,32 @@ fn a_join_service_that_cannot_work_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let run = |command: &mut Command| {
         let output = command.output().unwrap();
-        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+        (
+            output.status.code().unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
     };
     let (code, stderr) = run(&mut join_program(&dir, &[]));
-    assert!(code == 1 && stderr.contains("attestationConfig"), "{code} {stderr}");
+    assert!(
+        code == 1 && stderr.contains("attestationConfig"),
+        "{code} {stderr}"
+    );
     fs::write(dir.path().join("attestationConfig"), "nonsense").unwrap();
     let (code, stderr) = run(&mut join_program(&dir, &[]));
-    assert!(code == 1 && stderr.contains("attestationConfig"), "{code} {stderr}");
-    let (code, stderr) = run(&mut join_program(&dir, &["--attestation-variant", "azure-tdx"]));
+    assert!(
+        code == 1 && stderr.contains("attestationConfig"),
+        "{code} {stderr}"
+    );
+    let (code, stderr) = run(&mut join_program(
+        &dir,
+        &["--attestation-variant", "azure-tdx"],
+    ));
     assert!(code == 1 && stderr.contains("azure-tdx"), "{code} {stderr}");
     let (code, stderr) = run(&mut Command::new(support::program::built("join-service")));
-    assert!(code == 2 && stderr.contains("--key-service is missing"), "{code} {stderr}");
+    assert!(
+        code == 2 && stderr.contains("--key-service is missing"),
+        "{code} {stderr}"
+    );
 }
 
 /// Calls as a machine with this TPM.
@@ -427,8 +624,12 @@ fn rejoin_from(tpm: &Swtpm, address: SocketAddr) -> Result<IssueRejoinTicketResp
     let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(address).unwrap();
-    let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
-    let request = IssueRejoinTicketRequest { disk_uuid: UUID.into() };
+    let transport = client
+        .connect(socket, Instant::now() + Duration::from_secs(20))
+        .unwrap();
+    let request = IssueRejoinTicketRequest {
+        disk_uuid: UUID.into(),
+    };
     rpc::grpc::Channel::new(transport, "x")?.unary(ISSUE_REJOIN_TICKET, &request, &within(20))
 }
 
@@ -449,9 +650,16 @@ fn sigterm_lets_a_ticket_that_is_being_made_come_to_its_end() {
         program.terminate();
         let status = ticket.join().unwrap().err().unwrap();
         assert_eq!(status.code(), Code::Unavailable);
-        assert!(status.message().contains("try again"), "the service's own answer: {status}");
+        assert!(
+            status.message().contains("try again"),
+            "the service's own answer: {status}"
+        );
         assert!(program.exit().success());
-        assert!(started.elapsed() < join_service::GRACE, "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < join_service::GRACE,
+            "{:?}",
+            started.elapsed()
+        );
     });
 }
 
@@ -473,23 +681,36 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
     let router = Router::new().unary(GET_DATA_KEY, move |_: &Call, _: GetDataKeyRequest| {
         asked.lock().unwrap().send(()).unwrap();
         given.lock().unwrap().recv().unwrap();
-        Ok(GetDataKeyResponse { data_key: vec![1; 32] })
+        Ok(GetDataKeyResponse {
+            data_key: vec![1; 32],
+        })
     });
     let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
-    let join = Program::start(&mut join_program(&dir, &["--key-service", &keys.local_addr().to_string()]));
+    let join = Program::start(&mut join_program(
+        &dir,
+        &["--key-service", &keys.local_addr().to_string()],
+    ));
     let address = address(&join.expect("letting nodes in"));
     let tpm = Swtpm::start();
     let channel = || {
         let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
         let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
         let socket = TcpStream::connect(address).unwrap();
-        let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
+        let transport = client
+            .connect(socket, Instant::now() + Duration::from_secs(20))
+            .unwrap();
         rpc::grpc::Channel::new(transport, "x").unwrap()
     };
     let ask = |channel: &rpc::grpc::Channel| -> Result<IssueRejoinTicketResponse, Status> {
-        channel.unary(ISSUE_REJOIN_TICKET, &IssueRejoinTicketRequest { disk_uuid: UUID.into() }, &within(20))
+        channel.unary(
+            ISSUE_REJOIN_TICKET,
+            &IssueRejoinTicketRequest {
+                disk_uuid: UUID.into(),
+            },
+            &within(20),
+        )
     };
     let (busy, idle) = (channel(), channel());
     // the keys of one ticket: the measurement secret is kept from then on
@@ -511,7 +732,11 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
         assert!(status.message().contains("policy changed"), "{status}");
     });
     join.expect("\"reason\":\"policy-changed\"");
-    assert_eq!(ask(&idle).err().unwrap().code(), Code::Unavailable, "its machine has to prove itself anew");
+    assert_eq!(
+        ask(&idle).err().unwrap().code(),
+        Code::Unavailable,
+        "its machine has to prove itself anew"
+    );
     give.send(()).unwrap();
     assert!(ask(&channel()).is_ok());
 }
@@ -522,24 +747,43 @@ fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
     let keys = key_service("127.0.0.1:0");
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("attestationConfig"), POLICY).unwrap();
-    let join = Program::start(&mut join_program(&dir, &["--key-service", &keys.address.to_string()]));
+    let join = Program::start(&mut join_program(
+        &dir,
+        &["--key-service", &keys.address.to_string()],
+    ));
     let address = address(&join.expect("letting nodes in"));
     let tpm = Swtpm::start();
     let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(address).unwrap();
-    let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
+    let transport = client
+        .connect(socket, Instant::now() + Duration::from_secs(20))
+        .unwrap();
     let channel = rpc::grpc::Channel::new(transport, "x").unwrap();
     let since = Instant::now();
     let ask = || -> Result<IssueRejoinTicketResponse, Status> {
-        channel.unary(ISSUE_REJOIN_TICKET, &IssueRejoinTicketRequest { disk_uuid: UUID.into() }, &within(20))
+        channel.unary(
+            ISSUE_REJOIN_TICKET,
+            &IssueRejoinTicketRequest {
+                disk_uuid: UUID.into(),
+            },
+            &within(20),
+        )
     };
     // also one that is never without a call for long
     while ask().is_ok() {
-        assert!(since.elapsed() < Duration::from_secs(75), "{:?}", since.elapsed());
+        assert!(
+            since.elapsed() < Duration::from_secs(75),
+            "{:?}",
+            since.elapsed()
+        );
         thread::sleep(Duration::from_secs(1));
     }
-    assert!(since.elapsed() > Duration::from_secs(50), "{:?}", since.elapsed());
+    assert!(
+        since.elapsed() > Duration::from_secs(50),
+        "{:?}",
+        since.elapsed()
+    );
     assert!(rejoin_from(&tpm, address).is_ok());
 }
 
@@ -553,7 +797,10 @@ struct HealthCheckResponse {
 #[test]
 fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
     let dir = tempfile::tempdir().unwrap();
-    let policy = format!(r#"{{"measurements":{{"15":{{"expected":"{}"}}}}}}"#, "00".repeat(32));
+    let policy = format!(
+        r#"{{"measurements":{{"15":{{"expected":"{}"}}}}}}"#,
+        "00".repeat(32)
+    );
     fs::write(dir.path().join("attestationConfig"), policy).unwrap();
     let service = join_service::JoinService::start(join_service::Config {
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -570,11 +817,21 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
     })
     .unwrap();
     let channel = plain_channel(service.health_addr().unwrap());
-    let health: HealthCheckResponse =
-        channel.unary("/grpc.health.v1.Health/Check", &key_request("", 0), &within(5)).unwrap();
+    let health: HealthCheckResponse = channel
+        .unary(
+            "/grpc.health.v1.Health/Check",
+            &key_request("", 0),
+            &within(5),
+        )
+        .unwrap();
     assert_eq!(health, HealthCheckResponse { status: 1 });
-    let ticket: Result<IssueRejoinTicketResponse, _> =
-        channel.unary(ISSUE_REJOIN_TICKET, &IssueRejoinTicketRequest { disk_uuid: UUID.into() }, &within(5));
+    let ticket: Result<IssueRejoinTicketResponse, _> = channel.unary(
+        ISSUE_REJOIN_TICKET,
+        &IssueRejoinTicketRequest {
+            disk_uuid: UUID.into(),
+        },
+        &within(5),
+    );
     assert_eq!(ticket.err().unwrap().code(), Code::Unimplemented);
     service.stop(Duration::from_secs(1));
     assert!(TcpStream::connect(service.health_addr().unwrap()).is_err());

@@ -5,13 +5,27 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-static FIRSTLIGHT: LazyLock<String> =
-    LazyLock::new(|| support::program::built("firstlight").to_str().unwrap().to_owned());
+static FIRSTLIGHT: LazyLock<String> = LazyLock::new(|| {
+    support::program::built("firstlight")
+        .to_str()
+        .unwrap()
+        .to_owned()
+});
 
 fn output(command: &mut Command) -> String {
-    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && err.is_empty(), "{command:?}: {}\n{out}\n{err}", output.status);
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let (out, err) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success() && err.is_empty(),
+        "{command:?}: {}\n{out}\n{err}",
+        output.status
+    );
     out
 }
 
@@ -25,8 +39,15 @@ fn bash(dir: &Path, words: &[&str]) -> Vec<String> {
                   _firstlight; printf '%s\\n' \"${COMPREPLY[@]}\"";
     let mut command = Command::new("bash");
     // compopt(1) complains outside of a completion, and is told to be quiet
-    command.args(["--norc", "-uc", script, &FIRSTLIGHT]).args(words).current_dir(dir);
-    output(&mut command).lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    command
+        .args(["--norc", "-uc", script, &FIRSTLIGHT])
+        .args(words)
+        .current_dir(dir);
+    output(&mut command)
+        .lines()
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
@@ -35,8 +56,14 @@ fn bash_completes_commands_options_files_and_words() {
     std::fs::write(dir.path().join("policy of ours.json"), "").unwrap();
     assert_eq!(bash(dir.path(), &["re"]), ["recover"]);
     assert_eq!(bash(dir.path(), &["init", "--pol"]), ["--policy"]);
-    assert_eq!(bash(dir.path(), &["recover", "--policy", "x", "--statu"]), ["--status"]);
-    assert_eq!(bash(dir.path(), &["recover", "--policy", "pol"]), ["policy of ours.json"]);
+    assert_eq!(
+        bash(dir.path(), &["recover", "--policy", "x", "--statu"]),
+        ["--status"]
+    );
+    assert_eq!(
+        bash(dir.path(), &["recover", "--policy", "pol"]),
+        ["policy of ours.json"]
+    );
     assert_eq!(bash(dir.path(), &["recover", "--timeout", ""]), [""; 0]);
     assert_eq!(bash(dir.path(), &["completions", "z"]), ["zsh"]);
     assert!(bash(dir.path(), &["init", ""]).contains(&"--help".to_owned()));
@@ -46,10 +73,20 @@ fn bash_completes_commands_options_files_and_words() {
 fn fish_completes_commands_and_options() {
     let dir = tempfile::tempdir().unwrap();
     let complete = |line: &str| -> Vec<String> {
-        let script = format!("'{}' completions fish | source; complete -C '{line}'", *FIRSTLIGHT);
+        let script = format!(
+            "'{}' completions fish | source; complete -C '{line}'",
+            *FIRSTLIGHT
+        );
         let mut command = Command::new("fish");
-        let text = output(command.args(["--no-config", "-c", &script]).current_dir(dir.path()).env("HOME", dir.path()));
-        text.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect()
+        let text = output(
+            command
+                .args(["--no-config", "-c", &script])
+                .current_dir(dir.path())
+                .env("HOME", dir.path()),
+        );
+        text.lines()
+            .map(|line| line.split('\t').next().unwrap().to_owned())
+            .collect()
     };
     assert_eq!(complete("firstlight rec"), ["recover"]);
     assert_eq!(complete("firstlight init --pol"), ["--policy"]);
@@ -61,7 +98,11 @@ fn fish_completes_commands_and_options() {
 #[test]
 fn zsh_completes_commands_options_and_words() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("_firstlight"), firstlight(&["completions", "zsh"])).unwrap();
+    std::fs::write(
+        dir.path().join("_firstlight"),
+        firstlight(&["completions", "zsh"]),
+    )
+    .unwrap();
     let script = r#"
         zmodload zsh/zpty
         zpty shell 'TERM=vt100 zsh -f -i'
@@ -73,10 +114,29 @@ fn zsh_completes_commands_options_and_words() {
             print -r -- "run: ${${text##*run: }%%.*}."
         done"#;
     let mut command = Command::new("timeout");
-    command.args(["60", "zsh", "-f", "-c", script, "zsh"]).current_dir(dir.path()).env("HOME", dir.path());
-    command.args(["firstlight rec", "firstlight init --pol", "firstlight completions z", "firstlight recover --statu"]);
-    let run: Vec<String> = output(&mut command).lines().map(|line| line.trim_end().to_owned()).collect();
-    assert_eq!(run, ["run: recover.", "run: init --policy.", "run: completions zsh.", "run: recover --status."]);
+    command
+        .args(["60", "zsh", "-f", "-c", script, "zsh"])
+        .current_dir(dir.path())
+        .env("HOME", dir.path());
+    command.args([
+        "firstlight rec",
+        "firstlight init --pol",
+        "firstlight completions z",
+        "firstlight recover --statu",
+    ]);
+    let run: Vec<String> = output(&mut command)
+        .lines()
+        .map(|line| line.trim_end().to_owned())
+        .collect();
+    assert_eq!(
+        run,
+        [
+            "run: recover.",
+            "run: init --policy.",
+            "run: completions zsh.",
+            "run: recover --status."
+        ]
+    );
 }
 
 #[test]
@@ -91,11 +151,21 @@ fn an_unknown_shell_is_wrong_usage() {
 fn the_manual_page_is_sound_and_says_what_help_says() {
     let page = firstlight(&["man"]);
     let mut lint = Command::new("mandoc");
-    lint.args(["-Tlint", "-Wwarning"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    lint.args(["-Tlint", "-Wwarning"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     let mut lint = lint.spawn().unwrap();
-    lint.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+    lint.stdin
+        .take()
+        .unwrap()
+        .write_all(page.as_bytes())
+        .unwrap();
     let lint = lint.wait_with_output().unwrap();
-    assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
+    assert!(
+        lint.status.success(),
+        "{}",
+        String::from_utf8_lossy(&lint.stdout)
+    );
 
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("firstlight.1");

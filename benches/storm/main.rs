@@ -71,10 +71,18 @@ const MOST_OTHERS: f64 = 0.25;
 const COMPONENTS: &str = r#"[{"url":"https://dl.k8s.io/v1.34.4/bin/linux/amd64/kubelet","hash":"sha256:0000000000000000000000000000000000000000000000000000000000000000","install_path":"/run/state/bin/kubelet"}]"#;
 
 fn main() -> ExitCode {
-    let sizes: Vec<usize> = env::args().skip(1).filter_map(|size| size.parse().ok()).collect();
-    let sizes = if sizes.is_empty() { SIZES.to_vec() } else { sizes };
+    let sizes: Vec<usize> = env::args()
+        .skip(1)
+        .filter_map(|size| size.parse().ok())
+        .collect();
+    let sizes = if sizes.is_empty() {
+        SIZES.to_vec()
+    } else {
+        sizes
+    };
     let verdict = panic::catch_unwind(|| storms(&sizes));
-    let verdict = verdict.unwrap_or_else(|_| Verdict::Failed("it could not be tried: the reason is above".into()));
+    let verdict = verdict
+        .unwrap_or_else(|_| Verdict::Failed("it could not be tried: the reason is above".into()));
     println!("\nverdict: {verdict}");
     verdict.exit_code()
 }
@@ -175,14 +183,20 @@ impl Setting {
         let admin = cluster.client(&Stop::new());
         prepare(cluster, &admin, dir.path());
         let metadata = MetadataServer::start("127.0.0.1:0".parse().unwrap());
-        let machine =
-            |number| json!({"Name": name(number), "ProviderID": "", "Role": "Worker", "VPCIP": address(number)});
+        let machine = |number| json!({"Name": name(number), "ProviderID": "", "Role": "Worker", "VPCIP": address(number)});
         metadata.set_peers(&json!((0..nodes).map(machine).collect::<Vec<_>>()).to_string());
         let at = |name: &str| dir.path().join(name).display().to_string();
         let keys = Service::start(
             support::program::built("key-service"),
             dir.path().join("keys.log"),
-            &["--clients=any", "--listen=127.0.0.1:0", "--master-secret", &at("mastersecret"), "--salt", &at("salt")],
+            &[
+                "--clients=any",
+                "--listen=127.0.0.1:0",
+                "--master-secret",
+                &at("mastersecret"),
+                "--salt",
+                &at("salt"),
+            ],
         );
         let service = Service::start(
             support::program::built("join-service"),
@@ -205,12 +219,23 @@ impl Setting {
         );
         let address = service.address("letting nodes in on");
         let tpms = (0..KEYS).map(|_| Arc::new(Key::new())).collect();
-        Setting { cluster, service, address, _keys: keys, _metadata: metadata, admin, tpms, _dir: dir }
+        Setting {
+            cluster,
+            service,
+            address,
+            _keys: keys,
+            _metadata: metadata,
+            admin,
+            tpms,
+            _dir: dir,
+        }
     }
 
     /// `size` nodes at once; prints what came of it, also of a storm whose time was over.
     fn storm(&self, first: usize, size: usize, end: Instant) -> Result<Cost, Verdict> {
-        let mut nodes: Vec<Node> = (first..first + size).map(|number| self.node(number)).collect();
+        let mut nodes: Vec<Node> = (first..first + size)
+            .map(|number| self.node(number))
+            .collect();
         let (joined, arrivals) = mpsc::channel();
         let arrivals = Mutex::new(arrivals);
         self.service.reset_peak();
@@ -220,11 +245,15 @@ impl Setting {
         let asked: Result<Vec<Joined>, String> = thread::scope(|scope| {
             (0..KUBELETS).for_each(|_| _ = scope.spawn(|| self.be_kubelet(&arrivals, end)));
             let storm = |nodes, joined| move || crowd::storm(nodes, self.address, end, &joined);
-            let threads: Vec<_> =
-                nodes.chunks_mut(share).map(|nodes| scope.spawn(storm(nodes, joined.clone()))).collect();
+            let threads: Vec<_> = nodes
+                .chunks_mut(share)
+                .map(|nodes| scope.spawn(storm(nodes, joined.clone())))
+                .collect();
             drop(joined);
-            let all: Result<Vec<Vec<Joined>>, String> =
-                threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            let all: Result<Vec<Vec<Joined>>, String> = threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect();
             all.map(|all| all.into_iter().flatten().collect())
         });
         let took = begun.elapsed();
@@ -232,7 +261,10 @@ impl Setting {
         let all = asked.map_err(Verdict::Failed)?;
         if all.is_empty() {
             return Err(too_late(
-                &format!("none of {size} nodes has a ticket after {:.0} s", took.as_secs_f64()),
+                &format!(
+                    "none of {size} nodes has a ticket after {:.0} s",
+                    took.as_secs_f64()
+                ),
                 &used,
             ));
         }
@@ -260,29 +292,48 @@ impl Setting {
         );
         if !is_complete {
             let missing = size - count;
-            return Err(too_late(&format!("{missing} of {size} nodes have no ticket when the time is over"), &used));
+            return Err(too_late(
+                &format!("{missing} of {size} nodes have no ticket when the time is over"),
+                &used,
+            ));
         }
         if left > 0 && Instant::now() > end {
-            return Err(too_late(&format!("{left} bootstrap tokens are there when the time is over"), &used));
+            return Err(too_late(
+                &format!("{left} bootstrap tokens are there when the time is over"),
+                &used,
+            ));
         }
         if left > 0 {
-            return Err(Verdict::Failed(format!("{left} bootstrap tokens are left over, none went for {CLEANING:?}")));
+            return Err(Verdict::Failed(format!(
+                "{left} bootstrap tokens are left over, none went for {CLEANING:?}"
+            )));
         }
         if peak >= MOST_MIB {
-            return Err(Verdict::Failed(format!("the service has {peak} MiB resident, {MOST_MIB} or more")));
+            return Err(Verdict::Failed(format!(
+                "the service has {peak} MiB resident, {MOST_MIB} or more"
+            )));
         }
-        Ok(Cost { tickets_a_second, cpu_ms, writes })
+        Ok(Cost {
+            tickets_a_second,
+            cpu_ms,
+            writes,
+        })
     }
 
     fn node(&self, number: usize) -> Node {
-        let tpm = Tpm { key: self.tpms[number % KEYS].clone(), number: (number / KEYS) as u32 };
+        let tpm = Tpm {
+            key: self.tpms[number % KEYS].clone(),
+            number: (number / KEYS) as u32,
+        };
         Node::new(number, &name(number), address(number), Arc::new(tpm))
     }
 
     /// Makes the Nodes of those who have a ticket, until nobody is left or the time is over.
     fn be_kubelet(&self, arrivals: &Mutex<Receiver<usize>>, end: Instant) {
         loop {
-            let Ok(number) = arrivals.lock().unwrap().recv() else { return };
+            let Ok(number) = arrivals.lock().unwrap().recv() else {
+                return;
+            };
             let node = json!({"metadata": {"name": name(number)}});
             while Instant::now() < end {
                 match self.admin.create(&NODES.all(), &node) {
@@ -302,13 +353,22 @@ impl Setting {
             idle,
             service: self.service.cpu(),
             nodes: cpu_of(Path::new("/proc/self")),
-            cluster: cluster.iter().map(|number| cpu_of(&Path::new("/proc").join(number))).sum(),
+            cluster: cluster
+                .iter()
+                .map(|number| cpu_of(&Path::new("/proc").join(number)))
+                .sum(),
         }
     }
 
     /// etcd's: it grows by one with each write.
     fn revision(&self) -> u64 {
-        let list = self.admin.list(&CONFIG_MAPS.in_namespace("kube-public"), &Selector::default()).unwrap();
+        let list = self
+            .admin
+            .list(
+                &CONFIG_MAPS.in_namespace("kube-public"),
+                &Selector::default(),
+            )
+            .unwrap();
         list.resource_version.parse().unwrap()
     }
 
@@ -316,9 +376,15 @@ impl Setting {
     fn tokens_left(&self, end: Instant) -> usize {
         let (mut least, mut last_gone) = (usize::MAX, Instant::now());
         loop {
-            let secrets = self.admin.list(&SECRETS.in_namespace("kube-system"), &Selector::default()).unwrap().items;
+            let secrets = self
+                .admin
+                .list(&SECRETS.in_namespace("kube-system"), &Selector::default())
+                .unwrap()
+                .items;
             let is_token = |secret: &&serde_json::Value| {
-                secret["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("bootstrap-token-"))
+                secret["metadata"]["name"]
+                    .as_str()
+                    .is_some_and(|name| name.starts_with("bootstrap-token-"))
             };
             let left = secrets.iter().filter(is_token).count();
             if left < least {
@@ -342,7 +408,8 @@ fn address(number: usize) -> IpAddr {
 
 /// The objects of init and of the chart, and the files of a control plane.
 fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
-    let policy = json!({"measurements": {"15": {"expected": "00".repeat(32), "warnOnly": false}}}).to_string();
+    let policy = json!({"measurements": {"15": {"expected": "00".repeat(32), "warnOnly": false}}})
+        .to_string();
     let settings = Settings {
         image: "example.com/firstlight:1".into(),
         variant: "qemu-vtpm".into(),
@@ -355,16 +422,26 @@ fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
     };
     let manifests = services::manifests(&settings).unwrap();
     for object in manifests.iter().filter(|object| {
-        object["kind"].as_str().is_some_and(|kind| ["Role", "Admission"].iter().any(|part| kind.contains(part)))
+        object["kind"]
+            .as_str()
+            .is_some_and(|kind| ["Role", "Admission"].iter().any(|part| kind.contains(part)))
     }) {
         admin.apply(&Object::of(object).unwrap(), object).unwrap();
     }
     let maps = CONFIG_MAPS.in_namespace("kube-system");
     for (name, data) in [
-        ("kubeadm-config", json!({"ClusterConfiguration": "controlPlaneEndpoint: 10.63.0.1\n"})),
-        ("k8s-components-sha256-1", json!({"components": COMPONENTS, "cluster-version": "v1.34.4"})),
+        (
+            "kubeadm-config",
+            json!({"ClusterConfiguration": "controlPlaneEndpoint: 10.63.0.1\n"}),
+        ),
+        (
+            "k8s-components-sha256-1",
+            json!({"components": COMPONENTS, "cluster-version": "v1.34.4"}),
+        ),
     ] {
-        admin.create(&maps, &json!({"metadata": {"name": name}, "data": data})).unwrap();
+        admin
+            .create(&maps, &json!({"metadata": {"name": name}, "data": data}))
+            .unwrap();
     }
     let (certificate, key) = cluster.ca();
     let account = "system:serviceaccount:kube-system:join-service";
@@ -394,8 +471,15 @@ impl Service {
     fn start(program: &str, log: PathBuf, arguments: &[&str]) -> Service {
         let out = File::create(&log).unwrap();
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(out);
-        Service { child: command.spawn().unwrap(), log }
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(out);
+        Service {
+            child: command.spawn().unwrap(),
+            log,
+        }
     }
 
     /// The first address in the line that has this text.
@@ -423,7 +507,10 @@ impl Service {
     /// The most that was resident since [`Service::reset_peak`].
     fn peak_mib(&self) -> u64 {
         let status = fs::read_to_string(self.proc().join("status")).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmHWM:"))
+            .unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
     }
 
@@ -443,9 +530,10 @@ impl Drop for Service {
 fn too_late(what: &str, used: &Processors) -> Verdict {
     let others = used.share(used.others());
     match others > MOST_OTHERS {
-        true => {
-            Verdict::Undecided(format!("{what}, and other programs took {:.0} % of the processors", 100.0 * others))
-        }
+        true => Verdict::Undecided(format!(
+            "{what}, and other programs took {:.0} % of the processors",
+            100.0 * others
+        )),
         false => Verdict::Failed(what.to_owned()),
     }
 }
@@ -472,7 +560,9 @@ impl Processors {
     }
 
     fn others(&self) -> Duration {
-        [self.idle, self.service, self.nodes, self.cluster].into_iter().fold(self.all, Duration::saturating_sub)
+        [self.idle, self.service, self.nodes, self.cluster]
+            .into_iter()
+            .fold(self.all, Duration::saturating_sub)
     }
 
     fn share(&self, time: Duration) -> f64 {
@@ -483,9 +573,13 @@ impl Processors {
 /// Four columns, in percent of all processors: who took how much.
 impl fmt::Display for Processors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shares = [self.service, self.nodes, self.cluster, self.others()].map(|time| 100.0 * self.share(time));
+        let shares = [self.service, self.nodes, self.cluster, self.others()]
+            .map(|time| 100.0 * self.share(time));
         let [service, nodes, cluster, others] = shares;
-        write!(f, "{service:.0} % | {nodes:.0} % | {cluster:.0} % | {others:.0} %")
+        write!(
+            f,
+            "{service:.0} % | {nodes:.0} % | {cluster:.0} % | {others:.0} %"
+        )
     }
 }
 
@@ -493,8 +587,15 @@ impl fmt::Display for Processors {
 /// in hundredths of a second).
 fn machine_time() -> (Duration, Duration) {
     let stat = fs::read_to_string("/proc/stat").unwrap();
-    let ticks: Vec<u64> =
-        stat.lines().next().unwrap().split_whitespace().skip(1).take(8).map(|ticks| ticks.parse().unwrap()).collect();
+    let ticks: Vec<u64> = stat
+        .lines()
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .skip(1)
+        .take(8)
+        .map(|ticks| ticks.parse().unwrap())
+        .collect();
     let time = |ticks: u64| Duration::from_millis(10 * ticks);
     (time(ticks.iter().sum()), time(ticks[3] + ticks[4]))
 }
@@ -502,6 +603,16 @@ fn machine_time() -> (Duration, Duration) {
 /// A process's processor time (proc(5): fields 14 and 15 of stat, in hundredths of a second).
 fn cpu_of(proc: &Path) -> Duration {
     let stat = fs::read_to_string(proc.join("stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-    Duration::from_millis(10 * fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum::<u64>())
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .unwrap()
+        .1
+        .split_whitespace()
+        .collect();
+    Duration::from_millis(
+        10 * fields[11..13]
+            .iter()
+            .map(|ticks| ticks.parse::<u64>().unwrap())
+            .sum::<u64>(),
+    )
 }

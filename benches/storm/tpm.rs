@@ -28,7 +28,13 @@ pub struct Key {
 
 impl Key {
     pub fn new() -> Key {
-        let options = ["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"];
+        let options = [
+            "genpkey",
+            "-algorithm",
+            "RSA",
+            "-pkeyopt",
+            "rsa_keygen_bits:2048",
+        ];
         let made = Command::new("openssl").args(options).output().unwrap();
         let pem = PrivatePkcs8KeyDer::from_pem_slice(&made.stdout).unwrap();
         let pair = RsaKeyPair::from_pkcs8(pem.secret_pkcs8_der()).unwrap();
@@ -77,10 +83,19 @@ impl Issuer for Tpm {
         // reserved bits of the attributes make the public area this machine's alone
         let attributes = (SIGNING_KEY | self.number << RESERVED).to_be_bytes();
         let parameters = b"\0\0\0\x10\0\x14\0\x0b\x08\0\0\0\0\0";
-        let public = [b"\0\x01\0\x0b", &attributes[..], parameters, &sized(&self.key.modulus)].concat();
+        let public = [
+            b"\0\x01\0\x0b",
+            &attributes[..],
+            parameters,
+            &sized(&self.key.modulus),
+        ]
+        .concat();
         let base64 = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);
-        let pcrs: BTreeMap<String, String> =
-            values.iter().enumerate().map(|(index, value)| (index.to_string(), base64(value))).collect();
+        let pcrs: BTreeMap<String, String> = values
+            .iter()
+            .enumerate()
+            .map(|(index, value)| (index.to_string(), base64(value)))
+            .collect();
         let document = json!({
             "Attestation": {
                 "ak_pub": base64(&public),

@@ -13,7 +13,10 @@ pub struct Backoff {
 impl Backoff {
     /// Starts at `first`, doubles up to `longest`.
     pub fn new(first: Duration, longest: Duration) -> Backoff {
-        Backoff { next: first, longest }
+        Backoff {
+            next: first,
+            longest,
+        }
     }
 
     /// The next pause: between half of the current length and all of it.
@@ -34,7 +37,10 @@ mod tests {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(5));
         for full in [1, 2, 4, 5, 5] {
             let pause = backoff.pause();
-            assert!(pause >= Duration::from_millis(full * 500) && pause <= Duration::from_secs(full), "{pause:?}");
+            assert!(
+                pause >= Duration::from_millis(full * 500) && pause <= Duration::from_secs(full),
+                "{pause:?}"
+            );
         }
     }
 }

@@ -53,11 +53,22 @@ pub fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
 pub fn time(seconds: u64) -> Vec<u8> {
     let (year, month, day) = date(seconds / 86_400);
     let second = seconds % 86_400;
-    let rest = format!("{month:02}{day:02}{:02}{:02}{:02}Z", second / 3600, second / 60 % 60, second % 60);
+    let rest = format!(
+        "{month:02}{day:02}{:02}{:02}{:02}Z",
+        second / 3600,
+        second / 60 % 60,
+        second % 60
+    );
     if year < 2050 {
-        element(UTC_TIME, &[format!("{:02}", year % 100).as_bytes(), rest.as_bytes()])
+        element(
+            UTC_TIME,
+            &[format!("{:02}", year % 100).as_bytes(), rest.as_bytes()],
+        )
     } else {
-        element(GENERALIZED_TIME, &[format!("{year:04}").as_bytes(), rest.as_bytes()])
+        element(
+            GENERALIZED_TIME,
+            &[format!("{year:04}").as_bytes(), rest.as_bytes()],
+        )
     }
 }
 
@@ -96,8 +107,12 @@ impl<'a> Reader<'a> {
             0..=0x7f => (usize::from(first), rest),
             // 0x80 is BER's indefinite length; more than three bytes is more than any TLS message
             0x81..=0x83 => {
-                let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f)).ok_or(Malformed)?;
-                let len = bytes.iter().fold(0, |len, byte| len << 8 | usize::from(*byte));
+                let (bytes, rest) = rest
+                    .split_at_checked(usize::from(first & 0x7f))
+                    .ok_or(Malformed)?;
+                let len = bytes
+                    .iter()
+                    .fold(0, |len, byte| len << 8 | usize::from(*byte));
                 if len < 0x80 || bytes[0] == 0 {
                     return Err(Malformed); // not the shortest form
                 }
@@ -127,7 +142,11 @@ impl<'a> Reader<'a> {
 
     /// Nothing may follow.
     pub fn end(self) -> Result<(), Malformed> {
-        if self.is_empty() { Ok(()) } else { Err(Malformed) }
+        if self.is_empty() {
+            Ok(())
+        } else {
+            Err(Malformed)
+        }
     }
 }
 
@@ -159,7 +178,10 @@ mod tests {
             (2_524_608_000, b"\x18\x0f20500101000000Z"),
             (4_107_542_400, b"\x18\x0f21000301000000Z"),
         ] {
-            assert_eq!(String::from_utf8_lossy(&time(seconds)), String::from_utf8_lossy(text));
+            assert_eq!(
+                String::from_utf8_lossy(&time(seconds)),
+                String::from_utf8_lossy(text)
+            );
         }
     }
 

@@ -60,7 +60,10 @@ pub fn level_of_verbosity(v: i32) -> LevelFilter {
 
 /// The caller of a service, for its log.
 pub fn peer(address: Option<SocketAddr>) -> String {
-    address.map_or_else(|| "a caller that is gone".into(), |address| address.to_string())
+    address.map_or_else(
+        || "a caller that is gone".into(),
+        |address| address.to_string(),
+    )
 }
 
 struct Stderr {
@@ -74,12 +77,22 @@ impl Log for Stderr {
             Some((name, _)) => OURS.contains(&name),
             None => true,
         };
-        metadata.level() <= if is_ours { self.level } else { self.level.min(FOREIGN_LEVEL) }
+        metadata.level()
+            <= if is_ours {
+                self.level
+            } else {
+                self.level.min(FOREIGN_LEVEL)
+            }
     }
 
     fn log(&self, record: &Record) {
         if self.enabled(record.metadata()) {
-            let line = line(clock::since_boot(), record.level(), record.target(), &record.args().to_string());
+            let line = line(
+                clock::since_boot(),
+                record.level(),
+                record.target(),
+                &record.args().to_string(),
+            );
             // there is nowhere else to say that the log cannot be written
             let _ = io::stderr().lock().write_all(line.as_bytes());
         }
@@ -89,7 +102,11 @@ impl Log for Stderr {
 }
 
 fn line(since_boot: Duration, level: Level, target: &str, message: &str) -> String {
-    let mut line = format!("[{:5}.{:06}] {level:<5} {target}: ", since_boot.as_secs(), since_boot.subsec_micros());
+    let mut line = format!(
+        "[{:5}.{:06}] {level:<5} {target}: ",
+        since_boot.as_secs(),
+        since_boot.subsec_micros()
+    );
     push_escaped(&mut line, message);
     line.push('\n');
     line
@@ -115,20 +132,35 @@ mod tests {
     #[test]
     fn a_line_has_time_level_module_and_message() {
         assert_eq!(
-            line(Duration::from_micros(12_345_678), Level::Warn, "services::join_service", "no ticket"),
+            line(
+                Duration::from_micros(12_345_678),
+                Level::Warn,
+                "services::join_service",
+                "no ticket"
+            ),
             "[   12.345678] WARN  services::join_service: no ticket\n"
         );
     }
 
     #[test]
     fn a_message_cannot_forge_a_record_or_drive_the_terminal() {
-        let forged = line(Duration::ZERO, Level::Info, "x", "a\n[    0.000000] ERROR y: b\x1b[2J\r\u{9b}1m");
-        assert_eq!(forged, "[    0.000000] INFO  x: a\n    [    0.000000] ERROR y: b\\u{1b}[2J\\r\\u{9b}1m\n");
+        let forged = line(
+            Duration::ZERO,
+            Level::Info,
+            "x",
+            "a\n[    0.000000] ERROR y: b\x1b[2J\r\u{9b}1m",
+        );
+        assert_eq!(
+            forged,
+            "[    0.000000] INFO  x: a\n    [    0.000000] ERROR y: b\\u{1b}[2J\\r\\u{9b}1m\n"
+        );
     }
 
     #[test]
     fn libraries_are_heard_from_warnings_up() {
-        let logger = Stderr { level: LevelFilter::Debug };
+        let logger = Stderr {
+            level: LevelFilter::Debug,
+        };
         fn is_enabled(logger: &Stderr, target: &str, level: Level) -> bool {
             logger.enabled(&Metadata::builder().target(target).level(level).build())
         }

@@ -42,7 +42,11 @@ struct State {
 impl Pool {
     /// At most `most` threads, named after `name`.
     pub fn new(name: &'static str, most: usize) -> Pool {
-        Pool { name, most, state: Mutex::default() }
+        Pool {
+            name,
+            most,
+            state: Mutex::default(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -71,7 +75,10 @@ impl Pool {
     pub fn grow(self: &Arc<Pool>) -> bool {
         let mut state = self.lock();
         let begun = std::mem::take(&mut state.begun);
-        let wanted = state.jobs.len().saturating_sub(begun.saturating_mul(PATIENCE));
+        let wanted = state
+            .jobs
+            .len()
+            .saturating_sub(begun.saturating_mul(PATIENCE));
         (0..wanted.min(GROWTH)).for_each(|_| self.start(&mut state));
         !state.jobs.is_empty()
     }
@@ -84,7 +91,11 @@ impl Pool {
         }
         state.started += 1;
         let (pool, name) = (self.clone(), format!("{}-{}", self.name, state.started));
-        match thread::Builder::new().name(name).stack_size(STACK).spawn(move || pool.work()) {
+        match thread::Builder::new()
+            .name(name)
+            .stack_size(STACK)
+            .spawn(move || pool.work())
+        {
             Ok(thread) => state.threads.push(thread),
             Err(error) => log::warn!("{}: no further thread can be started: {error}", self.name),
         }
@@ -141,7 +152,10 @@ mod tests {
     #[test]
     fn all_jobs_run_though_the_first_ones_block() {
         let pool = Arc::new(Pool::new("test", 200));
-        let (go, (done, finished)) = (Arc::new((Mutex::new(false), Condvar::new())), mpsc::channel());
+        let (go, (done, finished)) = (
+            Arc::new((Mutex::new(false), Condvar::new())),
+            mpsc::channel(),
+        );
         let waiting: usize = (0..AT_ONCE)
             .map(|_| {
                 let go = go.clone();
@@ -150,7 +164,10 @@ mod tests {
             .map(usize::from)
             .sum();
         assert_eq!(waiting, 0);
-        assert!(pool.submit(move || done.send(()).unwrap()), "it waits for a thread");
+        assert!(
+            pool.submit(move || done.send(()).unwrap()),
+            "it waits for a thread"
+        );
         assert!(finished.recv_timeout(Duration::from_millis(20)).is_err());
         let deadline = Instant::now() + Duration::from_secs(10);
         while finished.try_recv().is_err() {
@@ -202,7 +219,10 @@ mod tests {
         }
         pool.lock().begun = 10;
         assert!(pool.grow());
-        assert!(pool.lock().threads.len() <= AT_ONCE, "those that there are will get to it");
+        assert!(
+            pool.lock().threads.len() <= AT_ONCE,
+            "those that there are will get to it"
+        );
         assert!(pool.grow());
         assert!(pool.lock().threads.len() > AT_ONCE, "they block");
         drop(held);
@@ -222,8 +242,9 @@ mod tests {
                     all.send(thread::current().id()).unwrap();
                 });
             }
-            let ids: std::collections::HashSet<_> =
-                (0..count).map(|_| finished.recv_timeout(Duration::from_secs(10)).unwrap()).collect();
+            let ids: std::collections::HashSet<_> = (0..count)
+                .map(|_| finished.recv_timeout(Duration::from_secs(10)).unwrap())
+                .collect();
             let is_busy = |state: MutexGuard<State>| state.idle.len() < state.threads.len();
             while is_busy(pool.lock()) {
                 thread::yield_now();
@@ -232,7 +253,10 @@ mod tests {
         };
         assert_eq!(work(10).len(), 10);
         let first = work(1);
-        assert!((0..20).all(|_| work(1) == first), "the other nine rest until they end");
+        assert!(
+            (0..20).all(|_| work(1) == first),
+            "the other nine rest until they end"
+        );
         pool.stop();
     }
 }

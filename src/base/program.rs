@@ -56,8 +56,16 @@ impl From<lexopt::Error> for Failure {
 }
 
 /// Runs `program` on the process's arguments and turns its result into output and exit code.
-pub fn main(name: &str, usage: &str, program: impl FnOnce(lexopt::Parser) -> Result<(), Failure>) -> ExitCode {
-    let print = |text: &str| io::stdout().write_all(text.as_bytes()).map_or(FAILED, |()| 0);
+pub fn main(
+    name: &str,
+    usage: &str,
+    program: impl FnOnce(lexopt::Parser) -> Result<(), Failure>,
+) -> ExitCode {
+    let print = |text: &str| {
+        io::stdout()
+            .write_all(text.as_bytes())
+            .map_or(FAILED, |()| 0)
+    };
     let code = match program(lexopt::Parser::from_env()) {
         Ok(()) => 0,
         // whoever closed standard output does not want the text
@@ -80,14 +88,17 @@ pub fn main(name: &str, usage: &str, program: impl FnOnce(lexopt::Parser) -> Res
 /// the signals that ask it to stop until it waits for them.
 pub fn prepare_service(level: LevelFilter) -> Result<StopSignals, Failure> {
     logger::init(level);
-    process::keep_memory_private()
-        .map_err(|error| Failure::failed(format!("cannot keep memory out of core dumps: {error}")))?;
+    process::keep_memory_private().map_err(|error| {
+        Failure::failed(format!("cannot keep memory out of core dumps: {error}"))
+    })?;
     StopSignals::block().map_err(|error| Failure::failed(format!("cannot block signals: {error}")))
 }
 
 /// Waits until the service is asked to stop, and says so in the log.
 pub fn wait_until_stopped(signals: &StopSignals, grace: Duration) -> Result<(), Failure> {
-    let signal = signals.wait().map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))?;
+    let signal = signals
+        .wait()
+        .map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))?;
     log::info!("{signal}: callers have {} s to finish", grace.as_secs());
     Ok(())
 }
@@ -99,7 +110,9 @@ fn complain(text: impl Display) {
 
 /// The value of an option that is text.
 pub fn text(value: OsString) -> Result<String, Failure> {
-    value.into_string().map_err(|value| Failure::Usage(format!("{value:?} is not UTF-8")))
+    value
+        .into_string()
+        .map_err(|value| Failure::Usage(format!("{value:?} is not UTF-8")))
 }
 
 /// The value of the option `--name` as any type that is read from text, e.g. an address.
@@ -109,5 +122,7 @@ where
     T::Err: Display,
 {
     let value = text(value)?;
-    value.parse().map_err(|error| Failure::Usage(format!("--{name} {value:?}: {error}")))
+    value
+        .parse()
+        .map_err(|error| Failure::Usage(format!("--{name} {value:?}: {error}")))
 }

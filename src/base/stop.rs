@@ -74,7 +74,12 @@ impl Stop {
             if left.is_zero() {
                 return false;
             }
-            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .0
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         true
     }
@@ -105,7 +110,10 @@ impl Stop {
         } else {
             state.actions.push((number, Box::new(action)));
         }
-        OnStop { stop: self.clone(), number }
+        OnStop {
+            stop: self.clone(),
+            number,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -116,14 +124,20 @@ impl Stop {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.stop.lock().sockets.retain(|(number, _)| *number != self.number);
+        self.stop
+            .lock()
+            .sockets
+            .retain(|(number, _)| *number != self.number);
     }
 }
 
 impl Drop for OnStop {
     fn drop(&mut self) {
         let mut state = self.stop.lock();
-        let taken = state.actions.iter().position(|(number, _)| *number == self.number);
+        let taken = state
+            .actions
+            .iter()
+            .position(|(number, _)| *number == self.number);
         let action = taken.map(|at| state.actions.swap_remove(at));
         // what the action owns may look here when it is dropped
         drop(state);

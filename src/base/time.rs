@@ -16,10 +16,20 @@ pub fn micros(at: SystemTime) -> String {
 pub fn parse(text: &str) -> Option<SystemTime> {
     let text = text.strip_suffix('Z')?;
     let (whole, fraction) = text.split_at_checked(19)?;
-    let is_fraction = |digits: &&str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let digits = if fraction.is_empty() { "0" } else { fraction.strip_prefix('.').filter(is_fraction)? };
-    let micros =
-        (0..6).fold(0, |micros, at| micros * 10 + digits.as_bytes().get(at).map_or(0, |byte| u64::from(byte - b'0')));
+    let is_fraction =
+        |digits: &&str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let digits = if fraction.is_empty() {
+        "0"
+    } else {
+        fraction.strip_prefix('.').filter(is_fraction)?
+    };
+    let micros = (0..6).fold(0, |micros, at| {
+        micros * 10
+            + digits
+                .as_bytes()
+                .get(at)
+                .map_or(0, |byte| u64::from(byte - b'0'))
+    });
     let fits = whole.bytes().enumerate().all(|(at, byte)| match at {
         4 | 7 => byte == b'-',
         10 => byte == b'T',
@@ -33,12 +43,21 @@ pub fn parse(text: &str) -> Option<SystemTime> {
     let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
     let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
     // 60 is a leap second
-    if year < 1970 || !(1..=12).contains(&month) || !(1..=31).contains(&day) || hour > 23 || minute > 59 || second > 60
+    if year < 1970
+        || !(1..=12).contains(&month)
+        || !(1..=31).contains(&day)
+        || hour > 23
+        || minute > 59
+        || second > 60
     {
         return None;
     }
     // years that begin in March, so that a leap day is a year's last
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (year, month) = if month > 2 {
+        (year, month - 3)
+    } else {
+        (year - 1, month + 9)
+    };
     let days = year * 365 + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
     // 1970-01-01, counted in the same way
     let days = days.checked_sub(719_468)?;
@@ -54,7 +73,8 @@ fn since_epoch(at: SystemTime) -> Duration {
 pub fn date(day: u64) -> (u64, u64, u64) {
     let days = day + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month + 2) / 5 + 1;
@@ -65,7 +85,12 @@ pub fn date(day: u64) -> (u64, u64, u64) {
 fn whole(at: SystemTime) -> String {
     let seconds = since_epoch(at).as_secs();
     let ((year, month, day), second) = (date(seconds / 86_400), seconds % 86_400);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}",
+        second / 3600,
+        second / 60 % 60,
+        second % 60
+    )
 }
 
 #[cfg(test)]
@@ -86,14 +111,32 @@ mod tests {
             (1_798_761_599, "2026-12-31T23:59:59Z"),
             (4_107_542_400, "2100-03-01T00:00:00Z"),
         ] {
-            assert_eq!((seconds(at(number)).as_str(), parse(text)), (text, Some(at(number))));
+            assert_eq!(
+                (seconds(at(number)).as_str(), parse(text)),
+                (text, Some(at(number)))
+            );
         }
-        assert_eq!(micros(at(1) + Duration::from_micros(7)), "1970-01-01T00:00:01.000007Z");
-        assert_eq!(parse("1970-01-01T00:00:01.000007Z"), Some(at(1) + Duration::from_micros(7)));
-        assert_eq!(parse("1970-01-01T00:00:01.9Z"), Some(at(1) + Duration::from_micros(900_000)));
-        assert_eq!(parse("1970-01-01T00:00:01.1234567Z"), Some(at(1) + Duration::from_micros(123_456)));
+        assert_eq!(
+            micros(at(1) + Duration::from_micros(7)),
+            "1970-01-01T00:00:01.000007Z"
+        );
+        assert_eq!(
+            parse("1970-01-01T00:00:01.000007Z"),
+            Some(at(1) + Duration::from_micros(7))
+        );
+        assert_eq!(
+            parse("1970-01-01T00:00:01.9Z"),
+            Some(at(1) + Duration::from_micros(900_000))
+        );
+        assert_eq!(
+            parse("1970-01-01T00:00:01.1234567Z"),
+            Some(at(1) + Duration::from_micros(123_456))
+        );
         for day in 0..40_000 {
-            assert_eq!(parse(&seconds(at(day * 86_400 + 5))), Some(at(day * 86_400 + 5)));
+            assert_eq!(
+                parse(&seconds(at(day * 86_400 + 5))),
+                Some(at(day * 86_400 + 5))
+            );
         }
     }
 

@@ -32,8 +32,15 @@ impl Timeline {
     /// Writes the events to `path` too, at its end: a console, a port to the host, a pipe of a log shipper. One that nobody
     /// reads does not hold anything up: what it does not take is lost.
     pub fn also_to(self, path: &Path) -> io::Result<Timeline> {
-        let file = File::options().append(true).create(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-        Ok(Timeline { also: Some(Box::leak(Box::new(file))), ..self })
+        let file = File::options()
+            .append(true)
+            .create(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?;
+        Ok(Timeline {
+            also: Some(Box::leak(Box::new(file))),
+            ..self
+        })
     }
 
     /// Prints an event, a word of letters and dashes, with what there is to say about it (no secrets: a console of a
@@ -48,7 +55,11 @@ impl Timeline {
     }
 
     fn line(&self, since_boot: Duration, name: &str, text: &str) -> String {
-        let mut line = format!("firstlight[{}] {:8.3}s {name}: ", self.stage, since_boot.as_secs_f64());
+        let mut line = format!(
+            "firstlight[{}] {:8.3}s {name}: ",
+            self.stage,
+            since_boot.as_secs_f64()
+        );
         logger::push_escaped(&mut line, text);
         line.push('\n');
         line
@@ -75,15 +86,30 @@ mod tests {
         timeline.event("phase", "one");
         timeline.event("phase", "two");
         let text = std::fs::read_to_string(&file).unwrap();
-        assert!(text.lines().count() == 2 && text.contains("s phase: one\n"), "{text}");
+        assert!(
+            text.lines().count() == 2 && text.contains("s phase: one\n"),
+            "{text}"
+        );
 
         let pipe = dir.path().join("pipe");
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        assert!(Timeline::new("run").also_to(&pipe).is_err(), "a pipe without a reader is told at the start");
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&pipe)
+                .status()
+                .unwrap()
+                .success()
+        );
+        assert!(
+            Timeline::new("run").also_to(&pipe).is_err(),
+            "a pipe without a reader is told at the start"
+        );
         let _reader = File::options().read(true).write(true).open(&pipe).unwrap();
         let timeline = Timeline::new("run").also_to(&pipe).unwrap();
         for _ in 0..5000 {
-            timeline.event("phase", "a line that is long enough for the pipe to be full after some thousands of them");
+            timeline.event(
+                "phase",
+                "a line that is long enough for the pipe to be full after some thousands of them",
+            );
         }
     }
 
@@ -91,7 +117,10 @@ mod tests {
     fn an_event_is_one_line_that_a_peers_words_cannot_forge() {
         let timeline = Timeline::new("unlock");
         let line = |text| timeline.line(Duration::from_millis(3214), "waiting", text);
-        assert_eq!(line("for a key"), "firstlight[unlock]    3.214s waiting: for a key\n");
+        assert_eq!(
+            line("for a key"),
+            "firstlight[unlock]    3.214s waiting: for a key\n"
+        );
         assert_eq!(
             line("no\nfirstlight[unlock]    3.300s mounted: /run/state\r\x1b[2J"),
             "firstlight[unlock]    3.214s waiting: no\n    firstlight[unlock]    3.300s mounted: /run/state\\r\\u{1b}[2J\n"

@@ -66,12 +66,22 @@ pub struct Busy {
 impl Turns {
     /// `at_once` turns at the same time, and `places` to wait for one.
     pub fn new(at_once: usize, places: usize) -> Turns {
-        Turns { at_once, places, state: Mutex::default(), changed: Condvar::new() }
+        Turns {
+            at_once,
+            places,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
     }
 
     /// Waits for a turn: until `deadline`, as long as `is_over` is false. [`Busy`] also when all places to wait are taken by
     /// those that were wrong less often, or have fewer of them.
-    pub fn take(&self, network: Network, deadline: Instant, is_over: impl Fn() -> bool) -> Result<Turn<'_>, Busy> {
+    pub fn take(
+        &self,
+        network: Network,
+        deadline: Instant,
+        is_over: impl Fn() -> bool,
+    ) -> Result<Turn<'_>, Busy> {
         let mut state = self.lock();
         let place = state.enter(network);
         if state.waiting.len() > self.places {
@@ -84,17 +94,26 @@ impl Turns {
             if is_displaced || now >= deadline || is_over() {
                 state.waiting.remove(&place);
                 self.changed.notify_all();
-                return Err(Busy { retry_after: state.delay(network, now).max(FIRST_DELAY) });
+                return Err(Busy {
+                    retry_after: state.delay(network, now).max(FIRST_DELAY),
+                });
             }
             if state.running < self.at_once && state.next(now) == Some(place) {
                 state.give(place);
-                return Ok(Turn { turns: self, network });
+                return Ok(Turn {
+                    turns: self,
+                    network,
+                });
             }
             let left = match state.delay(network, now) {
                 Duration::ZERO => TICK,
                 delay => delay.min(TICK),
             };
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -112,9 +131,16 @@ impl Turns {
 impl State {
     fn enter(&mut self, network: Network) -> Place {
         self.last += 1;
-        let last_round = self.waiting.iter().rev().find(|(_, other)| **other == network).map(|(place, _)| place.round);
-        let place =
-            Place { round: last_round.map_or(self.round, |round| self.round.max(round + 1)), number: self.last };
+        let last_round = self
+            .waiting
+            .iter()
+            .rev()
+            .find(|(_, other)| **other == network)
+            .map(|(place, _)| place.round);
+        let place = Place {
+            round: last_round.map_or(self.round, |round| self.round.max(round + 1)),
+            number: self.last,
+        };
         self.waiting.insert(place, network);
         place
     }
@@ -130,26 +156,40 @@ impl State {
     /// The one whose turn it is.
     fn next(&self, now: Instant) -> Option<Place> {
         let mut waiting = self.waiting.iter();
-        waiting.find(|(_, network)| self.delay(**network, now).is_zero()).map(|(place, _)| *place)
+        waiting
+            .find(|(_, network)| self.delay(**network, now).is_zero())
+            .map(|(place, _)| *place)
     }
 
     /// Takes the place of the newest one of the network that was wrong most often; of those, that has the most places.
     fn displace(&mut self, now: Instant) {
         let mut counts: HashMap<Network, usize> = HashMap::new();
-        self.waiting.values().for_each(|network| *counts.entry(*network).or_default() += 1);
-        let weight =
-            |(place, network): &(&Place, &Network)| (self.wrong(**network, now), counts[*network], place.number);
-        let greediest = self.waiting.iter().max_by_key(weight).map(|(place, _)| *place);
+        self.waiting
+            .values()
+            .for_each(|network| *counts.entry(*network).or_default() += 1);
+        let weight = |(place, network): &(&Place, &Network)| {
+            (self.wrong(**network, now), counts[*network], place.number)
+        };
+        let greediest = self
+            .waiting
+            .iter()
+            .max_by_key(weight)
+            .map(|(place, _)| *place);
         greediest.map(|place| self.waiting.remove(&place));
     }
 
     fn wrong(&self, network: Network, now: Instant) -> u32 {
-        self.delays.get(&network).filter(|delay| !delay.is_forgotten(now)).map_or(0, |delay| delay.wrong)
+        self.delays
+            .get(&network)
+            .filter(|delay| !delay.is_forgotten(now))
+            .map_or(0, |delay| delay.wrong)
     }
 
     /// How long a network has to wait.
     fn delay(&self, network: Network, now: Instant) -> Duration {
-        self.delays.get(&network).map_or(Duration::ZERO, |delay| delay.until.saturating_duration_since(now))
+        self.delays.get(&network).map_or(Duration::ZERO, |delay| {
+            delay.until.saturating_duration_since(now)
+        })
     }
 
     fn lengthen_delay(&mut self, network: Network, now: Instant) {
@@ -158,11 +198,23 @@ impl State {
             self.delays.retain(|_, delay| !delay.is_forgotten(now));
         }
         if self.delays.len() >= MAX_DELAYS && !self.delays.contains_key(&network) {
-            let least = self.delays.iter().min_by_key(|(_, delay)| (delay.wrong, delay.until)).map(|(least, _)| *least);
+            let least = self
+                .delays
+                .iter()
+                .min_by_key(|(_, delay)| (delay.wrong, delay.until))
+                .map(|(least, _)| *least);
             least.map(|least| self.delays.remove(&least));
         }
-        let delay = FIRST_DELAY.saturating_mul(1 << wrong.min(10)).min(LONGEST_DELAY);
-        self.delays.insert(network, Delay { wrong: wrong.saturating_add(1), until: now + delay });
+        let delay = FIRST_DELAY
+            .saturating_mul(1 << wrong.min(10))
+            .min(LONGEST_DELAY);
+        self.delays.insert(
+            network,
+            Delay {
+                wrong: wrong.saturating_add(1),
+                until: now + delay,
+            },
+        );
     }
 }
 
@@ -181,7 +233,9 @@ pub struct Turn<'a> {
 impl Turn<'_> {
     /// The try was wrong: the next one of this network has to wait.
     pub fn wrong(self) {
-        self.turns.lock().lengthen_delay(self.network, Instant::now());
+        self.turns
+            .lock()
+            .lengthen_delay(self.network, Instant::now());
     }
 
     /// The try was right: all that this network did before is forgiven.
@@ -229,7 +283,10 @@ mod tests {
             assert_eq!(state.delay(network(2), now), Duration::ZERO);
             now += Duration::from_secs(seconds);
         }
-        assert_eq!((state.delay(peer, now), state.wrong(peer, now)), (Duration::ZERO, 8));
+        assert_eq!(
+            (state.delay(peer, now), state.wrong(peer, now)),
+            (Duration::ZERO, 8)
+        );
         now += FORGET_AFTER;
         assert_eq!(state.wrong(peer, now), 0);
         state.lengthen_delay(peer, now);
@@ -254,9 +311,15 @@ mod tests {
         for _ in 0..3 {
             turns.lock().lengthen_delay(network(1), Instant::now());
         }
-        let busy = turns.take(network(1), Instant::now() + TICK, || false).err().unwrap();
+        let busy = turns
+            .take(network(1), Instant::now() + TICK, || false)
+            .err()
+            .unwrap();
         assert!((3..=4).contains(&busy.retry_after.as_secs()), "{busy:?}");
-        assert!(turns.take(network(1), soon(), || true).is_err(), "its caller is gone");
+        assert!(
+            turns.take(network(1), soon(), || true).is_err(),
+            "its caller is gone"
+        );
         assert_eq!(turns.waiting(), 0);
     }
 
@@ -264,15 +327,34 @@ mod tests {
     fn however_many_strangers_were_wrong_another_has_its_turn_at_once() {
         let turns = Turns::new(1, 8);
         for number in 0..3 * MAX_DELAYS as u32 {
-            turns.take(network(number), soon(), || false).unwrap().wrong();
+            turns
+                .take(network(number), soon(), || false)
+                .unwrap()
+                .wrong();
         }
         assert!(turns.lock().delays.len() <= MAX_DELAYS);
         // all of one IPv6 /64 are one
-        let neighbour = |number: u64| IpAddr::V6(Ipv6Addr::from_bits((0x2001_0db8 << 96) + u128::from(number))).into();
+        let neighbour = |number: u64| {
+            IpAddr::V6(Ipv6Addr::from_bits(
+                (0x2001_0db8 << 96) + u128::from(number),
+            ))
+            .into()
+        };
         turns.take(neighbour(1), soon(), || false).unwrap().wrong();
-        assert!(turns.take(neighbour(2), Instant::now() + TICK, || false).is_err());
+        assert!(
+            turns
+                .take(neighbour(2), Instant::now() + TICK, || false)
+                .is_err()
+        );
         let started = Instant::now();
-        turns.take("2001:db9::1".parse::<IpAddr>().unwrap().into(), soon(), || false).unwrap().right();
+        turns
+            .take(
+                "2001:db9::1".parse::<IpAddr>().unwrap().into(),
+                soon(),
+                || false,
+            )
+            .unwrap()
+            .right();
         assert!(started.elapsed() < FIRST_DELAY);
     }
 
@@ -281,7 +363,10 @@ mod tests {
         let (mut state, now) = (State::default(), Instant::now());
         (0..3).for_each(|_| state.lengthen_delay(network(0), now));
         (1..5000).for_each(|number| state.lengthen_delay(network(number), now));
-        assert_eq!((state.delays.len(), state.wrong(network(0), now)), (MAX_DELAYS, 3));
+        assert_eq!(
+            (state.delays.len(), state.wrong(network(0), now)),
+            (MAX_DELAYS, 3)
+        );
     }
 
     #[test]
@@ -324,14 +409,29 @@ mod tests {
         thread::scope(|scope| {
             for (number, who) in [1, 1, 1, 2].into_iter().enumerate() {
                 let (turns, ended) = (&turns, ended.clone());
-                scope.spawn(move || ended.send((who, turns.take(network(who), soon(), || false).is_ok())).unwrap());
+                scope.spawn(move || {
+                    ended
+                        .send((who, turns.take(network(who), soon(), || false).is_ok()))
+                        .unwrap()
+                });
                 wait_for(|| turns.waiting() == number + 1);
             }
-            scope.spawn(|| ended.send((3, turns.take(network(3), soon(), || false).is_ok())).unwrap());
+            scope.spawn(|| {
+                ended
+                    .send((3, turns.take(network(3), soon(), || false).is_ok()))
+                    .unwrap()
+            });
             assert_eq!(ends.recv().unwrap(), (1, false));
-            assert!(turns.take(network(1), soon(), || false).is_err(), "it has the most still");
+            assert!(
+                turns.take(network(1), soon(), || false).is_err(),
+                "it has the most still"
+            );
             turns.lock().lengthen_delay(network(3), Instant::now());
-            scope.spawn(|| ended.send((4, turns.take(network(4), soon(), || false).is_ok())).unwrap());
+            scope.spawn(|| {
+                ended
+                    .send((4, turns.take(network(4), soon(), || false).is_ok()))
+                    .unwrap()
+            });
             assert_eq!(ends.recv().unwrap(), (3, false), "it was wrong");
             drop(first);
             let mut ends: Vec<_> = (0..4).map(|_| ends.recv().unwrap()).collect();

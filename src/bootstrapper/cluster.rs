@@ -77,7 +77,10 @@ impl Plan {
         policy: &components::Policy,
     ) -> Result<Plan, Refused> {
         let node = setup::kubernetes_node(me)?;
-        let alternative_names = request.apiserver_cert_sans.iter().filter(|name| !name.is_empty());
+        let alternative_names = request
+            .apiserver_cert_sans
+            .iter()
+            .filter(|name| !name.is_empty());
         let cluster = kubeadm::Cluster {
             version: request.kubernetes_version.parse()?,
             name: parameters::cluster_name(&request.cluster_name)?,
@@ -89,7 +92,10 @@ impl Plan {
             patience: None,
         };
         let wire = request.kubernetes_components.clone();
-        let components = wire.iter().map(|wire| Component::parse(wire, policy)).collect::<Result<_, _>>();
+        let components = wire
+            .iter()
+            .map(|wire| Component::parse(wire, policy))
+            .collect::<Result<_, _>>();
         let components = components.map_err(Refused::Component)?;
         // the old operator's tool brings its own, but for its conformance tests' kube-proxy
         let mut skip_phases = vec!["preflight", "certs"];
@@ -99,7 +105,13 @@ impl Plan {
         if !request.kubeadm_addons && !request.conformance_mode {
             skip_phases.push("addon/kube-proxy");
         }
-        Ok(Plan { cluster, node, components, wire, skip_phases })
+        Ok(Plan {
+            cluster,
+            node,
+            components,
+            wire,
+            skip_phases,
+        })
     }
 
     /// The steps; the module's picture. `principals` are the names in the SSH host certificate. The administrator's kubeconfig.
@@ -123,7 +135,9 @@ impl Plan {
         job.phase("kubeadm init");
         let skip = format!("--skip-phases={}", self.skip_phases.join(","));
         let options = ["--skip-token-print", &skip];
-        kubelet::watched(stop, job, |stop| KUBEADM.run(&["init"], &options, INIT, stop, job))?;
+        kubelet::watched(stop, job, |stop| {
+            KUBEADM.run(&["init"], &options, INIT, stop, job)
+        })?;
 
         job.phase("kubeconfig");
         let kubeconfig = self.make_kubeconfig(stop, job)?;
@@ -150,7 +164,10 @@ impl Plan {
                 ended => return ended,
             }
             let pause = backoff.pause();
-            job.line(&format!("the checks failed; trying them again in {} s", pause.as_secs().max(1)));
+            job.line(&format!(
+                "the checks failed; trying them again in {} s",
+                pause.as_secs().max(1)
+            ));
             if stop.wait(pause) {
                 return Err(Error::Stopped);
             }
@@ -164,7 +181,8 @@ impl Plan {
         let addresses = [self.node.ip];
         let now = SystemTime::now();
         let ca = read(kubeadm::CA_CERTIFICATE)?;
-        let issued = kubelet_certificate::issue(&ca, key.expose(), &self.node.name, &[], &addresses, now);
+        let issued =
+            kubelet_certificate::issue(&ca, key.expose(), &self.node.name, &[], &addresses, now);
         setup::write_certificate(&issued.map_err(Error::Certificate)?)
     }
 
@@ -172,7 +190,8 @@ impl Plan {
         let client = format!("{}-admin", self.cluster.name);
         let mut command = KUBEADM.command(&["kubeconfig", "user"]);
         command.args(["--client-name", &client, "--org", "system:masters"]);
-        command::output(&mut command, SHORT, stop, &mut |line| job.line(line)).map_err(Error::Command)
+        command::output(&mut command, SHORT, stop, &mut |line| job.line(line))
+            .map_err(Error::Command)
     }
 }
 
@@ -192,17 +211,30 @@ impl Plan {
         let name = format!("k8s-components-{name}");
         let config_maps = CONFIG_MAPS.in_namespace("kube-system");
         let version = self.cluster.version.to_string();
-        let data = json!({"components": components::list_json(&self.wire), "cluster-version": version});
+        let data =
+            json!({"components": components::list_json(&self.wire), "cluster-version": version});
         let immutable = json!({"metadata": {"name": name}, "immutable": true, "data": data});
         client.create_if_absent(&config_maps, &immutable)?;
-        client.create_if_absent(&config_maps, &json!({"metadata": {"name": "internal-config"}}))?;
-        client.annotate(&NODES.named(self.node.name.as_str()), &[(COMPONENTS, &name)])?;
+        client.create_if_absent(
+            &config_maps,
+            &json!({"metadata": {"name": "internal-config"}}),
+        )?;
+        client.annotate(
+            &NODES.named(self.node.name.as_str()),
+            &[(COMPONENTS, &name)],
+        )?;
         Ok(())
     }
 
     /// What a join service would have recorded: that this machine has this disk, name and address. So no other gets them, and
     /// the kubelet's certificate can be renewed.
-    fn record(&self, client: &Client, node: &Node, disk: &str, principals: &[String]) -> Result<(), String> {
+    fn record(
+        &self,
+        client: &Client,
+        node: &Node,
+        disk: &str,
+        principals: &[String],
+    ) -> Result<(), String> {
         let failed = |why: &dyn std::fmt::Display| format!("this machine is not recorded: {why}");
         let disk = Uuid::parse(disk).ok_or_else(|| failed(&"its disk has no UUID"))?;
         let machine = node.issuer.machine().map_err(|error| failed(&error))?;

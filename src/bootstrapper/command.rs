@@ -43,15 +43,29 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (lines, end) = match self {
-            Error::Start(program, error) => return write!(f, "{program} could not be started: {error}"),
-            Error::Stopped(program) => return write!(f, "{program} was ended, since this node is told to stop"),
+            Error::Start(program, error) => {
+                return write!(f, "{program} could not be started: {error}");
+            }
+            Error::Stopped(program) => {
+                return write!(f, "{program} was ended, since this node is told to stop");
+            }
             Error::Failed(program, status, lines) => match (status.code(), status.signal()) {
                 (Some(code), _) => (lines, format!("{program} failed with exit code {code}")),
-                (_, signal) => (lines, format!("{program} was killed by signal {}", signal.unwrap_or_default())),
+                (_, signal) => (
+                    lines,
+                    format!(
+                        "{program} was killed by signal {}",
+                        signal.unwrap_or_default()
+                    ),
+                ),
             },
-            Error::Late(program, limit, lines) => {
-                (lines, format!("{program} took longer than {} s and was ended", limit.as_secs()))
-            }
+            Error::Late(program, limit, lines) => (
+                lines,
+                format!(
+                    "{program} took longer than {} s and was ended",
+                    limit.as_secs()
+                ),
+            ),
         };
         f.write_str(&end)?;
         if !lines.is_empty() {
@@ -64,7 +78,12 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// Runs `command` to its good end within `limit`; `tell` gets each line of its standard output and error.
-pub fn run(command: &mut Command, limit: Duration, stop: &Stop, tell: &mut dyn FnMut(&str)) -> Result<(), Error> {
+pub fn run(
+    command: &mut Command,
+    limit: Duration,
+    stop: &Stop,
+    tell: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
     let (mut running, lines) = Running::start(command, true)?;
     running.finish(&lines, limit, stop, tell)
 }
@@ -82,16 +101,24 @@ pub fn output(
     thread::scope(move |scope| {
         // dropped, and with it what it runs, before the scope waits for the reader
         let mut running = running;
-        let reader = thread::Builder::new().name("command-output".into()).spawn_scoped(scope, || {
-            let mut bytes = Vec::with_capacity(64 << 10); // so that it need not grow, which would leave copies
-            stdout.map(|stdout| stdout.take(MAX_OUTPUT).read_to_end(&mut bytes)).transpose().map(|_| Secret::new(bytes))
-        });
+        let reader = thread::Builder::new()
+            .name("command-output".into())
+            .spawn_scoped(scope, || {
+                let mut bytes = Vec::with_capacity(64 << 10); // so that it need not grow, which would leave copies
+                stdout
+                    .map(|stdout| stdout.take(MAX_OUTPUT).read_to_end(&mut bytes))
+                    .transpose()
+                    .map(|_| Secret::new(bytes))
+            });
         let reader = reader.map_err(|error| Error::Start(name.clone(), error))?;
         running.finish(&lines, limit, stop, tell)?;
         match reader.join() {
             Ok(Ok(bytes)) => Ok(bytes),
             Ok(Err(error)) => Err(Error::Start(name, error)),
-            Err(_) => Err(Error::Start(name, io::Error::other("its output was not read"))),
+            Err(_) => Err(Error::Start(
+                name,
+                io::Error::other("its output was not read"),
+            )),
         }
     })
 }
@@ -103,7 +130,10 @@ struct Running {
 }
 
 impl Running {
-    fn start(command: &mut Command, follow_stdout: bool) -> Result<(Running, Receiver<String>), Error> {
+    fn start(
+        command: &mut Command,
+        follow_stdout: bool,
+    ) -> Result<(Running, Receiver<String>), Error> {
         let name = name(command);
         let spawned = command
             .stdin(Stdio::null())
@@ -114,13 +144,21 @@ impl Running {
             .spawn();
         let mut child = spawned.map_err(|error| Error::Start(name.clone(), error))?;
         let (sender, lines) = mpsc::channel();
-        let stderr = child.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
-        let stdout = child.stdout.take_if(|_| follow_stdout).map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
+        let stderr = child
+            .stderr
+            .take()
+            .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
+        let stdout = child
+            .stdout
+            .take_if(|_| follow_stdout)
+            .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
         // from here on the child is ended on every way out
         let running = Running { name, child };
         for pipe in stderr.into_iter().chain(stdout) {
             let sender = sender.clone();
-            let reader = thread::Builder::new().name("command-lines".into()).spawn(move || read_lines(pipe, &sender));
+            let reader = thread::Builder::new()
+                .name("command-lines".into())
+                .spawn(move || read_lines(pipe, &sender));
             reader.map_err(|error| Error::Start(running.name.clone(), error))?;
         }
         Ok((running, lines))
@@ -191,7 +229,9 @@ impl Drop for Running {
 /// `kubeadm init phase preflight`: the words up to the first option.
 fn name(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    let words = words.map(|word| word.to_string_lossy()).take_while(|word| !word.starts_with('-'));
+    let words = words
+        .map(|word| word.to_string_lossy())
+        .take_while(|word| !word.starts_with('-'));
     words.collect::<Vec<_>>().join(" ")
 }
 
@@ -201,11 +241,19 @@ fn read_lines(pipe: Box<dyn Read + Send>, sender: &Sender<String>) {
     let mut line = Vec::new();
     loop {
         line.clear();
-        match pipe.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut line) {
+        match pipe
+            .by_ref()
+            .take(MAX_LINE as u64)
+            .read_until(b'\n', &mut line)
+        {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        let text: String = String::from_utf8_lossy(&line).trim_end().chars().filter(|c| !c.is_control()).collect();
+        let text: String = String::from_utf8_lossy(&line)
+            .trim_end()
+            .chars()
+            .filter(|c| !c.is_control())
+            .collect();
         if !text.is_empty() && sender.send(text).is_err() {
             return;
         }
@@ -226,13 +274,19 @@ mod tests {
 
     fn run_sh(script: &str, limit: Duration, stop: &Stop) -> (Result<(), Error>, Vec<String>) {
         let mut told = vec![];
-        let result = run(&mut sh(script), limit, stop, &mut |line| told.push(line.to_owned()));
+        let result = run(&mut sh(script), limit, stop, &mut |line| {
+            told.push(line.to_owned())
+        });
         (result, told)
     }
 
     #[test]
     fn each_line_of_both_streams_is_told() {
-        let (result, mut told) = run_sh("echo one; echo two >&2; printf 'thr\\033ee'", LONG, &Stop::new());
+        let (result, mut told) = run_sh(
+            "echo one; echo two >&2; printf 'thr\\033ee'",
+            LONG,
+            &Stop::new(),
+        );
         result.unwrap();
         told.sort();
         assert_eq!(told, ["one", "three", "two"]);
@@ -240,22 +294,37 @@ mod tests {
 
     #[test]
     fn a_failure_says_what_failed_how_and_its_last_words() {
-        let (result, _) = run_sh("for i in $(seq 100); do echo line $i; done; exit 7", LONG, &Stop::new());
+        let (result, _) = run_sh(
+            "for i in $(seq 100); do echo line $i; done; exit 7",
+            LONG,
+            &Stop::new(),
+        );
         let text = result.unwrap_err().to_string();
-        assert!(text.starts_with("sh failed with exit code 7; its last lines:\nline 89\n"), "{text}");
+        assert!(
+            text.starts_with("sh failed with exit code 7; its last lines:\nline 89\n"),
+            "{text}"
+        );
         assert!(text.ends_with("line 100"), "{text}");
         let (result, _) = run_sh("kill -9 $$", LONG, &Stop::new());
         assert_eq!(result.unwrap_err().to_string(), "sh was killed by signal 9");
         let mut none = Command::new("/nonexistent/program");
-        let error = run(&mut none, LONG, &Stop::new(), &mut |_| {}).unwrap_err().to_string();
-        assert!(error.starts_with("/nonexistent/program could not be started"), "{error}");
+        let error = run(&mut none, LONG, &Stop::new(), &mut |_| {})
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("/nonexistent/program could not be started"),
+            "{error}"
+        );
     }
 
     #[test]
     fn the_deadline_and_a_stop_end_it_with_what_it_started() {
         let dir = tempfile::tempdir().unwrap();
         let pid = dir.path().join("pid");
-        let script = format!("sleep 3600 & echo $! >{}; echo started; wait", pid.display());
+        let script = format!(
+            "sleep 3600 & echo $! >{}; echo started; wait",
+            pid.display()
+        );
         // a zombie is gone: nobody may be there to reap it
         let is_gone = || {
             let pid = std::fs::read_to_string(&pid).unwrap();
@@ -282,7 +351,12 @@ mod tests {
 
     #[test]
     fn the_deadline_ends_what_is_read_too() {
-        let late = output(&mut sh("exec sleep 3600"), Duration::from_millis(300), &Stop::new(), &mut |_| ());
+        let late = output(
+            &mut sh("exec sleep 3600"),
+            Duration::from_millis(300),
+            &Stop::new(),
+            &mut |_| (),
+        );
         assert!(matches!(late, Err(Error::Late(..))));
     }
 
@@ -290,14 +364,21 @@ mod tests {
     fn output_is_returned_and_not_told() {
         let mut told = vec![];
         let script = "echo secret; echo working >&2";
-        let bytes = output(&mut sh(script), LONG, &Stop::new(), &mut |line| told.push(line.to_owned())).unwrap();
+        let bytes = output(&mut sh(script), LONG, &Stop::new(), &mut |line| {
+            told.push(line.to_owned())
+        })
+        .unwrap();
         assert_eq!(bytes.expose(), b"secret\n");
         assert_eq!(told, ["working"]);
     }
 
     #[test]
     fn endless_lines_and_bytes_that_are_no_text_are_cut() {
-        let (result, told) = run_sh("head -c 100000 /dev/zero | tr '\\0' a; printf '\\377\\n'", LONG, &Stop::new());
+        let (result, told) = run_sh(
+            "head -c 100000 /dev/zero | tr '\\0' a; printf '\\377\\n'",
+            LONG,
+            &Stop::new(),
+        );
         result.unwrap();
         assert!(told.len() >= 50 && told.iter().all(|line| line.len() <= MAX_LINE + 3));
     }
@@ -305,7 +386,14 @@ mod tests {
     #[test]
     fn a_program_is_named_without_its_options() {
         let mut command = Command::new("kubeadm");
-        command.args(["init", "phase", "certs", "all", "--config", "/run/kubeadm.yaml"]);
+        command.args([
+            "init",
+            "phase",
+            "certs",
+            "all",
+            "--config",
+            "/run/kubeadm.yaml",
+        ]);
         assert_eq!(name(&command), "kubeadm init phase certs all");
         assert_eq!(name(&sh("echo a")), "sh");
     }

@@ -52,9 +52,15 @@ fn prioritize(process: u32) {
     let mut done = Vec::new();
     loop {
         let threads = numbers(&Path::new("/proc").join(process.to_string()).join("task"));
-        let new: Vec<_> = threads.into_iter().filter(|thread| !done.contains(thread)).collect();
+        let new: Vec<_> = threads
+            .into_iter()
+            .filter(|thread| !done.contains(thread))
+            .collect();
         if new.is_empty() {
-            log::info!("etcd (process {process}): {} threads have real-time I/O priority", done.len());
+            log::info!(
+                "etcd (process {process}): {} threads have real-time I/O priority",
+                done.len()
+            );
             return;
         }
         for thread in new {
@@ -68,8 +74,13 @@ fn prioritize(process: u32) {
 }
 
 fn numbers(directory: &Path) -> Vec<u32> {
-    let Ok(entries) = fs::read_dir(directory) else { return vec![] };
-    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    let Ok(entries) = fs::read_dir(directory) else {
+        return vec![];
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -81,8 +92,11 @@ mod tests {
     #[test]
     fn etcd_is_found_by_its_program() {
         let proc = tempfile::tempdir().unwrap();
-        for (number, program) in [("7", "/usr/local/bin/etcd"), ("8", "/usr/bin/etcdctl"), ("9", "/bin/etcd (deleted)")]
-        {
+        for (number, program) in [
+            ("7", "/usr/local/bin/etcd"),
+            ("8", "/usr/bin/etcdctl"),
+            ("9", "/bin/etcd (deleted)"),
+        ] {
             fs::create_dir(proc.path().join(number)).unwrap();
             symlink(program, proc.path().join(number).join("exe")).unwrap();
         }
@@ -98,7 +112,10 @@ mod tests {
         prioritize(std::process::id());
         let tasks = Path::new("/proc/self/task");
         for thread in numbers(tasks) {
-            assert!(process::io_priority(thread).is_err() || process::io_priority(thread).unwrap() == 1 << 13);
+            assert!(
+                process::io_priority(thread).is_err()
+                    || process::io_priority(thread).unwrap() == 1 << 13
+            );
         }
         stop.stop();
         thread.join().unwrap();

@@ -8,7 +8,8 @@ use super::job::Job;
 use super::setup::Node;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{
-    CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID, Secret, cluster_id,
+    CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID,
+    Secret, cluster_id,
 };
 use base::stop::Stop;
 use cloud::Role;
@@ -37,13 +38,20 @@ pub struct Keys {
 impl Keys {
     /// From a request; no look at anything else.
     pub fn new(request: &InitRequest) -> Result<Keys, Status> {
-        let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).map_err(|e| invalid(e.to_string()))?;
-        let salt: [u8; MEASUREMENT_SALT_LEN] = request.measurement_salt.as_slice().try_into().map_err(|_| {
-            let length = request.measurement_salt.len();
-            invalid(format!("measurement_salt has {length} bytes, expected {MEASUREMENT_SALT_LEN}"))
-        })?;
-        let measurement_secret =
-            derive(&kms, &Dek::named(MEASUREMENT_SECRET_ID)).map_err(|why| Status::new(Code::Internal, why))?;
+        let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri)
+            .map_err(|e| invalid(e.to_string()))?;
+        let salt: [u8; MEASUREMENT_SALT_LEN] = request
+            .measurement_salt
+            .as_slice()
+            .try_into()
+            .map_err(|_| {
+                let length = request.measurement_salt.len();
+                invalid(format!(
+                    "measurement_salt has {length} bytes, expected {MEASUREMENT_SALT_LEN}"
+                ))
+            })?;
+        let measurement_secret = derive(&kms, &Dek::named(MEASUREMENT_SECRET_ID))
+            .map_err(|why| Status::new(Code::Internal, why))?;
         let cluster = cluster_id(&measurement_secret, &salt);
         Ok(Keys { kms, salt, cluster })
     }
@@ -60,21 +68,41 @@ pub struct Init {
 impl Init {
     /// Checks everything; the node is as fresh as before.
     pub fn new(keys: Keys, request: &InitRequest, node: &Node) -> Result<Init, Status> {
-        let unavailable = |error| Status::new(Code::Unavailable, format!("this node does not know who it is: {error}"));
-        let me = node.metadata.self_().map_err(|error| unavailable(error.to_string()))?;
+        let unavailable = |error| {
+            Status::new(
+                Code::Unavailable,
+                format!("this node does not know who it is: {error}"),
+            )
+        };
+        let me = node
+            .metadata
+            .self_()
+            .map_err(|error| unavailable(error.to_string()))?;
         if me.role == Role::Worker {
-            let why = format!("this machine ({}) is a worker: init another one, which is a control plane", me.name);
+            let why = format!(
+                "this machine ({}) is a worker: init another one, which is a control plane",
+                me.name
+            );
             return Err(Status::new(Code::FailedPrecondition, why));
         }
         let plan = match request.kubernetes_version.is_empty() {
             true => None,
             false => {
-                let endpoint =
-                    node.metadata.load_balancer_endpoint().map_err(|error| unavailable(error.to_string()))?;
-                Some(Plan::new(request, &me, &endpoint, &node.policy).map_err(|error| invalid(error.to_string()))?)
+                let endpoint = node
+                    .metadata
+                    .load_balancer_endpoint()
+                    .map_err(|error| unavailable(error.to_string()))?;
+                Some(
+                    Plan::new(request, &me, &endpoint, &node.policy)
+                        .map_err(|error| invalid(error.to_string()))?,
+                )
             }
         };
-        Ok(Init { keys, names: request.apiserver_cert_sans.clone(), plan })
+        Ok(Init {
+            keys,
+            names: request.apiserver_cert_sans.clone(),
+            plan,
+        })
     }
 
     /// The ID of the cluster to be.
@@ -85,17 +113,27 @@ impl Init {
     /// What follows the lock: each step survives power loss, and the mark of completion is the last.
     pub fn run(&self, node: &Node, stop: &Stop, job: &Job<Done>) -> Result<Done, String> {
         job.phase("state disk");
-        let state = NodeState { role: Role::ControlPlane, measurement_salt: self.keys.salt };
+        let state = NodeState {
+            role: Role::ControlPlane,
+            measurement_salt: self.keys.salt,
+        };
         let measurement_secret = derive(&self.keys.kms, &Dek::named(MEASUREMENT_SECRET_ID))?;
-        let disk = node.commit_disk(&state, &measurement_secret, |uuid| derive(&self.keys.kms, &Dek::disk(uuid)))?;
+        let disk = node.commit_disk(&state, &measurement_secret, |uuid| {
+            derive(&self.keys.kms, &Dek::disk(uuid))
+        })?;
         job.phase("emergency SSH");
         let principals = self.certify_host(node)?;
         let kubeconfig = match &self.plan {
-            Some(plan) => plan.run(node, &disk, &principals, stop, job).map_err(|error| error.to_string())?,
+            Some(plan) => plan
+                .run(node, &disk, &principals, stop, job)
+                .map_err(|error| error.to_string())?,
             None => cluster::none(),
         };
         node.complete()?;
-        Ok(Done { cluster: self.cluster(), kubeconfig: Arc::new(kubeconfig) })
+        Ok(Done {
+            cluster: self.cluster(),
+            kubeconfig: Arc::new(kubeconfig),
+        })
     }
 
     /// Who has the master secret can reach this node by SSH, and knows it when they do, by these names.
@@ -104,10 +142,19 @@ impl Init {
             let seed = derive(&self.keys.kms, &Dek::named(id))?;
             ssh::Authority::from_seed(&seed).map_err(|error| format!("the SSH authority: {error}"))
         };
-        let (hosts, users) = (authority(SSH_HOST_CA_SEED_ID)?, authority(SSH_USER_CA_SEED_ID)?);
+        let (hosts, users) = (
+            authority(SSH_HOST_CA_SEED_ID)?,
+            authority(SSH_USER_CA_SEED_ID)?,
+        );
         // names with a wildcard are for TLS only
-        let names: Vec<String> = self.names.iter().filter(|name| ssh::is_principal(name)).cloned().collect();
-        let principals = ssh::host::principals(&names).map_err(|error| format!("this node's addresses: {error}"))?;
+        let names: Vec<String> = self
+            .names
+            .iter()
+            .filter(|name| ssh::is_principal(name))
+            .cloned()
+            .collect();
+        let principals = ssh::host::principals(&names)
+            .map_err(|error| format!("this node's addresses: {error}"))?;
         ssh::host::install_host_certificate(&node.root, &hosts, users.public(), &principals)
             .map_err(|error| format!("the SSH host certificate: {error}"))?;
         ssh::host::reload_sshd();

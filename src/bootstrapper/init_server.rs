@@ -28,7 +28,9 @@ use attest::atls;
 use attest::attestation::Issuer;
 use proto::init::PROGRESS;
 use proto::init::init_response::Kind;
-use proto::init::{INIT, InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, ProgressResponse};
+use proto::init::{
+    INIT, InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, ProgressResponse,
+};
 use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
 
 /// How often a lost operator and a stop are looked for.
@@ -64,7 +66,14 @@ impl InitServer {
     ) -> std::io::Result<InitServer> {
         let job = Job::new(node.timeline);
         let is_delivered = AtomicBool::new(false);
-        let shared = Arc::new(Shared { guard, entrant, node, job, worker: Mutex::default(), is_delivered });
+        let shared = Arc::new(Shared {
+            guard,
+            entrant,
+            node,
+            job,
+            worker: Mutex::default(),
+            is_delivered,
+        });
         let handler = shared.clone();
         let router = Router::new().server_streaming(
             INIT,
@@ -98,7 +107,9 @@ impl InitServer {
         }
         match job.ending() {
             // told to stop between the lock and the set-up
-            None if self.shared.entrant.has_won() => Outcome::Failed("stopped after the node lock".into()),
+            None if self.shared.entrant.has_won() => {
+                Outcome::Failed("stopped after the node lock".into())
+            }
             None => Outcome::None,
             Some(Ok(_)) => Outcome::Done,
             Some(Err(why)) => Outcome::Failed(why),
@@ -108,7 +119,9 @@ impl InitServer {
 
 /// What comes before the set-up; returns when there is one that this request may watch.
 fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(), Status> {
-    let Shared { entrant, node, job, .. } = &**shared;
+    let Shared {
+        entrant, node, job, ..
+    } = &**shared;
     check_secret(call, request, &shared.guard)?;
     let keys = Keys::new(request)?;
     if entrant.cluster() == Some(keys.cluster) && job.has_begun() {
@@ -117,7 +130,9 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
     let init = Init::new(keys, request, node)?;
     let stopped = || Status::new(Code::Unavailable, "this node is told to stop");
     match entrant.lock(init.cluster()).ok_or_else(stopped)? {
-        Locking::Taken => node.timeline.event("locked", "this node belongs to a cluster from here on"),
+        Locking::Taken => node
+            .timeline
+            .event("locked", "this node belongs to a cluster from here on"),
         Locking::Already(id) if id == init.cluster() && job.has_begun() => return Ok(()),
         Locking::Already(_) => {
             let why = "node is already being activated: it joins a cluster that gave it a ticket, or another operator's init \
@@ -131,14 +146,17 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
         }
     }
     job.begin();
-    let worker = thread::Builder::new().name("set-up".into()).spawn({
-        let shared = shared.clone();
-        move || {
-            let run = || init.run(&shared.node, shared.entrant.stop(), &shared.job);
-            let ending = catch_unwind(AssertUnwindSafe(run));
-            shared.job.end(ending.unwrap_or_else(|_| Err("a defect of this program; its log says where".into())));
-        }
-    });
+    let worker =
+        thread::Builder::new().name("set-up".into()).spawn({
+            let shared = shared.clone();
+            move || {
+                let run = || init.run(&shared.node, shared.entrant.stop(), &shared.job);
+                let ending = catch_unwind(AssertUnwindSafe(run));
+                shared.job.end(ending.unwrap_or_else(|_| {
+                    Err("a defect of this program; its log says where".into())
+                }));
+            }
+        });
     match worker {
         Ok(worker) => *self::lock(&shared.worker) = Some(worker),
         Err(error) => job.end(Err(format!("starting a thread for the set-up: {error}"))),
@@ -162,7 +180,10 @@ fn watch(call: &Call, answer: &mut Sender<InitResponse>, shared: &Shared) -> Res
             return Ok(());
         }
         if call.is_cancelled() {
-            return Err(Status::new(Code::Cancelled, "the set-up goes on; the same request asked again watches it"));
+            return Err(Status::new(
+                Code::Cancelled,
+                "the set-up goes on; the same request asked again watches it",
+            ));
         }
     }
 }
@@ -171,7 +192,9 @@ fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Resu
     match guard.check(call.network(), &request.init_secret, || call.is_cancelled()) {
         Verdict::Right => Ok(()),
         Verdict::Wrong => {
-            let peer = call.peer().map_or("an unknown address".into(), |peer| peer.ip().to_string());
+            let peer = call
+                .peer()
+                .map_or("an unknown address".into(), |peer| peer.ip().to_string());
             log::warn!("init from {peer} with a wrong secret: refused");
             Err(Status::new(Code::PermissionDenied, "invalid init secret"))
         }
@@ -181,7 +204,10 @@ fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Resu
 
 fn response(ending: Result<Done, String>) -> InitResponse {
     match ending {
-        Ok(Done { cluster, kubeconfig }) => InitResponse {
+        Ok(Done {
+            cluster,
+            kubeconfig,
+        }) => InitResponse {
             kind: Some(Kind::InitSuccess(InitSuccessResponse {
                 kubeconfig: kubeconfig.expose().to_vec(),
                 owner_id: vec![],
@@ -199,13 +225,23 @@ fn response(ending: Result<Done, String>) -> InitResponse {
 
 /// A failure travels inside the stream, which itself ends well: so the old operator's tool shows its text.
 fn failure(status: &Status) -> InitResponse {
-    InitResponse { kind: Some(Kind::InitFailure(InitFailureResponse { error: status.to_string() })) }
+    InitResponse {
+        kind: Some(Kind::InitFailure(InitFailureResponse {
+            error: status.to_string(),
+        })),
+    }
 }
 
 fn progress(event: &Event) -> InitResponse {
     let elapsed_millis = u64::try_from(event.elapsed.as_millis()).unwrap_or(u64::MAX);
-    let progress = ProgressResponse { phase: event.phase.into(), line: event.line.clone(), elapsed_millis };
-    InitResponse { kind: Some(Kind::Progress(progress)) }
+    let progress = ProgressResponse {
+        phase: event.phase.into(),
+        line: event.line.clone(),
+        elapsed_millis,
+    };
+    InitResponse {
+        kind: Some(Kind::Progress(progress)),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

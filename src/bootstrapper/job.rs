@@ -42,8 +42,17 @@ struct State<T> {
 impl<T: Clone> Job<T> {
     /// One that has not begun; its phases go to the console, too.
     pub fn new(timeline: Timeline) -> Job<T> {
-        let state = State { begun: None, phase: "", events: vec![], ending: None };
-        Job { timeline, state: Mutex::new(state), changed: Condvar::new() }
+        let state = State {
+            begun: None,
+            phase: "",
+            events: vec![],
+            ending: None,
+        };
+        Job {
+            timeline,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
     }
 
     /// Marks the beginning; false when it has begun before.
@@ -79,7 +88,11 @@ impl<T: Clone> Job<T> {
         let elapsed = state.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
         if state.events.len() < MAX_EVENTS || line.is_empty() {
             let phase = state.phase;
-            state.events.push(Event { elapsed, phase, line });
+            state.events.push(Event {
+                elapsed,
+                phase,
+                line,
+            });
         }
         drop(state);
         self.changed.notify_all();
@@ -106,7 +119,11 @@ impl<T: Clone> Job<T> {
             if !events.is_empty() || state.ending.is_some() || left.is_zero() {
                 return (events, state.ending.clone());
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -181,8 +198,15 @@ mod tests {
         job.end(Ok("done"));
         let late = follow(job.clone());
         let (events, ending) = early.join().unwrap();
-        let expected = [("components", ""), ("components", "kubelet: installed"), ("kubeadm init", "")];
-        assert_eq!(events, expected.map(|(phase, line)| (phase, line.to_owned())));
+        let expected = [
+            ("components", ""),
+            ("components", "kubelet: installed"),
+            ("kubeadm init", ""),
+        ];
+        assert_eq!(
+            events,
+            expected.map(|(phase, line)| (phase, line.to_owned()))
+        );
         assert_eq!(ending, Ok("done"));
         assert_eq!(late.join().unwrap(), (events, ending));
     }
@@ -193,10 +217,21 @@ mod tests {
         job.line("kubeadm join 10.0.0.1:6443 --token abcdef.0123456789abcdef --discovery");
         job.line("abcdef.0123456789abcdef");
         job.line("registry.k8s.io/pause:3.10 Abcdef.0123456789abcdef x.abcdef.0123456789abcdef");
-        let lines: Vec<_> = job.watch(0, LONG).0.into_iter().map(|event| event.line).collect();
-        assert_eq!(lines[0], "kubeadm join 10.0.0.1:6443 --token [token] --discovery");
+        let lines: Vec<_> = job
+            .watch(0, LONG)
+            .0
+            .into_iter()
+            .map(|event| event.line)
+            .collect();
+        assert_eq!(
+            lines[0],
+            "kubeadm join 10.0.0.1:6443 --token [token] --discovery"
+        );
         assert_eq!(lines[1], "[token]");
-        assert_eq!(lines[2], "registry.k8s.io/pause:3.10 Abcdef.0123456789abcdef x.abcdef.0123456789abcdef");
+        assert_eq!(
+            lines[2],
+            "registry.k8s.io/pause:3.10 Abcdef.0123456789abcdef x.abcdef.0123456789abcdef"
+        );
     }
 
     #[test]

@@ -68,7 +68,11 @@ const PASSING: [&str; 16] = [
 ];
 
 /// What does not pass, whatever else they say: the API server is another cluster's.
-const LASTING: [&str; 3] = ["failed to verify certificate", "unknown authority", "none of the public keys"];
+const LASTING: [&str; 3] = [
+    "failed to verify certificate",
+    "unknown authority",
+    "none of the public keys",
+];
 
 /// A checked ticket, and who has it.
 pub struct Join {
@@ -82,10 +86,21 @@ pub struct Join {
 impl Join {
     /// The load balancer that the metadata service names, unless that is this node itself, goes before the ticket's API
     /// server, as in the old system.
-    pub fn new(ticket: Ticket, node: kubeadm::Node, role: Role, load_balancer: Option<&str>) -> Join {
+    pub fn new(
+        ticket: Ticket,
+        node: kubeadm::Node,
+        role: Role,
+        load_balancer: Option<&str>,
+    ) -> Join {
         let balanced = load_balancer.and_then(|host| balanced(host, node.ip));
         let api_server = balanced.unwrap_or_else(|| ticket.api_server.clone());
-        Join { ticket, node, role, api_server, since: Instant::now() }
+        Join {
+            ticket,
+            node,
+            role,
+            api_server,
+            since: Instant::now(),
+        }
     }
 
     /// The ID of the cluster to join.
@@ -96,12 +111,18 @@ impl Join {
     /// What follows the lock: each step survives power loss, and the mark of completion is the last.
     pub fn run(&self, node: &Node, stop: &Stop, job: &Job<()>) -> Result<(), String> {
         job.phase("state disk");
-        let state = NodeState { role: self.role, measurement_salt: self.ticket.measurement_salt };
-        node.commit_disk(&state, &self.ticket.measurement_secret, |_| Ok(self.ticket.disk_key.clone()))?;
+        let state = NodeState {
+            role: self.role,
+            measurement_salt: self.ticket.measurement_salt,
+        };
+        node.commit_disk(&state, &self.ticket.measurement_secret, |_| {
+            Ok(self.ticket.disk_key.clone())
+        })?;
         job.phase("emergency SSH");
         self.certify_host(&node.root)?;
         job.phase("components");
-        install_components(&self.ticket.components, &node.settings, stop, job).map_err(|error| error.to_string())?;
+        install_components(&self.ticket.components, &node.settings, stop, job)
+            .map_err(|error| error.to_string())?;
         job.phase("kubeadm join");
         self.join(stop, job).map_err(|error| error.to_string())?;
         etcd::prioritize_io(stop);
@@ -109,8 +130,12 @@ impl Join {
     }
 
     fn certify_host(&self, root: &Path) -> Result<(), String> {
-        ssh::host::install(root, &self.ticket.ssh_authority, &self.ticket.ssh_certificate)
-            .map_err(|error| format!("the SSH host certificate: {error}"))?;
+        ssh::host::install(
+            root,
+            &self.ticket.ssh_authority,
+            &self.ticket.ssh_certificate,
+        )
+        .map_err(|error| format!("the SSH host certificate: {error}"))?;
         ssh::host::reload_sshd();
         Ok(())
     }
@@ -121,13 +146,18 @@ impl Join {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         for attempt in 1.. {
             self.write_files()?;
-            let joined = kubelet::watched(stop, job, |stop| KUBEADM.run(&["join"], &[], JOIN, stop, job));
+            let joined = kubelet::watched(stop, job, |stop| {
+                KUBEADM.run(&["join"], &[], JOIN, stop, job)
+            });
             let Err(error) = joined else { return Ok(()) };
             if !may_pass(&error) || attempt == TRIES || self.since.elapsed() > TOKEN_LIFE {
                 return Err(error);
             }
             let pause = backoff.pause();
-            job.line(&format!("kubeadm join failed; trying it again in {} s", pause.as_secs().max(1)));
+            job.line(&format!(
+                "kubeadm join failed; trying it again in {} s",
+                pause.as_secs().max(1)
+            ));
             clean_up(&error, stop, job);
             if stop.wait(pause) {
                 return Err(Error::Stopped);
@@ -205,7 +235,9 @@ impl Drop for Removed {
     fn drop(&mut self) {
         for path in [KUBEADM.0, kubeadm::DISCOVERY] {
             match fs::remove_file(path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => log::warn!("{path} stays: {error}"),
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    log::warn!("{path} stays: {error}")
+                }
                 _ => {}
             }
         }
@@ -221,7 +253,11 @@ mod tests {
 
     fn failed(code: i32, line: &str) -> Error {
         let status = ExitStatus::from_raw(code << 8);
-        Error::Command(command::Error::Failed("kubeadm join".into(), status, vec![line.into()]))
+        Error::Command(command::Error::Failed(
+            "kubeadm join".into(),
+            status,
+            vec![line.into()],
+        ))
     }
 
     #[test]
@@ -247,7 +283,11 @@ mod tests {
         assert!(may_pass(&failed(2, "[ERROR CRI]")) && !may_pass(&failed(3, "timeout")));
         let late = command::Error::Late("kubeadm join".into(), JOIN, vec![]);
         assert!(may_pass(&Error::Command(late)) && !may_pass(&Error::Stopped));
-        let killed = command::Error::Failed("kubeadm join".into(), ExitStatus::from_raw(9), vec!["timeout".into()]);
+        let killed = command::Error::Failed(
+            "kubeadm join".into(),
+            ExitStatus::from_raw(9),
+            vec!["timeout".into()],
+        );
         assert!(!may_pass(&Error::Command(killed)));
     }
 
@@ -255,8 +295,14 @@ mod tests {
     fn a_load_balancer_goes_before_the_ticket_unless_it_is_this_node() {
         let own = "10.0.0.2".parse().unwrap();
         assert_eq!(balanced("10.0.0.1", own).as_deref(), Some("10.0.0.1:6443"));
-        assert_eq!(balanced("lb.example", own).as_deref(), Some("lb.example:6443"));
+        assert_eq!(
+            balanced("lb.example", own).as_deref(),
+            Some("lb.example:6443")
+        );
         assert_eq!(balanced("fd00::1", own).as_deref(), Some("[fd00::1]:6443"));
-        assert_eq!((balanced("10.0.0.2", own), balanced("a:1", own)), (None, None));
+        assert_eq!(
+            (balanced("10.0.0.2", own), balanced("a:1", own)),
+            (None, None)
+        );
     }
 }

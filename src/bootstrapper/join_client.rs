@@ -50,10 +50,19 @@ pub struct JoinClient {
 
 impl JoinClient {
     /// Starts asking.
-    pub fn start(issuer: Arc<dyn Issuer>, entrant: Entrant, node: Arc<Node>) -> std::io::Result<JoinClient> {
+    pub fn start(
+        issuer: Arc<dyn Issuer>,
+        entrant: Entrant,
+        node: Arc<Node>,
+    ) -> std::io::Result<JoinClient> {
         let stop = entrant.stop().clone();
-        let thread = thread::Builder::new().name("join".into()).spawn(move || run(issuer, &entrant, &node))?;
-        Ok(JoinClient { thread: Some(thread), stop })
+        let thread = thread::Builder::new()
+            .name("join".into())
+            .spawn(move || run(issuer, &entrant, &node))?;
+        Ok(JoinClient {
+            thread: Some(thread),
+            stop,
+        })
     }
 
     /// Waits until it has been stopped, or a join has ended.
@@ -63,7 +72,9 @@ impl JoinClient {
 
     fn join(&mut self) -> Outcome {
         let defect = || Outcome::Failed("a defect of this program; its log says where".into());
-        self.thread.take().map_or(Outcome::None, |thread| thread.join().unwrap_or_else(|_| defect()))
+        self.thread.take().map_or(Outcome::None, |thread| {
+            thread.join().unwrap_or_else(|_| defect())
+        })
     }
 }
 
@@ -76,9 +87,13 @@ impl Drop for JoinClient {
 
 /// The whole of it: a ticket, the lock, the set-up.
 fn run(issuer: Arc<dyn Issuer>, entrant: &Entrant, node: &Arc<Node>) -> Outcome {
-    let Some(join) = ask(issuer, entrant.stop(), node) else { return Outcome::None };
+    let Some(join) = ask(issuer, entrant.stop(), node) else {
+        return Outcome::None;
+    };
     match entrant.lock(join.cluster()) {
-        Some(Locking::Taken) => node.timeline.event("locked", "this node belongs to a cluster from here on"),
+        Some(Locking::Taken) => node
+            .timeline
+            .event("locked", "this node belongs to a cluster from here on"),
         // an init came first, or the node is told to stop
         Some(Locking::Already(_)) | None => return Outcome::None,
         Some(Locking::Failed(why)) => return Outcome::Failed(format!("locking the node: {why}")),
@@ -108,7 +123,10 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     let asking = loop {
         match Asking::start(node.metadata.clone(), seeker.clone()) {
             Ok(asking) => break asking,
-            Err(error) => seeker.note("this machine", &Failure::from(format!("no thread: {error}"))),
+            Err(error) => seeker.note(
+                "this machine",
+                &Failure::from(format!("no thread: {error}")),
+            ),
         }
         if stop.wait(REMIND_EVERY) {
             return None;
@@ -166,7 +184,8 @@ impl Asker for Seeker {
         let Some(own) = known.own else { return };
         let before = self.state().me.clone();
         let is_same = |identity: &Arc<Identity>| {
-            identity.me == own && (known.load_balancer.is_none() || identity.load_balancer == known.load_balancer)
+            identity.me == own
+                && (known.load_balancer.is_none() || identity.load_balancer == known.load_balancer)
         };
         if before.as_ref().is_some_and(is_same) {
             return;
@@ -178,10 +197,15 @@ impl Asker for Seeker {
     }
 
     fn ask(&self, service: &JoinService) -> Result<(), Failure> {
-        let identity =
-            self.state().me.clone().ok_or_else(|| "not asked: this machine does not know who it is".to_owned())?;
+        let identity = self
+            .state()
+            .me
+            .clone()
+            .ok_or_else(|| "not asked: this machine does not know who it is".to_owned())?;
         let connection = service.connect(self)?;
-        let Some(turn) = self.turns.take(TURN, &self.over) else { return Ok(()) };
+        let Some(turn) = self.turns.take(TURN, &self.over) else {
+            return Ok(());
+        };
         let answer = connection.call(ISSUE_JOIN_TICKET, &identity.request)?;
         let expected = Expected {
             control_plane: identity.request.is_control_plane,
@@ -189,13 +213,20 @@ impl Asker for Seeker {
             host_key: &identity.host_key,
             policy: &self.node.policy,
         };
-        let ticket = Ticket::check(answer, &expected)
-            .map_err(|refused| Failure::lasting(format!("sent a ticket that is refused, {refused}")))?;
+        let ticket = Ticket::check(answer, &expected).map_err(|refused| {
+            Failure::lasting(format!("sent a ticket that is refused, {refused}"))
+        })?;
         let mut state = self.state();
         if state.won.is_none() && !self.over.is_stopped() {
-            self.node.timeline.event("ticket", format_args!("from {service}"));
-            state.won =
-                Some(Join::new(ticket, identity.node.clone(), identity.me.role, identity.load_balancer.as_deref()));
+            self.node
+                .timeline
+                .event("ticket", format_args!("from {service}"));
+            state.won = Some(Join::new(
+                ticket,
+                identity.node.clone(),
+                identity.me.role,
+                identity.load_balancer.as_deref(),
+            ));
             drop(state);
             self.over.stop();
         }
@@ -221,18 +252,27 @@ impl Seeker {
     fn tell(&self, source: &str, failure: &Failure) {
         let text = &failure.text;
         match failure.is_lasting {
-            true => {
-                self.node.timeline.event("refused", format_args!("{source}: {text}; mend it, this node keeps asking"))
-            }
-            false => self.node.timeline.event("waiting", format_args!("for a cluster: {source}: {text}")),
+            true => self.node.timeline.event(
+                "refused",
+                format_args!("{source}: {text}; mend it, this node keeps asking"),
+            ),
+            false => self
+                .node
+                .timeline
+                .event("waiting", format_args!("for a cluster: {source}: {text}")),
         }
     }
 
     fn remind(&self) {
         let seconds = self.since.elapsed().as_secs();
-        self.node.timeline.event("waiting", format_args!("for a cluster or an init since {seconds} s"));
+        self.node.timeline.event(
+            "waiting",
+            format_args!("for a cluster or an init since {seconds} s"),
+        );
         let notes = self.state().notes.clone();
-        notes.iter().for_each(|(source, failure)| self.tell(source, failure));
+        notes
+            .iter()
+            .for_each(|(source, failure)| self.tell(source, failure));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -249,9 +289,11 @@ impl Identity {
             ));
         }
         let kubernetes = setup::kubernetes_node(&me).map_err(|error| error.to_string())?;
-        let kubelet = KubeletRequest::new(&kubernetes.name, kubernetes.ip).map_err(|error| error.to_string())?;
+        let kubelet = KubeletRequest::new(&kubernetes.name, kubernetes.ip)
+            .map_err(|error| error.to_string())?;
         let host_key = ssh::host::host_key(&node.root).map_err(|error| error.to_string())?;
-        let principals = ssh::host::principals(&[]).map_err(|error| format!("this node's addresses: {error}"))?;
+        let principals = ssh::host::principals(&[])
+            .map_err(|error| format!("this node's addresses: {error}"))?;
         let disk = NewDisk::open(&node.disk).map_err(|error| format!("the state disk: {error}"))?;
         let request = IssueJoinTicketRequest {
             disk_uuid: disk.uuid(),
@@ -261,6 +303,13 @@ impl Identity {
             host_certificate_principals: principals,
             accepts_cluster_ca: true,
         };
-        Ok(Identity { me, load_balancer, node: kubernetes, kubelet, host_key, request })
+        Ok(Identity {
+            me,
+            load_balancer,
+            node: kubernetes,
+            kubelet,
+            host_key,
+            request,
+        })
     }
 }

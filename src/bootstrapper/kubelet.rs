@@ -24,7 +24,9 @@ const LAST_WORDS: &str = "5";
 /// Starts the kubelet's unit, which is not enabled: only a node whose disk its cluster opened runs it. By systemctl, which is
 /// wherever systemd is, and waits for the result; a D-Bus client of our own would do no more.
 pub fn start(stop: &Stop) -> Result<(), command::Error> {
-    command::run(&mut systemctl(&["start", UNIT]), LIMIT, stop, &mut |line| log::info!("systemctl: {line}"))
+    command::run(&mut systemctl(&["start", UNIT]), LIMIT, stop, &mut |line| {
+        log::info!("systemctl: {line}")
+    })
 }
 
 /// Runs what waits for the kubelet, until it is done, the stop that it gets comes, or the kubelet has ended too often. Each of
@@ -40,7 +42,9 @@ pub fn watched<T: Clone + Send>(
     thread::scope(|scope| {
         let watch = || watch(&over, &given_up, job);
         // without the thread everything is as before, but later
-        let watch = thread::Builder::new().name("kubelet-watch".into()).spawn_scoped(scope, watch);
+        let watch = thread::Builder::new()
+            .name("kubelet-watch".into())
+            .spawn_scoped(scope, watch);
         let ended = StopOnDrop(&over);
         let result = run(&given_up);
         drop(ended);
@@ -74,7 +78,10 @@ fn watch<T: Clone>(over: &Stop, given_up: &Stop, job: &Job<T>) -> Option<Vec<Str
         }
         ends += more;
         let words = last_words(over);
-        job.line(&format!("the kubelet has ended, and is started again; its last words: {}", words.join(" | ")));
+        job.line(&format!(
+            "the kubelet has ended, and is started again; its last words: {}",
+            words.join(" | ")
+        ));
         if ends >= ENDS {
             given_up.stop();
             return Some(words);
@@ -87,13 +94,20 @@ fn watch<T: Clone>(over: &Stop, given_up: &Stop, job: &Job<T>) -> Option<Vec<Str
 fn times_ended(over: &Stop) -> Option<u32> {
     let mut said = vec![];
     let mut show = systemctl(&["show", UNIT, "--property=NRestarts,SubState"]);
-    command::run(&mut show, ANSWER, over, &mut |line| said.push(line.to_owned())).ok()?;
+    command::run(&mut show, ANSWER, over, &mut |line| {
+        said.push(line.to_owned())
+    })
+    .ok()?;
     ended(&said)
 }
 
 /// systemd counts a restart when it comes, which is some seconds after the end that it is for.
 fn ended(properties: &[String]) -> Option<u32> {
-    let value = |name: &str| properties.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let value = |name: &str| {
+        properties
+            .iter()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+    };
     let restarts: u32 = value("NRestarts")?.parse().ok()?;
     Some(restarts + u32::from(value("SubState")? == "auto-restart"))
 }
@@ -101,8 +115,20 @@ fn ended(properties: &[String]) -> Option<u32> {
 fn last_words(over: &Stop) -> Vec<String> {
     let mut said = vec![];
     let mut command = Command::new("journalctl");
-    command.args(["--unit", UNIT, "--identifier", "kubelet", "--lines", LAST_WORDS, "--output", "cat", "--no-pager"]);
-    let read = command::run(&mut command, ANSWER, over, &mut |line| said.push(line.to_owned()));
+    command.args([
+        "--unit",
+        UNIT,
+        "--identifier",
+        "kubelet",
+        "--lines",
+        LAST_WORDS,
+        "--output",
+        "cat",
+        "--no-pager",
+    ]);
+    let read = command::run(&mut command, ANSWER, over, &mut |line| {
+        said.push(line.to_owned())
+    });
     if let Err(error) = read {
         log::debug!("the kubelet's log: {error}");
     }
@@ -126,7 +152,12 @@ mod tests {
         assert_eq!(ended("NRestarts=0\nSubState=auto-restart"), Some(1));
         assert_eq!(ended("NRestarts=1\nSubState=running"), Some(1));
         assert_eq!(ended("SubState=dead\nNRestarts=2"), Some(2));
-        for nonsense in ["", "NRestarts=0", "NRestarts=x\nSubState=dead", "NRestarts=-1\nSubState=dead"] {
+        for nonsense in [
+            "",
+            "NRestarts=0",
+            "NRestarts=x\nSubState=dead",
+            "NRestarts=-1\nSubState=dead",
+        ] {
             assert_eq!(ended(nonsense), None, "{nonsense}");
         }
     }

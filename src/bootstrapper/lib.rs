@@ -122,22 +122,28 @@ impl Bootstrapper {
         if attestation::is_marked(&self.tpm).map_err(Error::Tpm)? {
             return self.start_member();
         }
-        let device = state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline).map_err(Error::Disk)?;
-        let listener = TcpListener::bind(self.listen).map_err(|error| Error::Listen(self.listen, error))?;
+        let device = state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline)
+            .map_err(Error::Disk)?;
+        let listener =
+            TcpListener::bind(self.listen).map_err(|error| Error::Listen(self.listen, error))?;
         let race = Race::new(NodeLock::new(self.tpm));
         let (by_init, by_join) = (race.enter(), race.enter());
         let _told = self.stop.on_stop(move || race.stop());
         let node = Arc::new(Node {
             metadata: self.metadata,
             root: self.root,
-            disk: Handover { device: device.clone(), key_file: self.key_file },
+            disk: Handover {
+                device: device.clone(),
+                key_file: self.key_file,
+            },
             issuer: self.issuer.clone(),
             policy: self.policy,
             settings: self.settings,
             timeline: self.timeline,
         });
 
-        let joining = JoinClient::start(self.issuer.clone(), by_join, node.clone()).map_err(Error::Thread)?;
+        let joining =
+            JoinClient::start(self.issuer.clone(), by_join, node.clone()).map_err(Error::Thread)?;
         quotes::announce_key(&self.timeline, self.issuer.as_ref());
         let initialized = serve_init(listener, self.issuer, by_init, &node)?;
         // whoever won has stopped the other
@@ -155,10 +161,16 @@ impl Bootstrapper {
 
     /// A node that was unlocked by its cluster: starts what a member runs, unless it never became a working one.
     fn start_member(&self) -> Result<Ending, Error> {
-        if !state_disk::is_complete(&self.root).map_err(state_disk::Error::NodeState).map_err(Error::Disk)? {
-            self.timeline.event("failed", "this node's set-up was interrupted: it starts over");
-            let disk =
-                state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline).map_err(Error::Disk)?;
+        if !state_disk::is_complete(&self.root)
+            .map_err(state_disk::Error::NodeState)
+            .map_err(Error::Disk)?
+        {
+            self.timeline.event(
+                "failed",
+                "this node's set-up was interrupted: it starts over",
+            );
+            let disk = state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline)
+                .map_err(Error::Disk)?;
             return reset(&disk, &self.timeline);
         }
         self.renew_host_certificate();
@@ -167,7 +179,8 @@ impl Bootstrapper {
             self.timeline.event("kubelet", "started");
             etcd::prioritize_io(&self.stop);
         }
-        self.timeline.event("ready", "a member of its cluster since before this boot");
+        self.timeline
+            .event("ready", "a member of its cluster since before this boot");
         Ok(Ending::Member)
     }
 
@@ -181,7 +194,8 @@ impl Bootstrapper {
         };
         match ssh::host::renew(&self.root, &certificate) {
             Ok(()) => {
-                self.timeline.event("ssh", "the host certificate is renewed");
+                self.timeline
+                    .event("ssh", "the host certificate is renewed");
                 ssh::host::reload_sshd();
             }
             Err(error) => log::warn!("the SSH host certificate is not renewed: {error}"),
@@ -196,11 +210,17 @@ fn serve_init(
     entrant: Entrant,
     node: &Arc<Node>,
 ) -> Result<Outcome, Error> {
-    let Some(guard) = secret_guard(node, entrant.stop()) else { return Ok(Outcome::None) };
+    let Some(guard) = secret_guard(node, entrant.stop()) else {
+        return Ok(Outcome::None);
+    };
     let address = listener.local_addr();
-    let server = InitServer::start(listener, issuer, guard, entrant, node.clone()).map_err(Error::Thread)?;
+    let server =
+        InitServer::start(listener, issuer, guard, entrant, node.clone()).map_err(Error::Thread)?;
     if let Ok(address) = address {
-        node.timeline.event("ready", format_args!("waiting for the operator's init on {address}"));
+        node.timeline.event(
+            "ready",
+            format_args!("waiting for the operator's init on {address}"),
+        );
     }
     Ok(server.wait())
 }
@@ -209,10 +229,16 @@ fn serve_init(
 fn secret_guard(node: &Node, stop: &Stop) -> Option<SecretGuard> {
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     while !stop.is_stopped() {
-        let hash = node.metadata.init_secret_hash().map_err(|error| error.to_string());
+        let hash = node
+            .metadata
+            .init_secret_hash()
+            .map_err(|error| error.to_string());
         match hash.and_then(|hash| SecretGuard::new(&hash)) {
             Ok(guard) => return Some(guard),
-            Err(error) => node.timeline.event("waiting", format_args!("for the init secret's hash: {error}")),
+            Err(error) => node.timeline.event(
+                "waiting",
+                format_args!("for the init secret's hash: {error}"),
+            ),
         }
         stop.wait(backoff.pause());
     }

@@ -40,29 +40,43 @@ Exit codes: 0 a member that was stopped, 1 failed (the last line says why), 2 wr
 const RESET: u8 = 3;
 
 fn main() -> ExitCode {
-    program::main("bootstrapper", &[HELP, options::HELP, MORE_HELP].concat(), |arguments| {
-        let (mut options, mut image, mut allow_unverified) = (Options::new(), None, false);
-        options.parse(arguments, |name, arguments| {
-            match name {
-                "components" => image = Some(PathBuf::from(arguments.value()?)),
-                "allow-unverified-components" => allow_unverified = true,
-                _ => return Ok(false),
+    program::main(
+        "bootstrapper",
+        &[HELP, options::HELP, MORE_HELP].concat(),
+        |arguments| {
+            let (mut options, mut image, mut allow_unverified) = (Options::new(), None, false);
+            options.parse(arguments, |name, arguments| {
+                match name {
+                    "components" => image = Some(PathBuf::from(arguments.value()?)),
+                    "allow-unverified-components" => allow_unverified = true,
+                    _ => return Ok(false),
+                }
+                Ok(true)
+            })?;
+            let components = (
+                Policy {
+                    allow_unverified,
+                    ..Policy::default()
+                },
+                Settings {
+                    image,
+                    ..Settings::default()
+                },
+            );
+            let (timeline, stop) = options.start("run")?;
+            let result = run(options, components, timeline, &stop);
+            timeline.peak_memory();
+            match result {
+                Ok(ending) if ending.is_member() => Ok(()),
+                Ok(Ending::Reset) => Err(Failure::Failed(
+                    RESET,
+                    "reboot this machine: its state disk starts afresh".into(),
+                )),
+                Ok(_) => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
+                Err(error) => Err(options::failed(&timeline, &stop, error)),
             }
-            Ok(true)
-        })?;
-        let components = (Policy { allow_unverified, ..Policy::default() }, Settings { image, ..Settings::default() });
-        let (timeline, stop) = options.start("run")?;
-        let result = run(options, components, timeline, &stop);
-        timeline.peak_memory();
-        match result {
-            Ok(ending) if ending.is_member() => Ok(()),
-            Ok(Ending::Reset) => {
-                Err(Failure::Failed(RESET, "reboot this machine: its state disk starts afresh".into()))
-            }
-            Ok(_) => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
-            Err(error) => Err(options::failed(&timeline, &stop, error)),
-        }
-    })
+        },
+    )
 }
 
 fn run(

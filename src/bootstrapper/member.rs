@@ -40,13 +40,19 @@ pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline
         ..Limits::default()
     };
     let tls = Arc::new(atls::Server::new(Some(issuer), vec![]));
-    let server =
-        TcpListener::bind(address).and_then(|listener| Server::start("member", listener, tls, Router::new(), limits));
+    let server = TcpListener::bind(address)
+        .and_then(|listener| Server::start("member", listener, tls, Router::new(), limits));
     match server {
         Ok(server) => {
-            timeline.event("member", format_args!("`firstlight status` is answered on {}", server.local_addr()));
+            timeline.event(
+                "member",
+                format_args!("`firstlight status` is answered on {}", server.local_addr()),
+            );
             while !stop.wait(LONG) {}
         }
-        Err(error) => timeline.event("member", format_args!("`firstlight status` gets no answer: {address}: {error}")),
+        Err(error) => timeline.event(
+            "member",
+            format_args!("`firstlight status` gets no answer: {address}: {error}"),
+        ),
     }
 }

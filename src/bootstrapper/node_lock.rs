@@ -39,7 +39,10 @@ pub enum Locking {
 impl NodeLock {
     /// An unlocked node whose TPM is at `tpm`.
     pub fn new(tpm: tpm::Location) -> NodeLock {
-        NodeLock { tpm, state: Mutex::new(State::Unlocked) }
+        NodeLock {
+            tpm,
+            state: Mutex::new(State::Unlocked),
+        }
     }
 
     /// The cluster that it was taken for, once it was.
@@ -55,7 +58,9 @@ impl NodeLock {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {
             State::Locked(id) => Locking::Already(id),
-            State::Broken => Locking::Failed("an earlier attempt failed in the middle; reboot the node".into()),
+            State::Broken => {
+                Locking::Failed("an earlier attempt failed in the middle; reboot the node".into())
+            }
             State::Unlocked => match measure(&self.tpm, &cluster_id) {
                 Ok(()) => {
                     *state = State::Locked(cluster_id);

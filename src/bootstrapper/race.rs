@@ -38,7 +38,10 @@ pub struct Entrant {
 impl Race {
     /// For this lock, which nobody has taken.
     pub fn new(lock: NodeLock) -> Arc<Race> {
-        Arc::new(Race { lock, state: Mutex::default() })
+        Arc::new(Race {
+            lock,
+            state: Mutex::default(),
+        })
     }
 
     /// One more entrant; who comes too late is stopped already.
@@ -49,7 +52,11 @@ impl Race {
         if state.winner.is_some() || state.is_stopped {
             stop.stop();
         }
-        Entrant { race: self.clone(), number, stop }
+        Entrant {
+            race: self.clone(),
+            number,
+            stop,
+        }
     }
 
     /// The node is told to stop: so are all entrants, the winner too, and nobody gets the lock after this returns.
@@ -98,7 +105,10 @@ impl Entrant {
         state.winner = Some(self.number);
         let entrants = state.entrants.clone();
         drop(state);
-        let others = entrants.iter().enumerate().filter(|(number, _)| *number != self.number);
+        let others = entrants
+            .iter()
+            .enumerate()
+            .filter(|(number, _)| *number != self.number);
         others.for_each(|(_, stop)| stop.stop());
         Some(locking)
     }

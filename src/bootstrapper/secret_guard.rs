@@ -37,20 +37,31 @@ impl SecretGuard {
     pub fn new(hash: &str) -> Result<SecretGuard, String> {
         let hash = hash.trim();
         // an HTTP error page is no hash: the old system took one for it and then refused everybody
-        let parts = hash
-            .parse::<bcrypt::HashParts>()
-            .map_err(|_| format!("the init secret's hash in the metadata is no bcrypt hash ({} bytes)", hash.len()))?;
+        let parts = hash.parse::<bcrypt::HashParts>().map_err(|_| {
+            format!(
+                "the init secret's hash in the metadata is no bcrypt hash ({} bytes)",
+                hash.len()
+            )
+        })?;
         if parts.get_cost() > MAX_COST {
             let cost = parts.get_cost();
-            return Err(format!("the init secret's hash in the metadata has cost {cost}, expected at most {MAX_COST}"));
+            return Err(format!(
+                "the init secret's hash in the metadata has cost {cost}, expected at most {MAX_COST}"
+            ));
         }
-        Ok(SecretGuard { hash: hash.into(), turns: Turns::new(1, PLACES) })
+        Ok(SecretGuard {
+            hash: hash.into(),
+            turns: Turns::new(1, PLACES),
+        })
     }
 
     /// Checks a secret that came from `network`. Waits until the delay after its last wrong one is over, and for the checks
     /// of others, as long as `is_over` is false: so a right secret passes however soon it comes after a wrong one.
     pub fn check(&self, network: Network, secret: &[u8], is_over: impl Fn() -> bool) -> Verdict {
-        let turn = match self.turns.take(network, Instant::now() + LONGEST_WAIT, is_over) {
+        let turn = match self
+            .turns
+            .take(network, Instant::now() + LONGEST_WAIT, is_over)
+        {
             Ok(turn) => turn,
             Err(busy) => return Verdict::Busy(busy),
         };
@@ -86,7 +97,10 @@ mod tests {
         let (guard, started) = (guard(), Instant::now());
         assert_eq!(guard.check(PEER, b"wrong", || false), Verdict::Wrong);
         let gone = Instant::now() + Duration::from_millis(200);
-        assert!(matches!(guard.check(PEER, b"correct", || Instant::now() > gone), Verdict::Busy(_)));
+        assert!(matches!(
+            guard.check(PEER, b"correct", || Instant::now() > gone),
+            Verdict::Busy(_)
+        ));
         assert_eq!(guard.check(PEER, b"correct", || false), Verdict::Right);
         assert!(started.elapsed() >= Duration::from_secs(1));
     }
@@ -95,15 +109,24 @@ mod tests {
     fn what_is_no_bcrypt_hash_is_refused_at_start() {
         assert!(SecretGuard::new("<html>404</html>").is_err());
         assert!(SecretGuard::new("").is_err());
-        assert!(SecretGuard::new("$2a$10$WxJIGsXcJCZqGjVxOqXOSeJ5cOUVUWzzNGnZ8B4JCyYcnzdtYJuVm\n").is_ok());
+        assert!(
+            SecretGuard::new("$2a$10$WxJIGsXcJCZqGjVxOqXOSeJ5cOUVUWzzNGnZ8B4JCyYcnzdtYJuVm\n")
+                .is_ok()
+        );
     }
 
     #[test]
     fn a_hash_whose_check_would_take_for_ever_is_refused_at_start() {
-        let hash = |cost| format!("$2a${cost}$WxJIGsXcJCZqGjVxOqXOSeJ5cOUVUWzzNGnZ8B4JCyYcnzdtYJuVm");
+        let hash =
+            |cost| format!("$2a${cost}$WxJIGsXcJCZqGjVxOqXOSeJ5cOUVUWzzNGnZ8B4JCyYcnzdtYJuVm");
         assert!(SecretGuard::new(&hash(15)).is_ok());
         for cost in [16, 31] {
-            assert!(SecretGuard::new(&hash(cost)).err().unwrap().contains("expected at most 15"));
+            assert!(
+                SecretGuard::new(&hash(cost))
+                    .err()
+                    .unwrap()
+                    .contains("expected at most 15")
+            );
         }
     }
 }

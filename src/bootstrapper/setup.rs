@@ -58,19 +58,25 @@ impl Node {
         key_of: impl FnOnce(&str) -> Result<Secret, String>,
     ) -> Result<String, String> {
         let failed = |error: state_disk::Error| format!("setting up the state disk: {error}");
-        let disk = NewDisk::open(&self.disk).map_err(|error| format!("opening the state disk: {error}"))?;
+        let disk = NewDisk::open(&self.disk)
+            .map_err(|error| format!("opening the state disk: {error}"))?;
         let uuid = disk.uuid();
         let key = key_of(&uuid)?;
-        mark_begun(&self.root).map_err(state_disk::Error::NodeState).map_err(failed)?;
-        disk.commit(&self.root, state, &key, measurement_secret).map_err(failed)?;
-        self.timeline.event("committed", "the state disk has its permanent key");
+        mark_begun(&self.root)
+            .map_err(state_disk::Error::NodeState)
+            .map_err(failed)?;
+        disk.commit(&self.root, state, &key, measurement_secret)
+            .map_err(failed)?;
+        self.timeline
+            .event("committed", "the state disk has its permanent key");
         Ok(uuid)
     }
 
     /// The set-up has ended well: from here on the node comes back by itself.
     pub fn complete(&self) -> Result<(), String> {
         mark_complete(&self.root).map_err(|error| format!("finishing: {error}"))?;
-        self.timeline.event("complete", "this node comes back by itself after a reboot");
+        self.timeline
+            .event("complete", "this node comes back by itself after a reboot");
         Ok(())
     }
 }
@@ -100,7 +106,11 @@ impl fmt::Display for Error {
             Error::Components(error) => write!(f, "installing the components: {error}"),
             Error::Command(error) => error.fmt(f),
             Error::Kubelet(words) => {
-                write!(f, "the kubelet ends again and again; its last words:\n{}", words.join("\n"))
+                write!(
+                    f,
+                    "the kubelet ends again and again; its last words:\n{}",
+                    words.join("\n")
+                )
             }
             Error::Certificate(error) => error.fmt(f),
             Error::Api(error) => write!(f, "after kubeadm init: {error}"),
@@ -135,7 +145,10 @@ impl fmt::Display for Refused {
             Refused::Value(error) => error.fmt(f),
             Refused::Component(error) => error.fmt(f),
             Refused::NoAddress(name) => {
-                write!(f, "the metadata service knows no address of this machine ({name}) in the cluster's network yet")
+                write!(
+                    f,
+                    "the metadata service knows no address of this machine ({name}) in the cluster's network yet"
+                )
             }
         }
     }
@@ -151,7 +164,9 @@ impl From<Invalid> for Refused {
 pub fn kubernetes_node(me: &Instance) -> Result<kubeadm::Node, Refused> {
     Ok(kubeadm::Node {
         name: NodeName::from_machine(&me.name)?,
-        ip: me.vpc_ip.ok_or_else(|| Refused::NoAddress(me.name.clone()))?,
+        ip: me
+            .vpc_ip
+            .ok_or_else(|| Refused::NoAddress(me.name.clone()))?,
         provider_id: me.provider_id.clone(),
         external_cloud_provider: false,
     })
@@ -171,11 +186,16 @@ pub fn install_components<T: Clone>(
             Step::Present => job.line(&format!("{name}: in place already")),
             Step::Installed => job.line(&format!("{name}: installed")),
             Step::Retrying { why, pause } => {
-                job.line(&format!("{name}: {why}; trying again in {} s", pause.as_secs().max(1)));
+                job.line(&format!(
+                    "{name}: {why}; trying again in {} s",
+                    pause.as_secs().max(1)
+                ));
             }
             Step::Received { bytes, total } if bytes - told[number] >= TELL_EVERY => {
                 told[number] = bytes;
-                let of = total.map(|total| format!(" of {}", total >> 20)).unwrap_or_default();
+                let of = total
+                    .map(|total| format!(" of {}", total >> 20))
+                    .unwrap_or_default();
                 job.line(&format!("{name}: {}{of} MiB", bytes >> 20));
             }
             Step::Received { .. } => {}
@@ -190,7 +210,11 @@ pub struct Kubeadm(pub &'static str);
 impl Kubeadm {
     /// Writes the configuration, and what kubeadm wants to be there.
     pub fn configure(&self, configuration: &str) -> Result<(), Error> {
-        write(Path::new(kubeadm::AUDIT_POLICY_PATH), 0o644, kubeadm::AUDIT_POLICY.as_bytes())?;
+        write(
+            Path::new(kubeadm::AUDIT_POLICY_PATH),
+            0o644,
+            kubeadm::AUDIT_POLICY.as_bytes(),
+        )?;
         make_directory(Path::new(kubeadm::PATCHES))?;
         write(Path::new(self.0), 0o600, configuration.as_bytes())
     }
@@ -216,7 +240,12 @@ impl Kubeadm {
 }
 
 /// Runs a command, and tells what it says.
-pub fn run<T: Clone>(command: &mut Command, limit: Duration, stop: &Stop, job: &Job<T>) -> Result<(), Error> {
+pub fn run<T: Clone>(
+    command: &mut Command,
+    limit: Duration,
+    stop: &Stop,
+    job: &Job<T>,
+) -> Result<(), Error> {
     command::run(command, limit, stop, &mut |line| job.line(line)).map_err(Error::Command)
 }
 
@@ -224,20 +253,27 @@ pub fn run<T: Clone>(command: &mut Command, limit: Duration, stop: &Stop, job: &
 pub fn program(name: &str) -> Command {
     let path = env::var("PATH").unwrap_or_else(|_| SYSTEM_PATH.into());
     let mut command = Command::new(name);
-    command.env("PATH", format!("{PROGRAMS}:{path}")).current_dir("/");
+    command
+        .env("PATH", format!("{PROGRAMS}:{path}"))
+        .current_dir("/");
     command
 }
 
 /// Writes the kubelet's first serving certificate wherever a kubelet may be told to look for it.
 pub fn write_certificate(certificate: &KubeletCertificate) -> Result<(), Error> {
     for (path, key) in kubeadm::KUBELET_CERTIFICATES {
-        certificate.write(Path::new(path), Path::new(key)).map_err(Error::Certificate)?;
+        certificate
+            .write(Path::new(path), Path::new(key))
+            .map_err(Error::Certificate)?;
     }
     Ok(())
 }
 
 fn make_directory(path: &Path) -> Result<(), Error> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
+    let made = fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(path);
     made.map_err(|error| Error::Io(path.into(), error))
 }
 

@@ -99,33 +99,56 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 fn refuse<T>(field: &'static str, why: impl fmt::Display) -> Result<T, Refused> {
-    Err(Refused { field, why: why.to_string() })
+    Err(Refused {
+        field,
+        why: why.to_string(),
+    })
 }
 
 impl Ticket {
     /// Checks what a join service sent.
-    pub fn check(mut ticket: IssueJoinTicketResponse, expected: &Expected<'_>) -> Result<Ticket, Refused> {
+    pub fn check(
+        mut ticket: IssueJoinTicketResponse,
+        expected: &Expected<'_>,
+    ) -> Result<Ticket, Refused> {
         let disk_key = key("state_disk_key", std::mem::take(&mut ticket.state_disk_key))?;
-        let measurement_secret = key("measurement_secret", std::mem::take(&mut ticket.measurement_secret))?;
+        let measurement_secret = key(
+            "measurement_secret",
+            std::mem::take(&mut ticket.measurement_secret),
+        )?;
         let salt = &ticket.measurement_salt[..];
         let Ok(measurement_salt) = salt.try_into() else {
-            return refuse("measurement_salt", format_args!("{} bytes, expected {MEASUREMENT_SALT_LEN}", salt.len()));
+            return refuse(
+                "measurement_salt",
+                format_args!("{} bytes, expected {MEASUREMENT_SALT_LEN}", salt.len()),
+            );
         };
         if !is_endpoint(&ticket.api_server_endpoint) {
             let got = shown(&ticket.api_server_endpoint);
-            return refuse("api_server_endpoint", format_args!("{got}, expected a host and a port as 10.0.0.1:6443"));
+            return refuse(
+                "api_server_endpoint",
+                format_args!("{got}, expected a host and a port as 10.0.0.1:6443"),
+            );
         }
         let token = Zeroizing::new(std::mem::take(&mut ticket.token));
         if !is_token(&token) {
             return refuse("token", "it has not the form of a bootstrap token");
         }
         let trust = trust(&ticket)?;
-        let control_plane_files = control_plane_files(&mut ticket.control_plane_files, expected.control_plane)?;
+        let control_plane_files =
+            control_plane_files(&mut ticket.control_plane_files, expected.control_plane)?;
         let components = components(&ticket, expected.policy)?;
         check_version(&ticket)?;
-        ssh::host::check(&ticket.authorized_ca_public_key, &ticket.host_certificate, expected.host_key)
-            .or_else(|why| refuse("authorized_ca_public_key, host_certificate", why))?;
-        let kubelet = expected.kubelet.complete(&ticket.kubelet_cert).or_else(|why| refuse("kubelet_cert", why))?;
+        ssh::host::check(
+            &ticket.authorized_ca_public_key,
+            &ticket.host_certificate,
+            expected.host_key,
+        )
+        .or_else(|why| refuse("authorized_ca_public_key, host_certificate", why))?;
+        let kubelet = expected
+            .kubelet
+            .complete(&ticket.kubelet_cert)
+            .or_else(|why| refuse("kubelet_cert", why))?;
         Ok(Ticket {
             disk_key,
             measurement_secret,
@@ -158,9 +181,13 @@ fn key(field: &'static str, bytes: Vec<u8>) -> Result<Secret, Refused> {
 /// k8s.io/cluster-bootstrap, BootstrapTokenPattern.
 fn is_token(text: &str) -> bool {
     let is_word = |word: &str, len| {
-        word.len() == len && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+        word.len() == len
+            && word
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
     };
-    text.split_once('.').is_some_and(|(id, secret)| is_word(id, 6) && is_word(secret, 16))
+    text.split_once('.')
+        .is_some_and(|(id, secret)| is_word(id, 6) && is_word(secret, 16))
 }
 
 fn trust(ticket: &IssueJoinTicketResponse) -> Result<Trust, Refused> {
@@ -168,20 +195,38 @@ fn trust(ticket: &IssueJoinTicketResponse) -> Result<Trust, Refused> {
     let hash = &ticket.discovery_token_ca_cert_hash;
     let is_hash = |hash: &str| {
         let digits = hash.strip_prefix("sha256:").unwrap_or_default();
-        digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        digits.len() == 64
+            && digits
+                .bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     };
     if !is_hash(hash) {
-        return refuse(HASH, format_args!("{}, expected sha256: and 64 hexadecimal digits", shown(hash)));
+        return refuse(
+            HASH,
+            format_args!(
+                "{}, expected sha256: and 64 hexadecimal digits",
+                shown(hash)
+            ),
+        );
     }
     if ticket.cluster_ca.is_empty() {
         return Ok(Trust::Hash(hash.clone()));
     }
     if ticket.cluster_ca.len() > MAX_FILE {
-        return refuse("cluster_ca", format_args!("{} bytes, expected at most {MAX_FILE}", ticket.cluster_ca.len()));
+        return refuse(
+            "cluster_ca",
+            format_args!(
+                "{} bytes, expected at most {MAX_FILE}",
+                ticket.cluster_ca.len()
+            ),
+        );
     }
     let hashes = authority_hashes(&ticket.cluster_ca).or_else(|why| refuse("cluster_ca", why))?;
     if !hashes.contains(hash) {
-        return refuse("cluster_ca", format_args!("no certificate of it has the hash {hash}"));
+        return refuse(
+            "cluster_ca",
+            format_args!("no certificate of it has the hash {hash}"),
+        );
     }
     match std::str::from_utf8(&ticket.cluster_ca) {
         Ok(text) => Ok(Trust::Authority(text.to_owned())),
@@ -198,14 +243,22 @@ fn control_plane_files(
     if !control_plane {
         return match files.len() {
             0 => Ok(Vec::new()),
-            count => refuse(FIELD, format_args!("{count} keys and certificates of a control plane, for a worker")),
+            count => refuse(
+                FIELD,
+                format_args!("{count} keys and certificates of a control plane, for a worker"),
+            ),
         };
     }
     let mut checked: Vec<(&str, bool, Secret)> = Vec::with_capacity(CONTROL_PLANE_FILES.len());
     for file in &mut files {
-        let known = CONTROL_PLANE_FILES.iter().find(|(name, _)| *name == file.name);
+        let known = CONTROL_PLANE_FILES
+            .iter()
+            .find(|(name, _)| *name == file.name);
         let Some(&(name, is_secret)) = known else {
-            return refuse(FIELD, format_args!("{} is none that a control plane needs", shown(&file.name)));
+            return refuse(
+                FIELD,
+                format_args!("{} is none that a control plane needs", shown(&file.name)),
+            );
         };
         if checked.iter().any(|(other, ..)| *other == name) {
             return refuse(FIELD, format_args!("{name} is there twice"));
@@ -213,30 +266,51 @@ fn control_plane_files(
         let content = Secret::new(std::mem::take(&mut file.data));
         if content.len() > MAX_FILE || !content.expose().starts_with(b"-----BEGIN ") {
             let len = content.len();
-            return refuse(FIELD, format_args!("{name} ({len} bytes) is no PEM of at most {MAX_FILE} bytes"));
+            return refuse(
+                FIELD,
+                format_args!("{name} ({len} bytes) is no PEM of at most {MAX_FILE} bytes"),
+            );
         }
         checked.push((name, is_secret, content));
     }
-    match CONTROL_PLANE_FILES.iter().find(|(name, _)| checked.iter().all(|(there, ..)| there != name)) {
+    match CONTROL_PLANE_FILES
+        .iter()
+        .find(|(name, _)| checked.iter().all(|(there, ..)| there != name))
+    {
         None => Ok(checked),
         Some((missing, _)) => refuse(FIELD, format_args!("{missing} is missing")),
     }
 }
 
-fn components(ticket: &IssueJoinTicketResponse, policy: &components::Policy) -> Result<Vec<Component>, Refused> {
+fn components(
+    ticket: &IssueJoinTicketResponse,
+    policy: &components::Policy,
+) -> Result<Vec<Component>, Refused> {
     const FIELD: &str = "kubernetes_components";
     let wire = &ticket.kubernetes_components;
     if wire.len() > MAX_COMPONENTS {
-        return refuse(FIELD, format_args!("{} of them, expected at most {MAX_COMPONENTS}", wire.len()));
+        return refuse(
+            FIELD,
+            format_args!("{} of them, expected at most {MAX_COMPONENTS}", wire.len()),
+        );
     }
-    let parsed = wire.iter().map(|wire| Component::parse(wire, policy)).collect::<Result<_, _>>();
+    let parsed = wire
+        .iter()
+        .map(|wire| Component::parse(wire, policy))
+        .collect::<Result<_, _>>();
     parsed.or_else(|why| refuse(FIELD, why))
 }
 
 /// kubeadm of another version would not read its configuration, which shows only after the lock.
 fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
     let (field, version) = match ticket.kubernetes_version.as_str() {
-        "" => ("kubernetes_components", ticket.kubernetes_components.iter().find_map(|it| version_of_kubeadm(&it.url))),
+        "" => (
+            "kubernetes_components",
+            ticket
+                .kubernetes_components
+                .iter()
+                .find_map(|it| version_of_kubeadm(&it.url)),
+        ),
         version => ("kubernetes_version", Some(version)),
     };
     match version.map(str::parse::<Version>) {
@@ -249,9 +323,11 @@ fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
 /// The `v1.30.14` of `https://dl.k8s.io/v1.30.14/bin/linux/amd64/kubeadm`.
 fn version_of_kubeadm(url: &str) -> Option<&str> {
     let folders = url.strip_suffix("/kubeadm")?;
-    folders
-        .split('/')
-        .find(|folder| folder.strip_prefix("v1.").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())))
+    folders.split('/').find(|folder| {
+        folder
+            .strip_prefix("v1.")
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    })
 }
 
 fn shown(text: &str) -> String {
@@ -315,12 +391,30 @@ mod tests {
                 .into_bytes(),
             cluster_ca,
         };
-        Case { kubelet, host_key, policy: components::Policy::default(), ticket }
+        Case {
+            kubelet,
+            host_key,
+            policy: components::Policy::default(),
+            ticket,
+        }
     });
 
     fn check(ticket: IssueJoinTicketResponse, control_plane: bool) -> Result<Ticket, Refused> {
-        let Case { kubelet, host_key, policy, .. } = &*CASE;
-        Ticket::check(ticket, &Expected { control_plane, kubelet, host_key, policy })
+        let Case {
+            kubelet,
+            host_key,
+            policy,
+            ..
+        } = &*CASE;
+        Ticket::check(
+            ticket,
+            &Expected {
+                control_plane,
+                kubelet,
+                host_key,
+                policy,
+            },
+        )
     }
 
     fn with(change: impl FnOnce(&mut IssueJoinTicketResponse)) -> IssueJoinTicketResponse {
@@ -330,7 +424,10 @@ mod tests {
     }
 
     fn files() -> Vec<ControlPlaneCertOrKey> {
-        let file = |name: &str| ControlPlaneCertOrKey { name: name.into(), data: b"-----BEGIN X-----\n".to_vec() };
+        let file = |name: &str| ControlPlaneCertOrKey {
+            name: name.into(),
+            data: b"-----BEGIN X-----\n".to_vec(),
+        };
         CONTROL_PLANE_FILES.map(|(name, _)| file(name)).to_vec()
     }
 
@@ -338,10 +435,21 @@ mod tests {
     fn good_tickets_of_both_roles_and_of_both_systems_are_taken() {
         let worker = check(CASE.ticket.clone(), false).unwrap();
         assert!(matches!(worker.trust, Trust::Authority(_)) && worker.components.len() == 1);
-        assert_eq!(worker.cluster(), cluster_id(&Secret::new(vec![3; 32]), &[2; 32]));
+        assert_eq!(
+            worker.cluster(),
+            cluster_id(&Secret::new(vec![3; 32]), &[2; 32])
+        );
         let plane = check(with(|ticket| ticket.control_plane_files = files()), true).unwrap();
-        let secret: Vec<_> = plane.control_plane_files.iter().filter(|file| file.1).map(|file| file.0).collect();
-        assert_eq!(secret, ["ca.key", "sa.key", "front-proxy-ca.key", "etcd/ca.key"]);
+        let secret: Vec<_> = plane
+            .control_plane_files
+            .iter()
+            .filter(|file| file.1)
+            .map(|file| file.0)
+            .collect();
+        assert_eq!(
+            secret,
+            ["ca.key", "sa.key", "front-proxy-ca.key", "etcd/ca.key"]
+        );
         let old = check(
             with(|ticket| {
                 ticket.cluster_ca.clear();
@@ -349,9 +457,16 @@ mod tests {
             }),
             false,
         );
-        assert_eq!(old.unwrap().trust, Trust::Hash(CASE.ticket.discovery_token_ca_cert_hash.clone()));
+        assert_eq!(
+            old.unwrap().trust,
+            Trust::Hash(CASE.ticket.discovery_token_ca_cert_hash.clone())
+        );
         for endpoint in ["lb.example:6443", "[fd00::1]:443", "10.0.0.1:1"] {
-            check(with(|ticket| ticket.api_server_endpoint = endpoint.into()), false).unwrap();
+            check(
+                with(|ticket| ticket.api_server_endpoint = endpoint.into()),
+                false,
+            )
+            .unwrap();
         }
     }
 
@@ -362,54 +477,118 @@ mod tests {
             move |ticket: &mut IssueJoinTicketResponse| change(&mut ticket.kubernetes_components[0])
         };
         let cases: Vec<(&str, Change)> = vec![
-            ("state_disk_key: 31 bytes", |ticket| ticket.state_disk_key.truncate(31)),
-            ("state_disk_key: 0 bytes", |ticket| ticket.state_disk_key.clear()),
-            ("measurement_secret: 33 bytes", |ticket| ticket.measurement_secret.push(0)),
-            ("measurement_salt: 0 bytes", |ticket| ticket.measurement_salt.clear()),
-            ("kubelet_cert: it is not one certificate", |ticket| ticket.kubelet_cert.clear()),
-            ("kubelet_cert: it is for another key", |ticket| ticket.kubelet_cert = ticket.cluster_ca.clone()),
-            ("api_server_endpoint: \"\"", |ticket| ticket.api_server_endpoint.clear()),
-            ("api_server_endpoint: \"10.0.0.1\"", |ticket| ticket.api_server_endpoint = "10.0.0.1".into()),
-            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "10.0.0.1:0".into()),
-            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "10.0.0.1:65536".into()),
-            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "10.0.0.1:+1".into()),
-            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "fd00::1:6443".into()),
-            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "a@b/c:6443".into()),
-            ("api_server_endpoint", |ticket| ticket.api_server_endpoint = "x".repeat(1 << 16)),
+            ("state_disk_key: 31 bytes", |ticket| {
+                ticket.state_disk_key.truncate(31)
+            }),
+            ("state_disk_key: 0 bytes", |ticket| {
+                ticket.state_disk_key.clear()
+            }),
+            ("measurement_secret: 33 bytes", |ticket| {
+                ticket.measurement_secret.push(0)
+            }),
+            ("measurement_salt: 0 bytes", |ticket| {
+                ticket.measurement_salt.clear()
+            }),
+            ("kubelet_cert: it is not one certificate", |ticket| {
+                ticket.kubelet_cert.clear()
+            }),
+            ("kubelet_cert: it is for another key", |ticket| {
+                ticket.kubelet_cert = ticket.cluster_ca.clone()
+            }),
+            ("api_server_endpoint: \"\"", |ticket| {
+                ticket.api_server_endpoint.clear()
+            }),
+            ("api_server_endpoint: \"10.0.0.1\"", |ticket| {
+                ticket.api_server_endpoint = "10.0.0.1".into()
+            }),
+            ("api_server_endpoint", |ticket| {
+                ticket.api_server_endpoint = "10.0.0.1:0".into()
+            }),
+            ("api_server_endpoint", |ticket| {
+                ticket.api_server_endpoint = "10.0.0.1:65536".into()
+            }),
+            ("api_server_endpoint", |ticket| {
+                ticket.api_server_endpoint = "10.0.0.1:+1".into()
+            }),
+            ("api_server_endpoint", |ticket| {
+                ticket.api_server_endpoint = "fd00::1:6443".into()
+            }),
+            ("api_server_endpoint", |ticket| {
+                ticket.api_server_endpoint = "a@b/c:6443".into()
+            }),
+            ("api_server_endpoint", |ticket| {
+                ticket.api_server_endpoint = "x".repeat(1 << 16)
+            }),
             ("token", |ticket| ticket.token.clear()),
-            ("token", |ticket| ticket.token = "abcdef.0123456789abcdeF".into()),
+            ("token", |ticket| {
+                ticket.token = "abcdef.0123456789abcdeF".into()
+            }),
             ("token", |ticket| ticket.token.push('0')),
-            ("discovery_token_ca_cert_hash: \"\"", |ticket| ticket.discovery_token_ca_cert_hash.clear()),
-            ("discovery_token_ca_cert_hash", |ticket| ticket.discovery_token_ca_cert_hash.push('0')),
+            ("discovery_token_ca_cert_hash: \"\"", |ticket| {
+                ticket.discovery_token_ca_cert_hash.clear()
+            }),
+            ("discovery_token_ca_cert_hash", |ticket| {
+                ticket.discovery_token_ca_cert_hash.push('0')
+            }),
             ("cluster_ca: no certificate of it has the hash", |ticket| {
                 ticket.discovery_token_ca_cert_hash = format!("sha256:{}", "0a".repeat(32));
             }),
-            ("cluster_ca: there is no certificate", |ticket| ticket.cluster_ca = b"none".to_vec()),
-            ("cluster_ca: 65537 bytes", |ticket| ticket.cluster_ca = vec![b'\n'; MAX_FILE + 1]),
-            ("control_plane_files: 8 keys", |ticket| ticket.control_plane_files = files()),
-            ("kubernetes_version: Kubernetes v1.12.0", |ticket| ticket.kubernetes_version = "v1.12.0".into()),
+            ("cluster_ca: there is no certificate", |ticket| {
+                ticket.cluster_ca = b"none".to_vec()
+            }),
+            ("cluster_ca: 65537 bytes", |ticket| {
+                ticket.cluster_ca = vec![b'\n'; MAX_FILE + 1]
+            }),
+            ("control_plane_files: 8 keys", |ticket| {
+                ticket.control_plane_files = files()
+            }),
+            ("kubernetes_version: Kubernetes v1.12.0", |ticket| {
+                ticket.kubernetes_version = "v1.12.0".into()
+            }),
             ("kubernetes_components: 65 of them", |ticket| {
                 ticket.kubernetes_components = vec![Wire::default(); MAX_COMPONENTS + 1];
             }),
-            ("authorized_ca_public_key", |ticket| ticket.authorized_ca_public_key.clear()),
-            ("authorized_ca_public_key", |ticket| ticket.authorized_ca_public_key.extend(b"second\n")),
-            ("host_certificate: the ticket's SSH host certificate is not one of this node's host key", |ticket| {
-                ticket.host_certificate = key::generate().1.line().into_bytes();
+            ("authorized_ca_public_key", |ticket| {
+                ticket.authorized_ca_public_key.clear()
             }),
+            ("authorized_ca_public_key", |ticket| {
+                ticket.authorized_ca_public_key.extend(b"second\n")
+            }),
+            (
+                "host_certificate: the ticket's SSH host certificate is not one of this node's host key",
+                |ticket| {
+                    ticket.host_certificate = key::generate().1.line().into_bytes();
+                },
+            ),
         ];
         for (why, change) in cases {
-            let error = check(with(change), false).err().unwrap_or_else(|| panic!("{why}")).to_string();
+            let error = check(with(change), false)
+                .err()
+                .unwrap_or_else(|| panic!("{why}"))
+                .to_string();
             assert!(error.contains(why), "{why} is not in {error}");
             assert!(!error.contains("abcdef.") && error.len() < 1000, "{error}");
         }
         for (why, change) in [
             ("has no hash", component(|wire| wire.hash.clear())),
-            ("in none of the allowed directories", component(|wire| wire.install_path = "/etc/passwd".into())),
-            ("no absolute path without `..`", component(|wire| wire.install_path = "/run/state/bin/../x".into())),
+            (
+                "in none of the allowed directories",
+                component(|wire| wire.install_path = "/etc/passwd".into()),
+            ),
+            (
+                "no absolute path without `..`",
+                component(|wire| wire.install_path = "/run/state/bin/../x".into()),
+            ),
             ("no scheme", component(|wire| wire.url = "kubelet".into())),
         ] {
-            let error = check(with(change), false).err().unwrap_or_else(|| panic!("{why}")).to_string();
-            assert!(error.starts_with("kubernetes_components: ") && error.contains(why), "{why} is not in {error}");
+            let error = check(with(change), false)
+                .err()
+                .unwrap_or_else(|| panic!("{why}"))
+                .to_string();
+            assert!(
+                error.starts_with("kubernetes_components: ") && error.contains(why),
+                "{why} is not in {error}"
+            );
         }
     }
 
@@ -433,7 +612,12 @@ mod tests {
         ] {
             check(of_kubeadm(url), false).unwrap();
         }
-        let old = check(of_kubeadm("https://dl.k8s.io/v1.30.14/bin/linux/amd64/kubeadm"), false).err().unwrap();
+        let old = check(
+            of_kubeadm("https://dl.k8s.io/v1.30.14/bin/linux/amd64/kubeadm"),
+            false,
+        )
+        .err()
+        .unwrap();
         assert_eq!(
             old.to_string(),
             "kubernetes_components: Kubernetes v1.30.14 is not supported; expected v1.31 to v1.36"
@@ -443,7 +627,13 @@ mod tests {
             *ticket = of_kubeadm("https://dl.k8s.io/v1.31.13/bin/linux/amd64/kubeadm");
             ticket.kubernetes_version = "v1.30.14".into();
         });
-        assert!(check(both, false).err().unwrap().to_string().starts_with("kubernetes_version: Kubernetes v1.30.14"));
+        assert!(
+            check(both, false)
+                .err()
+                .unwrap()
+                .to_string()
+                .starts_with("kubernetes_version: Kubernetes v1.30.14")
+        );
     }
 
     #[test]
@@ -452,26 +642,48 @@ mod tests {
         let cases: [(&str, Change); 8] = [
             ("ca.crt is missing", |files| files.clear()),
             ("etcd/ca.key is missing", |files| drop(files.pop())),
-            ("\"../ca.key\" is none", |files| files[1].name = "../ca.key".into()),
-            ("\"/etc/passwd\" is none", |files| files[1].name = "/etc/passwd".into()),
-            ("\"etcd/../ca.key\" is none", |files| files[1].name = "etcd/../ca.key".into()),
-            ("\"apiserver.key\" is none", |files| {
-                files.push(ControlPlaneCertOrKey { name: "apiserver.key".into(), data: vec![] });
+            ("\"../ca.key\" is none", |files| {
+                files[1].name = "../ca.key".into()
             }),
-            ("ca.crt is there twice", |files| files[1].name = "ca.crt".into()),
-            ("ca.key (65537 bytes) is no PEM", |files| files[1].data.resize(MAX_FILE + 1, b'x')),
+            ("\"/etc/passwd\" is none", |files| {
+                files[1].name = "/etc/passwd".into()
+            }),
+            ("\"etcd/../ca.key\" is none", |files| {
+                files[1].name = "etcd/../ca.key".into()
+            }),
+            ("\"apiserver.key\" is none", |files| {
+                files.push(ControlPlaneCertOrKey {
+                    name: "apiserver.key".into(),
+                    data: vec![],
+                });
+            }),
+            ("ca.crt is there twice", |files| {
+                files[1].name = "ca.crt".into()
+            }),
+            ("ca.key (65537 bytes) is no PEM", |files| {
+                files[1].data.resize(MAX_FILE + 1, b'x')
+            }),
         ];
         for (why, change) in cases {
             let mut files = files();
             change(&mut files);
-            let error = check(with(|ticket| ticket.control_plane_files = files), true).err().unwrap().to_string();
+            let error = check(with(|ticket| ticket.control_plane_files = files), true)
+                .err()
+                .unwrap()
+                .to_string();
             assert!(error.contains(why), "{why} is not in {error}");
         }
         let empty = with(|ticket| {
             ticket.control_plane_files = files();
             ticket.control_plane_files[7].data.clear();
         });
-        assert!(check(empty, true).err().unwrap().to_string().contains("etcd/ca.key (0 bytes) is no PEM"));
+        assert!(
+            check(empty, true)
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("etcd/ca.key (0 bytes) is no PEM")
+        );
     }
 
     #[test]
@@ -479,14 +691,27 @@ mod tests {
         let ticket = with(|ticket| ticket.control_plane_files = files());
         let mut good = 0;
         for mutant in mutations(&ticket.encode_to_vec(), 20_000) {
-            let Ok(ticket) = IssueJoinTicketResponse::decode(&mutant[..]) else { continue };
+            let Ok(ticket) = IssueJoinTicketResponse::decode(&mutant[..]) else {
+                continue;
+            };
             if let Ok(ticket) = check(ticket, true) {
                 good += 1;
-                assert_eq!((ticket.disk_key.len(), ticket.measurement_secret.len()), (KEY_LEN, KEY_LEN));
+                assert_eq!(
+                    (ticket.disk_key.len(), ticket.measurement_secret.len()),
+                    (KEY_LEN, KEY_LEN)
+                );
                 assert!(is_token(&ticket.token) && is_endpoint(&ticket.api_server));
-                let names: Vec<_> = ticket.control_plane_files.iter().map(|file| file.0).collect();
+                let names: Vec<_> = ticket
+                    .control_plane_files
+                    .iter()
+                    .map(|file| file.0)
+                    .collect();
                 assert_eq!(names.len(), 8);
-                assert!(CONTROL_PLANE_FILES.iter().all(|(name, _)| names.contains(name)));
+                assert!(
+                    CONTROL_PLANE_FILES
+                        .iter()
+                        .all(|(name, _)| names.contains(name))
+                );
             }
         }
         assert!(good > 50, "{good}");

@@ -39,14 +39,23 @@ impl Turns {
             if over.is_stopped() {
                 return None;
             }
-            let left = state.running.map_or(Duration::ZERO, |(_, since)| patience.saturating_sub(since.elapsed()));
+            let left = state.running.map_or(Duration::ZERO, |(_, since)| {
+                patience.saturating_sub(since.elapsed())
+            });
             if left.is_zero() {
                 let number = state.next;
                 state.next += 1;
                 state.running = Some((number, Instant::now()));
-                return Some(Turn { turns: self, number });
+                return Some(Turn {
+                    turns: self,
+                    number,
+                });
             }
-            state = self.changed.wait_timeout(state, left.min(TICK)).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left.min(TICK))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 

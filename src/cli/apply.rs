@@ -49,8 +49,12 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Failure> {
     let settings = settings(options)?;
     if options.print {
-        let objects = services::manifests_without(&settings, &options.skip_phases).map_err(Failure::failed)?;
-        return say(format_args!("{:#}", serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects})));
+        let objects = services::manifests_without(&settings, &options.skip_phases)
+            .map_err(Failure::failed)?;
+        return say(format_args!(
+            "{:#}",
+            serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects})
+        ));
     }
     let config = Config::from_kubeconfig_file(&options.kubeconfig).map_err(Failure::failed)?;
     let applied = bring_in(config, &settings, options)?;
@@ -64,14 +68,20 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 /// What the operator's files say.
 fn settings(options: &Options) -> Result<Settings, Failure> {
     let policy = files::read(&options.policy).map_err(Failure::failed)?;
-    let unusable = |error: &dyn std::fmt::Display| Failure::failed(format!("{}: {error}", options.policy.display()));
+    let unusable = |error: &dyn std::fmt::Display| {
+        Failure::failed(format!("{}: {error}", options.policy.display()))
+    };
     let policy = str::from_utf8(&policy).map_err(|error| unusable(&error))?;
     let kms = master_secret::read(&options.master_secret).map_err(Failure::failed)?;
     let state = State::open(&options.state).map_err(Failure::failed)?;
     // a policy that the service could not read would leave the old one in force without a word here
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
     let with_known = and_known(read.clone(), state.attestation_keys)?;
-    let policy = if with_known == read { policy.into() } else { with_known.to_json() };
+    let policy = if with_known == read {
+        policy.into()
+    } else {
+        with_known.to_json()
+    };
     Ok(Settings {
         image: options.image.clone(),
         variant: qemu_vtpm::VARIANT.into(),
@@ -84,7 +94,11 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
     })
 }
 
-fn bring_in(config: Config, settings: &Settings, options: &Options) -> Result<services::Applied, Failure> {
+fn bring_in(
+    config: Config,
+    settings: &Settings,
+    options: &Options,
+) -> Result<services::Applied, Failure> {
     let progress = Progress::on_stderr();
     let client = Client::new(config, &Stop::new());
     progress.phase(format!("waiting for the API server {}", client.server()));
@@ -109,7 +123,9 @@ fn bring_in(config: Config, settings: &Settings, options: &Options) -> Result<se
 
 fn exit_code(error: &client::Error) -> u8 {
     match error {
-        client::Error::Unreachable { untrusted: false, .. } => UNREACHABLE,
+        client::Error::Unreachable {
+            untrusted: false, ..
+        } => UNREACHABLE,
         _ => base::program::FAILED,
     }
 }

@@ -1,7 +1,9 @@
 //! The commands of `firstlight` and their options.
 
 use super::usage::{Command, Operand, Opt, Program, Value};
-use super::{ATTESTATION_REFUSED, UNREACHABLE, apply, completions, init, man, measure, recover, ssh, status};
+use super::{
+    ATTESTATION_REFUSED, UNREACHABLE, apply, completions, init, man, measure, recover, ssh, status,
+};
 use base::program::{FAILED, USAGE};
 
 /// All of it.
@@ -17,7 +19,10 @@ pub const PROGRAM: Program = Program {
             ATTESTATION_REFUSED,
             "attestation refused: the node is not what the policy wants; the text names register, expected and got",
         ),
-        (UNREACHABLE, "the node was not reached, or did not answer, in the time given"),
+        (
+            UNREACHABLE,
+            "the node was not reached, or did not answer, in the time given",
+        ),
     ],
     examples: (
         "from a node's first boot to its recovery",
@@ -99,14 +104,24 @@ const INIT: Command = Command {
 const APPLY: Command = Command {
     name: "apply",
     summary: "bring the services of the control planes into a cluster",
-    about: &["Join service and key service, with the master secret and the attestation policy, as the Helm chart in \
+    about: &[
+        "Join service and key service, with the master secret and the attestation policy, as the Helm chart in \
          charts/firstlight has them. May be repeated, also with another image or policy: the manifests of before are saved \
          first, into a folder with the date, and where the new ones are refused or do not get ready in time all is made as it \
-         was before."],
+         was before.",
+    ],
     operand: None,
     options: &[
-        Opt::needed("policy", Value::File, "the attestation policy that nodes must meet (JSON)"),
-        Opt::value("image", Value::Text("IMAGE"), "a container image with /join-service and /key-service"),
+        Opt::needed(
+            "policy",
+            Value::File,
+            "the attestation policy that nodes must meet (JSON)",
+        ),
+        Opt::value(
+            "image",
+            Value::Text("IMAGE"),
+            "a container image with /join-service and /key-service",
+        ),
         Opt::value(
             "skip-phases",
             Value::Text("PHASE,.."),
@@ -115,7 +130,12 @@ const APPLY: Command = Command {
         Opt::value("kubeconfig", Value::File, "the administrator's").or(KUBECONFIG_FILE),
         MASTER_SECRET,
         Opt::value("state", Value::File, "has the measurement salt").or(STATE_FILE),
-        Opt::value("node-port", Value::Text("PORT"), "of the join service on every control plane").or("30090"),
+        Opt::value(
+            "node-port",
+            Value::Text("PORT"),
+            "of the join service on every control plane",
+        )
+        .or("30090"),
         CLOUD_PROVIDER,
         METADATA,
         Opt::value(
@@ -124,10 +144,23 @@ const APPLY: Command = Command {
             "the last day, as 2027-01-31, on which the join service opens disks that have no record, as those of the old \
              system; never unless given",
         ),
-        Opt::value("backups", Value::File, "the folder in which that with the manifests of before is made").or("."),
+        Opt::value(
+            "backups",
+            Value::File,
+            "the folder in which that with the manifests of before is made",
+        )
+        .or("."),
         SKIP_WAIT,
-        Opt::value("timeout", Value::Text("TIME"), "until they are ready, as 90s, 10m or 1h").or("10m"),
-        Opt::flag("print", "print the manifests (JSON, with the master secret) and ask no cluster"),
+        Opt::value(
+            "timeout",
+            Value::Text("TIME"),
+            "until they are ready, as 90s, 10m or 1h",
+        )
+        .or("10m"),
+        Opt::flag(
+            "print",
+            "print the manifests (JSON, with the master secret) and ask no cluster",
+        ),
     ],
     examples: &[
         "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0",
@@ -150,13 +183,29 @@ const STATUS: Command = Command {
          cluster, 7 for a member of another cluster or where the ID is not known, and 8 when only a join service answers, \
          which proves nothing of its node.",
     ],
-    operand: Some(Operand { value: Value::Text("HOST[:PORT]"), help: "the node, or one server of it" }),
+    operand: Some(Operand {
+        value: Value::Text("HOST[:PORT]"),
+        help: "the node, or one server of it",
+    }),
     options: &[
         POLICY,
-        Opt::value("state", Value::File, "has the cluster's ID, and attestation keys of its nodes; may be missing")
-            .or(STATE_FILE),
-        Opt::value("cluster-id", Value::Text("HEX"), "the cluster's ID, in place of that in the state file"),
-        Opt::value("timeout", Value::Text("TIME"), "for everything together, as 90s, 10m or 1h").or("30s"),
+        Opt::value(
+            "state",
+            Value::File,
+            "has the cluster's ID, and attestation keys of its nodes; may be missing",
+        )
+        .or(STATE_FILE),
+        Opt::value(
+            "cluster-id",
+            Value::Text("HEX"),
+            "the cluster's ID, in place of that in the state file",
+        ),
+        Opt::value(
+            "timeout",
+            Value::Text("TIME"),
+            "for everything together, as 90s, 10m or 1h",
+        )
+        .or("30s"),
     ],
     examples: &[
         "firstlight status 10.42.1.100 --policy policy.json",
@@ -180,7 +229,11 @@ const RECOVER: Command = Command {
     ],
     operand: None,
     options: &[
-        Opt::needed("endpoint", Value::Text("HOST[:PORT]"), "the node; port 9999 unless given"),
+        Opt::needed(
+            "endpoint",
+            Value::Text("HOST[:PORT]"),
+            "the node; port 9999 unless given",
+        ),
         POLICY,
         MASTER_SECRET,
         ATTESTATION_KEY,
@@ -191,7 +244,10 @@ const RECOVER: Command = Command {
             "open also a disk whose header does not say of which cluster it is, as those of the old system; only for a disk \
              that you know to be this node's; needs the measurement salt of the state file",
         ),
-        Opt::flag("status", "only ask what the node waits for: the disk, since when, what it tried"),
+        Opt::flag(
+            "status",
+            "only ask what the node waits for: the disk, since when, what it tried",
+        ),
         TIMEOUT,
     ],
     examples: &[
@@ -211,14 +267,32 @@ const SSH: Command = Command {
     ],
     operand: None,
     options: &[
-        Opt::needed("key", Value::File, "your public key, of any kind that can be certified: ~/.ssh/id_ed25519.pub"),
+        Opt::needed(
+            "key",
+            Value::File,
+            "your public key, of any kind that can be certified: ~/.ssh/id_ed25519.pub",
+        ),
         MASTER_SECRET,
-        Opt::value("certificate", Value::File, "where to put the certificate; must not exist")
-            .or("firstlight-ssh-cert.pub"),
-        Opt::value("known-hosts", Value::File, "gets a line by which the nodes are known, unless it is there")
-            .or("firstlight-known_hosts"),
-        Opt::flag("old-hosts", "know nodes of the old system, too, whose hosts the authority for users has certified"),
-        Opt::flag("overwrite", "replace a certificate that is there, as yesterday's"),
+        Opt::value(
+            "certificate",
+            Value::File,
+            "where to put the certificate; must not exist",
+        )
+        .or("firstlight-ssh-cert.pub"),
+        Opt::value(
+            "known-hosts",
+            Value::File,
+            "gets a line by which the nodes are known, unless it is there",
+        )
+        .or("firstlight-known_hosts"),
+        Opt::flag(
+            "old-hosts",
+            "know nodes of the old system, too, whose hosts the authority for users has certified",
+        ),
+        Opt::flag(
+            "overwrite",
+            "replace a certificate that is there, as yesterday's",
+        ),
     ],
     examples: &[
         "firstlight ssh --key ~/.ssh/id_ed25519.pub",
@@ -247,10 +321,22 @@ const MEASURE: Command = Command {
         ),
         // boot loader, command line, kernel and initramfs, unified kernel image, its parameters and extensions, and the
         // cluster ID; the others are the firmware's, and change with the host
-        Opt::value("pcrs", Value::Text("LIST"), "the registers to demand; those that the image decides unless given")
-            .or("4,8,9,11,12,13,15"),
-        Opt::value("add-to", Value::File, "a policy; it is printed with this image added, and demands its registers"),
-        Opt::value("name", Value::Text("NAME"), "what to call the image, in messages; needed where --add-to adds one"),
+        Opt::value(
+            "pcrs",
+            Value::Text("LIST"),
+            "the registers to demand; those that the image decides unless given",
+        )
+        .or("4,8,9,11,12,13,15"),
+        Opt::value(
+            "add-to",
+            Value::File,
+            "a policy; it is printed with this image added, and demands its registers",
+        ),
+        Opt::value(
+            "name",
+            Value::Text("NAME"),
+            "what to call the image, in messages; needed where --add-to adds one",
+        ),
         Opt::flag(
             "trust-any-tpm",
             "name no attestation key: machines that are not known yet are let in, and so is a program that has no TPM and \
@@ -269,7 +355,10 @@ const COMPLETIONS: Command = Command {
     name: "completions",
     summary: "print what a shell needs to complete these commands",
     about: &["For the running shell, or for a file that it reads when it starts."],
-    operand: Some(Operand { value: Value::OneOf("SHELL", completions::SHELLS), help: "bash, zsh or fish" }),
+    operand: Some(Operand {
+        value: Value::OneOf("SHELL", completions::SHELLS),
+        help: "bash, zsh or fish",
+    }),
     options: &[],
     examples: &[
         "source <(firstlight completions bash)",
@@ -298,8 +387,12 @@ const TRUST_ANY_TPM: Opt = Opt::flag("trust-any-tpm", ANY_TPM_MEANS);
 /// Help, and a warning at each use.
 pub const ANY_TPM_MEANS: &str = "accept any attestation key: whoever is reached at that address gets the master secret, \
                                  also a program that has no TPM and says what one would";
-const KNOWN_NODES: Opt =
-    Opt::value("state", Value::File, "has the attestation keys of nodes that are known; may be missing").or(STATE_FILE);
+const KNOWN_NODES: Opt = Opt::value(
+    "state",
+    Value::File,
+    "has the attestation keys of nodes that are known; may be missing",
+)
+.or(STATE_FILE);
 
 const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
 
@@ -328,10 +421,19 @@ const SKIP_WAIT: Opt = Opt::flag(
     "skip-wait",
     "return when the API server has taken the services; nothing is rolled back that never gets ready",
 );
-const POLICY: Opt = Opt::needed("policy", Value::File, "the attestation policy that it must meet (JSON)");
+const POLICY: Opt = Opt::needed(
+    "policy",
+    Value::File,
+    "the attestation policy that it must meet (JSON)",
+);
 const MASTER_SECRET: Opt =
     Opt::value("master-secret", Value::File, "the cluster's master secret").or(MASTER_SECRET_FILE);
-const TIMEOUT: Opt = Opt::value("timeout", Value::Text("TIME"), "for everything together, as 90s, 10m or 1h").or("10m");
+const TIMEOUT: Opt = Opt::value(
+    "timeout",
+    Value::Text("TIME"),
+    "for everything together, as 90s, 10m or 1h",
+)
+.or("10m");
 
 #[cfg(test)]
 mod tests {
@@ -341,10 +443,23 @@ mod tests {
     fn every_command_has_examples_and_every_option_a_use() {
         for command in PROGRAM.commands {
             assert!(!command.examples.is_empty(), "{}", command.name);
-            assert!(command.examples.iter().all(|line| line.contains(&format!("firstlight {}", command.name))));
+            assert!(
+                command
+                    .examples
+                    .iter()
+                    .all(|line| line.contains(&format!("firstlight {}", command.name)))
+            );
             for option in command.options {
-                assert!(!option.help.is_empty() && !option.help.ends_with('.'), "--{}", option.name);
-                assert!(!option.is_needed || option.default.is_none(), "--{}", option.name);
+                assert!(
+                    !option.help.is_empty() && !option.help.ends_with('.'),
+                    "--{}",
+                    option.name
+                );
+                assert!(
+                    !option.is_needed || option.default.is_none(),
+                    "--{}",
+                    option.name
+                );
             }
         }
     }

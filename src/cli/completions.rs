@@ -13,7 +13,12 @@ pub fn run(program: &Program, given: &Given) -> Result<(), Failure> {
         "bash" => bash(program),
         "zsh" => zsh(program),
         "fish" => fish(program),
-        _ => return Err(Failure::Usage(format!("there is no shell {shell:?}: expected {}", SHELLS.join(", ")))),
+        _ => {
+            return Err(Failure::Usage(format!(
+                "there is no shell {shell:?}: expected {}",
+                SHELLS.join(", ")
+            )));
+        }
     })
 }
 
@@ -24,7 +29,11 @@ fn options(command: &Command) -> impl Iterator<Item = &Opt> {
 /// bash(1), Programmable Completion. Host names and other free texts are completed by nothing.
 fn bash(program: &Program) -> String {
     let name = program.name;
-    let commands: Vec<&str> = program.commands.iter().map(|command| command.name).collect();
+    let commands: Vec<&str> = program
+        .commands
+        .iter()
+        .map(|command| command.name)
+        .collect();
     let (mut values, mut words) = (String::new(), String::new());
     for command in program.commands {
         for option in command.options {
@@ -35,13 +44,22 @@ fn bash(program: &Program) -> String {
                 Some(Value::OneOf(_, all)) => format!("_words '{}'; return", all.join(" ")),
             };
             let answer = answer.replace('_', &format!("_{name}_"));
-            values.push_str(&format!("    {}:--{}) {answer} ;;\n", command.name, option.name));
+            values.push_str(&format!(
+                "    {}:--{}) {answer} ;;\n",
+                command.name, option.name
+            ));
         }
-        let mut all: Vec<String> = options(command).map(|option| format!("--{}", option.name)).collect();
+        let mut all: Vec<String> = options(command)
+            .map(|option| format!("--{}", option.name))
+            .collect();
         if let Some(Value::OneOf(_, more)) = command.operand.as_ref().map(|operand| operand.value) {
             all.extend(more.iter().map(|word| (*word).to_owned()));
         }
-        words.push_str(&format!("    {}) _{name}_words '{}' ;;\n", command.name, all.join(" ")));
+        words.push_str(&format!(
+            "    {}) _{name}_words '{}' ;;\n",
+            command.name,
+            all.join(" ")
+        ));
     }
     format!(
         "\
@@ -70,7 +88,12 @@ fn zsh(program: &Program) -> String {
     let name = program.name;
     let quoted = |text: &str| text.replace('\'', "'\\''");
     // of a description, these end it
-    let plain = |text: &str| quoted(text).replace('[', "\\[").replace(']', "\\]").replace(':', "\\:");
+    let plain = |text: &str| {
+        quoted(text)
+            .replace('[', "\\[")
+            .replace(']', "\\]")
+            .replace(':', "\\:")
+    };
     let action = |value: Value| match value {
         Value::File => format!(":{}:_files", value.name()),
         Value::Text(text) => format!(":{}: ", plain(text)),
@@ -78,16 +101,33 @@ fn zsh(program: &Program) -> String {
     };
     let (mut commands, mut cases) = (String::new(), String::new());
     for command in program.commands {
-        commands.push_str(&format!("    '{}:{}'\n", command.name, plain(command.summary)));
+        commands.push_str(&format!(
+            "    '{}:{}'\n",
+            command.name,
+            plain(command.summary)
+        ));
         let mut specs = vec![];
         for option in options(command) {
             let value = option.value.map(action).unwrap_or_default();
             let description = format!("[{}]{value}", plain(option.help));
-            specs.extend(option.short.map(|letter| format!("'-{letter}{description}'")));
+            specs.extend(
+                option
+                    .short
+                    .map(|letter| format!("'-{letter}{description}'")),
+            );
             specs.push(format!("'--{}{description}'", option.name));
         }
-        specs.extend(command.operand.iter().map(|operand| format!("'1{}'", action(operand.value))));
-        cases.push_str(&format!("    {}) _arguments {} ;;\n", command.name, specs.join(" ")));
+        specs.extend(
+            command
+                .operand
+                .iter()
+                .map(|operand| format!("'1{}'", action(operand.value))),
+        );
+        cases.push_str(&format!(
+            "    {}) _arguments {} ;;\n",
+            command.name,
+            specs.join(" ")
+        ));
     }
     format!(
         "\
@@ -132,7 +172,10 @@ fn fish(program: &Program) -> String {
             command.name,
             quoted(command.summary)
         ));
-        let only = format!("complete -c {name} -n '__fish_seen_subcommand_from {}'", command.name);
+        let only = format!(
+            "complete -c {name} -n '__fish_seen_subcommand_from {}'",
+            command.name
+        );
         for option in options(command) {
             let value = match option.value {
                 None => String::new(),
@@ -140,8 +183,15 @@ fn fish(program: &Program) -> String {
                 Some(Value::Text(_)) => " -x".to_owned(),
                 Some(Value::OneOf(_, all)) => format!(" -x -a {}", quoted(&all.join(" "))),
             };
-            let short = option.short.map(|letter| format!(" -s {letter}")).unwrap_or_default();
-            text.push_str(&format!("{only}{short} -l {}{value} -d {}\n", option.name, quoted(option.help)));
+            let short = option
+                .short
+                .map(|letter| format!(" -s {letter}"))
+                .unwrap_or_default();
+            text.push_str(&format!(
+                "{only}{short} -l {}{value} -d {}\n",
+                option.name,
+                quoted(option.help)
+            ));
         }
         if let Some(Value::OneOf(_, all)) = command.operand.as_ref().map(|operand| operand.value) {
             text.push_str(&format!("{only} -a {}\n", quoted(&all.join(" "))));

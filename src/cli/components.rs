@@ -37,7 +37,10 @@ pub fn of(version: &str, file: Option<&Path>) -> Result<Vec<Component>, String> 
     let content = files::read(path).map_err(|error| error.to_string())?;
     let entries: Vec<Entry> = serde_json::from_slice(&content)
         .map_err(|error| format!("{}: no list of components: {error}", path.display()))?;
-    Ok(entries.into_iter().map(|it| component(&it.url, &it.hash, &it.install_path, it.extract)).collect())
+    Ok(entries
+        .into_iter()
+        .map(|it| component(&it.url, &it.hash, &it.install_path, it.extract))
+        .collect())
 }
 
 /// A release with its SHA-256s, as the old system pins them (amd64).
@@ -80,13 +83,19 @@ const CRICTL: (&str, &str) = (
     "https://github.com/kubernetes-sigs/cri-tools/releases/download/v1.33.0/crictl-v1.33.0-linux-amd64.tar.gz",
     "8307399e714626e69d1213a4cd18c8dec3d0201ecdac009b1802115df8973f0f",
 );
-const ETCD: &str = "3.5.21-0@sha256:d58c035df557080a27387d687092e3fc2b64c6d0e3162dc51453a115f847d121";
+const ETCD: &str =
+    "3.5.21-0@sha256:d58c035df557080a27387d687092e3fc2b64c6d0e3162dc51453a115f847d121";
 
 fn known(version: &str) -> Option<Vec<Component>> {
     let release = RELEASES.iter().find(|release| release.version == version)?;
     let program = |name: &str, sha256: &str| {
         let url = format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}");
-        component(&url, &hash(sha256), &format!("/run/state/bin/{name}"), false)
+        component(
+            &url,
+            &hash(sha256),
+            &format!("/run/state/bin/{name}"),
+            false,
+        )
     };
     let image = |name: &str, digest: &str| patch(name, &format!("{version}@sha256:{digest}"));
     Some(vec![
@@ -109,13 +118,24 @@ fn hash(sha256: &str) -> String {
 /// A patch (RFC 6902) of kubeadm's manifest that pins the image by its digest.
 fn patch(name: &str, tag: &str) -> Component {
     let image = format!("registry.k8s.io/{name}:{tag}");
-    let patch = json!([{"op": "replace", "path": "/spec/containers/0/image", "value": image}]).to_string();
+    let patch =
+        json!([{"op": "replace", "path": "/spec/containers/0/image", "value": image}]).to_string();
     let url = format!("data:application/json;base64,{}", STANDARD.encode(patch));
-    component(&url, "", &format!("/opt/kubernetes/patches/{name}+json.json"), false)
+    component(
+        &url,
+        "",
+        &format!("/opt/kubernetes/patches/{name}+json.json"),
+        false,
+    )
 }
 
 fn component(url: &str, hash: &str, install_path: &str, extract: bool) -> Component {
-    Component { url: url.into(), hash: hash.into(), install_path: install_path.into(), extract }
+    Component {
+        url: url.into(),
+        hash: hash.into(),
+        install_path: install_path.into(),
+        extract,
+    }
 }
 
 #[cfg(test)]
@@ -133,20 +153,42 @@ mod tests {
             }
         }
         let error = of("v1.33.1", None).err().unwrap();
-        assert!(error.contains("v1.31.13 and v1.32.9") && error.contains("--components"), "{error}");
+        assert!(
+            error.contains("v1.31.13 and v1.32.9") && error.contains("--components"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_list_of_the_operators_is_taken_and_a_wrong_one_is_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("components.json");
-        std::fs::write(&path, r#"[{"url":"file:///a","hash":"sha256:00","install_path":"/run/state/bin/a"}]"#).unwrap();
+        std::fs::write(
+            &path,
+            r#"[{"url":"file:///a","hash":"sha256:00","install_path":"/run/state/bin/a"}]"#,
+        )
+        .unwrap();
         let list = of("v1.34.4", Some(&path)).unwrap();
-        assert!(list == [component("file:///a", "sha256:00", "/run/state/bin/a", false)]);
-        for content in ["", "{}", r#"[{"url":"x"}]"#, r#"[{"url":"x","install_path":"/a","hsh":"y"}]"#] {
+        assert!(
+            list == [component(
+                "file:///a",
+                "sha256:00",
+                "/run/state/bin/a",
+                false
+            )]
+        );
+        for content in [
+            "",
+            "{}",
+            r#"[{"url":"x"}]"#,
+            r#"[{"url":"x","install_path":"/a","hsh":"y"}]"#,
+        ] {
             std::fs::write(&path, content).unwrap();
             let error = of("v1.34.4", Some(&path)).err().unwrap();
-            assert!(error.contains("components.json: no list of components"), "{error}");
+            assert!(
+                error.contains("components.json: no list of components"),
+                "{error}"
+            );
         }
     }
 }

@@ -42,12 +42,23 @@ impl Endpoint {
             Some(_) if text.ends_with(']') => (text, None),
             Some(_) => return Err(wrong()),
         };
-        let host = host.strip_prefix('[').map_or(Some(host), |host| host.strip_suffix(']')).ok_or_else(wrong)?;
-        let port = port.map_or(Ok(default_port), u16::from_str).map_err(|_| wrong())?;
-        if host.is_empty() || port == 0 || host.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
+        let host = host
+            .strip_prefix('[')
+            .map_or(Some(host), |host| host.strip_suffix(']'))
+            .ok_or_else(wrong)?;
+        let port = port
+            .map_or(Ok(default_port), u16::from_str)
+            .map_err(|_| wrong())?;
+        if host.is_empty()
+            || port == 0
+            || host.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/')
+        {
             return Err(wrong());
         }
-        Ok(Endpoint { host: host.to_owned(), port })
+        Ok(Endpoint {
+            host: host.to_owned(),
+            port,
+        })
     }
 
     /// TCP.
@@ -59,7 +70,11 @@ impl Endpoint {
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Endpoint { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+        if host.contains(':') {
+            write!(f, "[{host}]:{port}")
+        } else {
+            write!(f, "{host}:{port}")
+        }
     }
 }
 
@@ -100,7 +115,9 @@ impl Trust {
     fn validator(&self, policy: Policy) -> Result<qemu_vtpm::Validator, Failure> {
         Ok(match self {
             Trust::Named(keys) => {
-                let policy = policy.believing(keys.iter().copied()).map_err(Failure::failed)?;
+                let policy = policy
+                    .believing(keys.iter().copied())
+                    .map_err(Failure::failed)?;
                 qemu_vtpm::Validator::new(Arc::new(policy)).only_named_keys()
             }
             Trust::AnyTpm => qemu_vtpm::Validator::new(Arc::new(policy.believing_any())),
@@ -111,12 +128,20 @@ impl Trust {
 impl Node {
     /// A fresh node at `endpoint` that is asked something, and told nothing.
     pub fn to_ask(endpoint: &Endpoint, policy: Policy) -> Node {
-        Node::judged_by(endpoint, Arc::new(qemu_vtpm::Validator::new(Arc::new(policy.expecting_fresh()))))
+        Node::judged_by(
+            endpoint,
+            Arc::new(qemu_vtpm::Validator::new(Arc::new(
+                policy.expecting_fresh(),
+            ))),
+        )
     }
 
     /// A fresh node that is to get the master secret.
     pub fn to_trust(endpoint: &Endpoint, policy: Policy, trust: &Trust) -> Result<Node, Failure> {
-        Ok(Node::judged_by(endpoint, Arc::new(trust.validator(policy.expecting_fresh())?)))
+        Ok(Node::judged_by(
+            endpoint,
+            Arc::new(trust.validator(policy.expecting_fresh())?),
+        ))
     }
 
     /// The same, or one that belongs to this cluster since it started: a node whose init has begun.
@@ -128,11 +153,17 @@ impl Node {
     ) -> Result<Node, Failure> {
         let member = trust.validator(policy.clone().expecting_cluster(cluster_id))?;
         let fresh = trust.validator(policy.expecting_fresh())?;
-        Ok(Node::judged_by(endpoint, Arc::new(FreshOrMember { fresh, member })))
+        Ok(Node::judged_by(
+            endpoint,
+            Arc::new(FreshOrMember { fresh, member }),
+        ))
     }
 
     fn judged_by(endpoint: &Endpoint, validator: Arc<dyn Validator>) -> Node {
-        Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) }
+        Node {
+            endpoint: endpoint.clone(),
+            client: atls::Client::new(None, vec![validator]),
+        }
     }
 
     /// A node in any standing, which is noted when it has proved it. `cluster` is the operator's, if that is known.
@@ -149,7 +180,10 @@ impl Node {
             any: judge(policy.clone().of_any_cluster()),
             noted: noted.clone(),
         });
-        Node { endpoint: endpoint.clone(), client: atls::Client::new(None, vec![validator]) }
+        Node {
+            endpoint: endpoint.clone(),
+            client: atls::Client::new(None, vec![validator]),
+        }
     }
 
     /// A connection to it, tried until `deadline`. A node that does not meet the policy is not asked again.
@@ -161,14 +195,22 @@ impl Node {
             let reason = match self.attempt(deadline) {
                 Ok(reached) => return Ok(reached),
                 Err(Attempt::Refused(why)) => {
-                    let text = format!("{}: attestation refused: {}", self.endpoint, printable(&why));
+                    let text = format!(
+                        "{}: attestation refused: {}",
+                        self.endpoint,
+                        printable(&why)
+                    );
                     return Err(Failure::Failed(ATTESTATION_REFUSED, text));
                 }
                 Err(Attempt::Passing(reason)) => reason,
             };
             if !pause.take(deadline) {
                 let waited = human(started.elapsed());
-                let text = format!("{}: gave up after {waited}: {}", self.endpoint, printable(&reason));
+                let text = format!(
+                    "{}: gave up after {waited}: {}",
+                    self.endpoint,
+                    printable(&reason)
+                );
                 return Err(Failure::Failed(UNREACHABLE, text));
             }
             progress.line(format!("{}: {reason}", self.endpoint));
@@ -180,22 +222,32 @@ impl Node {
         let passing = |error: &dyn fmt::Display| Attempt::Passing(error.to_string());
         let socket = self.dial(deadline)?;
         let handshake = deadline.min(Instant::now() + HANDSHAKE_TIMEOUT);
-        let transport: Transport = self.client.connect(socket, handshake).map_err(|error| match error {
-            atls::Error::Refused(why) => Attempt::Refused(why.to_string()),
-            other => passing(&other),
-        })?;
-        let key = transport.identity.as_ref().and_then(|machine| machine.parse().ok());
-        let channel = Channel::new(transport, &self.endpoint.to_string()).map_err(|status| passing(&status))?;
+        let transport: Transport =
+            self.client
+                .connect(socket, handshake)
+                .map_err(|error| match error {
+                    atls::Error::Refused(why) => Attempt::Refused(why.to_string()),
+                    other => passing(&other),
+                })?;
+        let key = transport
+            .identity
+            .as_ref()
+            .and_then(|machine| machine.parse().ok());
+        let channel = Channel::new(transport, &self.endpoint.to_string())
+            .map_err(|status| passing(&status))?;
         Ok(Reached { channel, key })
     }
 
     /// A connection without TLS.
     pub fn dial(&self, deadline: Instant) -> Result<TcpStream, Attempt> {
         let addresses = (self.endpoint.host.as_str(), self.endpoint.port).to_socket_addrs();
-        let addresses = addresses.map_err(|error| Attempt::Passing(format!("cannot look up its address: {error}")))?;
+        let addresses = addresses
+            .map_err(|error| Attempt::Passing(format!("cannot look up its address: {error}")))?;
         let mut failure = "its name has no address".to_owned();
         for address in addresses {
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let left = deadline
+                .saturating_duration_since(Instant::now())
+                .max(Duration::from_millis(1));
             match TcpStream::connect_timeout(&address, left.min(CONNECT_TIMEOUT)) {
                 Ok(socket) => return Ok(socket),
                 Err(error) => failure = format!("cannot connect to {address}: {error}"),
@@ -208,12 +260,19 @@ impl Node {
 /// The policy in a file.
 pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
     let text = files::read(path).map_err(Failure::failed)?;
-    Policy::from_json(&String::from_utf8_lossy(&text))
-        .map_err(|error| Failure::failed(format!("the attestation policy {}: {error}", path.display())))
+    Policy::from_json(&String::from_utf8_lossy(&text)).map_err(|error| {
+        Failure::failed(format!(
+            "the attestation policy {}: {error}",
+            path.display()
+        ))
+    })
 }
 
 /// A policy that names attestation keys, and these as well; one that names none believes any.
-pub fn and_known(policy: Policy, known: impl IntoIterator<Item = KeyName>) -> Result<Policy, Failure> {
+pub fn and_known(
+    policy: Policy,
+    known: impl IntoIterator<Item = KeyName>,
+) -> Result<Policy, Failure> {
     match policy.keys().is_empty() {
         true => Ok(policy),
         false => policy.believing(known).map_err(Failure::failed),
@@ -232,11 +291,14 @@ impl Validator for FreshOrMember {
     }
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce).map(|identified| identified.user_data)
+        self.identify(document, nonce)
+            .map(|identified| identified.user_data)
     }
 
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.fresh.identify(document, nonce).or_else(|why| self.member.identify(document, nonce).map_err(|_| why))
+        self.fresh
+            .identify(document, nonce)
+            .or_else(|why| self.member.identify(document, nonce).map_err(|_| why))
     }
 }
 
@@ -266,7 +328,8 @@ impl Validator for AnyStanding {
     }
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce).map(|identified| identified.user_data)
+        self.identify(document, nonce)
+            .map(|identified| identified.user_data)
     }
 
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
@@ -299,7 +362,9 @@ pub struct Pause {
 impl Pause {
     /// From a second to ten.
     pub fn new() -> Pause {
-        Pause { lengths: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)) }
+        Pause {
+            lengths: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)),
+        }
     }
 
     /// Sleeps; `false`, at once, when the pause would last beyond the deadline.
@@ -334,7 +399,19 @@ mod tests {
 
     #[test]
     fn what_is_no_endpoint_is_refused() {
-        for text in ["", ":", ":80", "node:", "node:0", "node:65536", "node:x", "a:b:c", "[::1", "http://node", "a b"] {
+        for text in [
+            "",
+            ":",
+            ":80",
+            "node:",
+            "node:0",
+            "node:65536",
+            "node:x",
+            "a:b:c",
+            "[::1",
+            "http://node",
+            "a b",
+        ] {
             assert!(Endpoint::parse(text, 9000).is_err(), "{text}");
         }
     }

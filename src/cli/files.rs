@@ -39,7 +39,9 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io(action, path, error) => write!(f, "cannot {action} {}: {error}", path.display()),
+            Error::Io(action, path, error) => {
+                write!(f, "cannot {action} {}: {error}", path.display())
+            }
             Error::Loose(path, mode) => write!(
                 f,
                 "{0} may be read by others (mode {mode:04o}, expected {PRIVATE:04o}): run `chmod 600 {0}`, and think \
@@ -56,13 +58,18 @@ impl std::error::Error for Error {}
 
 /// All of a file that anybody may read.
 pub fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
-    read_open(path, File::open(path).map_err(|error| Error::Io("open", path.into(), error))?)
+    read_open(
+        path,
+        File::open(path).map_err(|error| Error::Io("open", path.into(), error))?,
+    )
 }
 
 /// All of a file that only its owner may read.
 pub fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     let file = File::open(path).map_err(|error| Error::Io("open", path.into(), error))?;
-    let metadata = file.metadata().map_err(|error| Error::Io("look at", path.into(), error))?;
+    let metadata = file
+        .metadata()
+        .map_err(|error| Error::Io("look at", path.into(), error))?;
     let mode = metadata.permissions().mode() & 0o7777;
     if mode & OTHERS != 0 {
         return Err(Error::Loose(path.into(), mode));
@@ -74,7 +81,10 @@ pub fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
 pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, Error> {
     // with room for all of it, since a vector that grows leaves copies behind
     let mut content = Zeroizing::new(Vec::with_capacity(MAX_LEN + 1));
-    stream.take(MAX_LEN as u64 + 1).read_to_end(&mut content).map_err(|error| Error::Io("read", path.into(), error))?;
+    stream
+        .take(MAX_LEN as u64 + 1)
+        .read_to_end(&mut content)
+        .map_err(|error| Error::Io("read", path.into(), error))?;
     match content.len() {
         0..=MAX_LEN => Ok(content),
         _ => Err(Error::TooLarge(path.into())),
@@ -83,9 +93,16 @@ pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, E
 
 /// A new file with mode 0600, durable when this returns; never one that exists. On failure there is none.
 pub fn create_private(path: &Path, content: &[u8]) -> Result<(), Error> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(path);
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(PRIVATE)
+        .open(path);
     let mut file = file.map_err(|error| Error::Io("create", path.into(), error))?;
-    let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| sync_directory(path));
+    let written = file
+        .write_all(content)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| sync_directory(path));
     written.map_err(|error| {
         // half a secret is worse than none; what was asked has failed in any case
         let _ = fs::remove_file(path);
@@ -99,7 +116,9 @@ pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), Error> {
     fresh.push(".new");
     let fresh = PathBuf::from(fresh);
     match fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::Io("remove", fresh, error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(Error::Io("remove", fresh, error));
+        }
         _ => {}
     }
     create_private(&fresh, content)?;
@@ -109,7 +128,11 @@ pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), Error> {
 
 /// The file, open for adding at its end, with mode 0600 whether it is new or not.
 pub fn append_private(path: &Path) -> Result<File, Error> {
-    let file = OpenOptions::new().append(true).create(true).mode(PRIVATE).open(path);
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(PRIVATE)
+        .open(path);
     let file = file.map_err(|error| Error::Io("open", path.into(), error))?;
     let private = file.set_permissions(Permissions::from_mode(PRIVATE));
     private.map_err(|error| Error::Io("protect", path.into(), error))?;
@@ -150,7 +173,10 @@ mod tests {
         // left over from a run that was killed
         fs::write(dir.path().join("state.new"), "half").unwrap();
         replace_private(&path, b"new").unwrap();
-        assert_eq!((mode(&path), read(&path).unwrap().as_slice()), (0o600, b"new".as_slice()));
+        assert_eq!(
+            (mode(&path), read(&path).unwrap().as_slice()),
+            (0o600, b"new".as_slice())
+        );
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
@@ -161,7 +187,10 @@ mod tests {
         fs::write(&path, "a").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         append_private(&path).unwrap().write_all(b"b").unwrap();
-        assert_eq!((mode(&path), fs::read(&path).unwrap().as_slice()), (0o600, b"ab".as_slice()));
+        assert_eq!(
+            (mode(&path), fs::read(&path).unwrap().as_slice()),
+            (0o600, b"ab".as_slice())
+        );
     }
 
     #[test]
@@ -172,12 +201,18 @@ mod tests {
             fs::write(&path, "x").unwrap();
             fs::set_permissions(&path, Permissions::from_mode(loose)).unwrap();
             let error = read_private(&path).unwrap_err().to_string();
-            assert!(error.contains(&format!("{loose:04o}")) && error.contains("chmod 600"), "{error}");
+            assert!(
+                error.contains(&format!("{loose:04o}")) && error.contains("chmod 600"),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn a_file_without_end_is_refused() {
-        assert!(matches!(read(Path::new("/dev/zero")), Err(Error::TooLarge(_))));
+        assert!(matches!(
+            read(Path::new("/dev/zero")),
+            Err(Error::TooLarge(_))
+        ));
     }
 }

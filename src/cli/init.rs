@@ -90,7 +90,10 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let policy = read_policy(&options.policy)?;
     initialise(
         |cluster, state| {
-            let trust = options.trust.clone().and(state.attestation_keys.iter().copied());
+            let trust = options
+                .trust
+                .clone()
+                .and(state.attestation_keys.iter().copied());
             Node::to_initialise(&options.endpoint, policy, &trust, cluster)
         },
         options,
@@ -106,7 +109,9 @@ fn initialise(
     let init_secret = read_init_secret(&options.init_secret)?;
     if options.kubeconfig.exists() {
         let path = options.kubeconfig.display();
-        return Err(Failure::failed(format!("{path} exists: it is another cluster's, move it away")));
+        return Err(Failure::failed(format!(
+            "{path} exists: it is another cluster's, move it away"
+        )));
     }
     let mut state = State::open_or_create(&options.state).map_err(Failure::failed)?;
     if let Some(id) = state.cluster_id {
@@ -116,7 +121,8 @@ fn initialise(
             hex(&id)
         )));
     }
-    let (kms, origin) = master_secret::open_or_create(&options.master_secret).map_err(Failure::failed)?;
+    let (kms, origin) =
+        master_secret::open_or_create(&options.master_secret).map_err(Failure::failed)?;
     say(format_args!(
         "{} {}",
         match origin {
@@ -137,7 +143,11 @@ fn initialise(
         match watching.exchange(&channel, &request, deadline) {
             // the node goes on by itself, and the same request finds it at work
             Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {
-                progress.line(format!("{}: {}; asking again", options.endpoint, short(&status.to_string())));
+                progress.line(format!(
+                    "{}: {}; asking again",
+                    options.endpoint,
+                    short(&status.to_string())
+                ));
                 let left = deadline.saturating_duration_since(Instant::now());
                 thread::sleep(status.retry_after().unwrap_or_default().min(left));
             }
@@ -174,18 +184,26 @@ fn initialise(
     let Some(kubeconfig) = kubeconfig else {
         return say("The node is initialised; no cluster was set up on it");
     };
-    say(format_args!("Administrator's kubeconfig: {}", options.kubeconfig.display()))?;
+    say(format_args!(
+        "Administrator's kubeconfig: {}",
+        options.kubeconfig.display()
+    ))?;
     if options.merge_kubeconfig {
         let path = default_path();
         let context = merge(&path, kubeconfig.expose()).map_err(Failure::failed)?;
-        say(format_args!("It is the current context of {}, too: {context}", path.display()))?;
+        say(format_args!(
+            "It is the current context of {}, too: {context}",
+            path.display()
+        ))?;
     }
     bring_services(options, deadline)
 }
 
 /// The services, when an image of them is there.
 fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
-    let Some(kubernetes) = &options.kubernetes else { return Ok(()) };
+    let Some(kubernetes) = &options.kubernetes else {
+        return Ok(());
+    };
     let Some(image) = &kubernetes.image else {
         return say("No other node can join yet: `firstlight apply` brings the services for it");
     };
@@ -224,13 +242,21 @@ fn read_init_secret(path: &Path) -> Result<Secret, Failure> {
     let line = content.strip_suffix(b"\n").unwrap_or(&content);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     match line.is_empty() {
-        true => Err(Failure::failed(format!("the init secret in {} is empty", path.display()))),
+        true => Err(Failure::failed(format!(
+            "the init secret in {} is empty",
+            path.display()
+        ))),
         false => Ok(Secret::new(line.to_vec())),
     }
 }
 
-fn expected_cluster_id(kms: &ClusterKms, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Result<[u8; CLUSTER_ID_LEN], Failure> {
-    let measurement_secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(Failure::failed)?;
+fn expected_cluster_id(
+    kms: &ClusterKms,
+    salt: &[u8; MEASUREMENT_SALT_LEN],
+) -> Result<[u8; CLUSTER_ID_LEN], Failure> {
+    let measurement_secret = kms
+        .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
+        .map_err(Failure::failed)?;
     Ok(cluster_id(&measurement_secret, salt))
 }
 
@@ -239,7 +265,12 @@ fn is_lost(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Cancelled)
 }
 
-fn request(options: &Options, kms: &ClusterKms, state: &State, init_secret: &Secret) -> Result<InitRequest, Failure> {
+fn request(
+    options: &Options,
+    kms: &ClusterKms,
+    state: &State,
+    init_secret: &Secret,
+) -> Result<InitRequest, Failure> {
     let mut request = InitRequest::default();
     request.kms_uri = kms.uri().to_string();
     request.storage_uri = NO_STORE.into();
@@ -248,7 +279,8 @@ fn request(options: &Options, kms: &ClusterKms, state: &State, init_secret: &Sec
     request.cluster_name = options.cluster_name.clone();
     if let Some(kubernetes) = &options.kubernetes {
         request.kubernetes_components =
-            components::of(&kubernetes.version, kubernetes.components.as_deref()).map_err(Failure::failed)?;
+            components::of(&kubernetes.version, kubernetes.components.as_deref())
+                .map_err(Failure::failed)?;
         request.kubernetes_version = kubernetes.version.clone();
         request.service_cidr = kubernetes.service_cidr.clone();
         request.pod_cidr = kubernetes.pod_cidr.clone();
@@ -291,22 +323,44 @@ struct Watching<'a> {
 impl<'a> Watching<'a> {
     fn new(progress: &'a Progress, options: &'a Options) -> Watching<'a> {
         let log = Log::new(&options.log);
-        Watching { progress, options, seen: 0, phase: None, latest: Duration::ZERO, log }
+        Watching {
+            progress,
+            options,
+            seen: 0,
+            phase: None,
+            latest: Duration::ZERO,
+            log,
+        }
     }
 
-    fn exchange(&mut self, channel: &Channel, request: &InitRequest, deadline: Instant) -> Result<Success, NoSuccess> {
+    fn exchange(
+        &mut self,
+        channel: &Channel,
+        request: &InitRequest,
+        deadline: Instant,
+    ) -> Result<Success, NoSuccess> {
         let timeout = Some(deadline.saturating_duration_since(Instant::now()));
         let mut metadata = Metadata::new();
-        metadata.insert(init::PROGRESS, "1").map_err(NoSuccess::Ended)?;
+        metadata
+            .insert(init::PROGRESS, "1")
+            .map_err(NoSuccess::Ended)?;
         let options = CallOptions { timeout, metadata };
-        let mut responses = channel.server_streaming(INIT, request, &options).map_err(NoSuccess::Ended)?;
+        let mut responses = channel
+            .server_streaming(INIT, request, &options)
+            .map_err(NoSuccess::Ended)?;
         let mut number = 0;
         let error = loop {
-            let response: InitResponse = responses.next().ok_or(NoSuccess::Nothing)?.map_err(NoSuccess::Ended)?;
+            let response: InitResponse = responses
+                .next()
+                .ok_or(NoSuccess::Nothing)?
+                .map_err(NoSuccess::Ended)?;
             match response.kind {
                 Some(Kind::InitSuccess(mut success)) => {
                     let kubeconfig = Secret::new(std::mem::take(&mut success.kubeconfig));
-                    return Ok(Success { kubeconfig, cluster_id: std::mem::take(&mut success.cluster_id) });
+                    return Ok(Success {
+                        kubeconfig,
+                        cluster_id: std::mem::take(&mut success.cluster_id),
+                    });
                 }
                 Some(Kind::InitFailure(failure)) => break failure.error,
                 Some(Kind::Log(chunk)) => self.log.add(&chunk.log)?,
@@ -322,7 +376,10 @@ impl<'a> Watching<'a> {
             }
         };
         // the node's log follows; the old system ends it with an error status though all of it came
-        while let Some(Ok(InitResponse { kind: Some(Kind::Log(chunk)) })) = responses.next() {
+        while let Some(Ok(InitResponse {
+            kind: Some(Kind::Log(chunk)),
+        })) = responses.next()
+        {
             self.log.add(&chunk.log)?;
         }
         let log = std::mem::replace(&mut self.log, Log::new(&self.options.log));
@@ -341,7 +398,8 @@ impl<'a> Watching<'a> {
             self.progress.line(format!("  {}", event.line));
         }
         let at = self.latest.as_secs_f64();
-        self.log.add(format!("{at:9.3}s {}: {}\n", event.phase, event.line).as_bytes())
+        self.log
+            .add(format!("{at:9.3}s {}: {}\n", event.phase, event.line).as_bytes())
     }
 
     /// The phase is over: how long it took stays on the screen.
@@ -362,7 +420,10 @@ impl NoSuccess {
                     0 => String::new(),
                     len => format!("\nIts log, {len} bytes, is in {}", options.log.display()),
                 };
-                Failure::failed(format!("{endpoint}: the node could not be initialised: {}{kept}", short(&error)))
+                Failure::failed(format!(
+                    "{endpoint}: the node could not be initialised: {}{kept}",
+                    short(&error)
+                ))
             }
             NoSuccess::Ended(status) => match status.code() {
                 Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Failure::Failed(
@@ -373,9 +434,14 @@ impl NoSuccess {
                         short(&status.to_string())
                     ),
                 ),
-                _ => Failure::failed(format!("{endpoint}: the node refused: {}", short(&status.to_string()))),
+                _ => Failure::failed(format!(
+                    "{endpoint}: the node refused: {}",
+                    short(&status.to_string())
+                )),
             },
-            NoSuccess::Nothing => Failure::failed(format!("{endpoint}: the node ended the call without an answer")),
+            NoSuccess::Nothing => Failure::failed(format!(
+                "{endpoint}: the node ended the call without an answer"
+            )),
             NoSuccess::Local(error) => Failure::failed(error),
         }
     }
@@ -396,7 +462,11 @@ struct Log {
 
 impl Log {
     fn new(path: &Path) -> Log {
-        Log { path: path.into(), file: None, len: 0 }
+        Log {
+            path: path.into(),
+            file: None,
+            len: 0,
+        }
     }
 
     fn add(&mut self, chunk: &[u8]) -> Result<(), NoSuccess> {
@@ -409,7 +479,9 @@ impl Log {
             None => files::append_private(&self.path).map_err(NoSuccess::Local)?,
         };
         let file = self.file.insert(file);
-        file.write_all(chunk).map_err(|error| NoSuccess::Local(files::Error::Io("write", self.path.clone(), error)))?;
+        file.write_all(chunk).map_err(|error| {
+            NoSuccess::Local(files::Error::Io("write", self.path.clone(), error))
+        })?;
         self.len += chunk.len();
         Ok(())
     }
@@ -445,7 +517,9 @@ mod tests {
         let router = Router::new().server_streaming(
             INIT,
             move |_: &Call, request: InitRequest, out: &mut Sender<InitResponse>| {
-                handler(&request, &mut |kind| out.send(&InitResponse { kind: Some(kind) }).unwrap())
+                handler(&request, &mut |kind| {
+                    out.send(&InitResponse { kind: Some(kind) }).unwrap()
+                })
             },
         );
         let tls: Arc<dyn Accept> = Arc::new(atls::Server::new(None, vec![]));
@@ -482,7 +556,15 @@ mod tests {
     impl Operator {
         fn init(&self) -> Result<(), (u8, String)> {
             let client = atls::Client::new(None, vec![]);
-            match initialise(|_, _| Ok(Node { endpoint: self.options.endpoint.clone(), client }), &self.options) {
+            match initialise(
+                |_, _| {
+                    Ok(Node {
+                        endpoint: self.options.endpoint.clone(),
+                        client,
+                    })
+                },
+                &self.options,
+            ) {
                 Ok(()) => Ok(()),
                 Err(Failure::Failed(code, text)) => Err((code, text)),
                 Err(other) => panic!("{other:?}"),
@@ -497,7 +579,9 @@ mod tests {
     /// What an honest node answers.
     fn success(request: &InitRequest, kubeconfig: &[u8]) -> Kind {
         let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).unwrap();
-        let secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).unwrap();
+        let secret = kms
+            .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
+            .unwrap();
         let mut success = InitSuccessResponse::default();
         success.kubeconfig = kubeconfig.to_vec();
         success.cluster_id = cluster_id(&secret, &request.measurement_salt).to_vec();
@@ -521,8 +605,14 @@ mod tests {
         assert_eq!(request.init_secret, b"correct horse");
         assert_eq!(request.cluster_name, "green");
         assert_eq!(request.measurement_salt, state.measurement_salt);
-        assert_eq!(ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).unwrap(), kms);
-        assert_eq!(state.cluster_id, Some(expected_cluster_id(&kms, &state.measurement_salt).unwrap()));
+        assert_eq!(
+            ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).unwrap(),
+            kms
+        );
+        assert_eq!(
+            state.cluster_id,
+            Some(expected_cluster_id(&kms, &state.measurement_salt).unwrap())
+        );
         assert!(!operator.has("admin.conf") && !operator.has("cluster.log"));
         let (code, text) = operator.init().unwrap_err();
         assert!(code == 1 && text.contains("was made already"), "{text}");
@@ -532,7 +622,10 @@ mod tests {
     fn admin_conf(in_user: &str) -> String {
         let pair = rcgen::generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
         let base64 = |text: String| base64::Engine::encode(&base64::prelude::BASE64_STANDARD, text);
-        let (certificate, key) = (base64(pair.cert.pem()), base64(pair.signing_key.serialize_pem()));
+        let (certificate, key) = (
+            base64(pair.cert.pem()),
+            base64(pair.signing_key.serialize_pem()),
+        );
         format!(
             "clusters:\n- name: green\n  cluster: {{server: 'https://10.0.0.1:6443', certificate-authority-data: \
              {certificate}}}\nusers:\n- name: a\n  user:\n    client-certificate-data: {certificate}\n    client-key-data: \
@@ -541,7 +634,8 @@ mod tests {
     }
 
     #[test]
-    fn of_a_nodes_kubeconfig_only_server_and_credentials_are_kept_where_only_the_operator_reads_them() {
+    fn of_a_nodes_kubeconfig_only_server_and_credentials_are_kept_where_only_the_operator_reads_them()
+     {
         let node = node(|request, send| {
             let hostile = admin_conf("    exec: {command: sh, args: [-c, id]}\n    token: t\n");
             send(success(request, hostile.as_bytes()));
@@ -550,21 +644,41 @@ mod tests {
         let operator = operator(&node.local_addr().to_string(), 20);
         operator.init().unwrap();
         let kept = fs::read_to_string(&operator.options.kubeconfig).unwrap();
-        assert!(kept.contains("server: https://10.0.0.1:6443") && kept.contains("name: \"green-admin\""), "{kept}");
+        assert!(
+            kept.contains("server: https://10.0.0.1:6443")
+                && kept.contains("name: \"green-admin\""),
+            "{kept}"
+        );
         assert!(!kept.contains("exec") && !kept.contains("token"), "{kept}");
-        assert_eq!(fs::metadata(&operator.options.kubeconfig).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&operator.options.kubeconfig)
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o777,
+            0o600
+        );
     }
 
     #[test]
     fn a_node_whose_kubeconfig_is_none_is_not_taken_for_initialised() {
         let node = node(|request, send| {
-            send(success(request, admin_conf("").replace("https:", "http:").as_bytes()));
+            send(success(
+                request,
+                admin_conf("").replace("https:", "http:").as_bytes(),
+            ));
             Ok(())
         });
         let operator = operator(&node.local_addr().to_string(), 20);
         let (code, text) = operator.init().unwrap_err();
-        assert!(code == 1 && text.contains("expected https://HOST:PORT"), "{text}");
-        assert_eq!(State::open(&operator.options.state).unwrap().cluster_id, None);
+        assert!(
+            code == 1 && text.contains("expected https://HOST:PORT"),
+            "{text}"
+        );
+        assert_eq!(
+            State::open(&operator.options.state).unwrap().cluster_id,
+            None
+        );
         assert!(!operator.has("admin.conf"));
     }
 
@@ -578,14 +692,24 @@ mod tests {
         });
         let operator = operator(&node.local_addr().to_string(), 20);
         let (code, text) = operator.init().unwrap_err();
-        assert!(code == 1 && text.contains(&"07".repeat(32)) && text.contains("do not use it"), "{text}");
-        assert_eq!(State::open_or_create(&operator.options.state).unwrap().cluster_id, None);
+        assert!(
+            code == 1 && text.contains(&"07".repeat(32)) && text.contains("do not use it"),
+            "{text}"
+        );
+        assert_eq!(
+            State::open_or_create(&operator.options.state)
+                .unwrap()
+                .cluster_id,
+            None
+        );
     }
 
     #[test]
     fn a_failure_is_shown_and_the_nodes_log_kept_though_the_old_system_ends_it_with_an_error() {
         let node = node(|_, send| {
-            send(Kind::InitFailure(InitFailureResponse { error: "creating kms client: \x1b[2Jno".into() }));
+            send(Kind::InitFailure(InitFailureResponse {
+                error: "creating kms client: \x1b[2Jno".into(),
+            }));
             for chunk in [vec![b'a'; 1024], vec![b'b'; 1024], vec![b'c'; 5]] {
                 send(Kind::Log(LogResponseType { log: chunk }));
             }
@@ -594,33 +718,58 @@ mod tests {
         let operator = operator(&node.local_addr().to_string(), 20);
         for _ in 0..2 {
             let (code, text) = operator.init().unwrap_err();
-            assert!(code == 1 && text.contains("creating kms client: \\u{1b}[2Jno"), "{text}");
-            assert!(text.contains("2053 bytes") && text.contains("cluster.log"), "{text}");
+            assert!(
+                code == 1 && text.contains("creating kms client: \\u{1b}[2Jno"),
+                "{text}"
+            );
+            assert!(
+                text.contains("2053 bytes") && text.contains("cluster.log"),
+                "{text}"
+            );
         }
         let log = fs::read(&operator.options.log).unwrap();
         assert_eq!((log.len(), &log[2048..2054]), (2 * 2053, &b"ccccca"[..]));
-        assert_eq!(fs::metadata(&operator.options.log).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&operator.options.log)
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o777,
+            0o600
+        );
     }
 
     #[test]
     fn a_refusal_by_status_and_an_empty_answer_are_failures() {
         let refusing = node(|_, _| Err(Status::new(Code::PermissionDenied, "wrong init secret")));
-        let (code, text) = operator(&refusing.local_addr().to_string(), 20).init().unwrap_err();
+        let (code, text) = operator(&refusing.local_addr().to_string(), 20)
+            .init()
+            .unwrap_err();
         assert!(code == 1 && text.contains("wrong init secret"), "{text}");
         let silent = node(|_, _| Ok(()));
-        let (code, text) = operator(&silent.local_addr().to_string(), 20).init().unwrap_err();
+        let (code, text) = operator(&silent.local_addr().to_string(), 20)
+            .init()
+            .unwrap_err();
         assert!(code == 1 && text.contains("without an answer"), "{text}");
     }
 
     /// Passes connections on to `to`, and cuts the first one when told to.
-    fn cutting_proxy(to: std::net::SocketAddr, cut: Arc<Mutex<Option<TcpStream>>>) -> std::net::SocketAddr {
+    fn cutting_proxy(
+        to: std::net::SocketAddr,
+        cut: Arc<Mutex<Option<TcpStream>>>,
+    ) -> std::net::SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (client, node) = (client.unwrap(), TcpStream::connect(to).unwrap());
-                cut.lock().unwrap().get_or_insert(client.try_clone().unwrap());
-                for (mut from, mut to) in [(client.try_clone().unwrap(), node.try_clone().unwrap()), (node, client)] {
+                cut.lock()
+                    .unwrap()
+                    .get_or_insert(client.try_clone().unwrap());
+                for (mut from, mut to) in [
+                    (client.try_clone().unwrap(), node.try_clone().unwrap()),
+                    (node, client),
+                ] {
                     thread::spawn(move || io::copy(&mut from, &mut to));
                 }
             }
@@ -636,12 +785,22 @@ mod tests {
         let node = node(move |request, send| {
             seen.lock().unwrap().push(request.clone());
             let event = |phase: &str, line: &str| {
-                Kind::Progress(ProgressResponse { phase: phase.into(), line: line.into(), elapsed_millis: 1 })
+                Kind::Progress(ProgressResponse {
+                    phase: phase.into(),
+                    line: line.into(),
+                    elapsed_millis: 1,
+                })
             };
             send(event("components", ""));
             send(event("components", "kubelet: installed"));
             if seen.lock().unwrap().len() == 1 {
-                cutting.lock().unwrap().as_ref().unwrap().shutdown(Shutdown::Both).unwrap();
+                cutting
+                    .lock()
+                    .unwrap()
+                    .as_ref()
+                    .unwrap()
+                    .shutdown(Shutdown::Both)
+                    .unwrap();
                 thread::sleep(Duration::from_millis(300));
                 return Ok(());
             }
@@ -659,9 +818,15 @@ mod tests {
         let node = node(|_, send| {
             for line in ["", "[preflight] Running", "[error] no containerd"] {
                 let (phase, line) = ("kubeadm preflight".into(), line.into());
-                send(Kind::Progress(ProgressResponse { phase, line, elapsed_millis: 1500 }));
+                send(Kind::Progress(ProgressResponse {
+                    phase,
+                    line,
+                    elapsed_millis: 1500,
+                }));
             }
-            send(Kind::InitFailure(InitFailureResponse { error: "kubeadm failed".into() }));
+            send(Kind::InitFailure(InitFailureResponse {
+                error: "kubeadm failed".into(),
+            }));
             Ok(())
         });
         let operator = operator(&node.local_addr().to_string(), 20);
@@ -697,7 +862,9 @@ mod tests {
             thread::sleep(Duration::from_secs(3));
             Ok(())
         });
-        let (code, text) = operator(&node.local_addr().to_string(), 1).init().unwrap_err();
+        let (code, text) = operator(&node.local_addr().to_string(), 1)
+            .init()
+            .unwrap_err();
         assert_eq!(code, UNREACHABLE, "{text}");
     }
 }

@@ -17,9 +17,10 @@ const LISTS: [&str; 3] = ["clusters", "users", "contexts"];
 
 /// The file that kubectl writes to: the first of `$KUBECONFIG`, else the one in the home directory.
 pub fn default_path() -> PathBuf {
-    let named =
-        env::var_os("KUBECONFIG").and_then(|paths| env::split_paths(&paths).find(|it| !it.as_os_str().is_empty()));
-    named.unwrap_or_else(|| Path::new(&env::var_os("HOME").unwrap_or_default()).join(".kube/config"))
+    let named = env::var_os("KUBECONFIG")
+        .and_then(|paths| env::split_paths(&paths).find(|it| !it.as_os_str().is_empty()));
+    named
+        .unwrap_or_else(|| Path::new(&env::var_os("HOME").unwrap_or_default()).join(".kube/config"))
 }
 
 /// Adds all of `new` to the file at `path`, and makes its context the current one; the context's name. Nothing is changed
@@ -37,10 +38,14 @@ pub fn merge(path: &Path, new: &[u8]) -> Result<String, Error> {
     };
     let new = read(new).map_err(|why| content(format!("the new cluster's kubeconfig: {why}")))?;
     add(&mut all, &new).map_err(content)?;
-    let context = new["current-context"].as_str().unwrap_or_default().to_owned();
+    let context = new["current-context"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     all["current-context"] = json!(context);
     if let Some(directory) = path.parent() {
-        std::fs::create_dir_all(directory).map_err(|error| Error::Io("make", directory.into(), error))?;
+        std::fs::create_dir_all(directory)
+            .map_err(|error| Error::Io("make", directory.into(), error))?;
     }
     let text = Zeroizing::new(format!("{all:#}\n"));
     files::replace_private(path, text.as_bytes())?;
@@ -50,7 +55,11 @@ pub fn merge(path: &Path, new: &[u8]) -> Result<String, Error> {
 fn read(text: &[u8]) -> Result<Value, String> {
     let text = str::from_utf8(text).map_err(|error| error.to_string())?;
     let value = yaml::document(text).map_err(|error| error.to_string())?;
-    if value.is_object() { Ok(value) } else { Err("no kubeconfig: it is no mapping".into()) }
+    if value.is_object() {
+        Ok(value)
+    } else {
+        Err("no kubeconfig: it is no mapping".into())
+    }
 }
 
 fn add(all: &mut Value, new: &Value) -> Result<(), String> {
@@ -58,7 +67,9 @@ fn add(all: &mut Value, new: &Value) -> Result<(), String> {
         if all[list].is_null() {
             all[list] = json!([]);
         }
-        let entries = all[list].as_array_mut().ok_or_else(|| format!("no kubeconfig: its {list} are no list"))?;
+        let entries = all[list]
+            .as_array_mut()
+            .ok_or_else(|| format!("no kubeconfig: its {list} are no list"))?;
         for entry in new[list].as_array().into_iter().flatten() {
             match entries.iter().find(|there| there["name"] == entry["name"]) {
                 Some(there) if there == entry => {}
@@ -92,7 +103,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/.kube/config");
         assert_eq!(merge(&path, NEW.as_bytes()).unwrap(), "green-admin@green");
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let blue = NEW.replace("green", "blue").replace("10.0.0.1", "10.0.0.2");
         merge(&path, blue.as_bytes()).unwrap();
         merge(&path, blue.as_bytes()).unwrap();
@@ -101,7 +115,10 @@ mod tests {
         for list in LISTS {
             assert_eq!(all[list].as_array().unwrap().len(), 2, "{all:#}");
         }
-        assert_eq!(all["clusters"][0]["cluster"]["server"], "https://10.0.0.1:6443");
+        assert_eq!(
+            all["clusters"][0]["cluster"]["server"],
+            "https://10.0.0.1:6443"
+        );
     }
 
     #[test]
@@ -111,7 +128,10 @@ mod tests {
         fs::write(&path, NEW.replace("10.0.0.1", "192.0.2.1")).unwrap();
         let before = fs::read(&path).unwrap();
         let error = merge(&path, NEW.as_bytes()).unwrap_err().to_string();
-        assert!(error.contains("\"green\"") && error.contains("--cluster-name"), "{error}");
+        assert!(
+            error.contains("\"green\"") && error.contains("--cluster-name"),
+            "{error}"
+        );
         assert_eq!(fs::read(&path).unwrap(), before);
         for content in ["- a", "clusters: 7", "a: b: c"] {
             fs::write(&path, content).unwrap();

@@ -54,8 +54,9 @@ pub fn help() -> String {
 pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     logger::init(LevelFilter::Warn);
     // the master secret passes through here
-    process::keep_memory_private()
-        .map_err(|error| Failure::failed(format!("cannot keep memory out of core dumps: {error}")))?;
+    process::keep_memory_private().map_err(|error| {
+        Failure::failed(format!("cannot keep memory out of core dumps: {error}"))
+    })?;
     let name = match args.next()? {
         Some(Value(name)) => program::text(name)?,
         Some(Long("help") | Short('h')) => return Err(Failure::Help),
@@ -104,16 +105,21 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
             "skip-wait",
         ];
         return match alone.into_iter().find(|name| given.has(name)) {
-            Some(name) => {
-                Err(Failure::Usage(format!("--{name}: say which cluster to make: --kubernetes-version is missing")))
-            }
+            Some(name) => Err(Failure::Usage(format!(
+                "--{name}: say which cluster to make: --kubernetes-version is missing"
+            ))),
             None => Ok(None),
         };
     }
-    if let (false, Some(name)) =
-        (given.has("image"), ["cloud-provider", "metadata"].into_iter().find(|name| given.has(name)))
-    {
-        return Err(Failure::Usage(format!("--{name} is for the services: --image is missing")));
+    if let (false, Some(name)) = (
+        given.has("image"),
+        ["cloud-provider", "metadata"]
+            .into_iter()
+            .find(|name| given.has(name)),
+    ) {
+        return Err(Failure::Usage(format!(
+            "--{name} is for the services: --image is missing"
+        )));
     }
     Ok(Some(init::Kubernetes {
         version: given.text("kubernetes-version")?,
@@ -129,12 +135,23 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
 }
 
 fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
-    let skip_phases = given.value("skip-phases").map(program::text).transpose()?.unwrap_or_default();
+    let skip_phases = given
+        .value("skip-phases")
+        .map(program::text)
+        .transpose()?
+        .unwrap_or_default();
     let phase = |name: &str| {
-        Phase::parse(name).ok_or_else(|| Failure::Usage(format!("--skip-phases: {name:?} is none of policy, services")))
+        Phase::parse(name).ok_or_else(|| {
+            Failure::Usage(format!(
+                "--skip-phases: {name:?} is none of policy, services"
+            ))
+        })
     };
-    let skip_phases: Vec<Phase> =
-        skip_phases.split(',').filter(|name| !name.is_empty()).map(phase).collect::<Result<_, _>>()?;
+    let skip_phases: Vec<Phase> = skip_phases
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(phase)
+        .collect::<Result<_, _>>()?;
     let image = given.value("image").map(program::text).transpose()?;
     if image.is_none() && !skip_phases.contains(&Phase::Services) {
         return Err(Failure::Usage("--image is missing".into()));
@@ -166,16 +183,26 @@ fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
     let url = given.value("metadata").map(program::text).transpose()?;
     if cloud == "none" {
         return match url {
-            Some(_) => {
-                Err(Failure::Usage("--metadata: with --cloud-provider none there is no metadata service".into()))
-            }
-            None => Ok(MetadataService { cloud: None, url: None }),
+            Some(_) => Err(Failure::Usage(
+                "--metadata: with --cloud-provider none there is no metadata service".into(),
+            )),
+            None => Ok(MetadataService {
+                cloud: None,
+                url: None,
+            }),
         };
     }
     match Metadata::of(&cloud, url.as_deref()) {
-        Ok(_) => Ok(MetadataService { cloud: Some(cloud), url }),
-        Err(error @ cloud::Error::Url { .. }) => Err(Failure::Usage(format!("--metadata: {error}"))),
-        Err(error) => Err(Failure::Usage(format!("--cloud-provider: {error}, or none"))),
+        Ok(_) => Ok(MetadataService {
+            cloud: Some(cloud),
+            url,
+        }),
+        Err(error @ cloud::Error::Url { .. }) => {
+            Err(Failure::Usage(format!("--metadata: {error}")))
+        }
+        Err(error) => Err(Failure::Usage(format!(
+            "--cloud-provider: {error}, or none"
+        ))),
     }
 }
 
@@ -183,9 +210,10 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
     let action = match (given.has("status"), given.has("master-secret")) {
         (true, false) => recover::Action::Status,
         (true, true) => return Err(Failure::Usage("--status needs no --master-secret".into())),
-        (false, _) => {
-            recover::Action::Push { master_secret: given.path("master-secret"), is_migrating: given.has("migrate") }
-        }
+        (false, _) => recover::Action::Push {
+            master_secret: given.path("master-secret"),
+            is_migrating: given.has("migrate"),
+        },
     };
     Ok(recover::Options {
         endpoint: endpoint_of(given, recoverproto::PORT)?,
@@ -201,7 +229,9 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
 fn trust_of(given: &Given) -> Result<Trust, Failure> {
     let keys: Vec<KeyName> = given.each_parsed("attestation-key", str::parse)?;
     match (given.has("trust-any-tpm"), keys.is_empty()) {
-        (true, false) => Err(Failure::Usage("--trust-any-tpm: with it no --attestation-key counts".into())),
+        (true, false) => Err(Failure::Usage(
+            "--trust-any-tpm: with it no --attestation-key counts".into(),
+        )),
         (true, true) => {
             log::warn!("--trust-any-tpm: {}", commands::ANY_TPM_MEANS);
             Ok(Trust::AnyTpm)
@@ -218,8 +248,18 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
     let add_to = given.value("add-to").map(Into::into);
     let name = given.value("name").map(program::text).transpose()?;
     // a policy that it is added to says which registers count
-    let pcrs = if given.has("pcrs") || add_to.is_none() { Some(given.parsed("pcrs", pcrs)?) } else { None };
-    Ok(measure::Options { tpm, pcrs, name, add_to, trust_any_tpm: given.has("trust-any-tpm") })
+    let pcrs = if given.has("pcrs") || add_to.is_none() {
+        Some(given.parsed("pcrs", pcrs)?)
+    } else {
+        None
+    };
+    Ok(measure::Options {
+        tpm,
+        pcrs,
+        name,
+        add_to,
+        trust_any_tpm: given.has("trust-any-tpm"),
+    })
 }
 
 fn status_options(given: &Given) -> Result<status::Options, Failure> {
@@ -268,8 +308,13 @@ fn time(text: &str) -> Result<Duration, &'static str> {
             'h' => 3600,
             _ => return None,
         };
-        let seconds = text[..text.len() - 1].parse::<u64>().ok()?.checked_mul(unit)?;
-        (1..=24 * 3600).contains(&seconds).then(|| Duration::from_secs(seconds))
+        let seconds = text[..text.len() - 1]
+            .parse::<u64>()
+            .ok()?
+            .checked_mul(unit)?;
+        (1..=24 * 3600)
+            .contains(&seconds)
+            .then(|| Duration::from_secs(seconds))
     };
     seconds().ok_or("expected 1s to 24h, as 90s, 10m or 1h")
 }
@@ -294,9 +339,19 @@ mod tests {
         assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(time("10m"), Ok(Duration::from_secs(600)));
         assert_eq!(time("24h"), Ok(Duration::from_secs(86400)));
-        for text in
-            ["", "s", "0s", "25h", "-1s", "1.5h", "10", "10d", "99999999999999999999s", "1ü", "99999999999999999h"]
-        {
+        for text in [
+            "",
+            "s",
+            "0s",
+            "25h",
+            "-1s",
+            "1.5h",
+            "10",
+            "10d",
+            "99999999999999999999s",
+            "1ü",
+            "99999999999999999h",
+        ] {
             assert!(time(text).is_err(), "{text}");
         }
     }
@@ -304,8 +359,14 @@ mod tests {
     /// What the command line after `firstlight` gives.
     fn given(args: &[&str]) -> Given {
         let program = &commands::PROGRAM;
-        let command = program.commands.iter().find(|command| command.name == args[0]).unwrap();
-        command.parse(program, lexopt::Parser::from_args(&args[1..])).unwrap()
+        let command = program
+            .commands
+            .iter()
+            .find(|command| command.name == args[0])
+            .unwrap();
+        command
+            .parse(program, lexopt::Parser::from_args(&args[1..]))
+            .unwrap()
     }
 
     fn refusal<T>(options: Result<T, Failure>) -> String {
@@ -322,10 +383,26 @@ mod tests {
             apply_options(&given(&args)).map(|options| options.metadata)
         };
         let init = |more: &[&str]| {
-            let args = [&["init", "--endpoint", "h", "--policy", "p", "--init-secret", "s"], more].concat();
-            init_options(&given(&args)).map(|options| options.kubernetes.map(|kubernetes| kubernetes.metadata))
+            let args = [
+                &[
+                    "init",
+                    "--endpoint",
+                    "h",
+                    "--policy",
+                    "p",
+                    "--init-secret",
+                    "s",
+                ],
+                more,
+            ]
+            .concat();
+            init_options(&given(&args))
+                .map(|options| options.kubernetes.map(|kubernetes| kubernetes.metadata))
         };
-        let (url, cluster) = ("http://10.9.0.1:81", ["--kubernetes-version", "v1.34.4", "--image", "i"]);
+        let (url, cluster) = (
+            "http://10.9.0.1:81",
+            ["--kubernetes-version", "v1.34.4", "--image", "i"],
+        );
         let of = |cloud: Option<&str>, url: Option<&str>| MetadataService {
             cloud: cloud.map(Into::into),
             url: url.map(Into::into),
@@ -337,28 +414,54 @@ mod tests {
             (&["--cloud-provider", "none"], of(None, None)),
         ] {
             assert_eq!(apply(more).unwrap(), expected);
-            assert_eq!(init(&[&cluster[..], more].concat()).unwrap().unwrap(), expected);
+            assert_eq!(
+                init(&[&cluster[..], more].concat()).unwrap().unwrap(),
+                expected
+            );
         }
         for (more, problem) in [
-            (&["--metadata", "10.9.0.1:81"][..], "--metadata: metadata: \"10.9.0.1:81\" is no URL"),
+            (
+                &["--metadata", "10.9.0.1:81"][..],
+                "--metadata: metadata: \"10.9.0.1:81\" is no URL",
+            ),
             (&["--metadata", ""], "--metadata: metadata: \"\" is no URL"),
-            (&["--metadata", url, "--cloud-provider", "none"], "there is no metadata service"),
-            (&["--cloud-provider", "aws"], "the cloud aws is not supported by this version; expected qemu, or none"),
-            (&["--cloud-provider", ""], "there is no cloud \"\"; expected qemu, or none"),
+            (
+                &["--metadata", url, "--cloud-provider", "none"],
+                "there is no metadata service",
+            ),
+            (
+                &["--cloud-provider", "aws"],
+                "the cloud aws is not supported by this version; expected qemu, or none",
+            ),
+            (
+                &["--cloud-provider", ""],
+                "there is no cloud \"\"; expected qemu, or none",
+            ),
         ] {
-            for text in [refusal(apply(more)), refusal(init(&[&cluster[..], more].concat()))] {
+            for text in [
+                refusal(apply(more)),
+                refusal(init(&[&cluster[..], more].concat())),
+            ] {
                 assert!(text.contains(problem), "{text}");
             }
         }
         // where there are no services, nobody would be told
         assert!(refusal(init(&["--metadata", url])).contains("--kubernetes-version is missing"));
-        assert!(refusal(init(&[&cluster[..2], &["--metadata", url]].concat())).contains("--image is missing"));
+        assert!(
+            refusal(init(&[&cluster[..2], &["--metadata", url]].concat()))
+                .contains("--image is missing")
+        );
     }
 
     #[test]
     fn every_line_of_help_fits_a_wide_terminal() {
         let program = &commands::PROGRAM;
-        for text in program.commands.iter().map(|command| command.help(program)).chain([help()]) {
+        for text in program
+            .commands
+            .iter()
+            .map(|command| command.help(program))
+            .chain([help()])
+        {
             for line in text.lines() {
                 assert!(line.len() <= 120, "{line}");
             }

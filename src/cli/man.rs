@@ -20,7 +20,12 @@ fn page(program: &Program) -> String {
     );
     for command in program.commands {
         text.push_str(&format!(".Nm\n.Cm {}\n", command.name));
-        text.extend(command.operand.iter().map(|operand| format!(".Ar {}\n", line(operand.value.name()))));
+        text.extend(
+            command
+                .operand
+                .iter()
+                .map(|operand| format!(".Ar {}\n", line(operand.value.name()))),
+        );
         for option in command.options.iter().filter(|option| option.is_needed) {
             text.push_str(&macro_of(option));
         }
@@ -28,11 +33,20 @@ fn page(program: &Program) -> String {
             text.push_str(".Op Ar OPTION ...\n");
         }
     }
-    text.push_str(&format!(".Sh DESCRIPTION\n.Nm\n{}.\nThe commands:\n.Bl -tag -width Ds\n", line(program.summary)));
+    text.push_str(&format!(
+        ".Sh DESCRIPTION\n.Nm\n{}.\nThe commands:\n.Bl -tag -width Ds\n",
+        line(program.summary)
+    ));
     for command in program.commands {
-        text.push_str(&format!(".It Cm {}\n{}.\n", command.name, line(command.summary)));
+        text.push_str(&format!(
+            ".It Cm {}\n{}.\n",
+            command.name,
+            line(command.summary)
+        ));
     }
-    text.push_str(".El\n.Pp\nResults go to standard output, everything else to standard error.\nOptions:\n");
+    text.push_str(
+        ".El\n.Pp\nResults go to standard output, everything else to standard error.\nOptions:\n",
+    );
     text.push_str(&list([&HELP, &VERSION]));
     for command in program.commands {
         text.push_str(&section(name, command));
@@ -41,7 +55,10 @@ fn page(program: &Program) -> String {
     for (code, what) in program.exit_codes {
         text.push_str(&format!(".It {code}\n{}\n", line(what)));
     }
-    text.push_str(&format!(".El\n.Sh EXAMPLES\nA cluster, {}:\n", line(program.examples.0)));
+    text.push_str(&format!(
+        ".El\n.Sh EXAMPLES\nA cluster, {}:\n",
+        line(program.examples.0)
+    ));
     text.push_str(&literal(program.examples.1));
     text
 }
@@ -52,12 +69,18 @@ fn section(program: &str, command: &Command) -> String {
     for (number, paragraph) in command.about.iter().enumerate() {
         let separator = if number > 0 { ".Pp\n" } else { "" };
         // a sentence a line, as roff(7) wants it
-        let sentences = paragraph.split_inclusive(". ").map(|sentence| format!("{}\n", line(sentence.trim())));
+        let sentences = paragraph
+            .split_inclusive(". ")
+            .map(|sentence| format!("{}\n", line(sentence.trim())));
         text.push_str(separator);
         text.extend(sentences);
     }
     if let Some(operand) = &command.operand {
-        text.push_str(&format!(".Pp\n.Ar {}\nis {}.\n", line(operand.value.name()), line(operand.help)));
+        text.push_str(&format!(
+            ".Pp\n.Ar {}\nis {}.\n",
+            line(operand.value.name()),
+            line(operand.help)
+        ));
     }
     if !command.options.is_empty() {
         text.push_str(&list(command.options));
@@ -77,8 +100,14 @@ fn list<'a>(options: impl IntoIterator<Item = &'a Opt>) -> String {
 
 /// `.Fl -policy Ar FILE`; mdoc puts a dash before the name.
 fn macro_of(option: &Opt) -> String {
-    let value = option.value.map(|value| format!(" Ar {}", line(value.name()))).unwrap_or_default();
-    let short = option.short.map(|letter| format!("{letter} , ")).unwrap_or_default();
+    let value = option
+        .value
+        .map(|value| format!(" Ar {}", line(value.name())))
+        .unwrap_or_default();
+    let short = option
+        .short
+        .map(|letter| format!("{letter} , "))
+        .unwrap_or_default();
     format!(".Fl {short}\\-{}{value}\n", line(option.name))
 }
 

@@ -40,14 +40,17 @@ pub enum Origin {
 /// The one in the file, or where there is none a new one, written to it with mode 0600.
 pub fn open_or_create(path: &Path) -> Result<(ClusterKms, Origin), Error> {
     match create(path) {
-        Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => Ok((read(path)?, Origin::Found)),
+        Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {
+            Ok((read(path)?, Origin::Found))
+        }
         created => Ok((created?, Origin::Created)),
     }
 }
 
 /// The one in the file, which nobody but its owner may read.
 pub fn read(path: &Path) -> Result<ClusterKms, Error> {
-    parse(&files::read_private(path)?).map_err(|what| Error::Content(path.into(), format!("no master secret: {what}")))
+    parse(&files::read_private(path)?)
+        .map_err(|what| Error::Content(path.into(), format!("no master secret: {what}")))
 }
 
 fn create(path: &Path) -> Result<ClusterKms, Error> {
@@ -59,7 +62,11 @@ fn create(path: &Path) -> Result<ClusterKms, Error> {
 /// Without a line break at the end, as the old system writes it.
 fn text(key: &Secret, salt: &Secret) -> Zeroizing<String> {
     let base64 = |secret: &Secret| Zeroizing::new(STANDARD.encode(secret.expose()));
-    Zeroizing::new(format!("{{\n\t\"key\": \"{}\",\n\t\"salt\": \"{}\"\n}}", *base64(key), *base64(salt)))
+    Zeroizing::new(format!(
+        "{{\n\t\"key\": \"{}\",\n\t\"salt\": \"{}\"\n}}",
+        *base64(key),
+        *base64(salt)
+    ))
 }
 
 /// The error holds nothing of the content.
@@ -70,17 +77,26 @@ fn parse(content: &[u8]) -> Result<ClusterKms, String> {
         salt: String,
     }
     if content.is_empty() {
-        return Err("the file is empty, as a run that was cut short leaves it: no node knows it, remove it".into());
+        return Err(
+            "the file is empty, as a run that was cut short leaves it: no node knows it, remove it"
+                .into(),
+        );
     }
-    let file: File = serde_json::from_slice(content)
-        .map_err(|error| format!("expected a JSON object with key and salt (line {})", error.line()))?;
+    let file: File = serde_json::from_slice(content).map_err(|error| {
+        format!(
+            "expected a JSON object with key and salt (line {})",
+            error.line()
+        )
+    })?;
     let key = field("key", &file.key, MIN_KEY_LEN)?;
     let salt = field("salt", &file.salt, MIN_SALT_LEN)?;
     ClusterKms::new(key, salt).map_err(|error| error.to_string())
 }
 
 fn field(name: &str, base64: &str, min: usize) -> Result<Secret, String> {
-    let bytes = STANDARD.decode(base64).map_err(|_| format!("{name} is not base64"))?;
+    let bytes = STANDARD
+        .decode(base64)
+        .map_err(|_| format!("{name} is not base64"))?;
     let secret = Secret::new(bytes);
     match secret.len() {
         len if len < min => Err(format!("{name} has {len} bytes, expected at least {min}")),
@@ -104,7 +120,10 @@ mod tests {
 
     #[test]
     fn the_format_is_the_old_systems() {
-        assert_eq!(text(&Secret::new(vec![1; 32]), &Secret::new(vec![2; 32])).as_str(), OLD);
+        assert_eq!(
+            text(&Secret::new(vec![1; 32]), &Secret::new(vec![2; 32])).as_str(),
+            OLD
+        );
         assert_eq!(parse(OLD.as_bytes()).unwrap(), ones_and_twos());
     }
 
@@ -129,7 +148,10 @@ mod tests {
             ("{}", "expected a JSON object"),
             (r#"{"key":"AQ==","salt":"AQ=="}"#, "key has 1 bytes"),
             (r#"{"key":"!","salt":"AQ=="}"#, "key is not base64"),
-            (r#"{"key":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","salt":"AQ=="}"#, "salt has 1 bytes"),
+            (
+                r#"{"key":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","salt":"AQ=="}"#,
+                "salt has 1 bytes",
+            ),
         ] {
             fs::write(&path, content).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();

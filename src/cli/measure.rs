@@ -25,7 +25,11 @@ pub struct Options {
 
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let present = options.add_to.as_deref().map(connect::read_policy).transpose()?;
+    let present = options
+        .add_to
+        .as_deref()
+        .map(connect::read_policy)
+        .transpose()?;
     let location = match &options.tpm {
         Some(location) => location.clone(),
         None => Location::default_device().map_err(Failure::failed)?,
@@ -35,7 +39,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         (Some(pcrs), _) => pcrs.clone(),
         (None, present) => present.iter().flat_map(registers).collect(),
     };
-    let policy = policy(values, &pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
+    let policy =
+        policy(values, &pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
     let key = match options.trust_any_tpm {
         true => None,
         false => Some(qemu_vtpm::key_name(&location).map_err(Failure::failed)?),
@@ -56,37 +61,72 @@ fn registers(policy: &Policy) -> Vec<u32> {
 }
 
 /// A policy that accepts what it did, and what `new` does under this name, and this key where it names keys.
-fn add(present: Policy, name: Option<&str>, new: &Policy, key: Option<KeyName>) -> Result<Policy, Failure> {
+fn add(
+    present: Policy,
+    name: Option<&str>,
+    new: &Policy,
+    key: Option<KeyName>,
+) -> Result<Policy, Failure> {
     let measurements = new.images()[0].measurements();
     let key = key.filter(|key| !present.keys().is_empty() && !present.keys().contains(key));
-    let same = present.images().iter().find(|image| image.measurements() == measurements);
+    let same = present
+        .images()
+        .iter()
+        .find(|image| image.measurements() == measurements);
     let policy = match (same, key, name) {
         (Some(same), None, _) => {
-            return Err(Failure::failed(format!("the policy accepts this machine already: {same}")));
+            return Err(Failure::failed(format!(
+                "the policy accepts this machine already: {same}"
+            )));
         }
         (Some(_), Some(_), _) => Ok(present),
         (None, _, None) => {
-            return Err(Failure::Usage("--add-to: say what to call the image: --name is missing".into()));
+            return Err(Failure::Usage(
+                "--add-to: say what to call the image: --name is missing".into(),
+            ));
         }
         (None, _, Some(name)) => {
             if registers(new) != registers(&present) {
-                log::warn!("the registers are others than those of {}", present.images()[0]);
+                log::warn!(
+                    "the registers are others than those of {}",
+                    present.images()[0]
+                );
             }
             present.and_also(name, measurements.clone())
         }
     };
-    policy.and_then(|policy| policy.believing(key)).map_err(Failure::failed)
+    policy
+        .and_then(|policy| policy.believing(key))
+        .map_err(Failure::failed)
 }
 
 /// Of these registers and that of the cluster ID, which must be zero, as it is in a machine that belongs to none yet.
 fn policy(mut values: BTreeMap<u32, Measurement>, pcrs: &[u32]) -> Result<Policy, String> {
-    let zero = Measurement { expected: [0; 32], warn_only: false };
-    if values.insert(CLUSTER_ID_PCR, zero.clone()).is_some_and(|value| value != zero) {
-        log::warn!("this machine belongs to a cluster already: the policy is for one that does not");
+    let zero = Measurement {
+        expected: [0; 32],
+        warn_only: false,
+    };
+    if values
+        .insert(CLUSTER_ID_PCR, zero.clone())
+        .is_some_and(|value| value != zero)
+    {
+        log::warn!(
+            "this machine belongs to a cluster already: the policy is for one that does not"
+        );
     }
-    let entry = |pcr: &u32| values.get(pcr).map(|value| (*pcr, value.clone())).ok_or(format!("it has no PCR {pcr}"));
-    Policy::new(pcrs.iter().chain([&CLUSTER_ID_PCR]).map(entry).collect::<Result<_, _>>()?)
-        .map_err(|error| error.to_string())
+    let entry = |pcr: &u32| {
+        values
+            .get(pcr)
+            .map(|value| (*pcr, value.clone()))
+            .ok_or(format!("it has no PCR {pcr}"))
+    };
+    Policy::new(
+        pcrs.iter()
+            .chain([&CLUSTER_ID_PCR])
+            .map(entry)
+            .collect::<Result<_, _>>()?,
+    )
+    .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -94,7 +134,17 @@ mod tests {
     use super::*;
 
     fn values() -> BTreeMap<u32, Measurement> {
-        (0..24).map(|pcr| (pcr, Measurement { expected: [pcr as u8; 32], warn_only: false })).collect()
+        (0..24)
+            .map(|pcr| {
+                (
+                    pcr,
+                    Measurement {
+                        expected: [pcr as u8; 32],
+                        warn_only: false,
+                    },
+                )
+            })
+            .collect()
     }
 
     #[test]
@@ -123,27 +173,60 @@ mod tests {
     #[test]
     fn an_image_is_added_beside_the_others_unless_it_is_there() {
         let present = policy(values(), &[4, 15]).unwrap();
-        assert!(refusal(add(present.clone(), Some("same"), &present, None)).contains("already: the first image"));
-        let newer = BTreeMap::from([(4, Measurement { expected: [9; 32], warn_only: false })]);
+        assert!(
+            refusal(add(present.clone(), Some("same"), &present, None))
+                .contains("already: the first image")
+        );
+        let newer = BTreeMap::from([(
+            4,
+            Measurement {
+                expected: [9; 32],
+                warn_only: false,
+            },
+        )]);
         let newer = policy(newer, &[4, 15]).unwrap();
         assert!(refusal(add(present.clone(), None, &newer, None)).contains("--name is missing"));
         let both = add(present.clone(), Some("newer"), &newer, None).unwrap();
         assert_eq!(both.images()[0], present.images()[0]);
-        assert_eq!((both.images()[1].name(), both.images()[1].measurements()[&4].expected), ("newer", [9; 32]));
-        assert!(both.images().iter().all(|image| image.measurements()[&15].expected == [0; 32]));
+        assert_eq!(
+            (
+                both.images()[1].name(),
+                both.images()[1].measurements()[&4].expected
+            ),
+            ("newer", [9; 32])
+        );
+        assert!(
+            both.images()
+                .iter()
+                .all(|image| image.measurements()[&15].expected == [0; 32])
+        );
         let third = policy(values(), &[4, 9, 15]).unwrap();
         assert!(refusal(add(both, Some("newer"), &third, None)).contains("two images"));
     }
 
     #[test]
     fn a_machine_of_the_same_image_adds_its_key_to_a_policy_that_names_keys() {
-        let (image, key, other) = (policy(values(), &[4]).unwrap(), KeyName::of(b"a"), KeyName::of(b"b"));
+        let (image, key, other) = (
+            policy(values(), &[4]).unwrap(),
+            KeyName::of(b"a"),
+            KeyName::of(b"b"),
+        );
         let named = image.clone().believing([key]).unwrap();
-        assert_eq!(add(named.clone(), None, &image, Some(other)).unwrap().keys(), &[key, other].into());
+        assert_eq!(
+            add(named.clone(), None, &image, Some(other))
+                .unwrap()
+                .keys(),
+            &[key, other].into()
+        );
         assert!(refusal(add(named, None, &image, Some(key))).contains("already"));
         // one that believes any TPM goes on to
         let newer = policy(values(), &[4, 9]).unwrap();
-        assert!(add(image, Some("newer"), &newer, Some(key)).unwrap().keys().is_empty());
+        assert!(
+            add(image, Some("newer"), &newer, Some(key))
+                .unwrap()
+                .keys()
+                .is_empty()
+        );
     }
 
     #[test]

@@ -31,19 +31,29 @@ impl Progress {
 
     fn new(out: impl Write + Send + 'static, terminal: bool) -> Progress {
         let (commands, received) = mpsc::channel();
-        let mut painter = Painter { out, terminal, phase: None, last_line: String::new() };
-        let thread = thread::Builder::new().name("progress".into()).spawn(move || {
-            loop {
-                match received.recv_timeout(painter.interval()) {
-                    Ok(Command::Phase(text)) => painter.begin(text),
-                    Ok(Command::Line(text)) => painter.line(text),
-                    Err(RecvTimeoutError::Timeout) => painter.tick(),
-                    Err(RecvTimeoutError::Disconnected) => return painter.clear(),
+        let mut painter = Painter {
+            out,
+            terminal,
+            phase: None,
+            last_line: String::new(),
+        };
+        let thread = thread::Builder::new()
+            .name("progress".into())
+            .spawn(move || {
+                loop {
+                    match received.recv_timeout(painter.interval()) {
+                        Ok(Command::Phase(text)) => painter.begin(text),
+                        Ok(Command::Line(text)) => painter.line(text),
+                        Err(RecvTimeoutError::Timeout) => painter.tick(),
+                        Err(RecvTimeoutError::Disconnected) => return painter.clear(),
+                    }
                 }
-            }
-        });
+            });
         // without a thread the work goes on in silence
-        Progress { commands: Some(commands), thread: thread.ok() }
+        Progress {
+            commands: Some(commands),
+            thread: thread.ok(),
+        }
     }
 
     /// From now on it waits for this, a phrase: `waiting for 10.0.0.1:9000`. The seconds count from here.
@@ -104,13 +114,19 @@ impl<W: Write> Painter<W> {
     }
 
     fn tick(&mut self) {
-        let Some((text, since)) = &self.phase else { return };
+        let Some((text, since)) = &self.phase else {
+            return;
+        };
         let text = match since.elapsed().as_secs() {
             0 => format!("{text} .."),
             seconds => format!("{text} .. {}", human(Duration::from_secs(seconds))),
         };
         // a line that wraps cannot be redrawn
-        let text = if self.terminal { format!("\r\x1b[K{:.79}", printable(&text)) } else { format!("{text}\n") };
+        let text = if self.terminal {
+            format!("\r\x1b[K{:.79}", printable(&text))
+        } else {
+            format!("{text}\n")
+        };
         self.write(&text);
     }
 
@@ -122,7 +138,10 @@ impl<W: Write> Painter<W> {
 
     fn write(&mut self, text: &str) {
         // whoever closed standard error does not want to see it
-        let _ = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+        let _ = self
+            .out
+            .write_all(text.as_bytes())
+            .and_then(|()| self.out.flush());
     }
 }
 
@@ -193,19 +212,28 @@ mod tests {
             progress.line("refused");
             thread::sleep(TICK + TICK / 4);
         });
-        assert!(text.starts_with("\r\x1b[Kwaiting for x ..\r\x1b[Krefused\n\r\x1b[Kwaiting for x .."), "{text:?}");
+        assert!(
+            text.starts_with("\r\x1b[Kwaiting for x ..\r\x1b[Krefused\n\r\x1b[Kwaiting for x .."),
+            "{text:?}"
+        );
         assert!(text.contains("\r\x1b[Kwaiting for x .. 1 s"), "{text:?}");
         assert!(text.ends_with("\r\x1b[K"), "{text:?}");
     }
 
     #[test]
     fn what_a_peer_says_cannot_drive_the_terminal() {
-        assert_eq!(shown(false, |progress| progress.line("a\x1b[2Jb\r")), "a\\u{1b}[2Jb\\r\n");
+        assert_eq!(
+            shown(false, |progress| progress.line("a\x1b[2Jb\r")),
+            "a\\u{1b}[2Jb\\r\n"
+        );
     }
 
     #[test]
     fn times_are_for_people() {
         let human = |s| human(Duration::from_secs(s));
-        assert_eq!([human(59), human(60), human(125), human(3661)], ["59 s", "1 min", "2 min 5 s", "1 h 1 min"]);
+        assert_eq!(
+            [human(59), human(60), human(125), human(3661)],
+            ["59 s", "1 min", "2 min 5 s", "1 h 1 min"]
+        );
     }
 }

@@ -64,7 +64,9 @@ struct Key {
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let state = State::find(&options.state).map_err(Failure::failed)?;
-    let known = state.iter().flat_map(|state| state.attestation_keys.iter().copied());
+    let known = state
+        .iter()
+        .flat_map(|state| state.attestation_keys.iter().copied());
     let (policy, endpoint) = (read_policy(&options.policy)?, &options.endpoint);
     let node = match &options.action {
         Action::Status => Node::to_ask(endpoint, and_known(policy, known)?),
@@ -82,13 +84,27 @@ fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Failure
     let deadline = Instant::now() + options.timeout;
     match &options.action {
         Action::Status => print_status(options, node, deadline).map(|()| None),
-        Action::Push { master_secret, is_migrating } => {
+        Action::Push {
+            master_secret,
+            is_migrating,
+        } => {
             let kms = master_secret::read(master_secret).map_err(Failure::failed)?;
             let measurement_salt = match is_migrating {
-                true => State::open(&options.state).map_err(Failure::failed)?.measurement_salt.to_vec(),
+                true => State::open(&options.state)
+                    .map_err(Failure::failed)?
+                    .measurement_salt
+                    .to_vec(),
                 false => Vec::new(),
             };
-            push(options, node, &Key { kms, measurement_salt }, deadline)
+            push(
+                options,
+                node,
+                &Key {
+                    kms,
+                    measurement_salt,
+                },
+                deadline,
+            )
         }
     }
 }
@@ -112,20 +128,28 @@ fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(),
             }
             Ok(())
         }
-        Err(status) if status.code() == Code::Unimplemented => {
-            Err(Failure::failed(format!("{}: the node is of a version that does not say", options.endpoint)))
-        }
+        Err(status) if status.code() == Code::Unimplemented => Err(Failure::failed(format!(
+            "{}: the node is of a version that does not say",
+            options.endpoint
+        ))),
         Err(status) => Err(failure(options, &status, false)),
     }
 }
 
 /// Pushing the key twice does no harm, so a connection that breaks is made again.
-fn push(options: &Options, node: &Node, brought: &Key, deadline: Instant) -> Result<Option<KeyName>, Failure> {
+fn push(
+    options: &Options,
+    node: &Node,
+    brought: &Key,
+    deadline: Instant,
+) -> Result<Option<KeyName>, Failure> {
     let progress = Progress::on_stderr();
     let mut pause = Pause::new();
     let mut pushed = false;
     loop {
-        let Reached { channel, key } = node.reach(deadline, &progress).map_err(|failure| remember(failure, pushed))?;
+        let Reached { channel, key } = node
+            .reach(deadline, &progress)
+            .map_err(|failure| remember(failure, pushed))?;
         let before = status(&channel);
         if let Ok(status) = &before {
             progress.line(format!("{}: {}", options.endpoint, summary(status)));
@@ -138,17 +162,25 @@ fn push(options: &Options, node: &Node, brought: &Key, deadline: Instant) -> Res
                 drop(progress);
                 let said = say(match before {
                     Ok(status) if !status.disk_uuid.is_empty() => {
-                        format!("{} opened its disk {}", options.endpoint, printable(&status.disk_uuid))
+                        format!(
+                            "{} opened its disk {}",
+                            options.endpoint,
+                            printable(&status.disk_uuid)
+                        )
                     }
                     Ok(_) => format!("{} opened its disk", options.endpoint),
                     Err(_) => {
-                        format!("{} took the key; whether it opens the disk, its console shows", options.endpoint)
+                        format!(
+                            "{} took the key; whether it opens the disk, its console shows",
+                            options.endpoint
+                        )
                     }
                 });
                 return said.map(|()| key);
             }
             Err(status)
-                if matches!(status.code(), Code::Unavailable | Code::ResourceExhausted) && pause.take(deadline) =>
+                if matches!(status.code(), Code::Unavailable | Code::ResourceExhausted)
+                    && pause.take(deadline) =>
             {
                 progress.line(format!("{}: {status}", options.endpoint));
             }
@@ -159,19 +191,29 @@ fn push(options: &Options, node: &Node, brought: &Key, deadline: Instant) -> Res
 
 /// What the node at the other end waits for.
 pub fn status(channel: &Channel) -> Result<StatusResponse, Status> {
-    let options = CallOptions { timeout: Some(STATUS_TIMEOUT), ..CallOptions::default() };
+    let options = CallOptions {
+        timeout: Some(STATUS_TIMEOUT),
+        ..CallOptions::default()
+    };
     channel.unary(STATUS, &StatusRequest {}, &options)
 }
 
 fn bring(channel: &Channel, key: &Key, deadline: Instant) -> Result<(), Status> {
-    let timeout = deadline.saturating_duration_since(Instant::now()).min(RECOVER_TIMEOUT);
-    let options = CallOptions { timeout: Some(timeout), ..CallOptions::default() };
+    let timeout = deadline
+        .saturating_duration_since(Instant::now())
+        .min(RECOVER_TIMEOUT);
+    let options = CallOptions {
+        timeout: Some(timeout),
+        ..CallOptions::default()
+    };
     let message = RecoverMessage {
         kms_uri: key.kms.uri().to_string(),
         storage_uri: NO_STORE.into(),
         measurement_salt: key.measurement_salt.clone(),
     };
-    channel.unary(RECOVER, &message, &options).map(|RecoverResponse {}| ())
+    channel
+        .unary(RECOVER, &message, &options)
+        .map(|RecoverResponse {}| ())
 }
 
 /// The same for people, with names of one width.
@@ -180,15 +222,31 @@ pub fn facts(status: &StatusResponse) -> Vec<(&'static str, String)> {
     let mut facts = vec![
         ("Disk:       ", or(&status.disk_uuid, "not known yet")),
         ("State:      ", or(&status.state, "not said")),
-        ("Since:      ", human(Duration::from_secs(status.waiting_seconds))),
+        (
+            "Since:      ",
+            human(Duration::from_secs(status.waiting_seconds)),
+        ),
     ];
-    facts.extend(status.waiting_for.iter().map(|source| ("Waiting for:", printable(source))));
+    facts.extend(
+        status
+            .waiting_for
+            .iter()
+            .map(|source| ("Waiting for:", printable(source))),
+    );
     facts
 }
 
 fn summary(status: &StatusResponse) -> String {
-    let disk = if status.disk_uuid.is_empty() { "not known yet" } else { &status.disk_uuid };
-    format!("disk {disk}, {} for {}", status.state, human(Duration::from_secs(status.waiting_seconds)))
+    let disk = if status.disk_uuid.is_empty() {
+        "not known yet"
+    } else {
+        &status.disk_uuid
+    };
+    format!(
+        "disk {disk}, {} for {}",
+        status.state,
+        human(Duration::from_secs(status.waiting_seconds))
+    )
 }
 
 /// What a status other than OK means for the operator.
@@ -200,9 +258,10 @@ fn failure(options: &Options, status: &Status, pushed: bool) -> Failure {
             "{endpoint}: the node does not open its disk with this, and goes on waiting: {text}\n\
              Is this the master secret of the node's cluster?"
         )),
-        Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded => {
-            remember(Failure::Failed(UNREACHABLE, format!("{endpoint}: no answer: {text}")), pushed)
-        }
+        Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded => remember(
+            Failure::Failed(UNREACHABLE, format!("{endpoint}: no answer: {text}")),
+            pushed,
+        ),
         _ => Failure::failed(format!("{endpoint}: the node refused: {text}")),
     }
 }
@@ -212,7 +271,9 @@ fn remember(failure: Failure, pushed: bool) -> Failure {
     match failure {
         Failure::Failed(UNREACHABLE, text) if pushed => Failure::Failed(
             UNREACHABLE,
-            format!("{text}\nThe key was sent before: the node may have opened its disk and gone on"),
+            format!(
+                "{text}\nThe key was sent before: the node may have opened its disk and gone on"
+            ),
         ),
         other => other,
     }
@@ -251,7 +312,9 @@ mod tests {
     where
         F: Fn(&RecoverMessage) -> Result<RecoverResponse, Status> + Send + Sync + 'static,
     {
-        Router::new().unary(RECOVER, move |_: &Call, message: RecoverMessage| answer(&message))
+        Router::new().unary(RECOVER, move |_: &Call, message: RecoverMessage| {
+            answer(&message)
+        })
     }
 
     fn with_status(router: Router) -> Router {
@@ -263,8 +326,21 @@ mod tests {
         let endpoint = Endpoint::parse(&node.local_addr().to_string(), 9999).unwrap();
         let timeout = Duration::from_secs(10);
         let (policy, state, trust) = ("none".into(), "none".into(), Trust::AnyTpm);
-        let options = Options { endpoint: endpoint.clone(), policy, trust, state, action: action(&dir), timeout };
-        match recover_at(&Node { endpoint, client: atls::Client::new(None, vec![]) }, &options) {
+        let options = Options {
+            endpoint: endpoint.clone(),
+            policy,
+            trust,
+            state,
+            action: action(&dir),
+            timeout,
+        };
+        match recover_at(
+            &Node {
+                endpoint,
+                client: atls::Client::new(None, vec![]),
+            },
+            &options,
+        ) {
             Ok(key) => {
                 assert_eq!(key, None, "such a node has none");
                 Ok(())
@@ -278,7 +354,10 @@ mod tests {
         run_at(node, |dir| {
             let path = dir.path().join("master.json");
             master_secret::open_or_create(&path).unwrap();
-            Action::Push { master_secret: path, is_migrating: false }
+            Action::Push {
+                master_secret: path,
+                is_migrating: false,
+            }
         })
     }
 
@@ -287,7 +366,9 @@ mod tests {
         let got: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
         let keep = got.clone();
         let node = start(with_status(recovering(move |message| {
-            keep.lock().unwrap().push((message.kms_uri.clone(), message.storage_uri.clone()));
+            keep.lock()
+                .unwrap()
+                .push((message.kms_uri.clone(), message.storage_uri.clone()));
             Ok(RecoverResponse {})
         })));
         push_to(&node).unwrap();
@@ -305,10 +386,14 @@ mod tests {
     #[test]
     fn a_key_that_does_not_open_the_disk_is_a_failure_that_says_so() {
         for code in [Code::FailedPrecondition, Code::InvalidArgument] {
-            let node = start(with_status(recovering(move |_| Err(Status::new(code, "no keyslot opens")))));
+            let node = start(with_status(recovering(move |_| {
+                Err(Status::new(code, "no keyslot opens"))
+            })));
             let (exit, text) = push_to(&node).unwrap_err();
             assert!(
-                exit == 1 && text.contains("does not open its disk") && text.contains("no keyslot opens"),
+                exit == 1
+                    && text.contains("does not open its disk")
+                    && text.contains("no keyslot opens"),
                 "{text}"
             );
         }
@@ -317,25 +402,43 @@ mod tests {
     #[test]
     fn a_node_that_is_busy_is_asked_again() {
         let tries = AtomicUsize::new(0);
-        let node = start(recovering(move |_| match tries.fetch_add(1, Ordering::SeqCst) {
-            0 => Err(Status::new(Code::Unavailable, "busy")),
-            _ => Ok(RecoverResponse {}),
+        let node = start(recovering(move |_| {
+            match tries.fetch_add(1, Ordering::SeqCst) {
+                0 => Err(Status::new(Code::Unavailable, "busy")),
+                _ => Ok(RecoverResponse {}),
+            }
         }));
         assert_eq!(push_to(&node), Ok(()));
     }
 
     #[test]
     fn a_node_that_is_gone_after_the_push_may_have_gone_on() {
-        let node = start(recovering(|_| Err(Status::new(Code::DeadlineExceeded, "too long"))));
+        let node = start(recovering(|_| {
+            Err(Status::new(Code::DeadlineExceeded, "too long"))
+        }));
         let (exit, text) = push_to(&node).unwrap_err();
-        assert!(exit == UNREACHABLE && text.contains("may have opened its disk"), "{text}");
+        assert!(
+            exit == UNREACHABLE && text.contains("may have opened its disk"),
+            "{text}"
+        );
     }
 
     #[test]
     fn the_status_is_told_in_full_and_cannot_drive_the_terminal() {
-        let facts = facts(&StatusResponse { state: "waiting\x1b[2J".into(), ..waiting() });
-        let text: String = facts.iter().map(|(name, value)| format!("{name} {value}\n")).collect();
-        for part in [UUID, "waiting\\u{1b}[2J", "2 min 5 s", "10.42.1.100:30090: 7 tries: connection refused"] {
+        let facts = facts(&StatusResponse {
+            state: "waiting\x1b[2J".into(),
+            ..waiting()
+        });
+        let text: String = facts
+            .iter()
+            .map(|(name, value)| format!("{name} {value}\n"))
+            .collect();
+        for part in [
+            UUID,
+            "waiting\\u{1b}[2J",
+            "2 min 5 s",
+            "10.42.1.100:30090: 7 tries: connection refused",
+        ] {
             assert!(text.contains(part), "{text}");
         }
         let node = start(with_status(Router::new()));

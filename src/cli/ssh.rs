@@ -44,7 +44,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 
     let (certificate, known_hosts) = (options.certificate.display(), options.known_hosts.display());
     let hours = USER_VALIDITY.as_secs() / 3600;
-    say(format_args!("A certificate for {USER}, valid for {hours} hours, is in {certificate}"))?;
+    say(format_args!(
+        "A certificate for {USER}, valid for {hours} hours, is in {certificate}"
+    ))?;
     say(match is_new {
         true => format!("The cluster's authority for hosts is in {known_hosts}"),
         false => format!("The cluster's authority for hosts was in {known_hosts} already"),
@@ -94,11 +96,22 @@ fn add_known_hosts(path: &Path, authority: &Authority) -> Result<bool, files::Er
         Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Default::default(),
         Err(error) => return Err(error),
     };
-    if before.split(|byte| *byte == b'\n').any(|there| there.trim_ascii() == line.as_bytes()) {
+    if before
+        .split(|byte| *byte == b'\n')
+        .any(|there| there.trim_ascii() == line.as_bytes())
+    {
         return Ok(false);
     }
-    let separator = if before.is_empty() || before.ends_with(b"\n") { "" } else { "\n" };
+    let separator = if before.is_empty() || before.ends_with(b"\n") {
+        ""
+    } else {
+        "\n"
+    };
     let mut file = files::append_private(path)?;
-    let written = file.write_all(format!("{separator}{line}\n").as_bytes()).and_then(|()| file.sync_all());
-    written.map_err(|error| files::Error::Io("write", path.into(), error)).map(|()| true)
+    let written = file
+        .write_all(format!("{separator}{line}\n").as_bytes())
+        .and_then(|()| file.sync_all());
+    written
+        .map_err(|error| files::Error::Io("write", path.into(), error))
+        .map(|()| true)
 }

@@ -80,7 +80,11 @@ impl State {
             version: VERSION,
             measurement_salt: STANDARD.encode(self.measurement_salt),
             cluster_id: self.cluster_id.map(|id| hex(&id)),
-            attestation_keys: self.attestation_keys.iter().map(KeyName::to_string).collect(),
+            attestation_keys: self
+                .attestation_keys
+                .iter()
+                .map(KeyName::to_string)
+                .collect(),
         };
         let mut out = Vec::new();
         let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");
@@ -92,21 +96,36 @@ impl State {
 }
 
 fn parse(path: &Path, content: &[u8]) -> Result<State, String> {
-    let file: File = serde_json::from_slice(content).map_err(|error| format!("no state file: {error}"))?;
+    let file: File =
+        serde_json::from_slice(content).map_err(|error| format!("no state file: {error}"))?;
     if file.version != VERSION {
-        return Err(format!("state file of version {}, expected {VERSION}", file.version));
+        return Err(format!(
+            "state file of version {}, expected {VERSION}",
+            file.version
+        ));
     }
-    let salt = STANDARD.decode(&file.measurement_salt).ok().and_then(|salt| salt.try_into().ok());
+    let salt = STANDARD
+        .decode(&file.measurement_salt)
+        .ok()
+        .and_then(|salt| salt.try_into().ok());
     let cluster_id = match &file.cluster_id {
-        Some(id) => Some(unhex(id).ok_or_else(|| format!("clusterID {id:?} is not {CLUSTER_ID_LEN} bytes in hex"))?),
+        Some(id) => Some(
+            unhex(id)
+                .ok_or_else(|| format!("clusterID {id:?} is not {CLUSTER_ID_LEN} bytes in hex"))?,
+        ),
         None => None,
     };
     Ok(State {
         path: path.into(),
-        measurement_salt: salt
-            .ok_or_else(|| format!("measurementSalt is not {MEASUREMENT_SALT_LEN} bytes in base64"))?,
+        measurement_salt: salt.ok_or_else(|| {
+            format!("measurementSalt is not {MEASUREMENT_SALT_LEN} bytes in base64")
+        })?,
         cluster_id,
-        attestation_keys: file.attestation_keys.iter().map(|name| name.parse()).collect::<Result<_, _>>()?,
+        attestation_keys: file
+            .attestation_keys
+            .iter()
+            .map(|name| name.parse())
+            .collect::<Result<_, _>>()?,
     })
 }
 
@@ -117,9 +136,17 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// Of digits in either case.
 pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
+    let digits: Option<Vec<u8>> = text
+        .chars()
+        .map(|c| c.to_digit(16).map(|digit| digit as u8))
+        .collect();
     let digits = digits.filter(|digits| digits.len() == 2 * N)?;
-    digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect::<Vec<u8>>().try_into().ok()
+    digits
+        .chunks(2)
+        .map(|pair| pair[0] << 4 | pair[1])
+        .collect::<Vec<u8>>()
+        .try_into()
+        .ok()
 }
 
 #[cfg(test)]
@@ -132,26 +159,46 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
         let mut first = State::open_or_create(&path).unwrap();
-        assert_eq!(State::open_or_create(&path).unwrap().measurement_salt, first.measurement_salt);
+        assert_eq!(
+            State::open_or_create(&path).unwrap().measurement_salt,
+            first.measurement_salt
+        );
         first.cluster_id = Some([0xab; 32]);
         first.attestation_keys = [KeyName::of(b"b"), KeyName::of(b"a")].into();
         first.save().unwrap();
         let second = State::open_or_create(&path).unwrap();
-        assert_eq!((second.cluster_id, second.attestation_keys), (Some([0xab; 32]), first.attestation_keys));
-        assert_eq!(State::find(&dir.path().join("other.json")).unwrap().map(|_| ()), None);
+        assert_eq!(
+            (second.cluster_id, second.attestation_keys),
+            (Some([0xab; 32]), first.attestation_keys)
+        );
+        assert_eq!(
+            State::find(&dir.path().join("other.json"))
+                .unwrap()
+                .map(|_| ()),
+            None
+        );
     }
 
     #[test]
     fn a_file_of_another_kind_is_refused_and_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
-        let bad_key =
-            format!(r#"{{"version":1,"measurementSalt":"{}","attestationKeys":["x"]}}"#, STANDARD.encode([7; 32]));
-        for content in
-            ["", "{}", r#"{"version":2,"measurementSalt":""}"#, r#"{"version":1,"measurementSalt":"AQ=="}"#, &bad_key]
-        {
+        let bad_key = format!(
+            r#"{{"version":1,"measurementSalt":"{}","attestationKeys":["x"]}}"#,
+            STANDARD.encode([7; 32])
+        );
+        for content in [
+            "",
+            "{}",
+            r#"{"version":2,"measurementSalt":""}"#,
+            r#"{"version":1,"measurementSalt":"AQ=="}"#,
+            &bad_key,
+        ] {
             std::fs::write(&path, content).unwrap();
-            assert!(matches!(State::open_or_create(&path), Err(Error::Content(..))), "{content}");
+            assert!(
+                matches!(State::open_or_create(&path), Err(Error::Content(..))),
+                "{content}"
+            );
             assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
         }
     }
@@ -160,9 +207,16 @@ mod tests {
     fn mutated_files_give_a_state_or_an_error() {
         let path = Path::new("state.json");
         let attestation_keys = [KeyName::of(b"a")].into();
-        let valid =
-            State { path: path.into(), measurement_salt: [7; 32], cluster_id: Some([9; 32]), attestation_keys }.text();
-        let good = mutations(valid.as_bytes(), 20_000).filter(|bytes| parse(path, bytes).is_ok()).count();
+        let valid = State {
+            path: path.into(),
+            measurement_salt: [7; 32],
+            cluster_id: Some([9; 32]),
+            attestation_keys,
+        }
+        .text();
+        let good = mutations(valid.as_bytes(), 20_000)
+            .filter(|bytes| parse(path, bytes).is_ok())
+            .count();
         assert!((10..20_000).contains(&good), "{good}");
     }
 }

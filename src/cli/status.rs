@@ -113,25 +113,37 @@ struct Asked {
 /// The command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let state = State::find(&options.state).map_err(Failure::failed)?;
-    let cluster = options.cluster_id.or(state.as_ref().and_then(|state| state.cluster_id));
-    let known = state.iter().flat_map(|state| state.attestation_keys.iter().copied());
+    let cluster = options
+        .cluster_id
+        .or(state.as_ref().and_then(|state| state.cluster_id));
+    let known = state
+        .iter()
+        .flat_map(|state| state.attestation_keys.iter().copied());
     let policy = and_known(read_policy(&options.policy)?, known)?;
     let asked = |endpoint: &Endpoint| {
         let standing = Arc::default();
-        Asked { node: Node::in_any_standing(endpoint, &policy, cluster.as_ref(), &standing), standing }
+        Asked {
+            node: Node::in_any_standing(endpoint, &policy, cluster.as_ref(), &standing),
+            standing,
+        }
     };
     let servers: Vec<Asked> = endpoints(&options.address)?.iter().map(asked).collect();
     let answers = ask_all(&servers, Instant::now() + options.timeout);
     say_all(&report(&servers, &answers, cluster.as_ref()))?;
     if policy.keys().is_empty() {
-        say("Policy: names no attestation keys, so any TPM is believed, also by the services that have this policy")?;
+        say(
+            "Policy: names no attestation keys, so any TPM is believed, also by the services that have this policy",
+        )?;
     }
     verdict(&options.address, &answers)
 }
 
 /// The node's servers, or the one whose port is given.
 fn endpoints(address: &str) -> Result<Vec<Endpoint>, Failure> {
-    let each = SERVICES.iter().map(|service| Endpoint::parse(address, service.port)).collect::<Result<Vec<_>, _>>();
+    let each = SERVICES
+        .iter()
+        .map(|service| Endpoint::parse(address, service.port))
+        .collect::<Result<Vec<_>, _>>();
     let mut endpoints = each.map_err(Failure::Usage)?;
     endpoints.dedup();
     Ok(endpoints)
@@ -140,9 +152,15 @@ fn endpoints(address: &str) -> Result<Vec<Endpoint>, Failure> {
 /// All at once: one that does not answer must not take the time of the others.
 fn ask_all(servers: &[Asked], deadline: Instant) -> Vec<Answer> {
     thread::scope(|scope| {
-        let asking: Vec<_> = servers.iter().map(|server| scope.spawn(move || ask(server, deadline))).collect();
+        let asking: Vec<_> = servers
+            .iter()
+            .map(|server| scope.spawn(move || ask(server, deadline)))
+            .collect();
         let lost = |_| Answer::Nobody("a defect of this program".into());
-        asking.into_iter().map(|asking| asking.join().unwrap_or_else(lost)).collect()
+        asking
+            .into_iter()
+            .map(|asking| asking.join().unwrap_or_else(lost))
+            .collect()
     })
 }
 
@@ -150,13 +168,24 @@ fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
     match node.attempt(deadline) {
         Ok(Reached { channel, key }) => {
             let services = services(&channel);
-            let mut facts: Vec<String> = key.iter().map(|key| format!("Key:         {key}")).collect();
+            let mut facts: Vec<String> = key
+                .iter()
+                .map(|key| format!("Key:         {key}"))
+                .collect();
             if let Ok(status) = recover::status(&channel) {
-                facts.extend(recover::facts(&status).into_iter().map(|(name, value)| format!("{name} {value}")));
+                facts.extend(
+                    recover::facts(&status)
+                        .into_iter()
+                        .map(|(name, value)| format!("{name} {value}")),
+                );
             }
             // there is no connection without a verdict
             let standing = standing.get().copied().unwrap_or(Standing::Other);
-            Answer::Verified { standing, services, facts }
+            Answer::Verified {
+                standing,
+                services,
+                facts,
+            }
         }
         Err(Attempt::Refused(_)) if is_guarded(node, deadline) => Answer::Guarded,
         Err(Attempt::Refused(why)) => Answer::Refused(why),
@@ -166,17 +195,23 @@ fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
 
 /// Whether it ends the connection of a caller who proves nothing. In TLS 1.3 it does so after the handshake.
 fn is_guarded(node: &Node, deadline: Instant) -> bool {
-    let Ok(socket) = node.dial(deadline) else { return false };
+    let Ok(socket) = node.dial(deadline) else {
+        return false;
+    };
     let mut transport = match atls::Client::new(None, vec![]).connect(socket, deadline) {
         Ok(transport) => transport,
         Err(error) => return matches!(error, atls::Error::PeerRefused(_)),
     };
-    let left = deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(1), CALL_TIMEOUT);
+    let left = deadline
+        .saturating_duration_since(Instant::now())
+        .clamp(Duration::from_millis(1), CALL_TIMEOUT);
     if transport.socket.set_read_timeout(Some(left)).is_err() {
         return false;
     }
     let error = transport.reader.read(&mut [0]).err();
-    let refused = error.as_ref().and_then(|error| error.get_ref()?.downcast_ref());
+    let refused = error
+        .as_ref()
+        .and_then(|error| error.get_ref()?.downcast_ref());
     matches!(refused, Some(atls::Error::PeerRefused(_)))
 }
 
@@ -192,9 +227,14 @@ fn services(channel: &Channel) -> Vec<&'static Service> {
         #[prost(int32, tag = "1")]
         status: i32,
     }
-    let options = CallOptions { timeout: Some(CALL_TIMEOUT), ..CallOptions::default() };
+    let options = CallOptions {
+        timeout: Some(CALL_TIMEOUT),
+        ..CallOptions::default()
+    };
     let has = |service: &&Service| {
-        let request = HealthCheckRequest { service: service.name.into() };
+        let request = HealthCheckRequest {
+            service: service.name.into(),
+        };
         let answer: Result<HealthCheckResponse, Status> =
             channel.unary("/grpc.health.v1.Health/Check", &request, &options);
         answer.is_ok()
@@ -205,11 +245,22 @@ fn services(channel: &Channel) -> Vec<&'static Service> {
 fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_ID_LEN]>) -> String {
     let mut text = String::new();
     // writing to a string does not fail
-    for (Asked { node: Node { endpoint, .. }, .. }, answer) in servers.iter().zip(answers) {
-        let at_port = SERVICES.iter().find(|service| service.port == endpoint.port());
+    for (
+        Asked {
+            node: Node { endpoint, .. },
+            ..
+        },
+        answer,
+    ) in servers.iter().zip(answers)
+    {
+        let at_port = SERVICES
+            .iter()
+            .find(|service| service.port == endpoint.port());
         let usual = at_port.map_or(String::new(), |service| format!(" ({})", service.title));
         let _ = match answer {
-            Answer::Nobody(reason) => writeln!(text, "{endpoint}{usual}: no answer: {}", printable(reason)),
+            Answer::Nobody(reason) => {
+                writeln!(text, "{endpoint}{usual}: no answer: {}", printable(reason))
+            }
             Answer::Refused(why) => {
                 let why = printable(why).replace('\n', "\n  ");
                 writeln!(text, "{endpoint}{usual}: attestation refused:\n  {why}")
@@ -219,12 +270,24 @@ fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_I
                 "{endpoint} (join service): proves nothing itself, and wants proof of callers\n  Node:        it seems, {}",
                 SERVICES[2].state
             ),
-            Answer::Verified { standing, services, facts } => {
+            Answer::Verified {
+                standing,
+                services,
+                facts,
+            } => {
                 // nodes of the old system do not say what they have
                 let is_old = services.is_empty() && *standing == Standing::Fresh;
-                let found = if is_old { at_port.into_iter().collect() } else { services.clone() };
+                let found = if is_old {
+                    at_port.into_iter().collect()
+                } else {
+                    services.clone()
+                };
                 let titles: Vec<&str> = found.iter().map(|service| service.title).collect();
-                let title = if titles.is_empty() { "member".into() } else { titles.join(", ") };
+                let title = if titles.is_empty() {
+                    "member".into()
+                } else {
+                    titles.join(", ")
+                };
                 let _ = writeln!(text, "{endpoint} ({title}): attested, meets the policy");
                 let states: Vec<&str> = found.iter().map(|service| service.state).collect();
                 let state = match (standing, cluster) {
@@ -236,8 +299,13 @@ fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_I
                     }
                 };
                 let _ = writeln!(text, "  Node:        {state}");
-                if *standing != Standing::Fresh && services.iter().any(|service| service.port == init::PORT) {
-                    let _ = writeln!(text, "  Init:        it has begun, and its result waits for the operator");
+                if *standing != Standing::Fresh
+                    && services.iter().any(|service| service.port == init::PORT)
+                {
+                    let _ = writeln!(
+                        text,
+                        "  Init:        it has begun, and its result waits for the operator"
+                    );
                 }
                 facts.iter().try_for_each(|fact| writeln!(text, "  {fact}"))
             }
@@ -248,26 +316,56 @@ fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_I
 
 /// The worst of it: a node that is not what it should be, then what it waits for, then one that is nowhere.
 fn verdict(address: &str, answers: &[Answer]) -> Result<(), Failure> {
-    if answers.iter().any(|answer| matches!(answer, Answer::Refused(_))) {
-        return Err(Failure::Failed(ATTESTATION_REFUSED, format!("{address}: attestation refused, see above")));
+    if answers
+        .iter()
+        .any(|answer| matches!(answer, Answer::Refused(_)))
+    {
+        return Err(Failure::Failed(
+            ATTESTATION_REFUSED,
+            format!("{address}: attestation refused, see above"),
+        ));
     }
     let of = |wanted: Standing| {
         answers.iter().find_map(|answer| match answer {
-            Answer::Verified { standing, services, .. } if *standing == wanted => Some(services),
+            Answer::Verified {
+                standing, services, ..
+            } if *standing == wanted => Some(services),
             _ => None,
         })
     };
-    let waits_for_key =
-        |services: &Vec<&'static Service>| services.iter().any(|service| service.port == recoverproto::PORT);
-    let (code, what) = match (of(Standing::Other), of(Standing::Member), of(Standing::Fresh)) {
-        (Some(_), _, _) => (OTHER_CLUSTER, "it belongs to another cluster, or to one that is not known here"),
+    let waits_for_key = |services: &Vec<&'static Service>| {
+        services
+            .iter()
+            .any(|service| service.port == recoverproto::PORT)
+    };
+    let (code, what) = match (
+        of(Standing::Other),
+        of(Standing::Member),
+        of(Standing::Fresh),
+    ) {
+        (Some(_), _, _) => (
+            OTHER_CLUSTER,
+            "it belongs to another cluster, or to one that is not known here",
+        ),
         (None, Some(_), _) => return Ok(()),
-        (None, None, Some(services)) if waits_for_key(services) => (WAITS_FOR_KEY, "it waits for the key of its disk"),
-        (None, None, Some(_)) => (FRESH, "it belongs to no cluster yet"),
-        (None, None, None) if answers.iter().any(|answer| matches!(answer, Answer::Guarded)) => {
-            (UNPROVEN, "only the join service answers, which proves nothing of its node")
+        (None, None, Some(services)) if waits_for_key(services) => {
+            (WAITS_FOR_KEY, "it waits for the key of its disk")
         }
-        (None, None, None) => (UNREACHABLE, "nobody answers: the node is not on, still booting, or cannot be reached"),
+        (None, None, Some(_)) => (FRESH, "it belongs to no cluster yet"),
+        (None, None, None)
+            if answers
+                .iter()
+                .any(|answer| matches!(answer, Answer::Guarded)) =>
+        {
+            (
+                UNPROVEN,
+                "only the join service answers, which proves nothing of its node",
+            )
+        }
+        (None, None, None) => (
+            UNREACHABLE,
+            "nobody answers: the node is not on, still booting, or cannot be reached",
+        ),
     };
     Err(Failure::Failed(code, format!("{address}: {what}")))
 }

@@ -91,7 +91,14 @@ impl Value {
 
 impl Opt {
     const fn new(name: &'static str, value: Option<Value>, help: &'static str) -> Opt {
-        Opt { name, short: None, value, is_needed: false, default: None, help }
+        Opt {
+            name,
+            short: None,
+            value,
+            is_needed: false,
+            default: None,
+            help,
+        }
     }
 
     /// Takes nothing.
@@ -106,23 +113,38 @@ impl Opt {
 
     /// May not.
     pub const fn needed(name: &'static str, value: Value, help: &'static str) -> Opt {
-        Opt { is_needed: true, ..Opt::new(name, Some(value), help) }
+        Opt {
+            is_needed: true,
+            ..Opt::new(name, Some(value), help)
+        }
     }
 
     /// What it is when left out.
     pub const fn or(self, default: &'static str) -> Opt {
-        Opt { default: Some(default), ..self }
+        Opt {
+            default: Some(default),
+            ..self
+        }
     }
 
     /// A letter that stands for it.
     pub const fn short(self, letter: char) -> Opt {
-        Opt { short: Some(letter), ..self }
+        Opt {
+            short: Some(letter),
+            ..self
+        }
     }
 
     /// `-h, --help`, `--policy FILE`.
     pub fn synopsis(&self) -> String {
-        let short = self.short.map(|letter| format!("-{letter}, ")).unwrap_or_default();
-        let value = self.value.map(|value| format!(" {}", value.name())).unwrap_or_default();
+        let short = self
+            .short
+            .map(|letter| format!("-{letter}, "))
+            .unwrap_or_default();
+        let value = self
+            .value
+            .map(|value| format!(" {}", value.name()))
+            .unwrap_or_default();
         format!("{short}--{}{value}", self.name)
     }
 
@@ -158,14 +180,29 @@ pub struct Given {
 impl Command {
     /// Reads what follows the command's name. Of several values of an option the last counts, unless it may be
     /// repeated.
-    pub fn parse(&'static self, program: &Program, mut args: lexopt::Parser) -> Result<Given, Failure> {
-        let mut given = Given { command: self, values: vec![], operand: None };
+    pub fn parse(
+        &'static self,
+        program: &Program,
+        mut args: lexopt::Parser,
+    ) -> Result<Given, Failure> {
+        let mut given = Given {
+            command: self,
+            values: vec![],
+            operand: None,
+        };
         while let Some(arg) = args.next()? {
             if HELP.is(&arg) {
                 return Err(Failure::HelpOn(self.help(program)));
             }
             match (self.options.iter().find(|option| option.is(&arg)), arg) {
-                (Some(Opt { name, value: Some(_), .. }), _) => given.values.push((name, args.value()?)),
+                (
+                    Some(Opt {
+                        name,
+                        value: Some(_),
+                        ..
+                    }),
+                    _,
+                ) => given.values.push((name, args.value()?)),
                 (Some(Opt { name, .. }), _) => given.values.push((name, OsString::new())),
                 (None, Arg::Value(value)) if self.operand.is_some() && given.operand.is_none() => {
                     given.operand = Some(value);
@@ -174,9 +211,16 @@ impl Command {
             }
         }
         if let Some(operand) = self.operand.as_ref().filter(|_| given.operand.is_none()) {
-            return Err(Failure::Usage(format!("{} is missing", operand.value.name())));
+            return Err(Failure::Usage(format!(
+                "{} is missing",
+                operand.value.name()
+            )));
         }
-        match self.options.iter().find(|option| option.is_needed && !given.has(option.name)) {
+        match self
+            .options
+            .iter()
+            .find(|option| option.is_needed && !given.has(option.name))
+        {
             Some(missing) => Err(Failure::Usage(format!("--{} is missing", missing.name))),
             None => Ok(given),
         }
@@ -185,9 +229,20 @@ impl Command {
     /// `firstlight init --endpoint HOST[:PORT] [OPTION]..`
     pub fn synopsis(&self, program: &Program) -> String {
         let mut text = format!("{} {}", program.name, self.name);
-        let needed = self.options.iter().filter(|option| option.is_needed).map(Opt::synopsis);
-        let operand = self.operand.iter().map(|operand| operand.value.name().to_owned());
-        let more = self.options.iter().any(|option| !option.is_needed).then(|| "[OPTION]..".to_owned());
+        let needed = self
+            .options
+            .iter()
+            .filter(|option| option.is_needed)
+            .map(Opt::synopsis);
+        let operand = self
+            .operand
+            .iter()
+            .map(|operand| operand.value.name().to_owned());
+        let more = self
+            .options
+            .iter()
+            .any(|option| !option.is_needed)
+            .then(|| "[OPTION]..".to_owned());
         for part in operand.chain(needed).chain(more) {
             text.push(' ');
             text.push_str(&part);
@@ -202,8 +257,15 @@ impl Command {
             text.push_str(&format!("\n{}", wrapped(paragraph, 0)));
         }
         text.push_str(&format!("\nUsage: {}\n\n", self.synopsis(program)));
-        let operand = self.operand.iter().map(|it| (it.value.name().to_owned(), it.help.to_owned()));
-        let options = self.options.iter().chain([&HELP]).map(|option| (option.synopsis(), option.description()));
+        let operand = self
+            .operand
+            .iter()
+            .map(|it| (it.value.name().to_owned(), it.help.to_owned()));
+        let options = self
+            .options
+            .iter()
+            .chain([&HELP])
+            .map(|option| (option.synopsis(), option.description()));
         text.push_str(&table(operand.chain(options)));
         text.push_str(&examples(self.examples));
         text
@@ -214,12 +276,25 @@ impl Program {
     /// What `--help` prints.
     pub fn help(&self) -> String {
         let name = self.name;
-        let mut text = format!("{name}: {}\n\nUsage: {name} COMMAND [OPTION]..\n\nCommands:\n", self.summary);
-        text.push_str(&table(self.commands.iter().map(|it| (it.name.to_owned(), it.summary.to_owned()))));
+        let mut text = format!(
+            "{name}: {}\n\nUsage: {name} COMMAND [OPTION]..\n\nCommands:\n",
+            self.summary
+        );
+        text.push_str(&table(
+            self.commands
+                .iter()
+                .map(|it| (it.name.to_owned(), it.summary.to_owned())),
+        ));
         text.push_str("\nOptions:\n");
-        text.push_str(&table([HELP, VERSION].map(|option| (option.synopsis(), option.description()))));
+        text.push_str(&table(
+            [HELP, VERSION].map(|option| (option.synopsis(), option.description())),
+        ));
         text.push_str("\nExit codes:\n");
-        text.push_str(&table(self.exit_codes.iter().map(|(code, what)| (code.to_string(), (*what).to_owned()))));
+        text.push_str(&table(
+            self.exit_codes
+                .iter()
+                .map(|(code, what)| (code.to_string(), (*what).to_owned())),
+        ));
         text.push_str(&format!("\nExample, {}:\n", self.examples.0));
         for line in self.examples.1 {
             text.push_str(&format!("  {line}\n"));
@@ -236,8 +311,17 @@ impl Given {
 
     /// The option's value, or its default; `None` where there is neither.
     pub fn value(&self, name: &str) -> Option<OsString> {
-        let given = self.values.iter().rev().find(|(given, _)| *given == name).map(|(_, value)| value.clone());
-        let option = self.command.options.iter().find(|option| option.name == name);
+        let given = self
+            .values
+            .iter()
+            .rev()
+            .find(|(given, _)| *given == name)
+            .map(|(_, value)| value.clone());
+        let option = self
+            .command
+            .options
+            .iter()
+            .find(|option| option.name == name);
         debug_assert!(option.is_some(), "--{name} is in no table");
         given.or_else(|| option.and_then(|option| option.default).map(OsString::from))
     }
@@ -255,11 +339,17 @@ impl Given {
     /// Each value of an option that may be repeated.
     pub fn texts(&self, name: &str) -> Result<Vec<String>, Failure> {
         let given = self.values.iter().filter(|(given, _)| *given == name);
-        given.map(|(_, value)| program::text(value.clone())).collect()
+        given
+            .map(|(_, value)| program::text(value.clone()))
+            .collect()
     }
 
     /// The same as what `parse` makes of it; its error says what was expected.
-    pub fn parsed<T, E: Display>(&self, name: &str, parse: impl Fn(&str) -> Result<T, E>) -> Result<T, Failure> {
+    pub fn parsed<T, E: Display>(
+        &self,
+        name: &str,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Result<T, Failure> {
         let text = self.text(name)?;
         parse(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
     }
@@ -270,7 +360,9 @@ impl Given {
         name: &str,
         parse: impl Fn(&str) -> Result<T, E>,
     ) -> Result<Vec<T>, Failure> {
-        let parsed = |text: String| parse(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")));
+        let parsed = |text: String| {
+            parse(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
+        };
         self.texts(name)?.into_iter().map(parsed).collect()
     }
 
@@ -283,14 +375,23 @@ impl Given {
 /// Names on the left, what they are on the right.
 fn table(rows: impl IntoIterator<Item = (String, String)>) -> String {
     let rows: Vec<_> = rows.into_iter().collect();
-    let left = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let left = rows
+        .iter()
+        .map(|(name, _)| name.len())
+        .max()
+        .unwrap_or_default();
     let indent = left + 4;
-    let row = |(name, what): &(String, String)| format!("  {name:left$}  {}", wrapped(what, indent));
+    let row =
+        |(name, what): &(String, String)| format!("  {name:left$}  {}", wrapped(what, indent));
     rows.iter().map(row).collect()
 }
 
 fn examples(lines: &[&str]) -> String {
-    let mut text = if lines.len() == 1 { "\nExample:\n".to_owned() } else { "\nExamples:\n".to_owned() };
+    let mut text = if lines.len() == 1 {
+        "\nExample:\n".to_owned()
+    } else {
+        "\nExamples:\n".to_owned()
+    };
     for line in lines {
         text.push_str(&format!("  {line}\n"));
     }
@@ -325,7 +426,10 @@ mod tests {
         name: "copy",
         summary: "copy a thing",
         about: &["It copies."],
-        operand: Some(Operand { value: Value::Text("THING"), help: "the thing" }),
+        operand: Some(Operand {
+            value: Value::Text("THING"),
+            help: "the thing",
+        }),
         options: &[
             Opt::needed("to", Value::File, "where to"),
             Opt::value("mode", Value::Text("MODE"), "how").or("fast"),
@@ -349,9 +453,19 @@ mod tests {
     #[test]
     fn values_defaults_and_flags_are_found_by_name() {
         let given = parse(&["--to=a", "thing", "--to", "b", "-f"]).unwrap();
-        assert_eq!((given.path("to"), given.operand().unwrap()), ("b".into(), "thing".into()));
+        assert_eq!(
+            (given.path("to"), given.operand().unwrap()),
+            ("b".into(), "thing".into())
+        );
         assert_eq!(given.texts("to").unwrap(), ["a", "b"]);
-        assert_eq!((given.text("mode").unwrap(), given.has("mode"), given.has("force")), ("fast".into(), false, true));
+        assert_eq!(
+            (
+                given.text("mode").unwrap(),
+                given.has("mode"),
+                given.has("force")
+            ),
+            ("fast".into(), false, true)
+        );
     }
 
     #[test]
@@ -373,7 +487,9 @@ mod tests {
 
     #[test]
     fn help_is_written_from_the_table() {
-        let Err(Failure::HelpOn(text)) = parse(&["--help"]) else { panic!() };
+        let Err(Failure::HelpOn(text)) = parse(&["--help"]) else {
+            panic!()
+        };
         assert_eq!(
             text,
             "tool copy: copy a thing\n\nIt copies.\n\nUsage: tool copy THING --to FILE [OPTION]..\n\n  THING        the thing\n  \
@@ -385,7 +501,15 @@ mod tests {
     #[test]
     fn long_texts_are_wrapped_below_their_beginning() {
         let text = table([("a".into(), "word ".repeat(50))]);
-        assert!(text.lines().all(|line| line.len() <= WIDTH) && text.lines().count() == 3, "{text}");
-        assert!(text.lines().skip(1).all(|line| line.starts_with("     word")), "{text}");
+        assert!(
+            text.lines().all(|line| line.len() <= WIDTH) && text.lines().count() == 3,
+            "{text}"
+        );
+        assert!(
+            text.lines()
+                .skip(1)
+                .all(|line| line.starts_with("     word")),
+            "{text}"
+        );
     }
 }

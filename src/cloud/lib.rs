@@ -68,11 +68,18 @@ impl Metadata {
     /// case; at `url`, as `http://10.42.0.1:8080`, when the service is not at its usual place. Nobody is asked.
     pub fn of(cloud: &str, url: Option<&str>) -> Result<Metadata, Error> {
         if let Some(url) = url {
-            check_url(url).map_err(|problem| Error::Url { url: url.to_owned(), problem })?;
+            check_url(url).map_err(|problem| Error::Url {
+                url: url.to_owned(),
+                problem,
+            })?;
         }
         match cloud.to_ascii_lowercase().as_str() {
-            "qemu" => Ok(Metadata::Qemu(qemu::Client::new(url.unwrap_or(qemu::BASE_URL)))),
-            "aws" | "azure" | "gcp" | "openstack" | "stackit" => Err(Error::NotSupported(cloud.to_owned())),
+            "qemu" => Ok(Metadata::Qemu(qemu::Client::new(
+                url.unwrap_or(qemu::BASE_URL),
+            ))),
+            "aws" | "azure" | "gcp" | "openstack" | "stackit" => {
+                Err(Error::NotSupported(cloud.to_owned()))
+            }
             _ => Err(Error::UnknownCloud(cloud.to_owned())),
         }
     }
@@ -121,7 +128,9 @@ fn check_url(url: &str) -> Result<(), String> {
         return Err("it has no host".into());
     }
     // http::Uri takes any digits for a port
-    let port = authority.strip_prefix(uri.host().unwrap_or_default()).unwrap_or_default();
+    let port = authority
+        .strip_prefix(uri.host().unwrap_or_default())
+        .unwrap_or_default();
     if !port.is_empty() && uri.port_u16().is_none_or(|port| port == 0) {
         return Err("its port is none".into());
     }
@@ -176,17 +185,30 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::NotSupported(cloud) => {
-                write!(f, "metadata: the cloud {cloud} is not supported by this version; expected qemu")
+                write!(
+                    f,
+                    "metadata: the cloud {cloud} is not supported by this version; expected qemu"
+                )
             }
-            Error::UnknownCloud(cloud) => write!(f, "metadata: there is no cloud {cloud:?}; expected qemu"),
+            Error::UnknownCloud(cloud) => {
+                write!(f, "metadata: there is no cloud {cloud:?}; expected qemu")
+            }
             Error::Url { url, problem } => {
-                write!(f, "metadata: {url:?} is no URL of a metadata service: {problem}; expected http://HOST[:PORT]")
+                write!(
+                    f,
+                    "metadata: {url:?} is no URL of a metadata service: {problem}; expected http://HOST[:PORT]"
+                )
             }
             Error::Unreachable { url, error } => write!(f, "metadata: GET {url}: {error}"),
             Error::Status { url, status, body } => {
-                write!(f, "metadata: GET {url}: expected status 200, got {status}: {body:?}")
+                write!(
+                    f,
+                    "metadata: GET {url}: expected status 200, got {status}: {body:?}"
+                )
             }
-            Error::Nonsense { url, expected, got } => write!(f, "metadata: GET {url}: expected {expected}, got {got}"),
+            Error::Nonsense { url, expected, got } => {
+                write!(f, "metadata: GET {url}: expected {expected}, got {got}")
+            }
         }
     }
 }
@@ -199,7 +221,12 @@ mod tests {
 
     #[test]
     fn roles_are_read_in_every_form_of_the_old_system() {
-        for text in ["ControlPlane", "controlplane", "control-plane", "Control-Plane"] {
+        for text in [
+            "ControlPlane",
+            "controlplane",
+            "control-plane",
+            "Control-Plane",
+        ] {
             assert_eq!(Role::parse(text), Role::ControlPlane, "{text}");
         }
         assert_eq!(Role::parse("worker"), Role::Worker);
@@ -217,15 +244,25 @@ mod tests {
 
     #[test]
     fn other_clouds_are_refused_by_name() {
-        assert_eq!(Metadata::of("AWS", None).err(), Some(Error::NotSupported("AWS".into())));
-        assert_eq!(Metadata::of("home", None).err(), Some(Error::UnknownCloud("home".into())));
+        assert_eq!(
+            Metadata::of("AWS", None).err(),
+            Some(Error::NotSupported("AWS".into()))
+        );
+        assert_eq!(
+            Metadata::of("home", None).err(),
+            Some(Error::UnknownCloud("home".into()))
+        );
         assert!(Metadata::of("QEMU", None).is_ok());
     }
 
     #[test]
     fn a_url_that_nobody_could_be_asked_at_is_refused_at_once() {
-        for url in ["http://10.42.0.1:8080", "http://10.42.0.1", "http://[fd00::1]:80/", "http://metadata.internal/v1"]
-        {
+        for url in [
+            "http://10.42.0.1:8080",
+            "http://10.42.0.1",
+            "http://[fd00::1]:80/",
+            "http://metadata.internal/v1",
+        ] {
             assert!(Metadata::of("qemu", Some(url)).is_ok(), "{url}");
         }
         for (url, problem) in [
@@ -246,8 +283,14 @@ mod tests {
             ("http://10.42.0.1/#a", "more than a path"),
             ("http://10.42 0.1", "invalid"),
         ] {
-            let error = Metadata::of("qemu", Some(url)).err().unwrap_or_else(|| panic!("{url:?}")).to_string();
-            assert!(error.contains(problem) && error.contains("expected http://HOST[:PORT]"), "{url}: {error}");
+            let error = Metadata::of("qemu", Some(url))
+                .err()
+                .unwrap_or_else(|| panic!("{url:?}"))
+                .to_string();
+            assert!(
+                error.contains(problem) && error.contains("expected http://HOST[:PORT]"),
+                "{url}: {error}"
+            );
         }
     }
 }

@@ -53,7 +53,10 @@ impl Client {
             .max_idle_connections(0)
             .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")))
             .build();
-        Client { agent: config.into(), base: base_url.trim_end_matches('/').to_owned() }
+        Client {
+            agent: config.into(),
+            base: base_url.trim_end_matches('/').to_owned(),
+        }
     }
 
     /// This machine.
@@ -85,7 +88,10 @@ impl Client {
     }
 
     fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, Error> {
-        let unreachable = |error: ureq::Error| Error::Unreachable { url: url.to_owned(), error: error.to_string() };
+        let unreachable = |error: ureq::Error| Error::Unreachable {
+            url: url.to_owned(),
+            error: error.to_string(),
+        };
         let mut response = self.agent.get(url).call().map_err(unreachable)?;
         let status = response.status().as_u16();
         let body = response.body_mut().with_config().limit(limit).read_to_vec();
@@ -93,7 +99,11 @@ impl Client {
             200 => body.map_err(unreachable),
             _ => {
                 let body = excerpt(&body.unwrap_or_default());
-                Err(Error::Status { url: url.to_owned(), status, body })
+                Err(Error::Status {
+                    url: url.to_owned(),
+                    status,
+                    body,
+                })
             }
         }
     }
@@ -107,8 +117,16 @@ pub fn parse_self(url: &str, body: &[u8]) -> Result<Instance, Error> {
 /// The answer to `/peers`. One that makes no sense is left out, and logged: it must not hide the others.
 pub fn parse_peers(url: &str, body: &[u8]) -> Result<Vec<Instance>, Error> {
     let peers: Option<Vec<WireInstance>> = json(url, "a list of instances", body)?;
-    let sensible = |wire| instance(wire).inspect_err(|wrong| log::warn!("{url}: left out {wrong}")).ok();
-    Ok(peers.unwrap_or_default().into_iter().filter_map(sensible).collect())
+    let sensible = |wire| {
+        instance(wire)
+            .inspect_err(|wrong| log::warn!("{url}: left out {wrong}"))
+            .ok()
+    };
+    Ok(peers
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(sensible)
+        .collect())
 }
 
 /// The answer to `/endpoint`.
@@ -137,11 +155,23 @@ pub fn parse_init_secret_hash(url: &str, body: &[u8]) -> Result<String, Error> {
 struct WireInstance {
     #[serde(rename = "Name", alias = "name")]
     name: String,
-    #[serde(rename = "ProviderID", alias = "providerID", alias = "providerId", alias = "providerid", default)]
+    #[serde(
+        rename = "ProviderID",
+        alias = "providerID",
+        alias = "providerId",
+        alias = "providerid",
+        default
+    )]
     provider_id: String,
     #[serde(rename = "Role", alias = "role", default)]
     role: String,
-    #[serde(rename = "VPCIP", alias = "vpcIP", alias = "vpcIp", alias = "vpcip", default)]
+    #[serde(
+        rename = "VPCIP",
+        alias = "vpcIP",
+        alias = "vpcIp",
+        alias = "vpcip",
+        default
+    )]
     vpc_ip: String,
 }
 
@@ -153,10 +183,19 @@ fn instance(wire: WireInstance) -> Result<Instance, String> {
     let vpc_ip = match wire.vpc_ip.as_str() {
         "" => None,
         ip => Some(ip.parse::<IpAddr>().map_err(|_| {
-            format!("{:?} with VPCIP {:?}, which is no address", excerpt(wire.name.as_bytes()), excerpt(ip.as_bytes()))
+            format!(
+                "{:?} with VPCIP {:?}, which is no address",
+                excerpt(wire.name.as_bytes()),
+                excerpt(ip.as_bytes())
+            )
         })?),
     };
-    Ok(Instance { role: Role::parse(&wire.role), name: wire.name, provider_id: wire.provider_id, vpc_ip })
+    Ok(Instance {
+        role: Role::parse(&wire.role),
+        name: wire.name,
+        provider_id: wire.provider_id,
+        vpc_ip,
+    })
 }
 
 fn json<T: DeserializeOwned>(url: &str, expected: &'static str, body: &[u8]) -> Result<T, Error> {
@@ -168,17 +207,30 @@ fn json<T: DeserializeOwned>(url: &str, expected: &'static str, body: &[u8]) -> 
 }
 
 fn nonsense(url: &str, expected: &'static str, got: String) -> Error {
-    Error::Nonsense { url: url.to_owned(), expected, got }
+    Error::Nonsense {
+        url: url.to_owned(),
+        expected,
+        got,
+    }
 }
 
 fn excerpt(body: &[u8]) -> String {
     let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN)]).into_owned();
-    if body.len() > SHOWN { format!("{shown}..") } else { shown }
+    if body.len() > SHOWN {
+        format!("{shown}..")
+    } else {
+        shown
+    }
 }
 
 /// An IP address, or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
 fn is_host(host: &str) -> bool {
-    let label = |label: &str| !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    let label = |label: &str| {
+        !label.is_empty()
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
     host.parse::<IpAddr>().is_ok() || (host.len() <= 253 && host.split('.').all(label))
 }
 
@@ -214,7 +266,13 @@ mod tests {
     }
 
     fn ok(body: &str) -> Client {
-        answering(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes())
+        answering(
+            format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            )
+            .into_bytes(),
+        )
     }
 
     #[test]
@@ -226,56 +284,108 @@ mod tests {
             vpc_ip: Some("10.42.1.100".parse().unwrap()),
         };
         assert_eq!(ok(SELF).self_().unwrap(), expected);
-        assert_eq!(ok(&format!("[{SELF},{SELF}]\n")).peers().unwrap(), [expected.clone(), expected]);
+        assert_eq!(
+            ok(&format!("[{SELF},{SELF}]\n")).peers().unwrap(),
+            [expected.clone(), expected]
+        );
     }
 
     #[test]
     fn a_null_list_and_missing_fields_are_tolerated() {
         assert_eq!(ok("null").peers().unwrap(), []);
         let bare = ok(r#"{"name":"w"}"#).self_().unwrap();
-        assert_eq!(bare, Instance { name: "w".into(), provider_id: String::new(), role: Role::Unknown, vpc_ip: None });
+        assert_eq!(
+            bare,
+            Instance {
+                name: "w".into(),
+                provider_id: String::new(),
+                role: Role::Unknown,
+                vpc_ip: None
+            }
+        );
     }
 
     #[test]
     fn a_senseless_peer_does_not_hide_the_others() {
-        let peers = ok(&format!(r#"[{{"Name":""}},{SELF},{{"Name":"x","VPCIP":"here"}}]"#)).peers().unwrap();
+        let peers = ok(&format!(
+            r#"[{{"Name":""}},{SELF},{{"Name":"x","VPCIP":"here"}}]"#
+        ))
+        .peers()
+        .unwrap();
         assert_eq!(peers.len(), 1);
         assert_eq!(peers[0].name, "control-plane-0");
     }
 
     #[test]
     fn endpoint_and_hash_are_read() {
-        assert_eq!(ok("\"10.42.1.100\"\n").load_balancer_endpoint().unwrap(), "10.42.1.100");
+        assert_eq!(
+            ok("\"10.42.1.100\"\n").load_balancer_endpoint().unwrap(),
+            "10.42.1.100"
+        );
         assert_eq!(ok(&format!("{HASH}\n")).init_secret_hash().unwrap(), HASH);
     }
 
     #[test]
     fn an_error_page_is_no_init_secret_hash() {
-        let client = answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found".to_vec());
+        let client =
+            answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found".to_vec());
         let error = client.init_secret_hash().unwrap_err();
-        assert!(matches!(&error, Error::Status { status: 404, body, .. } if body == "not found"), "{error}");
-        assert!(matches!(ok("not found").init_secret_hash(), Err(Error::Nonsense { .. })));
+        assert!(
+            matches!(&error, Error::Status { status: 404, body, .. } if body == "not found"),
+            "{error}"
+        );
+        assert!(matches!(
+            ok("not found").init_secret_hash(),
+            Err(Error::Nonsense { .. })
+        ));
     }
 
     #[test]
     fn a_redirect_is_not_followed() {
-        let client =
-            answering(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n".to_vec());
-        assert!(matches!(client.self_(), Err(Error::Status { status: 302, .. })));
+        let client = answering(
+            b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
+                .to_vec(),
+        );
+        assert!(matches!(
+            client.self_(),
+            Err(Error::Status { status: 302, .. })
+        ));
     }
 
     #[test]
     fn nonsense_is_named_in_the_error() {
         let error = ok("<html>").self_().unwrap_err().to_string();
-        assert!(error.contains("/self") && error.contains("an instance") && error.contains("<html>"), "{error}");
+        assert!(
+            error.contains("/self") && error.contains("an instance") && error.contains("<html>"),
+            "{error}"
+        );
         // of a long one the beginning
-        let error = ok(&format!("\"{}\"", "a".repeat(4000))).self_().unwrap_err().to_string();
+        let error = ok(&format!("\"{}\"", "a".repeat(4000)))
+            .self_()
+            .unwrap_err()
+            .to_string();
         assert!(error.len() < 1000, "{error}");
-        for body in ["{}", r#"{"Name":""}"#, r#"{"Name":"x","VPCIP":"10.42"}"#, r#"{"Name":7}"#, "[]", ""] {
-            assert!(matches!(ok(body).self_(), Err(Error::Nonsense { .. })), "{body}");
+        for body in [
+            "{}",
+            r#"{"Name":""}"#,
+            r#"{"Name":"x","VPCIP":"10.42"}"#,
+            r#"{"Name":7}"#,
+            "[]",
+            "",
+        ] {
+            assert!(
+                matches!(ok(body).self_(), Err(Error::Nonsense { .. })),
+                "{body}"
+            );
         }
         for body in ["\"\"", "7", "\"a b\"", "\"http://x/\"", "\"a..b\""] {
-            assert!(matches!(ok(body).load_balancer_endpoint(), Err(Error::Nonsense { .. })), "{body}");
+            assert!(
+                matches!(
+                    ok(body).load_balancer_endpoint(),
+                    Err(Error::Nonsense { .. })
+                ),
+                "{body}"
+            );
         }
     }
 
@@ -287,10 +397,16 @@ mod tests {
 
     #[test]
     fn nobody_there_is_an_error_at_once_that_names_the_address() {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
         let started = Instant::now();
         let error = Client::new(&format!("http://{port}/")).self_().unwrap_err();
-        assert!(error.to_string().contains(&format!("http://{port}/self")), "{error}");
+        assert!(
+            error.to_string().contains(&format!("http://{port}/self")),
+            "{error}"
+        );
         assert!(started.elapsed() < CONNECT_TIMEOUT);
     }
 
@@ -298,7 +414,10 @@ mod tests {
     fn a_service_that_sends_a_byte_at_a_time_runs_into_the_limit() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = Client::new(&format!("http://{}", listener.local_addr().unwrap()));
-        let quick = Agent::config_builder().timeout_global(Some(Duration::from_millis(300))).proxy(None).build();
+        let quick = Agent::config_builder()
+            .timeout_global(Some(Duration::from_millis(300)))
+            .proxy(None)
+            .build();
         client.agent = quick.into();
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -313,7 +432,11 @@ mod tests {
         });
         let started = Instant::now();
         assert!(matches!(client.self_(), Err(Error::Unreachable { .. })));
-        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            started.elapsed()
+        );
     }
 
     #[test]
@@ -322,13 +445,17 @@ mod tests {
         let (mut good, mut bad) = (0, 0);
         for body in mutations(list.as_bytes(), 20_000) {
             match json::<Option<Vec<WireInstance>>>("url", "a list", &body) {
-                Ok(list) => list.unwrap_or_default().into_iter().for_each(|wire| match instance(wire) {
-                    Ok(instance) => {
-                        good += 1;
-                        assert!(!instance.name.is_empty());
-                    }
-                    Err(_) => bad += 1,
-                }),
+                Ok(list) => {
+                    list.unwrap_or_default()
+                        .into_iter()
+                        .for_each(|wire| match instance(wire) {
+                            Ok(instance) => {
+                                good += 1;
+                                assert!(!instance.name.is_empty());
+                            }
+                            Err(_) => bad += 1,
+                        })
+                }
                 Err(_) => bad += 1,
             }
         }

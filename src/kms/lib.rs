@@ -91,20 +91,34 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::TooLong(len) => write!(f, "key URI: {len} bytes, more than the {} that are read", uri::MAX_LEN),
-            Error::Scheme(scheme) => write!(f, "key URI: expected one that starts with {scheme}://"),
+            Error::TooLong(len) => write!(
+                f,
+                "key URI: {len} bytes, more than the {} that are read",
+                uri::MAX_LEN
+            ),
+            Error::Scheme(scheme) => {
+                write!(f, "key URI: expected one that starts with {scheme}://")
+            }
             Error::Unsupported(scheme, name) => write!(
                 f,
                 "key URI: the back end {scheme}://{name} is not supported by this version; \
                  use kms://cluster-kms with {NO_STORE}"
             ),
-            Error::Unknown(scheme, Some(name)) => write!(f, "key URI: unknown back end {scheme}://{name}"),
+            Error::Unknown(scheme, Some(name)) => {
+                write!(f, "key URI: unknown back end {scheme}://{name}")
+            }
             Error::Unknown(scheme, None) => write!(f, "key URI: unknown back end of {scheme}://"),
             Error::Missing(name) => write!(f, "key URI: the parameter {name} is missing"),
             Error::Twice(name) => write!(f, "key URI: the parameter {name} is given twice"),
             Error::Empty(name) => write!(f, "key URI: the {name} is empty"),
-            Error::Encoding(name) => write!(f, "key URI: the parameter {name} is not base64 in the alphabet for URLs"),
-            Error::Length(len) => write!(f, "a key of {len} bytes cannot be derived: expected 1 to {MAX_DERIVED_LEN}"),
+            Error::Encoding(name) => write!(
+                f,
+                "key URI: the parameter {name} is not base64 in the alphabet for URLs"
+            ),
+            Error::Length(len) => write!(
+                f,
+                "a key of {len} bytes cannot be derived: expected 1 to {MAX_DERIVED_LEN}"
+            ),
         }
     }
 }
@@ -123,13 +137,20 @@ mod tests {
             NO_STORE,
         )
         .unwrap();
-        let hex = |key: Secret| key.expose().iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let hex = |key: Secret| {
+            key.expose()
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect::<String>()
+        };
         assert_eq!(
             hex(kms.dek(&Dek::named("measurementSecret"), 32).unwrap()),
             "cc3b094286bbd764022331d2c1b5a93b8c67bf28aa9a8f8b2c6c104fac4fd6c5"
         );
         assert_eq!(
-            hex(kms.dek(&Dek::disk("00000000-0000-0000-0000-000000000000"), 32).unwrap()),
+            hex(kms
+                .dek(&Dek::disk("00000000-0000-0000-0000-000000000000"), 32)
+                .unwrap()),
             "69acae9b0e35c688c09d832e4d699bb5141866c690bc07c34a11cff88f54aa9b"
         );
     }
@@ -152,8 +173,15 @@ mod tests {
 
     #[test]
     fn debug_output_shows_no_key() {
-        let kms = ClusterKms::new(Secret::new(b"hunter2".to_vec()), Secret::new(b"pepper".to_vec())).unwrap();
+        let kms = ClusterKms::new(
+            Secret::new(b"hunter2".to_vec()),
+            Secret::new(b"pepper".to_vec()),
+        )
+        .unwrap();
         let shown = format!("{kms:?}");
-        assert!(!shown.contains("hunter") && !shown.contains("104"), "{shown}");
+        assert!(
+            !shown.contains("hunter") && !shown.contains("104"),
+            "{shown}"
+        );
     }
 }

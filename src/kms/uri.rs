@@ -27,14 +27,18 @@ const CLOUDS: [&str; 3] = ["aws", "azure", "gcp"];
 /// Writes the padding, as the old reader demands; reads with and without.
 const BASE64URL: GeneralPurpose = GeneralPurpose::new(
     &URL_SAFE,
-    GeneralPurposeConfig::new().with_encode_padding(true).with_decode_padding_mode(DecodePaddingMode::Indifferent),
+    GeneralPurposeConfig::new()
+        .with_encode_padding(true)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
 pub(super) fn write_cluster_kms(key: &[u8], salt: &[u8]) -> Zeroizing<String> {
     let encoded = |bytes: &[u8]| Zeroizing::new(BASE64URL.encode(bytes));
     let (key, salt) = (encoded(key), encoded(salt));
     // all of it at once: a string that grows leaves copies behind
-    let mut uri = Zeroizing::new(String::with_capacity(MAX_LEN.max(key.len() + salt.len() + 64)));
+    let mut uri = Zeroizing::new(String::with_capacity(
+        MAX_LEN.max(key.len() + salt.len() + 64),
+    ));
     for part in [KMS, "://", CLUSTER_KMS, "?key=", &key, "&salt=", &salt] {
         uri.push_str(part);
     }
@@ -46,7 +50,10 @@ pub(super) fn parse_kms(uri: &str) -> Result<ClusterKms, Error> {
     if name != CLUSTER_KMS {
         return Err(not_supported(KMS, name));
     }
-    ClusterKms::new(secret_parameter(query, "key")?, secret_parameter(query, "salt")?)
+    ClusterKms::new(
+        secret_parameter(query, "key")?,
+        secret_parameter(query, "salt")?,
+    )
 }
 
 pub(super) fn check_storage(uri: &str) -> Result<(), Error> {
@@ -62,7 +69,10 @@ fn split<'a>(uri: &'a str, scheme: &'static str) -> Result<(&'a str, &'a str), E
     if uri.len() > MAX_LEN {
         return Err(Error::TooLong(uri.len()));
     }
-    let rest = uri.strip_prefix(scheme).and_then(|rest| rest.strip_prefix("://")).ok_or(Error::Scheme(scheme))?;
+    let rest = uri
+        .strip_prefix(scheme)
+        .and_then(|rest| rest.strip_prefix("://"))
+        .ok_or(Error::Scheme(scheme))?;
     Ok(rest.split_once('?').unwrap_or((rest, "")))
 }
 
@@ -77,7 +87,9 @@ fn not_supported(scheme: &'static str, name: &str) -> Error {
 
 /// Parameters of other names are passed over, as the old reader does.
 fn secret_parameter(query: &str, name: &'static str) -> Result<Secret, Error> {
-    let mut values = query.split('&').filter_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    let mut values = query
+        .split('&')
+        .filter_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
     let value = values.next().ok_or(Error::Missing(name))?;
     if values.next().is_some() {
         return Err(Error::Twice(name));
@@ -86,7 +98,10 @@ fn secret_parameter(query: &str, name: &'static str) -> Result<Secret, Error> {
     if text.is_empty() {
         return Err(Error::Empty(name));
     }
-    BASE64URL.decode(text.as_slice()).map(Secret::new).map_err(|_| Error::Encoding(name))
+    BASE64URL
+        .decode(text.as_slice())
+        .map(Secret::new)
+        .map_err(|_| Error::Encoding(name))
 }
 
 /// RFC 3986 §2.1; `None` for a percent sign without two hexadecimal digits.
@@ -120,7 +135,10 @@ mod tests {
 
     #[test]
     fn writes_what_the_old_system_writes() {
-        assert_eq!(write_cluster_kms(b"masterkey", b"somesalt").as_str(), EXAMPLE);
+        assert_eq!(
+            write_cluster_kms(b"masterkey", b"somesalt").as_str(),
+            EXAMPLE
+        );
     }
 
     #[test]
@@ -136,13 +154,20 @@ mod tests {
             "kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ%3D",
             "kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ%3d&future=1",
         ] {
-            assert_eq!(parse_kms(uri).unwrap(), kms(b"masterkey", b"somesalt"), "{uri}");
+            assert_eq!(
+                parse_kms(uri).unwrap(),
+                kms(b"masterkey", b"somesalt"),
+                "{uri}"
+            );
         }
     }
 
     #[test]
     fn percent_signs_are_decoded_once() {
-        assert_eq!(parse_kms("kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ%253D"), Err(Error::Encoding("salt")));
+        assert_eq!(
+            parse_kms("kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ%253D"),
+            Err(Error::Encoding("salt"))
+        );
     }
 
     #[test]
@@ -160,35 +185,66 @@ mod tests {
             ("kms://aws?region=eu", Error::Unsupported("kms", "aws")),
             ("kms://azure", Error::Unsupported("kms", "azure")),
             ("kms://gcp?x", Error::Unsupported("kms", "gcp")),
-            ("kms://other?key=a", Error::Unknown("kms", Some("other".into()))),
-            ("kms://key=bWFzdGVya2V5&salt=c29tZXNhbHQ=", Error::Unknown("kms", None)),
+            (
+                "kms://other?key=a",
+                Error::Unknown("kms", Some("other".into())),
+            ),
+            (
+                "kms://key=bWFzdGVya2V5&salt=c29tZXNhbHQ=",
+                Error::Unknown("kms", None),
+            ),
             ("kms://cluster-kms", Error::Missing("key")),
             ("kms://cluster-kms?key=bWFzdGVya2V5", Error::Missing("salt")),
             ("kms://cluster-kms?key=&salt=c29t", Error::Empty("key")),
             ("kms://cluster-kms?key=c29t&salt=", Error::Empty("salt")),
-            ("kms://cluster-kms?key=c29t&salt=c29t&key=c29t", Error::Twice("key")),
-            ("kms://cluster-kms?key=c29+&salt=c29t", Error::Encoding("key")),
-            ("kms://cluster-kms?key=c29%2&salt=c29t", Error::Encoding("key")),
-            ("kms://cluster-kms?key=c29%zz&salt=c29t", Error::Encoding("key")),
+            (
+                "kms://cluster-kms?key=c29t&salt=c29t&key=c29t",
+                Error::Twice("key"),
+            ),
+            (
+                "kms://cluster-kms?key=c29+&salt=c29t",
+                Error::Encoding("key"),
+            ),
+            (
+                "kms://cluster-kms?key=c29%2&salt=c29t",
+                Error::Encoding("key"),
+            ),
+            (
+                "kms://cluster-kms?key=c29%zz&salt=c29t",
+                Error::Encoding("key"),
+            ),
         ];
         for (uri, expected) in cases {
             assert_eq!(parse_kms(uri), Err(expected), "{uri}");
         }
-        assert_eq!(parse_kms(&format!("kms://{}", "x".repeat(MAX_LEN))), Err(Error::TooLong(MAX_LEN + 6)));
+        assert_eq!(
+            parse_kms(&format!("kms://{}", "x".repeat(MAX_LEN))),
+            Err(Error::TooLong(MAX_LEN + 6))
+        );
     }
 
     #[test]
     fn storage_is_none_or_refused() {
         assert_eq!(check_storage(NO_STORE), Ok(()));
         assert_eq!(check_storage(""), Ok(()));
-        assert_eq!(check_storage("storage://aws?bucket=b"), Err(Error::Unsupported("storage", "aws")));
-        assert_eq!(check_storage("storage://disk"), Err(Error::Unknown("storage", Some("disk".into()))));
+        assert_eq!(
+            check_storage("storage://aws?bucket=b"),
+            Err(Error::Unsupported("storage", "aws"))
+        );
+        assert_eq!(
+            check_storage("storage://disk"),
+            Err(Error::Unknown("storage", Some("disk".into())))
+        );
         assert_eq!(check_storage("file:///x"), Err(Error::Scheme("storage")));
     }
 
     #[test]
     fn no_error_repeats_a_secret() {
-        for uri in ["kms://bWFzdGVya2V5", "kms://cluster-kms?key=bWFzdGVya2V5!&salt=c29t", "bWFzdGVya2V5"] {
+        for uri in [
+            "kms://bWFzdGVya2V5",
+            "kms://cluster-kms?key=bWFzdGVya2V5!&salt=c29t",
+            "bWFzdGVya2V5",
+        ] {
             let error = parse_kms(uri).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("bWFz"), "{error}");
         }

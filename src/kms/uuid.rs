@@ -11,9 +11,15 @@ impl Uuid {
     /// Of text in either case, with nothing around it.
     pub fn parse(text: &str) -> Option<Uuid> {
         const HYPHENS: [usize; 4] = [8, 13, 18, 23];
-        let fits =
-            |(at, byte): (usize, u8)| if HYPHENS.contains(&at) { byte == b'-' } else { byte.is_ascii_hexdigit() };
-        (text.len() == 36 && text.bytes().enumerate().all(fits)).then(|| Uuid(text.to_ascii_lowercase()))
+        let fits = |(at, byte): (usize, u8)| {
+            if HYPHENS.contains(&at) {
+                byte == b'-'
+            } else {
+                byte.is_ascii_hexdigit()
+            }
+        };
+        (text.len() == 36 && text.bytes().enumerate().all(fits))
+            .then(|| Uuid(text.to_ascii_lowercase()))
     }
 
     /// In lower case.
@@ -65,7 +71,12 @@ mod tests {
             if let Some(uuid) = Uuid::parse(&String::from_utf8_lossy(&bytes)) {
                 let lengths: Vec<usize> = uuid.as_str().split('-').map(str::len).collect();
                 assert_eq!(lengths, [8, 4, 4, 4, 12]);
-                assert!(uuid.as_str().bytes().all(|b| b"0123456789abcdef-".contains(&b)), "{uuid}");
+                assert!(
+                    uuid.as_str()
+                        .bytes()
+                        .all(|b| b"0123456789abcdef-".contains(&b)),
+                    "{uuid}"
+                );
             }
         }
     }

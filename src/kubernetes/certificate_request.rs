@@ -14,7 +14,9 @@ use std::net::IpAddr;
 
 use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 
-use super::kubelet_certificate::{COMMON_NAME, ORGANIZATION as ORGANIZATION_NAME, SUBJECT_ALT_NAME};
+use super::kubelet_certificate::{
+    COMMON_NAME, ORGANIZATION as ORGANIZATION_NAME, SUBJECT_ALT_NAME,
+};
 use super::parameters::NodeName;
 use base::der::{self, Malformed, Reader};
 
@@ -28,9 +30,13 @@ const ORGANIZATION: &str = "system:nodes";
 const COMMON_NAME_PREFIX: &str = "system:node:";
 
 // object identifiers, each with its tag and length
-pub(super) const EXTENSION_REQUEST: &[u8] = &[0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e];
+pub(super) const EXTENSION_REQUEST: &[u8] = &[
+    0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e,
+];
 /// AlgorithmIdentifier of ecdsa-with-SHA256, without parameters (RFC 5758 §3.2).
-pub(super) const ECDSA_WITH_SHA256: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
+pub(super) const ECDSA_WITH_SHA256: &[u8] = &[
+    0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02,
+];
 /// A SubjectPublicKeyInfo of P-256 before its point, which is not compressed (RFC 5480 §2).
 pub(super) const P256: &[u8] =
     b"\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\0";
@@ -81,7 +87,11 @@ impl CertificateRequest {
     pub fn parse(der: &[u8]) -> Result<CertificateRequest, Invalid> {
         let request = CertificateRequest::parse_with_names(der)?;
         // what it is called is up to who signs
-        if request.names.is_empty() { Ok(request) } else { invalid("its subjectAltName has more than addresses") }
+        if request.names.is_empty() {
+            Ok(request)
+        } else {
+            invalid("its subjectAltName has more than addresses")
+        }
     }
 
     /// The same of a request that a kubelet makes (k8s.io/client-go, util/certificate), which may have DNS names.
@@ -106,20 +116,34 @@ impl CertificateRequest {
         let attributes = info.expect(der::context(0))?;
         info.end()?;
 
-        let point = public_key.strip_prefix(P256).filter(|point| point.len() == POINT_LEN && point[0] == 4);
-        let Some(point) = point else { return invalid("its key is not ECDSA P-256") };
+        let point = public_key
+            .strip_prefix(P256)
+            .filter(|point| point.len() == POINT_LEN && point[0] == 4);
+        let Some(point) = point else {
+            return invalid("its key is not ECDSA P-256");
+        };
         if algorithm != ECDSA_WITH_SHA256 {
             return invalid("its signature is not ecdsa-with-SHA256");
         }
-        let is_signed =
-            |signature: &[u8]| UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, point).verify(signed, signature).is_ok();
+        let is_signed = |signature: &[u8]| {
+            UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, point)
+                .verify(signed, signature)
+                .is_ok()
+        };
         // the first byte counts the unused bits of the last
         if !signature.strip_prefix(&[0]).is_some_and(is_signed) {
             return invalid("it is not signed by its own key");
         }
-        let ((node, common_name), alternative) = (read_subject(subject)?, read_attributes(attributes)?);
+        let ((node, common_name), alternative) =
+            (read_subject(subject)?, read_attributes(attributes)?);
         let AlternativeNames { names, addresses } = alternative;
-        Ok(CertificateRequest { node, common_name, names, addresses, public_key: public_key.to_vec() })
+        Ok(CertificateRequest {
+            node,
+            common_name,
+            names,
+            addresses,
+            public_key: public_key.to_vec(),
+        })
     }
 }
 
@@ -154,11 +178,15 @@ fn read_subject(subject: &[u8]) -> Result<(NodeName, String), Invalid> {
         *slot = std::str::from_utf8(value).ok();
     }
     if organization != Some(ORGANIZATION) {
-        return invalid(format!("the organization of its subject is not {ORGANIZATION}"));
+        return invalid(format!(
+            "the organization of its subject is not {ORGANIZATION}"
+        ));
     }
     let whole = common_name.unwrap_or_default();
     let Some(name) = whole.strip_prefix(COMMON_NAME_PREFIX) else {
-        return invalid(format!("the common name of its subject is not {COMMON_NAME_PREFIX} and a name"));
+        return invalid(format!(
+            "the common name of its subject is not {COMMON_NAME_PREFIX} and a name"
+        ));
     };
     let node = NodeName::from_machine(name).map_err(|error| Invalid(error.to_string()))?;
     Ok((node, whole.to_owned()))
@@ -218,7 +246,9 @@ fn read_names(names: &[u8]) -> Result<AlternativeNames, Invalid> {
             _ => return invalid("its subjectAltName has more than addresses and names of hosts"),
         }
         if read.addresses.len() > MAX_ADDRESSES || read.names.len() > MAX_NAMES {
-            return invalid(format!("its subjectAltName has more than {MAX_ADDRESSES} addresses or {MAX_NAMES} names"));
+            return invalid(format!(
+                "its subjectAltName has more than {MAX_ADDRESSES} addresses or {MAX_NAMES} names"
+            ));
         }
     }
     Ok(read)
@@ -242,15 +272,25 @@ mod tests {
     fn params(organization: &str, common_name: &str, addresses: &[&str]) -> CertificateParams {
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::OrganizationName, organization);
-        params.distinguished_name.push(DnType::CommonName, common_name);
-        params.subject_alt_names =
-            addresses.iter().map(|address| SanType::IpAddress(address.parse().unwrap())).collect();
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, organization);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
+        params.subject_alt_names = addresses
+            .iter()
+            .map(|address| SanType::IpAddress(address.parse().unwrap()))
+            .collect();
         params
     }
 
     fn request(params: &CertificateParams) -> Vec<u8> {
-        params.serialize_request(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+        params
+            .serialize_request(&KeyPair::generate().unwrap())
+            .unwrap()
+            .der()
+            .to_vec()
     }
 
     fn refused(der: &[u8]) -> String {
@@ -259,17 +299,35 @@ mod tests {
 
     #[test]
     fn a_kubelets_request_is_read_with_its_name_as_kubernetes_writes_it() {
-        for (name, node) in [("worker-1", "worker-1"), ("Worker_1.example", "worker-1.example")] {
+        for (name, node) in [
+            ("worker-1", "worker-1"),
+            ("Worker_1.example", "worker-1.example"),
+        ] {
             let key = KeyPair::generate().unwrap();
-            let params = params("system:nodes", &format!("system:node:{name}"), &["10.0.0.7", "fd00::7"]);
+            let params = params(
+                "system:nodes",
+                &format!("system:node:{name}"),
+                &["10.0.0.7", "fd00::7"],
+            );
             let der = params.serialize_request(&key).unwrap();
             let read = CertificateRequest::parse(der.der()).unwrap();
             assert_eq!(read.node.as_str(), node);
-            assert_eq!(read.addresses, ["10.0.0.7".parse::<IpAddr>().unwrap(), "fd00::7".parse().unwrap()]);
+            assert_eq!(
+                read.addresses,
+                [
+                    "10.0.0.7".parse::<IpAddr>().unwrap(),
+                    "fd00::7".parse().unwrap()
+                ]
+            );
             assert_eq!(read.public_key[P256.len()..], *key.public_key_raw());
         }
         let none = request(&params("system:nodes", "system:node:a", &[]));
-        assert!(CertificateRequest::parse(&none).unwrap().addresses.is_empty());
+        assert!(
+            CertificateRequest::parse(&none)
+                .unwrap()
+                .addresses
+                .is_empty()
+        );
     }
 
     #[test]
@@ -277,32 +335,73 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         let openssl = |arguments: &[&str]| {
-            let output = std::process::Command::new("openssl").args(arguments).output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let output = std::process::Command::new("openssl")
+                .args(arguments)
+                .output()
+                .unwrap();
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         };
-        openssl(&["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", &path("key")]);
+        openssl(&[
+            "ecparam",
+            "-name",
+            "prime256v1",
+            "-genkey",
+            "-noout",
+            "-out",
+            &path("key"),
+        ]);
         let subject = "/O=system:nodes/CN=system:node:a.b";
-        let common = ["req", "-new", "-sha256", "-outform", "DER", "-subj", subject, "-key"];
+        let common = [
+            "req", "-new", "-sha256", "-outform", "DER", "-subj", subject, "-key",
+        ];
         let with = |more: &[&str], name: &str| {
             let key = path("key");
             openssl(&[&common[..], &[key.as_str()], more, &["-out", &path(name)]].concat());
             std::fs::read(path(name)).unwrap()
         };
-        let read = CertificateRequest::parse(&with(&["-addext", "subjectAltName=IP:10.0.0.1"], "ip")).unwrap();
+        let read =
+            CertificateRequest::parse(&with(&["-addext", "subjectAltName=IP:10.0.0.1"], "ip"))
+                .unwrap();
         assert_eq!((read.node.as_str(), read.addresses.len()), ("a.b", 1));
         let dns = with(&["-addext", "subjectAltName=DNS:a.b,IP:10.0.0.1"], "dns");
         assert!(refused(&dns).contains("more than addresses"));
         let read = CertificateRequest::parse_with_names(&dns).unwrap();
-        assert_eq!((&read.names[..], read.common_name.as_str()), (&["a.b".to_owned()][..], "system:node:a.b"));
-        for (number, other) in ["URI:https://a.b", "email:a@a.b", "dirName:name"].iter().enumerate() {
+        assert_eq!(
+            (&read.names[..], read.common_name.as_str()),
+            (&["a.b".to_owned()][..], "system:node:a.b")
+        );
+        for (number, other) in ["URI:https://a.b", "email:a@a.b", "dirName:name"]
+            .iter()
+            .enumerate()
+        {
             let section = "[req]\ndistinguished_name=dn\n[dn]\n[name]\nCN=a\n";
             std::fs::write(path("config"), section).unwrap();
             let (config, names) = (path("config"), format!("subjectAltName=DNS:a.b,{other}"));
-            let other = with(&["-config", &config, "-addext", &names], &format!("other{number}"));
-            let refused = CertificateRequest::parse_with_names(&other).unwrap_err().to_string();
-            assert!(refused.contains("more than addresses and names"), "{refused}");
+            let other = with(
+                &["-config", &config, "-addext", &names],
+                &format!("other{number}"),
+            );
+            let refused = CertificateRequest::parse_with_names(&other)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                refused.contains("more than addresses and names"),
+                "{refused}"
+            );
         }
-        let more = with(&["-addext", "subjectAltName=IP:10.0.0.1", "-addext", "basicConstraints=CA:TRUE"], "more");
+        let more = with(
+            &[
+                "-addext",
+                "subjectAltName=IP:10.0.0.1",
+                "-addext",
+                "basicConstraints=CA:TRUE",
+            ],
+            "more",
+        );
         assert!(refused(&more).contains("other extensions"));
         assert!(refused(&with(&["-sha384"], "sha384")).contains("not ecdsa-with-SHA256"));
     }
@@ -319,16 +418,22 @@ mod tests {
             ("system:nodes", "kubernetes-admin", "common name"),
             ("system:nodes", "system:node:\u{e4}", "ASCII"),
         ] {
-            assert!(refused(&request(&params(organization, name, &[]))).contains(why), "{organization} {name}");
+            assert!(
+                refused(&request(&params(organization, name, &[]))).contains(why),
+                "{organization} {name}"
+            );
         }
         let mut more = good.clone();
         more.distinguished_name.push(DnType::CountryName, "DE");
         assert!(refused(&request(&more)).contains("more than an organization"));
         let mut named = good.clone();
-        named.subject_alt_names.push(SanType::DnsName("kubernetes".try_into().unwrap()));
+        named
+            .subject_alt_names
+            .push(SanType::DnsName("kubernetes".try_into().unwrap()));
         assert!(refused(&request(&named)).contains("more than addresses"));
         let mut many = good.clone();
-        many.subject_alt_names = vec![SanType::IpAddress("10.0.0.1".parse().unwrap()); MAX_ADDRESSES + 1];
+        many.subject_alt_names =
+            vec![SanType::IpAddress("10.0.0.1".parse().unwrap()); MAX_ADDRESSES + 1];
         assert!(refused(&request(&many)).contains("more than 16"));
         let mut ca = good.clone();
         ca.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -336,7 +441,9 @@ mod tests {
         if let Ok(der) = ca.serialize_request(&KeyPair::generate().unwrap()) {
             assert!(refused(der.der()).contains("extensions"));
         }
-        let other = good.serialize_request(&KeyPair::generate_for(&PKCS_ED25519).unwrap()).unwrap();
+        let other = good
+            .serialize_request(&KeyPair::generate_for(&PKCS_ED25519).unwrap())
+            .unwrap();
         assert!(refused(other.der()).contains("not ECDSA P-256"));
         assert!(refused(&vec![0x30; MAX_LEN + 1]).contains("more than 4096"));
         assert!(refused(b"").contains("no PKCS#10"));
@@ -350,17 +457,34 @@ mod tests {
         let info = |der: &[u8]| {
             let mut request = Reader::new(Reader::new(der).expect(der::SEQUENCE).unwrap());
             let info = request.expect_whole(der::SEQUENCE).unwrap().to_vec();
-            (info, request.expect_whole(der::SEQUENCE).unwrap().to_vec(), request.read().unwrap().1.to_vec())
+            (
+                info,
+                request.expect_whole(der::SEQUENCE).unwrap().to_vec(),
+                request.read().unwrap().1.to_vec(),
+            )
         };
         let ((info, algorithm, _), (_, _, signature)) = (info(&first), info(&second));
-        let mixed = der::element(der::SEQUENCE, &[&info, &algorithm, &der::element(der::BIT_STRING, &[&signature])]);
+        let mixed = der::element(
+            der::SEQUENCE,
+            &[
+                &info,
+                &algorithm,
+                &der::element(der::BIT_STRING, &[&signature]),
+            ],
+        );
         assert_eq!(refused(&mixed), "it is not signed by its own key");
     }
 
     #[test]
     fn no_mutation_of_a_request_is_taken_or_makes_the_parser_panic() {
-        let mut params = params("system:nodes", "system:node:worker-1", &["10.0.0.7", "fd00::7"]);
-        params.subject_alt_names.push(SanType::DnsName("worker-1".try_into().unwrap()));
+        let mut params = params(
+            "system:nodes",
+            "system:node:worker-1",
+            &["10.0.0.7", "fd00::7"],
+        );
+        params
+            .subject_alt_names
+            .push(SanType::DnsName("worker-1".try_into().unwrap()));
         let valid = request(&params);
         let read = CertificateRequest::parse_with_names(&valid).unwrap();
         for mutant in mutations(&valid, 20_000) {
@@ -368,7 +492,11 @@ mod tests {
             if let Ok(other) = CertificateRequest::parse_with_names(&mutant) {
                 assert_eq!(other, read);
             }
-            let _ = (read_subject(&mutant), read_attributes(&mutant), read_extensions(&mutant));
+            let _ = (
+                read_subject(&mutant),
+                read_attributes(&mutant),
+                read_extensions(&mutant),
+            );
         }
         // behind the signature's check nothing may go wrong either
         let mut info = Reader::new(Reader::new(&valid).expect(der::SEQUENCE).unwrap());

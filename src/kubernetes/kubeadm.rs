@@ -37,8 +37,14 @@ pub const CA_KEY: &str = "/etc/kubernetes/pki/ca.key";
 /// often it was renewed. The second has the old system's names, which speak of a client: its clusters name them to their
 /// kubelets, those of our nodes too.
 pub const KUBELET_CERTIFICATES: [(&str, &str); 2] = [
-    ("/var/lib/kubelet/pki/kubelet-server.crt", "/var/lib/kubelet/pki/kubelet-server.key"),
-    ("/run/state/kubelet/pki/kubelet-client-crt.pem", "/run/state/kubelet/pki/kubelet-client-key.pem"),
+    (
+        "/var/lib/kubelet/pki/kubelet-server.crt",
+        "/var/lib/kubelet/pki/kubelet-server.key",
+    ),
+    (
+        "/run/state/kubelet/pki/kubelet-client-crt.pem",
+        "/run/state/kubelet/pki/kubelet-client-key.pem",
+    ),
 ];
 
 const KUBEADM_API: &str = "kubeadm.k8s.io/v1beta4";
@@ -97,8 +103,9 @@ pub fn init(cluster: &Cluster, node: &Node) -> String {
     };
     let mut alternative_names = vec!["127.0.0.1".to_owned(), node.ip.to_string()];
     alternative_names.extend(cluster.alternative_names.iter().cloned());
-    let local_mode = (cluster.version.minor < KUBELET_LOCAL_MODE_DEFAULT)
-        .then_some(FeatureGates { control_plane_kubelet_local_mode: true });
+    let local_mode = (cluster.version.minor < KUBELET_LOCAL_MODE_DEFAULT).then_some(FeatureGates {
+        control_plane_kubelet_local_mode: true,
+    });
     let configuration = ClusterConfiguration {
         kubernetes_version: cluster.version.to_string(),
         cluster_name: &cluster.name,
@@ -108,15 +115,27 @@ pub fn init(cluster: &Cluster, node: &Node) -> String {
             pod_subnet: join(&cluster.networks.pods),
         },
         api_server: ApiServer::new(alternative_names),
-        controller_manager: ControlPlaneComponent { extra_args: controller_manager_arguments(node) },
-        scheduler: ControlPlaneComponent { extra_args: vec![argument("profiling", "false")] },
+        controller_manager: ControlPlaneComponent {
+            extra_args: controller_manager_arguments(node),
+        },
+        scheduler: ControlPlaneComponent {
+            extra_args: vec![argument("profiling", "false")],
+        },
         feature_gates: local_mode,
     };
     [
         document(KUBEADM_API, "InitConfiguration", &init),
         document(KUBEADM_API, "ClusterConfiguration", &configuration),
-        document("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration", &KubeletConfiguration::new()),
-        document("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration", &KubeProxyConfiguration::new()),
+        document(
+            "kubelet.config.k8s.io/v1beta1",
+            "KubeletConfiguration",
+            &KubeletConfiguration::new(),
+        ),
+        document(
+            "kubeproxy.config.k8s.io/v1alpha1",
+            "KubeProxyConfiguration",
+            &KubeProxyConfiguration::new(),
+        ),
     ]
     .join("---\n")
 }
@@ -167,7 +186,9 @@ pub fn join_configuration(ticket: &Ticket, node: &Node) -> Zeroizing<String> {
     let configuration = JoinConfiguration {
         discovery: match &ticket.trust {
             Trust::Authority(_) => Discovery::File {
-                file: DiscoveryFile { kube_config_path: DISCOVERY },
+                file: DiscoveryFile {
+                    kube_config_path: DISCOVERY,
+                },
                 tls_bootstrap_token: &ticket.token,
             },
             Trust::Hash(hash) => Discovery::Token {
@@ -180,8 +201,14 @@ pub fn join_configuration(ticket: &Ticket, node: &Node) -> Zeroizing<String> {
         },
         node_registration: NodeRegistration::of(node, false),
         patches: Patches { directory: PATCHES },
-        control_plane: ticket.control_plane.then(|| JoinControlPlane { local_api_endpoint: ApiEndpoint::of(node) }),
-        skip_phases: if ticket.control_plane { &["control-plane-prepare/download-certs"] } else { &[] },
+        control_plane: ticket.control_plane.then(|| JoinControlPlane {
+            local_api_endpoint: ApiEndpoint::of(node),
+        }),
+        skip_phases: if ticket.control_plane {
+            &["control-plane-prepare/download-certs"]
+        } else {
+            &[]
+        },
     };
     Zeroizing::new(document(KUBEADM_API, "JoinConfiguration", &configuration))
 }
@@ -195,7 +222,11 @@ fn document(api_version: &str, kind: &str, content: &impl Serialize) -> String {
         #[serde(flatten)]
         content: &'a T,
     }
-    let text = serde_json::to_string_pretty(&Document { api_version, kind, content });
+    let text = serde_json::to_string_pretty(&Document {
+        api_version,
+        kind,
+        content,
+    });
     text.expect("only strings, numbers and lists of them") + "\n"
 }
 
@@ -226,7 +257,10 @@ struct ApiEndpoint {
 
 impl ApiEndpoint {
     fn of(node: &Node) -> ApiEndpoint {
-        ApiEndpoint { advertise_address: node.ip, bind_port: API_SERVER_PORT }
+        ApiEndpoint {
+            advertise_address: node.ip,
+            bind_port: API_SERVER_PORT,
+        }
     }
 }
 
@@ -246,7 +280,11 @@ impl NodeRegistration<'_> {
         if with_provider_id && !node.provider_id.is_empty() {
             kubelet_extra_args.push(argument("provider-id", &node.provider_id));
         }
-        NodeRegistration { name: node.name.as_str(), cri_socket: CONTAINERD, kubelet_extra_args }
+        NodeRegistration {
+            name: node.name.as_str(),
+            cri_socket: CONTAINERD,
+            kubelet_extra_args,
+        }
     }
 }
 
@@ -257,17 +295,27 @@ struct Argument {
 }
 
 fn argument(name: &'static str, value: &str) -> Argument {
-    Argument { name, value: value.to_owned() }
+    Argument {
+        name,
+        value: value.to_owned(),
+    }
 }
 
 fn cloud_provider(node: &Node) -> Vec<Argument> {
-    if node.external_cloud_provider { vec![argument("cloud-provider", "external")] } else { Vec::new() }
+    if node.external_cloud_provider {
+        vec![argument("cloud-provider", "external")]
+    } else {
+        Vec::new()
+    }
 }
 
 fn controller_manager_arguments(node: &Node) -> Vec<Argument> {
     let mut arguments = cloud_provider(node);
     arguments.extend([
-        argument("flex-volume-plugin-dir", "/opt/libexec/kubernetes/kubelet-plugins/volume/exec/"),
+        argument(
+            "flex-volume-plugin-dir",
+            "/opt/libexec/kubernetes/kubelet-plugins/volume/exec/",
+        ),
         argument("configure-cloud-routes", "false"),
         argument("profiling", "false"),
         argument("terminated-pod-gc-threshold", "1000"),
@@ -329,7 +377,11 @@ struct Networking {
 }
 
 fn join(subnets: &[Subnet]) -> String {
-    subnets.iter().map(Subnet::to_string).collect::<Vec<_>>().join(",")
+    subnets
+        .iter()
+        .map(Subnet::to_string)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 #[derive(Serialize)]
@@ -423,7 +475,11 @@ struct Taint {
 
 impl KubeletConfiguration {
     fn new() -> KubeletConfiguration {
-        let until_seen = |key| Taint { key, value: "true", effect: "PreferNoSchedule" };
+        let until_seen = |key| Taint {
+            key,
+            value: "true",
+            effect: "PreferNoSchedule",
+        };
         KubeletConfiguration {
             protect_kernel_defaults: true,
             static_pod_path: MANIFESTS,
@@ -453,7 +509,9 @@ impl KubeProxyConfiguration {
     /// 0: nf_conntrack_max stays what the kernel makes of the machine's memory or the image sets, as with the kubelet's
     /// sysctls.
     fn new() -> KubeProxyConfiguration {
-        KubeProxyConfiguration { conntrack: Conntrack { max_per_core: 0 } }
+        KubeProxyConfiguration {
+            conntrack: Conntrack { max_per_core: 0 },
+        }
     }
 }
 
@@ -471,8 +529,13 @@ struct JoinConfiguration<'a> {
 #[derive(Serialize)]
 #[serde(untagged, rename_all_fields = "camelCase")]
 enum Discovery<'a> {
-    File { file: DiscoveryFile, tls_bootstrap_token: &'a str },
-    Token { bootstrap_token: BootstrapToken<'a> },
+    File {
+        file: DiscoveryFile,
+        tls_bootstrap_token: &'a str,
+    },
+    Token {
+        bootstrap_token: BootstrapToken<'a>,
+    },
 }
 
 #[derive(Serialize)]
@@ -534,19 +597,45 @@ mod tests {
     }
 
     fn documents(text: &str) -> Vec<Value> {
-        text.split("---\n").map(|document| serde_json::from_str(document).unwrap()).collect()
+        text.split("---\n")
+            .map(|document| serde_json::from_str(document).unwrap())
+            .collect()
     }
 
     #[test]
     fn init_has_the_old_system_s_fields_in_today_s_form() {
         let documents = documents(&init(&cluster("v1.34.4"), &node()));
-        let kinds: Vec<_> = documents.iter().map(|document| (&document["apiVersion"], &document["kind"])).collect();
-        assert_eq!(kinds[0], (&json!("kubeadm.k8s.io/v1beta4"), &json!("InitConfiguration")));
-        assert_eq!(kinds[1], (&json!("kubeadm.k8s.io/v1beta4"), &json!("ClusterConfiguration")));
-        assert_eq!(kinds[2], (&json!("kubelet.config.k8s.io/v1beta1"), &json!("KubeletConfiguration")));
+        let kinds: Vec<_> = documents
+            .iter()
+            .map(|document| (&document["apiVersion"], &document["kind"]))
+            .collect();
+        assert_eq!(
+            kinds[0],
+            (
+                &json!("kubeadm.k8s.io/v1beta4"),
+                &json!("InitConfiguration")
+            )
+        );
+        assert_eq!(
+            kinds[1],
+            (
+                &json!("kubeadm.k8s.io/v1beta4"),
+                &json!("ClusterConfiguration")
+            )
+        );
+        assert_eq!(
+            kinds[2],
+            (
+                &json!("kubelet.config.k8s.io/v1beta1"),
+                &json!("KubeletConfiguration")
+            )
+        );
 
         let init = &documents[0];
-        assert_eq!(init["localAPIEndpoint"], json!({"advertiseAddress": "10.42.1.100", "bindPort": 6443}));
+        assert_eq!(
+            init["localAPIEndpoint"],
+            json!({"advertiseAddress": "10.42.1.100", "bindPort": 6443})
+        );
         assert_eq!(
             init["nodeRegistration"],
             json!({
@@ -563,16 +652,31 @@ mod tests {
         let cluster = &documents[1];
         assert_eq!(cluster["kubernetesVersion"], "v1.34.4");
         assert_eq!(cluster["controlPlaneEndpoint"], "lb.example");
-        assert_eq!(cluster["networking"], json!({"serviceSubnet": "10.96.0.0/16", "podSubnet": "10.244.0.0/16"}));
+        assert_eq!(
+            cluster["networking"],
+            json!({"serviceSubnet": "10.96.0.0/16", "podSubnet": "10.244.0.0/16"})
+        );
         assert_eq!(
             cluster["apiServer"]["certSANs"],
             json!(["127.0.0.1", "10.42.1.100", "*.api.example", "198.51.100.7"])
         );
         let arguments = cluster["apiServer"]["extraArgs"].as_array().unwrap();
-        assert!(arguments.contains(&json!({"name": "kubelet-certificate-authority", "value": CA_CERTIFICATE})));
-        assert!(arguments.contains(&json!({"name": "audit-policy-file", "value": AUDIT_POLICY_PATH})));
+        assert!(
+            arguments.contains(
+                &json!({"name": "kubelet-certificate-authority", "value": CA_CERTIFICATE})
+            )
+        );
+        assert!(
+            arguments.contains(&json!({"name": "audit-policy-file", "value": AUDIT_POLICY_PATH}))
+        );
         assert_eq!(cluster["apiServer"]["extraVolumes"][1]["readOnly"], true);
-        assert_eq!(cluster["controllerManager"]["extraArgs"].as_array().unwrap().len(), 4);
+        assert_eq!(
+            cluster["controllerManager"]["extraArgs"]
+                .as_array()
+                .unwrap()
+                .len(),
+            4
+        );
         assert_eq!(documents[2]["protectKernelDefaults"], true);
         assert!(documents[2].get("tlsCertFile").is_none());
         assert_eq!(documents[2]["serverTLSBootstrap"], true);
@@ -580,10 +684,26 @@ mod tests {
 
     #[test]
     fn what_is_not_chosen_is_left_to_kubeadm() {
-        let cluster = Cluster { networks: Networks::default(), patience: None, ..cluster("v1.34.4") };
-        let documents = documents(&init(&cluster, &Node { provider_id: String::new(), ..node() }));
+        let cluster = Cluster {
+            networks: Networks::default(),
+            patience: None,
+            ..cluster("v1.34.4")
+        };
+        let documents = documents(&init(
+            &cluster,
+            &Node {
+                provider_id: String::new(),
+                ..node()
+            },
+        ));
         assert_eq!(documents[0].get("timeouts"), None);
-        assert_eq!(documents[0]["nodeRegistration"]["kubeletExtraArgs"].as_array().unwrap().len(), 1);
+        assert_eq!(
+            documents[0]["nodeRegistration"]["kubeletExtraArgs"]
+                .as_array()
+                .unwrap()
+                .len(),
+            1
+        );
         assert_eq!(documents[1]["networking"], json!({}));
     }
 
@@ -595,40 +715,78 @@ mod tests {
             ("v1.33.0", Value::Null),
             ("v1.36.3", Value::Null),
         ] {
-            assert_eq!(documents(&init(&cluster(version), &node()))[1]["featureGates"], gates, "{version}");
+            assert_eq!(
+                documents(&init(&cluster(version), &node()))[1]["featureGates"],
+                gates,
+                "{version}"
+            );
         }
     }
 
     #[test]
     fn an_external_cloud_provider_is_named_to_kubelet_and_controller_manager() {
-        let documents = documents(&init(&cluster("v1.34.4"), &Node { external_cloud_provider: true, ..node() }));
+        let documents = documents(&init(
+            &cluster("v1.34.4"),
+            &Node {
+                external_cloud_provider: true,
+                ..node()
+            },
+        ));
         let external = json!({"name": "cloud-provider", "value": "external"});
-        assert_eq!(documents[0]["nodeRegistration"]["kubeletExtraArgs"][0], external);
+        assert_eq!(
+            documents[0]["nodeRegistration"]["kubeletExtraArgs"][0],
+            external
+        );
         assert_eq!(documents[1]["controllerManager"]["extraArgs"][0], external);
     }
 
     #[test]
     fn join_tells_a_control_plane_from_a_worker() {
         let control_plane = &documents(&join_configuration(&ticket(true), &node()))[0];
-        assert_eq!(control_plane["controlPlane"]["localAPIEndpoint"]["bindPort"], 6443);
-        assert_eq!(control_plane["skipPhases"], json!(["control-plane-prepare/download-certs"]));
+        assert_eq!(
+            control_plane["controlPlane"]["localAPIEndpoint"]["bindPort"],
+            6443
+        );
+        assert_eq!(
+            control_plane["skipPhases"],
+            json!(["control-plane-prepare/download-certs"])
+        );
         let worker = &documents(&join_configuration(&ticket(false), &node()))[0];
         assert_eq!(worker.get("controlPlane"), None);
-        assert_eq!(worker["discovery"]["bootstrapToken"]["caCertHashes"].as_array().unwrap().len(), 1);
-        assert_eq!(worker["discovery"]["bootstrapToken"]["token"], "abcdef.0123456789abcdef");
+        assert_eq!(
+            worker["discovery"]["bootstrapToken"]["caCertHashes"]
+                .as_array()
+                .unwrap()
+                .len(),
+            1
+        );
+        assert_eq!(
+            worker["discovery"]["bootstrapToken"]["token"],
+            "abcdef.0123456789abcdef"
+        );
     }
 
     #[test]
     fn a_node_that_has_the_clusters_ca_needs_no_signature_by_the_token() {
         let trust = Trust::Authority("PEM".into());
-        let join = &documents(&join_configuration(&Ticket { trust, ..ticket(false) }, &node()))[0];
+        let join = &documents(&join_configuration(
+            &Ticket {
+                trust,
+                ..ticket(false)
+            },
+            &node(),
+        ))[0];
         assert_eq!(
             join["discovery"],
             json!({"file": {"kubeConfigPath": DISCOVERY}, "tlsBootstrapToken": "abcdef.0123456789abcdef"})
         );
         let file: Value = serde_json::from_str(&discovery("[fd00::1]:6443", "PEM")).unwrap();
-        let cluster = json!({"server": "https://[fd00::1]:6443", "certificate-authority-data": "UEVN"});
-        assert_eq!((&file["kind"], &file["clusters"][0]["cluster"]), (&json!("Config"), &cluster));
+        let cluster =
+            json!({"server": "https://[fd00::1]:6443", "certificate-authority-data": "UEVN"});
+        assert_eq!(
+            (&file["kind"], &file["clusters"][0]["cluster"]),
+            (&json!("Config"), &cluster)
+        );
         assert!(!file.to_string().contains("abcdef"));
     }
 
@@ -641,26 +799,59 @@ mod tests {
     #[ignore = "needs FIRSTLIGHT_KUBEADM, the path of a kubeadm"]
     fn real_kubeadm_accepts_what_we_write_and_refuses_what_we_refuse() {
         let kubeadm = real_kubeadm().expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
-        let output = Command::new(&kubeadm).args(["version", "-o", "short"]).output().unwrap();
+        let output = Command::new(&kubeadm)
+            .args(["version", "-o", "short"])
+            .output()
+            .unwrap();
         let version = String::from_utf8(output.stdout).unwrap();
         let validate = |text: &str| {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), text).unwrap();
-            let output =
-                Command::new(&kubeadm).args(["config", "validate", "--config"]).arg(file.path()).output().unwrap();
-            (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+            let output = Command::new(&kubeadm)
+                .args(["config", "validate", "--config"])
+                .arg(file.path())
+                .output()
+                .unwrap();
+            (
+                output.status.success(),
+                String::from_utf8_lossy(&output.stderr).into_owned(),
+            )
         };
         let good = cluster(version.trim());
-        let plain = Cluster { networks: Networks::default(), patience: None, ..good.clone() };
-        let networks = Networks::parse("10.96.0.0/16,fd00:1::/108", "10.244.0.0/16,fd00:2::/48", None).unwrap();
-        let dual = Cluster { networks, ..good.clone() };
-        let external = Node { external_cloud_provider: true, ..node() };
-        for text in [init(&good, &node()), init(&plain, &external), init(&dual, &node())] {
+        let plain = Cluster {
+            networks: Networks::default(),
+            patience: None,
+            ..good.clone()
+        };
+        let networks = Networks::parse(
+            "10.96.0.0/16,fd00:1::/108",
+            "10.244.0.0/16,fd00:2::/48",
+            None,
+        )
+        .unwrap();
+        let dual = Cluster {
+            networks,
+            ..good.clone()
+        };
+        let external = Node {
+            external_cloud_provider: true,
+            ..node()
+        };
+        for text in [
+            init(&good, &node()),
+            init(&plain, &external),
+            init(&dual, &node()),
+        ] {
             let (accepted, said) = validate(&text);
             // a warning would name an unknown or deprecated field
-            assert!(accepted && !said.contains("W1") && !said.to_lowercase().contains("deprecated"), "{text}\n{said}");
+            assert!(
+                accepted && !said.contains("W1") && !said.to_lowercase().contains("deprecated"),
+                "{text}\n{said}"
+            );
         }
-        for (control_plane, with_authority) in [(true, true), (true, false), (false, true), (false, false)] {
+        for (control_plane, with_authority) in
+            [(true, true), (true, false), (false, true), (false, false)]
+        {
             let mut ticket = ticket(control_plane);
             if with_authority {
                 ticket.trust = Trust::Authority("PEM".into());
@@ -668,7 +859,8 @@ mod tests {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), discovery("10.42.1.100:6443", "PEM")).unwrap();
             // it wants to see the file that it is told of
-            let text = join_configuration(&ticket, &node()).replace(DISCOVERY, file.path().to_str().unwrap());
+            let text = join_configuration(&ticket, &node())
+                .replace(DISCOVERY, file.path().to_str().unwrap());
             let (accepted, said) = validate(&text);
             assert!(accepted && said.is_empty(), "{text}\n{said}");
             let (accepted, said) = validate(&text.replace("discovery", "discovry"));
@@ -686,7 +878,10 @@ mod tests {
             let text = init(&good, &node());
             assert!(text.contains(from));
             let (accepted, said) = validate(&text.replace(from, to));
-            assert!(!accepted || said.contains("unknown field"), "{from} as {to} is accepted: {said}");
+            assert!(
+                !accepted || said.contains("unknown field"),
+                "{from} as {to} is accepted: {said}"
+            );
         }
     }
 }

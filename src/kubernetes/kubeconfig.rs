@@ -26,19 +26,30 @@ const MAX_CERTIFICATES: usize = 16;
 pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
     let text = str::from_utf8(text).map_err(|_| "it is not UTF-8")?;
     let given = yaml::document(text).map_err(|error| error.to_string())?;
-    let context = named(&given, "contexts", text_of(&given["current-context"], "current-context")?)?;
+    let context = named(
+        &given,
+        "contexts",
+        text_of(&given["current-context"], "current-context")?,
+    )?;
     let of = |list: &str, entry: &'static str| -> Result<&Value, String> {
         Ok(&named(&given, list, text_of(&context["context"][entry], entry)?)?[entry])
     };
     let (from, user) = (of("clusters", "cluster")?, of("users", "user")?);
 
     let server = text_of(&from["server"], "server")?;
-    let endpoint = server.strip_prefix("https://").filter(|endpoint| parameters::is_endpoint(endpoint));
-    let endpoint = endpoint.ok_or_else(|| format!("server: {server:.80?}, expected https://HOST:PORT"))?;
-    let authority = certificates(&from["certificate-authority-data"], "certificate-authority-data")?;
+    let endpoint = server
+        .strip_prefix("https://")
+        .filter(|endpoint| parameters::is_endpoint(endpoint));
+    let endpoint =
+        endpoint.ok_or_else(|| format!("server: {server:.80?}, expected https://HOST:PORT"))?;
+    let authority = certificates(
+        &from["certificate-authority-data"],
+        "certificate-authority-data",
+    )?;
     let chain = certificates(&user["client-certificate-data"], "client-certificate-data")?;
     let key = decoded(&user["client-key-data"], "client-key-data")?;
-    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| format!("client-key-data: {error}"))?;
+    let key =
+        PrivateKeyDer::from_pem_slice(&key).map_err(|error| format!("client-key-data: {error}"))?;
     let key_text = key_text(&key);
     let (authority_text, chain_text) = (certificates_text(&authority), certificates_text(&chain));
     CertifiedKey::from_der(chain, key, &default_provider())
@@ -61,7 +72,9 @@ pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
 fn named<'a>(kubeconfig: &'a Value, list: &str, name: &str) -> Result<&'a Value, String> {
     let entries = kubeconfig[list].as_array().into_iter().flatten();
     let mut found = entries.filter(|entry| entry["name"] == name);
-    found.next().ok_or_else(|| format!("its {list} have none named {name:.80?}"))
+    found
+        .next()
+        .ok_or_else(|| format!("its {list} have none named {name:.80?}"))
 }
 
 fn text_of<'a>(value: &'a Value, field: &str) -> Result<&'a str, String> {
@@ -70,15 +83,22 @@ fn text_of<'a>(value: &'a Value, field: &str) -> Result<&'a str, String> {
 
 fn decoded(value: &Value, field: &str) -> Result<Zeroizing<Vec<u8>>, String> {
     let bytes = BASE64_STANDARD.decode(text_of(value, field)?);
-    bytes.map(Zeroizing::new).map_err(|error| format!("{field}: expected base64: {error}"))
+    bytes
+        .map(Zeroizing::new)
+        .map_err(|error| format!("{field}: expected base64: {error}"))
 }
 
 fn certificates(value: &Value, field: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let bytes = decoded(value, field)?;
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).take(MAX_CERTIFICATES + 1).collect();
-    let certificates = certificates.map_err(|error| format!("{field}: expected certificates in PEM: {error}"))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes)
+        .take(MAX_CERTIFICATES + 1)
+        .collect();
+    let certificates =
+        certificates.map_err(|error| format!("{field}: expected certificates in PEM: {error}"))?;
     if certificates.is_empty() || certificates.len() > MAX_CERTIFICATES {
-        return Err(format!("{field}: expected 1 to {MAX_CERTIFICATES} certificates in PEM"));
+        return Err(format!(
+            "{field}: expected 1 to {MAX_CERTIFICATES} certificates in PEM"
+        ));
     }
     for certificate in &certificates {
         webpki::anchor_from_trusted_cert(certificate)
@@ -89,7 +109,10 @@ fn certificates(value: &Value, field: &str) -> Result<Vec<CertificateDer<'static
 
 /// What was parsed, and not what stood around it in the PEM.
 fn certificates_text(certificates: &[CertificateDer<'_>]) -> String {
-    let all: String = certificates.iter().map(|one| pem("CERTIFICATE", one).to_string()).collect();
+    let all: String = certificates
+        .iter()
+        .map(|one| pem("CERTIFICATE", one).to_string())
+        .collect();
     BASE64_STANDARD.encode(all)
 }
 
@@ -114,9 +137,12 @@ mod tests {
 
     /// As kubeadm writes it, with lines of the test's in the cluster and in the user.
     fn kubeconfig(in_cluster: &str, in_user: &str) -> String {
-        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
-        let (certificate, key) =
-            (BASE64_STANDARD.encode(cert.pem()), BASE64_STANDARD.encode(signing_key.serialize_pem()));
+        let CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
+        let (certificate, key) = (
+            BASE64_STANDARD.encode(cert.pem()),
+            BASE64_STANDARD.encode(signing_key.serialize_pem()),
+        );
         format!(
             "apiVersion: v1\nclusters:\n- cluster:\n    certificate-authority-data: {certificate}\n    server: \
              https://10.0.0.1:6443\n{in_cluster}  name: kubernetes\ncontexts:\n- context:\n    cluster: kubernetes\n    user: \
@@ -132,11 +158,17 @@ mod tests {
         let built = str::from_utf8(built.expose()).unwrap();
         let config = Config::from_kubeconfig(built, "built", Path::new("/nowhere")).unwrap();
         assert_eq!(config.server(), "https://10.0.0.1:6443");
-        let (old, new) = (yaml::document(&given).unwrap(), yaml::document(built).unwrap());
+        let (old, new) = (
+            yaml::document(&given).unwrap(),
+            yaml::document(built).unwrap(),
+        );
         assert_eq!(new["clusters"][0]["cluster"], old["clusters"][0]["cluster"]);
         assert_eq!(new["users"][0]["user"], old["users"][0]["user"]);
         assert_eq!(new["current-context"], "green-admin@green");
-        assert_eq!(rebuild(built.as_bytes(), "green").unwrap().expose(), built.as_bytes());
+        assert_eq!(
+            rebuild(built.as_bytes(), "green").unwrap().expose(),
+            built.as_bytes()
+        );
     }
 
     #[test]
@@ -147,15 +179,32 @@ mod tests {
             "    exec: {apiVersion: client.authentication.k8s.io/v1, command: evil, interactiveMode: Never}\n    \
              auth-provider: {name: evil}\n    tokenFile: /evil\n    token: evil\n    client-key: /evil\n    username: evil\n",
         );
-        let hostile =
-            format!("{hostile}- name: evil\n  user: {{exec: {{command: evil}}}}\npreferences: {{evil: evil}}\n");
+        let hostile = format!(
+            "{hostile}- name: evil\n  user: {{exec: {{command: evil}}}}\npreferences: {{evil: evil}}\n"
+        );
         let built = rebuild(hostile.as_bytes(), "green").unwrap();
         let built = str::from_utf8(built.expose()).unwrap();
-        assert!(!built.contains("evil") && !built.contains("exec"), "{built}");
+        assert!(
+            !built.contains("evil") && !built.contains("exec"),
+            "{built}"
+        );
         let value = yaml::document(built).unwrap();
-        let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-        assert_eq!(keys(&value["clusters"][0]["cluster"]), ["certificate-authority-data", "server"]);
-        assert_eq!(keys(&value["users"][0]["user"]), ["client-certificate-data", "client-key-data"]);
+        let keys = |value: &Value| {
+            value
+                .as_object()
+                .unwrap()
+                .keys()
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            keys(&value["clusters"][0]["cluster"]),
+            ["certificate-authority-data", "server"]
+        );
+        assert_eq!(
+            keys(&value["users"][0]["user"]),
+            ["client-certificate-data", "client-key-data"]
+        );
         assert_eq!(value["users"].as_array().unwrap().len(), 1);
     }
 
@@ -163,16 +212,35 @@ mod tests {
     fn a_value_that_is_missing_or_no_such_thing_is_named() {
         let good = kubeconfig("", "");
         let refused = |text: &str| rebuild(text.as_bytes(), "green").unwrap_err();
-        for server in
-            ["http://10.0.0.1:6443", "https://10.0.0.1", "https://u@h:1", "https://h:1/path", "https://h:1\\n x: y"]
-        {
+        for server in [
+            "http://10.0.0.1:6443",
+            "https://10.0.0.1",
+            "https://u@h:1",
+            "https://h:1/path",
+            "https://h:1\\n x: y",
+        ] {
             let text = good.replace("https://10.0.0.1:6443", &format!("\"{server}\""));
-            assert!(refused(&text).contains("expected https://HOST:PORT"), "{server}");
+            assert!(
+                refused(&text).contains("expected https://HOST:PORT"),
+                "{server}"
+            );
         }
-        for field in ["certificate-authority-data", "client-certificate-data", "client-key-data", "server"] {
-            assert_eq!(refused(&good.replacen(field, "other", 1)), format!("{field} is missing"));
+        for field in [
+            "certificate-authority-data",
+            "client-certificate-data",
+            "client-key-data",
+            "server",
+        ] {
+            assert_eq!(
+                refused(&good.replacen(field, "other", 1)),
+                format!("{field} is missing")
+            );
         }
-        for field in ["certificate-authority-data", "client-certificate-data", "client-key-data"] {
+        for field in [
+            "certificate-authority-data",
+            "client-certificate-data",
+            "client-key-data",
+        ] {
             for content in ["!", "", "aGVsbG8="] {
                 let text: String = good
                     .lines()
@@ -185,7 +253,12 @@ mod tests {
             }
         }
         let other = kubeconfig("", "");
-        let key = |text: &str| text.lines().find(|line| line.contains("client-key-data")).unwrap().to_owned();
+        let key = |text: &str| {
+            text.lines()
+                .find(|line| line.contains("client-key-data"))
+                .unwrap()
+                .to_owned()
+        };
         assert!(
             refused(&good.replace(&key(&good), &key(&other)))
                 .starts_with("client-certificate-data and client-key-data")
@@ -200,7 +273,9 @@ mod tests {
         let good = kubeconfig("", "");
         let mut built = 0;
         for mutant in mutations(good.as_bytes(), 3_000) {
-            let Ok(text) = rebuild(&mutant, "green") else { continue };
+            let Ok(text) = rebuild(&mutant, "green") else {
+                continue;
+            };
             built += 1;
             assert_eq!(rebuild(text.expose(), "green").unwrap(), text);
             assert_eq!(str::from_utf8(text.expose()).unwrap().lines().count(), 18);

@@ -55,10 +55,23 @@ const DIGITAL_SIGNATURE: &[u8] = &[der::BIT_STRING, 2, 7, 0x80];
 const ALGORITHMS: [(SignatureScheme, &[u8]); 3] = [
     (
         SignatureScheme::RSA_PKCS1_SHA256,
-        &[0x30, 0x0d, 0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x0b, 0x05, 0x00],
+        &[
+            0x30, 0x0d, 0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x0b, 0x05,
+            0x00,
+        ],
     ),
-    (SignatureScheme::ECDSA_NISTP256_SHA256, &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02]),
-    (SignatureScheme::ECDSA_NISTP384_SHA384, &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x03]),
+    (
+        SignatureScheme::ECDSA_NISTP256_SHA256,
+        &[
+            0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02,
+        ],
+    ),
+    (
+        SignatureScheme::ECDSA_NISTP384_SHA384,
+        &[
+            0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x03,
+        ],
+    ),
 ];
 
 /// Why there is no certificate.
@@ -75,7 +88,10 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Authority(why) => write!(f, "the cluster's CA cannot sign the kubelet's certificate: {why}"),
+            Error::Authority(why) => write!(
+                f,
+                "the cluster's CA cannot sign the kubelet's certificate: {why}"
+            ),
             Error::Key => f.write_str("no P-256 key could be made for the kubelet's certificate"),
             Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
         }
@@ -105,10 +121,14 @@ pub fn issue(
     let authority = Authority::new(ca_certificate, ca_key)?;
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new());
     let pkcs8 = Zeroizing::new(pkcs8.map_err(|_| Error::Key)?.as_ref().to_vec());
-    let key = any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(&pkcs8[..]))).map_err(|_| Error::Key)?;
+    let key = any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(&pkcs8[..])))
+        .map_err(|_| Error::Key)?;
     let public_key = key.public_key().ok_or(Error::Key)?;
     let certificate = authority.certify(&public_key, node, names, addresses, now)?;
-    Ok(KubeletCertificate { certificate, key: pem("PRIVATE KEY", &pkcs8) })
+    Ok(KubeletCertificate {
+        certificate,
+        key: pem("PRIVATE KEY", &pkcs8),
+    })
 }
 
 impl KubeletCertificate {
@@ -146,8 +166,8 @@ impl Authority {
             .map_err(|error| refuse(format!("its certificate is no PEM: {error}")))?;
         let anchor = webpki::anchor_from_trusted_cert(&certificate)
             .map_err(|error| refuse(format!("its certificate cannot be read: {error:?}")))?;
-        let mut der =
-            PrivateKeyDer::from_pem_slice(key).map_err(|error| refuse(format!("its key is no PEM: {error}")))?;
+        let mut der = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|error| refuse(format!("its key is no PEM: {error}")))?;
         let key = any_supported_type(&der);
         der.zeroize();
         let key = key.map_err(|error| refuse(format!("its key cannot be used: {error}")))?;
@@ -155,12 +175,22 @@ impl Authority {
         if key.public_key().is_none_or(|own| *own != *public_key) {
             return Err(refuse("its key is not that of its certificate".into()));
         }
-        let usable = ALGORITHMS.iter().find(|(scheme, _)| key.choose_scheme(&[*scheme]).is_some());
-        let (scheme, algorithm) = *usable.ok_or_else(|| refuse("its key is neither RSA nor P-256 nor P-384".into()))?;
+        let usable = ALGORITHMS
+            .iter()
+            .find(|(scheme, _)| key.choose_scheme(&[*scheme]).is_some());
+        let (scheme, algorithm) =
+            *usable.ok_or_else(|| refuse("its key is neither RSA nor P-256 nor P-384".into()))?;
         let name = der::element(der::SEQUENCE, &[anchor.subject.as_ref()]);
         let end = not_after(&certificate)
             .ok_or_else(|| refuse("its certificate does not say until when it is good".into()))?;
-        Ok(Authority { key, scheme, algorithm, name, key_identifier: key_identifier(&certificate), end })
+        Ok(Authority {
+            key,
+            scheme,
+            algorithm,
+            name,
+            key_identifier: key_identifier(&certificate),
+            end,
+        })
     }
 
     /// A certificate for the kubelet of `node` and this key (SubjectPublicKeyInfo, DER) under its name, `names` and
@@ -176,10 +206,16 @@ impl Authority {
         let mut serial = base::crypto::random::<16>();
         serial[0] = serial[0] & 0x7f | 0x40; // positive, and the shortest form
         if self.end <= now {
-            return Err(Error::Authority(format!("its certificate has ended, on {}", instant::seconds(self.end))));
+            return Err(Error::Authority(format!(
+                "its certificate has ended, on {}",
+                instant::seconds(self.end)
+            )));
         }
         let since_epoch = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (begin, end) = (since_epoch(now).saturating_sub(BACKDATED), since_epoch((now + VALIDITY).min(self.end)));
+        let (begin, end) = (
+            since_epoch(now).saturating_sub(BACKDATED),
+            since_epoch((now + VALIDITY).min(self.end)),
+        );
         let validity = [time(begin.as_secs()), time(end.as_secs())];
         let body = der::element(
             der::SEQUENCE,
@@ -225,7 +261,14 @@ fn not_after(certificate: &[u8]) -> Option<SystemTime> {
         // two digits of the year; from 50 they are of the 20th century
         der::UTC_TIME => {
             let (year, rest) = text.split_at_checked(2)?;
-            (if year < "50" { format!("20{year}") } else { format!("19{year}") }, rest)
+            (
+                if year < "50" {
+                    format!("20{year}")
+                } else {
+                    format!("19{year}")
+                },
+                rest,
+            )
         }
         der::GENERALIZED_TIME => {
             let (year, rest) = text.split_at_checked(4)?;
@@ -236,7 +279,10 @@ fn not_after(certificate: &[u8]) -> Option<SystemTime> {
     let part = |from: usize, to: usize| rest.get(from..to);
     let (month, day) = (part(0, 2)?, part(2, 4)?);
     let (hour, minute, second) = (part(4, 6)?, part(6, 8)?, part(8, 10)?);
-    instant::parse(&format!("{year}-{month}-{day}T{hour}:{minute}:{second}{}", rest.get(10..)?))
+    instant::parse(&format!(
+        "{year}-{month}-{day}T{hour}:{minute}:{second}{}",
+        rest.get(10..)?
+    ))
 }
 
 /// The value of a certificate's subject key identifier.
@@ -252,7 +298,10 @@ fn key_identifier(certificate: &[u8]) -> Option<Vec<u8>> {
             let mut extension = Reader::new(extension);
             if extension.expect_whole(der::OBJECT_IDENTIFIER).ok()? == SUBJECT_KEY_IDENTIFIER {
                 let value = extension.expect(der::OCTET_STRING).ok()?;
-                return Reader::new(value).expect(der::OCTET_STRING).ok().map(<[u8]>::to_vec);
+                return Reader::new(value)
+                    .expect(der::OCTET_STRING)
+                    .ok()
+                    .map(<[u8]>::to_vec);
             }
         }
     }
@@ -266,33 +315,67 @@ pub(super) fn subject(node: &NodeName) -> Vec<u8> {
         der::element(der::SET, &[&der::element(der::SEQUENCE, &[kind, &value])])
     };
     let common_name = format!("system:node:{}", node.as_str());
-    der::element(der::SEQUENCE, &[&attribute(ORGANIZATION, "system:nodes"), &attribute(COMMON_NAME, &common_name)])
+    der::element(
+        der::SEQUENCE,
+        &[
+            &attribute(ORGANIZATION, "system:nodes"),
+            &attribute(COMMON_NAME, &common_name),
+        ],
+    )
 }
 
-fn extensions(authority: &Authority, node: &NodeName, names: &[String], addresses: &[IpAddr]) -> Vec<u8> {
+fn extensions(
+    authority: &Authority,
+    node: &NodeName,
+    names: &[String],
+    addresses: &[IpAddr],
+) -> Vec<u8> {
     let extension = |oid: &[u8], critical: &[u8], value: &[u8]| {
-        der::element(der::SEQUENCE, &[oid, critical, &der::element(der::OCTET_STRING, &[value])])
+        der::element(
+            der::SEQUENCE,
+            &[oid, critical, &der::element(der::OCTET_STRING, &[value])],
+        )
     };
     let mut all = vec![
         extension(KEY_USAGE, CRITICAL, DIGITAL_SIGNATURE),
-        extension(EXTENDED_KEY_USAGE, &[], &der::element(der::SEQUENCE, &[SERVER_AUTH])),
+        extension(
+            EXTENDED_KEY_USAGE,
+            &[],
+            &der::element(der::SEQUENCE, &[SERVER_AUTH]),
+        ),
         // no CA, which is the default and so not written
-        extension(BASIC_CONSTRAINTS, CRITICAL, &der::element(der::SEQUENCE, &[])),
-        extension(SUBJECT_ALT_NAME, &[], &alternative_names(node, names, addresses)),
+        extension(
+            BASIC_CONSTRAINTS,
+            CRITICAL,
+            &der::element(der::SEQUENCE, &[]),
+        ),
+        extension(
+            SUBJECT_ALT_NAME,
+            &[],
+            &alternative_names(node, names, addresses),
+        ),
     ];
     if let Some(identifier) = &authority.key_identifier {
         // keyIdentifier is [0] IMPLICIT
         let value = der::element(der::SEQUENCE, &[&der::element(0x80, &[identifier])]);
         all.push(extension(AUTHORITY_KEY_IDENTIFIER, &[], &value));
     }
-    der::element(der::context(3), &[&der::element(der::SEQUENCE, &[&all.concat()])])
+    der::element(
+        der::context(3),
+        &[&der::element(der::SEQUENCE, &[&all.concat()])],
+    )
 }
 
 /// GeneralNames (RFC 5280 §4.2.1.6): dNSName is `[2]`, iPAddress `[7]`, both IMPLICIT.
 fn alternative_names(node: &NodeName, names: &[String], addresses: &[IpAddr]) -> Vec<u8> {
-    let others = names.iter().map(String::as_str).filter(|name| *name != node.as_str());
-    let mut all: Vec<_> =
-        std::iter::once(node.as_str()).chain(others).map(|name| der::element(0x82, &[name.as_bytes()])).collect();
+    let others = names
+        .iter()
+        .map(String::as_str)
+        .filter(|name| *name != node.as_str());
+    let mut all: Vec<_> = std::iter::once(node.as_str())
+        .chain(others)
+        .map(|name| der::element(0x82, &[name.as_bytes()]))
+        .collect();
     all.extend(addresses.iter().map(ip_name));
     der::element(der::SEQUENCE, &[&all.concat()])
 }
@@ -308,7 +391,9 @@ pub(super) fn ip_name(address: &IpAddr) -> Vec<u8> {
 /// RFC 7468.
 pub fn pem(label: &str, bytes: &[u8]) -> Zeroizing<String> {
     let text = Zeroizing::new(STANDARD.encode(bytes));
-    let mut pem = Zeroizing::new(String::with_capacity(text.len() + text.len() / 64 + 2 * label.len() + 64));
+    let mut pem = Zeroizing::new(String::with_capacity(
+        text.len() + text.len() / 64 + 2 * label.len() + 64,
+    ));
     pem.push_str(&format!("-----BEGIN {label}-----\n"));
     for line in text.as_bytes().chunks(64) {
         pem.extend(line.iter().copied().map(char::from));
@@ -341,25 +426,57 @@ mod tests {
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         let openssl = |arguments: &[&str]| {
             let output = Command::new("openssl").args(arguments).output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         };
         match kind {
             "rsa" => openssl(&["genrsa", "-traditional", "-out", &path("key"), "2048"]),
-            curve => openssl(&["ecparam", "-name", curve, "-genkey", "-noout", "-out", &path("key")]),
+            curve => openssl(&[
+                "ecparam",
+                "-name",
+                curve,
+                "-genkey",
+                "-noout",
+                "-out",
+                &path("key"),
+            ]),
         }
         // as kubeadm's own
         let usage = "keyUsage=critical,digitalSignature,keyEncipherment,keyCertSign";
         let (key, certificate) = (path("key"), path("crt"));
-        let common = ["req", "-x509", "-key", &key, "-subj", "/CN=kubernetes", "-addext", usage];
+        let common = [
+            "req",
+            "-x509",
+            "-key",
+            &key,
+            "-subj",
+            "/CN=kubernetes",
+            "-addext",
+            usage,
+        ];
         openssl(&[&common[..], &["-days", days, "-out", &certificate]].concat());
-        (fs::read(path("crt")).unwrap(), fs::read(path("key")).unwrap())
+        (
+            fs::read(path("crt")).unwrap(),
+            fs::read(path("key")).unwrap(),
+        )
     }
 
     fn issue_by((certificate, key): &(Vec<u8>, Vec<u8>)) -> KubeletCertificate {
         let node = NodeName::from_machine("control-plane-0").unwrap();
         let names = ["control-plane-0".to_owned(), "node.example".to_owned()];
         let addresses = ["10.42.1.100".parse().unwrap(), "fd00::100".parse().unwrap()];
-        issue(certificate, key, &node, &names, &addresses, SystemTime::now()).unwrap()
+        issue(
+            certificate,
+            key,
+            &node,
+            &names,
+            &addresses,
+            SystemTime::now(),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -375,42 +492,77 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
             fs::write(path("ca"), &ca.0).unwrap();
-            issued.write(Path::new(&path("pki/crt")), Path::new(&path("pki/key"))).unwrap();
+            issued
+                .write(Path::new(&path("pki/crt")), Path::new(&path("pki/key")))
+                .unwrap();
             for (option, name) in [
                 ("-verify_hostname", "control-plane-0"),
                 ("-verify_hostname", "node.example"),
                 ("-verify_ip", "10.42.1.100"),
                 ("-verify_ip", "fd00::100"),
             ] {
-                let arguments =
-                    ["verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", &path("ca"), option, name];
-                let output = Command::new("openssl").args(arguments).arg(path("pki/crt")).output().unwrap();
-                assert!(output.status.success(), "{kind} {name}: {}", String::from_utf8_lossy(&output.stderr));
+                let arguments = [
+                    "verify",
+                    "-x509_strict",
+                    "-purpose",
+                    "sslserver",
+                    "-CAfile",
+                    &path("ca"),
+                    option,
+                    name,
+                ];
+                let output = Command::new("openssl")
+                    .args(arguments)
+                    .arg(path("pki/crt"))
+                    .output()
+                    .unwrap();
+                assert!(
+                    output.status.success(),
+                    "{kind} {name}: {}",
+                    String::from_utf8_lossy(&output.stderr)
+                );
             }
-            let text =
-                Command::new("openssl").args(["x509", "-noout", "-text", "-in", &path("pki/crt")]).output().unwrap();
+            let text = Command::new("openssl")
+                .args(["x509", "-noout", "-text", "-in", &path("pki/crt")])
+                .output()
+                .unwrap();
             let text = String::from_utf8(text.stdout).unwrap();
             assert!(
-                text.contains("Issuer: CN") && text.contains("O = system:nodes, CN = system:node:control-plane-0"),
+                text.contains("Issuer: CN")
+                    && text.contains("O = system:nodes, CN = system:node:control-plane-0"),
                 "{text}"
             );
             assert!(
-                text.contains("TLS Web Server Authentication") && !text.contains("Client Authentication"),
+                text.contains("TLS Web Server Authentication")
+                    && !text.contains("Client Authentication"),
                 "{text}"
             );
 
-            let certificate = CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap();
+            let certificate =
+                CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap();
             let mut roots = rustls::RootCertStore::empty();
-            roots.add(CertificateDer::from_pem_slice(&ca.0).unwrap()).unwrap();
+            roots
+                .add(CertificateDer::from_pem_slice(&ca.0).unwrap())
+                .unwrap();
             let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+                .build()
+                .unwrap();
             let verify = |name: &'static str, at: UnixTime| {
-                verifier.verify_server_cert(&certificate, &[], &ServerName::try_from(name).unwrap(), &[], at)
+                verifier.verify_server_cert(
+                    &certificate,
+                    &[],
+                    &ServerName::try_from(name).unwrap(),
+                    &[],
+                    at,
+                )
             };
             let now = UnixTime::now();
             verify("10.42.1.100", now).unwrap();
             verify("10.42.1.101", now).unwrap_err();
-            let day = |days: u64| UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs() + days * 86_400));
+            let day = |days: u64| {
+                UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs() + days * 86_400))
+            };
             verify("node.example", day(364)).unwrap();
             verify("node.example", day(366)).unwrap_err();
         }
@@ -419,15 +571,29 @@ mod tests {
     #[test]
     #[ignore = "needs FIRSTLIGHT_KUBEADM, the path of a kubeadm"]
     fn the_ca_of_a_real_kubeadm_signs() {
-        let kubeadm = std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
+        let kubeadm =
+            std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
         let directory = tempfile::tempdir().unwrap();
         // with no version it would look for the newest in the network
-        let version = Command::new(&kubeadm).args(["version", "-o", "short"]).output().unwrap();
+        let version = Command::new(&kubeadm)
+            .args(["version", "-o", "short"])
+            .output()
+            .unwrap();
         let version = String::from_utf8(version.stdout).unwrap();
         let mut command = Command::new(kubeadm);
-        command.args(["init", "phase", "certs", "ca", "--kubernetes-version", version.trim(), "--cert-dir"]);
+        command.args([
+            "init",
+            "phase",
+            "certs",
+            "ca",
+            "--kubernetes-version",
+            version.trim(),
+            "--cert-dir",
+        ]);
         let output = command.arg(directory.path()).output().unwrap();
-        let read = |name: &str| fs::read(directory.path().join(name)).unwrap_or_else(|_| panic!("{output:?}"));
+        let read = |name: &str| {
+            fs::read(directory.path().join(name)).unwrap_or_else(|_| panic!("{output:?}"))
+        };
         issue_by(&(read("ca.crt"), read("ca.key")));
     }
 
@@ -435,11 +601,17 @@ mod tests {
     fn it_is_written_for_its_owner_only_and_replaced_by_the_next() {
         let ca = authority("prime256v1");
         let directory = tempfile::tempdir().unwrap();
-        let (certificate, key) = (directory.path().join("a/crt.pem"), directory.path().join("b/key.pem"));
+        let (certificate, key) = (
+            directory.path().join("a/crt.pem"),
+            directory.path().join("b/key.pem"),
+        );
         issue_by(&ca).write(&certificate, &key).unwrap();
         let second = issue_by(&ca);
         second.write(&certificate, &key).unwrap();
-        assert_eq!(fs::read_to_string(&certificate).unwrap(), second.certificate);
+        assert_eq!(
+            fs::read_to_string(&certificate).unwrap(),
+            second.certificate
+        );
         assert_eq!(fs::read_to_string(&key).unwrap(), *second.key);
         for path in [&certificate, &key] {
             assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o600);
@@ -452,7 +624,10 @@ mod tests {
         let node = NodeName::from_machine("n").unwrap();
         let (ca, other) = (authority("prime256v1"), authority("prime256v1"));
         let refused = |certificate: &[u8], key: &[u8]| {
-            issue(certificate, key, &node, &[], &[], SystemTime::now()).err().expect("refused").to_string()
+            issue(certificate, key, &node, &[], &[], SystemTime::now())
+                .err()
+                .expect("refused")
+                .to_string()
         };
         assert!(refused(&ca.0, &other.1).contains("is not that of its certificate"));
         assert!(refused(&ca.1, &ca.1).contains("certificate is no PEM"));
@@ -474,27 +649,50 @@ mod tests {
         let printed = |certificate: &[u8]| {
             fs::write(directory.path().join("crt"), certificate).unwrap();
             let mut command = Command::new("openssl");
-            command.args(["x509", "-noout", "-enddate", "-in", "crt"]).current_dir(directory.path());
+            command
+                .args(["x509", "-noout", "-enddate", "-in", "crt"])
+                .current_dir(directory.path());
             String::from_utf8(command.output().unwrap().stdout).unwrap()
         };
         let issued = issue(&ca, &key, &node, &[], &[], SystemTime::now()).unwrap();
         assert_eq!(printed(issued.certificate.as_bytes()), printed(&ca));
-        let late = issue(&ca, &key, &node, &[], &[], end).err().expect("refused").to_string();
-        assert!(late.contains(&format!("has ended, on {}", instant::seconds(end))), "{late}");
+        let late = issue(&ca, &key, &node, &[], &[], end)
+            .err()
+            .expect("refused")
+            .to_string();
+        assert!(
+            late.contains(&format!("has ended, on {}", instant::seconds(end))),
+            "{late}"
+        );
     }
 
     #[test]
     fn both_forms_of_time_are_read() {
         let certificate = |tag: u8, end: &str| {
-            let validity = [der::element(der::UTC_TIME, &[b"200101000000Z"]), der::element(tag, &[end.as_bytes()])];
+            let validity = [
+                der::element(der::UTC_TIME, &[b"200101000000Z"]),
+                der::element(tag, &[end.as_bytes()]),
+            ];
             let validity = der::element(der::SEQUENCE, &[&validity[0], &validity[1]]);
             let empty = der::element(der::SEQUENCE, &[]);
-            let body = der::element(der::SEQUENCE, &[&[der::INTEGER, 1, 1], &empty, &empty, &validity]);
+            let body = der::element(
+                der::SEQUENCE,
+                &[&[der::INTEGER, 1, 1], &empty, &empty, &validity],
+            );
             not_after(&der::element(der::SEQUENCE, &[&body])).map(instant::seconds)
         };
-        assert_eq!(certificate(der::UTC_TIME, "491231235959Z").as_deref(), Some("2049-12-31T23:59:59Z"));
-        assert_eq!(certificate(der::UTC_TIME, "700101000000Z").as_deref(), Some("1970-01-01T00:00:00Z"));
-        assert_eq!(certificate(der::GENERALIZED_TIME, "99991231235959Z").as_deref(), Some("9999-12-31T23:59:59Z"));
+        assert_eq!(
+            certificate(der::UTC_TIME, "491231235959Z").as_deref(),
+            Some("2049-12-31T23:59:59Z")
+        );
+        assert_eq!(
+            certificate(der::UTC_TIME, "700101000000Z").as_deref(),
+            Some("1970-01-01T00:00:00Z")
+        );
+        assert_eq!(
+            certificate(der::GENERALIZED_TIME, "99991231235959Z").as_deref(),
+            Some("9999-12-31T23:59:59Z")
+        );
         for (tag, end) in [
             (der::UTC_TIME, "500101000000Z"),
             (der::UTC_TIME, "4912312359Z"),

@@ -55,8 +55,8 @@ impl KubeletRequest {
         let random = SystemRandom::new();
         let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random);
         let pkcs8 = Zeroizing::new(pkcs8.map_err(|_| Error::Key)?.as_ref().to_vec());
-        let pair =
-            EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &pkcs8, &random).map_err(|_| Error::Key)?;
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &pkcs8, &random)
+            .map_err(|_| Error::Key)?;
         let public_key = [P256, pair.public_key().as_ref()].concat();
 
         let names = der::element(der::SEQUENCE, &[&ip_name(&address)]);
@@ -66,11 +66,19 @@ impl KubeletRequest {
         let attribute = der::element(der::SEQUENCE, &[EXTENSION_REQUEST, &extensions]);
         let version = [der::INTEGER, 1, 0];
         let attributes = der::element(der::context(0), &[&attribute]);
-        let body = der::element(der::SEQUENCE, &[&version, &subject(node), &public_key, &attributes]);
+        let body = der::element(
+            der::SEQUENCE,
+            &[&version, &subject(node), &public_key, &attributes],
+        );
         let signature = pair.sign(&random, &body).map_err(|_| Error::Key)?;
         let signature = der::element(der::BIT_STRING, &[&[0], signature.as_ref()]);
         let request = der::element(der::SEQUENCE, &[&body, ECDSA_WITH_SHA256, &signature]);
-        Ok(KubeletRequest { node: node.clone(), key: pem("PRIVATE KEY", &pkcs8), public_key, request })
+        Ok(KubeletRequest {
+            node: node.clone(),
+            key: pem("PRIVATE KEY", &pkcs8),
+            public_key,
+            request,
+        })
     }
 
     /// The request, DER.
@@ -81,9 +89,14 @@ impl KubeletRequest {
     /// The certificate that came for it, with the key; refused unless it is one, for this key and this node.
     pub fn complete(&self, certificate: &[u8]) -> Result<KubeletCertificate, Misfit> {
         if certificate.len() > MAX_CERTIFICATE {
-            return misfit(format!("it has {} bytes, expected at most {MAX_CERTIFICATE}", certificate.len()));
+            return misfit(format!(
+                "it has {} bytes, expected at most {MAX_CERTIFICATE}",
+                certificate.len()
+            ));
         }
-        let Ok(text) = std::str::from_utf8(certificate) else { return misfit("it is no PEM") };
+        let Ok(text) = std::str::from_utf8(certificate) else {
+            return misfit("it is no PEM");
+        };
         let mut found = CertificateDer::pem_slice_iter(certificate);
         let (Some(Ok(only)), None) = (found.next(), found.next()) else {
             return misfit("it is not one certificate as PEM");
@@ -94,8 +107,13 @@ impl KubeletRequest {
         }
         let expected = format!("system:node:{}", self.node.as_str());
         match subject_of(&name) {
-            Ok((organization, common_name)) if organization == "system:nodes" && common_name == expected => {
-                Ok(KubeletCertificate { certificate: text.to_owned(), key: self.key.clone() })
+            Ok((organization, common_name))
+                if organization == "system:nodes" && common_name == expected =>
+            {
+                Ok(KubeletCertificate {
+                    certificate: text.to_owned(),
+                    key: self.key.clone(),
+                })
             }
             Ok((organization, common_name)) => misfit(format!(
                 "it is for O={organization:?}, CN={common_name:?}, expected O=\"system:nodes\", CN={expected:?}"
@@ -110,14 +128,24 @@ impl KubeletRequest {
 pub fn authority_hashes(certificates: &[u8]) -> Result<Vec<String>, Misfit> {
     let mut hashes = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(certificates).take(MAX_AUTHORITIES + 1) {
-        let Ok(certificate) = certificate else { return misfit("it is no PEM") };
+        let Ok(certificate) = certificate else {
+            return misfit("it is no PEM");
+        };
         let (_, public_key) = parts(&certificate)?;
         let hash = digest(&SHA256, &public_key);
-        hashes.push(format!("sha256:{}", hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>()));
+        hashes.push(format!(
+            "sha256:{}",
+            hash.as_ref()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>()
+        ));
     }
     match hashes.len() {
         0 => misfit("there is no certificate in it"),
-        len if len > MAX_AUTHORITIES => misfit(format!("it has more than {MAX_AUTHORITIES} certificates")),
+        len if len > MAX_AUTHORITIES => {
+            misfit(format!("it has more than {MAX_AUTHORITIES} certificates"))
+        }
         _ => Ok(hashes),
     }
 }
@@ -126,7 +154,8 @@ pub fn authority_hashes(certificates: &[u8]) -> Result<Vec<String>, Misfit> {
 fn parts(certificate: &CertificateDer<'_>) -> Result<(Vec<u8>, Vec<u8>), Misfit> {
     match webpki::anchor_from_trusted_cert(certificate) {
         Ok(anchor) => {
-            let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
+            let public_key =
+                der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
             Ok((anchor.subject.as_ref().to_vec(), public_key))
         }
         Err(error) => misfit(format!("it cannot be read: {error:?}")),
@@ -178,8 +207,15 @@ mod tests {
             let node = NodeName::from_machine("Worker_1").unwrap();
             let request = KubeletRequest::new(&node, address.parse().unwrap()).unwrap();
             fs::write(authority.path().join("request"), request.der()).unwrap();
-            let text = openssl(authority.path(), "req -inform der -in request -noout -verify -text");
-            for part in ["O = system:nodes, CN = system:node:worker-1", "prime256v1", "IP Address:"] {
+            let text = openssl(
+                authority.path(),
+                "req -inform der -in request -noout -verify -text",
+            );
+            for part in [
+                "O = system:nodes, CN = system:node:worker-1",
+                "prime256v1",
+                "IP Address:",
+            ] {
                 assert!(text.contains(part), "{part} is not in {text}");
             }
             let certificate = sign(authority.path(), request.der());
@@ -187,22 +223,46 @@ mod tests {
             assert_eq!(issued.certificate.as_bytes(), certificate);
             fs::write(authority.path().join("key"), issued.key.as_bytes()).unwrap();
             let public = |command: &str| openssl(authority.path(), command);
-            assert_eq!(public("pkey -in key -pubout"), public("x509 -in crt -noout -pubkey"));
+            assert_eq!(
+                public("pkey -in key -pubout"),
+                public("x509 -in crt -noout -pubkey")
+            );
         }
     }
 
     #[test]
     fn a_certificate_of_another_key_or_name_or_shape_is_refused() {
         let (authority, request) = (authority(), request());
-        let refused = |certificate: &[u8]| request.complete(certificate).err().expect("refused").to_string();
+        let refused = |certificate: &[u8]| {
+            request
+                .complete(certificate)
+                .err()
+                .expect("refused")
+                .to_string()
+        };
         assert!(refused(&sign(authority.path(), self::request().der())).contains("another key"));
         let other = NodeName::from_machine("worker-2").unwrap();
         let certificate = sign(authority.path(), request.der());
-        let renamed = KubeletRequest { node: other, ..self::request() };
-        let renamed = KubeletRequest { public_key: request.public_key.clone(), ..renamed };
-        assert!(renamed.complete(&certificate).err().unwrap().to_string().contains("CN=\"system:node:worker-1\""));
+        let renamed = KubeletRequest {
+            node: other,
+            ..self::request()
+        };
+        let renamed = KubeletRequest {
+            public_key: request.public_key.clone(),
+            ..renamed
+        };
+        assert!(
+            renamed
+                .complete(&certificate)
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("CN=\"system:node:worker-1\"")
+        );
         assert!(refused(b"").contains("not one certificate"));
-        assert!(refused(&[&certificate[..], &certificate].concat()).contains("not one certificate"));
+        assert!(
+            refused(&[&certificate[..], &certificate].concat()).contains("not one certificate")
+        );
         assert!(refused(&vec![b' '; MAX_CERTIFICATE + 1]).contains("bytes"));
         assert!(refused(b"\xff").contains("no PEM"));
         let key = fs::read(authority.path().join("ca.key")).unwrap();
@@ -214,13 +274,23 @@ mod tests {
         let authority = authority();
         let certificate = fs::read(authority.path().join("ca.crt")).unwrap();
         // as kubeadm's documentation has it
-        let script = "openssl x509 -pubkey -in ca.crt | openssl pkey -pubin -outform der | sha256sum";
-        let output = Command::new("sh").args(["-c", script]).current_dir(authority.path()).output().unwrap();
+        let script =
+            "openssl x509 -pubkey -in ca.crt | openssl pkey -pubin -outform der | sha256sum";
+        let output = Command::new("sh")
+            .args(["-c", script])
+            .current_dir(authority.path())
+            .output()
+            .unwrap();
         let expected = String::from_utf8(output.stdout).unwrap();
         let expected = format!("sha256:{}", expected.split(' ').next().unwrap());
         assert_eq!(authority_hashes(&certificate).unwrap().join(" "), expected);
-        assert_eq!(authority_hashes(&certificate.repeat(2)).unwrap().join(" "), format!("{expected} {expected}"));
-        assert!(authority_hashes(b"").is_err() && authority_hashes(&certificate.repeat(17)).is_err());
+        assert_eq!(
+            authority_hashes(&certificate.repeat(2)).unwrap().join(" "),
+            format!("{expected} {expected}")
+        );
+        assert!(
+            authority_hashes(b"").is_err() && authority_hashes(&certificate.repeat(17)).is_err()
+        );
     }
 
     #[test]

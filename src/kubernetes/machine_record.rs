@@ -65,7 +65,13 @@ pub struct Record {
 impl Record {
     /// Of a join ticket that is about to be made, or, without a token, of an init. `node_uid` is that of the Node object that
     /// there is already, or empty.
-    pub fn of_node(node: &str, disk: &Uuid, machine: Option<&str>, token: &str, node_uid: &str) -> Record {
+    pub fn of_node(
+        node: &str,
+        disk: &Uuid,
+        machine: Option<&str>,
+        token: &str,
+        node_uid: &str,
+    ) -> Record {
         Record {
             name: name_of_node(node),
             node: node.into(),
@@ -82,7 +88,12 @@ impl Record {
     /// Of a rejoin ticket.
     pub fn of_disk(disk: &Uuid, machine: &str) -> Record {
         let name = format!("{OF_DISK}{disk}");
-        Record { name, disk: disk.to_string(), machine: machine.into(), ..Record::default() }
+        Record {
+            name,
+            disk: disk.to_string(),
+            machine: machine.into(),
+            ..Record::default()
+        }
     }
 
     /// Whether a ConfigMap of this name is one.
@@ -92,16 +103,28 @@ impl Record {
 
     /// Of a ConfigMap, if it is one.
     pub fn read(map: &Value) -> Option<Record> {
-        let text = |pointer: &str| map.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let text = |pointer: &str| {
+            map.pointer(pointer)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
         let name = text("/metadata/name");
         Record::is_name(&name).then(|| Record {
             name,
             node: text("/data/node"),
             disk: text("/data/disk"),
             machine: text("/data/machine"),
-            addresses: text("/data/addresses").split(',').filter_map(|address| address.parse().ok()).collect(),
+            addresses: text("/data/addresses")
+                .split(',')
+                .filter_map(|address| address.parse().ok())
+                .collect(),
             host_key: text("/data/hostKey"),
-            principals: text("/data/principals").split(',').filter(|name| !name.is_empty()).map(Into::into).collect(),
+            principals: text("/data/principals")
+                .split(',')
+                .filter(|name| !name.is_empty())
+                .map(Into::into)
+                .collect(),
             token: text("/data/token"),
             node_uid: text("/data/nodeUID"),
             control_plane: text("/data/role") == CONTROL_PLANE,
@@ -128,7 +151,13 @@ impl Record {
         let mut data = json!({"disk": self.disk, "machine": self.machine});
         if !self.node.is_empty() {
             data["node"] = self.node.as_str().into();
-            data["addresses"] = self.addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",").into();
+            data["addresses"] = self
+                .addresses
+                .iter()
+                .map(IpAddr::to_string)
+                .collect::<Vec<_>>()
+                .join(",")
+                .into();
             data["hostKey"] = self.host_key.as_str().into();
             data["principals"] = self.principals.join(",").into();
             data["token"] = self.token.as_str().into();
@@ -160,7 +189,10 @@ pub fn write_of_rejoin(api: &Client, record: &Record) -> Result<(), client::Erro
     if record.version.is_empty() {
         return write_if_absent(api, record);
     }
-    match api.update(&CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name), &record.to_object()) {
+    match api.update(
+        &CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name),
+        &record.to_object(),
+    ) {
         Err(error) if !error.is_conflict() && !error.is_not_found() => Err(error),
         _ => Ok(()),
     }
@@ -168,7 +200,8 @@ pub fn write_of_rejoin(api: &Client, record: &Record) -> Result<(), client::Erro
 
 /// Writes the record of a disk, unless there is one.
 pub fn write_if_absent(api: &Client, record: &Record) -> Result<(), client::Error> {
-    api.create_if_absent(&CONFIG_MAPS.in_namespace(NAMESPACE), &record.to_object()).map(drop)
+    api.create_if_absent(&CONFIG_MAPS.in_namespace(NAMESPACE), &record.to_object())
+        .map(drop)
 }
 
 #[cfg(test)]
@@ -183,22 +216,40 @@ mod tests {
         assert_eq!(Record::read(&written.to_object()).as_ref(), Some(&written));
         written.addresses = vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
         assert_eq!(Record::read(&written.to_object()), Some(written));
-        let disk = Record::of_disk(&Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap(), "m");
+        let disk = Record::of_disk(
+            &Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap(),
+            "m",
+        );
         assert_eq!(Record::read(&disk.to_object()), Some(disk));
-        assert_eq!(Record::read(&json!({"metadata": {"name": "join-config"}})), None);
+        assert_eq!(
+            Record::read(&json!({"metadata": {"name": "join-config"}})),
+            None
+        );
     }
 
     #[test]
     fn a_record_is_of_the_disk_in_its_data_and_of_that_in_its_name() {
-        let (one, two) = ("0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22", "00000000-0000-0000-0000-000000000002");
+        let (one, two) = (
+            "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22",
+            "00000000-0000-0000-0000-000000000002",
+        );
         let disks = |name: &str, data: Value| {
             let record = Record::read(&json!({"metadata": {"name": name}, "data": data})).unwrap();
-            record.disks().map(|disk| disk.to_string()).collect::<Vec<_>>()
+            record
+                .disks()
+                .map(|disk| disk.to_string())
+                .collect::<Vec<_>>()
         };
         let (of_one, of_two) = (format!("{OF_DISK}{one}"), format!("{OF_DISK}{two}"));
-        assert_eq!(disks("join-node-n", json!({"disk": one.to_uppercase()})), [one]);
+        assert_eq!(
+            disks("join-node-n", json!({"disk": one.to_uppercase()})),
+            [one]
+        );
         assert_eq!(disks("join-node-n", json!({"disk": "none"})), [""; 0]);
         assert_eq!(disks(&of_one, Value::Null), [one]);
-        assert_eq!(disks(&of_two, json!({"disk": one, "machine": 7})), [one, two]);
+        assert_eq!(
+            disks(&of_two, json!({"disk": one, "machine": 7})),
+            [one, two]
+        );
     }
 }

@@ -53,7 +53,10 @@ impl FromStr for Version {
     fn from_str(text: &str) -> Result<Version, Invalid> {
         let version = || {
             let (minor, patch) = text.strip_prefix("v1.")?.split_once('.')?;
-            Some(Version { minor: number(minor)?, patch: number(patch)? })
+            Some(Version {
+                minor: number(minor)?,
+                patch: number(patch)?,
+            })
         };
         match version() {
             Some(version) if MINORS.contains(&version.minor) => Ok(version),
@@ -62,14 +65,18 @@ impl FromStr for Version {
                 MINORS.start(),
                 MINORS.end()
             )),
-            None => invalid(format!("{text:?} is no version of Kubernetes; expected one like v1.{}.0", MINORS.end())),
+            None => invalid(format!(
+                "{text:?} is no version of Kubernetes; expected one like v1.{}.0",
+                MINORS.end()
+            )),
         }
     }
 }
 
 /// As semantic versioning wants it: no sign, no leading zero.
 fn number(text: &str) -> Option<u32> {
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    let is_plain =
+        text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     text.parse().ok().filter(|_| is_plain)
 }
 
@@ -123,26 +130,41 @@ pub fn cluster_name(name: &str) -> Result<String, Invalid> {
 pub fn host(host: &str) -> Result<String, Invalid> {
     match host.parse::<IpAddr>().is_ok() || is_subdomain(host) {
         true => Ok(host.into()),
-        false => invalid(format!("{host:?} is neither an address nor a host name in lower case; expected no port")),
+        false => invalid(format!(
+            "{host:?} is neither an address nor a host name in lower case; expected no port"
+        )),
     }
 }
 
 /// Whether it is a host and a port. An IPv6 address stands in brackets (RFC 3986 §3.2.2).
 pub fn is_endpoint(text: &str) -> bool {
-    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let Some((host, port)) = text.rsplit_once(':') else {
+        return false;
+    };
     let is_host = match host.strip_prefix('[') {
-        Some(address) => address.strip_suffix(']').is_some_and(|address| address.parse::<Ipv6Addr>().is_ok()),
+        Some(address) => address
+            .strip_suffix(']')
+            .is_some_and(|address| address.parse::<Ipv6Addr>().is_ok()),
         None => self::host(host).is_ok() && !matches!(host.parse(), Ok(IpAddr::V6(_))),
     };
-    let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
+    let is_port = port.bytes().all(|byte| byte.is_ascii_digit())
+        && port.parse::<u16>().is_ok_and(|port| port > 0);
     is_host && is_port
 }
 
 /// A name that the API server's certificate is to have: a host, or `*.` and a domain.
 pub fn alternative_name(name: &str) -> Result<String, Invalid> {
-    host(name.strip_prefix("*.").filter(|domain| domain.parse::<IpAddr>().is_err()).unwrap_or(name))
-        .map(|_| name.to_owned())
-        .map_err(|_| Invalid(format!("{name:?} can be no name in a certificate; expected an address or a host name")))
+    host(
+        name.strip_prefix("*.")
+            .filter(|domain| domain.parse::<IpAddr>().is_err())
+            .unwrap_or(name),
+    )
+    .map(|_| name.to_owned())
+    .map_err(|_| {
+        Invalid(format!(
+            "{name:?} can be no name in a certificate; expected an address or a host name"
+        ))
+    })
 }
 
 /// A DNS subdomain in lower case (RFC 1123 §2.1, k8s.io/apimachinery IsDNS1123Subdomain).
@@ -151,7 +173,8 @@ fn is_subdomain(text: &str) -> bool {
     text.len() <= MAX_SUBDOMAIN
         && text.split('.').all(|part| {
             let part = part.as_bytes();
-            part.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
+            part.iter()
+                .all(|byte| is_alphanumeric(byte) || *byte == b'-')
                 && part.first().is_some_and(is_alphanumeric)
                 && part.last().is_some_and(is_alphanumeric)
         })
@@ -167,7 +190,8 @@ pub struct Subnet {
 impl Subnet {
     /// Whether it has this address.
     pub fn contains(&self, address: IpAddr) -> bool {
-        self.address.is_ipv4() == address.is_ipv4() && (bits(self.address) ^ bits(address)) & self.mask() == 0
+        self.address.is_ipv4() == address.is_ipv4()
+            && (bits(self.address) ^ bits(address)) & self.mask() == 0
     }
 
     /// Whether an address is in both.
@@ -177,7 +201,11 @@ impl Subnet {
 
     /// The bits that addresses in it differ in.
     fn host_bits(&self) -> u8 {
-        if self.address.is_ipv4() { 32 - self.prefix } else { 128 - self.prefix }
+        if self.address.is_ipv4() {
+            32 - self.prefix
+        } else {
+            128 - self.prefix
+        }
     }
 
     fn mask(&self) -> u128 {
@@ -199,13 +227,20 @@ impl FromStr for Subnet {
     fn from_str(text: &str) -> Result<Subnet, Invalid> {
         let subnet = || {
             let (address, prefix) = text.split_once('/')?;
-            let subnet = Subnet { address: address.parse().ok()?, prefix: u8::try_from(number(prefix)?).ok()? };
+            let subnet = Subnet {
+                address: address.parse().ok()?,
+                prefix: u8::try_from(number(prefix)?).ok()?,
+            };
             (subnet.prefix <= if subnet.address.is_ipv4() { 32 } else { 128 }).then_some(subnet)
         };
         match subnet() {
             Some(subnet) if bits(subnet.address) & !subnet.mask() == 0 => Ok(subnet),
-            Some(_) => invalid(format!("{text:?} is an address in a network, not a network; its last bits must be 0")),
-            None => invalid(format!("{text:?} is no network; expected one like {DEFAULT_SERVICE_SUBNET}")),
+            Some(_) => invalid(format!(
+                "{text:?} is an address in a network, not a network; its last bits must be 0"
+            )),
+            None => invalid(format!(
+                "{text:?} is no network; expected one like {DEFAULT_SERVICE_SUBNET}"
+            )),
         }
     }
 }
@@ -229,7 +264,10 @@ pub struct Networks {
 impl Networks {
     /// From texts with a comma between the networks; `node` is an address of the node, which must be in neither.
     pub fn parse(services: &str, pods: &str, node: Option<IpAddr>) -> Result<Networks, Invalid> {
-        let networks = Networks { services: subnets(services)?, pods: subnets(pods)? };
+        let networks = Networks {
+            services: subnets(services)?,
+            pods: subnets(pods)?,
+        };
         for subnet in &networks.services {
             if !(MIN_SERVICE_BITS..=MAX_SERVICE_BITS).contains(&subnet.host_bits()) {
                 let width = if subnet.address.is_ipv4() { 32 } else { 128 };
@@ -241,10 +279,19 @@ impl Networks {
             }
         }
         // what kubeadm takes where nothing is given is there all the same
-        let services = if services.is_empty() { subnets(DEFAULT_SERVICE_SUBNET)? } else { networks.services.clone() };
-        for (service, pod) in services.iter().flat_map(|service| networks.pods.iter().map(move |pod| (service, pod))) {
+        let services = if services.is_empty() {
+            subnets(DEFAULT_SERVICE_SUBNET)?
+        } else {
+            networks.services.clone()
+        };
+        for (service, pod) in services
+            .iter()
+            .flat_map(|service| networks.pods.iter().map(move |pod| (service, pod)))
+        {
             if service.overlaps(pod) {
-                return invalid(format!("the services' network {service} and the pods' {pod} overlap; choose others"));
+                return invalid(format!(
+                    "the services' network {service} and the pods' {pod} overlap; choose others"
+                ));
             }
         }
         let taken = |subnet: &&Subnet| node.is_some_and(|node| subnet.contains(node));
@@ -265,7 +312,9 @@ fn subnets(text: &str) -> Result<Vec<Subnet>, Invalid> {
     match subnets[..] {
         [_] => Ok(subnets),
         [first, second] if first.address.is_ipv4() != second.address.is_ipv4() => Ok(subnets),
-        _ => invalid(format!("{text:?} are too many networks; expected one, or one of IPv4 and one of IPv6")),
+        _ => invalid(format!(
+            "{text:?} are too many networks; expected one, or one of IPv4 and one of IPv6"
+        )),
     }
 }
 
@@ -276,43 +325,100 @@ mod tests {
 
     #[test]
     fn versions_in_range_are_read_and_others_are_refused_with_the_range() {
-        assert_eq!("v1.34.4".parse(), Ok(Version { minor: 34, patch: 4 }));
+        assert_eq!(
+            "v1.34.4".parse(),
+            Ok(Version {
+                minor: 34,
+                patch: 4
+            })
+        );
         assert_eq!("v1.31.0".parse::<Version>().unwrap().to_string(), "v1.31.0");
         for text in ["v1.30.14", "v1.37.0", "v1.0.0"] {
             let error = text.parse::<Version>().unwrap_err().to_string();
-            assert!(error.contains(text) && error.contains("v1.31 to v1.36"), "{error}");
+            assert!(
+                error.contains(text) && error.contains("v1.31 to v1.36"),
+                "{error}"
+            );
         }
-        for text in
-            ["", "1.34.4", "v1.34", "v1.34.4-rc.0", "v1.34.4+build", "stable-1", "v2.0.0", "v1.034.4", "v1.34.+4"]
-        {
-            assert!(text.parse::<Version>().unwrap_err().to_string().contains("is no version"), "{text}");
+        for text in [
+            "",
+            "1.34.4",
+            "v1.34",
+            "v1.34.4-rc.0",
+            "v1.34.4+build",
+            "stable-1",
+            "v2.0.0",
+            "v1.034.4",
+            "v1.34.+4",
+        ] {
+            assert!(
+                text.parse::<Version>()
+                    .unwrap_err()
+                    .to_string()
+                    .contains("is no version"),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn machines_names_become_node_names_or_are_refused() {
-        for (name, node) in [("control-plane-0", "control-plane-0"), ("My_Node.example", "my-node.example"), ("1", "1")]
-        {
+        for (name, node) in [
+            ("control-plane-0", "control-plane-0"),
+            ("My_Node.example", "my-node.example"),
+            ("1", "1"),
+        ] {
             assert_eq!(NodeName::from_machine(name).unwrap().as_str(), node);
         }
-        for name in ["", "-a", "a-", "a_", "a..b", ".a", "a.-b", "a b", "\u{fc}", "a/b"] {
-            assert!(NodeName::from_machine(name).unwrap_err().to_string().contains("rename"), "{name}");
+        for name in [
+            "", "-a", "a-", "a_", "a..b", ".a", "a.-b", "a b", "\u{fc}", "a/b",
+        ] {
+            assert!(
+                NodeName::from_machine(name)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("rename"),
+                "{name}"
+            );
         }
         assert!(NodeName::from_machine(&"a".repeat(63)).is_ok());
-        assert!(NodeName::from_machine(&"a".repeat(64)).unwrap_err().to_string().contains("64 characters"));
+        assert!(
+            NodeName::from_machine(&"a".repeat(64))
+                .unwrap_err()
+                .to_string()
+                .contains("64 characters")
+        );
     }
 
     #[test]
     fn hosts_and_certificate_names_are_addresses_or_domains() {
         for name in ["10.0.0.1", "fd00::1", "lb.example", "localhost"] {
-            assert!(host(name).is_ok() && alternative_name(name).is_ok(), "{name}");
+            assert!(
+                host(name).is_ok() && alternative_name(name).is_ok(),
+                "{name}"
+            );
         }
         assert!(alternative_name("*.example.org").is_ok() && host("*.example.org").is_err());
-        for name in ["", "a:6443", "https://a", "A.example", "*.", "a.*.b", "*.10.0.0.1"] {
-            assert!(host(name).is_err() && alternative_name(name).is_err(), "{name}");
+        for name in [
+            "",
+            "a:6443",
+            "https://a",
+            "A.example",
+            "*.",
+            "a.*.b",
+            "*.10.0.0.1",
+        ] {
+            assert!(
+                host(name).is_err() && alternative_name(name).is_err(),
+                "{name}"
+            );
         }
         assert_eq!(cluster_name("").unwrap(), "constellation");
-        assert!(cluster_name("prod.eu-1").is_ok() && cluster_name("a b").is_err() && cluster_name("$(x)").is_err());
+        assert!(
+            cluster_name("prod.eu-1").is_ok()
+                && cluster_name("a b").is_err()
+                && cluster_name("$(x)").is_err()
+        );
     }
 
     #[test]
@@ -325,7 +431,12 @@ mod tests {
             ("10.96.0.0/16,fd00:1::/108", "fd00:2::/48,10.244.0.0/16"),
         ] {
             let networks = Networks::parse(services, pods, node).unwrap();
-            let text = networks.services.iter().map(Subnet::to_string).collect::<Vec<_>>().join(",");
+            let text = networks
+                .services
+                .iter()
+                .map(Subnet::to_string)
+                .collect::<Vec<_>>()
+                .join(",");
             assert_eq!(text, services);
         }
     }
@@ -344,7 +455,11 @@ mod tests {
             ("10.96.0.1/12", "", "last bits"),
             ("10.96.0.0/12,10.0.0.0/16", "", "too many"),
             ("10.96.0.0/16,fd00::/112,fd01::/112", "", "too many"),
-            ("10.0.0.0/11", "", "too large or too small; expected a prefix of 12 to 28"),
+            (
+                "10.0.0.0/11",
+                "",
+                "too large or too small; expected a prefix of 12 to 28",
+            ),
             ("10.0.0.0/29", "", "too small"),
             ("0.0.0.0/0", "", "too large"),
             ("::/0", "", "expected a prefix of 108 to 124"),
@@ -354,7 +469,9 @@ mod tests {
             ("10.9.0.0/16", "", "own address 10.9.0.5"),
             ("", "10.8.0.0/14", "own address 10.9.0.5"),
         ] {
-            let error = Networks::parse(services, pods, node).unwrap_err().to_string();
+            let error = Networks::parse(services, pods, node)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(why), "{services} {pods}: {error}");
         }
     }
@@ -370,7 +487,11 @@ mod tests {
                     assert_eq!(subnet.to_string().parse(), Ok(subnet));
                 }
             }
-            let _ = (text.parse::<Version>(), NodeName::from_machine(&text), alternative_name(&text));
+            let _ = (
+                text.parse::<Version>(),
+                NodeName::from_machine(&text),
+                alternative_name(&text),
+            );
         }
         assert!(good > 50, "{good}");
     }

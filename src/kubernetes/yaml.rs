@@ -39,13 +39,18 @@ enum Open {
 /// The documents of a text; one without content is left out.
 pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
     if text.len() > MAX_LEN {
-        return Err(Error { line: 1, problem: format!("{} bytes, of at most {MAX_LEN}", text.len()) });
+        return Err(Error {
+            line: 1,
+            problem: format!("{} bytes, of at most {MAX_LEN}", text.len()),
+        });
     }
     let mut documents = Vec::new();
     let mut open: Vec<Open> = Vec::new();
     for event in Parser::new_from_str(text) {
-        let (event, span) =
-            event.map_err(|error| Error { line: error.marker().line(), problem: error.info().into() })?;
+        let (event, span) = event.map_err(|error| Error {
+            line: error.marker().line(),
+            problem: error.info().into(),
+        })?;
         let closed = match event {
             Event::Alias(_) => return Err(at(span, "an alias (*), which is not supported")),
             Event::Scalar(text, style, _, tag) => {
@@ -89,7 +94,9 @@ pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
             None => documents.push(closed),
             Some(Open::Sequence(items)) => items.push(closed),
             Some(Open::Mapping(map, key)) => {
-                let key = key.take().ok_or_else(|| at(span, "a key that is no scalar"))?;
+                let key = key
+                    .take()
+                    .ok_or_else(|| at(span, "a key that is no scalar"))?;
                 map.insert(key, closed);
             }
         }
@@ -102,22 +109,40 @@ pub fn document(text: &str) -> Result<Value, Error> {
     let mut documents = documents(text)?;
     match (documents.pop(), documents.is_empty()) {
         (Some(document), true) => Ok(document),
-        (None, _) => Err(Error { line: 1, problem: "there is nothing in it".into() }),
-        _ => Err(Error { line: 1, problem: "several documents, expected one".into() }),
+        (None, _) => Err(Error {
+            line: 1,
+            problem: "there is nothing in it".into(),
+        }),
+        _ => Err(Error {
+            line: 1,
+            problem: "several documents, expected one".into(),
+        }),
     }
 }
 
 fn at(span: Span, problem: impl Into<String>) -> Error {
-    Error { line: span.start.line(), problem: problem.into() }
+    Error {
+        line: span.start.line(),
+        problem: problem.into(),
+    }
 }
 
 fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Value, String> {
     match tag {
         None => {}
         Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "str" => return Ok(text.into()),
-        Some(tag) => return Err(format!("the tag {:.40}{:.40}, which is not supported", tag.handle, tag.suffix)),
+        Some(tag) => {
+            return Err(format!(
+                "the tag {:.40}{:.40}, which is not supported",
+                tag.handle, tag.suffix
+            ));
+        }
     }
-    Ok(if style == ScalarStyle::Plain { plain(text) } else { text.into() })
+    Ok(if style == ScalarStyle::Plain {
+        plain(text)
+    } else {
+        text.into()
+    })
 }
 
 /// The core schema's types (YAML 1.2.2 §10.3.2).
@@ -134,7 +159,10 @@ fn plain(text: &str) -> Value {
 fn number(text: &str) -> Option<Number> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     // `.inf` and the like, which JSON lacks, stay text
-    let starts_as_number = unsigned.strip_prefix('.').unwrap_or(unsigned).starts_with(|c: char| c.is_ascii_digit());
+    let starts_as_number = unsigned
+        .strip_prefix('.')
+        .unwrap_or(unsigned)
+        .starts_with(|c: char| c.is_ascii_digit());
     if !starts_as_number {
         return None;
     }
@@ -198,14 +226,20 @@ kind: Second
             "data": {"number": "1", "text": "first\n  second\n", "folded": "one line"},
             "list": [1, -2.5, true, null, 16, "1.1.1", {"nested": ["a", "b"], "more": {}}],
         });
-        assert_eq!(documents(MANIFESTS).unwrap(), [expected, json!({"kind": "Second"})]);
+        assert_eq!(
+            documents(MANIFESTS).unwrap(),
+            [expected, json!({"kind": "Second"})]
+        );
     }
 
     #[test]
     fn json_is_yaml() {
         let value = json!({"a": [1, "2", null, {"b": "line\nbreak \u{e9} \""}], "c": false});
         assert_eq!(document(&value.to_string()).unwrap(), value);
-        assert_eq!(document(&serde_json::to_string_pretty(&value).unwrap()).unwrap(), value);
+        assert_eq!(
+            document(&serde_json::to_string_pretty(&value).unwrap()).unwrap(),
+            value
+        );
     }
 
     #[test]
@@ -219,13 +253,28 @@ kind: Second
     #[test]
     fn what_makes_little_text_large_or_ambiguous_is_refused() {
         let refused = |text: &str| documents(text).unwrap_err().to_string();
-        assert_eq!(refused("a: &x 1\nb: *x"), "line 2: an alias (*), which is not supported");
-        assert_eq!(refused("a: 1\na: 2"), "line 2: the key \"a\" is there twice");
-        assert_eq!(refused("a: !!binary aGk="), "line 1: the tag tag:yaml.org,2002:binary, which is not supported");
+        assert_eq!(
+            refused("a: &x 1\nb: *x"),
+            "line 2: an alias (*), which is not supported"
+        );
+        assert_eq!(
+            refused("a: 1\na: 2"),
+            "line 2: the key \"a\" is there twice"
+        );
+        assert_eq!(
+            refused("a: !!binary aGk="),
+            "line 1: the tag tag:yaml.org,2002:binary, which is not supported"
+        );
         assert_eq!(refused("? [a]\n: b"), "line 1: a key that is no scalar");
-        assert_eq!(refused(&"- ".repeat(1000)), "line 1: nested deeper than 128");
+        assert_eq!(
+            refused(&"- ".repeat(1000)),
+            "line 1: nested deeper than 128"
+        );
         // by the parser itself
-        assert_eq!(refused(&"[".repeat(1000)), "line 1: recursion limit exceeded");
+        assert_eq!(
+            refused(&"[".repeat(1000)),
+            "line 1: recursion limit exceeded"
+        );
         assert!(refused(&" ".repeat(MAX_LEN + 1)).contains("bytes, of at most"));
         assert!(refused("a: [1").starts_with("line "));
         assert!(document("").is_err() && document("--- 1\n--- 2").is_err());

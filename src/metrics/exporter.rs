@@ -64,8 +64,14 @@ impl Exporter {
             open: Mutex::default(),
         });
         let serving = shared.clone();
-        let thread = thread::Builder::new().name("metrics-watch".into()).spawn(move || serving.watch(&listener))?;
-        Ok(Exporter { address, shared, thread: Some(thread) })
+        let thread = thread::Builder::new()
+            .name("metrics-watch".into())
+            .spawn(move || serving.watch(&listener))?;
+        Ok(Exporter {
+            address,
+            shared,
+            thread: Some(thread),
+        })
     }
 
     /// Where it listens.
@@ -101,7 +107,9 @@ impl Shared {
         let mut number = 0;
         while !self.stopping.load(Ordering::SeqCst) {
             let waited = self.poller.watch_once(listener, LISTENER);
-            if let Err(error) = waited.and_then(|()| self.poller.wait(&mut ready, Duration::from_secs(3600))) {
+            if let Err(error) =
+                waited.and_then(|()| self.poller.wait(&mut ready, Duration::from_secs(3600)))
+            {
                 log::error!("metrics: no connection can be waited for: {error}");
                 thread::sleep(ACCEPT_PAUSE);
             }
@@ -115,7 +123,9 @@ impl Shared {
     fn admit(self: &Arc<Self>, number: u64, socket: TcpStream, ip: IpAddr) {
         let mut open = self.open();
         let of_peer = open.iter().filter(|(_, other, _)| *other == ip).count();
-        let Ok(handle) = socket.try_clone() else { return };
+        let Ok(handle) = socket.try_clone() else {
+            return;
+        };
         if open.len() >= CONNECTIONS || of_peer >= CONNECTIONS_PER_PEER {
             return log::debug!("metrics: {ip}: there are too many connections");
         }
@@ -160,7 +170,11 @@ fn serve(socket: &TcpStream, registry: &Registry) -> io::Result<()> {
     };
     write_all(socket, &answer.bytes(), deadline)?;
     socket.shutdown(Shutdown::Write)?;
-    let mut rest = Timed { socket, deadline: Instant::now() + LINGER }.take(MAX_LINGER);
+    let mut rest = Timed {
+        socket,
+        deadline: Instant::now() + LINGER,
+    }
+    .take(MAX_LINGER);
     // what it still says changes nothing
     let _ = io::copy(&mut rest, &mut io::sink());
     Ok(())
@@ -180,7 +194,9 @@ fn read_head(socket: &TcpStream, deadline: Instant) -> io::Result<Option<Vec<u8>
             0 => return Err(ErrorKind::UnexpectedEof.into()),
             read => head.extend_from_slice(&chunk[..read]),
         }
-        if head.windows(4).any(|end| end == b"\r\n\r\n") || head.windows(2).any(|end| end == b"\n\n") {
+        if head.windows(4).any(|end| end == b"\r\n\r\n")
+            || head.windows(2).any(|end| end == b"\n\n")
+        {
             return Ok(Some(head));
         }
     }
@@ -199,11 +215,23 @@ struct Answer {
 impl Answer {
     fn status(status: &'static str) -> Answer {
         let (content_type, body) = ("text/plain; charset=utf-8", format!("{status}\n"));
-        Answer { status, more: "", content_type, body, without_body: false }
+        Answer {
+            status,
+            more: "",
+            content_type,
+            body,
+            without_body: false,
+        }
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let Answer { status, more, content_type, body, .. } = self;
+        let Answer {
+            status,
+            more,
+            content_type,
+            body,
+            ..
+        } = self;
         let length = body.len();
         let mut bytes = format!(
             "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nCache-Control: no-store\r\n\
@@ -222,17 +250,29 @@ fn answer(head: &[u8], registry: &Registry) -> Answer {
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(head) {
         Ok(httparse::Status::Complete(_)) => {}
-        Err(httparse::Error::TooManyHeaders) => return Answer::status("431 Request Header Fields Too Large"),
+        Err(httparse::Error::TooManyHeaders) => {
+            return Answer::status("431 Request Header Fields Too Large");
+        }
         _ => return Answer::status("400 Bad Request"),
     }
-    let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
+    let (method, target) = (
+        request.method.unwrap_or_default(),
+        request.path.unwrap_or_default(),
+    );
     let mut answer = match (method, target.split('?').next()) {
         ("GET" | "HEAD", Some("/metrics")) => {
             let body = registry.render();
-            Answer { content_type: TEXT_FORMAT, body, ..Answer::status("200 OK") }
+            Answer {
+                content_type: TEXT_FORMAT,
+                body,
+                ..Answer::status("200 OK")
+            }
         }
         ("GET" | "HEAD", _) => Answer::status("404 Not Found"),
-        _ => Answer { more: "Allow: GET, HEAD\r\n", ..Answer::status("405 Method Not Allowed") },
+        _ => Answer {
+            more: "Allow: GET, HEAD\r\n",
+            ..Answer::status("405 Method Not Allowed")
+        },
     };
     answer.without_body = method == "HEAD";
     answer
@@ -264,7 +304,11 @@ fn write_all(mut socket: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io:
 
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+    if left.is_zero() {
+        Err(ErrorKind::TimedOut.into())
+    } else {
+        Ok(left)
+    }
 }
 
 #[cfg(test)]
@@ -285,7 +329,9 @@ mod tests {
 
     fn ask(exporter: &Exporter, request: &[u8]) -> String {
         let mut socket = TcpStream::connect(exporter.local_addr()).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
         // it may answer, and close, before it has read all
         let _ = socket.write_all(request);
         let mut answer = Vec::new();
@@ -297,21 +343,40 @@ mod tests {
     fn metrics_are_had_by_get_and_nothing_else_is() {
         let exporter = exporter();
         let got = ask(&exporter, REQUEST);
-        assert!(got.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"), "{got}");
-        assert!(got.ends_with("\r\n\r\n# HELP a_total A.\n# TYPE a_total counter\na_total 1\n"), "{got}");
+        assert!(
+            got.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"),
+            "{got}"
+        );
+        assert!(
+            got.ends_with("\r\n\r\n# HELP a_total A.\n# TYPE a_total counter\na_total 1\n"),
+            "{got}"
+        );
         for (request, expected) in [
             (&b"GET /metrics?x=y HTTP/1.0\r\n\r\n"[..], "200"),
             (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
-            (b"GET /metrics/../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
-            (b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", "405"),
+            (
+                b"GET /metrics/../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+                "404",
+            ),
+            (
+                b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc",
+                "405",
+            ),
             (b"\x16\x03\x01\x02\x00\x01\n\n", "400"),
             (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "400"),
         ] {
             let got = ask(&exporter, request);
-            assert!(got.starts_with(&format!("HTTP/1.1 {expected} ")), "{}: {got}", String::from_utf8_lossy(request));
+            assert!(
+                got.starts_with(&format!("HTTP/1.1 {expected} ")),
+                "{}: {got}",
+                String::from_utf8_lossy(request)
+            );
         }
         let head = ask(&exporter, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
-        assert!(head.contains("Content-Length: 51\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+        assert!(
+            head.contains("Content-Length: 51\r\n") && head.ends_with("\r\n\r\n"),
+            "{head}"
+        );
     }
 
     #[test]
@@ -320,7 +385,12 @@ mod tests {
         for endless in [
             [&REQUEST[..REQUEST.len() - 2], &b"x: y\r\n".repeat(20_000)].concat(),
             [b"GET /".to_vec(), vec![b'x'; 100_000]].concat(),
-            [b"GET /metrics HTTP/1.1\r\n".to_vec(), b"x: y\r\n".repeat(MAX_HEADERS + 1), b"\r\n".to_vec()].concat(),
+            [
+                b"GET /metrics HTTP/1.1\r\n".to_vec(),
+                b"x: y\r\n".repeat(MAX_HEADERS + 1),
+                b"\r\n".to_vec(),
+            ]
+            .concat(),
         ] {
             assert!(ask(&exporter, &endless).starts_with("HTTP/1.1 431 "));
         }
@@ -329,14 +399,18 @@ mod tests {
     #[test]
     fn peers_that_say_nothing_lose_their_place_and_are_not_waited_for_at_the_end() {
         let exporter = exporter();
-        let silent: Vec<_> = (0..2 * CONNECTIONS).map(|_| TcpStream::connect(exporter.local_addr()).unwrap()).collect();
+        let silent: Vec<_> = (0..2 * CONNECTIONS)
+            .map(|_| TcpStream::connect(exporter.local_addr()).unwrap())
+            .collect();
         let until = Instant::now() + 4 * TIME;
         while !ask(&exporter, REQUEST).starts_with("HTTP/1.1 200") {
             assert!(Instant::now() < until);
             thread::sleep(Duration::from_millis(50));
         }
         assert!(exporter.shared.open().len() <= CONNECTIONS_PER_PEER);
-        let _more: Vec<_> = (0..3).map(|_| TcpStream::connect(exporter.local_addr()).unwrap()).collect();
+        let _more: Vec<_> = (0..3)
+            .map(|_| TcpStream::connect(exporter.local_addr()).unwrap())
+            .collect();
         thread::sleep(Duration::from_millis(50));
         let started = Instant::now();
         drop(exporter);

@@ -159,7 +159,10 @@ impl Histogram {
     /// It took this long.
     pub fn observe(&self, time: Duration) {
         let milliseconds = time.as_nanos().div_ceil(1_000_000);
-        let at = BUCKETS.iter().position(|(bound, _)| milliseconds <= (*bound).into()).unwrap_or(BUCKETS.len());
+        let at = BUCKETS
+            .iter()
+            .position(|(bound, _)| milliseconds <= (*bound).into())
+            .unwrap_or(BUCKETS.len());
         self.0.counts[at].fetch_add(1, Ordering::Relaxed);
         let nanoseconds = time.as_nanos().try_into().unwrap_or(u64::MAX);
         self.0.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
@@ -175,7 +178,11 @@ impl Histogram {
 
     /// How often something was observed until now.
     pub fn count(&self) -> u64 {
-        self.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+        self.0
+            .counts
+            .iter()
+            .map(|count| count.load(Ordering::Relaxed))
+            .sum()
     }
 }
 
@@ -204,7 +211,12 @@ impl Metric for Histogram {
         let mut count = 0;
         for (bound, inside) in bounds.zip(&self.0.counts) {
             count += inside.load(Ordering::Relaxed);
-            sample(out, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"{bound}\""), &count);
+            sample(
+                out,
+                &format!("{name}_bucket"),
+                &format!("{labels}{comma}le=\"{bound}\""),
+                &count,
+            );
         }
         let seconds = self.0.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9;
         sample(out, &format!("{name}_sum"), labels, &seconds);
@@ -218,17 +230,34 @@ impl<M: Metric, const N: usize> Labelled<M, N> {
         let mut metrics = self.lock();
         let key = values.map(str::to_owned);
         let is_known = metrics.contains_key(&key);
-        let key = if is_known || metrics.len() < MAX_SERIES { key } else { [(); N].map(|()| OTHER.to_owned()) };
+        let key = if is_known || metrics.len() < MAX_SERIES {
+            key
+        } else {
+            [(); N].map(|()| OTHER.to_owned())
+        };
         metrics.entry(key).or_default().clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<[String; N], M>> {
-        self.0.metrics.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0
+            .metrics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self, out: &mut String, name: &str) {
         for (values, metric) in self.lock().iter() {
-            metric.write(out, name, &labels(self.0.names.iter().copied().zip(values.iter().map(String::as_str))));
+            metric.write(
+                out,
+                name,
+                &labels(
+                    self.0
+                        .names
+                        .iter()
+                        .copied()
+                        .zip(values.iter().map(String::as_str)),
+                ),
+            );
         }
     }
 }
@@ -243,7 +272,12 @@ impl Registry {
     pub fn add<M: Metric>(&self, name: &'static str, help: &'static str) -> M {
         let metric = M::default();
         let source = metric.clone();
-        self.register(name, help, M::KIND, Box::new(move |out, name| source.write(out, name, "")));
+        self.register(
+            name,
+            help,
+            M::KIND,
+            Box::new(move |out, name| source.write(out, name, "")),
+        );
         metric
     }
 
@@ -255,9 +289,17 @@ impl Registry {
         labels: [&'static str; N],
     ) -> Labelled<M, N> {
         debug_assert!(labels.iter().all(|label| is_name(label, "_")), "{labels:?}");
-        let metrics = Labelled(Arc::new(Series { names: labels, metrics: Mutex::default() }));
+        let metrics = Labelled(Arc::new(Series {
+            names: labels,
+            metrics: Mutex::default(),
+        }));
         let source = metrics.clone();
-        self.register(name, help, M::KIND, Box::new(move |out, name| source.write(out, name)));
+        self.register(
+            name,
+            help,
+            M::KIND,
+            Box::new(move |out, name| source.write(out, name)),
+        );
         metrics
     }
 
@@ -308,7 +350,11 @@ impl Registry {
     fn register(&self, name: &'static str, help: &'static str, kind: &'static str, source: Source) {
         debug_assert!(is_name(name, "_:"), "{name}");
         let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let family = families.entry(name).or_insert_with(|| Family { kind, help, sources: Vec::new() });
+        let family = families.entry(name).or_insert_with(|| Family {
+            kind,
+            help,
+            sources: Vec::new(),
+        });
         debug_assert_eq!(family.kind, kind, "{name} is registered as two kinds");
         family.sources.push(source);
     }
@@ -319,7 +365,10 @@ impl Registry {
         for (name, family) in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             out.push_str(&format!("# HELP {name} {}\n", escaped(family.help, false)));
             out.push_str(&format!("# TYPE {name} {}\n", family.kind));
-            family.sources.iter().for_each(|source| source(&mut out, name));
+            family
+                .sources
+                .iter()
+                .for_each(|source| source(&mut out, name));
         }
         out
     }
@@ -334,20 +383,29 @@ fn sample(out: &mut String, name: &str, labels: &str, value: &dyn std::fmt::Disp
 }
 
 fn labels<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> String {
-    pairs.map(|(name, value)| format!("{name}=\"{}\"", escaped(value, true))).collect::<Vec<_>>().join(",")
+    pairs
+        .map(|(name, value)| format!("{name}=\"{}\"", escaped(value, true)))
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 /// A help text, or a label's value, where quotes are escaped too.
 fn escaped(text: &str, quotes: bool) -> String {
     let text = text.replace('\\', "\\\\").replace('\n', "\\n");
-    if quotes { text.replace('"', "\\\"") } else { text }
+    if quotes {
+        text.replace('"', "\\\"")
+    } else {
+        text
+    }
 }
 
 /// Letters, digits and `more`, and no digit first.
 fn is_name(name: &str, more: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(|c: char| c.is_ascii_digit())
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || more.contains(c))
 }
 
 #[cfg(test)]
@@ -357,7 +415,8 @@ mod tests {
     #[test]
     fn the_text_has_help_type_and_a_line_for_each_series() {
         let registry = Registry::new();
-        let requests: Labelled<Counter, 2> = registry.labelled("a_total", "Of a\nkind \\ \"x\".", ["code", "why"]);
+        let requests: Labelled<Counter, 2> =
+            registry.labelled("a_total", "Of a\nkind \\ \"x\".", ["code", "why"]);
         requests.with(["ok", ""]).inc();
         requests.with(["bad", "a \"quote\"\\\n"]).add(2);
         requests.with(["ok", ""]).inc();

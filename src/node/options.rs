@@ -106,7 +106,11 @@ impl Options {
     /// What comes before the first secret and the first thread: the log, the console's events of this stage, memory that is in
     /// no core dump, and what SIGTERM stops.
     pub fn start(&self, stage: &'static str) -> Result<(Timeline, Stop), Failure> {
-        logger::init(if self.debug { LevelFilter::Debug } else { LevelFilter::Info });
+        logger::init(if self.debug {
+            LevelFilter::Debug
+        } else {
+            LevelFilter::Info
+        });
         let timeline = Timeline::new(stage);
         let timeline = match &self.events {
             // a boot does not fail over it
@@ -123,7 +127,11 @@ impl Options {
     /// The TPM, and what proves with it what this machine runs.
     pub fn attestation(&self) -> Result<(tpm::Location, Arc<dyn Issuer>), String> {
         if self.variant != qemu_vtpm::VARIANT {
-            return Err(format!("attestation variant {:?} is not known; known: {}", self.variant, qemu_vtpm::VARIANT));
+            return Err(format!(
+                "attestation variant {:?} is not known; known: {}",
+                self.variant,
+                qemu_vtpm::VARIANT
+            ));
         }
         let location = match &self.tpm {
             Some(location) => location.clone(),
@@ -135,7 +143,9 @@ impl Options {
 
     /// Who this machine and its peers are.
     pub fn metadata(&self) -> Result<Arc<Metadata>, String> {
-        Metadata::of(&self.csp, self.metadata.as_deref()).map(Arc::new).map_err(|error| error.to_string())
+        Metadata::of(&self.csp, self.metadata.as_deref())
+            .map(Arc::new)
+            .map_err(|error| error.to_string())
     }
 }
 
@@ -153,19 +163,25 @@ fn prepare() -> io::Result<Stop> {
     let signals = sys::signal::StopSignals::block()?;
     let stop = Stop::new();
     let on_signal = stop.clone();
-    thread::Builder::new().name("signals".into()).spawn(move || {
-        match signals.wait() {
-            Ok(signal) => log::warn!("{signal}: stopping"),
-            Err(error) => log::error!("waiting for signals: {error}"),
-        }
-        on_signal.stop();
-    })?;
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            match signals.wait() {
+                Ok(signal) => log::warn!("{signal}: stopping"),
+                Err(error) => log::error!("waiting for signals: {error}"),
+            }
+            on_signal.stop();
+        })?;
     Ok(stop)
 }
 
 /// How a program ends whose work failed with `error`: by the signal that stopped it, if one did.
 pub fn failed(timeline: &Timeline, stop: &Stop, error: String) -> Failure {
     timeline.event("error", &error);
-    let code = if stop.is_stopped() { STOPPED } else { program::FAILED };
+    let code = if stop.is_stopped() {
+        STOPPED
+    } else {
+        program::FAILED
+    };
     Failure::Failed(code, error)
 }

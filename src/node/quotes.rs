@@ -29,11 +29,17 @@ struct Noted {
 }
 
 impl Noted {
-    fn note(&self, issue: impl FnOnce() -> Result<Vec<u8>, IssueError>) -> Result<Vec<u8>, IssueError> {
+    fn note(
+        &self,
+        issue: impl FnOnce() -> Result<Vec<u8>, IssueError>,
+    ) -> Result<Vec<u8>, IssueError> {
         let from = clock::since_boot();
         let document = issue()?;
         let took = clock::since_boot() - from;
-        self.timeline.event("quote", format_args!("{} bytes in {} ms", document.len(), took.as_millis()));
+        self.timeline.event(
+            "quote",
+            format_args!("{} bytes in {} ms", document.len(), took.as_millis()),
+        );
         Ok(document)
     }
 }

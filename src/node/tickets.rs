@@ -89,26 +89,39 @@ pub struct Failure {
 impl From<String> for Failure {
     /// One that may pass by itself.
     fn from(text: String) -> Failure {
-        Failure { text, is_lasting: false, retry_after: None }
+        Failure {
+            text,
+            is_lasting: false,
+            retry_after: None,
+        }
     }
 }
 
 impl Failure {
     /// One that stays until somebody mends something.
     pub fn lasting(text: String) -> Failure {
-        Failure { is_lasting: true, ..Failure::from(text) }
+        Failure {
+            is_lasting: true,
+            ..Failure::from(text)
+        }
     }
 
     /// Of a connection that was not made, or broke. A policy may follow a new image at any moment.
     fn of_connection(text: String) -> Failure {
         let is_lasting = text.contains(atls::ATTESTATION_REFUSED);
-        Failure { text, is_lasting, retry_after: is_lasting.then_some(REFUSED_PAUSE) }
+        Failure {
+            text,
+            is_lasting,
+            retry_after: is_lasting.then_some(REFUSED_PAUSE),
+        }
     }
 
     fn of(status: &Status, trailers: &Trailers) -> Failure {
         use Code::{FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated};
         // with TLS 1.3 a refusal comes after the handshake
-        if status.code() == Code::Unavailable && status.message().contains(atls::ATTESTATION_REFUSED) {
+        if status.code() == Code::Unavailable
+            && status.message().contains(atls::ATTESTATION_REFUSED)
+        {
             return Failure::of_connection(status.message().to_owned());
         }
         Failure {
@@ -123,7 +136,9 @@ impl Failure {
 
     fn pause(&self, backoff: &mut Backoff) -> Duration {
         let usual = backoff.pause();
-        let hint = self.retry_after.map(|hint| hint.clamp(FIRST_PAUSE, LONGEST_HINT));
+        let hint = self
+            .retry_after
+            .map(|hint| hint.clamp(FIRST_PAUSE, LONGEST_HINT));
         match (hint, self.is_lasting) {
             // with jitter, since the server may have told all of a fleet the same
             (Some(hint), _) => hint + Backoff::new(hint / 8, hint).pause(),
@@ -136,7 +151,9 @@ impl Failure {
 /// A server's wish, as google.rpc.RetryInfo among the status' details, or as a trailer.
 fn retry_after(status: &Status, trailers: &Trailers) -> Option<Duration> {
     let millis = || trailers.get(RETRY_AFTER)?.parse().ok();
-    status.retry_after().or_else(|| millis().map(Duration::from_millis))
+    status
+        .retry_after()
+        .or_else(|| millis().map(Duration::from_millis))
 }
 
 /// One join service, or what stands before several.
@@ -154,8 +171,9 @@ impl JoinService {
     /// connection.
     pub fn connect<'a>(&self, asker: &'a impl Asker) -> Result<Connection<'a>, Failure> {
         let over = asker.over();
-        let socket = sys::net::connect(self.0, Instant::now() + CONNECT_TIME, &|| over.is_stopped())
-            .map_err(|error| format!("cannot connect: {error}"))?;
+        let socket =
+            sys::net::connect(self.0, Instant::now() + CONNECT_TIME, &|| over.is_stopped())
+                .map_err(|error| format!("cannot connect: {error}"))?;
         let held = over.hold(&socket).map_err(|error| error.to_string())?;
         let client = atls::Client::new(Some(asker.issuer().clone()), vec![]);
         let transport = client.connect(socket, Instant::now() + HANDSHAKE_TIME);
@@ -163,7 +181,10 @@ impl JoinService {
         let channel = Channel::new(transport, &self.0.to_string())
             .map_err(|status| Failure::of(&status, &Trailers::new()))?
             .with_message_bytes(MAX_TICKET);
-        Ok(Connection { channel, _held: held })
+        Ok(Connection {
+            channel,
+            _held: held,
+        })
     }
 }
 
@@ -175,12 +196,21 @@ pub struct Connection<'a> {
 
 impl Connection<'_> {
     /// Asks for a ticket.
-    pub fn call<Q: Message, R: Message + Default>(&self, method: &str, request: &Q) -> Result<R, Failure> {
-        let options = CallOptions { timeout: Some(CALL_TIME), ..CallOptions::default() };
+    pub fn call<Q: Message, R: Message + Default>(
+        &self,
+        method: &str,
+        request: &Q,
+    ) -> Result<R, Failure> {
+        let options = CallOptions {
+            timeout: Some(CALL_TIME),
+            ..CallOptions::default()
+        };
         // as a stream of one, which shows the trailers, too
         let answer = self.channel.server_streaming(method, request, &options);
         let mut answer = answer.map_err(|status| Failure::of(&status, &Trailers::new()))?;
-        answer.one().map_err(|status| Failure::of(&status, &answer.trailers()))
+        answer
+            .one()
+            .map_err(|status| Failure::of(&status, &answer.trailers()))
     }
 }
 
@@ -191,7 +221,9 @@ impl Asking {
     /// Starts asking every join service that `metadata` leads to.
     pub fn start<A: Asker>(metadata: Arc<Metadata>, asker: Arc<A>) -> std::io::Result<Asking> {
         let lister = thread::Builder::new().name("tickets".into());
-        lister.spawn(move || ask_all(&metadata, &asker)).map(|thread| Asking(Some(thread)))
+        lister
+            .spawn(move || ask_all(&metadata, &asker))
+            .map(|thread| Asking(Some(thread)))
     }
 }
 
@@ -222,7 +254,8 @@ fn ask_all<A: Asker>(metadata: &Metadata, asker: &Arc<A>) {
         asker.know(listed.known);
         for host in listed.hosts {
             if threads.len() < MAX_SERVICES && !threads.contains_key(&host) {
-                let (asker, service) = (asker.clone(), JoinService(SocketAddr::new(host, NODE_PORT)));
+                let (asker, service) =
+                    (asker.clone(), JoinService(SocketAddr::new(host, NODE_PORT)));
                 let thread = thread::Builder::new().name("ticket-ask".into());
                 match thread.spawn(move || ask(&service, &*asker)) {
                     Ok(thread) => drop(threads.insert(host, thread)),
@@ -231,9 +264,16 @@ fn ask_all<A: Asker>(metadata: &Metadata, asker: &Arc<A>) {
             }
         }
         if threads.is_empty() && listed.errors.is_empty() {
-            asker.note("metadata", &Failure::from("no other control plane is known".to_owned()));
+            asker.note(
+                "metadata",
+                &Failure::from("no other control plane is known".to_owned()),
+            );
         }
-        over.wait(if threads.is_empty() { backoff.pause() } else { LIST_EVERY });
+        over.wait(if threads.is_empty() {
+            backoff.pause()
+        } else {
+            LIST_EVERY
+        });
     }
     for (_, thread) in threads {
         let _ = thread.join();
@@ -245,7 +285,9 @@ fn ask<A: Asker>(service: &JoinService, asker: &A) {
     let (name, over) = (service.to_string(), asker.over());
     let mut backoff = Backoff::new(FIRST_PAUSE, A::LONGEST_PAUSE);
     while !over.is_stopped() {
-        let Err(failure) = asker.ask(service) else { return };
+        let Err(failure) = asker.ask(service) else {
+            return;
+        };
         if over.is_stopped() {
             return;
         }
@@ -262,12 +304,21 @@ struct Listed {
 
 /// The load balancer and every control plane but this node itself. What one source does not tell, the other may.
 fn list(metadata: &Metadata) -> Listed {
-    let mut listed = Listed { known: Known { own: None, load_balancer: None }, hosts: vec![], errors: vec![] };
+    let mut listed = Listed {
+        known: Known {
+            own: None,
+            load_balancer: None,
+        },
+        hosts: vec![],
+        errors: vec![],
+    };
     match metadata.load_balancer_endpoint() {
         Ok(host) => {
             match sys::net::resolve(&host) {
                 Ok(addresses) => listed.hosts.extend(addresses),
-                Err(error) => listed.errors.push(("load balancer", format!("{host}: {error}"))),
+                Err(error) => listed
+                    .errors
+                    .push(("load balancer", format!("{host}: {error}"))),
             }
             listed.known.load_balancer = Some(host);
         }
@@ -316,7 +367,11 @@ mod tests {
             (Code::Internal, false),
         ] {
             let failure = Failure::of(&Status::new(code, "why"), &Trailers::new());
-            assert_eq!((failure.is_lasting, failure.retry_after), (is_lasting, None), "{code}");
+            assert_eq!(
+                (failure.is_lasting, failure.retry_after),
+                (is_lasting, None),
+                "{code}"
+            );
             assert!(failure.text.contains("why"));
         }
     }
@@ -324,11 +379,18 @@ mod tests {
     #[test]
     fn a_servers_hint_is_honoured_in_either_form_and_no_server_stops_a_node_for_ever() {
         let busy = Status::new(Code::ResourceExhausted, "busy");
-        let pause = |failure: Failure| failure.pause(&mut Backoff::new(FIRST_PAUSE, FIRST_PAUSE)).as_millis();
+        let pause = |failure: Failure| {
+            failure
+                .pause(&mut Backoff::new(FIRST_PAUSE, FIRST_PAUSE))
+                .as_millis()
+        };
         assert!((2500..3000).contains(&pause(Failure::of(&busy, &trailers("2500")))));
         let with_info = busy.clone().with_retry_after(Duration::from_millis(2500));
         assert!((2500..3000).contains(&pause(Failure::of(&with_info, &Trailers::new()))));
-        assert!(pause(Failure::of(&busy, &trailers("18446744073709551615"))) < LONGEST_HINT.as_millis() * 9 / 8 + 1);
+        assert!(
+            pause(Failure::of(&busy, &trailers("18446744073709551615")))
+                < LONGEST_HINT.as_millis() * 9 / 8 + 1
+        );
         assert!((1000..1200).contains(&pause(Failure::of(&busy, &trailers("0")))));
         assert!(pause(Failure::of(&busy, &trailers("soon"))) <= 1000);
         assert!((30_000..=60_000).contains(&pause(Failure::lasting("mend it".into()))));

@@ -59,12 +59,26 @@ impl HalfOpen {
     /// `patience` loses its thread when only a quarter of them is free, or another one of its network waits for one.
     pub fn new(places: usize, threads: usize, patience: Duration) -> HalfOpen {
         let (silent, queued, handshakes) = Default::default();
-        HalfOpen { places, threads, patience, silent, queued, handshakes }
+        HalfOpen {
+            places,
+            threads,
+            patience,
+            silent,
+            queued,
+            handshakes,
+        }
     }
 
     /// A connection was accepted; it is closed if its handshake does not begin before `deadline`.
     pub fn enter(&mut self, id: u64, network: Network, socket: TcpStream, deadline: Instant) {
-        self.silent.insert(id, Caller { network, socket, deadline });
+        self.silent.insert(
+            id,
+            Caller {
+                network,
+                socket,
+                deadline,
+            },
+        );
     }
 
     /// How many there are.
@@ -79,7 +93,11 @@ impl HalfOpen {
     }
 
     fn networks(&self) -> impl Iterator<Item = Network> {
-        let callers = self.silent.values().chain(self.queued.values()).map(|caller| caller.network);
+        let callers = self
+            .silent
+            .values()
+            .chain(self.queued.values())
+            .map(|caller| caller.network);
         callers.chain(self.handshakes.values().map(|handshake| handshake.network))
     }
 
@@ -92,13 +110,27 @@ impl HalfOpen {
     /// none where it is our turn; of a network's others, those go last that have spoken.
     pub fn displace(&mut self, of: Option<Network>, now: Instant) -> Option<u64> {
         let mut counts: HashMap<Network, usize> = HashMap::new();
-        self.networks().for_each(|network| *counts.entry(network).or_default() += 1);
-        let silent = self.silent.iter().map(|(id, caller)| (caller.network, true, *id));
-        let queued = self.queued.iter().map(|(id, caller)| (caller.network, false, *id));
-        let late = self.handshakes.iter().filter(|(_, handshake)| handshake.turn.waited(now) >= self.patience);
+        self.networks()
+            .for_each(|network| *counts.entry(network).or_default() += 1);
+        let silent = self
+            .silent
+            .iter()
+            .map(|(id, caller)| (caller.network, true, *id));
+        let queued = self
+            .queued
+            .iter()
+            .map(|(id, caller)| (caller.network, false, *id));
+        let late = self
+            .handshakes
+            .iter()
+            .filter(|(_, handshake)| handshake.turn.waited(now) >= self.patience);
         let late = late.map(|(id, handshake)| (handshake.network, true, *id));
-        let may_go = silent.chain(queued).chain(late).filter(|(network, ..)| of.is_none_or(|of| of == *network));
-        let (.., id) = may_go.max_by_key(|(network, is_idle, id)| (counts[network], *is_idle, Reverse(*id)))?;
+        let may_go = silent
+            .chain(queued)
+            .chain(late)
+            .filter(|(network, ..)| of.is_none_or(|of| of == *network));
+        let (.., id) = may_go
+            .max_by_key(|(network, is_idle, id)| (counts[network], *is_idle, Reverse(*id)))?;
         self.close(id);
         Some(id)
     }
@@ -120,25 +152,50 @@ impl HalfOpen {
     pub fn next(&mut self, now: Instant) -> Option<Begin> {
         while self.is_busy() {
             let mut running: HashMap<Network, usize> = HashMap::new();
-            self.handshakes.values().for_each(|other| *running.entry(other.network).or_default() += 1);
+            self.handshakes
+                .values()
+                .for_each(|other| *running.entry(other.network).or_default() += 1);
             let running_of = |caller: &Caller| running.get(&caller.network).copied().unwrap_or(0);
             let may_begin = self.queued.iter().filter(|(_, caller)| {
-                self.handshakes.len() < self.threads && running_of(caller) < self.threads.div_ceil(2)
+                self.handshakes.len() < self.threads
+                    && running_of(caller) < self.threads.div_ceil(2)
             });
-            if let Some((&id, _)) = may_begin.min_by_key(|(id, caller)| (running_of(caller), **id)) {
-                let Caller { network, socket, deadline } = self.queued.remove(&id)?;
+            if let Some((&id, _)) = may_begin.min_by_key(|(id, caller)| (running_of(caller), **id))
+            {
+                let Caller {
+                    network,
+                    socket,
+                    deadline,
+                } = self.queued.remove(&id)?;
                 // else no descriptor is free for it
                 if let Ok(handle) = socket.try_clone() {
                     let turn = Arc::new(PeersTurn::default());
-                    let handshake = Handshake { network, socket: handle, turn: turn.clone(), is_outdated: false };
+                    let handshake = Handshake {
+                        network,
+                        socket: handle,
+                        turn: turn.clone(),
+                        is_outdated: false,
+                    };
                     self.handshakes.insert(id, handshake);
-                    return Some(Begin { id, network, socket, deadline, turn });
+                    return Some(Begin {
+                        id,
+                        network,
+                        socket,
+                        deadline,
+                        turn,
+                    });
                 }
                 continue;
             }
-            let is_wanted = |network| self.are_scarce() || self.queued.values().any(|caller| caller.network == network);
-            let waiting = self.handshakes.iter().map(|(id, other)| (other.turn.waited(now), *id, other.network));
-            let may_go = waiting.filter(|(waited, _, network)| *waited >= self.patience && is_wanted(*network));
+            let is_wanted = |network| {
+                self.are_scarce() || self.queued.values().any(|caller| caller.network == network)
+            };
+            let waiting = self
+                .handshakes
+                .iter()
+                .map(|(id, other)| (other.turn.waited(now), *id, other.network));
+            let may_go = waiting
+                .filter(|(waited, _, network)| *waited >= self.patience && is_wanted(*network));
             let (_, longest, _) = may_go.max()?;
             self.close(longest);
         }
@@ -157,12 +214,16 @@ impl HalfOpen {
 
     /// Its handshake is over. Returns whether [`HalfOpen::outdate`] was called meanwhile; `None` if it was closed.
     pub fn leave(&mut self, id: u64) -> Option<bool> {
-        self.handshakes.remove(&id).map(|handshake| handshake.is_outdated)
+        self.handshakes
+            .remove(&id)
+            .map(|handshake| handshake.is_outdated)
     }
 
     /// What the handshakes prove that are under way is not enough any more.
     pub fn outdate(&mut self) {
-        self.handshakes.values_mut().for_each(|handshake| handshake.is_outdated = true);
+        self.handshakes
+            .values_mut()
+            .for_each(|handshake| handshake.is_outdated = true);
     }
 
     /// Closes those whose first byte, or whose thread, did not come in time.
@@ -220,7 +281,11 @@ mod tests {
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         listener.accept().unwrap();
         all.enter(id, network(who), socket, now + PATIENCE);
-        if all.is_over() { all.displace(None, now) } else { None }
+        if all.is_over() {
+            all.displace(None, now)
+        } else {
+            None
+        }
     }
 
     fn speak(all: &mut HalfOpen, id: u64, who: u32, now: Instant) {
@@ -261,7 +326,10 @@ mod tests {
         }
         let order: Vec<_> = (0..5).map(|_| begun(&mut all, now).unwrap()).collect();
         assert_eq!(order, [1, 5, 6, 2, 3]);
-        assert!(begun(&mut all, now).is_none() && all.is_busy(), "three are half of the threads");
+        assert!(
+            begun(&mut all, now).is_none() && all.is_busy(),
+            "three are half of the threads"
+        );
         assert_eq!(all.leave(2), Some(false));
         assert_eq!(begun(&mut all, now), Some(4));
     }
@@ -273,7 +341,10 @@ mod tests {
             speak(&mut all, id, who, now);
         }
         let begun_first: Vec<_> = (0..3).map(|_| all.next(now).unwrap()).collect();
-        assert_eq!(begun_first.iter().map(|begin| begin.id).collect::<Vec<_>>(), [1, 4, 2]);
+        assert_eq!(
+            begun_first.iter().map(|begin| begin.id).collect::<Vec<_>>(),
+            [1, 4, 2]
+        );
         // three run, of four threads; one is queued, whose network has its half
         begun_first[2].turn.begin();
         now += PATIENCE / 2;
@@ -286,7 +357,10 @@ mod tests {
         all.leave(4);
         begun_first[0].turn.begin();
         now += 10 * PATIENCE;
-        assert!(begun(&mut all, now).is_none() && !all.is_busy(), "nobody needs its thread");
+        assert!(
+            begun(&mut all, now).is_none() && !all.is_busy(),
+            "nobody needs its thread"
+        );
         speak(&mut all, 5, 7, now);
         assert_eq!(begun(&mut all, now), Some(5), "one of its network does");
         assert_eq!(all.leave(1), None);

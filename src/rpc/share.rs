@@ -20,7 +20,10 @@ pub struct Share {
 impl Pot {
     /// So many, of whatever it is.
     pub fn new(most: usize) -> Arc<Pot> {
-        Arc::new(Pot { most, used: AtomicUsize::new(0) })
+        Arc::new(Pot {
+            most,
+            used: AtomicUsize::new(0),
+        })
     }
 
     /// What is taken by all.
@@ -32,7 +35,10 @@ impl Pot {
 impl Share {
     /// A peer's, of which nothing is taken yet.
     pub fn of(pot: &Arc<Pot>) -> Share {
-        Share { pot: pot.clone(), used: AtomicUsize::new(0) }
+        Share {
+            pot: pot.clone(),
+            used: AtomicUsize::new(0),
+        }
     }
 
     /// Takes `amount`, or nothing and returns `false` if that is more than the peer may have now.
@@ -77,7 +83,10 @@ impl PeerShare {
     /// Of what has no limit.
     pub(crate) fn unlimited() -> Arc<PeerShare> {
         let share = || Share::of(&Pot::new(usize::MAX));
-        Arc::new(PeerShare { handlers: share(), memory: share() })
+        Arc::new(PeerShare {
+            handlers: share(),
+            memory: share(),
+        })
     }
 }
 
@@ -91,7 +100,11 @@ pub struct Held {
 impl Held {
     /// Nothing yet.
     pub(crate) fn new(share: Arc<PeerShare>) -> Held {
-        Held { share, bytes: 0, taken: 0 }
+        Held {
+            share,
+            bytes: 0,
+            taken: 0,
+        }
     }
 
     /// Whether `bytes` more are within the limit.

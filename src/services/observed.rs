@@ -42,8 +42,11 @@ pub fn any_tpm<V: Validator + 'static>(registry: &Registry, validator: &Arc<V>) 
         );
     }
     let validator = Arc::downgrade(validator);
-    let help = "1 while the attestation policy names no attestation keys, so that any TPM is believed.";
+    let help =
+        "1 while the attestation policy names no attestation keys, so that any TPM is believed.";
     registry.gauge_of("firstlight_attestation_any_tpm", help, &[], move || {
-        validator.upgrade().map(|validator| f64::from(u8::from(validator.believes_any_tpm())))
+        validator
+            .upgrade()
+            .map(|validator| f64::from(u8::from(validator.believes_any_tpm())))
     });
 }

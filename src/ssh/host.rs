@@ -63,9 +63,14 @@ impl fmt::Display for Error {
             Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
             Error::Key(path, error) => write!(f, "the SSH host key {}: {error}", path.display()),
             Error::Certificate(error) => error.fmt(f),
-            Error::Ticket(what) => write!(f, "the ticket's {what} is not one line of an SSH public key file"),
+            Error::Ticket(what) => write!(
+                f,
+                "the ticket's {what} is not one line of an SSH public key file"
+            ),
             Error::Authority(error) => write!(f, "the ticket's SSH authority: {error}"),
-            Error::Foreign => f.write_str("the ticket's SSH host certificate is not one of this node's host key"),
+            Error::Foreign => {
+                f.write_str("the ticket's SSH host certificate is not one of this node's host key")
+            }
         }
     }
 }
@@ -82,7 +87,9 @@ pub fn install_host_certificate(
     principals: &[String],
 ) -> Result<(), Error> {
     let key = host_key(root)?;
-    let certificate = hosts.host_certificate(&key, principals, SystemTime::now()).map_err(Error::Certificate)?;
+    let certificate = hosts
+        .host_certificate(&key, principals, SystemTime::now())
+        .map_err(Error::Certificate)?;
     install(root, users.line().as_bytes(), certificate.as_bytes())
 }
 
@@ -94,7 +101,8 @@ pub fn install(root: &Path, authority: &[u8], certificate: &[u8]) -> Result<(), 
     // the certificate first: with the authority in place this node lets its operator in
     for (name, line) in [(HOST_CERTIFICATE, certificate), (AUTHORITY, authority)] {
         let path = directory.join(name);
-        file::replace(&path, format!("{line}\n").as_bytes(), PUBLIC).map_err(|error| Error::Io(path, error))?;
+        file::replace(&path, format!("{line}\n").as_bytes(), PUBLIC)
+            .map_err(|error| Error::Io(path, error))?;
     }
     Ok(())
 }
@@ -107,7 +115,8 @@ pub fn renew(root: &Path, certificate: &[u8]) -> Result<(), Error> {
         return Err(Error::Foreign);
     }
     let path = directory(root)?.join(HOST_CERTIFICATE);
-    file::replace(&path, format!("{certificate}\n").as_bytes(), PUBLIC).map_err(|error| Error::Io(path, error))
+    file::replace(&path, format!("{certificate}\n").as_bytes(), PUBLIC)
+        .map_err(|error| Error::Io(path, error))
 }
 
 /// Whether [`install`] takes these lines, and sshd after it: one authority, and a certificate of this node's host key.
@@ -115,7 +124,11 @@ pub fn check(authority: &[u8], certificate: &[u8], key: &PublicKey) -> Result<()
     let authority = one_line(authority).ok_or(Error::Ticket("SSH authority"))?;
     let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
     PublicKey::from_line(authority).map_err(Error::Authority)?;
-    if key.is_certified_in(certificate) { Ok(()) } else { Err(Error::Foreign) }
+    if key.is_certified_in(certificate) {
+        Ok(())
+    } else {
+        Err(Error::Foreign)
+    }
 }
 
 /// Further lines would be further authorities.
@@ -132,7 +145,9 @@ pub fn host_key(root: &Path) -> Result<PublicKey, Error> {
     // a power cut may have left them empty, and sshd goes by the private one
     match fs::metadata(&private) {
         Ok(metadata) if metadata.len() > 0 => {}
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::Io(private, error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(Error::Io(private, error));
+        }
         _ => return make_host_key(&private, &public),
     }
     // looking at the private one is not necessary as long as there is the other
@@ -149,8 +164,10 @@ fn make_host_key(private: &Path, public: &Path) -> Result<PublicKey, Error> {
     log::info!("this node has no SSH host key: making one");
     let (file, key) = key::generate();
     let line = format!("{}\n", key.line());
-    file::replace(public, line.as_bytes(), PUBLIC).map_err(|error| Error::Io(public.into(), error))?;
-    file::replace(private, file.expose(), PRIVATE).map_err(|error| Error::Io(private.into(), error))?;
+    file::replace(public, line.as_bytes(), PUBLIC)
+        .map_err(|error| Error::Io(public.into(), error))?;
+    file::replace(private, file.expose(), PRIVATE)
+        .map_err(|error| Error::Io(private.into(), error))?;
     Ok(key)
 }
 
@@ -162,7 +179,10 @@ fn directory(root: &Path) -> Result<PathBuf, Error> {
 
 fn read(path: &Path) -> io::Result<Zeroizing<String>> {
     // a pipe in its place would never open
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
     // with room for all of it, since a string that grows leaves copies behind
     let mut text = Zeroizing::new(String::with_capacity(MAX_FILE as usize + 1));
     file.take(MAX_FILE).read_to_string(&mut text)?;
@@ -199,7 +219,9 @@ pub fn reload_sshd() {
         match told {
             Ok(output) if output.status.success() => log::info!("{unit}: reloaded, if it runs"),
             Ok(output) => log::debug!("{unit}: {}", String::from_utf8_lossy(&output.stderr).trim()),
-            Err(error) => log::warn!("sshd offers its new host certificate when it starts anew: systemctl: {error}"),
+            Err(error) => log::warn!(
+                "sshd offers its new host certificate when it starts anew: systemctl: {error}"
+            ),
         }
     }
 }
@@ -225,7 +247,8 @@ mod tests {
         let names = ["node".to_owned()];
         install_host_certificate(disk.path(), &authority(), authority().public(), &names).unwrap();
         let ssh = disk.path().join("ssh");
-        let modes = [HOST_KEY, HOST_PUBLIC_KEY, HOST_CERTIFICATE, AUTHORITY].map(|name| mode(&ssh.join(name)));
+        let modes = [HOST_KEY, HOST_PUBLIC_KEY, HOST_CERTIFICATE, AUTHORITY]
+            .map(|name| mode(&ssh.join(name)));
         assert_eq!(modes, [0o600, 0o644, 0o644, 0o644]);
         assert_eq!(fs::read_dir(&ssh).unwrap().count(), 4);
         let key = host_key(disk.path()).unwrap();
@@ -256,20 +279,35 @@ mod tests {
         fs::write(ssh.join(HOST_KEY), "no key").unwrap();
         fs::remove_file(ssh.join(HOST_PUBLIC_KEY)).unwrap();
         let error = host_key(disk.path()).unwrap_err().to_string();
-        assert!(error.contains(HOST_KEY) && error.contains("no SSH key"), "{error}");
+        assert!(
+            error.contains(HOST_KEY) && error.contains("no SSH key"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_ticket_brings_one_authority_and_not_more() {
         let disk = tempfile::tempdir().unwrap();
         for bad in [&b""[..], b"\n", b"a\nb\n", b"a\r\nb", b"\xff"] {
-            assert!(matches!(install(disk.path(), bad, b"ok"), Err(Error::Ticket(_))), "{bad:?}");
-            assert!(matches!(install(disk.path(), b"ok", bad), Err(Error::Ticket(_))), "{bad:?}");
+            assert!(
+                matches!(install(disk.path(), bad, b"ok"), Err(Error::Ticket(_))),
+                "{bad:?}"
+            );
+            assert!(
+                matches!(install(disk.path(), b"ok", bad), Err(Error::Ticket(_))),
+                "{bad:?}"
+            );
         }
         assert!(!disk.path().join("ssh").exists());
         install(disk.path(), b"one\n", b"two").unwrap();
-        assert_eq!(fs::read_to_string(disk.path().join("ssh").join(AUTHORITY)).unwrap(), "one\n");
-        assert_eq!(fs::read_to_string(disk.path().join("ssh").join(HOST_CERTIFICATE)).unwrap(), "two\n");
+        assert_eq!(
+            fs::read_to_string(disk.path().join("ssh").join(AUTHORITY)).unwrap(),
+            "one\n"
+        );
+        assert_eq!(
+            fs::read_to_string(disk.path().join("ssh").join(HOST_CERTIFICATE)).unwrap(),
+            "two\n"
+        );
     }
 
     #[test]
@@ -277,10 +315,21 @@ mod tests {
         let (own, other) = (key::generate().1, key::generate().1);
         let (authority, names) = (authority(), ["node".to_owned()]);
         let line = format!("{}\n", authority.public_line());
-        let certificate = |key: &PublicKey| authority.host_certificate(key, &names, SystemTime::now()).unwrap();
-        check(line.as_bytes(), format!("{}\n", certificate(&own)).as_bytes(), &own).unwrap();
+        let certificate = |key: &PublicKey| {
+            authority
+                .host_certificate(key, &names, SystemTime::now())
+                .unwrap()
+        };
+        check(
+            line.as_bytes(),
+            format!("{}\n", certificate(&own)).as_bytes(),
+            &own,
+        )
+        .unwrap();
         let refused = |authority: &str, certificate: &str| {
-            check(authority.as_bytes(), certificate.as_bytes(), &own).unwrap_err().to_string()
+            check(authority.as_bytes(), certificate.as_bytes(), &own)
+                .unwrap_err()
+                .to_string()
         };
         assert!(refused(&line, &certificate(&other)).contains("not one of this node's host key"));
         assert!(refused(&line, &own.line()).contains("not one of this node's host key"));
@@ -314,7 +363,11 @@ mod tests {
     fn principals_are_what_others_can_use_each_once() {
         let names = principals(&["10.9.8.7".into(), "10.9.8.7".into(), String::new()]).unwrap();
         assert_eq!(names.iter().filter(|name| *name == "10.9.8.7").count(), 1);
-        assert!(!names.iter().any(|name| name.is_empty() || name == "127.0.0.1" || name.starts_with("fe80")));
+        assert!(
+            !names
+                .iter()
+                .any(|name| name.is_empty() || name == "127.0.0.1" || name.starts_with("fe80"))
+        );
         let host_name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         assert!(names.contains(&host_name.trim().to_owned()));
     }

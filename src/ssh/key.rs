@@ -35,12 +35,36 @@ pub(super) struct Kind {
 }
 
 const KINDS: [Kind; 7] = [
-    Kind { name: ED25519, certificate: "ssh-ed25519-cert-v01@openssh.com", fields: 1 },
-    Kind { name: "ssh-rsa", certificate: "ssh-rsa-cert-v01@openssh.com", fields: 2 },
-    Kind { name: "ecdsa-sha2-nistp256", certificate: "ecdsa-sha2-nistp256-cert-v01@openssh.com", fields: 2 },
-    Kind { name: "ecdsa-sha2-nistp384", certificate: "ecdsa-sha2-nistp384-cert-v01@openssh.com", fields: 2 },
-    Kind { name: "ecdsa-sha2-nistp521", certificate: "ecdsa-sha2-nistp521-cert-v01@openssh.com", fields: 2 },
-    Kind { name: "sk-ssh-ed25519@openssh.com", certificate: "sk-ssh-ed25519-cert-v01@openssh.com", fields: 2 },
+    Kind {
+        name: ED25519,
+        certificate: "ssh-ed25519-cert-v01@openssh.com",
+        fields: 1,
+    },
+    Kind {
+        name: "ssh-rsa",
+        certificate: "ssh-rsa-cert-v01@openssh.com",
+        fields: 2,
+    },
+    Kind {
+        name: "ecdsa-sha2-nistp256",
+        certificate: "ecdsa-sha2-nistp256-cert-v01@openssh.com",
+        fields: 2,
+    },
+    Kind {
+        name: "ecdsa-sha2-nistp384",
+        certificate: "ecdsa-sha2-nistp384-cert-v01@openssh.com",
+        fields: 2,
+    },
+    Kind {
+        name: "ecdsa-sha2-nistp521",
+        certificate: "ecdsa-sha2-nistp521-cert-v01@openssh.com",
+        fields: 2,
+    },
+    Kind {
+        name: "sk-ssh-ed25519@openssh.com",
+        certificate: "sk-ssh-ed25519-cert-v01@openssh.com",
+        fields: 2,
+    },
     Kind {
         name: "sk-ecdsa-sha2-nistp256@openssh.com",
         certificate: "sk-ecdsa-sha2-nistp256-cert-v01@openssh.com",
@@ -60,8 +84,16 @@ pub struct PublicKey {
 impl PublicKey {
     /// The Ed25519 key of these bytes.
     pub(super) fn ed25519(key: &[u8]) -> PublicKey {
-        let blob = Writer::default().string(ED25519.as_bytes()).string(key).bytes().to_vec();
-        PublicKey { kind: &KINDS[0], blob, comment: String::new() }
+        let blob = Writer::default()
+            .string(ED25519.as_bytes())
+            .string(key)
+            .bytes()
+            .to_vec();
+        PublicKey {
+            kind: &KINDS[0],
+            blob,
+            comment: String::new(),
+        }
     }
 
     /// Of the bytes that SSH sends.
@@ -77,7 +109,11 @@ impl PublicKey {
             }
         }
         reader.end()?;
-        Ok(PublicKey { kind, blob: blob.to_vec(), comment: String::new() })
+        Ok(PublicKey {
+            kind,
+            blob: blob.to_vec(),
+            comment: String::new(),
+        })
     }
 
     /// Of the first line of a `.pub` file: name, base64, comment.
@@ -85,10 +121,16 @@ impl PublicKey {
         if text.contains("PRIVATE KEY-----") {
             return Err(Error::Private);
         }
-        let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
+        let line = text
+            .lines()
+            .map(str::trim)
+            .find(|line| !line.is_empty() && !line.starts_with('#'));
         let line = line.ok_or(Error::Empty)?;
         let (name, rest) = line.split_once([' ', '\t']).ok_or(Error::Malformed)?;
-        let (base64, comment) = rest.trim_start().split_once([' ', '\t']).unwrap_or((rest.trim_start(), ""));
+        let (base64, comment) = rest
+            .trim_start()
+            .split_once([' ', '\t'])
+            .unwrap_or((rest.trim_start(), ""));
         if name.ends_with("-cert-v01@openssh.com") {
             return Err(Error::Kind(name.into()));
         }
@@ -97,7 +139,10 @@ impl PublicKey {
         if key.kind.name != name {
             return Err(Error::Malformed);
         }
-        Ok(PublicKey { comment: comment.trim().into(), ..key })
+        Ok(PublicKey {
+            comment: comment.trim().into(),
+            ..key
+        })
     }
 
     /// Of OpenSSH's private key file, encrypted or not; what it keeps secret is not looked at.
@@ -106,12 +151,17 @@ impl PublicKey {
         if text.is_empty() {
             return Err(Error::Empty);
         }
-        let base64 = text.strip_prefix(BEGIN).and_then(|text| text.strip_suffix(END)).ok_or(Error::Malformed)?;
+        let base64 = text
+            .strip_prefix(BEGIN)
+            .and_then(|text| text.strip_suffix(END))
+            .ok_or(Error::Malformed)?;
         // of the length of all of it, so that it need not grow, which would leave copies of the private key behind
         let mut compact = Zeroizing::new(String::with_capacity(base64.len()));
         compact.extend(base64.chars().filter(|c| !c.is_ascii_whitespace()));
         let mut bytes = Zeroizing::new(vec![0; base64::decoded_len_estimate(compact.len())]);
-        let len = STANDARD.decode_slice(compact.as_bytes(), &mut bytes).map_err(|_| Error::Malformed)?;
+        let len = STANDARD
+            .decode_slice(compact.as_bytes(), &mut bytes)
+            .map_err(|_| Error::Malformed)?;
         let body = bytes[..len].strip_prefix(MAGIC).ok_or(Error::Malformed)?;
         let mut reader = Reader::new(body);
         let (_cipher, _kdf, _kdf_options) = (reader.string()?, reader.string()?, reader.string()?);
@@ -138,7 +188,8 @@ impl PublicKey {
             let (name, rest) = line.split_once(' ')?;
             let blob = STANDARD.decode(rest.split(' ').next()?).ok()?;
             let mut reader = Reader::new(&blob);
-            let is_named = reader.string().ok()? == name.as_bytes() && name == self.kind.certificate;
+            let is_named =
+                reader.string().ok()? == name.as_bytes() && name == self.kind.certificate;
             let nonce = reader.string().ok()?.len();
             Some(is_named && blob[4 + name.len() + 4 + nonce..].starts_with(self.fields()))
         };
@@ -174,22 +225,37 @@ impl fmt::Debug for PublicKey {
 /// A new Ed25519 key: the content of its private key file, which no passphrase protects, and its public part.
 pub fn generate() -> (Secret, PublicKey) {
     let seed = Secret::random(ED25519_LEN);
-    let pair = Ed25519KeyPair::from_seed_unchecked(seed.expose()).expect("a seed of this length is a key");
+    let pair =
+        Ed25519KeyPair::from_seed_unchecked(seed.expose()).expect("a seed of this length is a key");
     let (public, check) = (pair.public_key().as_ref(), crypto::random());
     let check = u32::from_ne_bytes(check);
     let pair = Zeroizing::new([seed.expose(), public].concat());
-    let private = Writer::default().u32(check).u32(check).string(ED25519.as_bytes()).string(public).string(&pair);
+    let private = Writer::default()
+        .u32(check)
+        .u32(check)
+        .string(ED25519.as_bytes())
+        .string(public)
+        .string(&pair);
     let mut private = private.string(b"");
     for padding in (1..).take((BLOCK - private.bytes().len() % BLOCK) % BLOCK) {
         private = private.raw(&[padding]);
     }
     let public = PublicKey::ed25519(public);
     let none = b"none";
-    let file = Writer::default().raw(MAGIC).string(none).string(none).string(b"").u32(1);
+    let file = Writer::default()
+        .raw(MAGIC)
+        .string(none)
+        .string(none)
+        .string(b"")
+        .u32(1);
     let file = file.string(public.blob()).string(private.bytes());
     let base64 = Zeroizing::new(STANDARD.encode(file.bytes()));
     let mut text = Vec::with_capacity(2 * base64.len() + BEGIN.len() + END.len());
-    for line in [BEGIN.as_bytes()].into_iter().chain(base64.as_bytes().chunks(LINE)).chain([END.as_bytes()]) {
+    for line in [BEGIN.as_bytes()]
+        .into_iter()
+        .chain(base64.as_bytes().chunks(LINE))
+        .chain([END.as_bytes()])
+    {
         text.extend_from_slice(line);
         text.push(b'\n');
     }
@@ -225,11 +291,17 @@ impl fmt::Display for Error {
         match self {
             Error::Empty => f.write_str("it holds no key"),
             Error::Malformed => f.write_str("it is no SSH key in OpenSSH's format"),
-            Error::Private => f.write_str("it is a private key; give the public one, whose name ends in .pub"),
+            Error::Private => {
+                f.write_str("it is a private key; give the public one, whose name ends in .pub")
+            }
             Error::Kind(name) => {
                 let known: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
                 let name: String = name.chars().filter(|c| !c.is_control()).take(60).collect();
-                write!(f, "keys of the kind {name:?} cannot be certified; known: {}", known.join(", "))
+                write!(
+                    f,
+                    "keys of the kind {name:?} cannot be certified; known: {}",
+                    known.join(", ")
+                )
             }
         }
     }
@@ -243,8 +315,7 @@ mod tests {
     use support::mutation::mutations;
 
     // of RFC 8709's name, with the golden CA key of src/ssh/mod.rs
-    const LINE: &str =
-        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILR0FseonmwTcSWFE0usA7Jhv/450JfmwMdC3i5wcbSI someone@some.where";
+    const LINE: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILR0FseonmwTcSWFE0usA7Jhv/450JfmwMdC3i5wcbSI someone@some.where";
 
     #[test]
     fn a_line_reads_back_with_its_comment() {
@@ -263,7 +334,10 @@ mod tests {
             ("ssh-ed25519 AAAA", Error::Malformed),
             (&LINE.replace("ssh-ed25519 ", "ssh-rsa "), Error::Malformed),
             (BEGIN, Error::Private),
-            ("ssh-ed25519-cert-v01@openssh.com AAAA", Error::Kind("ssh-ed25519-cert-v01@openssh.com".into())),
+            (
+                "ssh-ed25519-cert-v01@openssh.com AAAA",
+                Error::Kind("ssh-ed25519-cert-v01@openssh.com".into()),
+            ),
             ("ssh-dss AAAAB3NzaC1kc3M=", Error::Kind("ssh-dss".into())),
         ] {
             assert_eq!(PublicKey::from_line(text), Err(expected), "{text}");
@@ -282,15 +356,23 @@ mod tests {
     #[test]
     fn mutated_files_give_a_key_or_an_error() {
         let (file, public) = generate();
-        let files = mutations(file.expose(), 20_000).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        let good = files.filter(|text| PublicKey::from_private_key_file(text) == Ok(public.clone())).count();
+        let files = mutations(file.expose(), 20_000)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let good = files
+            .filter(|text| PublicKey::from_private_key_file(text) == Ok(public.clone()))
+            .count();
         assert!((10..20_000).contains(&good), "{good}");
-        let lines = mutations(LINE.as_bytes(), 20_000).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let lines = mutations(LINE.as_bytes(), 20_000)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let good = lines.filter_map(|text| PublicKey::from_line(&text).ok());
-        let good = good.inspect(|key| assert_eq!(PublicKey::from_line(&key.line()).as_ref(), Ok(key))).count();
+        let good = good
+            .inspect(|key| assert_eq!(PublicKey::from_line(&key.line()).as_ref(), Ok(key)))
+            .count();
         assert!((10..20_000).contains(&good), "{good}");
         let blob = PublicKey::from_line(LINE).unwrap().blob;
-        let good = mutations(&blob, 20_000).filter(|bytes| PublicKey::from_blob(bytes).is_ok()).count();
+        let good = mutations(&blob, 20_000)
+            .filter(|bytes| PublicKey::from_blob(bytes).is_ok())
+            .count();
         assert!((10..20_000).contains(&good), "{good}");
     }
 }

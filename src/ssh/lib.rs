@@ -59,7 +59,8 @@ struct Statement<'a> {
 impl Authority {
     /// Of the seed, 32 bytes: the data key [`crypto::SSH_USER_CA_SEED_ID`] or [`crypto::SSH_HOST_CA_SEED_ID`].
     pub fn from_seed(seed: &Secret) -> Result<Authority, Error> {
-        let pair = Ed25519KeyPair::from_seed_unchecked(seed.expose()).map_err(|_| Error::Seed(seed.len()))?;
+        let pair = Ed25519KeyPair::from_seed_unchecked(seed.expose())
+            .map_err(|_| Error::Seed(seed.len()))?;
         let public = PublicKey::ed25519(pair.public_key().as_ref());
         Ok(Authority { pair, public })
     }
@@ -77,14 +78,27 @@ impl Authority {
 
     /// Certifies a node's key for these host names and addresses, from `now` on for [`HOST_VALIDITY`]: a line of a `.pub` file,
     /// without line break. Valid since ever, too: an operator's clock may be behind that of who certifies.
-    pub fn host_certificate(&self, key: &PublicKey, principals: &[String], now: SystemTime) -> Result<String, Error> {
+    pub fn host_certificate(
+        &self,
+        key: &PublicKey,
+        principals: &[String],
+        now: SystemTime,
+    ) -> Result<String, Error> {
         // one without principals would be valid for every name
         let id = principals.first().ok_or(Error::NoPrincipals)?;
         if let Some(bad) = principals.iter().find(|name| !is_principal(name)) {
             return Err(Error::Principal(bad.clone()));
         }
-        let (valid_after, valid_before) = (0, seconds(now.checked_add(HOST_VALIDITY).unwrap_or(now)));
-        let statement = Statement { kind: TYPE_HOST, id, principals, valid_after, valid_before, extensions: &[] };
+        let (valid_after, valid_before) =
+            (0, seconds(now.checked_add(HOST_VALIDITY).unwrap_or(now)));
+        let statement = Statement {
+            kind: TYPE_HOST,
+            id,
+            principals,
+            valid_after,
+            valid_before,
+            extensions: &[],
+        };
         Ok(self.certify(key, &statement, crypto::random()))
     }
 
@@ -93,7 +107,11 @@ impl Authority {
     pub fn user_certificate(&self, key: &PublicKey, now: SystemTime) -> String {
         let statement = Statement {
             kind: TYPE_USER,
-            id: if key.comment().is_empty() { USER } else { key.comment() },
+            id: if key.comment().is_empty() {
+                USER
+            } else {
+                key.comment()
+            },
             principals: &[USER.to_owned()],
             valid_after: seconds(now.checked_sub(CLOCK_SKEW).unwrap_or(now)),
             valid_before: seconds(now.checked_add(USER_VALIDITY).unwrap_or(now)),
@@ -105,7 +123,10 @@ impl Authority {
     /// PROTOCOL.certkeys: the fields are in this order for every kind of key.
     fn certify(&self, key: &PublicKey, statement: &Statement, nonce: [u8; NONCE_LEN]) -> String {
         let name = key.kind.certificate;
-        let principals = statement.principals.iter().fold(Writer::default(), |all, one| all.string(one.as_bytes()));
+        let principals = statement
+            .principals
+            .iter()
+            .fold(Writer::default(), |all, one| all.string(one.as_bytes()));
         let flag = |all: Writer, name: &&str| all.string(name.as_bytes()).string(b"");
         let extensions = statement.extensions.iter().fold(Writer::default(), flag);
         let body = Writer::default()
@@ -123,19 +144,26 @@ impl Authority {
             .string(b"") // reserved
             .string(self.public.blob());
         let signature = self.pair.sign(body.bytes());
-        let signature = Writer::default().string(ED25519.as_bytes()).string(signature.as_ref());
+        let signature = Writer::default()
+            .string(ED25519.as_bytes())
+            .string(signature.as_ref());
         key::line(name, body.string(signature.bytes()).bytes())
     }
 }
 
 /// As certificates have times: since 1970.
 fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+    time.duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
 }
 
 /// A host name or an address; a pattern would be one for other hosts too.
 pub fn is_principal(name: &str) -> bool {
-    !name.is_empty() && name.chars().all(|c| c.is_ascii_graphic() && !"*?!,".contains(c))
+    !name.is_empty()
+        && name
+            .chars()
+            .all(|c| c.is_ascii_graphic() && !"*?!,".contains(c))
 }
 
 /// Why there is no authority or certificate.
@@ -153,10 +181,18 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Seed(len) => {
-                write!(f, "the seed of the SSH certificate authority has {len} bytes, expected {ED25519_LEN}")
+                write!(
+                    f,
+                    "the seed of the SSH certificate authority has {len} bytes, expected {ED25519_LEN}"
+                )
             }
-            Error::NoPrincipals => f.write_str("the SSH host certificate needs a host name or address to be for"),
-            Error::Principal(name) => write!(f, "{name:?} is no host name or address for an SSH host certificate"),
+            Error::NoPrincipals => {
+                f.write_str("the SSH host certificate needs a host name or address to be for")
+            }
+            Error::Principal(name) => write!(
+                f,
+                "{name:?} is no host name or address for an SSH host certificate"
+            ),
         }
     }
 }
@@ -187,7 +223,10 @@ mod tests {
     #[test]
     fn a_seed_of_another_length_is_refused() {
         for len in [0, 31, 33] {
-            assert_eq!(Authority::from_seed(&Secret::new(vec![1; len])).err(), Some(Error::Seed(len)));
+            assert_eq!(
+                Authority::from_seed(&Secret::new(vec![1; len])).err(),
+                Some(Error::Seed(len))
+            );
         }
     }
 
@@ -196,12 +235,20 @@ mod tests {
         let key = key::generate().1;
         let certify = |names: &[&str]| {
             authority()
-                .host_certificate(&key, &names.iter().map(|name| (*name).into()).collect::<Vec<_>>(), SystemTime::now())
+                .host_certificate(
+                    &key,
+                    &names.iter().map(|name| (*name).into()).collect::<Vec<_>>(),
+                    SystemTime::now(),
+                )
                 .err()
         };
         assert_eq!(certify(&[]), Some(Error::NoPrincipals));
         for bad in ["", "*", "node-?", "a,b", "a b", "!a", "ü", "a\n"] {
-            assert_eq!(certify(&["node", bad]), Some(Error::Principal(bad.into())), "{bad:?}");
+            assert_eq!(
+                certify(&["node", bad]),
+                Some(Error::Principal(bad.into())),
+                "{bad:?}"
+            );
         }
         assert_eq!(certify(&["node", "10.0.0.1", "fd00::1"]), None);
     }
@@ -220,11 +267,17 @@ mod tests {
         let line = authority.certify(&key, &statement, [7; 32]);
         assert_eq!(authority.certify(&key, &statement, [7; 32]), line);
         let names = ["a".to_owned()];
-        let certificate = || authority.host_certificate(&key, &names, SystemTime::now()).unwrap();
+        let certificate = || {
+            authority
+                .host_certificate(&key, &names, SystemTime::now())
+                .unwrap()
+        };
         assert_ne!(certificate(), certificate());
 
         use base64::Engine;
-        let blob = base64::engine::general_purpose::STANDARD.decode(line.split_once(' ').unwrap().1).unwrap();
+        let blob = base64::engine::general_purpose::STANDARD
+            .decode(line.split_once(' ').unwrap().1)
+            .unwrap();
         // "ssh-ed25519" and 64 bytes, each with its length, in a string
         let (body, signature) = blob.split_at(blob.len() - (4 + 4 + 11 + 4 + 64));
         let mut reader = Reader::new(Reader::new(signature).string().unwrap());

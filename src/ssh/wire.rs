@@ -61,6 +61,10 @@ impl<'a> Reader<'a> {
 
     /// Nothing may follow.
     pub fn end(self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Malformed)
+        }
     }
 }

@@ -31,14 +31,21 @@ pub fn size(file: &File) -> io::Result<u64> {
 pub fn number(path: &Path) -> io::Result<(u32, u32)> {
     let metadata = path.metadata()?;
     if !metadata.file_type().is_block_device() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a block device"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a block device",
+        ));
     }
     Ok((libc::major(metadata.rdev()), libc::minor(metadata.rdev())))
 }
 
 /// Opens a device for reads and writes that bypass the page cache. Use [`PageBuffer`]s with it.
 pub fn open_direct(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)
 }
 
 /// Where the next data at or after `offset` starts in a sparse file; `None` behind the last data (lseek(2), SEEK_DATA).
@@ -80,7 +87,10 @@ pub struct PageBuffer(Vec<Page>);
 impl PageBuffer {
     /// At least `len` bytes, rounded up to whole pages.
     pub fn new(len: usize) -> Self {
-        PageBuffer(vec![Page([0; DIRECT_ALIGNMENT]); len.div_ceil(DIRECT_ALIGNMENT)])
+        PageBuffer(vec![
+            Page([0; DIRECT_ALIGNMENT]);
+            len.div_ceil(DIRECT_ALIGNMENT)
+        ])
     }
 
     /// The bytes.
@@ -127,6 +137,9 @@ mod tests {
 
     #[test]
     fn only_block_devices_have_a_device_number() {
-        assert_eq!(number(Path::new("/dev/null")).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            number(Path::new("/dev/null")).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
     }
 }

@@ -31,8 +31,12 @@ pub enum Command {
 /// # Panics
 /// When `buffer` is shorter than the header: a mistake of the caller, not of any input.
 pub fn command(control: &File, command: Command, buffer: &mut [u8]) -> io::Result<()> {
-    assert!(buffer.len() >= HEADER_LEN, "a device-mapper buffer starts with a whole struct dm_ioctl");
-    let data_size = u32::try_from(buffer.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    assert!(
+        buffer.len() >= HEADER_LEN,
+        "a device-mapper buffer starts with a whole struct dm_ioctl"
+    );
+    let data_size =
+        u32::try_from(buffer.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     buffer[DATA_SIZE_AT..DATA_SIZE_AT + 4].copy_from_slice(&data_size.to_ne_bytes());
     // _IOWR(DM_IOCTL = 0xfd, command, struct dm_ioctl)
     let request = 0xc000_0000_u32 | (HEADER_LEN as u32) << 16 | 0xfd << 8 | command as u32;

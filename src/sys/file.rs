@@ -15,7 +15,11 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         _ => {}
     }
     let write = || {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&fresh)?;
         file.set_permissions(Permissions::from_mode(mode))?; // whatever the umask
         file.write_all(content)?;
         file.sync_all()?;
@@ -27,7 +31,9 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 
 /// Makes the entry of `path` in its directory durable (fsync(2): the file's own fsync need not).
 pub fn sync_directory(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
@@ -43,7 +49,10 @@ mod tests {
         for (content, mode) in [("one", 0o600), ("two", 0o666)] {
             replace(&path, content.as_bytes(), mode).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
-            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, mode);
+            assert_eq!(
+                fs::metadata(&path).unwrap().permissions().mode() & 0o7777,
+                mode
+            );
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }

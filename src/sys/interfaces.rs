@@ -23,12 +23,16 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
         match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
             libc::AF_INET => {
                 // SAFETY: an address of this family is a sockaddr_in
-                let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
-                found.push(IpAddr::V4(Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes())));
+                let address =
+                    unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+                found.push(IpAddr::V4(Ipv4Addr::from(
+                    address.sin_addr.s_addr.to_ne_bytes(),
+                )));
             }
             libc::AF_INET6 => {
                 // SAFETY: an address of this family is a sockaddr_in6
-                let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+                let address =
+                    unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
                 found.push(IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr)));
             }
             _ => {}
@@ -45,6 +49,10 @@ mod tests {
 
     #[test]
     fn loopback_is_among_the_addresses() {
-        assert!(addresses().unwrap().contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        assert!(
+            addresses()
+                .unwrap()
+                .contains(&IpAddr::V4(Ipv4Addr::LOCALHOST))
+        );
     }
 }

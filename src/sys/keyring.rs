@@ -35,7 +35,10 @@ impl LogonKey {
                 KEY_SPEC_THREAD_KEYRING,
             )
         })?;
-        Ok(LogonKey { serial: serial as i32, not_send: PhantomData })
+        Ok(LogonKey {
+            serial: serial as i32,
+            not_send: PhantomData,
+        })
     }
 }
 
@@ -45,7 +48,12 @@ impl Drop for LogonKey {
         // SAFETY: keyctl(2) with these two operations takes integers only.
         unsafe {
             libc::syscall(libc::SYS_keyctl, KEYCTL_REVOKE, self.serial);
-            libc::syscall(libc::SYS_keyctl, KEYCTL_UNLINK, self.serial, KEY_SPEC_THREAD_KEYRING);
+            libc::syscall(
+                libc::SYS_keyctl,
+                KEYCTL_UNLINK,
+                self.serial,
+                KEY_SPEC_THREAD_KEYRING,
+            );
         }
     }
 }

@@ -22,7 +22,11 @@ use std::path::Path;
 
 /// A C return value as a `Result`: -1 means that `errno` says why.
 fn check<T: Into<i64> + Copy>(returned: T) -> io::Result<T> {
-    if returned.into() == -1 { Err(io::Error::last_os_error()) } else { Ok(returned) }
+    if returned.into() == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(returned)
+    }
 }
 
 /// A path as the kernel takes it. `InvalidInput` for a path that contains a zero byte.

@@ -32,12 +32,24 @@ impl Flags {
 
 /// Mounts the file system of type `kind` from `source` at the existing directory `target`. `options` are the file system's
 /// own, separated by commas.
-pub fn mount(source: &Path, target: &Path, kind: &str, flags: Flags, options: &str) -> io::Result<()> {
+pub fn mount(
+    source: &Path,
+    target: &Path,
+    kind: &str,
+    flags: Flags,
+    options: &str,
+) -> io::Result<()> {
     let (source, target) = (c_path(source)?, c_path(target)?);
     let (kind, options) = (CString::new(kind)?, CString::new(options)?);
     // SAFETY: four valid C strings that outlive the call; the kernel only reads them.
     check(unsafe {
-        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags.bits(), options.as_ptr().cast())
+        libc::mount(
+            source.as_ptr(),
+            target.as_ptr(),
+            kind.as_ptr(),
+            flags.bits(),
+            options.as_ptr().cast(),
+        )
     })?;
     Ok(())
 }

@@ -10,10 +10,24 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Connects to `address` before `deadline`; looks at `cancelled` ten times a second, which [`TcpStream::connect_timeout`]
 /// cannot. Errors are those of connect(2), `TimedOut`, or `Interrupted` when cancelled.
-pub fn connect(address: SocketAddr, deadline: Instant, cancelled: &dyn Fn() -> bool) -> io::Result<TcpStream> {
-    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+pub fn connect(
+    address: SocketAddr,
+    deadline: Instant,
+    cancelled: &dyn Fn() -> bool,
+) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
     // SAFETY: socket(2) takes no pointers
-    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
+    let fd = unsafe {
+        libc::socket(
+            family,
+            libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            0,
+        )
+    };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -21,7 +35,9 @@ pub fn connect(address: SocketAddr, deadline: Instant, cancelled: &dyn Fn() -> b
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     match start_connect(&socket, address) {
         Ok(()) => {}
-        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => wait_connected(&socket, deadline, cancelled)?,
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
+            wait_connected(&socket, deadline, cancelled)?
+        }
         Err(error) => return Err(error),
     }
     let stream = TcpStream::from(socket);
@@ -39,7 +55,9 @@ fn start_connect(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
             let name = libc::sockaddr_in {
                 sin_family: libc::AF_INET as libc::sa_family_t,
                 sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_addr: libc::in_addr {
+                    s_addr: u32::from_ne_bytes(v4.ip().octets()),
+                },
                 sin_zero: [0; 8],
             };
             let len = size_of_val(&name) as libc::socklen_t;
@@ -51,7 +69,9 @@ fn start_connect(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
                 sin6_family: libc::AF_INET6 as libc::sa_family_t,
                 sin6_port: v6.port().to_be(),
                 sin6_flowinfo: v6.flowinfo(),
-                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_addr: libc::in6_addr {
+                    s6_addr: v6.ip().octets(),
+                },
                 sin6_scope_id: v6.scope_id(),
             };
             let len = size_of_val(&name) as libc::socklen_t;
@@ -59,19 +79,34 @@ fn start_connect(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
             unsafe { libc::connect(socket.as_raw_fd(), (&raw const name).cast(), len) }
         }
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
-fn wait_connected(socket: &OwnedFd, deadline: Instant, cancelled: &dyn Fn() -> bool) -> io::Result<()> {
+fn wait_connected(
+    socket: &OwnedFd,
+    deadline: Instant,
+    cancelled: &dyn Fn() -> bool,
+) -> io::Result<()> {
     loop {
         if cancelled() {
-            return Err(io::Error::new(io::ErrorKind::Interrupted, "stopped while connecting"));
+            return Err(io::Error::new(
+                io::ErrorKind::Interrupted,
+                "stopped while connecting",
+            ));
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"));
         }
-        let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        let mut poll = libc::pollfd {
+            fd: socket.as_raw_fd(),
+            events: libc::POLLOUT,
+            revents: 0,
+        };
         let milliseconds = left.min(TICK).as_millis().max(1) as libc::c_int;
         // SAFETY: `poll` is one valid, writable pollfd
         let ready = unsafe { libc::poll(&mut poll, 1, milliseconds) };
@@ -102,12 +137,18 @@ pub fn limit_send_buffer(socket: &impl AsRawFd, bytes: u32) -> io::Result<()> {
             length,
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// The addresses of a host name. Blocks for as long as the system's resolver takes.
 pub fn resolve(host: &str) -> io::Result<Vec<IpAddr>> {
-    (host, 0).to_socket_addrs().map(|addresses| addresses.map(|address| address.ip()).collect())
+    (host, 0)
+        .to_socket_addrs()
+        .map(|addresses| addresses.map(|address| address.ip()).collect())
 }
 
 #[cfg(test)]
@@ -124,7 +165,9 @@ mod tests {
     #[test]
     fn connects_over_both_families_to_a_blocking_socket() {
         for host in ["127.0.0.1:0", "[::1]:0"] {
-            let Ok(listener) = TcpListener::bind(host) else { continue };
+            let Ok(listener) = TcpListener::bind(host) else {
+                continue;
+            };
             let mut near = connect(listener.local_addr().unwrap(), soon(), &|| false).unwrap();
             let (mut far, _) = listener.accept().unwrap();
             far.write_all(b"x").unwrap();
@@ -134,8 +177,14 @@ mod tests {
 
     #[test]
     fn a_closed_port_is_refused() {
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        assert_eq!(connect(address, soon(), &|| false).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let address = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        assert_eq!(
+            connect(address, soon(), &|| false).unwrap_err().kind(),
+            io::ErrorKind::ConnectionRefused
+        );
     }
 
     #[test]
@@ -154,6 +203,9 @@ mod tests {
             }
         };
         assert_eq!(timed_out.kind(), io::ErrorKind::TimedOut);
-        assert_eq!(connect(address, soon(), &|| true).unwrap_err().kind(), io::ErrorKind::Interrupted);
+        assert_eq!(
+            connect(address, soon(), &|| true).unwrap_err().kind(),
+            io::ErrorKind::Interrupted
+        );
     }
 }

@@ -46,9 +46,19 @@ impl Poller {
     }
 
     fn control(&self, operation: i32, fd: &impl AsFd, events: i32, token: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: events as u32, u64: token };
+        let mut event = libc::epoll_event {
+            events: events as u32,
+            u64: token,
+        };
         // SAFETY: both descriptors are open, and the kernel reads one epoll_event from a valid pointer
-        check(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd.as_fd().as_raw_fd(), &raw mut event) })?;
+        check(unsafe {
+            libc::epoll_ctl(
+                self.epoll.as_raw_fd(),
+                operation,
+                fd.as_fd().as_raw_fd(),
+                &raw mut event,
+            )
+        })?;
         Ok(())
     }
 
@@ -56,7 +66,13 @@ impl Poller {
     pub fn wake(&self) {
         let one = 1u64;
         // SAFETY: write(2) reads eight bytes from a valid pointer. It fails only when 2^64-2 wakes were not noticed yet.
-        unsafe { libc::write(self.waker.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+        unsafe {
+            libc::write(
+                self.waker.as_raw_fd(),
+                (&raw const one).cast(),
+                size_of::<u64>(),
+            )
+        };
     }
 
     /// Sleeps until a descriptor is ready, somebody wakes us or `timeout` has passed (rounded up to milliseconds), and puts
@@ -66,7 +82,14 @@ impl Poller {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
         let timeout = timeout.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32;
         // SAFETY: the kernel writes at most BATCH events to `events`
-        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), BATCH as i32, timeout) };
+        let count = unsafe {
+            libc::epoll_wait(
+                self.epoll.as_raw_fd(),
+                events.as_mut_ptr(),
+                BATCH as i32,
+                timeout,
+            )
+        };
         let count = match check(count) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             count => count? as usize,
@@ -83,7 +106,13 @@ impl Poller {
     fn clear(&self) {
         let mut count = 0u64;
         // SAFETY: read(2) writes eight bytes to a valid pointer; the descriptor does not block
-        unsafe { libc::read(self.waker.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+        unsafe {
+            libc::read(
+                self.waker.as_raw_fd(),
+                (&raw mut count).cast(),
+                size_of::<u64>(),
+            )
+        };
     }
 }
 

@@ -9,7 +9,10 @@ use super::check;
 pub fn keep_memory_private() -> io::Result<()> {
     // SAFETY: PR_SET_DUMPABLE takes integers only.
     check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) })?;
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let none = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: the kernel reads one rlimit from a valid reference.
     check(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) })?;
     Ok(())
@@ -27,7 +30,10 @@ pub fn lock_memory() -> io::Result<()> {
 
 /// Sends a signal to all processes of a group (kill(2)); `ESRCH` when there is none left.
 pub fn signal_group(group: u32, signal: i32) -> io::Result<()> {
-    let group = i32::try_from(group).ok().filter(|group| *group > 1).ok_or(io::ErrorKind::InvalidInput)?;
+    let group = i32::try_from(group)
+        .ok()
+        .filter(|group| *group > 1)
+        .ok_or(io::ErrorKind::InvalidInput)?;
     // SAFETY: takes integers only; the group is neither our own (0) nor everybody (-1).
     check(unsafe { libc::kill(-group, signal) })?;
     Ok(())
@@ -40,14 +46,27 @@ pub fn prioritize_io(thread: u32) -> io::Result<()> {
     const IOPRIO_CLASS_SHIFT: libc::c_long = 13;
     let priority = IOPRIO_CLASS_RT << IOPRIO_CLASS_SHIFT;
     // SAFETY: takes integers only.
-    check(unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, libc::c_long::from(thread), priority) })?;
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_ioprio_set,
+            IOPRIO_WHO_PROCESS,
+            libc::c_long::from(thread),
+            priority,
+        )
+    })?;
     Ok(())
 }
 
 /// A thread's priority for disk I/O: its class, shifted left by 13 bits, and the level in it (ioprio_get(2)).
 pub fn io_priority(thread: u32) -> io::Result<i64> {
     // SAFETY: takes integers only.
-    check(unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, libc::c_long::from(thread)) })
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_ioprio_get,
+            IOPRIO_WHO_PROCESS,
+            libc::c_long::from(thread),
+        )
+    })
 }
 
 /// One thread, not a group or a user (ioprio_set(2)).
@@ -55,7 +74,10 @@ const IOPRIO_WHO_PROCESS: libc::c_long = 1;
 
 /// Raises this process's limit of open descriptors to what it may have (setrlimit(2) RLIMIT_NOFILE), and returns that.
 pub fn raise_descriptor_limit() -> io::Result<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: the kernel writes one rlimit to a valid reference.
     check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) })?;
     limit.rlim_cur = limit.rlim_max;

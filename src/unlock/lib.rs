@@ -74,7 +74,9 @@ use base::timeline::Timeline;
 use cloud::Metadata;
 use disk::device_mapper::{self, FirstUse, Mapping};
 use disk::luks::{self, ClusterToken, VOLUME_KEY_LEN};
-use disk::state_disk::{self, Disk, Handover, MAPPING, NodeState, device, filesystem, handover, node_state};
+use disk::state_disk::{
+    self, Disk, Handover, MAPPING, NodeState, device, filesystem, handover, node_state,
+};
 use node::quotes;
 use node::tickets::Asking;
 use recovery::RecoveryServer;
@@ -111,10 +113,14 @@ impl Unlock {
         let device = device::find(self.disk.as_deref(), &self.stop, &self.timeline)?;
         // what is mounted stays as it is; what a killed unlock left goes
         if unmap()? {
-            self.timeline.event("closed", "a mapping that a killed unlock left behind");
+            self.timeline
+                .event("closed", "a mapping that a killed unlock left behind");
         }
         let disk = state_disk::classify(&mut handover::open(&device, false)?, &device)?;
-        self.timeline.event("disk", format_args!("{}: {}", device.display(), describe(&disk)));
+        self.timeline.event(
+            "disk",
+            format_args!("{}: {}", device.display(), describe(&disk)),
+        );
         match disk {
             Disk::New(_) => self.first_boot(&device),
             Disk::CutOff(header) => {
@@ -128,23 +134,36 @@ impl Unlock {
     /// Finishes the old system's format: with the mark it is a disk that any boot formats, wherever the power goes.
     fn mark(&self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
         let mut disk = handover::open_exclusive(device)?;
-        header.mark_for_reset(&mut disk).map_err(|error| Error::Disk(state_disk::Error::Luks(device.into(), error)))
+        header
+            .mark_for_reset(&mut disk)
+            .map_err(|error| Error::Disk(state_disk::Error::Luks(device.into(), error)))
     }
 
     fn first_boot(&self, device: &Path) -> Result<(), Error> {
         self.go_on("looking at the disk")?;
         let passphrase = Secret::random(KEY_LEN);
         let volume_key = Secret::random(VOLUME_KEY_LEN);
-        let header = luks::format(&mut handover::open_exclusive(device)?, &volume_key, &passphrase)
-            .map_err(|error| state_disk::Error::Luks(device.into(), error))?;
-        self.timeline.event("formatted", format_args!("LUKS2 with integrity, {}", header.uuid()));
+        let header = luks::format(
+            &mut handover::open_exclusive(device)?,
+            &volume_key,
+            &passphrase,
+        )
+        .map_err(|error| state_disk::Error::Luks(device.into(), error))?;
+        self.timeline.event(
+            "formatted",
+            format_args!("LUKS2 with integrity, {}", header.uuid()),
+        );
         self.go_on("formatting")?;
         let mapped = self.map(device, &header, &volume_key, FirstUse::Create)?;
         self.go_on("mapping the new disk")?;
         filesystem::create(&mapped.0, &self.mke2fs).map_err(state_disk::Error::Filesystem)?;
         self.timeline.event("file-system", "ext4");
         self.go_on("making the file system")?;
-        Handover { device: device.into(), key_file: self.key_file.clone() }.leave(&passphrase, &header)?;
+        Handover {
+            device: device.into(),
+            key_file: self.key_file.clone(),
+        }
+        .leave(&passphrase, &header)?;
         self.mount(mapped)
     }
 
@@ -156,11 +175,16 @@ impl Unlock {
             .map_err(|error| state_disk::Error::Luks(device.into(), error))?;
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
         // before the kernel's file system, or anything else, reads what is on it
-        measure(&self.tpm, &cluster_id(&opened.measurement_secret, &opened.measurement_salt))?;
+        measure(
+            &self.tpm,
+            &cluster_id(&opened.measurement_secret, &opened.measurement_salt),
+        )?;
         self.timeline.event("measured", "cluster ID into PCR 15");
         self.mount(mapped)?;
-        let is_migrating =
-            header.cluster_token().map_err(|error| state_disk::Error::Luks(device.into(), error))?.is_none();
+        let is_migrating = header
+            .cluster_token()
+            .map_err(|error| state_disk::Error::Luks(device.into(), error))?
+            .is_none();
         if is_migrating {
             self.migrate(device, &mut header, &opened)?;
         }
@@ -169,14 +193,26 @@ impl Unlock {
     }
 
     /// The disk of a node from before says from now on of which cluster it is, if what the node keeps about itself agrees.
-    fn migrate(&self, device: &Path, header: &mut luks::Header, opened: &Opened) -> Result<(), Error> {
+    fn migrate(
+        &self,
+        device: &Path,
+        header: &mut luks::Header,
+        opened: &Opened,
+    ) -> Result<(), Error> {
         match NodeState::read(&self.root) {
             Ok(state) if state.measurement_salt == opened.measurement_salt => {
-                let token = ClusterToken::new(&header.uuid(), &opened.measurement_secret, opened.measurement_salt);
+                let token = ClusterToken::new(
+                    &header.uuid(),
+                    &opened.measurement_secret,
+                    opened.measurement_salt,
+                );
                 header
                     .add_cluster_token(&mut handover::open(device, true)?, &token)
                     .map_err(|error| state_disk::Error::Luks(device.into(), error))?;
-                self.timeline.event("migrated", "the disk's header says now of which cluster it is");
+                self.timeline.event(
+                    "migrated",
+                    "the disk's header says now of which cluster it is",
+                );
                 Ok(())
             }
             // a node that never worked: the booted system starts over
@@ -208,13 +244,25 @@ impl Unlock {
     /// Rejoin and recovery, side by side, until one of them has brought a key that opens the disk.
     fn wait_for_key(&self, device: &Path, header: &luks::Header) -> Result<Opened, Error> {
         let over = Stop::new();
-        let waiting = Arc::new(Waiting::new(header.clone(), device, over.clone(), self.timeline));
+        let waiting = Arc::new(Waiting::new(
+            header.clone(),
+            device,
+            over.clone(),
+            self.timeline,
+        ));
         let recovery = RecoveryServer::start(self.recovery, self.issuer.clone(), waiting.clone());
         if let Err(error) = &recovery {
-            waiting.note("recovery server", format!("cannot listen on {}: {error}", self.recovery));
+            waiting.note(
+                "recovery server",
+                format!("cannot listen on {}: {error}", self.recovery),
+            );
         }
         let (issuer, timeline) = (self.issuer.clone(), self.timeline);
-        let rejoin = Arc::new(Rejoin { waiting: waiting.clone(), issuer, timeline });
+        let rejoin = Arc::new(Rejoin {
+            waiting: waiting.clone(),
+            issuer,
+            timeline,
+        });
         let rejoin = Asking::start(self.metadata.clone(), rejoin);
         if let Err(error) = &rejoin {
             waiting.note("rejoin", format!("cannot start: {error}"));
@@ -223,7 +271,9 @@ impl Unlock {
         let opened = waiting.wait(&self.stop);
         over.stop();
         drop((recovery, rejoin));
-        opened.ok_or(Error::Disk(state_disk::Error::Stopped("waiting for the disk's key")))
+        opened.ok_or(Error::Disk(state_disk::Error::Stopped(
+            "waiting for the disk's key",
+        )))
     }
 
     fn map(
@@ -233,7 +283,9 @@ impl Unlock {
         volume_key: &Secret,
         first_use: FirstUse,
     ) -> Result<Mapped, Error> {
-        let geometry = header.geometry().map_err(|error| state_disk::Error::Luks(device.into(), error))?;
+        let geometry = header
+            .geometry()
+            .map_err(|error| state_disk::Error::Luks(device.into(), error))?;
         let mapping = Mapping {
             name: MAPPING,
             luks_uuid: &geometry.uuid,
@@ -245,7 +297,9 @@ impl Unlock {
             key: volume_key,
             digest: geometry.digest_id,
         };
-        let mapped = Mapped(device_mapper::open(&mapping, first_use).map_err(state_disk::Error::DeviceMapper)?);
+        let mapped = Mapped(
+            device_mapper::open(&mapping, first_use).map_err(state_disk::Error::DeviceMapper)?,
+        );
         self.timeline.event("mapped", mapped.0.display());
         Ok(mapped)
     }
@@ -259,7 +313,11 @@ impl Unlock {
 
     /// Between two steps: whether a signal ends it here.
     fn go_on(&self, done: &'static str) -> Result<(), Error> {
-        if self.stop.is_stopped() { Err(Error::Disk(state_disk::Error::Stopped(done))) } else { Ok(()) }
+        if self.stop.is_stopped() {
+            Err(Error::Disk(state_disk::Error::Stopped(done)))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -291,7 +349,10 @@ fn unmap() -> Result<bool, Error> {
         Err(device_mapper::Error::NotActive { .. }) => Ok(false),
         // the kernel's device-mapper is not even loaded, whether its node is there or not
         Err(device_mapper::Error::Control(error))
-            if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) =>
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)
+            ) =>
         {
             Ok(false)
         }
@@ -302,13 +363,18 @@ fn unmap() -> Result<bool, Error> {
 fn describe(disk: &Disk) -> String {
     match disk {
         Disk::New(why) => format!("{why}: formatting it"),
-        Disk::CutOff(_) => "the old system's format of it was cut off, nothing was written since: formatting it".into(),
+        Disk::CutOff(_) => {
+            "the old system's format of it was cut off, nothing was written since: formatting it"
+                .into()
+        }
         Disk::Initialised(header) => format!("state disk {} of a cluster's node", header.uuid()),
     }
 }
 
 fn measure(location: &tpm::Location, cluster: &[u8; 32]) -> Result<(), Error> {
-    tpm::Tpm::open(location).and_then(|mut tpm| tpm.measure_cluster_id(cluster)).map_err(Error::Tpm)
+    tpm::Tpm::open(location)
+        .and_then(|mut tpm| tpm.measure_cluster_id(cluster))
+        .map_err(Error::Tpm)
 }
 
 /// Why there is no mounted state disk. `Display` is for the console of a machine that cannot boot.

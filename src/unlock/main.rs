@@ -33,23 +33,32 @@ Exit codes: 0 the disk is mounted, 1 failed (the last line says why), 2 wrong us
 ";
 
 fn main() -> ExitCode {
-    program::main("unlock", &[HELP, options::HELP, MORE_HELP].concat(), |arguments| {
-        let (mut options, mut mke2fs) = (Options::new(), PathBuf::from("/sbin/mke2fs"));
-        options.parse(arguments, |name, arguments| {
-            let is_known = name == "mke2fs";
-            if is_known {
-                mke2fs = arguments.value()?.into();
-            }
-            Ok(is_known)
-        })?;
-        let (timeline, stop) = options.start("unlock")?;
-        let result = unlock(options, mke2fs, timeline, &stop);
-        timeline.peak_memory();
-        result.map_err(|error| options::failed(&timeline, &stop, error))
-    })
+    program::main(
+        "unlock",
+        &[HELP, options::HELP, MORE_HELP].concat(),
+        |arguments| {
+            let (mut options, mut mke2fs) = (Options::new(), PathBuf::from("/sbin/mke2fs"));
+            options.parse(arguments, |name, arguments| {
+                let is_known = name == "mke2fs";
+                if is_known {
+                    mke2fs = arguments.value()?.into();
+                }
+                Ok(is_known)
+            })?;
+            let (timeline, stop) = options.start("unlock")?;
+            let result = unlock(options, mke2fs, timeline, &stop);
+            timeline.peak_memory();
+            result.map_err(|error| options::failed(&timeline, &stop, error))
+        },
+    )
 }
 
-fn unlock(options: Options, mke2fs: PathBuf, timeline: Timeline, stop: &Stop) -> Result<(), String> {
+fn unlock(
+    options: Options,
+    mke2fs: PathBuf,
+    timeline: Timeline,
+    stop: &Stop,
+) -> Result<(), String> {
     let (tpm, issuer) = options.attestation()?;
     let unlock = Unlock {
         metadata: options.metadata()?,

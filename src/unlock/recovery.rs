@@ -16,7 +16,9 @@ use attest::attestation::Issuer;
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use base::turns::Turns;
 use kms::ClusterKms;
-use proto::recoverproto::{RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse};
+use proto::recoverproto::{
+    RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
+};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 
 /// How long an answer may still be on its way when the disk is open.
@@ -54,11 +56,18 @@ pub struct RecoveryServer(Server);
 
 impl RecoveryServer {
     /// Serves on `address` until dropped.
-    pub fn start(address: SocketAddr, issuer: Arc<dyn Issuer>, waiting: Arc<Waiting>) -> std::io::Result<Self> {
+    pub fn start(
+        address: SocketAddr,
+        issuer: Arc<dyn Issuer>,
+        waiting: Arc<Waiting>,
+    ) -> std::io::Result<Self> {
         let (disk, turns) = (waiting.clone(), Turns::new(1, PLACES));
-        let recover = move |call: &Call, message: RecoverMessage| recover(call, &message, &disk, &turns);
+        let recover =
+            move |call: &Call, message: RecoverMessage| recover(call, &message, &disk, &turns);
         let router = Router::new().unary(RECOVER, recover);
-        let router = router.unary(STATUS, move |_: &Call, _: StatusRequest| Ok(status(&waiting)));
+        let router = router.unary(STATUS, move |_: &Call, _: StatusRequest| {
+            Ok(status(&waiting))
+        });
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
         let listener = TcpListener::bind(address)?;
         Server::start("recovery", listener, transport, router, limits()).map(RecoveryServer)
@@ -71,8 +80,15 @@ impl Drop for RecoveryServer {
     }
 }
 
-fn recover(call: &Call, message: &RecoverMessage, waiting: &Waiting, turns: &Turns) -> Result<RecoverResponse, Status> {
-    let name = call.peer().map_or("an unknown address".into(), |address| address.to_string());
+fn recover(
+    call: &Call,
+    message: &RecoverMessage,
+    waiting: &Waiting,
+    turns: &Turns,
+) -> Result<RecoverResponse, Status> {
+    let name = call
+        .peer()
+        .map_or("an unknown address".into(), |address| address.to_string());
     let candidate = candidate(message, &waiting.uuid(), format!("the operator at {name}"))?;
     let is_over = || call.is_cancelled() || waiting.over().is_stopped();
     let turn = turns
@@ -83,15 +99,19 @@ fn recover(call: &Call, message: &RecoverMessage, waiting: &Waiting, turns: &Tur
         Err(Refused::WrongKey) => {
             turn.wrong();
             let uuid = waiting.uuid();
-            Err(Status::new(Code::FailedPrecondition, format!("this master secret does not open disk {uuid}")))
+            Err(Status::new(
+                Code::FailedPrecondition,
+                format!("this master secret does not open disk {uuid}"),
+            ))
         }
         Err(Refused::TooLate) => Err(Status::new(Code::Unavailable, Refused::TooLate.to_string())),
         Err(refused @ (Refused::OtherCluster | Refused::NoCluster)) => {
             Err(Status::new(Code::FailedPrecondition, refused.to_string()))
         }
-        Err(Refused::Disk(_)) => {
-            Err(Status::new(Code::Internal, "the node could not read its disk; its console says why"))
-        }
+        Err(Refused::Disk(_)) => Err(Status::new(
+            Code::Internal,
+            "the node could not read its disk; its console says why",
+        )),
     }
 }
 
@@ -100,7 +120,9 @@ fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candi
     let kms = ClusterKms::from_uris(&message.kms_uri, &message.storage_uri).map_err(invalid)?;
     Ok(Candidate {
         disk_key: kms.dek(&Dek::disk(uuid), KEY_LEN).map_err(invalid)?,
-        measurement_secret: kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(invalid)?,
+        measurement_secret: kms
+            .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
+            .map_err(invalid)?,
         // the next rejoin brings one
         host_certificate: Vec::new(),
         migration_salt: migration_salt(&message.measurement_salt)

@@ -38,10 +38,13 @@ impl Asker for Rejoin {
     }
 
     fn ask(&self, service: &JoinService) -> Result<(), Failure> {
-        let request = IssueRejoinTicketRequest { disk_uuid: self.waiting.uuid() };
+        let request = IssueRejoinTicketRequest {
+            disk_uuid: self.waiting.uuid(),
+        };
         let ticket = service.connect(self)?.call(ISSUE_REJOIN_TICKET, &request)?;
         let candidate = candidate(ticket, &service.to_string())?;
-        self.timeline.event("ticket", format_args!("from {service}"));
+        self.timeline
+            .event("ticket", format_args!("from {service}"));
         match self.waiting.offer(candidate) {
             Ok(()) | Err(Refused::TooLate) => Ok(()),
             Err(refused) => Err(format!("sent a key, but {refused}").into()),
@@ -60,14 +63,15 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
         disk_key: Secret::new(std::mem::take(&mut ticket.state_disk_key)),
         measurement_secret: Secret::new(std::mem::take(&mut ticket.measurement_secret)),
         host_certificate: std::mem::take(&mut ticket.host_certificate),
-        migration_salt: migration_salt(&ticket.measurement_salt).map_err(|why| format!("sent {why}"))?,
+        migration_salt: migration_salt(&ticket.measurement_salt)
+            .map_err(|why| format!("sent {why}"))?,
         from: name.into(),
     };
     match (candidate.disk_key.len(), candidate.measurement_secret.len()) {
         (KEY_LEN, KEY_LEN) => Ok(candidate),
-        (key, secret) => {
-            Err(format!("sent a disk key of {key} bytes and a measurement secret of {secret}, expected {KEY_LEN} each"))
-        }
+        (key, secret) => Err(format!(
+            "sent a disk key of {key} bytes and a measurement secret of {secret}, expected {KEY_LEN} each"
+        )),
     }
 }
 
@@ -77,7 +81,9 @@ pub(super) fn migration_salt(bytes: &[u8]) -> Result<Option<[u8; MEASUREMENT_SAL
         0 => Ok(None),
         length => match bytes.try_into() {
             Ok(salt) => Ok(Some(salt)),
-            Err(_) => Err(format!("a measurement salt of {length} bytes, expected {MEASUREMENT_SALT_LEN}")),
+            Err(_) => Err(format!(
+                "a measurement salt of {length} bytes, expected {MEASUREMENT_SALT_LEN}"
+            )),
         },
     }
 }
@@ -95,7 +101,12 @@ mod tests {
         };
         assert!(ticket(32, 32).is_ok());
         for (key, secret) in [(0, 0), (32, 0), (32, 31), (0, 32), (33, 32)] {
-            assert!(ticket(key, secret).err().unwrap().contains("expected 32 each"));
+            assert!(
+                ticket(key, secret)
+                    .err()
+                    .unwrap()
+                    .contains("expected 32 each")
+            );
         }
     }
 
@@ -103,6 +114,10 @@ mod tests {
     fn a_salt_is_there_in_full_or_not_at_all() {
         assert_eq!(migration_salt(&[]), Ok(None));
         assert_eq!(migration_salt(&[3; 32]), Ok(Some([3; 32])));
-        assert!(migration_salt(&[3; 31]).unwrap_err().contains("31 bytes, expected 32"));
+        assert!(
+            migration_salt(&[3; 31])
+                .unwrap_err()
+                .contains("31 bytes, expected 32")
+        );
     }
 }

@@ -122,45 +122,73 @@ impl Waiting {
         if self.lock().done || self.over.is_stopped() {
             return Err(Refused::TooLate);
         }
-        let unlocked = self.unlock(&candidate.disk_key).and_then(|key| Ok((key, self.measurement_salt(&candidate)?)));
+        let unlocked = self
+            .unlock(&candidate.disk_key)
+            .and_then(|key| Ok((key, self.measurement_salt(&candidate)?)));
         match unlocked {
             Ok((volume_key, measurement_salt)) => {
-                self.timeline.event("key-slot", format_args!("opened with the key from {}", candidate.from));
-                let Candidate { measurement_secret, host_certificate, from, .. } = candidate;
+                self.timeline.event(
+                    "key-slot",
+                    format_args!("opened with the key from {}", candidate.from),
+                );
+                let Candidate {
+                    measurement_secret,
+                    host_certificate,
+                    from,
+                    ..
+                } = candidate;
                 let mut state = self.lock();
                 if state.done {
                     return Err(Refused::TooLate); // stopped meanwhile
                 }
-                state.opened =
-                    Some(Opened { volume_key, measurement_secret, measurement_salt, host_certificate, from });
+                state.opened = Some(Opened {
+                    volume_key,
+                    measurement_secret,
+                    measurement_salt,
+                    host_certificate,
+                    from,
+                });
                 state.done = true;
                 drop(state);
                 self.changed.notify_all();
                 Ok(())
             }
             Err(refused) => {
-                log::warn!("the key from {} was not accepted: {refused}", candidate.from);
+                log::warn!(
+                    "the key from {} was not accepted: {refused}",
+                    candidate.from
+                );
                 Err(refused)
             }
         }
     }
 
     fn unlock(&self, disk_key: &Secret) -> Result<Secret, Refused> {
-        let failed = |error: &dyn std::fmt::Display| Refused::Disk(format!("{}: {error}", self.device.display()));
+        let failed = |error: &dyn std::fmt::Display| {
+            Refused::Disk(format!("{}: {error}", self.device.display()))
+        };
         let mut device = open_device(&self.device).map_err(|error| failed(&error))?;
-        self.header.unlock(&mut device, disk_key).map_err(|error| match error {
-            luks::Error::WrongPassphrase { .. } => Refused::WrongKey,
-            error => failed(&error),
-        })
+        self.header
+            .unlock(&mut device, disk_key)
+            .map_err(|error| match error {
+                luks::Error::WrongPassphrase { .. } => Refused::WrongKey,
+                error => failed(&error),
+            })
     }
 
     /// Of the cluster that the disk belongs to: a volume of the same cluster has a key of the same kind, but not this.
-    fn measurement_salt(&self, candidate: &Candidate) -> Result<[u8; MEASUREMENT_SALT_LEN], Refused> {
-        let token = self.header.cluster_token().map_err(|error| Refused::Disk(error.to_string()))?;
+    fn measurement_salt(
+        &self,
+        candidate: &Candidate,
+    ) -> Result<[u8; MEASUREMENT_SALT_LEN], Refused> {
+        let token = self
+            .header
+            .cluster_token()
+            .map_err(|error| Refused::Disk(error.to_string()))?;
         match token {
-            Some(token) => {
-                token.verified_salt(&self.uuid(), &candidate.measurement_secret).ok_or(Refused::OtherCluster)
-            }
+            Some(token) => token
+                .verified_salt(&self.uuid(), &candidate.measurement_secret)
+                .ok_or(Refused::OtherCluster),
             None => candidate.migration_salt.ok_or(Refused::NoCluster),
         }
     }
@@ -169,12 +197,23 @@ impl Waiting {
     pub fn note(&self, name: &str, text: impl Into<String>) {
         let mut state = self.lock();
         let tries = state.notes.get(name).map_or(0, |note| note.tries) + 1;
-        state.notes.insert(name.into(), Note { tries, text: text.into() });
+        state.notes.insert(
+            name.into(),
+            Note {
+                tries,
+                text: text.into(),
+            },
+        );
     }
 
     /// What is waited for, and since when.
     pub fn report(&self) -> (Duration, Vec<(String, Note)>) {
-        let notes = self.lock().notes.iter().map(|(name, note)| (name.clone(), note.clone())).collect();
+        let notes = self
+            .lock()
+            .notes
+            .iter()
+            .map(|(name, note)| (name.clone(), note.clone()))
+            .collect();
         (self.since.elapsed(), notes)
     }
 
@@ -195,16 +234,25 @@ impl Waiting {
                 self.tell(&state);
             }
             // the node's stop does not know this condition variable: look at it a few times a second
-            state =
-                self.changed.wait_timeout(state, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, Duration::from_millis(200))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
     fn tell(&self, state: &State) {
         let seconds = self.since.elapsed().as_secs();
-        self.timeline.event("waiting", format_args!("for a key of disk {} since {seconds} s", self.uuid()));
+        self.timeline.event(
+            "waiting",
+            format_args!("for a key of disk {} since {seconds} s", self.uuid()),
+        );
         for (name, note) in &state.notes {
-            self.timeline.event("waiting", format_args!("  {name}: {} (try {})", note.text, note.tries));
+            self.timeline.event(
+                "waiting",
+                format_args!("  {name}: {} (try {})", note.text, note.tries),
+            );
         }
     }
 
@@ -250,15 +298,31 @@ mod tests {
     fn while_a_key_is_tried_the_node_says_what_it_waits_for_and_can_be_stopped() {
         let folder = tempfile::tempdir().unwrap();
         let disk = folder.path().join("disk");
-        let mut file = File::options().read(true).write(true).create_new(true).open(&disk).unwrap();
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&disk)
+            .unwrap();
         file.set_len(luks::MIN_DEVICE_SIZE).unwrap();
         let volume_key = Secret::random(luks::VOLUME_KEY_LEN);
         let header = luks::format(&mut file, &volume_key, &Secret::random(KEY_LEN)).unwrap();
         // a try lasts for as long as nobody opens the pipe's other end
         let slow = folder.path().join("pipe");
-        assert!(Command::new("mkfifo").arg(&slow).status().unwrap().success());
+        assert!(
+            Command::new("mkfifo")
+                .arg(&slow)
+                .status()
+                .unwrap()
+                .success()
+        );
 
-        let waiting = Arc::new(Waiting::new(header, &slow, Stop::new(), Timeline::new("test")));
+        let waiting = Arc::new(Waiting::new(
+            header,
+            &slow,
+            Stop::new(),
+            Timeline::new("test"),
+        ));
         let key = || Candidate {
             disk_key: Secret::random(32),
             measurement_secret: Secret::random(32),

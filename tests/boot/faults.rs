@@ -27,7 +27,10 @@ fn an_interrupted_unlock_and_the_old_systems_keyless_header_end_mounted() -> Res
         script: "unlock.sh",
         programs: &["unlock", "bootstrapper"],
         host_programs: &["cryptsetup"],
-        files: vec![("/usr/bin/dm_guest".to_owned(), machine::example("dm_guest")?)],
+        files: vec![(
+            "/usr/bin/dm_guest".to_owned(),
+            machine::example("dm_guest")?,
+        )],
         disks: &[("state", DISK)],
         limit: Duration::from_secs(400),
         ..Case::default()
@@ -53,8 +56,14 @@ fn a_power_cut_during_the_first_boot_is_followed_by_a_first_boot() -> Result<()>
 
         let mut vm = setting.machine.boot()?;
         let found = vm.console.wait_for(" disk:", PATIENCE)?;
-        vm.console.wait_for(" mounted:", PATIENCE).context(&format!("mount after a cut at {instant:?}"))?;
-        println!("cut {:4} ms after the look at the disk: {}", instant.as_millis(), found.text);
+        vm.console
+            .wait_for(" mounted:", PATIENCE)
+            .context(&format!("mount after a cut at {instant:?}"))?;
+        println!(
+            "cut {:4} ms after the look at the disk: {}",
+            instant.as_millis(),
+            found.text
+        );
     }
     Ok(())
 }
@@ -83,16 +92,28 @@ fn a_power_cut_during_init_is_followed_by_a_first_boot_or_by_one_that_a_key_open
         let found = vm.console.wait_for(" disk:", PATIENCE)?;
         let initialised = found.text.contains("of a cluster's node");
         if said.iter().any(|line| line.text.contains(" committed:")) && !initialised {
-            return Err(Failure(format!("committed, but after a cut at {instant:?} it said {:?}", found.text)));
+            return Err(Failure(format!(
+                "committed, but after a cut at {instant:?} it said {:?}",
+                found.text
+            )));
         }
         if initialised {
             setting.recover(&vm)?;
         }
-        vm.console.wait_for(" mounted:", PATIENCE).context(&format!("mount after a cut at {instant:?}"))?;
-        let end = vm.console.wait_until("the end of run's start", PATIENCE, |line| {
-            line.contains(" ready:") || line.contains(" reset:")
-        })?;
-        println!("cut {:4} ms after the quote: {}; then {}", instant.as_millis(), found.text, end.text);
+        vm.console
+            .wait_for(" mounted:", PATIENCE)
+            .context(&format!("mount after a cut at {instant:?}"))?;
+        let end = vm
+            .console
+            .wait_until("the end of run's start", PATIENCE, |line| {
+                line.contains(" ready:") || line.contains(" reset:")
+            })?;
+        println!(
+            "cut {:4} ms after the quote: {}; then {}",
+            instant.as_millis(),
+            found.text,
+            end.text
+        );
     }
     Ok(())
 }
@@ -117,12 +138,18 @@ fn a_node_with_an_unfinished_set_up_starts_over() -> Result<()> {
     // and once more, for its exit code; a disk that is marked already stays marked
     let again = vm.command("bootstrapper; echo exit code $?", PATIENCE)?;
     if !again.ends_with("exit code 3") {
-        return Err(Failure(format!("bootstrapper should end with 3 for a reset: {again}")));
+        return Err(Failure(format!(
+            "bootstrapper should end with 3 for a reset: {again}"
+        )));
     }
     vm.shut_down(PATIENCE)?;
 
     let mut vm = setting.machine.boot()?;
-    for step in ["never part of a cluster: formatting it", " mounted:", " ready: waiting for the operator's init"] {
+    for step in [
+        "never part of a cluster: formatting it",
+        " mounted:",
+        " ready: waiting for the operator's init",
+    ] {
         vm.console.wait_for(step, PATIENCE)?;
     }
     Ok(())
@@ -133,7 +160,8 @@ fn a_node_with_an_unfinished_set_up_starts_over() -> Result<()> {
 /// it was refused. As it was, it opens its disk again.
 #[test]
 #[ignore = "boots a machine: make boot"]
-fn a_machine_that_boots_something_else_gets_no_key_and_only_those_who_refuse_it_see_why() -> Result<()> {
+fn a_machine_that_boots_something_else_gets_no_key_and_only_those_who_refuse_it_see_why()
+-> Result<()> {
     let mut setting = Setting::new("something-else", DISK)?;
     let honest = register_9(&setting.machine.policy()?)?;
 
@@ -142,7 +170,11 @@ fn a_machine_that_boots_something_else_gets_no_key_and_only_those_who_refuse_it_
     let why = difference(&setting, &honest)?;
     let mut vm = setting.machine.boot()?;
     vm.console.wait_for(" ready:", PATIENCE)?;
-    refused("firstlight init", &setting.operator(&vm, "init", flow::INIT, &["--init-secret", "init-secret"])?, &why)?;
+    refused(
+        "firstlight init",
+        &setting.operator(&vm, "init", flow::INIT, &["--init-secret", "init-secret"])?,
+        &why,
+    )?;
     hears_no_more(&vm, &honest)?;
     vm.cut_power();
 
@@ -157,10 +189,19 @@ fn a_machine_that_boots_something_else_gets_no_key_and_only_those_who_refuse_it_
     setting.start_services()?;
     let mut vm = setting.machine.boot()?;
     vm.console.wait_for("of a cluster's node", PATIENCE)?;
-    refused("firstlight recover", &setting.operator(&vm, "recover", flow::RECOVERY, &[])?, &why)?;
-    let heard = vm.console.wait_for("join service 10.42.0.1:30090: ", PATIENCE)?;
+    refused(
+        "firstlight recover",
+        &setting.operator(&vm, "recover", flow::RECOVERY, &[])?,
+        &why,
+    )?;
+    let heard = vm
+        .console
+        .wait_for("join service 10.42.0.1:30090: ", PATIENCE)?;
     if !heard.text.contains("refused") {
-        return Err(Failure(format!("the node should hear that it is refused: {}", heard.text)));
+        return Err(Failure(format!(
+            "the node should hear that it is refused: {}",
+            heard.text
+        )));
     }
     says("join-service", &setting.services_said(), &why)?;
     hears_no_more(&vm, &honest)?;
@@ -177,14 +218,21 @@ fn a_machine_that_boots_something_else_gets_no_key_and_only_those_who_refuse_it_
 
 /// What is to be said of the machine as it is now, whose register 9 should be `honest`.
 fn difference(setting: &Setting, honest: &str) -> Result<String> {
-    Ok(format!("PCR 9: expected {honest}, got {}", register_9(&setting.machine.policy()?)?).to_ascii_lowercase())
+    Ok(format!(
+        "PCR 9: expected {honest}, got {}",
+        register_9(&setting.machine.policy()?)?
+    )
+    .to_ascii_lowercase())
 }
 
 fn refused(command: &str, output: &Output, why: &str) -> Result<()> {
     let text = String::from_utf8_lossy(&output.stderr);
     match output.status.code() {
         Some(3) => says(command, &text, why),
-        _ => Err(Failure(format!("{command} should end with 3: {}: {text}", output.status))),
+        _ => Err(Failure(format!(
+            "{command} should end with 3: {}: {text}",
+            output.status
+        ))),
     }
 }
 
@@ -192,15 +240,23 @@ fn refused(command: &str, output: &Output, why: &str) -> Result<()> {
 fn says(who: &str, said: &str, why: &str) -> Result<()> {
     match said.to_ascii_lowercase().contains(why) && !said.contains("PCR 4") {
         true => Ok(()),
-        false => Err(Failure(format!("{who} should say {why:?}, and nothing of PCR 4: {said}"))),
+        false => Err(Failure(format!(
+            "{who} should say {why:?}, and nothing of PCR 4: {said}"
+        ))),
     }
 }
 
 fn hears_no_more(vm: &Vm, honest: &str) -> Result<()> {
     let lines = vm.console.lines();
-    match lines.iter().find(|line| line.text.contains("PCR 9") || line.text.to_ascii_lowercase().contains(honest)) {
+    match lines
+        .iter()
+        .find(|line| line.text.contains("PCR 9") || line.text.to_ascii_lowercase().contains(honest))
+    {
         None => Ok(()),
-        Some(line) => Err(Failure(format!("the node should hear that it is refused and no more: {}", line.text))),
+        Some(line) => Err(Failure(format!(
+            "the node should hear that it is refused and no more: {}",
+            line.text
+        ))),
     }
 }
 
@@ -215,8 +271,13 @@ fn small(name: &str) -> Result<Setting> {
 /// A blank disk, and an operator without a cluster: only the master secret stays.
 fn blank(setting: &Setting) -> Result<()> {
     let _ = fs::remove_file(setting.path("firstlight-state.json"));
-    let disk = File::options().write(true).open(setting.machine.disk("state")).context("open the disk")?;
-    disk.set_len(0).and_then(|()| disk.set_len(DISK)).context("blank the disk")
+    let disk = File::options()
+        .write(true)
+        .open(setting.machine.disk("state"))
+        .context("open the disk")?;
+    disk.set_len(0)
+        .and_then(|()| disk.set_len(DISK))
+        .context("blank the disk")
 }
 
 /// At random in one of the parts of `span`.
@@ -227,10 +288,19 @@ fn instant(part: u32, span: Duration) -> Duration {
 
 /// `firstlight init`, going on beside the test.
 fn start_init(setting: &Setting, vm: &Vm) -> Result<Child> {
-    let port = vm.ports.get(&9000).ok_or_else(|| Failure("port 9000 is not forwarded".to_owned()))?;
+    let port = vm
+        .ports
+        .get(&9000)
+        .ok_or_else(|| Failure("port 9000 is not forwarded".to_owned()))?;
     Command::new(dist("firstlight")?)
         .current_dir(setting.machine.folder())
-        .args(["init", "--endpoint", &format!("127.0.0.1:{port}"), "--policy", "policy.json"])
+        .args([
+            "init",
+            "--endpoint",
+            &format!("127.0.0.1:{port}"),
+            "--policy",
+            "policy.json",
+        ])
         .args(["--init-secret", "init-secret"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -241,7 +311,9 @@ fn start_init(setting: &Setting, vm: &Vm) -> Result<Child> {
 
 fn register_9(policy: &str) -> Result<String> {
     let policy: serde_json::Value = serde_json::from_str(policy).context("read a policy")?;
-    let value = policy["measurements"]["9"]["expected"].as_str().map(str::to_owned);
+    let value = policy["measurements"]["9"]["expected"]
+        .as_str()
+        .map(str::to_owned);
     value.ok_or_else(|| Failure("a policy without register 9".to_owned()))
 }
 
@@ -250,7 +322,9 @@ fn alter(setting: &Setting) -> Result<()> {
     let path = setting.machine.initramfs();
     let mut bytes = fs::read(&path).context("read the initramfs")?;
     let comment = b"# The first program of the small initramfs";
-    let at = bytes.windows(comment.len()).position(|window| window == comment);
+    let at = bytes
+        .windows(comment.len())
+        .position(|window| window == comment);
     let at = at.ok_or_else(|| Failure("the comment is not in the initramfs".to_owned()))?;
     bytes[at + 2] = b't';
     fs::write(&path, bytes).context("alter the initramfs")

@@ -46,7 +46,10 @@ fn disk_mapping_and_first_file_system_agree_with_cryptsetup() -> Result<()> {
     let case = Case {
         script: "dm.sh",
         host_programs: &["cryptsetup", "dmsetup", "e2fsck", "blkid"],
-        files: vec![("/usr/bin/dm_guest".to_owned(), machine::example("dm_guest")?)],
+        files: vec![(
+            "/usr/bin/dm_guest".to_owned(),
+            machine::example("dm_guest")?,
+        )],
         disks: &[("disk1", GIB), ("disk8", 8 * GIB), ("disk64", 64 * GIB)],
         memory: 1024,
         limit: Duration::from_secs(300),
@@ -66,7 +69,10 @@ fn an_initialised_machine_opens_its_disk_by_itself_and_by_the_operator() -> Resu
             continue;
         }
         let peak = peak_memory(&events);
-        assert!((1..=MEMORY_MAX_KIB).contains(&peak), "{title}: unlock had {peak} KiB resident");
+        assert!(
+            (1..=MEMORY_MAX_KIB).contains(&peak),
+            "{title}: unlock had {peak} KiB resident"
+        );
     }
     Ok(())
 }
@@ -80,9 +86,15 @@ fn without_a_tpm_the_disk_stays_closed() -> Result<()> {
     let why = vm.console.wait_for("unlock: ", flow::PATIENCE)?;
     assert!(why.text.contains("TPM"), "{}", why.text);
     vm.wait_off(flow::PATIENCE)?;
-    assert!(vm.console.lines().iter().any(|line| line.text.contains("the state disk stays closed")));
+    assert!(
+        vm.console
+            .lines()
+            .iter()
+            .any(|line| line.text.contains("the state disk stays closed"))
+    );
     let disk = std::fs::File::open(setting.machine.disk("state")).context("open the disk")?;
-    let used = std::os::unix::fs::MetadataExt::blocks(&disk.metadata().context("look at the disk")?);
+    let used =
+        std::os::unix::fs::MetadataExt::blocks(&disk.metadata().context("look at the disk")?);
     assert_eq!(used, 0, "the disk was written to");
     Ok(())
 }
@@ -93,15 +105,23 @@ fn without_a_tpm_the_disk_stays_closed() -> Result<()> {
 #[ignore = "boots a machine: make boot"]
 fn state_disks_are_exchanged_with_cryptsetup() -> Result<()> {
     const UUID: &str = "c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11";
-    let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).context("make a master secret")?;
-    let passphrase = kms.dek(&Dek::disk(UUID), KEY_LEN).context("derive the disk's key")?;
+    let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32]))
+        .context("make a master secret")?;
+    let passphrase = kms
+        .dek(&Dek::disk(UUID), KEY_LEN)
+        .context("derive the disk's key")?;
     let mut overlay = Overlay::default();
     case::add_script(&mut overlay, "cryptsetup.sh")?;
     overlay.host_program("cryptsetup")?.host_program("e2fsck")?;
-    overlay.file("/etc/passphrase", 0o600, passphrase.expose()).file("/etc/uuid", 0o600, UUID);
+    overlay
+        .file("/etc/passphrase", 0o600, passphrase.expose())
+        .file("/etc/uuid", 0o600, UUID);
     let mut setting = Setting::with("cryptsetup.sh", 64 * MIB, &overlay)?;
     let [key, salt] = [[1; 32], [2; 32]].map(|bytes| STANDARD.encode(bytes));
-    setting.write(flow::MASTER_SECRET, format!(r#"{{"key": "{key}", "salt": "{salt}"}}"#).as_bytes())?;
+    setting.write(
+        flow::MASTER_SECRET,
+        format!(r#"{{"key": "{key}", "salt": "{salt}"}}"#).as_bytes(),
+    )?;
     // as in the node state that the script writes
     setting.write("config/measurementSalt", &[3; 32])?;
     setting.start_services_with(&["--migrate-until", "2099-12-31"])?;
@@ -110,9 +130,14 @@ fn state_disks_are_exchanged_with_cryptsetup() -> Result<()> {
 
 /// The most that `unlock` had resident in a boot, in KiB, as it said itself.
 fn peak_memory(events: &[timeline::Event]) -> u64 {
-    let event = events.iter().find(|event| event.stage == "unlock" && event.name == "memory");
+    let event = events
+        .iter()
+        .find(|event| event.stage == "unlock" && event.name == "memory");
     let words = event.iter().flat_map(|event| event.text.split(' '));
-    words.filter_map(|word| word.parse().ok()).next().unwrap_or(0)
+    words
+        .filter_map(|word| word.parse().ok())
+        .next()
+        .unwrap_or(0)
 }
 
 fn passed(names: Vec<String>) -> Result<()> {

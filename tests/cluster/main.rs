@@ -45,7 +45,10 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     let first = operator.init(&node, &[]);
     first.expect("kubeadm init ..");
     drop(first);
-    lap(&node, "the first operator is gone in the middle of kubeadm init");
+    lap(
+        &node,
+        "the first operator is gone in the middle of kubeadm init",
+    );
     // one with other secrets gets nothing
     let strange = Operator::new();
     let mut stranger = strange.init(&node, &[]);
@@ -56,28 +59,55 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     second.expect_within("objects are new or changed", PATIENCE);
     assert!(second.exit().success(), "{}", second.output());
     let told = second.output();
-    for phase in ["state disk:", "components:", "kubeadm preflight:", "certificates:", "kubeadm init:"] {
+    for phase in [
+        "state disk:",
+        "components:",
+        "kubeadm preflight:",
+        "certificates:",
+        "kubeadm init:",
+    ] {
         assert!(told.contains(phase), "no {phase} in {told}");
     }
-    assert!(told.contains("kubeadm: installed") && !has_token(&told), "{told}");
+    assert!(
+        told.contains("kubeadm: installed") && !has_token(&told),
+        "{told}"
+    );
     lap(&node, "init has ended");
     println!("{told}");
 
     // the bootstrapper has done its work, and left what it should
     let journal = node.wait_for_bootstrapper();
-    assert!(!has_token(&journal) && journal.contains("complete:"), "{journal}");
+    assert!(
+        !has_token(&journal) && journal.contains("complete:"),
+        "{journal}"
+    );
     node.assert_measured(&operator.cluster_id());
 
     wait_for_cluster(&operator, &[&node]);
-    lap(&node, "the node is Ready, and every pod of kube-system runs");
-    println!("{}", operator.kubectl(&["get", "nodes,pods", "--all-namespaces", "--output", "wide"]));
+    lap(
+        &node,
+        "the node is Ready, and every pod of kube-system runs",
+    );
+    println!(
+        "{}",
+        operator.kubectl(&["get", "nodes,pods", "--all-namespaces", "--output", "wide"])
+    );
 
     // the API server reaches the kubelet, whose certificate its own CA has signed
-    let logs = operator.kubectl(&["logs", "--namespace", "kube-system", "--selector", "component=etcd", "--tail", "1"]);
+    let logs = operator.kubectl(&[
+        "logs",
+        "--namespace",
+        "kube-system",
+        "--selector",
+        "component=etcd",
+        "--tail",
+        "1",
+    ]);
     assert!(!logs.is_empty());
     // who has a bootstrap token: nobody, after its minute
     wait_for("the end of kubeadm's own token", || tokens(&operator) == 0);
-    let priority = node.sh("for t in /proc/$(pidof etcd)/task/*; do ionice -p ${t##*/}; done | sort -u");
+    let priority =
+        node.sh("for t in /proc/$(pidof etcd)/task/*; do ionice -p ${t##*/}; done | sort -u");
     assert_eq!(priority.trim(), "realtime: prio 0");
 
     // data survives a reboot
@@ -85,13 +115,28 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     node.reboot();
     node.start_bootstrapper();
     let journal = node.wait_for_bootstrapper();
-    assert!(journal.contains("a member of its cluster since before this boot"), "{journal}");
+    assert!(
+        journal.contains("a member of its cluster since before this boot"),
+        "{journal}"
+    );
     wait_for_cluster(&operator, &[&node]);
-    assert_eq!(operator.kubectl(&["get", "configmap", "kept", "--output", "jsonpath={.data.is}"]), "there");
+    assert_eq!(
+        operator.kubectl(&[
+            "get",
+            "configmap",
+            "kept",
+            "--output",
+            "jsonpath={.data.is}"
+        ]),
+        "there"
+    );
     lap(&node, "after a reboot the cluster is back, with its data");
     // and the next reboot needs no operator: the cluster itself lets its node in
     let mut unlock = node.unlock_as_another();
-    println!("{}", unlock.expect("key-slot: opened with the key from join service"));
+    println!(
+        "{}",
+        unlock.expect("key-slot: opened with the key from join service")
+    );
     unlock.exit();
     println!("memory in use: {} MiB", node.memory());
 }
@@ -124,33 +169,85 @@ fn nodes_join_by_what_they_run_and_come_back() {
     lap(&first, "init has ended");
     for node in [&worker, &second] {
         let journal = node.wait_for_bootstrapper();
-        assert!(journal.contains("complete:") && !has_token(&journal), "{journal}");
+        assert!(
+            journal.contains("complete:") && !has_token(&journal),
+            "{journal}"
+        );
         node.assert_measured(&operator.cluster_id());
         lap(node, &format!("{} has joined", node.name()));
     }
     wait_for_cluster(&operator, &[&first, &second, &worker]);
-    lap(&first, "all nodes are Ready, and every pod of kube-system runs");
-    println!("{}", operator.kubectl(&["get", "nodes,pods", "--all-namespaces", "--output", "wide"]));
+    lap(
+        &first,
+        "all nodes are Ready, and every pod of kube-system runs",
+    );
+    println!(
+        "{}",
+        operator.kubectl(&["get", "nodes,pods", "--all-namespaces", "--output", "wide"])
+    );
     for node in [&first, &second, &worker] {
         assert_eq!(operator.status(node.address()), Some(0), "{}", node.name());
     }
     assert_eq!(operator.status(altered.address()), Some(3));
-    wait_for("the end of every bootstrap token", || tokens(&operator) == 0);
-    let members = operator.kubectl(&["get", "pods", "--namespace", "kube-system", "--selector", "component=etcd"]);
-    assert!(members.contains("etcd-control-plane-0") && members.contains("etcd-control-plane-1"), "{members}");
+    wait_for("the end of every bootstrap token", || {
+        tokens(&operator) == 0
+    });
+    let members = operator.kubectl(&[
+        "get",
+        "pods",
+        "--namespace",
+        "kube-system",
+        "--selector",
+        "component=etcd",
+    ]);
+    assert!(
+        members.contains("etcd-control-plane-0") && members.contains("etcd-control-plane-1"),
+        "{members}"
+    );
 
     // who runs something else stays outside, and both sides say why
-    let logs = ["logs", "--namespace", "kube-system", "--selector", "k8s-app=join-service", "--tail", "-1"];
-    let refused = || operator.kubectl(&logs).lines().any(|line| line.contains("PCR 4"));
+    let logs = [
+        "logs",
+        "--namespace",
+        "kube-system",
+        "--selector",
+        "k8s-app=join-service",
+        "--tail",
+        "-1",
+    ];
+    let refused = || {
+        operator
+            .kubectl(&logs)
+            .lines()
+            .any(|line| line.contains("PCR 4"))
+    };
     wait_for("the refusal of the altered node", refused);
     let journal = altered.sh("journalctl --boot --unit bootstrapper --output cat");
     let told = "it refused this machine's attestation (its log says why); mend it";
-    assert!(journal.contains(told) && !journal.contains("complete:"), "{journal}");
+    assert!(
+        journal.contains(told) && !journal.contains("complete:"),
+        "{journal}"
+    );
     drop(altered);
 
     // a workload on what joined, and the API server reaches its kubelet
-    operator.kubectl(&["create", "deployment", "work", "--image", &worker.pause_image(), "--replicas", "3"]);
-    operator.kubectl(&["wait", "deployment/work", "--for", "condition=Available", "--timeout", "120s"]);
+    operator.kubectl(&[
+        "create",
+        "deployment",
+        "work",
+        "--image",
+        &worker.pause_image(),
+        "--replicas",
+        "3",
+    ]);
+    operator.kubectl(&[
+        "wait",
+        "deployment/work",
+        "--for",
+        "condition=Available",
+        "--timeout",
+        "120s",
+    ]);
     let places = operator.kubectl(&["get", "pods", "--selector", "app=work", "--output", "wide"]);
     assert_eq!(places.matches(worker.name()).count(), 3, "{places}");
     operator.kubectl(&["logs", "--selector", "app=work"]);
@@ -170,14 +267,30 @@ fn nodes_join_by_what_they_run_and_come_back() {
 
     operator.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
     bring_back_after_a_power_cut(&operator, &mut first, &mut second, &mut worker);
-    assert_eq!(operator.kubectl(&["get", "configmap", "kept", "--output", "jsonpath={.data.is}"]), "there");
+    assert_eq!(
+        operator.kubectl(&[
+            "get",
+            "configmap",
+            "kept",
+            "--output",
+            "jsonpath={.data.is}"
+        ]),
+        "there"
+    );
     let nodes = [&first, &second, &worker];
-    wait_for_all(&operator, &["pods", "--selector", "app=work"], 3, |pod| is_running_since_boot(pod, &nodes));
+    wait_for_all(&operator, &["pods", "--selector", "app=work"], 3, |pod| {
+        is_running_since_boot(pod, &nodes)
+    });
     println!("memory in use: {:?} MiB", nodes.map(Node::memory));
 }
 
 /// All is off at once. The operator recovers the control planes, which etcd's majority needs; the worker comes by itself.
-fn bring_back_after_a_power_cut(operator: &Operator, first: &mut Node, second: &mut Node, worker: &mut Node) {
+fn bring_back_after_a_power_cut(
+    operator: &Operator,
+    first: &mut Node,
+    second: &mut Node,
+    worker: &mut Node,
+) {
     let id = operator.cluster_id();
     thread::scope(|scope| {
         for node in [&mut *first, &mut *second, &mut *worker] {
@@ -193,29 +306,52 @@ fn bring_back_after_a_power_cut(operator: &Operator, first: &mut Node, second: &
     // the operator's own files know the first node by its init
     recover(operator, first, &[]);
     boot_with_key_from("the operator at", of_first, first, &id);
-    wait_for("etcd on the first control plane", || first.try_sh("pidof etcd").is_some());
-    lap(first, "after a power cut: the operator has recovered one control plane, etcd waits for another");
+    wait_for("etcd on the first control plane", || {
+        first.try_sh("pidof etcd").is_some()
+    });
+    lap(
+        first,
+        "after a power cut: the operator has recovered one control plane, etcd waits for another",
+    );
     // one member of two is no majority, so there is no API server, and the kubelet starts no join service
     let mut status = operator.recover(second.address(), &["--status"]);
     assert!(status.exit().success(), "{}", status.output());
-    let waits = status.expect(&format!("Waiting for: join service {}:30090: cannot connect", first.address()));
+    let waits = status.expect(&format!(
+        "Waiting for: join service {}:30090: cannot connect",
+        first.address()
+    ));
     println!("{waits}");
     for initramfs in [&of_second, &of_worker] {
-        assert!(!initramfs.output().contains("key-slot"), "{}", initramfs.output());
+        assert!(
+            !initramfs.output().contains("key-slot"),
+            "{}",
+            initramfs.output()
+        );
     }
 
     // the second one joined; its console names its attestation key
     let console = of_second.expect("attestation key: ");
-    let key = console.rsplit(' ').next().unwrap_or_default().trim().to_owned();
+    let key = console
+        .rsplit(' ')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_owned();
     let mut refused = operator.recover(second.address(), &[]);
     assert_eq!(refused.exit().code(), Some(3), "{}", refused.output());
     refused.expect(&key);
     recover(operator, second, &["--attestation-key", &key]);
     boot_with_key_from("the operator at", of_second, second, &id);
     boot_with_key_from("join service", of_worker, worker, &id);
-    lap(first, "after a power cut: the worker has its key, from the cluster");
+    lap(
+        first,
+        "after a power cut: the worker has its key, from the cluster",
+    );
     wait_for_cluster(operator, &[first, second, worker]);
-    lap(first, "after a power cut: all nodes are Ready, and every pod of kube-system runs");
+    lap(
+        first,
+        "after a power cut: all nodes are Ready, and every pod of kube-system runs",
+    );
 }
 
 /// `firstlight recover`, which is told that the disk is open.
@@ -228,19 +364,30 @@ fn recover(operator: &Operator, node: &Node, more: &[&str]) {
 /// The initramfs gets a key from there, and the system that it then boots takes its place in the cluster.
 fn boot_with_key_from(source: &str, mut initramfs: Program, node: &mut Node, cluster_id: &[u8]) {
     let line = initramfs.expect("key-slot: opened");
-    assert!(line.contains(&format!("with the key from {source}")), "{line}");
+    assert!(
+        line.contains(&format!("with the key from {source}")),
+        "{line}"
+    );
     println!("{}: {line}", node.name());
     initramfs.exit();
     node.boot_on(cluster_id);
     node.start_bootstrapper();
     let journal = node.wait_for_bootstrapper();
-    assert!(journal.contains("a member of its cluster since before this boot"), "{journal}");
+    assert!(
+        journal.contains("a member of its cluster since before this boot"),
+        "{journal}"
+    );
 }
 
 #[test]
 #[ignore = "needs root, and the node's image: make test-cluster"]
 fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
-    let node = Node::boot(Network::empty(), "failure", "control-plane-0", "ControlPlane");
+    let node = Node::boot(
+        Network::empty(),
+        "failure",
+        "control-plane-0",
+        "ControlPlane",
+    );
     let shared = Operator::new();
     let file = |name: &str, list: Value| shared.file(name, &list.to_string());
     let kubeadm = |url: &str, hash: &str| json!([{"url": url, "hash": hash, "install_path": "/run/state/bin/kubeadm"}]);
@@ -248,21 +395,37 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
     let replaced = |component: &str, script: &str| {
         let mut list = shared.components();
         let place = format!("/run/state/bin/{component}");
-        let one = list.as_array_mut().unwrap().iter_mut().find(|one| one["install_path"] == *place).unwrap();
+        let one = list
+            .as_array_mut()
+            .unwrap()
+            .iter_mut()
+            .find(|one| one["install_path"] == *place)
+            .unwrap();
         let url = format!("data:text/plain;base64,{}", STANDARD.encode(script));
         *one = json!({"url": url, "hash": "", "install_path": place});
         list
     };
     let failing = |pattern: &str| {
         let fail = format!("case \"$*\" in {pattern}) echo one word more >&2; exit 7 ;; esac");
-        replaced("kubeadm", &format!("#!/bin/sh\n{fail}\nexec /opt/components/kubeadm \"$@\"\n"))
+        replaced(
+            "kubeadm",
+            &format!("#!/bin/sh\n{fail}\nexec /opt/components/kubeadm \"$@\"\n"),
+        )
     };
-    let kubelet =
-        "#!/bin/sh\n[ \"$*\" != --version ] || exec /opt/components/kubelet --version\necho one word more; exit 7\n";
+    let kubelet = "#!/bin/sh\n[ \"$*\" != --version ] || exec /opt/components/kubelet --version\necho one word more; exit 7\n";
     let wrong = format!("sha256:{}", "00".repeat(32));
     let cases = [
-        (file("hash.json", kubeadm("file:///opt/components/kubeadm", &wrong)), "expected SHA-256 0000"),
-        (file("none.json", json!([])), "kubeadm init phase preflight could not be started"),
+        (
+            file(
+                "hash.json",
+                kubeadm("file:///opt/components/kubeadm", &wrong),
+            ),
+            "expected SHA-256 0000",
+        ),
+        (
+            file("none.json", json!([])),
+            "kubeadm init phase preflight could not be started",
+        ),
         (
             file("certs.json", failing("'init phase certs '*")),
             "kubeadm init phase certs all failed with exit code 7; its last lines:\none word more",
@@ -283,10 +446,16 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         let mut operator = owner.init(&node, &["--components", components.to_str().unwrap()]);
         assert_eq!(operator.exit().code(), Some(1), "{}", operator.output());
         let told = operator.output();
-        assert!(told.contains(why) && told.contains("reboot it, and it starts over"), "{told}");
+        assert!(
+            told.contains(why) && told.contains("reboot it, and it starts over"),
+            "{told}"
+        );
         println!("{told}");
         let journal = node.wait_for_bootstrapper();
-        assert!(journal.contains("reset: the next boot formats the state disk"), "{journal}");
+        assert!(
+            journal.contains("reset: the next boot formats the state disk"),
+            "{journal}"
+        );
         // nothing beside what was installed whole
         let installed = node.sh("ls -A /run/state/bin | grep -vE '^kube(adm|let|ctl)$' || true");
         assert_eq!(installed, "");
@@ -299,16 +468,38 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
 /// join service's.
 fn client_certificates_are_of_tickets(operator: &Operator, nodes: &[&Node]) {
     let signer = "spec.signerName=kubernetes.io/kube-apiserver-client-kubelet";
-    let get = ["get", "certificatesigningrequests", "--field-selector", signer, "--output", "json"];
+    let get = [
+        "get",
+        "certificatesigningrequests",
+        "--field-selector",
+        signer,
+        "--output",
+        "json",
+    ];
     // kubeadm init has the first node's kubelet renew what it made for it
-    let is_by_token = |request: &Value| request["spec"]["username"].to_string().contains("system:bootstrap:");
-    let requests: Vec<_> = items(&operator.kubectl(&get)).into_iter().filter(is_by_token).collect();
+    let is_by_token = |request: &Value| {
+        request["spec"]["username"]
+            .to_string()
+            .contains("system:bootstrap:")
+    };
+    let requests: Vec<_> = items(&operator.kubectl(&get))
+        .into_iter()
+        .filter(is_by_token)
+        .collect();
     for request in &requests {
-        assert_eq!(request["status"]["conditions"][0]["reason"], "attested", "{request}");
+        assert_eq!(
+            request["status"]["conditions"][0]["reason"], "attested",
+            "{request}"
+        );
     }
     for node in nodes {
         let of_ticket = format!("of the join ticket for {}, ", node.name().to_lowercase());
-        assert!(requests.iter().any(|request| request["status"].to_string().contains(&of_ticket)), "{requests:?}");
+        assert!(
+            requests
+                .iter()
+                .any(|request| request["status"].to_string().contains(&of_ticket)),
+            "{requests:?}"
+        );
     }
 }
 
@@ -316,7 +507,14 @@ fn client_certificates_are_of_tickets(operator: &Operator, nodes: &[&Node]) {
 /// gone the cluster signs others, which the API server accepts.
 fn kubelets_renew_their_certificates(operator: &Operator, nodes: &[&Node]) {
     let signer = "spec.signerName=kubernetes.io/kubelet-serving";
-    let requests = || operator.kubectl(&["get", "certificatesigningrequests", "--field-selector", signer]);
+    let requests = || {
+        operator.kubectl(&[
+            "get",
+            "certificatesigningrequests",
+            "--field-selector",
+            signer,
+        ])
+    };
     assert_eq!(requests(), "");
     for node in nodes {
         node.sh("rm /var/lib/kubelet/pki/kubelet-server.* && systemctl restart kubelet");
@@ -326,13 +524,36 @@ fn kubelets_renew_their_certificates(operator: &Operator, nodes: &[&Node]) {
         let is_signed = |line: &str| line.contains(&user) && line.contains("Approved,Issued");
         wait_for("a new certificate", || requests().lines().any(is_signed));
         let of_node = format!("spec.nodeName={}", node.name().to_lowercase());
-        let select =
-            ["get", "pods", "--namespace", "kube-system", "--selector", "k8s-app=kube-proxy", "--output", "name"];
+        let select = [
+            "get",
+            "pods",
+            "--namespace",
+            "kube-system",
+            "--selector",
+            "k8s-app=kube-proxy",
+            "--output",
+            "name",
+        ];
         let pod = operator.kubectl(&[&select[..], &["--field-selector", &of_node]].concat());
-        let logs = ["logs", "--namespace", "kube-system", "--tail", "1", pod.trim()];
-        wait_for("logs by the new certificate", || operator.try_kubectl(&logs).is_some());
+        let logs = [
+            "logs",
+            "--namespace",
+            "kube-system",
+            "--tail",
+            "1",
+            pod.trim(),
+        ];
+        wait_for("logs by the new certificate", || {
+            operator.try_kubectl(&logs).is_some()
+        });
         node.sh("test -e /var/lib/kubelet/pki/kubelet-server-current.pem");
-        lap(node, &format!("the kubelet of {} serves with a renewed certificate", node.name()));
+        lap(
+            node,
+            &format!(
+                "the kubelet of {} serves with a renewed certificate",
+                node.name()
+            ),
+        );
     }
     println!("{}", requests());
 }
@@ -344,51 +565,93 @@ fn lap(node: &Node, what: &str) {
 /// Until all nodes are Ready, and all that should run in kube-system does.
 fn wait_for_cluster(operator: &Operator, nodes: &[&Node]) {
     let control_planes = nodes.iter().filter(|node| node.is_control_plane).count();
-    let pods = PODS_OF_CLUSTER + control_planes * PODS_OF_CONTROL_PLANE + nodes.len() * PODS_OF_NODE;
-    wait_for_all(operator, &["nodes"], nodes.len(), |node| is_ready_since_boot(node, nodes));
+    let pods =
+        PODS_OF_CLUSTER + control_planes * PODS_OF_CONTROL_PLANE + nodes.len() * PODS_OF_NODE;
+    wait_for_all(operator, &["nodes"], nodes.len(), |node| {
+        is_ready_since_boot(node, nodes)
+    });
     let of_cluster = ["pods", "--namespace", "kube-system"];
-    wait_for_all(operator, &of_cluster, pods, |pod| is_running_since_boot(pod, nodes));
+    wait_for_all(operator, &of_cluster, pods, |pod| {
+        is_running_since_boot(pod, nodes)
+    });
 }
 
 /// Until there are so many, and this is true of all.
 fn wait_for_all(operator: &Operator, what: &[&str], count: usize, is_so: impl Fn(&Value) -> bool) {
     let get = [&["get", "--output", "json"], what].concat();
     wait_for(&what.join(" "), || {
-        let all = operator.try_kubectl(&get).map(|json| items(&json)).unwrap_or_default();
+        let all = operator
+            .try_kubectl(&get)
+            .map(|json| items(&json))
+            .unwrap_or_default();
         all.len() == count && all.iter().all(&is_so)
     });
 }
 
 /// For a while after a boot the API has what was so before.
 fn is_ready_since_boot(node: &Value, nodes: &[&Node]) -> bool {
-    ready(node).is_some_and(|ready| is_since_boot(&ready["lastHeartbeatTime"], &node["metadata"]["name"], nodes))
+    ready(node).is_some_and(|ready| {
+        is_since_boot(
+            &ready["lastHeartbeatTime"],
+            &node["metadata"]["name"],
+            nodes,
+        )
+    })
 }
 
 fn is_running_since_boot(pod: &Value, nodes: &[&Node]) -> bool {
-    let containers = pod["status"]["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let is_new = |one: &Value| is_since_boot(&one["state"]["running"]["startedAt"], &pod["spec"]["nodeName"], nodes);
+    let containers = pod["status"]["containerStatuses"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    let is_new = |one: &Value| {
+        is_since_boot(
+            &one["state"]["running"]["startedAt"],
+            &pod["spec"]["nodeName"],
+            nodes,
+        )
+    };
     ready(pod).is_some() && !containers.is_empty() && containers.iter().all(is_new)
 }
 
 /// Whether this time is later than the last boot of the node of this name.
 fn is_since_boot(time: &Value, name: &Value, nodes: &[&Node]) -> bool {
     let time = time::parse(time.as_str().unwrap_or_default());
-    nodes.iter().find(|node| *name == node.name()).is_some_and(|node| time >= Some(node.booted()))
+    nodes
+        .iter()
+        .find(|node| *name == node.name())
+        .is_some_and(|node| time >= Some(node.booted()))
 }
 
 /// How many bootstrap tokens there are.
 fn tokens(operator: &Operator) -> usize {
-    let secrets = operator.kubectl(&["get", "secrets", "--namespace", "kube-system", "--output", "name"]);
-    secrets.lines().filter(|name| name.contains("bootstrap-token")).count()
+    let secrets = operator.kubectl(&[
+        "get",
+        "secrets",
+        "--namespace",
+        "kube-system",
+        "--output",
+        "name",
+    ]);
+    secrets
+        .lines()
+        .filter(|name| name.contains("bootstrap-token"))
+        .count()
 }
 
 fn items(json: &str) -> Vec<Value> {
-    serde_json::from_str::<Value>(json).unwrap()["items"].as_array().unwrap().clone()
+    serde_json::from_str::<Value>(json).unwrap()["items"]
+        .as_array()
+        .unwrap()
+        .clone()
 }
 
 /// Its condition of that name, if it is.
 fn ready(object: &Value) -> Option<&Value> {
-    object["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == "Ready" && one["status"] == "True")
+    object["status"]["conditions"]
+        .as_array()?
+        .iter()
+        .find(|one| one["type"] == "Ready" && one["status"] == "True")
 }
 
 /// Whether a text has a bootstrap token in it.
@@ -404,7 +667,11 @@ fn has_token(text: &str) -> bool {
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !done() {
-        assert!(Instant::now() < end, "waited for {what} for {} s", PATIENCE.as_secs());
+        assert!(
+            Instant::now() < end,
+            "waited for {what} for {} s",
+            PATIENCE.as_secs()
+        );
         std::thread::sleep(Duration::from_millis(500));
     }
 }

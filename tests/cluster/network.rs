@@ -50,7 +50,11 @@ impl Network {
         for port in BALANCED {
             balance(port, &control_planes);
         }
-        Network { metadata, machines: Mutex::default(), control_planes }
+        Network {
+            metadata,
+            machines: Mutex::default(),
+            control_planes,
+        }
     }
 
     /// One more machine; the last octet of its address.
@@ -59,7 +63,8 @@ impl Network {
         let number = 2 + machines.len() as u8;
         let address = Ipv4Addr::from(u32::from(HOST) - 1 + u32::from(number));
         let machine = json!({"Name": name, "ProviderID": "", "Role": role, "VPCIP": address});
-        self.metadata.set_self_at(IpAddr::V4(address), &machine.to_string());
+        self.metadata
+            .set_self_at(IpAddr::V4(address), &machine.to_string());
         machines.push(machine);
         self.metadata.set_peers(&json!(*machines).to_string());
         if role == "ControlPlane" {
@@ -78,13 +83,17 @@ impl Network {
 fn ip(arguments: &[&str]) {
     let output = Command::new("ip").args(arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "ip {arguments:?}: {error} (is this `make test-cluster`?)");
+    assert!(
+        output.status.success(),
+        "ip {arguments:?}: {error} (is this `make test-cluster`?)"
+    );
 }
 
 /// Hands each connection to the first control plane that takes it, another one first each time.
 fn balance(port: u16, control_planes: &Arc<Mutex<Vec<Ipv4Addr>>>) {
     let address = SocketAddr::from((HOST, port));
-    let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("load balancer on {address}: {error}"));
+    let listener = TcpListener::bind(address)
+        .unwrap_or_else(|error| panic!("load balancer on {address}: {error}"));
     let control_planes = control_planes.clone();
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
@@ -95,10 +104,17 @@ fn balance(port: u16, control_planes: &Arc<Mutex<Vec<Ipv4Addr>>>) {
             let order = order.clone();
             thread::spawn(move || {
                 let connect = |address: &Ipv4Addr| {
-                    TcpStream::connect_timeout(&SocketAddr::from((*address, port)), Duration::from_secs(1)).ok()
+                    TcpStream::connect_timeout(
+                        &SocketAddr::from((*address, port)),
+                        Duration::from_secs(1),
+                    )
+                    .ok()
                 };
-                let Some(server) = order.iter().find_map(connect) else { return };
-                let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                let Some(server) = order.iter().find_map(connect) else {
+                    return;
+                };
+                let (mut from_client, mut to_server) =
+                    (client.try_clone().unwrap(), server.try_clone().unwrap());
                 thread::spawn(move || {
                     let _ = copy(&mut from_client, &mut to_server);
                     let _ = to_server.shutdown(Shutdown::Write);

@@ -44,8 +44,12 @@ impl Node {
         let image = PathBuf::from(tool("node-image.sh", &[])).join("disk.img");
         let cache = image.parent().and_then(Path::parent).unwrap();
         let dir = TempDir::with_prefix_in("cluster.", cache).unwrap();
-        let status =
-            Command::new("cp").arg("--sparse=always").arg(image).arg(dir.path().join("disk")).status().unwrap();
+        let status = Command::new("cp")
+            .arg("--sparse=always")
+            .arg(image)
+            .arg(dir.path().join("disk"))
+            .status()
+            .unwrap();
         assert!(status.success());
 
         let number = network.add(name, role);
@@ -56,8 +60,22 @@ impl Node {
         let name = name.to_lowercase().replace('_', "-");
         let process = RefCell::new(start(dir.path(), &logs, &name, number));
         let tpm = RefCell::new(Swtpm::start_at(HOST));
-        let node = Node { dir, logs, name, number, booted, is_control_plane, process, tpm, network };
-        node.put("/usr/bin/bootstrapper", &fs::read(Path::new(ROOT).join("target/dist/bootstrapper")).unwrap(), 0o755);
+        let node = Node {
+            dir,
+            logs,
+            name,
+            number,
+            booted,
+            is_control_plane,
+            process,
+            tpm,
+            network,
+        };
+        node.put(
+            "/usr/bin/bootstrapper",
+            &fs::read(Path::new(ROOT).join("target/dist/bootstrapper")).unwrap(),
+            0o755,
+        );
         node.put_new_disk();
         node
     }
@@ -103,9 +121,18 @@ impl Node {
         let end = Instant::now() + crate::PATIENCE;
         loop {
             if let Some(line) = self.try_sh(said) {
-                return line.rsplit(' ').next().unwrap_or_default().trim().to_owned();
+                return line
+                    .rsplit(' ')
+                    .next()
+                    .unwrap_or_default()
+                    .trim()
+                    .to_owned();
             }
-            assert!(Instant::now() < end, "{} does not name its attestation key", self.name);
+            assert!(
+                Instant::now() < end,
+                "{} does not name its attestation key",
+                self.name
+            );
             std::thread::sleep(Duration::from_millis(200));
         }
     }
@@ -114,15 +141,23 @@ impl Node {
     pub fn import_services(&self) -> String {
         let archive = Path::new(ROOT).join("target/dist/firstlight-image.tar");
         self.put("/run/services.tar", &fs::read(archive).unwrap(), 0o600);
-        let said = self.sh("ctr --namespace k8s.io images import /run/services.tar && rm /run/services.tar");
-        let name = said.split_whitespace().find(|word| word.starts_with("firstlight.local/"));
-        name.unwrap_or_else(|| panic!("no image was imported: {said}")).to_owned()
+        let said = self
+            .sh("ctr --namespace k8s.io images import /run/services.tar && rm /run/services.tar");
+        let name = said
+            .split_whitespace()
+            .find(|word| word.starts_with("firstlight.local/"));
+        name.unwrap_or_else(|| panic!("no image was imported: {said}"))
+            .to_owned()
     }
 
     /// An image that every node has.
     pub fn pause_image(&self) -> String {
         let names = self.sh("ctr --namespace k8s.io images ls --quiet");
-        names.lines().find(|name| name.contains("pause:")).unwrap_or_else(|| panic!("no pause in {names}")).to_owned()
+        names
+            .lines()
+            .find(|name| name.contains("pause:"))
+            .unwrap_or_else(|| panic!("no pause in {names}"))
+            .to_owned()
     }
 
     /// As a power cut is; when the power is back, the TPM's PCRs are zero.
@@ -145,7 +180,9 @@ impl Node {
     /// The rest of the boot, when the initramfs has ended: PCR 15 says to which cluster the disk belongs.
     pub fn boot_on(&mut self, cluster_id: &[u8]) {
         let digest = hex(digest(&SHA256, cluster_id).as_ref());
-        self.tpm.borrow().tool("tpm2_pcrextend", &[&format!("15:sha256={digest}")]);
+        self.tpm
+            .borrow()
+            .tool("tpm2_pcrextend", &[&format!("15:sha256={digest}")]);
         *self.process.borrow_mut() = start(self.dir.path(), &self.logs, &self.name, self.number);
     }
 
@@ -161,14 +198,27 @@ impl Node {
     /// The state disk as the initramfs finds it.
     fn keep_state_disk(&self) {
         let pid = text(&self.dir.path().join("pid"));
-        fs::copy(format!("/proc/{}/root{DISK}", pid.trim()), self.dir.path().join("rebooted.img")).unwrap();
+        fs::copy(
+            format!("/proc/{}/root{DISK}", pid.trim()),
+            self.dir.path().join("rebooted.img"),
+        )
+        .unwrap();
     }
 
     /// `unlock`, run by `command`.
     fn start_unlock(&self, mut command: Command, listen: Ipv4Addr) -> Program {
         command.arg(Path::new(ROOT).join("target/dist/unlock"));
-        command.args(["--csp", "qemu", "--variant", "qemu-vtpm", "--tpm", &self.tpm.borrow().location()]);
-        command.args(["--listen", &listen.to_string(), "--disk"]).arg(self.dir.path().join("rebooted.img"));
+        command.args([
+            "--csp",
+            "qemu",
+            "--variant",
+            "qemu-vtpm",
+            "--tpm",
+            &self.tpm.borrow().location(),
+        ]);
+        command
+            .args(["--listen", &listen.to_string(), "--disk"])
+            .arg(self.dir.path().join("rebooted.img"));
         command.arg("--mount").arg(self.dir.path().join("mount"));
         Program::start(&mut command)
     }
@@ -185,13 +235,23 @@ impl Node {
 
     /// As if another boot loader had been started.
     pub fn alter(&self) {
-        self.tpm.borrow().tool("tpm2_pcrextend", &[&format!("4:sha256={}", "a1".repeat(32))]);
+        self.tpm.borrow().tool(
+            "tpm2_pcrextend",
+            &[&format!("4:sha256={}", "a1".repeat(32))],
+        );
     }
 
     /// PCR 15 holds this cluster's ID.
     pub fn assert_measured(&self, cluster_id: &[u8]) {
-        let extended = digest(&SHA256, &[&[0; 32], digest(&SHA256, cluster_id).as_ref()].concat());
-        let pcr = self.tpm.borrow().tool("tpm2_pcrread", &["sha256:15"]).to_lowercase();
+        let extended = digest(
+            &SHA256,
+            &[&[0; 32], digest(&SHA256, cluster_id).as_ref()].concat(),
+        );
+        let pcr = self
+            .tpm
+            .borrow()
+            .tool("tpm2_pcrread", &["sha256:15"])
+            .to_lowercase();
         assert!(pcr.contains(&hex(extended.as_ref())), "{pcr}");
     }
 
@@ -199,22 +259,40 @@ impl Node {
     pub fn try_sh(&self, commands: &str) -> Option<String> {
         let pid = text(&self.dir.path().join("pid"));
         let mut command = Command::new("timeout");
-        command.args(["120", "nsenter", "--target", pid.trim(), "--all", "sh", "-c", commands]).current_dir("/");
+        command
+            .args([
+                "120",
+                "nsenter",
+                "--target",
+                pid.trim(),
+                "--all",
+                "sh",
+                "-c",
+                commands,
+            ])
+            .current_dir("/");
         let output = command.stdin(Stdio::null()).output().unwrap();
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     pub fn sh(&self, commands: &str) -> String {
-        self.try_sh(commands).unwrap_or_else(|| panic!("in the node, this failed: {commands}"))
+        self.try_sh(commands)
+            .unwrap_or_else(|| panic!("in the node, this failed: {commands}"))
     }
 
     /// Until its bootstrapper has stopped, or answers as a member's; what it has said.
     pub fn wait_for_bootstrapper(&self) -> String {
-        let run = "_SYSTEMD_INVOCATION_ID=$(systemctl show --property InvocationID --value bootstrapper)";
+        let run =
+            "_SYSTEMD_INVOCATION_ID=$(systemctl show --property InvocationID --value bootstrapper)";
         let done = format!(
             "! systemctl is-active bootstrapper || journalctl {run} --output cat | grep -q ': .firstlight status. is answered'"
         );
-        wait_for("a member, or the bootstrapper's end", || self.try_sh(&done).is_some());
+        wait_for("a member, or the bootstrapper's end", || {
+            self.try_sh(&done).is_some()
+        });
         self.sh("journalctl --boot --unit bootstrapper --output cat")
     }
 
@@ -237,11 +315,24 @@ impl Node {
         let path = self.dir.path().join("state.img");
         let _ = fs::remove_file(&path);
         let passphrase = Secret::random(KEY_LEN);
-        let mut disk = fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        let mut disk = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
         disk.set_len(64 << 20).unwrap();
-        let header = luks::format(&mut disk, &Secret::random(luks::VOLUME_KEY_LEN), &passphrase).unwrap();
+        let header = luks::format(
+            &mut disk,
+            &Secret::random(luks::VOLUME_KEY_LEN),
+            &passphrase,
+        )
+        .unwrap();
         self.put(DISK, &fs::read(&path).unwrap(), 0o600);
-        let handover = Handover { device: path, key_file: self.dir.path().join("state.key") };
+        let handover = Handover {
+            device: path,
+            key_file: self.dir.path().join("state.key"),
+        };
         handover.leave(&passphrase, &header).unwrap();
         for name in ["state.key", "state.header"] {
             let content = fs::read(self.dir.path().join(name)).unwrap();
@@ -254,7 +345,10 @@ impl Drop for Node {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let log = |name: &str, commands: &str| {
-                let _ = fs::write(self.logs.join(name), self.try_sh(commands).unwrap_or_default());
+                let _ = fs::write(
+                    self.logs.join(name),
+                    self.try_sh(commands).unwrap_or_default(),
+                );
             };
             log("journal", "journalctl --no-pager --output short-monotonic");
             log("pods", "cd /var/log/pods && tail -n 50 */*/*.log");
@@ -276,20 +370,47 @@ fn address(number: u8) -> Ipv4Addr {
 /// Boots the disk in `dir` until its systemd is up.
 fn start(dir: &Path, logs: &Path, name: &str, number: u8) -> Child {
     let console = logs.join("console");
-    let out = fs::File::options().create(true).append(true).open(&console).unwrap();
+    let out = fs::File::options()
+        .create(true)
+        .append(true)
+        .open(&console)
+        .unwrap();
     let mut command = Command::new(Path::new(ROOT).join("tests/cluster/native.sh"));
-    command.arg(dir).arg(dir.join("disk")).args([name, BRIDGE, &HOST.to_string(), &number.to_string()]);
-    command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out).process_group(0);
+    command.arg(dir).arg(dir.join("disk")).args([
+        name,
+        BRIDGE,
+        &HOST.to_string(),
+        &number.to_string(),
+    ]);
+    command
+        .stdin(Stdio::null())
+        .stdout(out.try_clone().unwrap())
+        .stderr(out)
+        .process_group(0);
     let mut process = command.spawn().unwrap();
     let is_up = || {
-        let Ok(pid) = fs::read_to_string(dir.join("pid")) else { return false };
+        let Ok(pid) = fs::read_to_string(dir.join("pid")) else {
+            return false;
+        };
         let mut command = Command::new("nsenter");
-        command.args(["--target", pid.trim(), "--all", "systemctl", "is-system-running"]).current_dir("/");
+        command
+            .args([
+                "--target",
+                pid.trim(),
+                "--all",
+                "systemctl",
+                "is-system-running",
+            ])
+            .current_dir("/");
         let output = command.stdin(Stdio::null()).output().unwrap();
         ["running", "degraded"].contains(&String::from_utf8_lossy(&output.stdout).trim())
     };
     wait_for("the node's systemd", || {
-        assert!(process.try_wait().unwrap().is_none(), "the node ended: {}", text(&console));
+        assert!(
+            process.try_wait().unwrap().is_none(),
+            "the node ended: {}",
+            text(&console)
+        );
         is_up()
     });
     process
@@ -303,8 +424,15 @@ fn end(process: &mut Child) {
 
 /// What a tool of the project prints: a path.
 pub fn tool(name: &str, arguments: &[&str]) -> String {
-    let output = Command::new(Path::new(ROOT).join("tools").join(name)).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(Path::new(ROOT).join("tools").join(name))
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{name}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 

@@ -25,7 +25,10 @@ pub struct Operator {
 impl Operator {
     pub fn new() -> Operator {
         let kubernetes = PathBuf::from(tool("kubernetes.sh", &["kubeadm", "kubelet", "kubectl"]));
-        Operator { dir: TempDir::new().unwrap(), kubernetes }
+        Operator {
+            dir: TempDir::new().unwrap(),
+            kubernetes,
+        }
     }
 
     /// `firstlight init` of the node.
@@ -34,11 +37,25 @@ impl Operator {
         let zero = json!({"expected": "00".repeat(32), "warnOnly": false});
         let policy = json!({"measurements": {"4": zero, "15": zero}});
         let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
-        command.current_dir(self.dir.path()).args(["init", "--endpoint", &node.address().to_string(), "--policy"]);
+        command.current_dir(self.dir.path()).args([
+            "init",
+            "--endpoint",
+            &node.address().to_string(),
+            "--policy",
+        ]);
         command.arg(self.file("policy.json", &policy.to_string()));
-        command.arg("--init-secret").arg(self.file("init-secret", INIT_SECRET));
-        command.arg("--components").arg(self.file("components.json", &self.components().to_string()));
-        command.args(["--kubernetes-version", &self.version(), "--pod-cidr", "10.244.0.0/16"]);
+        command
+            .arg("--init-secret")
+            .arg(self.file("init-secret", INIT_SECRET));
+        command
+            .arg("--components")
+            .arg(self.file("components.json", &self.components().to_string()));
+        command.args([
+            "--kubernetes-version",
+            &self.version(),
+            "--pod-cidr",
+            "10.244.0.0/16",
+        ]);
         command.args(["--attestation-key", &node.attestation_key()]);
         Program::start(command.args(more))
     }
@@ -46,16 +63,27 @@ impl Operator {
     /// `firstlight recover` of the node at this address, with the files of the init.
     pub fn recover(&self, node: Ipv4Addr, more: &[&str]) -> Program {
         let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
-        command.current_dir(self.dir.path()).args(["recover", "--endpoint", &node.to_string()]);
+        command
+            .current_dir(self.dir.path())
+            .args(["recover", "--endpoint", &node.to_string()]);
         Program::start(command.args(["--policy", "policy.json"]).args(more))
     }
 
     /// The exit code of `firstlight status` of the node at this address.
     pub fn status(&self, node: Ipv4Addr) -> Option<i32> {
         let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
-        command.current_dir(self.dir.path()).args(["status", &node.to_string(), "--policy", "policy.json"]);
+        command.current_dir(self.dir.path()).args([
+            "status",
+            &node.to_string(),
+            "--policy",
+            "policy.json",
+        ]);
         let output = command.output().unwrap();
-        print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        print!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
         output.status.code()
     }
 
@@ -68,14 +96,25 @@ impl Operator {
     }
 
     fn version(&self) -> String {
-        format!("v{}", self.kubernetes.to_str().unwrap().rsplit_once("-v").unwrap().1)
+        format!(
+            "v{}",
+            self.kubernetes
+                .to_str()
+                .unwrap()
+                .rsplit_once("-v")
+                .unwrap()
+                .1
+        )
     }
 
     /// As a release has them; the node finds them in its image.
     pub fn components(&self) -> Value {
         let version = self.version();
         let component = |name: &str| {
-            let sha256 = digest(&SHA256, &fs::read(self.kubernetes.join("bin").join(name)).unwrap());
+            let sha256 = digest(
+                &SHA256,
+                &fs::read(self.kubernetes.join("bin").join(name)).unwrap(),
+            );
             json!({
                 "url": format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}"),
                 "hash": format!("sha256:{}", hex(sha256.as_ref())),
@@ -87,11 +126,20 @@ impl Operator {
 
     /// Derived from the files that init left, which name the same.
     pub fn cluster_id(&self) -> Vec<u8> {
-        let read = |name: &str| serde_json::from_str::<Value>(&text(&self.dir.path().join(name))).unwrap();
+        let read =
+            |name: &str| serde_json::from_str::<Value>(&text(&self.dir.path().join(name))).unwrap();
         let bytes = |value: &Value| STANDARD.decode(value.as_str().unwrap()).unwrap();
-        let (master, state) = (read("firstlight-mastersecret.json"), read("firstlight-state.json"));
-        let secret =
-            derive_key(&bytes(&master["key"]), &bytes(&master["salt"]), "key-measurementSecret", KEY_LEN).unwrap();
+        let (master, state) = (
+            read("firstlight-mastersecret.json"),
+            read("firstlight-state.json"),
+        );
+        let secret = derive_key(
+            &bytes(&master["key"]),
+            &bytes(&master["salt"]),
+            "key-measurementSecret",
+            KEY_LEN,
+        )
+        .unwrap();
         let salt: [u8; 32] = bytes(&state["measurementSalt"]).try_into().unwrap();
         let id = cluster_id(&secret, &salt);
         assert_eq!(state["clusterID"].as_str().unwrap(), hex(&id));
@@ -101,12 +149,22 @@ impl Operator {
     /// kubectl on the operator's machine, with the kubeconfig that init brought.
     pub fn try_kubectl(&self, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(self.kubernetes.join("bin/kubectl"));
-        command.arg("--kubeconfig").arg(self.dir.path().join("firstlight-admin.conf"));
-        let output = command.args(["--request-timeout", "30s"]).args(arguments).output().unwrap();
-        output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+        command
+            .arg("--kubeconfig")
+            .arg(self.dir.path().join("firstlight-admin.conf"));
+        let output = command
+            .args(["--request-timeout", "30s"])
+            .args(arguments)
+            .output()
+            .unwrap();
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8(output.stdout).unwrap())
     }
 
     pub fn kubectl(&self, arguments: &[&str]) -> String {
-        self.try_kubectl(arguments).unwrap_or_else(|| panic!("kubectl {arguments:?} failed"))
+        self.try_kubectl(arguments)
+            .unwrap_or_else(|| panic!("kubectl {arguments:?} failed"))
     }
 }

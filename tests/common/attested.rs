@@ -30,7 +30,10 @@ impl Validator for Anybody {
     }
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        document.strip_suffix(nonce).map(<[u8]>::to_vec).ok_or_else(|| ValidateError("another nonce".into()))
+        document
+            .strip_suffix(nonce)
+            .map(<[u8]>::to_vec)
+            .ok_or_else(|| ValidateError("another nonce".into()))
     }
 }
 
@@ -40,7 +43,9 @@ pub fn attested() -> atls::Client {
 
 pub fn attested_channel(address: SocketAddr) -> Channel {
     let socket = TcpStream::connect(address).unwrap();
-    let transport = attested().connect(socket, Instant::now() + Duration::from_secs(10)).unwrap();
+    let transport = attested()
+        .connect(socket, Instant::now() + Duration::from_secs(10))
+        .unwrap();
     Channel::new(transport, &address.to_string()).unwrap()
 }
 
@@ -50,5 +55,8 @@ pub fn plain_channel(address: SocketAddr) -> Channel {
 }
 
 pub fn within(seconds: u64) -> CallOptions {
-    CallOptions { timeout: Some(Duration::from_secs(seconds)), ..CallOptions::default() }
+    CallOptions {
+        timeout: Some(Duration::from_secs(seconds)),
+        ..CallOptions::default()
+    }
 }

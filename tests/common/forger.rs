@@ -20,7 +20,9 @@ impl Forger {
     pub fn new() -> Forger {
         const MAKE: &str = "openssl genrsa 2048 | openssl pkcs8 -topk8 -nocrypt -outform DER";
         let made = Command::new("sh").args(["-c", MAKE]).output().unwrap();
-        Forger { key: RsaKeyPair::from_pkcs8(&made.stdout).unwrap() }
+        Forger {
+            key: RsaKeyPair::from_pkcs8(&made.stdout).unwrap(),
+        }
     }
 
     /// The Name that its key would have in a TPM.
@@ -32,7 +34,11 @@ impl Forger {
     /// TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2, §12.2.4) by the template of genuine ones.
     fn public(&self) -> Vec<u8> {
         let components: RsaPublicKeyComponents<Vec<u8>> = self.key.public_key().into();
-        [b"\0\x01\0\x0b\0\x05\0\x72\0\0\0\x10\0\x14\0\x0b\x08\0\0\0\0\0", &sized(&components.n)[..]].concat()
+        [
+            b"\0\x01\0\x0b\0\x05\0\x72\0\0\0\x10\0\x14\0\x0b\x08\0\0\0\0\0",
+            &sized(&components.n)[..],
+        ]
+        .concat()
     }
 }
 
@@ -51,10 +57,20 @@ impl Issuer for Forger {
         attest.extend(b"\0\0\0\x01\0\x0b\x03\xff\xff\xff");
         attest.extend(sized(&sha256(values.as_flattened())));
         let mut signature = vec![0; self.key.public().modulus_len()];
-        self.key.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), &attest, &mut signature).unwrap();
+        self.key
+            .sign(
+                &RSA_PKCS1_SHA256,
+                &SystemRandom::new(),
+                &attest,
+                &mut signature,
+            )
+            .unwrap();
         let signature = [&b"\0\x14\0\x0b"[..], &sized(&signature)].concat();
-        let pcrs: BTreeMap<_, _> =
-            values.iter().enumerate().map(|(pcr, value)| (pcr.to_string(), STANDARD.encode(value))).collect();
+        let pcrs: BTreeMap<_, _> = values
+            .iter()
+            .enumerate()
+            .map(|(pcr, value)| (pcr.to_string(), STANDARD.encode(value)))
+            .collect();
         let document = json!({
             "Attestation": {
                 "ak_pub": STANDARD.encode(self.public()),

@@ -36,7 +36,8 @@ impl Setting {
     /// `bootstrapper` of a machine of this role, with `/etc`, `/opt`, `/run` and `/var/lib` of its own: they are
     /// folders of this test. `/etc` knows `localhost` and nothing else.
     pub fn joining(&self, disk: &Path, role: &str) -> Command {
-        self.metadata.set_self(&self.instance("Node_2", 2).replace("ControlPlane", role));
+        self.metadata
+            .set_self(&self.instance("Node_2", 2).replace("ControlPlane", role));
         let root = self.path("root");
         let script = format!(
             "set -e; for d in {OWN}; do mkdir -p \"$0/$d\"; done; echo 127.0.0.1 localhost >\"$0/etc/hosts\"
@@ -48,7 +49,11 @@ impl Setting {
             command.arg("--map-root-user");
         }
         let inner = self.bootstrapper(disk);
-        command.args(["sh", "-c", &script]).arg(&root).arg(inner.get_program()).args(inner.get_args());
+        command
+            .args(["sh", "-c", &script])
+            .arg(&root)
+            .arg(inner.get_program())
+            .args(inner.get_args());
         command
     }
 
@@ -69,7 +74,10 @@ impl Setting {
         fs::create_dir_all(&ca).unwrap();
         fs::create_dir_all(&notes).unwrap();
         openssl(&ca, "ecparam -name prime256v1 -genkey -noout -out ca.key");
-        openssl(&ca, "req -x509 -key ca.key -subj /CN=kubernetes -out ca.crt");
+        openssl(
+            &ca,
+            "req -x509 -key ca.key -subj /CN=kubernetes -out ca.crt",
+        );
         let notes = notes.display();
         let script = format!(
             "#!/bin/sh
@@ -83,13 +91,21 @@ impl Setting {
         );
         let script = format!("data:text/plain;base64,{}", STANDARD.encode(script));
         let ssh = ssh::Authority::from_seed(&Secret::new(vec![7; 32])).unwrap();
-        Arc::new(Cluster { ca, script, ssh, signing: Mutex::default() })
+        Arc::new(Cluster {
+            ca,
+            script,
+            ssh,
+            signing: Mutex::default(),
+        })
     }
 
     /// A join service on machine `number`: `answer` is called for each request, with how many came before it.
     pub fn join_service_that<A>(&self, number: u8, answer: A) -> JoinService
     where
-        A: Fn(&Call, IssueJoinTicketRequest, u32) -> Result<IssueJoinTicketResponse, Status> + Send + Sync + 'static,
+        A: Fn(&Call, IssueJoinTicketRequest, u32) -> Result<IssueJoinTicketResponse, Status>
+            + Send
+            + Sync
+            + 'static,
     {
         let asked = AtomicU32::new(0);
         let handler = move |call: &Call, request: IssueJoinTicketRequest| {
@@ -97,10 +113,16 @@ impl Setting {
         };
         let router = Router::new().unary("/join.API/IssueJoinTicket", handler);
         let listener = TcpListener::bind(SocketAddr::new(self.host(number), 30090)).unwrap();
-        let fresh = Measurement { expected: [0; 32], warn_only: false };
+        let fresh = Measurement {
+            expected: [0; 32],
+            warn_only: false,
+        };
         let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
         let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::Validator::new(policy))]);
-        JoinService { _server: Server::start("join", listener, Arc::new(tls), router, Limits::default()).unwrap() }
+        JoinService {
+            _server: Server::start("join", listener, Arc::new(tls), router, Limits::default())
+                .unwrap(),
+        }
     }
 }
 
@@ -123,11 +145,20 @@ impl Cluster {
         let _one = self.signing.lock().unwrap();
         fs::write(self.ca.join("request"), &request.certificate_request).unwrap();
         openssl(&self.ca, "req -inform der -in request -noout -verify");
-        openssl(&self.ca, "x509 -req -inform der -in request -CA ca.crt -CAkey ca.key -CAcreateserial -out crt");
+        openssl(
+            &self.ca,
+            "x509 -req -inform der -in request -CA ca.crt -CAkey ca.key -CAcreateserial -out crt",
+        );
         let cluster_ca = fs::read(self.ca.join("ca.crt")).unwrap();
         let host_key = ssh::PublicKey::from_blob(&request.host_public_key).unwrap();
-        let certificate =
-            self.ssh.host_certificate(&host_key, &request.host_certificate_principals, SystemTime::now()).unwrap();
+        let certificate = self
+            .ssh
+            .host_certificate(
+                &host_key,
+                &request.host_certificate_principals,
+                SystemTime::now(),
+            )
+            .unwrap();
         let file = |name: &str| ControlPlaneCertOrKey {
             name: name.into(),
             data: format!("-----BEGIN {name}-----\n").into_bytes(),
@@ -148,14 +179,22 @@ impl Cluster {
             kubernetes_components: vec![self.kubeadm()],
             authorized_ca_public_key: format!("{}\n", self.ssh.public_line()).into_bytes(),
             host_certificate: format!("{certificate}\n").into_bytes(),
-            cluster_ca: if request.accepts_cluster_ca { cluster_ca } else { vec![] },
+            cluster_ca: if request.accepts_cluster_ca {
+                cluster_ca
+            } else {
+                vec![]
+            },
         }
     }
 
     /// The kubeadm of its nodes.
     pub fn kubeadm(&self) -> Component {
         let (url, install_path) = (self.script.clone(), "/run/state/bin/kubeadm".into());
-        Component { url, install_path, ..Component::default() }
+        Component {
+            url,
+            install_path,
+            ..Component::default()
+        }
     }
 
     /// The cluster's CA, PEM.
@@ -165,12 +204,23 @@ impl Cluster {
 }
 
 fn openssl(folder: &Path, arguments: &str) {
-    let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().unwrap();
-    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new("openssl")
+        .args(arguments.split(' '))
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{arguments}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// The node said nothing that its token could be known from.
 pub fn assert_no_token(node: &Program) {
     let output = node.output();
-    assert!(!output.contains(TOKEN) && !output.contains(TOKEN.split_once('.').unwrap().1), "{output}");
+    assert!(
+        !output.contains(TOKEN) && !output.contains(TOKEN.split_once('.').unwrap().1),
+        "{output}"
+    );
 }

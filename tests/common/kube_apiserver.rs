@@ -13,7 +13,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kubernetes::client::{Client, Config};
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -40,13 +41,24 @@ impl Process {
         let mut command = Command::new("sh");
         // of what runs in the background standard input is /dev/null; the program's number goes to standard output
         command
-            .args(["-c", r#""$@" >&2 & echo $!; cat >/dev/null; kill -9 $!; wait"#, "sh"])
+            .args([
+                "-c",
+                r#""$@" >&2 & echo $!; cat >/dev/null; kill -9 $!; wait"#,
+                "sh",
+            ])
             .arg(program)
             .args(arguments);
         let errors = log.try_clone().unwrap();
         let number = log.try_clone().unwrap();
         drop(log);
-        Process(command.stdin(Stdio::piped()).stdout(number).stderr(errors).spawn().unwrap())
+        Process(
+            command
+                .stdin(Stdio::piped())
+                .stdout(number)
+                .stderr(errors)
+                .spawn()
+                .unwrap(),
+        )
     }
 
     fn signal(&self, signal: &str) {
@@ -57,7 +69,8 @@ impl Process {
 
     /// The program's number; that of `cat` too, which takes no harm.
     fn children(&self) -> Vec<String> {
-        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.0.id())).unwrap();
+        let children =
+            fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.0.id())).unwrap();
         children.split_whitespace().map(str::to_owned).collect()
     }
 }
@@ -76,7 +89,11 @@ impl Cluster {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
         SHARED.get_or_init(|| {
             let cluster = Cluster::start();
-            cluster.client(&Stop::new()).within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
+            cluster
+                .client(&Stop::new())
+                .within(PATIENCE)
+                .wait_ready(&mut |_| {})
+                .unwrap();
             cluster
         })
     }
@@ -89,7 +106,10 @@ impl Cluster {
         let mut ca = CertificateParams::default();
         ca.distinguished_name.push(DnType::CommonName, "kubernetes");
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        ca.key_usages = vec![
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::DigitalSignature,
+        ];
         let key = KeyPair::generate().unwrap();
         let pem = ca.self_signed(&key).unwrap().pem();
         let [client, peer, _] = ports;
@@ -107,7 +127,14 @@ impl Cluster {
                 "--unsafe-no-fsync".to_owned(),
             ],
         );
-        let mut cluster = Cluster { dir, programs, ports, ca: (ca, key, pem), etcd, api_server: None };
+        let mut cluster = Cluster {
+            dir,
+            programs,
+            ports,
+            ca: (ca, key, pem),
+            etcd,
+            api_server: None,
+        };
         cluster.write_pki();
         cluster.start_api_server();
         cluster
@@ -149,7 +176,11 @@ impl Cluster {
             "--allow-privileged".to_owned(),
         ];
         let log = self.path("kube-apiserver.log");
-        self.api_server = Some(Process::start(&log, &self.programs.join("kube-apiserver"), &arguments));
+        self.api_server = Some(Process::start(
+            &log,
+            &self.programs.join("kube-apiserver"),
+            &arguments,
+        ));
     }
 
     /// The controllers that sign what was approved, and approve what they do by themselves, for as long as what is returned is
@@ -157,7 +188,10 @@ impl Cluster {
     #[allow(dead_code)] // not by every test
     pub fn start_signer(&self) -> Process {
         build(&["kube-controller-manager"]);
-        for (name, content) in [("ca.key", self.ca.1.serialize_pem()), ("signer.conf", self.kubeconfig())] {
+        for (name, content) in [
+            ("ca.key", self.ca.1.serialize_pem()),
+            ("signer.conf", self.kubeconfig()),
+        ] {
             fs::write(self.path(name), content).unwrap();
         }
         let path = |name: &str| self.path(name).display().to_string();
@@ -170,7 +204,11 @@ impl Cluster {
             "--leader-elect=false".to_owned(),
             "--secure-port=0".to_owned(),
         ];
-        Process::start(&self.path("signer.log"), &self.programs.join("kube-controller-manager"), &arguments)
+        Process::start(
+            &self.path("signer.log"),
+            &self.programs.join("kube-controller-manager"),
+            &arguments,
+        )
     }
 
     /// As if the machine had lost power.
@@ -182,7 +220,10 @@ impl Cluster {
     /// It keeps its connections, and says nothing; or goes on.
     #[allow(dead_code)] // not by every test
     pub fn freeze_api_server(&self, frozen: bool) {
-        self.api_server.as_ref().unwrap().signal(if frozen { "-STOP" } else { "-CONT" });
+        self.api_server
+            .as_ref()
+            .unwrap()
+            .signal(if frozen { "-STOP" } else { "-CONT" });
     }
 
     /// The API server goes on without its store; or gets it back.
@@ -196,18 +237,30 @@ impl Cluster {
     pub fn forget_history(&self) {
         let call = |method: &str, body: String| -> Value {
             let url = format!("http://127.0.0.1:{}/v3/kv/{method}", self.ports[0]);
-            let answer = ureq::post(url).send(body).unwrap().body_mut().read_to_string().unwrap();
+            let answer = ureq::post(url)
+                .send(body)
+                .unwrap()
+                .body_mut()
+                .read_to_string()
+                .unwrap();
             serde_json::from_str(&answer).unwrap()
         };
         // any key will do: the answer's header has the revision; bytes are in base64
         let present = call("range", json!({"key": "YQ=="}).to_string());
-        call("compaction", json!({"revision": present["header"]["revision"], "physical": true}).to_string());
+        call(
+            "compaction",
+            json!({"revision": present["header"]["revision"], "physical": true}).to_string(),
+        );
     }
 
     /// The numbers of the API server's process and of etcd's.
     #[allow(dead_code)] // not by every test
     pub fn processes(&self) -> Vec<String> {
-        self.api_server.iter().chain([&self.etcd]).flat_map(Process::children).collect()
+        self.api_server
+            .iter()
+            .chain([&self.etcd])
+            .flat_map(Process::children)
+            .collect()
     }
 
     #[allow(dead_code)] // not by every test
@@ -228,7 +281,8 @@ impl Cluster {
     /// Somebody's, who takes this for the CA.
     pub fn kubeconfig_of(&self, user: &str, group: &str, ca: &str) -> String {
         let (certificate, key) = self.certificate(user, Some(group), false);
-        let [ca, certificate, key] = [ca, &certificate, &key].map(|pem| BASE64_STANDARD.encode(pem));
+        let [ca, certificate, key] =
+            [ca, &certificate, &key].map(|pem| BASE64_STANDARD.encode(pem));
         format!(
             "apiVersion: v1\nclusters:\n- cluster:\n    certificate-authority-data: {ca}\n    server: {}\n  name: \
              kubernetes\ncontexts:\n- context:\n    cluster: kubernetes\n    user: {user}\n  name: \
@@ -251,19 +305,32 @@ impl Cluster {
 
     /// With its key.
     fn certificate(&self, name: &str, group: Option<&str>, server: bool) -> (String, String) {
-        let names =
-            if server { ["127.0.0.1", "localhost", "kubernetes"].map(str::to_owned).to_vec() } else { Vec::new() };
+        let names = if server {
+            ["127.0.0.1", "localhost", "kubernetes"]
+                .map(str::to_owned)
+                .to_vec()
+        } else {
+            Vec::new()
+        };
         let mut params = CertificateParams::new(names).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         if let Some(group) = group {
-            params.distinguished_name.push(DnType::OrganizationName, group);
+            params
+                .distinguished_name
+                .push(DnType::OrganizationName, group);
         }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages =
-            vec![if server { ExtendedKeyUsagePurpose::ServerAuth } else { ExtendedKeyUsagePurpose::ClientAuth }];
+        params.extended_key_usages = vec![if server {
+            ExtendedKeyUsagePurpose::ServerAuth
+        } else {
+            ExtendedKeyUsagePurpose::ClientAuth
+        }];
         let key = KeyPair::generate().unwrap();
         let issuer = Issuer::from_params(&self.ca.0, &self.ca.1);
-        (params.signed_by(&key, &issuer).unwrap().pem(), key.serialize_pem())
+        (
+            params.signed_by(&key, &issuer).unwrap().pem(),
+            key.serialize_pem(),
+        )
     }
 }
 
@@ -273,14 +340,23 @@ pub fn config(kubeconfig: &str) -> Config {
 
 fn programs() -> PathBuf {
     static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAMS.get_or_init(|| build(&["kube-apiserver", "etcd"])).clone()
+    PROGRAMS
+        .get_or_init(|| build(&["kube-apiserver", "etcd"]))
+        .clone()
 }
 
 /// Builds what is missing, which takes minutes; the folder.
 fn build(programs: &[&str]) -> PathBuf {
     let tool = Path::new(support::ROOT).join("tools/kubernetes.sh");
-    let output = Command::new(tool).args(programs).stderr(Stdio::inherit()).output().unwrap();
-    assert!(output.status.success(), "tools/kubernetes.sh has not built {programs:?}");
+    let output = Command::new(tool)
+        .args(programs)
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "tools/kubernetes.sh has not built {programs:?}"
+    );
     Path::new(String::from_utf8(output.stdout).unwrap().trim()).join("bin")
 }
 

@@ -34,14 +34,27 @@ impl Setting {
     pub fn new() -> Setting {
         // the process number keeps two runs of this test apart
         static NEXT: AtomicU16 = AtomicU16::new(0);
-        let network = (std::process::id() as u16).wrapping_mul(31).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let network = (std::process::id() as u16)
+            .wrapping_mul(31)
+            .wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let dir = TempDir::new().unwrap();
         let metadata = MetadataServer::start(SocketAddr::new(address(network, 1), 8080));
-        let setting = Setting { network, tpm: Swtpm::start(), metadata, dir };
-        setting.metadata.set_self(&setting.instance("control-plane-0", 2));
-        setting.metadata.set_peers(&format!("[{}]", setting.instance("control-plane-0", 2)));
+        let setting = Setting {
+            network,
+            tpm: Swtpm::start(),
+            metadata,
+            dir,
+        };
+        setting
+            .metadata
+            .set_self(&setting.instance("control-plane-0", 2));
+        setting
+            .metadata
+            .set_peers(&format!("[{}]", setting.instance("control-plane-0", 2)));
         setting.metadata.set_endpoint(&setting.host(2).to_string());
-        setting.metadata.set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
+        setting
+            .metadata
+            .set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
         setting
     }
 
@@ -57,13 +70,19 @@ impl Setting {
     /// A machine as the metadata service tells of it.
     pub fn instance(&self, name: &str, number: u8) -> String {
         let address = self.host(number);
-        format!(r#"{{"Name":"{name}","ProviderID":"qemu:///{name}","Role":"ControlPlane","VPCIP":"{address}"}}"#)
+        format!(
+            r#"{{"Name":"{name}","ProviderID":"qemu:///{name}","Role":"ControlPlane","VPCIP":"{address}"}}"#
+        )
     }
 
     /// Makes the metadata service name these machines as control planes, beside the node itself.
     pub fn set_control_planes(&self, numbers: &[u8]) {
         let mut peers = vec![self.instance("control-plane-0", 2)];
-        peers.extend(numbers.iter().map(|n| self.instance(&format!("control-plane-{n}"), *n)));
+        peers.extend(
+            numbers
+                .iter()
+                .map(|n| self.instance(&format!("control-plane-{n}"), *n)),
+        );
         self.metadata.set_peers(&format!("[{}]", peers.join(",")));
     }
 
@@ -90,9 +109,23 @@ impl Setting {
     pub fn new_disk(&self) -> PathBuf {
         let disk = self.blank_disk();
         let passphrase = Secret::random(KEY_LEN);
-        let mut device = fs::OpenOptions::new().read(true).write(true).open(&disk).unwrap();
-        let header = luks::format(&mut device, &Secret::random(luks::VOLUME_KEY_LEN), &passphrase).unwrap();
-        Handover { device: disk.clone(), key_file: self.path("state.key") }.leave(&passphrase, &header).unwrap();
+        let mut device = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&disk)
+            .unwrap();
+        let header = luks::format(
+            &mut device,
+            &Secret::random(luks::VOLUME_KEY_LEN),
+            &passphrase,
+        )
+        .unwrap();
+        Handover {
+            device: disk.clone(),
+            key_file: self.path("state.key"),
+        }
+        .leave(&passphrase, &header)
+        .unwrap();
         disk
     }
 
@@ -105,28 +138,57 @@ impl Setting {
     pub fn disk_of_before(&self) -> PathBuf {
         let disk = self.initialised_disk();
         let mut command = Command::new("/sbin/cryptsetup");
-        let removed = command.args(["token", "remove", "--token-id", "1"]).arg(&disk).output().unwrap();
-        assert!(removed.status.success(), "{}", String::from_utf8_lossy(&removed.stderr));
+        let removed = command
+            .args(["token", "remove", "--token-id", "1"])
+            .arg(&disk)
+            .output()
+            .unwrap();
+        assert!(
+            removed.status.success(),
+            "{}",
+            String::from_utf8_lossy(&removed.stderr)
+        );
         disk
     }
 
     /// A disk whose key is the one of [`MASTER_KEY`]'s cluster, and which says that it is of that of another master secret.
     pub fn initialised_disk_of(&self, master_key: &[u8]) -> PathBuf {
         let disk = self.blank_disk();
-        let mut device = fs::OpenOptions::new().read(true).write(true).open(&disk).unwrap();
+        let mut device = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&disk)
+            .unwrap();
         let volume_key = Secret::random(luks::VOLUME_KEY_LEN);
         let mut header = luks::format(&mut device, &volume_key, &Secret::random(KEY_LEN)).unwrap();
-        let key = derive_key(&MASTER_KEY, &MASTER_SALT, Dek::disk(&header.uuid()).info(), KEY_LEN).unwrap();
-        let secret = derive_key(master_key, &MASTER_SALT, Dek::named(MEASUREMENT_SECRET_ID).info(), KEY_LEN).unwrap();
+        let key = derive_key(
+            &MASTER_KEY,
+            &MASTER_SALT,
+            Dek::disk(&header.uuid()).info(),
+            KEY_LEN,
+        )
+        .unwrap();
+        let secret = derive_key(
+            master_key,
+            &MASTER_SALT,
+            Dek::named(MEASUREMENT_SECRET_ID).info(),
+            KEY_LEN,
+        )
+        .unwrap();
         let cluster = ClusterToken::new(&header.uuid(), &secret, MEASUREMENT_SALT);
-        header.replace_passphrase_and_mark(&mut device, &volume_key, &key, &cluster).unwrap();
+        header
+            .replace_passphrase_and_mark(&mut device, &volume_key, &key, &cluster)
+            .unwrap();
         disk
     }
 
     /// A policy that this test's TPM meets, by its attestation key and by what PCR 15 holds in a boot that belongs to no
     /// cluster yet.
     pub fn policy(&self) -> PathBuf {
-        self.write_policy(&[(15, [0; 32])], &format!(r#","attestationKeys":["{}"]"#, self.key_name()))
+        self.write_policy(
+            &[(15, [0; 32])],
+            &format!(r#","attestationKeys":["{}"]"#, self.key_name()),
+        )
     }
 
     /// A policy of these registers that believes any TPM.
@@ -147,14 +209,21 @@ impl Setting {
                 format!(r#""{index}":{{"expected":"{hex}","warnOnly":false}}"#)
             })
             .collect();
-        self.file("config/attestationConfig", format!(r#"{{"measurements":{{{}}}{keys}}}"#, entries.join(",")))
+        self.file(
+            "config/attestationConfig",
+            format!(r#"{{"measurements":{{{}}}{keys}}}"#, entries.join(",")),
+        )
     }
 
     /// The master secret as the operator's tool keeps it.
     pub fn master_secret(&self, key: [u8; 32]) -> PathBuf {
         use base64::Engine;
         let base64 = |bytes| base64::engine::general_purpose::STANDARD.encode(bytes);
-        let text = format!("{{\n\t\"key\": \"{}\",\n\t\"salt\": \"{}\"\n}}", base64(key), base64(MASTER_SALT));
+        let text = format!(
+            "{{\n\t\"key\": \"{}\",\n\t\"salt\": \"{}\"\n}}",
+            base64(key),
+            base64(MASTER_SALT)
+        );
         let path = self.file("master-secret.json", text);
         set_private(&path);
         path
@@ -192,8 +261,12 @@ impl Setting {
         let address = SocketAddr::new(self.host(number), 9000);
         let mut command = Command::new(support::program::built("key-service"));
         command.args(["--listen", &address.to_string(), "--clients", "any"]);
-        command.arg("--master-secret").arg(self.file(&format!("kms-{number}/mastersecret"), key));
-        command.arg("--salt").arg(self.file(&format!("kms-{number}/salt"), MASTER_SALT));
+        command
+            .arg("--master-secret")
+            .arg(self.file(&format!("kms-{number}/mastersecret"), key));
+        command
+            .arg("--salt")
+            .arg(self.file(&format!("kms-{number}/salt"), MASTER_SALT));
         let program = Program::start(&mut command);
         wait_for_port(address);
         (program, address)
@@ -204,13 +277,26 @@ impl Setting {
         self.join_service_with(number, key_service, policy, &[])
     }
 
-    pub fn join_service_with(&self, number: u8, key_service: SocketAddr, policy: &Path, arguments: &[&str]) -> Program {
+    pub fn join_service_with(
+        &self,
+        number: u8,
+        key_service: SocketAddr,
+        policy: &Path,
+        arguments: &[&str],
+    ) -> Program {
         let address = SocketAddr::new(self.host(number), 30090);
         self.file("config/measurementSalt", MEASUREMENT_SALT);
         let mut command = Command::new(support::program::built("join-service"));
-        command.args(["--listen", &address.to_string(), "--key-service", &key_service.to_string()]);
+        command.args([
+            "--listen",
+            &address.to_string(),
+            "--key-service",
+            &key_service.to_string(),
+        ]);
         command.args(["--key-service-auth", "none"]);
-        command.args(["--attestation-variant", "qemu-vtpm", "--config"]).arg(policy.parent().unwrap());
+        command
+            .args(["--attestation-variant", "qemu-vtpm", "--config"])
+            .arg(policy.parent().unwrap());
         let program = Program::start(command.args(arguments));
         wait_for_port(address);
         program

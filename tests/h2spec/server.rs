@@ -14,9 +14,15 @@ use rpc::grpc::{Accept, Limits, Router, Server, Transport};
 
 fn main() -> io::Result<()> {
     let identity = tls::Identity::new();
-    let plain = serve(Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)))?;
+    let plain = serve(Arc::new(|socket: TcpStream, _: Instant| {
+        Transport::plain(socket)
+    }))?;
     let encrypted = serve(identity.accept())?;
-    println!("{} {}", plain.local_addr().port(), encrypted.local_addr().port());
+    println!(
+        "{} {}",
+        plain.local_addr().port(),
+        encrypted.local_addr().port()
+    );
     io::stdin().read_to_end(&mut Vec::new())?;
     plain.stop(Duration::ZERO);
     encrypted.stop(Duration::ZERO);
@@ -24,5 +30,11 @@ fn main() -> io::Result<()> {
 }
 
 fn serve(accept: Arc<dyn Accept>) -> io::Result<Server> {
-    Server::start("h2", TcpListener::bind("127.0.0.1:0")?, accept, Router::new(), Limits::default())
+    Server::start(
+        "h2",
+        TcpListener::bind("127.0.0.1:0")?,
+        accept,
+        Router::new(),
+        Limits::default(),
+    )
 }

@@ -6,7 +6,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use prost::Message;
-use rpc::grpc::{Call, CallOptions, Channel, Code, Metadata, Receiver, Responses, Router, Sender, Status};
+use rpc::grpc::{
+    Call, CallOptions, Channel, Code, Metadata, Receiver, Responses, Router, Sender, Status,
+};
 
 use super::super::{soon, within};
 
@@ -96,7 +98,9 @@ pub struct StreamingOutputCallResponse {
 
 /// `size` zeros.
 pub fn zeros(size: usize) -> Option<Payload> {
-    Some(Payload { body: vec![0; size] })
+    Some(Payload {
+        body: vec![0; size],
+    })
 }
 
 /// The bytes in a message's payload.
@@ -110,17 +114,31 @@ pub fn asked_for(size: i32) -> Option<Payload> {
 }
 
 pub fn large_request() -> SimpleRequest {
-    SimpleRequest { response_size: LARGE_RESPONSE, payload: zeros(LARGE_REQUEST), response_status: None }
+    SimpleRequest {
+        response_size: LARGE_RESPONSE,
+        payload: zeros(LARGE_REQUEST),
+        response_status: None,
+    }
 }
 
 /// A request for responses of these sizes.
 pub fn ask(sizes: &[i32], payload: usize) -> StreamingOutputCallRequest {
-    let response_parameters = sizes.iter().map(|&size| ResponseParameters { size }).collect();
-    StreamingOutputCallRequest { response_parameters, payload: zeros(payload), response_status: None }
+    let response_parameters = sizes
+        .iter()
+        .map(|&size| ResponseParameters { size })
+        .collect();
+    StreamingOutputCallRequest {
+        response_parameters,
+        payload: zeros(payload),
+        response_status: None,
+    }
 }
 
 pub fn ask_to_fail(code: i32, message: &str) -> Option<EchoStatus> {
-    Some(EchoStatus { code, message: message.to_owned() })
+    Some(EchoStatus {
+        code,
+        message: message.to_owned(),
+    })
 }
 
 pub fn test_method(method: &str) -> String {
@@ -143,47 +161,75 @@ pub enum Seen {
 /// Returns once this was seen; what came before it is forgotten.
 pub fn wait_for(seen: &mpsc::Receiver<Seen>, expected: Seen) {
     let within = Duration::from_secs(30);
-    while seen.recv_timeout(within).unwrap_or_else(|_| panic!("{expected:?} was not seen")) != expected {}
+    while seen
+        .recv_timeout(within)
+        .unwrap_or_else(|_| panic!("{expected:?} was not seen"))
+        != expected
+    {}
 }
 
 /// Adds the test service; `seen` hears of calls that are broken off.
 pub fn add(router: Router, seen: mpsc::Sender<Seen>) -> Router {
     let seen_input = seen.clone();
     router
-        .unary(&test_method("EmptyCall"), |_: &Call, request: Empty| Ok(request))
-        .unary(&test_method("UnaryCall"), |call: &Call, request: SimpleRequest| {
-            echo_metadata(call)?;
-            fail_if_asked(&request.response_status)?;
-            Ok(SimpleResponse { payload: Some(asked_for(request.response_size).ok_or_else(nonsense)?) })
+        .unary(&test_method("EmptyCall"), |_: &Call, request: Empty| {
+            Ok(request)
         })
-        .client_streaming(&test_method("StreamingInputCall"), move |_: &Call, requests| {
-            // nobody listens in most tests
-            let _ = seen_input.send(Seen::Begun);
-            sum(requests).inspect_err(|status| drop(seen_input.send(Seen::BrokenInput(status.code()))))
-        })
-        .server_streaming(&test_method("StreamingOutputCall"), |call: &Call, request, responses: &mut Sender<_>| {
-            echo_metadata(call)?;
-            respond(&request, responses, &mut 0)
-        })
-        .streaming(&test_method("FullDuplexCall"), move |call: &Call, requests, responses: &mut Sender<_>| {
-            echo_metadata(call)?;
-            let mut sent = 0;
-            for request in requests {
-                let served = request.and_then(|request| respond(&request, responses, &mut sent));
-                if let Err(status) = &served
-                    && sent > 0
-                {
-                    let _ = seen.send(Seen::BrokenAfterResponse(status.code()));
+        .unary(
+            &test_method("UnaryCall"),
+            |call: &Call, request: SimpleRequest| {
+                echo_metadata(call)?;
+                fail_if_asked(&request.response_status)?;
+                Ok(SimpleResponse {
+                    payload: Some(asked_for(request.response_size).ok_or_else(nonsense)?),
+                })
+            },
+        )
+        .client_streaming(
+            &test_method("StreamingInputCall"),
+            move |_: &Call, requests| {
+                // nobody listens in most tests
+                let _ = seen_input.send(Seen::Begun);
+                sum(requests)
+                    .inspect_err(|status| drop(seen_input.send(Seen::BrokenInput(status.code()))))
+            },
+        )
+        .server_streaming(
+            &test_method("StreamingOutputCall"),
+            |call: &Call, request, responses: &mut Sender<_>| {
+                echo_metadata(call)?;
+                respond(&request, responses, &mut 0)
+            },
+        )
+        .streaming(
+            &test_method("FullDuplexCall"),
+            move |call: &Call, requests, responses: &mut Sender<_>| {
+                echo_metadata(call)?;
+                let mut sent = 0;
+                for request in requests {
+                    let served =
+                        request.and_then(|request| respond(&request, responses, &mut sent));
+                    if let Err(status) = &served
+                        && sent > 0
+                    {
+                        let _ = seen.send(Seen::BrokenAfterResponse(status.code()));
+                    }
+                    served?;
                 }
-                served?;
-            }
-            Ok(())
-        })
+                Ok(())
+            },
+        )
 }
 
-fn sum(requests: &mut Receiver<StreamingInputCallRequest>) -> Result<StreamingInputCallResponse, Status> {
-    let sum = requests.try_fold(0, |sum, request| Ok::<usize, Status>(sum + size(&request?.payload)))?;
-    Ok(StreamingInputCallResponse { aggregated_payload_size: sum as i32 })
+fn sum(
+    requests: &mut Receiver<StreamingInputCallRequest>,
+) -> Result<StreamingInputCallResponse, Status> {
+    let sum = requests.try_fold(0, |sum, request| {
+        Ok::<usize, Status>(sum + size(&request?.payload))
+    })?;
+    Ok(StreamingInputCallResponse {
+        aggregated_payload_size: sum as i32,
+    })
 }
 
 fn respond(
@@ -192,16 +238,22 @@ fn respond(
     sent: &mut u32,
 ) -> Result<(), Status> {
     fail_if_asked(&request.response_status)?;
-    request.response_parameters.iter().try_for_each(|parameters| {
-        let payload = Some(asked_for(parameters.size).ok_or_else(nonsense)?);
-        responses.send(&StreamingOutputCallResponse { payload })?;
-        *sent += 1;
-        Ok(())
-    })
+    request
+        .response_parameters
+        .iter()
+        .try_for_each(|parameters| {
+            let payload = Some(asked_for(parameters.size).ok_or_else(nonsense)?);
+            responses.send(&StreamingOutputCallResponse { payload })?;
+            *sent += 1;
+            Ok(())
+        })
 }
 
 fn nonsense() -> Status {
-    Status::new(Code::InvalidArgument, format!("a response has between 0 and {MOST} bytes"))
+    Status::new(
+        Code::InvalidArgument,
+        format!("a response has between 0 and {MOST} bytes"),
+    )
 }
 
 /// "Echo Metadata"
@@ -222,8 +274,16 @@ fn echo_metadata(call: &Call) -> Result<(), Status> {
 /// "Echo Status"
 fn fail_if_asked(status: &Option<EchoStatus>) -> Result<(), Status> {
     let Some(status) = status else { return Ok(()) };
-    let unknown = || Status::new(Code::InvalidArgument, format!("no status has the code {}", status.code));
-    let code = ERRORS.into_iter().find(|&code| code as i32 == status.code).ok_or_else(unknown)?;
+    let unknown = || {
+        Status::new(
+            Code::InvalidArgument,
+            format!("no status has the code {}", status.code),
+        )
+    };
+    let code = ERRORS
+        .into_iter()
+        .find(|&code| code as i32 == status.code)
+        .ok_or_else(unknown)?;
     Err(Status::new(code, status.message.clone()))
 }
 
@@ -267,19 +327,31 @@ pub fn client_cases(channel: &Channel) {
     custom_metadata(channel);
 }
 
-fn unary<Q: Message, R: Message + Default>(channel: &Channel, method: &str, request: &Q) -> Result<R, Status> {
+fn unary<Q: Message, R: Message + Default>(
+    channel: &Channel,
+    method: &str,
+    request: &Q,
+) -> Result<R, Status> {
     channel.unary(&test_method(method), request, &soon())
 }
 
 fn full_duplex(
     channel: &Channel,
     options: &CallOptions,
-) -> (rpc::grpc::Requests<StreamingOutputCallRequest>, Responses<StreamingOutputCallResponse>) {
-    channel.streaming(&test_method("FullDuplexCall"), options).unwrap()
+) -> (
+    rpc::grpc::Requests<StreamingOutputCallRequest>,
+    Responses<StreamingOutputCallResponse>,
+) {
+    channel
+        .streaming(&test_method("FullDuplexCall"), options)
+        .unwrap()
 }
 
 fn empty_unary(channel: &Channel) {
-    assert_eq!(unary::<_, Empty>(channel, "EmptyCall", &Empty {}).unwrap(), Empty {});
+    assert_eq!(
+        unary::<_, Empty>(channel, "EmptyCall", &Empty {}).unwrap(),
+        Empty {}
+    );
 }
 
 fn large_unary(channel: &Channel) {
@@ -288,9 +360,15 @@ fn large_unary(channel: &Channel) {
 }
 
 fn client_streaming(channel: &Channel) {
-    let (mut requests, mut response) = channel.streaming(&test_method("StreamingInputCall"), &soon()).unwrap();
+    let (mut requests, mut response) = channel
+        .streaming(&test_method("StreamingInputCall"), &soon())
+        .unwrap();
     for size in SENT {
-        requests.send(&StreamingInputCallRequest { payload: zeros(size) }).unwrap();
+        requests
+            .send(&StreamingInputCallRequest {
+                payload: zeros(size),
+            })
+            .unwrap();
     }
     requests.finish().unwrap();
     let response: StreamingInputCallResponse = response.one().unwrap();
@@ -298,9 +376,16 @@ fn client_streaming(channel: &Channel) {
 }
 
 fn server_streaming(channel: &Channel) {
-    let responses = channel.server_streaming(&test_method("StreamingOutputCall"), &ask(&ASKED, 0), &soon()).unwrap();
-    let sizes =
-        responses.map(|response: Result<StreamingOutputCallResponse, _>| size(&response.unwrap().payload) as i32);
+    let responses = channel
+        .server_streaming(
+            &test_method("StreamingOutputCall"),
+            &ask(&ASKED, 0),
+            &soon(),
+        )
+        .unwrap();
+    let sizes = responses.map(|response: Result<StreamingOutputCallResponse, _>| {
+        size(&response.unwrap().payload) as i32
+    });
     assert_eq!(sizes.collect::<Vec<_>>(), ASKED);
 }
 
@@ -324,13 +409,17 @@ fn timeout_on_sleeping_server(channel: &Channel) {
     let (mut requests, mut responses) = full_duplex(channel, &within(Duration::from_millis(1)));
     // it may be over before this is sent
     let _ = requests.send(&ask(&[], SENT[0]));
-    assert_eq!(responses.next().unwrap().unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(
+        responses.next().unwrap().unwrap_err().code(),
+        Code::DeadlineExceeded
+    );
 }
 
 fn cancel_after_begin(channel: &Channel) {
     let method = test_method("StreamingInputCall");
-    let (requests, mut response) =
-        channel.streaming::<StreamingInputCallRequest, StreamingInputCallResponse>(&method, &soon()).unwrap();
+    let (requests, mut response) = channel
+        .streaming::<StreamingInputCallRequest, StreamingInputCallResponse>(&method, &soon())
+        .unwrap();
     drop(requests);
     assert_eq!(response.one().unwrap_err().code(), Code::Cancelled);
 }
@@ -340,7 +429,10 @@ fn cancel_after_first_response(channel: &Channel) {
     requests.send(&ask(&ASKED[..1], SENT[0])).unwrap();
     assert!(responses.next().unwrap().unwrap().payload == zeros(ASKED[0] as usize));
     drop(requests);
-    assert_eq!(responses.next().unwrap().unwrap_err().code(), Code::Cancelled);
+    assert_eq!(
+        responses.next().unwrap().unwrap_err().code(),
+        Code::Cancelled
+    );
 }
 
 fn status_code_and_message(channel: &Channel) {
@@ -358,12 +450,20 @@ fn special_status_message(channel: &Channel) {
 /// Asks for a status in a unary and in a streaming call.
 fn comes_back(channel: &Channel, code: Code, message: &str) {
     let response_status = ask_to_fail(code as i32, message);
-    let request = SimpleRequest { response_status: response_status.clone(), ..SimpleRequest::default() };
+    let request = SimpleRequest {
+        response_status: response_status.clone(),
+        ..SimpleRequest::default()
+    };
     let status = unary::<_, SimpleResponse>(channel, "UnaryCall", &request).unwrap_err();
     assert_eq!((status.code(), status.message()), (code, message));
 
     let (mut requests, mut responses) = full_duplex(channel, &soon());
-    requests.send(&StreamingOutputCallRequest { response_status, ..ask(&[], 0) }).unwrap();
+    requests
+        .send(&StreamingOutputCallRequest {
+            response_status,
+            ..ask(&[], 0)
+        })
+        .unwrap();
     // the server has answered and need not listen any more
     let _ = requests.finish();
     let status = responses.next().unwrap().unwrap_err();
@@ -377,34 +477,54 @@ fn unimplemented_method(channel: &Channel) {
 
 fn unimplemented_service(channel: &Channel) {
     let path = "/grpc.testing.UnimplementedService/UnimplementedCall";
-    let status = channel.unary::<_, Empty>(path, &Empty {}, &soon()).unwrap_err();
+    let status = channel
+        .unary::<_, Empty>(path, &Empty {}, &soon())
+        .unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
 }
 
 fn custom_metadata(channel: &Channel) {
     let mut options = soon();
     options.metadata.insert(ECHO_INITIAL, INITIAL).unwrap();
-    options.metadata.insert_bin(ECHO_TRAILING, TRAILING).unwrap();
+    options
+        .metadata
+        .insert_bin(ECHO_TRAILING, TRAILING)
+        .unwrap();
 
     // a unary call whose metadata can be looked at
     let method = test_method("UnaryCall");
-    let mut response: Responses<SimpleResponse> =
-        channel.server_streaming(&method, &large_request(), &options).unwrap();
+    let mut response: Responses<SimpleResponse> = channel
+        .server_streaming(&method, &large_request(), &options)
+        .unwrap();
     assert_echoed(&mut response, |response| {
-        assert_eq!(size(&response.one().unwrap().payload), LARGE_RESPONSE as usize);
+        assert_eq!(
+            size(&response.one().unwrap().payload),
+            LARGE_RESPONSE as usize
+        );
     });
 
     let (mut requests, mut responses) = full_duplex(channel, &options);
-    requests.send(&ask(&[LARGE_RESPONSE], LARGE_REQUEST)).unwrap();
+    requests
+        .send(&ask(&[LARGE_RESPONSE], LARGE_REQUEST))
+        .unwrap();
     requests.finish().unwrap();
     assert_echoed(&mut responses, |responses| {
-        assert_eq!(size(&responses.next().unwrap().unwrap().payload), LARGE_RESPONSE as usize);
+        assert_eq!(
+            size(&responses.next().unwrap().unwrap().payload),
+            LARGE_RESPONSE as usize
+        );
         assert!(responses.next().is_none());
     });
 }
 
 fn assert_echoed<R>(responses: &mut Responses<R>, to_the_end: impl FnOnce(&mut Responses<R>)) {
-    assert_eq!(responses.headers().unwrap().unwrap().get(ECHO_INITIAL), Some(INITIAL));
+    assert_eq!(
+        responses.headers().unwrap().unwrap().get(ECHO_INITIAL),
+        Some(INITIAL)
+    );
     to_the_end(responses);
-    assert_eq!(responses.trailers().get_bin(ECHO_TRAILING).as_deref(), Some(TRAILING));
+    assert_eq!(
+        responses.trailers().get_bin(ECHO_TRAILING).as_deref(),
+        Some(TRAILING)
+    );
 }

@@ -9,7 +9,9 @@ use std::time::Instant;
 use rpc::grpc::{Accept, Transport};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+};
 
 /// A certificate for `localhost` with its key, as files.
 pub struct Identity {
@@ -19,7 +21,9 @@ pub struct Identity {
 impl Identity {
     pub fn new() -> Identity {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let identity = Identity { folder: tempfile::tempdir().unwrap() };
+        let identity = Identity {
+            folder: tempfile::tempdir().unwrap(),
+        };
         std::fs::write(identity.certificate_file(), made.cert.pem()).unwrap();
         std::fs::write(identity.key_file(), made.signing_key.serialize_pem()).unwrap();
         identity
@@ -39,8 +43,10 @@ impl Identity {
 
     pub fn accept(&self) -> Arc<dyn Accept> {
         let key = PrivateKeyDer::from_pem_file(self.key_file()).unwrap();
-        let mut config =
-            ServerConfig::builder().with_no_client_auth().with_single_cert(vec![self.certificate()], key).unwrap();
+        let mut config = ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![self.certificate()], key)
+            .unwrap();
         config.alpn_protocols = vec![b"h2".to_vec()];
         let config = Arc::new(config);
         Arc::new(move |socket: TcpStream, deadline: Instant| {
@@ -55,7 +61,9 @@ impl Identity {
 pub fn connect(socket: TcpStream, identity: &Identity) -> io::Result<Transport> {
     let mut roots = RootCertStore::empty();
     roots.add(identity.certificate()).unwrap();
-    let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let mut config = ClientConfig::builder()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let name = ServerName::try_from("localhost").unwrap();
     let connection = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
@@ -68,9 +76,23 @@ fn shake_hands(mut connection: Connection, mut socket: TcpStream) -> io::Result<
         connection.complete_io(&mut socket)?;
     }
     let socket = Arc::new(socket);
-    let half = Half { connection: Arc::new(Mutex::new(connection)), socket: socket.clone() };
-    let reader = Reader { half: half.clone(), records: vec![0; 16 << 10], taken: 0, filled: 0 };
-    Ok(Transport { reader: Box::new(reader), writer: Box::new(half), socket, scheme: "https", identity: None })
+    let half = Half {
+        connection: Arc::new(Mutex::new(connection)),
+        socket: socket.clone(),
+    };
+    let reader = Reader {
+        half: half.clone(),
+        records: vec![0; 16 << 10],
+        taken: 0,
+        filled: 0,
+    };
+    Ok(Transport {
+        reader: Box::new(reader),
+        writer: Box::new(half),
+        socket,
+        scheme: "https",
+        identity: None,
+    })
 }
 
 /// One direction of a TLS connection. The lock is never held while the socket is read.

@@ -31,31 +31,61 @@ pub fn client_cases(server: &OurServer, identity: Option<&tls::Identity>) {
             None => Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap(),
             Some(identity) => {
                 let pem = std::fs::read(identity.certificate_file()).unwrap();
-                let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)).domain_name("localhost");
-                Endpoint::from_shared(format!("https://127.0.0.1:{port}")).unwrap().tls_config(config).unwrap()
+                let config = ClientTlsConfig::new()
+                    .ca_certificate(Certificate::from_pem(pem))
+                    .domain_name("localhost");
+                Endpoint::from_shared(format!("https://127.0.0.1:{port}"))
+                    .unwrap()
+                    .tls_config(config)
+                    .unwrap()
             }
         };
         let channel = endpoint.connect().await.unwrap();
         tonic_testing::client_cases(&channel, &server.seen).await;
         let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(64 * MIB);
         for size in [0, 1, 1000, 12 * MIB] {
-            let request = Blob { data: vec![1; size], count: 3 };
+            let request = Blob {
+                data: vec![1; size],
+                count: 3,
+            };
             client.ready().await.unwrap();
-            let response = client.unary(Request::new(request.clone()), path("Echo"), codec()).await.unwrap();
+            let response = client
+                .unary(Request::new(request.clone()), path("Echo"), codec())
+                .await
+                .unwrap();
             assert!(response.into_inner() == request);
         }
         for (size, count) in [(0, 0), (1000, 1000), (MIB, 24)] {
             client.ready().await.unwrap();
-            let request = Request::new(Blob { data: vec![1; size], count });
-            let responses = client.server_streaming(request, path("Many"), codec()).await.unwrap().into_inner();
-            let counts: Vec<u32> = responses.map(|response| response.unwrap().count).collect().await;
+            let request = Request::new(Blob {
+                data: vec![1; size],
+                count,
+            });
+            let responses = client
+                .server_streaming(request, path("Many"), codec())
+                .await
+                .unwrap()
+                .into_inner();
+            let counts: Vec<u32> = responses
+                .map(|response| response.unwrap().count)
+                .collect()
+                .await;
             assert_eq!(counts, (0..count).collect::<Vec<_>>());
         }
         client.ready().await.unwrap();
-        let status = client.unary(Request::new(Blob::default()), path("Fail"), codec()).await.unwrap_err();
-        assert_eq!((status.code(), status.message()), (tonic::Code::NotFound, super::super::TEXT));
+        let status = client
+            .unary(Request::new(Blob::default()), path("Fail"), codec())
+            .await
+            .unwrap_err();
+        assert_eq!(
+            (status.code(), status.message()),
+            (tonic::Code::NotFound, super::super::TEXT)
+        );
         client.ready().await.unwrap();
-        let status = client.unary(Request::new(Blob::default()), path("Nope"), codec()).await.unwrap_err();
+        let status = client
+            .unary(Request::new(Blob::default()), path("Nope"), codec())
+            .await
+            .unwrap_err();
         assert_eq!(status.code(), tonic::Code::Unimplemented);
     });
 }
@@ -82,8 +112,8 @@ pub fn start_server(identity: Option<&tls::Identity>) -> TonicServer {
     let port = listener.local_addr().unwrap().port();
     let mut builder = Server::builder().tcp_nodelay(true);
     if let Some(identity) = identity {
-        let [certificate, key] =
-            [identity.certificate_file(), identity.key_file()].map(|file| std::fs::read(file).unwrap());
+        let [certificate, key] = [identity.certificate_file(), identity.key_file()]
+            .map(|file| std::fs::read(file).unwrap());
         let config = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
         builder = builder.tls_config(config).unwrap();
     }
@@ -92,7 +122,10 @@ pub fn start_server(identity: Option<&tls::Identity>) -> TonicServer {
         let router = builder.add_service(Interop).add_service(TestService);
         router.serve_with_incoming(incoming).await.unwrap();
     });
-    TonicServer { _runtime: runtime, port }
+    TonicServer {
+        _runtime: runtime,
+        port,
+    }
 }
 
 pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -146,7 +179,12 @@ impl ServerStreamingService<Blob> for Many {
     fn call(&mut self, request: Request<Blob>) -> Self::Future {
         Box::pin(async move {
             let Blob { data, count } = request.into_inner();
-            let blobs = (0..count).map(move |count| Ok(Blob { data: data.clone(), count }));
+            let blobs = (0..count).map(move |count| {
+                Ok(Blob {
+                    data: data.clone(),
+                    count,
+                })
+            });
             let stream: Self::ResponseStream = Box::pin(tokio_stream::iter(blobs));
             Ok(Response::new(stream))
         })

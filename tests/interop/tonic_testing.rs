@@ -20,10 +20,10 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::testing::{
-    ASKED, ECHO_INITIAL, ECHO_TRAILING, EchoStatus, Empty, INITIAL, LARGE_REQUEST, LARGE_RESPONSE, MOST, SENT, SPECIAL,
-    Seen, SimpleRequest, SimpleResponse, StreamingInputCallRequest, StreamingInputCallResponse,
-    StreamingOutputCallRequest, StreamingOutputCallResponse, TRAILING, ask, ask_to_fail, asked_for, large_request,
-    size, test_method, wait_for, zeros,
+    ASKED, ECHO_INITIAL, ECHO_TRAILING, EchoStatus, Empty, INITIAL, LARGE_REQUEST, LARGE_RESPONSE,
+    MOST, SENT, SPECIAL, Seen, SimpleRequest, SimpleResponse, StreamingInputCallRequest,
+    StreamingInputCallResponse, StreamingOutputCallRequest, StreamingOutputCallResponse, TRAILING,
+    ask, ask_to_fail, asked_for, large_request, size, test_method, wait_for, zeros,
 };
 use super::tonic::Later;
 
@@ -50,17 +50,31 @@ impl Service<http::Request<Body>> for TestService {
         Box::pin(async move {
             let method = request.uri().path().rsplit('/').next().unwrap_or_default();
             Ok(match method {
-                "EmptyCall" => Grpc::new(ProstCodec::default()).unary(Handler(empty_call), request).await,
+                "EmptyCall" => {
+                    Grpc::new(ProstCodec::default())
+                        .unary(Handler(empty_call), request)
+                        .await
+                }
                 // for a unary method tonic has no trailing metadata; on the wire there is no difference
-                "UnaryCall" => Grpc::new(ProstCodec::default()).server_streaming(Handler(unary_call), request).await,
+                "UnaryCall" => {
+                    Grpc::new(ProstCodec::default())
+                        .server_streaming(Handler(unary_call), request)
+                        .await
+                }
                 "StreamingInputCall" => {
-                    Grpc::new(ProstCodec::default()).client_streaming(Handler(streaming_input_call), request).await
+                    Grpc::new(ProstCodec::default())
+                        .client_streaming(Handler(streaming_input_call), request)
+                        .await
                 }
                 "StreamingOutputCall" => {
-                    Grpc::new(ProstCodec::default()).server_streaming(Handler(streaming_output_call), request).await
+                    Grpc::new(ProstCodec::default())
+                        .server_streaming(Handler(streaming_output_call), request)
+                        .await
                 }
                 "FullDuplexCall" => {
-                    Grpc::new(ProstCodec::default()).streaming(Handler(full_duplex_call), request).await
+                    Grpc::new(ProstCodec::default())
+                        .streaming(Handler(full_duplex_call), request)
+                        .await
                 }
                 _ => Status::unimplemented("").into_http(),
             })
@@ -99,7 +113,11 @@ async fn empty_call(request: Request<Empty>) -> Answer<Empty> {
 async fn unary_call(request: Request<SimpleRequest>) -> Answer<Stream<SimpleResponse>> {
     let (sender, response) = answer(request.metadata());
     let trailers = trailers(request.metadata());
-    let SimpleRequest { response_size, response_status, .. } = request.into_inner();
+    let SimpleRequest {
+        response_size,
+        response_status,
+        ..
+    } = request.into_inner();
     fail_if_asked(&response_status)?;
     let payload = Some(asked_for(response_size).ok_or_else(nonsense)?);
     tokio::spawn(async move {
@@ -117,7 +135,9 @@ async fn streaming_input_call(
     while let Some(request) = requests.message().await? {
         sum += size(&request.payload);
     }
-    Ok(Response::new(StreamingInputCallResponse { aggregated_payload_size: sum as i32 }))
+    Ok(Response::new(StreamingInputCallResponse {
+        aggregated_payload_size: sum as i32,
+    }))
 }
 
 async fn streaming_output_call(
@@ -173,13 +193,17 @@ async fn respond(
     }
     for parameters in &request.response_parameters {
         let payload = asked_for(parameters.size).ok_or_else(nonsense);
-        let response = payload.map(|payload| StreamingOutputCallResponse { payload: Some(payload) });
+        let response = payload.map(|payload| StreamingOutputCallResponse {
+            payload: Some(payload),
+        });
         let _ = responses.send(response).await;
     }
 }
 
 fn fail_if_asked(status: &Option<EchoStatus>) -> Result<(), Status> {
-    status.as_ref().map_or(Ok(()), |status| Err(Status::new(status.code.into(), status.message.clone())))
+    status.as_ref().map_or(Ok(()), |status| {
+        Err(Status::new(status.code.into(), status.message.clone()))
+    })
 }
 
 fn nonsense() -> Status {
@@ -212,12 +236,19 @@ async fn ready(channel: &Channel) -> tonic::client::Grpc<Channel> {
     client
 }
 
-async fn unary<Q, R>(channel: &Channel, path: String, request: Request<Q>) -> Result<Response<R>, Status>
+async fn unary<Q, R>(
+    channel: &Channel,
+    path: String,
+    request: Request<Q>,
+) -> Result<Response<R>, Status>
 where
     Q: Message + 'static,
     R: Message + Default + 'static,
 {
-    ready(channel).await.unary(request, path.parse().unwrap(), ProstCodec::default()).await
+    ready(channel)
+        .await
+        .unary(request, path.parse().unwrap(), ProstCodec::default())
+        .await
 }
 
 async fn input_call(
@@ -226,7 +257,10 @@ async fn input_call(
 ) -> Result<Response<StreamingInputCallResponse>, Status> {
     let path = test_method("StreamingInputCall").parse().unwrap();
     let requests = Request::new(requests.map(Result::unwrap));
-    ready(&channel).await.client_streaming(requests, path, ProstCodec::default()).await
+    ready(&channel)
+        .await
+        .client_streaming(requests, path, ProstCodec::default())
+        .await
 }
 
 async fn full_duplex(
@@ -234,27 +268,42 @@ async fn full_duplex(
     request: Request<impl tokio_stream::Stream<Item = StreamingOutputCallRequest> + Send + 'static>,
 ) -> Result<Response<Streaming<StreamingOutputCallResponse>>, Status> {
     let path = test_method("FullDuplexCall").parse().unwrap();
-    ready(channel).await.streaming(request, path, ProstCodec::default()).await
+    ready(channel)
+        .await
+        .streaming(request, path, ProstCodec::default())
+        .await
 }
 
 async fn empty_unary(channel: &Channel) {
-    let response: Response<Empty> = unary(channel, test_method("EmptyCall"), Request::new(Empty {})).await.unwrap();
+    let response: Response<Empty> =
+        unary(channel, test_method("EmptyCall"), Request::new(Empty {}))
+            .await
+            .unwrap();
     assert_eq!(response.into_inner(), Empty {});
 }
 
 async fn large_unary(channel: &Channel) {
     let request = Request::new(large_request());
-    let response: Response<SimpleResponse> = unary(channel, test_method("UnaryCall"), request).await.unwrap();
+    let response: Response<SimpleResponse> = unary(channel, test_method("UnaryCall"), request)
+        .await
+        .unwrap();
     assert!(response.into_inner().payload == zeros(LARGE_RESPONSE as usize));
 }
 
 async fn client_streaming(channel: &Channel) {
     let (sender, requests) = mpsc::channel(SENT.len());
     for size in SENT {
-        sender.send(Ok(StreamingInputCallRequest { payload: zeros(size) })).await.unwrap();
+        sender
+            .send(Ok(StreamingInputCallRequest {
+                payload: zeros(size),
+            }))
+            .await
+            .unwrap();
     }
     drop(sender);
-    let response = input_call(channel.clone(), ReceiverStream::new(requests)).await.unwrap();
+    let response = input_call(channel.clone(), ReceiverStream::new(requests))
+        .await
+        .unwrap();
     assert_eq!(response.into_inner().aggregated_payload_size, 74922);
 }
 
@@ -262,7 +311,12 @@ async fn server_streaming(channel: &Channel) {
     let path = test_method("StreamingOutputCall").parse().unwrap();
     let codec = ProstCodec::<_, StreamingOutputCallResponse>::default();
     let request = Request::new(ask(&ASKED, 0));
-    let responses = ready(channel).await.server_streaming(request, path, codec).await.unwrap().into_inner();
+    let responses = ready(channel)
+        .await
+        .server_streaming(request, path, codec)
+        .await
+        .unwrap()
+        .into_inner();
     let sizes = responses.map(|response| size(&response.unwrap().payload) as i32);
     assert_eq!(sizes.collect::<Vec<_>>().await, ASKED);
 }
@@ -275,9 +329,20 @@ async fn ping_pong(channel: &Channel) {
         sender.send(ask(&[asked], sent)).await.unwrap();
         // tonic waits for headers, which come with the first response
         if let Some(requests) = requests.take() {
-            responses = Some(full_duplex(channel, Request::new(requests)).await.unwrap().into_inner());
+            responses = Some(
+                full_duplex(channel, Request::new(requests))
+                    .await
+                    .unwrap()
+                    .into_inner(),
+            );
         }
-        let response = responses.as_mut().unwrap().message().await.unwrap().unwrap();
+        let response = responses
+            .as_mut()
+            .unwrap()
+            .message()
+            .await
+            .unwrap()
+            .unwrap();
         assert!(response.payload == zeros(asked as usize));
     }
     drop(sender);
@@ -285,7 +350,10 @@ async fn ping_pong(channel: &Channel) {
 }
 
 async fn empty_stream(channel: &Channel) {
-    let mut responses = full_duplex(channel, Request::new(tokio_stream::empty())).await.unwrap().into_inner();
+    let mut responses = full_duplex(channel, Request::new(tokio_stream::empty()))
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(responses.message().await.unwrap(), None);
 }
 
@@ -295,8 +363,12 @@ async fn timeout_on_sleeping_server(channel: &Channel) {
     request.set_timeout(Duration::from_millis(1));
     let status = full_duplex(channel, request).await.unwrap_err();
     // when its own clock is the first, tonic calls that a cancellation
-    let is_tonics = status.code() == tonic::Code::Cancelled && status.message() == "Timeout expired";
-    assert!(is_tonics || status.code() == tonic::Code::DeadlineExceeded, "{status}");
+    let is_tonics =
+        status.code() == tonic::Code::Cancelled && status.message() == "Timeout expired";
+    assert!(
+        is_tonics || status.code() == tonic::Code::DeadlineExceeded,
+        "{status}"
+    );
 }
 
 async fn cancel_after_begin(channel: &Channel, seen: &Receiver<Seen>) {
@@ -313,7 +385,10 @@ async fn cancel_after_begin(channel: &Channel, seen: &Receiver<Seen>) {
 async fn cancel_after_first_response(channel: &Channel, seen: &Receiver<Seen>) {
     // tonic cancels a call only when it has no more to send; what is asked for does not fit into its windows
     let requests = tokio_stream::once(ask(&[MOST; 64], SENT[0]));
-    let mut responses = full_duplex(channel, Request::new(requests)).await.unwrap().into_inner();
+    let mut responses = full_duplex(channel, Request::new(requests))
+        .await
+        .unwrap()
+        .into_inner();
     assert!(responses.message().await.unwrap().unwrap().payload == zeros(MOST as usize));
     drop(responses);
     wait_for(seen, Seen::BrokenAfterResponse(Code::Cancelled));
@@ -334,12 +409,18 @@ async fn special_status_message(channel: &Channel) {
 /// Asks for a status in a unary and in a streaming call.
 async fn comes_back(channel: &Channel, code: i32, message: &str) {
     let response_status = ask_to_fail(code, message);
-    let request = SimpleRequest { response_status: response_status.clone(), ..SimpleRequest::default() };
+    let request = SimpleRequest {
+        response_status: response_status.clone(),
+        ..SimpleRequest::default()
+    };
     let call = unary::<_, SimpleResponse>(channel, test_method("UnaryCall"), Request::new(request));
     let status = call.await.unwrap_err();
     assert_eq!((status.code() as i32, status.message()), (code, message));
 
-    let request = StreamingOutputCallRequest { response_status, ..ask(&[], 0) };
+    let request = StreamingOutputCallRequest {
+        response_status,
+        ..ask(&[], 0)
+    };
     // an answer that is only trailers ends the call where another only begins
     let status = match full_duplex(channel, Request::new(tokio_stream::once(request))).await {
         Ok(responses) => responses.into_inner().message().await.unwrap_err(),
@@ -349,7 +430,11 @@ async fn comes_back(channel: &Channel, code: i32, message: &str) {
 }
 
 async fn unimplemented_method(channel: &Channel) {
-    let call = unary::<_, Empty>(channel, test_method("UnimplementedCall"), Request::new(Empty {}));
+    let call = unary::<_, Empty>(
+        channel,
+        test_method("UnimplementedCall"),
+        Request::new(Empty {}),
+    );
     assert_eq!(call.await.unwrap_err().code(), tonic::Code::Unimplemented);
 }
 
@@ -361,25 +446,45 @@ async fn unimplemented_service(channel: &Channel) {
 
 async fn custom_metadata(channel: &Channel) {
     let request = with_metadata(large_request());
-    let response: Response<SimpleResponse> = unary(channel, test_method("UnaryCall"), request).await.unwrap();
+    let response: Response<SimpleResponse> = unary(channel, test_method("UnaryCall"), request)
+        .await
+        .unwrap();
     assert_eq!(size(&response.get_ref().payload), LARGE_RESPONSE as usize);
     // of a unary call tonic puts both into one
     assert_eq!(response.metadata().get(ECHO_INITIAL).unwrap(), INITIAL);
-    assert_eq!(response.metadata().get_bin(ECHO_TRAILING).unwrap().to_bytes().unwrap(), TRAILING);
+    assert_eq!(
+        response
+            .metadata()
+            .get_bin(ECHO_TRAILING)
+            .unwrap()
+            .to_bytes()
+            .unwrap(),
+        TRAILING
+    );
 
     let request = with_metadata(tokio_stream::once(ask(&[LARGE_RESPONSE], LARGE_REQUEST)));
     let response = full_duplex(channel, request).await.unwrap();
     assert_eq!(response.metadata().get(ECHO_INITIAL).unwrap(), INITIAL);
     let mut responses = response.into_inner();
-    assert_eq!(size(&responses.message().await.unwrap().unwrap().payload), LARGE_RESPONSE as usize);
+    assert_eq!(
+        size(&responses.message().await.unwrap().unwrap().payload),
+        LARGE_RESPONSE as usize
+    );
     assert_eq!(responses.message().await.unwrap(), None);
     let trailers = responses.trailers().await.unwrap().unwrap();
-    assert_eq!(trailers.get_bin(ECHO_TRAILING).unwrap().to_bytes().unwrap(), TRAILING);
+    assert_eq!(
+        trailers.get_bin(ECHO_TRAILING).unwrap().to_bytes().unwrap(),
+        TRAILING
+    );
 }
 
 fn with_metadata<M>(message: M) -> Request<M> {
     let mut request = Request::new(message);
-    request.metadata_mut().insert(ECHO_INITIAL, INITIAL.parse().unwrap());
-    request.metadata_mut().insert_bin(ECHO_TRAILING, MetadataValue::from_bytes(TRAILING));
+    request
+        .metadata_mut()
+        .insert(ECHO_INITIAL, INITIAL.parse().unwrap());
+    request
+        .metadata_mut()
+        .insert_bin(ECHO_TRAILING, MetadataValue::from_bytes(TRAILING));
     request
 }

@@ -5,7 +5,9 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use base::time;
-use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Client, SECRETS};
+use kubernetes::client::{
+    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Client, SECRETS,
+};
 use rcgen::KeyPair;
 use rpc::grpc::Code;
 use serde_json::{Value, json};
@@ -21,7 +23,12 @@ fn ask(client: &Client, request: &str, node: &str) {
         "signerName": "kubernetes.io/kube-apiserver-client-kubelet", "usages": ["digital signature", "client auth"],
         "request": pkcs10(&KeyPair::generate().unwrap(), &format!("system:node:{node}"), &[], &[]),
     });
-    client.create(&CERTIFICATE_SIGNING_REQUESTS.all(), &json!({"metadata": {"name": request}, "spec": spec})).unwrap();
+    client
+        .create(
+            &CERTIFICATE_SIGNING_REQUESTS.all(),
+            &json!({"metadata": {"name": request}, "spec": spec}),
+        )
+        .unwrap();
 }
 
 /// kubeadm's phase bootstrap-token.
@@ -29,16 +36,30 @@ fn bind_as_kubeadm(admin: &Client) {
     let tokens = "system:bootstrappers:kubeadm:default-node-token";
     let requests = "system:certificates.k8s.io:certificatesigningrequests";
     for (name, role, group) in [
-        ("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", tokens),
-        ("kubeadm:node-autoapprove-bootstrap", &format!("{requests}:nodeclient"), tokens),
-        ("kubeadm:node-autoapprove-certificate-rotation", &format!("{requests}:selfnodeclient"), "system:nodes"),
+        (
+            "kubeadm:kubelet-bootstrap",
+            "system:node-bootstrapper",
+            tokens,
+        ),
+        (
+            "kubeadm:node-autoapprove-bootstrap",
+            &format!("{requests}:nodeclient"),
+            tokens,
+        ),
+        (
+            "kubeadm:node-autoapprove-certificate-rotation",
+            &format!("{requests}:selfnodeclient"),
+            "system:nodes",
+        ),
     ] {
         let binding = json!({
             "metadata": {"name": name},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
             "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
         });
-        admin.create_if_absent(&CLUSTER_ROLE_BINDINGS.all(), &binding).unwrap();
+        admin
+            .create_if_absent(&CLUSTER_ROLE_BINDINGS.all(), &binding)
+            .unwrap();
     }
 }
 
@@ -61,10 +82,16 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
     ask(&second, "own-of-old", "worker-1.example");
     for request in ["own", "own-of-old"] {
         setup.eventually_decided(request, "Approved", "attested");
-        eventually("it is signed", || setup.asked(request)["status"]["certificate"].is_string());
+        eventually("it is signed", || {
+            setup.asked(request)["status"]["certificate"].is_string()
+        });
     }
     // of another that joins, of a control plane, of nobody
-    for (request, node) in [("other", "worker-1.example"), ("plane", "plane-0"), ("nobody", "nobody")] {
+    for (request, node) in [
+        ("other", "worker-1.example"),
+        ("plane", "plane-0"),
+        ("nobody", "nobody"),
+    ] {
         ask(&first, request, node);
         setup.eventually_decided(request, "Denied", "subject");
     }
@@ -83,8 +110,15 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
             "auth-extra-groups": "system:bootstrappers:kubeadm:default-node-token",
         },
     });
-    setup.admin.create(&SECRETS.in_namespace("kube-system"), &of_old).unwrap();
-    ask(&by_token(cluster, "01dt0k.0123456789abcdef"), "old", "old-node");
+    setup
+        .admin
+        .create(&SECRETS.in_namespace("kube-system"), &of_old)
+        .unwrap();
+    ask(
+        &by_token(cluster, "01dt0k.0123456789abcdef"),
+        "old",
+        "old-node",
+    );
     setup.eventually_decided("old", "Approved", "AutoApproved");
     // it has looked at the others too
     thread::sleep(Duration::from_secs(2));
@@ -105,8 +139,10 @@ fn where_nobody_would_approve_a_tokens_request_there_is_no_ticket() {
     let change = |names: Value| {
         let signers = |role: &mut Value| {
             let rules = role["rules"].as_array_mut().unwrap();
-            rules.iter_mut().find(|rule| rule["resources"] == json!(["signers"])).unwrap()["resourceNames"] =
-                names.clone();
+            rules
+                .iter_mut()
+                .find(|rule| rule["resources"] == json!(["signers"]))
+                .unwrap()["resourceNames"] = names.clone();
             true
         };
         setup.admin.modify(&role, signers).unwrap();
@@ -118,7 +154,10 @@ fn where_nobody_would_approve_a_tokens_request_there_is_no_ticket() {
     assert_eq!(refused(setup.join(&tpm, &worker())).code(), Code::Internal);
     assert_eq!(setup.count("join", "api-refused"), 1);
     assert!(setup.tokens().is_empty() && setup.records().is_empty());
-    change(json!(["kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"]));
+    change(json!([
+        "kubernetes.io/kube-apiserver-client-kubelet",
+        "kubernetes.io/kubelet-serving"
+    ]));
     eventually("it goes on", || setup.join(&tpm, &worker()).is_ok());
 }
 

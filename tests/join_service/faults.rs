@@ -26,7 +26,8 @@ use kubernetes::client::{self, CONFIG_MAPS, Client, LEASES, Object, SECRETS};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
 };
 use rpc::grpc::{Channel, Code, Status};
 use serde_json::{Value, json};
@@ -58,7 +59,10 @@ fn plane_channel(tpm: &Swtpm, address: SocketAddr) -> Channel {
 
 /// With this disk instead.
 fn with_disk(request: &IssueJoinTicketRequest, number: u8) -> IssueJoinTicketRequest {
-    IssueJoinTicketRequest { disk_uuid: disk(number), ..request.clone() }
+    IssueJoinTicketRequest {
+        disk_uuid: disk(number),
+        ..request.clone()
+    }
 }
 
 fn id(ticket: &Ticket) -> String {
@@ -66,11 +70,15 @@ fn id(ticket: &Ticket) -> String {
 }
 
 fn record(node: &str) -> Object {
-    CONFIG_MAPS.in_namespace("kube-system").named(&format!("join-node-{node}"))
+    CONFIG_MAPS
+        .in_namespace("kube-system")
+        .named(&format!("join-node-{node}"))
 }
 
 fn token(id: &str) -> Object {
-    SECRETS.in_namespace("kube-system").named(&format!("bootstrap-token-{id}"))
+    SECRETS
+        .in_namespace("kube-system")
+        .named(&format!("bootstrap-token-{id}"))
 }
 
 /// Asks as a node does: again for as long as the refusal is a passing one.
@@ -80,8 +88,16 @@ fn until_given(ask: impl Fn() -> Result<Ticket, Status>) -> Ticket {
         match ask() {
             Ok(ticket) => return ticket,
             Err(status) => {
-                assert!(status.code() == Code::Unavailable && Instant::now() < end, "{status}");
-                thread::sleep(status.retry_after().unwrap().min(Duration::from_millis(200)));
+                assert!(
+                    status.code() == Code::Unavailable && Instant::now() < end,
+                    "{status}"
+                );
+                thread::sleep(
+                    status
+                        .retry_after()
+                        .unwrap()
+                        .min(Duration::from_millis(200)),
+                );
             }
         }
     }
@@ -92,7 +108,10 @@ fn waits_for(setup: &Setup, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> St
     let end = Instant::now() + MINUTE;
     loop {
         let status = refused(setup.join(tpm, request));
-        assert!(status.code() == Code::Unavailable && Instant::now() < end, "{status}");
+        assert!(
+            status.code() == Code::Unavailable && Instant::now() < end,
+            "{status}"
+        );
         if let Some((_, whose)) = status.message().split_once("the turn of ") {
             assert_eq!(status.retry_after(), Some(Duration::from_secs(10)));
             return whose.split_once(':').unwrap().0.to_owned();
@@ -103,13 +122,22 @@ fn waits_for(setup: &Setup, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> St
 
 /// As if the ticket had been made then, by the clock of whichever replica.
 fn set_issued(setup: &Setup, node: &str, issued: &str) {
-    setup.admin.merge(&record(node), &json!({"data": {"issued": issued}})).unwrap();
+    setup
+        .admin
+        .merge(&record(node), &json!({"data": {"issued": issued}}))
+        .unwrap();
 }
 
 /// As if nobody had asked for more than a control plane's ten minutes.
 fn age_lease(setup: &Setup) {
     let long_ago = time::micros(SystemTime::now() - 11 * MINUTE);
-    setup.admin.merge(&lease(), &json!({"spec": {"acquireTime": long_ago, "renewTime": long_ago}})).unwrap();
+    setup
+        .admin
+        .merge(
+            &lease(),
+            &json!({"spec": {"acquireTime": long_ago, "renewTime": long_ago}}),
+        )
+        .unwrap();
 }
 
 /// As a replica would have written it: who has the turn, since when, and who waits.
@@ -122,7 +150,10 @@ fn put_lease(setup: &Setup, holder: &str, renewed: &str, line: &Value) {
             "leaseTransitions": 1,
         },
     });
-    setup.admin.create(&LEASES.in_namespace("kube-system"), &lease).unwrap();
+    setup
+        .admin
+        .create(&LEASES.in_namespace("kube-system"), &lease)
+        .unwrap();
 }
 
 fn is_about(at: SystemTime, expected: SystemTime) -> bool {
@@ -133,7 +164,11 @@ fn is_about(at: SystemTime, expected: SystemTime) -> bool {
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_replica_whose_clock_is_off_holds_nobody_up_for_longer_than_a_ticket_is_good() {
     let _alone = alone();
-    let (setup, tpm, other) = (Setup::new(Cluster::shared()), Swtpm::start(), Swtpm::start());
+    let (setup, tpm, other) = (
+        Setup::new(Cluster::shared()),
+        Swtpm::start(),
+        Swtpm::start(),
+    );
     let now = SystemTime::now;
     setup.join(&tpm, &worker()).unwrap();
     // its own machine: never
@@ -154,18 +189,31 @@ fn a_replica_whose_clock_is_off_holds_nobody_up_for_longer_than_a_ticket_is_good
     for issued in [now() + 10 * MINUTE, now() - 10 * MINUTE] {
         set_issued(&setup, "worker-0", &time::seconds(issued));
         let status = refused(setup.join(&other, &theirs));
-        assert_eq!((status.code(), status.retry_after()), (Code::Unavailable, Some(MINUTE)), "{status}");
+        assert_eq!(
+            (status.code(), status.retry_after()),
+            (Code::Unavailable, Some(MINUTE)),
+            "{status}"
+        );
     }
     set_issued(&setup, "worker-0", &time::seconds(now() + YEAR));
     until_given(|| setup.join(&other, &theirs));
 
     // the turn of a control plane, from when somebody else sees it
-    for renewed in [time::micros(now() + YEAR), "9999-12-31T23:59:59.000000Z".into()] {
+    for renewed in [
+        time::micros(now() + YEAR),
+        "9999-12-31T23:59:59.000000Z".into(),
+    ] {
         put_lease(&setup, "plane-9", &renewed, &json!([]));
         assert_eq!(waits_for(&setup, &tpm, &plane(0)), "plane-9");
         let seen = setup.admin.get(&lease()).unwrap();
         for field in ["acquireTime", "renewTime"] {
-            assert!(is_about(time::parse(seen["spec"][field].as_str().unwrap()).unwrap(), now()), "{seen}");
+            assert!(
+                is_about(
+                    time::parse(seen["spec"][field].as_str().unwrap()).unwrap(),
+                    now()
+                ),
+                "{seen}"
+            );
         }
     }
     age_lease(&setup);
@@ -175,28 +223,50 @@ fn a_replica_whose_clock_is_off_holds_nobody_up_for_longer_than_a_ticket_is_good
     set_issued(&setup, "plane-0", LONG_AGO);
     until_given(|| setup.join(&tpm, &plane(0)));
     // one that is behind has ended sooner
-    for renewed in [time::micros(now() - 10 * MINUTE - 2 * MINUTE), "1970-01-01T00:00:00.000000Z".into()] {
+    for renewed in [
+        time::micros(now() - 10 * MINUTE - 2 * MINUTE),
+        "1970-01-01T00:00:00.000000Z".into(),
+    ] {
         put_lease(&setup, "plane-9", &renewed, &json!([]));
         set_issued(&setup, "plane-0", LONG_AGO);
         until_given(|| setup.join(&tpm, &plane(0)));
         assert_eq!(setup.holder(), "plane-0");
     }
     // a place in the line
-    let ahead = (now() + YEAR).duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
-    put_lease(&setup, "", &time::micros(now()), &json!([["plane-8", ahead], ["plane-7", u64::MAX]]));
+    let ahead = (now() + YEAR)
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    put_lease(
+        &setup,
+        "",
+        &time::micros(now()),
+        &json!([["plane-8", ahead], ["plane-7", u64::MAX]]),
+    );
     assert_eq!(waits_for(&setup, &other, &plane(1)), "plane-8");
-    let line = setup.admin.get(&lease()).unwrap()["metadata"]["annotations"]["firstlight/waiting"].clone();
+    let line =
+        setup.admin.get(&lease()).unwrap()["metadata"]["annotations"]["firstlight/waiting"].clone();
     let line: Vec<(String, u64)> = serde_json::from_str(line.as_str().unwrap()).unwrap();
     let names: Vec<_> = line.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["plane-8", "plane-7", "plane-1"]);
-    assert!(line.iter().all(|(_, asked)| is_about(SystemTime::UNIX_EPOCH + Duration::from_secs(*asked), now())));
+    assert!(
+        line.iter().all(|(_, asked)| is_about(
+            SystemTime::UNIX_EPOCH + Duration::from_secs(*asked),
+            now()
+        ))
+    );
 }
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn a_control_plane_that_is_lost_during_its_turn_is_waited_for_ten_minutes_and_has_to_wait_when_it_is_back() {
+fn a_control_plane_that_is_lost_during_its_turn_is_waited_for_ten_minutes_and_has_to_wait_when_it_is_back()
+ {
     let _alone = alone();
-    let (setup, first, second) = (Setup::new(Cluster::shared()), Swtpm::start(), Swtpm::start());
+    let (setup, first, second) = (
+        Setup::new(Cluster::shared()),
+        Swtpm::start(),
+        Swtpm::start(),
+    );
     // no Node of it appears
     setup.join(&first, &plane(0)).unwrap();
     assert_eq!(waits_for(&setup, &second, &plane(1)), "plane-0");
@@ -229,28 +299,50 @@ fn a_node_that_dies_after_its_ticket_leaves_a_token_that_ends_and_comes_back_wit
     // by its own date, whether or not a controller deletes it
     let over = BASE64_STANDARD.encode(time::seconds(SystemTime::now() - Duration::from_secs(1)));
     let with_end = |end: &Value| {
-        setup.admin.merge(&token(&id(&first)), &json!({"data": {"expiration": end}})).unwrap();
+        setup
+            .admin
+            .merge(&token(&id(&first)), &json!({"data": {"expiration": end}}))
+            .unwrap();
     };
     let end = setup.admin.get(&token(&id(&first))).unwrap()["data"]["expiration"].clone();
     with_end(&json!(over));
-    eventually("nobody is let in", || bearer(cluster, &first.token).is_none());
+    eventually("nobody is let in", || {
+        bearer(cluster, &first.token).is_none()
+    });
     with_end(&end);
-    eventually("it was the date", || bearer(cluster, &first.token).is_some());
+    eventually("it was the date", || {
+        bearer(cluster, &first.token).is_some()
+    });
 
     // the machine is reset: a new disk, the same TPM
     tpm.reboot();
     let second = until_given(|| setup.join(&tpm, &with_disk(&worker(), 2)));
     eventually("the old token is gone", || setup.tokens() == [id(&second)]);
     let map = setup.admin.get(&record("worker-0")).unwrap();
-    assert_eq!((&map["data"]["disk"], &map["data"]["token"]), (&json!(disk(2)), &json!(id(&second))));
+    assert_eq!(
+        (&map["data"]["disk"], &map["data"]["token"]),
+        (&json!(disk(2)), &json!(id(&second)))
+    );
     assert_eq!(setup.records(), ["join-node-worker-0"]);
 
     // it is exchanged for another machine
     let theirs = with_disk(&worker(), 3);
-    set_issued(&setup, "worker-0", &time::seconds(SystemTime::now() - 14 * MINUTE));
+    set_issued(
+        &setup,
+        "worker-0",
+        &time::seconds(SystemTime::now() - 14 * MINUTE),
+    );
     let status = refused(setup.join(&other, &theirs));
-    assert_eq!((status.code(), status.retry_after()), (Code::Unavailable, Some(MINUTE)), "{status}");
-    set_issued(&setup, "worker-0", &time::seconds(SystemTime::now() - 16 * MINUTE));
+    assert_eq!(
+        (status.code(), status.retry_after()),
+        (Code::Unavailable, Some(MINUTE)),
+        "{status}"
+    );
+    set_issued(
+        &setup,
+        "worker-0",
+        &time::seconds(SystemTime::now() - 16 * MINUTE),
+    );
     let third = until_given(|| setup.join(&other, &theirs));
     eventually("the old token is gone", || setup.tokens() == [id(&third)]);
     assert_ne!(third.state_disk_key, second.state_disk_key);
@@ -258,7 +350,8 @@ fn a_node_that_dies_after_its_ticket_leaves_a_token_that_ends_and_comes_back_wit
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn a_request_that_comes_twice_at_once_gives_one_ticket_and_one_that_another_machine_repeats_gives_none() {
+fn a_request_that_comes_twice_at_once_gives_one_ticket_and_one_that_another_machine_repeats_gives_none()
+ {
     let _alone = alone();
     let cluster = Cluster::shared();
     let (setup, tpm, thief) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
@@ -267,15 +360,34 @@ fn a_request_that_comes_twice_at_once_gives_one_ticket_and_one_that_another_mach
     let channels = [(); 2].map(|()| channel_from(own, &tpm, setup.service().local_addr()));
     let answers: Vec<Result<Ticket, Status>> = thread::scope(|scope| {
         let ask = |channel: &Channel| channel.unary(ISSUE_JOIN_TICKET, &original, &within(30));
-        let asking: Vec<_> = channels.iter().map(|channel| scope.spawn(move || ask(channel))).collect();
-        asking.into_iter().map(|thread| thread.join().unwrap()).collect()
+        let asking: Vec<_> = channels
+            .iter()
+            .map(|channel| scope.spawn(move || ask(channel)))
+            .collect();
+        asking
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
     });
     let (given, why): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
-    let [Ok(ticket)] = &given[..] else { panic!("{} tickets", given.len()) };
+    let [Ok(ticket)] = &given[..] else {
+        panic!("{} tickets", given.len())
+    };
     let why = why.into_iter().next().unwrap().err().unwrap();
-    assert_eq!((why.code(), setup.count("join", "just-made")), (Code::Unavailable, 1), "{why}");
-    assert!(why.retry_after().is_some_and(|pause| pause <= Duration::from_secs(5)), "{why}");
-    assert_eq!((setup.tokens(), setup.records()), (vec![id(ticket)], vec!["join-node-worker-0".to_owned()]));
+    assert_eq!(
+        (why.code(), setup.count("join", "just-made")),
+        (Code::Unavailable, 1),
+        "{why}"
+    );
+    assert!(
+        why.retry_after()
+            .is_some_and(|pause| pause <= Duration::from_secs(5)),
+        "{why}"
+    );
+    assert_eq!(
+        (setup.tokens(), setup.records()),
+        (vec![id(ticket)], vec!["join-node-worker-0".to_owned()])
+    );
     assert!(bearer(cluster, &ticket.token).is_some());
 
     // the very same bytes, and the same request for a disk of its own: while the machine joins, when its ticket is old, when it
@@ -284,7 +396,11 @@ fn a_request_that_comes_twice_at_once_gives_one_ticket_and_one_that_another_mach
     let refuses = |word: &str, request: &IssueJoinTicketRequest, code: Code| {
         let before = setup.count("join", word);
         let status = refused(setup.join(&thief, request));
-        assert_eq!((status.code(), setup.count("join", word)), (code, before + 1), "{word}: {status}");
+        assert_eq!(
+            (status.code(), setup.count("join", word)),
+            (code, before + 1),
+            "{word}: {status}"
+        );
     };
     refuses("disk-of-other", &original, Code::PermissionDenied);
     refuses("name-is-joining", &own_disk, Code::Unavailable);
@@ -309,14 +425,19 @@ fn what_is_taken_back_of_a_ticket_is_not_that_of_a_later_one() {
     let first = setup.join(&tpm, &worker()).unwrap();
     let second = setup.join_again(&tpm, &worker());
     let stop = Stop::new();
-    let account = client::Config::of_service_account(&cluster.server(), &setup.dir.path().join("account")).unwrap();
+    let account =
+        client::Config::of_service_account(&cluster.server(), &setup.dir.path().join("account"))
+            .unwrap();
     let (cleaner, running) = Cleaner::start(&Client::new(account, &stop)).unwrap();
     let name = "join-node-worker-0".to_owned();
     cleaner.add(Task::Record(name.clone(), id(&first)));
     cleaner.add(Task::Record("join-node-worker-9".into(), id(&first)));
     cleaner.add(Task::Token(id(&first)));
     cleaner.finish(MINUTE);
-    assert_eq!((setup.records(), setup.tokens()), (vec![name.clone()], vec![id(&second)]));
+    assert_eq!(
+        (setup.records(), setup.tokens()),
+        (vec![name.clone()], vec![id(&second)])
+    );
     cleaner.add(Task::Record(name, id(&second)));
     cleaner.add(Task::Token(id(&second)));
     cleaner.finish(MINUTE);
@@ -339,8 +460,16 @@ fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketA
     fs::write(setup.dir.path().join("kubeconfig"), kubeconfig).unwrap();
     let mut command = Command::new(support::program::built("join-service"));
     command
-        .args(["--key-service", &address(&setup.keys.expect("serving data keys")).to_string()])
-        .args(["--key-service-auth=none", "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0", "--cloud-provider=qemu"])
+        .args([
+            "--key-service",
+            &address(&setup.keys.expect("serving data keys")).to_string(),
+        ])
+        .args([
+            "--key-service-auth=none",
+            "--listen=127.0.0.1:0",
+            "--metrics=127.0.0.1:0",
+            "--cloud-provider=qemu",
+        ])
         .args(["--metadata", &format!("http://{}", setup.metadata.address)])
         .args(["--kubeconfig=kubeconfig", "--pki=pki", "--config"])
         .arg(config)
@@ -352,14 +481,21 @@ fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketA
 
 /// Whether a machine is let in at all: to the key of this disk.
 fn lets_in(tpm: &Swtpm, address: SocketAddr, disk_number: u8) -> bool {
-    let issuer: Arc<dyn attestation::Issuer> = Arc::new(qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None));
+    let issuer: Arc<dyn attestation::Issuer> = Arc::new(qemu_vtpm::Issuer::new(
+        tpm.location().parse().unwrap(),
+        None,
+    ));
     let client = atls::Client::new(Some(issuer), vec![]);
     let socket = TcpStream::connect(address).unwrap();
     // in TLS 1.3 a client hears of its refusal only when it reads
-    let Ok(transport) = client.connect(socket, Instant::now() + Duration::from_secs(20)) else { return false };
-    let request = IssueRejoinTicketRequest { disk_uuid: disk(disk_number) };
-    let answer: Result<IssueRejoinTicketResponse, _> =
-        Channel::new(transport, "x").and_then(|channel| channel.unary(ISSUE_REJOIN_TICKET, &request, &within(20)));
+    let Ok(transport) = client.connect(socket, Instant::now() + Duration::from_secs(20)) else {
+        return false;
+    };
+    let request = IssueRejoinTicketRequest {
+        disk_uuid: disk(disk_number),
+    };
+    let answer: Result<IssueRejoinTicketResponse, _> = Channel::new(transport, "x")
+        .and_then(|channel| channel.unary(ISSUE_REJOIN_TICKET, &request, &within(20)));
     answer.is_ok()
 }
 
@@ -390,41 +526,73 @@ impl Mount {
 /// What `firstlight measure` prints on a machine.
 fn measure(tpm: &Swtpm, arguments: &[&str]) -> String {
     let mut command = Command::new(support::program::built("firstlight"));
-    let output = command.args(["measure", "--tpm", &tpm.location()]).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = command
+        .args(["measure", "--tpm", &tpm.location()])
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn while_an_image_is_rolled_out_each_replica_goes_by_its_policy_and_takes_the_new_one_without_a_restart() {
+fn while_an_image_is_rolled_out_each_replica_goes_by_its_policy_and_takes_the_new_one_without_a_restart()
+ {
     let _alone = alone();
     let cluster = Cluster::shared();
     let (setup, old, new) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
-    old.tool("tpm2_pcrextend", &[&format!("4:sha256={}", "aa".repeat(32))]);
-    new.tool("tpm2_pcrextend", &[&format!("4:sha256={}", "bb".repeat(32))]);
+    old.tool(
+        "tpm2_pcrextend",
+        &[&format!("4:sha256={}", "aa".repeat(32))],
+    );
+    new.tool(
+        "tpm2_pcrextend",
+        &[&format!("4:sha256={}", "bb".repeat(32))],
+    );
     let before = measure(&old, &["--pcrs=4,15"]);
     let file = setup.dir.path().join("before.json");
     fs::write(&file, &before).unwrap();
-    let both = measure(&new, &["--add-to", file.to_str().unwrap(), "--name=image 2"]);
+    let both = measure(
+        &new,
+        &["--add-to", file.to_str().unwrap(), "--name=image 2"],
+    );
 
     setup.record_disk(1);
     let behind_at = Mount::new(setup.dir.path().join("behind"), &before);
     let ahead_at = Mount::new(setup.dir.path().join("ahead"), &both);
     let (behind, address) = program(&setup, cluster, &behind_at.0);
     let metrics = behind.expect("metrics on http://");
-    let metrics = metrics.split_whitespace().find(|word| word.starts_with("http://")).unwrap().to_owned();
+    let metrics = metrics
+        .split_whitespace()
+        .find(|word| word.starts_with("http://"))
+        .unwrap()
+        .to_owned();
     let is_stale = || {
-        let text = ureq::get(&metrics).call().unwrap().body_mut().read_to_string().unwrap();
+        let text = ureq::get(&metrics)
+            .call()
+            .unwrap()
+            .body_mut()
+            .read_to_string()
+            .unwrap();
         text.contains("firstlight_attestation_policy_stale 1\n")
     };
-    let ahead = JoinService::start(Config { config_dir: ahead_at.0.clone(), ..setup.config(cluster) }).unwrap();
+    let ahead = JoinService::start(Config {
+        config_dir: ahead_at.0.clone(),
+        ..setup.config(cluster)
+    })
+    .unwrap();
 
     assert!(lets_in(&old, address, 1) && lets_in(&old, ahead.local_addr(), 1));
     assert!(!lets_in(&new, address, 2));
     behind.expect("PCR 4");
-    let ticket: Ticket =
-        channel(&new, ahead.local_addr()).unary(ISSUE_JOIN_TICKET, &with_disk(&worker(), 2), &within(30)).unwrap();
+    let ticket: Ticket = channel(&new, ahead.local_addr())
+        .unary(ISSUE_JOIN_TICKET, &with_disk(&worker(), 2), &within(30))
+        .unwrap();
     assert_eq!(setup.tokens(), [id(&ticket)]);
 
     // one that is none keeps the old one, and is seen
@@ -438,7 +606,9 @@ fn while_an_image_is_rolled_out_each_replica_goes_by_its_policy_and_takes_the_ne
     assert!(lets_in(&old, address, 1) && !is_stale());
     // and when the old image is gone
     behind_at.replace("..4", &measure(&new, &["--pcrs=4,15"]));
-    eventually("the old machine is not let in", || !lets_in(&old, address, 1));
+    eventually("the old machine is not let in", || {
+        !lets_in(&old, address, 1)
+    });
     assert!(lets_in(&new, address, 2) && lets_in(&old, ahead.local_addr(), 1));
 }
 
@@ -446,7 +616,10 @@ fn while_an_image_is_rolled_out_each_replica_goes_by_its_policy_and_takes_the_ne
 fn forget_tickets(setup: &Setup) {
     setup.admin.delete_if_there(&lease()).unwrap();
     for name in setup.records() {
-        setup.admin.delete_if_there(&CONFIG_MAPS.in_namespace("kube-system").named(&name)).unwrap();
+        setup
+            .admin
+            .delete_if_there(&CONFIG_MAPS.in_namespace("kube-system").named(&name))
+            .unwrap();
     }
     for id in setup.tokens() {
         setup.admin.delete_if_there(&token(&id)).unwrap();
@@ -460,8 +633,14 @@ fn ask(channel: &Channel, request: &IssueJoinTicketRequest) -> Result<Ticket, St
 /// That there is this ticket, whole, and nothing else.
 fn assert_only(setup: &Setup, cluster: &Cluster, ticket: &Ticket) {
     eventually("its token alone", || setup.tokens() == [id(ticket)]);
-    assert_eq!((setup.records(), setup.holder()), (vec!["join-node-plane-0".to_owned()], "plane-0".to_owned()));
-    assert_eq!(setup.admin.get(&record("plane-0")).unwrap()["data"]["token"], id(ticket));
+    assert_eq!(
+        (setup.records(), setup.holder()),
+        (vec!["join-node-plane-0".to_owned()], "plane-0".to_owned())
+    );
+    assert_eq!(
+        setup.admin.get(&record("plane-0")).unwrap()["data"]["token"],
+        id(ticket)
+    );
     assert!(bearer(cluster, &ticket.token).is_some());
 }
 
@@ -469,11 +648,20 @@ fn assert_only(setup: &Setup, cluster: &Cluster, ticket: &Ticket) {
 fn ends_within(setup: &Setup, id: &str) -> Duration {
     let end = setup.admin.get(&token(id)).unwrap()["data"]["expiration"].clone();
     let end = BASE64_STANDARD.decode(end.as_str().unwrap()).unwrap();
-    time::parse(str::from_utf8(&end).unwrap()).unwrap().duration_since(SystemTime::now()).unwrap()
+    time::parse(str::from_utf8(&end).unwrap())
+        .unwrap()
+        .duration_since(SystemTime::now())
+        .unwrap()
 }
 
 fn signal(process: u32, signal: &str) {
-    assert!(Command::new("kill").args([signal, &process.to_string()]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args([signal, &process.to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
 }
 
 /// Until none of its threads runs: the signal is one thread's, which stops the others when it is its turn.
@@ -484,18 +672,31 @@ fn freeze(process: u32) {
         threads.flatten().all(|thread| {
             // proc_pid_stat(5): the state comes after the name, which is in parentheses
             let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+            stat.rsplit_once(") ")
+                .is_some_and(|(_, state)| state.starts_with('T'))
         })
     });
 }
 
 /// The object that a write is about.
 fn object_of(write: &Value) -> Object {
-    let text = |pointer: &str| write.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let resource =
-        [CONFIG_MAPS, SECRETS, LEASES].into_iter().find(|one| one.to_string().starts_with(&text("/resource/resource")));
-    let name = [text("/name"), text("/object/metadata/name")].into_iter().find(|name| !name.is_empty());
-    resource.unwrap().in_namespace("kube-system").named(&name.unwrap())
+    let text = |pointer: &str| {
+        write
+            .pointer(pointer)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let resource = [CONFIG_MAPS, SECRETS, LEASES]
+        .into_iter()
+        .find(|one| one.to_string().starts_with(&text("/resource/resource")));
+    let name = [text("/name"), text("/object/metadata/name")]
+        .into_iter()
+        .find(|name| !name.is_empty());
+    resource
+        .unwrap()
+        .in_namespace("kube-system")
+        .named(&name.unwrap())
 }
 
 /// Asks the program for a control plane's ticket, and kills it at its write of this number: before the API server carries it
@@ -538,7 +739,10 @@ fn kill_at(
         }
         program.exit();
         let answer = asking.join().unwrap();
-        assert!(answer.is_err(), "a ticket although the service was killed at write {at}, {done}: {write}");
+        assert!(
+            answer.is_err(),
+            "a ticket although the service was killed at write {at}, {done}: {write}"
+        );
         write
     });
     webhook.set(|_| true);
@@ -558,15 +762,26 @@ fn a_service_that_is_killed_at_any_write_of_a_ticket_gives_the_node_one_when_it_
         for done in [false, true] {
             forget_tickets(&setup);
             let write = kill_at(&setup, &webhook, &tpm, start(), at + 1, done);
-            assert_eq!((&write["operation"], &write["resource"]["resource"]), (&json!("CREATE"), &json!(kind)));
+            assert_eq!(
+                (&write["operation"], &write["resource"]["resource"]),
+                (&json!("CREATE"), &json!(kind))
+            );
             let is = |step| usize::from(at > step || at == step && done);
-            let left = [usize::from(!setup.holder().is_empty()), setup.records().len(), setup.tokens().len()];
+            let left = [
+                usize::from(!setup.holder().is_empty()),
+                setup.records().len(),
+                setup.tokens().len(),
+            ];
             assert_eq!(left, [is(0), is(1), is(2)]);
             // whatever the program left is found by the one that comes after it
             let (_program, address) = start();
             let (since, channel) = (Instant::now(), plane_channel(&tpm, address));
             let ticket = until_given(|| ask(&channel, &plane(0)));
-            assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+            assert!(
+                since.elapsed() < Duration::from_secs(20),
+                "{:?}",
+                since.elapsed()
+            );
             assert_only(&setup, cluster, &ticket);
         }
     }
@@ -576,18 +791,41 @@ fn a_service_that_is_killed_at_any_write_of_a_ticket_gives_the_node_one_when_it_
     let given = ask(&plane_channel(&tpm, address), &plane(0)).unwrap();
     set_issued(&setup, "plane-0", LONG_AGO);
     let write = kill_at(&setup, &webhook, &tpm, (first, address), 2, true);
-    assert_eq!((&write["operation"], &write["resource"]["resource"]), (&json!("UPDATE"), &json!("configmaps")));
+    assert_eq!(
+        (&write["operation"], &write["resource"]["resource"]),
+        (&json!("UPDATE"), &json!("configmaps"))
+    );
     assert_eq!(setup.tokens(), [id(&given)]);
     let (_program, address) = start();
     let channel = plane_channel(&tpm, address);
     let ticket = until_given(|| ask(&channel, &plane(0)));
-    let left = || setup.tokens().into_iter().filter(|left| *left != id(&ticket)).collect::<Vec<_>>();
-    assert!(left().iter().all(|left| ends_within(&setup, left) <= 15 * MINUTE), "{:?}", left());
-    assert_eq!(setup.admin.get(&record("plane-0")).unwrap()["data"]["token"], id(&ticket));
-    assert_eq!((setup.records().len(), setup.holder().as_str()), (1, "plane-0"));
+    let left = || {
+        setup
+            .tokens()
+            .into_iter()
+            .filter(|left| *left != id(&ticket))
+            .collect::<Vec<_>>()
+    };
+    assert!(
+        left()
+            .iter()
+            .all(|left| ends_within(&setup, left) <= 15 * MINUTE),
+        "{:?}",
+        left()
+    );
+    assert_eq!(
+        setup.admin.get(&record("plane-0")).unwrap()["data"]["token"],
+        id(&ticket)
+    );
+    assert_eq!(
+        (setup.records().len(), setup.holder().as_str()),
+        (1, "plane-0")
+    );
     setup.make_node("plane-0");
     setup.make_ready("plane-0", "True");
-    eventually("the last one's token is gone", || !setup.tokens().contains(&id(&ticket)));
+    eventually("the last one's token is gone", || {
+        !setup.tokens().contains(&id(&ticket))
+    });
 }
 
 /// The API server's parts hear of a webhook one after the other.
@@ -598,21 +836,36 @@ fn wait_until_asked(setup: &Setup, cluster: &Cluster, webhook: &Webhook) {
         asked.store(true, Ordering::Relaxed);
         true
     });
-    let account = client::Config::of_service_account(&cluster.server(), &setup.dir.path().join("account")).unwrap();
+    let account =
+        client::Config::of_service_account(&cluster.server(), &setup.dir.path().join("account"))
+            .unwrap();
     let client = Client::new(account, &Stop::new());
     let map = json!({"metadata": {"name": "join-node-probe"}});
-    setup.admin.create(&CONFIG_MAPS.in_namespace("kube-system"), &map).unwrap();
+    setup
+        .admin
+        .create(&CONFIG_MAPS.in_namespace("kube-system"), &map)
+        .unwrap();
     eventually("the webhook is asked", || {
-        let probe = CONFIG_MAPS.in_namespace("kube-system").named("join-node-probe");
+        let probe = CONFIG_MAPS
+            .in_namespace("kube-system")
+            .named("join-node-probe");
         let data = json!({"at": time::micros(SystemTime::now())});
-        client.update(&probe, &json!({"metadata": {"name": "join-node-probe"}, "data": data})).unwrap();
+        client
+            .update(
+                &probe,
+                &json!({"metadata": {"name": "join-node-probe"}, "data": data}),
+            )
+            .unwrap();
         is_asked.load(Ordering::Relaxed)
     });
 }
 
 /// What a service waits for that was just started is not part of a ticket.
 fn know_the_cluster(channel: &Channel) {
-    assert_eq!(refused(ask(channel, &request("worker-9", &[], 9, false))).code(), Code::PermissionDenied);
+    assert_eq!(
+        refused(ask(channel, &request("worker-9", &[], 9, false))).code(),
+        Code::PermissionDenied
+    );
 }
 
 /// Marsaglia's xorshift: the same moments each time.
@@ -669,13 +922,29 @@ fn a_service_that_is_killed_at_any_moment_of_a_ticket_gives_the_node_one_when_it
 }
 
 /// Where the machines call from.
-const ADDRESSES: [&str; 5] = ["127.42.1.100", "127.42.1.101", "127.42.2.100", "127.42.2.101", "127.0.0.1"];
+const ADDRESSES: [&str; 5] = [
+    "127.42.1.100",
+    "127.42.1.101",
+    "127.42.2.100",
+    "127.42.2.101",
+    "127.0.0.1",
+];
 
 /// Five machines, each with its TPM and what it asks for: one is to be a control plane.
 fn machines() -> Vec<(Swtpm, IssueJoinTicketRequest)> {
-    let names = ["plane-0", "Plane_1", "worker-0", "worker-1.example", "worker-2"];
+    let names = [
+        "plane-0",
+        "Plane_1",
+        "worker-0",
+        "worker-1.example",
+        "worker-2",
+    ];
     let request = |(number, name): (u8, &str)| request(name, &[], number, number == 0);
-    (0..).zip(names).map(request).map(|request| (Swtpm::start(), request)).collect()
+    (0..)
+        .zip(names)
+        .map(request)
+        .map(|request| (Swtpm::start(), request))
+        .collect()
 }
 
 /// Lets etcd go on, whatever happens.
@@ -696,20 +965,36 @@ impl Drop for Frozen<'_> {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_that_is_slow_delays_them() {
+fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_that_is_slow_delays_them()
+ {
     let _alone = alone();
     let cluster = &Cluster::start();
-    cluster.client(&Stop::new()).within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    cluster
+        .client(&Stop::new())
+        .within(PATIENCE)
+        .wait_ready(&mut |_| {})
+        .unwrap();
     let (setup, machines) = (Setup::new(cluster), machines());
     let node = |request: &IssueJoinTicketRequest| {
-        let names = ["plane-0", "plane-1", "worker-0", "worker-1.example", "worker-2"];
+        let names = [
+            "plane-0",
+            "plane-1",
+            "worker-0",
+            "worker-1.example",
+            "worker-2",
+        ];
         names[usize::from_str_radix(&request.disk_uuid[34..], 16).unwrap()]
     };
     let connect = |((tpm, _), address): (&(Swtpm, _), &str)| {
         channel_from(address.parse().unwrap(), tpm, setup.service().local_addr())
     };
     let channels: Vec<_> = machines.iter().zip(ADDRESSES).map(connect).collect();
-    let asking = || channels.iter().zip(&machines).map(|(channel, (_, request))| (channel, request));
+    let asking = || {
+        channels
+            .iter()
+            .zip(&machines)
+            .map(|(channel, (_, request))| (channel, request))
+    };
 
     // it stops: two tickets before, others in the middle, the last one after
     forget_tickets(&setup);
@@ -723,11 +1008,19 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
             }
             // the last one's caller has less time than the service has for the API
             let options = within(if number == 4 { 4 } else { 30 });
-            let ask = move || (channel.unary(ISSUE_JOIN_TICKET, request, &options), Instant::now());
+            let ask = move || {
+                (
+                    channel.unary(ISSUE_JOIN_TICKET, request, &options),
+                    Instant::now(),
+                )
+            };
             asked.push((request, scope.spawn(ask)));
             thread::sleep(Duration::from_millis(10));
         }
-        let answers = asked.into_iter().map(|(request, thread)| (request, thread.join())).collect();
+        let answers = asked
+            .into_iter()
+            .map(|(request, thread)| (request, thread.join()))
+            .collect();
         drop(frozen);
         answers
     });
@@ -742,17 +1035,26 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
             }
             Err(status) => {
                 assert_eq!(status.code(), Code::Unavailable, "{status}");
-                assert!(status.retry_after().is_some() && !status.message().contains("etcd"), "{status}");
+                assert!(
+                    status.retry_after().is_some() && !status.message().contains("etcd"),
+                    "{status}"
+                );
             }
         }
     }
     assert!(nodes.len() < 5, "it stopped too late");
     println!("{} of 5 got a ticket before it stopped", nodes.len());
     let set = |list: Vec<String>| list.into_iter().collect::<BTreeSet<_>>();
-    let holder = if nodes.contains("join-node-plane-0") { "plane-0" } else { "" };
+    let holder = if nodes.contains("join-node-plane-0") {
+        "plane-0"
+    } else {
+        ""
+    };
     let left = || (set(setup.tokens()), set(setup.records()), setup.holder());
     let expected = (tokens.clone(), nodes.clone(), holder.to_owned());
-    eventually(&format!("{expected:?}, but {:?}", left()), || left() == expected);
+    eventually(&format!("{expected:?}, but {:?}", left()), || {
+        left() == expected
+    });
     // and who got none gets one
     for (channel, request) in asking() {
         if !nodes.contains(&format!("join-node-{}", node(request))) {
@@ -760,7 +1062,10 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
         }
     }
     eventually("a token each", || set(setup.tokens()) == tokens);
-    assert_eq!((setup.records().len(), setup.holder().as_str()), (5, "plane-0"));
+    assert_eq!(
+        (setup.records().len(), setup.holder().as_str()),
+        (5, "plane-0")
+    );
 
     // it works for a fifth of the time: new tickets take the place of those
     let is_over = AtomicBool::new(false);
@@ -773,13 +1078,20 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
                 thread::sleep(Duration::from_millis(100));
             }
         });
-        let asking: Vec<_> =
-            asking().map(|(channel, request)| scope.spawn(move || until_given(|| ask(channel, request)))).collect();
+        let asking: Vec<_> = asking()
+            .map(|(channel, request)| scope.spawn(move || until_given(|| ask(channel, request))))
+            .collect();
         let tickets = asking.into_iter().map(|thread| thread.join()).collect();
         is_over.store(true, Ordering::Relaxed);
         tickets
     });
-    let given: BTreeSet<_> = tickets.into_iter().map(|ticket: thread::Result<_>| id(&ticket.unwrap())).collect();
+    let given: BTreeSet<_> = tickets
+        .into_iter()
+        .map(|ticket: thread::Result<_>| id(&ticket.unwrap()))
+        .collect();
     eventually("a token each", || set(setup.tokens()) == given);
-    assert_eq!((setup.records().len(), setup.holder().as_str()), (5, "plane-0"));
+    assert_eq!(
+        (setup.records().len(), setup.holder().as_str()),
+        (5, "plane-0")
+    );
 }

@@ -9,9 +9,13 @@ use std::time::Duration;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLES, CONFIG_MAPS, Client, EVENTS, NODES, Selector};
+use kubernetes::client::{
+    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLES, CONFIG_MAPS, Client, EVENTS, NODES, Selector,
+};
 use kubernetes::kubelet_certificate::pem;
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P384_SHA384, SanType};
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P384_SHA384, SanType,
+};
 use serde_json::{Value, json};
 use services::join_service::JoinService;
 
@@ -34,10 +38,18 @@ pub fn kubelet(cluster: &Cluster, node: &str) -> Client {
 pub fn pkcs10(key: &KeyPair, common_name: &str, names: &[&str], addresses: &[&str]) -> String {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
-    params.distinguished_name.push(DnType::CommonName, common_name);
-    let names = names.iter().map(|name| SanType::DnsName((*name).try_into().unwrap()));
-    let addresses = addresses.iter().map(|address| SanType::IpAddress(address.parse().unwrap()));
+    params
+        .distinguished_name
+        .push(DnType::OrganizationName, "system:nodes");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, common_name);
+    let names = names
+        .iter()
+        .map(|name| SanType::DnsName((*name).try_into().unwrap()));
+    let addresses = addresses
+        .iter()
+        .map(|address| SanType::IpAddress(address.parse().unwrap()));
     params.subject_alt_names = names.chain(addresses).collect();
     let request = params.serialize_request(key).unwrap();
     BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", request.der()).as_bytes())
@@ -47,12 +59,22 @@ pub fn pkcs10(key: &KeyPair, common_name: &str, names: &[&str], addresses: &[&st
 fn ask(client: &Client, name: &str, request: &str, usages: &[&str]) {
     let signer = "kubernetes.io/kubelet-serving";
     let spec = json!({"signerName": signer, "request": request, "usages": usages});
-    client.create(&CERTIFICATE_SIGNING_REQUESTS.all(), &json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+    client
+        .create(
+            &CERTIFICATE_SIGNING_REQUESTS.all(),
+            &json!({"metadata": {"name": name}, "spec": spec}),
+        )
+        .unwrap();
 }
 
 /// Asks for what a kubelet should ask for.
 fn ask_for(client: &Client, name: &str, node: &str, address: &str) {
-    let request = pkcs10(&KeyPair::generate().unwrap(), &format!("system:node:{node}"), &[node], &[address]);
+    let request = pkcs10(
+        &KeyPair::generate().unwrap(),
+        &format!("system:node:{node}"),
+        &[node],
+        &[address],
+    );
     ask(client, name, &request, SERVING);
 }
 
@@ -60,8 +82,16 @@ impl Setup {
     /// Without requests of before.
     pub fn for_renewals(cluster: &Cluster) -> Setup {
         let setup = Setup::new(cluster);
-        for request in setup.admin.list(&CERTIFICATE_SIGNING_REQUESTS.all(), &Selector::default()).unwrap().items {
-            setup.admin.delete(&CERTIFICATE_SIGNING_REQUESTS.named(name(&request))).unwrap();
+        for request in setup
+            .admin
+            .list(&CERTIFICATE_SIGNING_REQUESTS.all(), &Selector::default())
+            .unwrap()
+            .items
+        {
+            setup
+                .admin
+                .delete(&CERTIFICATE_SIGNING_REQUESTS.named(name(&request)))
+                .unwrap();
         }
         setup
     }
@@ -73,20 +103,31 @@ impl Setup {
     }
 
     pub fn asked(&self, name: &str) -> Value {
-        self.admin.get(&CERTIFICATE_SIGNING_REQUESTS.named(name)).unwrap()
+        self.admin
+            .get(&CERTIFICATE_SIGNING_REQUESTS.named(name))
+            .unwrap()
     }
 
     /// What was decided about a request: type and reason of its only condition.
     pub fn decision(&self, name: &str) -> Option<(String, String)> {
-        let conditions = self.asked(name)["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let conditions = self.asked(name)["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         assert!(conditions.len() < 2, "{conditions:?}");
         let text = |field: &str| conditions[0][field].as_str().unwrap().to_owned();
         (!conditions.is_empty()).then(|| (text("type"), text("reason")))
     }
 
     pub fn eventually_decided(&self, name: &str, kind: &str, reason: &str) {
-        eventually(&format!("{name} is {kind}: {reason}"), || self.decision(name).is_some());
-        assert_eq!(self.decision(name), Some((kind.to_owned(), reason.to_owned())), "{name}");
+        eventually(&format!("{name} is {kind}: {reason}"), || {
+            self.decision(name).is_some()
+        });
+        assert_eq!(
+            self.decision(name),
+            Some((kind.to_owned(), reason.to_owned())),
+            "{name}"
+        );
     }
 }
 
@@ -95,7 +136,10 @@ fn count(service: &JoinService, result: &str, reason: &str) -> u64 {
     let labels = format!("certificate=\"serving\",result=\"{result}\",reason=\"{reason}\"");
     let line = format!("firstlight_join_certificates_total{{{labels}}} ");
     let metrics = service.metrics().render();
-    metrics.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |number| number.parse().unwrap())
+    metrics
+        .lines()
+        .find_map(|text| text.strip_prefix(&line))
+        .map_or(0, |number| number.parse().unwrap())
 }
 
 #[test]
@@ -106,28 +150,70 @@ fn a_kubelet_gets_a_new_certificate_for_what_its_machine_joined_as() {
     let setup = Setup::for_renewals(cluster);
     let _signer = cluster.start_signer();
     setup.join_worker();
-    let record = setup.admin.get(&CONFIG_MAPS.in_namespace("kube-system").named("join-node-worker-0")).unwrap();
+    let record = setup
+        .admin
+        .get(
+            &CONFIG_MAPS
+                .in_namespace("kube-system")
+                .named("join-node-worker-0"),
+        )
+        .unwrap();
     assert_eq!(record["data"]["addresses"], IP);
 
     let key = KeyPair::generate().unwrap();
-    ask(&kubelet(cluster, "worker-0"), "good", &pkcs10(&key, USER, &["worker-0"], &[IP]), SERVING);
+    ask(
+        &kubelet(cluster, "worker-0"),
+        "good",
+        &pkcs10(&key, USER, &["worker-0"], &[IP]),
+        SERVING,
+    );
     setup.eventually_decided("good", "Approved", "attested");
-    eventually("it is signed", || setup.asked("good")["status"]["certificate"].is_string());
-    let message = setup.asked("good")["status"]["conditions"][0]["message"].as_str().unwrap().to_owned();
+    eventually("it is signed", || {
+        setup.asked("good")["status"]["certificate"].is_string()
+    });
+    let message = setup.asked("good")["status"]["conditions"][0]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     assert!(message.contains("join-node-worker-0"), "{message}");
 
-    let certificate = BASE64_STANDARD.decode(setup.asked("good")["status"]["certificate"].as_str().unwrap()).unwrap();
+    let certificate = BASE64_STANDARD
+        .decode(
+            setup.asked("good")["status"]["certificate"]
+                .as_str()
+                .unwrap(),
+        )
+        .unwrap();
     fs::write(setup.dir.path().join("renewed.pem"), certificate).unwrap();
     for (option, name) in [("-verify_ip", IP), ("-verify_hostname", "worker-0")] {
         let mut openssl = Command::new("openssl");
-        openssl.args(["verify", "-purpose", "sslserver", option, name, "-CAfile", "pki/ca.crt", "renewed.pem"]);
+        openssl.args([
+            "verify",
+            "-purpose",
+            "sslserver",
+            option,
+            name,
+            "-CAfile",
+            "pki/ca.crt",
+            "renewed.pem",
+        ]);
         let output = openssl.current_dir(setup.dir.path()).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     assert_eq!(count(setup.service(), "approved", "attested"), 1);
     eventually("there is an event", || {
-        let events = setup.admin.list(&EVENTS.in_namespace("default"), &Selector::default()).unwrap().items;
-        events.iter().any(|event| event["reason"] == "CertificateApproved" && event["regarding"]["name"] == "worker-0")
+        let events = setup
+            .admin
+            .list(&EVENTS.in_namespace("default"), &Selector::default())
+            .unwrap()
+            .items;
+        events.iter().any(|event| {
+            event["reason"] == "CertificateApproved" && event["regarding"]["name"] == "worker-0"
+        })
     });
 }
 
@@ -145,36 +231,90 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
     for (name, request, usages, reason) in [
         ("usage", &good, &both[..], "usages"),
         ("no-usage", &good, &SERVING[..1], "usages"),
-        ("key", &pkcs10(&p384, USER, &["worker-0"], &[IP]), SERVING, "certificate-request"),
-        ("subject", &pkcs10(&key, "system:node:plane-0", &["plane-0"], &["127.42.1.100"]), SERVING, "subject"),
-        ("name", &pkcs10(&key, USER, &["worker-0", "plane-0"], &[IP]), SERVING, "name"),
-        ("service", &pkcs10(&key, USER, &["kubernetes.default.svc"], &[IP]), SERVING, "name"),
-        ("address", &pkcs10(&key, USER, &["worker-0"], &["127.42.1.100"]), SERVING, "address"),
-        ("one-more", &pkcs10(&key, USER, &["worker-0"], &[IP, "127.42.2.101"]), SERVING, "address"),
+        (
+            "key",
+            &pkcs10(&p384, USER, &["worker-0"], &[IP]),
+            SERVING,
+            "certificate-request",
+        ),
+        (
+            "subject",
+            &pkcs10(&key, "system:node:plane-0", &["plane-0"], &["127.42.1.100"]),
+            SERVING,
+            "subject",
+        ),
+        (
+            "name",
+            &pkcs10(&key, USER, &["worker-0", "plane-0"], &[IP]),
+            SERVING,
+            "name",
+        ),
+        (
+            "service",
+            &pkcs10(&key, USER, &["kubernetes.default.svc"], &[IP]),
+            SERVING,
+            "name",
+        ),
+        (
+            "address",
+            &pkcs10(&key, USER, &["worker-0"], &["127.42.1.100"]),
+            SERVING,
+            "address",
+        ),
+        (
+            "one-more",
+            &pkcs10(&key, USER, &["worker-0"], &[IP, "127.42.2.101"]),
+            SERVING,
+            "address",
+        ),
     ] {
         let before = count(setup.service(), "denied", reason);
         ask(&worker, name, request, usages);
         setup.eventually_decided(name, "Denied", reason);
-        eventually("it is counted", || count(setup.service(), "denied", reason) == before + 1);
+        eventually("it is counted", || {
+            count(setup.service(), "denied", reason) == before + 1
+        });
     }
 
     // those of nobody of ours, and of a node that joined otherwise
     ask_for(&setup.admin, "requester", "worker-0", IP);
-    ask_for(&kubelet(cluster, "worker-1.example"), "no-record", "worker-1.example", "127.42.2.101");
+    ask_for(
+        &kubelet(cluster, "worker-1.example"),
+        "no-record",
+        "worker-1.example",
+        "127.42.2.101",
+    );
     for reason in ["requester", "no-record"] {
         eventually("it is left", || count(setup.service(), "left", reason) == 1);
     }
     // looked at again, and said once
     thread::sleep(Duration::from_secs(4));
     for reason in ["requester", "no-record"] {
-        assert_eq!((setup.decision(reason), count(setup.service(), "left", reason)), (None, 1));
+        assert_eq!(
+            (
+                setup.decision(reason),
+                count(setup.service(), "left", reason)
+            ),
+            (None, 1)
+        );
     }
     // a record of before has no addresses: the cloud's count
     let data = json!({"node": "worker-1.example", "disk": disk(9), "machine": "m"});
     let record = json!({"metadata": {"name": "join-node-worker-1.example"}, "data": data});
-    setup.admin.create(&CONFIG_MAPS.in_namespace("kube-system"), &record).unwrap();
-    eventually("its node is missing", || count(setup.service(), "left", "no-node") == 1);
-    setup.admin.create(&NODES.all(), &json!({"metadata": {"name": "worker-1.example"}})).unwrap();
+    setup
+        .admin
+        .create(&CONFIG_MAPS.in_namespace("kube-system"), &record)
+        .unwrap();
+    eventually("its node is missing", || {
+        count(setup.service(), "left", "no-node") == 1
+    });
+    setup
+        .admin
+        .create(
+            &NODES.all(),
+            &json!({"metadata": {"name": "worker-1.example"}}),
+        )
+        .unwrap();
     setup.eventually_decided("no-record", "Approved", "attested");
     assert_eq!(setup.decision("requester"), None);
 
@@ -183,10 +323,14 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
     thread::sleep(Duration::from_secs(6));
     ask_for(&worker, "moved", "worker-0", IP);
     setup.eventually_decided("moved", "Denied", "address");
-    setup.metadata.set_peers(&PEERS.replace("worker-0", "worker-7"));
+    setup
+        .metadata
+        .set_peers(&PEERS.replace("worker-0", "worker-7"));
     thread::sleep(Duration::from_secs(6));
     ask_for(&worker, "gone", "worker-0", IP);
-    eventually("it is left", || count(setup.service(), "left", "unknown-machine") == 1);
+    eventually("it is left", || {
+        count(setup.service(), "left", "unknown-machine") == 1
+    });
     setup.metadata.set_peers(PEERS);
     setup.eventually_decided("gone", "Approved", "attested");
 }
@@ -198,7 +342,9 @@ fn of_several_replicas_one_decides_and_one_that_was_started_later_finds_what_wai
     let cluster = Cluster::shared();
     let mut setup = Setup::for_renewals(cluster);
     setup.join_worker();
-    let others: Vec<_> = (0..2).map(|_| JoinService::start(setup.config(cluster)).unwrap()).collect();
+    let others: Vec<_> = (0..2)
+        .map(|_| JoinService::start(setup.config(cluster)).unwrap())
+        .collect();
     let worker = kubelet(cluster, "worker-0");
     for number in 0..5 {
         ask_for(&worker, &format!("request-{number}"), "worker-0", IP);
@@ -208,9 +354,17 @@ fn of_several_replicas_one_decides_and_one_that_was_started_later_finds_what_wai
     }
     thread::sleep(Duration::from_secs(1));
     let all = || [setup.service()].into_iter().chain(&others);
-    assert_eq!(all().map(|service| count(service, "approved", "attested")).sum::<u64>(), 5);
+    assert_eq!(
+        all()
+            .map(|service| count(service, "approved", "attested"))
+            .sum::<u64>(),
+        5
+    );
     assert!(all().all(|service| {
-        !service.metrics().render().contains("certificates_total{certificate=\"serving\",result=\"failed\"")
+        !service
+            .metrics()
+            .render()
+            .contains("certificates_total{certificate=\"serving\",result=\"failed\"")
     }));
 
     drop(others);
@@ -232,16 +386,27 @@ fn a_service_that_may_not_approve_says_so_tries_seldom_and_goes_on_when_it_may()
     setup
         .admin
         .modify(&role, |role| {
-            role["rules"].as_array_mut().unwrap().retain(|rule| rule["resources"] != json!(["signers"]));
+            role["rules"]
+                .as_array_mut()
+                .unwrap()
+                .retain(|rule| rule["resources"] != json!(["signers"]));
             true
         })
         .unwrap();
     // until the API server knows
     thread::sleep(Duration::from_secs(2));
     ask_for(&kubelet(cluster, "worker-0"), "not-allowed", "worker-0", IP);
-    eventually("it is told", || count(setup.service(), "failed", "api-refused") == 1);
+    eventually("it is told", || {
+        count(setup.service(), "failed", "api-refused") == 1
+    });
     thread::sleep(Duration::from_secs(5));
-    assert_eq!((setup.decision("not-allowed"), count(setup.service(), "failed", "api-refused")), (None, 1));
+    assert_eq!(
+        (
+            setup.decision("not-allowed"),
+            count(setup.service(), "failed", "api-refused")
+        ),
+        (None, 1)
+    );
     setup
         .admin
         .modify(&role, |role| {

@@ -2,7 +2,8 @@
 
 use base::stop::Stop;
 use kubernetes::client::{
-    CONFIG_MAPS, Client, EVENTS, Error, LEASES, Object, SECRETS, VALIDATING_ADMISSION_POLICY_BINDINGS,
+    CONFIG_MAPS, Client, EVENTS, Error, LEASES, Object, SECRETS,
+    VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
 use kubernetes::services::TICKET_GROUP;
 use serde_json::{Value, json};
@@ -41,23 +42,49 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
     let cluster = Cluster::shared();
     let setup = Setup::new(cluster);
     let account = Client::new(setup.config(cluster).kubernetes.unwrap(), &Stop::new());
-    let (maps, secrets) = (CONFIG_MAPS.in_namespace("kube-system"), SECRETS.in_namespace("kube-system"));
+    let (maps, secrets) = (
+        CONFIG_MAPS.in_namespace("kube-system"),
+        SECRETS.in_namespace("kube-system"),
+    );
     let leases = LEASES.in_namespace("kube-system");
     for name in ["somebody-s", "join-config"] {
-        setup.admin.create(&maps, &json!({"metadata": {"name": name}, "data": {"a": "b"}})).unwrap();
+        setup
+            .admin
+            .create(
+                &maps,
+                &json!({"metadata": {"name": name}, "data": {"a": "b"}}),
+            )
+            .unwrap();
     }
     // kubeadm's of an administrator
-    setup.admin.create(&secrets, &secret("bootstrap-token-aaaaaa", TOKEN, "a", KUBEADM_GROUP)).unwrap();
-    setup.admin.create(&secrets, &json!({"metadata": {"name": "somebody-s"}})).unwrap();
+    setup
+        .admin
+        .create(
+            &secrets,
+            &secret("bootstrap-token-aaaaaa", TOKEN, "a", KUBEADM_GROUP),
+        )
+        .unwrap();
+    setup
+        .admin
+        .create(&secrets, &json!({"metadata": {"name": "somebody-s"}}))
+        .unwrap();
     let scheduler = leases.named("kube-scheduler");
     setup.admin.delete_if_there(&scheduler).unwrap();
 
-    let foreign: Vec<Object> = ["kubeadm-config", "k8s-components-sha256-1", "somebody-s", "join-config"]
-        .map(|name| maps.named(name))
-        .into_iter()
-        .chain(["somebody-s", "bootstrap-token-aaaaaa"].map(|name| secrets.named(name)))
+    let foreign: Vec<Object> = [
+        "kubeadm-config",
+        "k8s-components-sha256-1",
+        "somebody-s",
+        "join-config",
+    ]
+    .map(|name| maps.named(name))
+    .into_iter()
+    .chain(["somebody-s", "bootstrap-token-aaaaaa"].map(|name| secrets.named(name)))
+    .collect();
+    let before: Vec<_> = foreign
+        .iter()
+        .map(|object| setup.admin.get(object).unwrap())
         .collect();
-    let before: Vec<_> = foreign.iter().map(|object| setup.admin.get(object).unwrap()).collect();
     // the API server reads its policies every second
     eventually("the limits are in force", || {
         let answer = account.create(&maps, &json!({"metadata": {"name": "probe"}}));
@@ -78,32 +105,68 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
         ("bootstrap-token-bbbbbb", TOKEN, "a", TICKET_GROUP),
         // for which Kubernetes approves any name
         ("bootstrap-token-bbbbbb", TOKEN, LABEL, KUBEADM_GROUP),
-        ("bootstrap-token-bbbbbb", TOKEN, LABEL, &format!("{TICKET_GROUP},{KUBEADM_GROUP}")),
+        (
+            "bootstrap-token-bbbbbb",
+            TOKEN,
+            LABEL,
+            &format!("{TICKET_GROUP},{KUBEADM_GROUP}"),
+        ),
     ] {
-        assert!(is_forbidden(account.create(&secrets, &secret(name, kind, label, group))), "{name} {kind} {group}");
+        assert!(
+            is_forbidden(account.create(&secrets, &secret(name, kind, label, group))),
+            "{name} {kind} {group}"
+        );
     }
     let unnamed = json!({"metadata": {"generateName": "x-"}});
     let other = json!({"metadata": {"name": "other"}});
-    assert!(is_forbidden(account.create(&maps, &other)) && is_forbidden(account.create(&maps, &unnamed)));
-    assert!(is_forbidden(account.create(&leases, &json!({"metadata": {"name": "kube-scheduler"}}))));
+    assert!(
+        is_forbidden(account.create(&maps, &other))
+            && is_forbidden(account.create(&maps, &unnamed))
+    );
+    assert!(is_forbidden(account.create(
+        &leases,
+        &json!({"metadata": {"name": "kube-scheduler"}})
+    )));
     let event = json!({
         "metadata": {"name": "x.1", "namespace": "kube-system"}, "eventTime": "2026-01-01T00:00:00.000000Z",
         "reportingController": "a", "reportingInstance": "b", "action": "c", "reason": "d", "type": "Normal",
         "regarding": {"apiVersion": "v1", "kind": "Node", "name": "x", "namespace": "kube-system"},
     });
-    assert!(is_forbidden(account.create(&EVENTS.in_namespace("kube-system"), &event)));
+    assert!(is_forbidden(
+        account.create(&EVENTS.in_namespace("kube-system"), &event)
+    ));
     // nor can it get rid of its limits
-    assert!(is_forbidden(account.delete(&VALIDATING_ADMISSION_POLICY_BINDINGS.named("join-service"))));
-    let after: Vec<_> = foreign.iter().map(|object| setup.admin.get(object).unwrap()).collect();
+    assert!(is_forbidden(account.delete(
+        &VALIDATING_ADMISSION_POLICY_BINDINGS.named("join-service")
+    )));
+    let after: Vec<_> = foreign
+        .iter()
+        .map(|object| setup.admin.get(object).unwrap())
+        .collect();
     assert_eq!(before, after);
     assert!(setup.admin.find(&scheduler).unwrap().is_none());
 
     // its own
-    let (record, token) = (maps.named("join-node-x"), secrets.named("bootstrap-token-cccccc"));
-    account.create(&maps, &json!({"metadata": {"name": "join-node-x"}})).unwrap();
-    account.update(&record, &json!({"metadata": {"name": "join-node-x"}, "data": {"a": "b"}})).unwrap();
+    let (record, token) = (
+        maps.named("join-node-x"),
+        secrets.named("bootstrap-token-cccccc"),
+    );
+    account
+        .create(&maps, &json!({"metadata": {"name": "join-node-x"}}))
+        .unwrap();
+    account
+        .update(
+            &record,
+            &json!({"metadata": {"name": "join-node-x"}, "data": {"a": "b"}}),
+        )
+        .unwrap();
     account.delete(&record).unwrap();
-    account.create(&secrets, &secret("bootstrap-token-cccccc", TOKEN, LABEL, TICKET_GROUP)).unwrap();
+    account
+        .create(
+            &secrets,
+            &secret("bootstrap-token-cccccc", TOKEN, LABEL, TICKET_GROUP),
+        )
+        .unwrap();
     account.delete(&token).unwrap();
     // and nobody else is limited
     for object in &foreign[2..] {

@@ -34,7 +34,8 @@ use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::NODE_PORT;
 use proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
 };
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
@@ -54,12 +55,18 @@ pub const PEERS: &str = r#"[
 ]"#;
 /// Where no machine of the cloud is: a load balancer that hides who calls.
 pub const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-pub const COMPONENTS: &str =
-    r#"[{"url":"https://example.com/kubelet","hash":"sha256:00","install_path":"/run/state/bin/kubelet"}]"#;
-pub const CLUSTER_CONFIGURATION: &str =
-    "apiServer:\n  certSANs:\n  - 127.0.0.1\n  - lb.example\n  - '*.example.org'\ncontrolPlaneEndpoint: 127.42.0.2\n";
-pub const PKI: [&str; 8] =
-    ["ca.crt", "ca.key", "etcd/ca.crt", "etcd/ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key", "sa.pub"];
+pub const COMPONENTS: &str = r#"[{"url":"https://example.com/kubelet","hash":"sha256:00","install_path":"/run/state/bin/kubelet"}]"#;
+pub const CLUSTER_CONFIGURATION: &str = "apiServer:\n  certSANs:\n  - 127.0.0.1\n  - lb.example\n  - '*.example.org'\ncontrolPlaneEndpoint: 127.42.0.2\n";
+pub const PKI: [&str; 8] = [
+    "ca.crt",
+    "ca.key",
+    "etcd/ca.crt",
+    "etcd/ca.key",
+    "front-proxy-ca.crt",
+    "front-proxy-ca.key",
+    "sa.key",
+    "sa.pub",
+];
 
 /// They use the same objects; and a program that is started while a TPM is spoken to inherits that conversation (tpm2-tss does
 /// not close it on exec), and the TPM waits for its end.
@@ -91,7 +98,14 @@ impl Setup {
         let metadata = MetadataServer::start("127.0.0.1:0".parse().unwrap());
         metadata.set_peers(PEERS);
         let (keys, _) = key_service(dir.path(), "127.0.0.1:0");
-        let mut setup = Setup { service: None, keys, metadata, admin, dir, migration: Migration::default() };
+        let mut setup = Setup {
+            service: None,
+            keys,
+            metadata,
+            admin,
+            dir,
+            migration: Migration::default(),
+        };
         setup.start(cluster);
         setup
     }
@@ -103,7 +117,9 @@ impl Setup {
     }
 
     pub fn config(&self, cluster: &Cluster) -> Config {
-        let account = client::Config::of_service_account(&cluster.server(), &self.dir.path().join("account")).unwrap();
+        let account =
+            client::Config::of_service_account(&cluster.server(), &self.dir.path().join("account"))
+                .unwrap();
         Config {
             listen: "127.0.0.1:0".parse().unwrap(),
             key_service: address(&self.keys.expect("serving data keys")).to_string(),
@@ -113,7 +129,9 @@ impl Setup {
             metrics: Some("127.0.0.1:0".parse().unwrap()),
             variant: qemu_vtpm::VARIANT.into(),
             kubernetes: Some(account),
-            metadata: Some(Metadata::of("qemu", Some(&format!("http://{}", self.metadata.address))).unwrap()),
+            metadata: Some(
+                Metadata::of("qemu", Some(&format!("http://{}", self.metadata.address))).unwrap(),
+            ),
             pki_dir: self.dir.path().join("pki"),
             migration: self.migration,
         }
@@ -124,7 +142,11 @@ impl Setup {
     }
 
     /// From the address that the machine says it has.
-    pub fn join(&self, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> Result<IssueJoinTicketResponse, Status> {
+    pub fn join(
+        &self,
+        tpm: &Swtpm,
+        request: &IssueJoinTicketRequest,
+    ) -> Result<IssueJoinTicketResponse, Status> {
         let certificate = CertificateRequest::parse(&request.certificate_request).ok();
         let own = certificate.and_then(|certificate| certificate.addresses.first().copied());
         self.join_from(own.unwrap_or(ELSEWHERE), tpm, request)
@@ -136,11 +158,19 @@ impl Setup {
         tpm: &Swtpm,
         request: &IssueJoinTicketRequest,
     ) -> Result<IssueJoinTicketResponse, Status> {
-        channel_from(source, tpm, self.service().local_addr()).unary(ISSUE_JOIN_TICKET, request, &within(30))
+        channel_from(source, tpm, self.service().local_addr()).unary(
+            ISSUE_JOIN_TICKET,
+            request,
+            &within(30),
+        )
     }
 
     /// As a node that did not get its ticket, and asks again: at once, if it is late.
-    pub fn join_again(&self, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> IssueJoinTicketResponse {
+    pub fn join_again(
+        &self,
+        tpm: &Swtpm,
+        request: &IssueJoinTicketRequest,
+    ) -> IssueJoinTicketResponse {
         let status = match self.join(tpm, request) {
             Ok(ticket) => return ticket,
             Err(status) => status,
@@ -152,15 +182,22 @@ impl Setup {
     }
 
     pub fn rejoin(&self, tpm: &Swtpm, disk: &str) -> Result<IssueRejoinTicketResponse, Status> {
-        let request = IssueRejoinTicketRequest { disk_uuid: disk.into() };
+        let request = IssueRejoinTicketRequest {
+            disk_uuid: disk.into(),
+        };
         channel(tpm, self.service().local_addr()).unary(ISSUE_REJOIN_TICKET, &request, &within(30))
     }
 
     /// How often there was this reason.
     pub fn count(&self, request: &str, reason: &str) -> u64 {
-        let (request, reason) = (format!("request=\"{request}\""), format!("reason=\"{reason}\""));
+        let (request, reason) = (
+            format!("request=\"{request}\""),
+            format!("reason=\"{reason}\""),
+        );
         let metrics = self.service().metrics().render();
-        let mut lines = metrics.lines().filter(|line| line.starts_with("firstlight_join_tickets_total{"));
+        let mut lines = metrics
+            .lines()
+            .filter(|line| line.starts_with("firstlight_join_tickets_total{"));
         let line = lines.find(|line| line.contains(&request) && line.contains(&reason));
         line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
@@ -168,37 +205,61 @@ impl Setup {
     /// How many tokens wait for their nodes.
     pub fn waiting(&self) -> String {
         let metrics = self.service().metrics().render();
-        metrics.lines().find_map(|line| line.strip_prefix("firstlight_join_tokens ")).unwrap().to_owned()
+        metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("firstlight_join_tokens "))
+            .unwrap()
+            .to_owned()
     }
 
     /// The identifiers of bootstrap tokens.
     pub fn tokens(&self) -> Vec<String> {
-        let secrets = self.admin.list(&SECRETS.in_namespace("kube-system"), &Selector::default()).unwrap().items;
-        let ids = secrets.iter().filter_map(|secret| name(secret).strip_prefix("bootstrap-token-"));
+        let secrets = self
+            .admin
+            .list(&SECRETS.in_namespace("kube-system"), &Selector::default())
+            .unwrap()
+            .items;
+        let ids = secrets
+            .iter()
+            .filter_map(|secret| name(secret).strip_prefix("bootstrap-token-"));
         ids.map(str::to_owned).collect()
     }
 
     pub fn records(&self) -> Vec<String> {
-        let maps = self.admin.list(&CONFIG_MAPS.in_namespace("kube-system"), &Selector::labels("firstlight/record"));
-        maps.unwrap().items.iter().map(|map| name(map).to_owned()).collect()
+        let maps = self.admin.list(
+            &CONFIG_MAPS.in_namespace("kube-system"),
+            &Selector::labels("firstlight/record"),
+        );
+        maps.unwrap()
+            .items
+            .iter()
+            .map(|map| name(map).to_owned())
+            .collect()
     }
 
     /// What the operator makes to let a disk of the old system in: a record without a machine. Its name.
     pub fn record_disk(&self, number: u8) -> String {
         let name = format!("join-disk-{}", disk(number));
         let record = json!({"metadata": {"name": name}, "data": {"disk": disk(number)}});
-        self.admin.create(&CONFIG_MAPS.in_namespace("kube-system"), &record).unwrap();
+        self.admin
+            .create(&CONFIG_MAPS.in_namespace("kube-system"), &record)
+            .unwrap();
         name
     }
 
     pub fn holder(&self) -> String {
         let lease = self.admin.find(&lease()).unwrap().unwrap_or_default();
-        lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
+        lease["spec"]["holderIdentity"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
     }
 
     /// What a kubelet does when it comes up.
     pub fn make_node(&self, name: &str) {
-        self.admin.create(&NODES.all(), &json!({"metadata": {"name": name}})).unwrap();
+        self.admin
+            .create(&NODES.all(), &json!({"metadata": {"name": name}}))
+            .unwrap();
     }
 
     pub fn make_ready(&self, name: &str, status: &str) {
@@ -207,7 +268,9 @@ impl Setup {
             "lastTransitionTime": time::seconds(SystemTime::now()), "lastHeartbeatTime": time::seconds(SystemTime::now()),
         }]);
         let status = NODES.named(name).subresource("status");
-        self.admin.merge(&status, &json!({"status": {"conditions": conditions}})).unwrap();
+        self.admin
+            .merge(&status, &json!({"status": {"conditions": conditions}}))
+            .unwrap();
     }
 }
 
@@ -216,7 +279,9 @@ pub fn name(object: &Value) -> &str {
 }
 
 pub fn lease() -> Object {
-    LEASES.in_namespace("kube-system").named("join-control-plane")
+    LEASES
+        .in_namespace("kube-system")
+        .named("join-control-plane")
 }
 
 /// Waits until it is so; the watches of the service need a moment.
@@ -240,36 +305,74 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         migrate_until: String::new(),
         metadata: services::MetadataService::default(),
     };
-    let others = ["NetworkPolicy", "Secret", "ConfigMap", "Service", "DaemonSet"];
-    for object in
-        services::manifests(&settings).unwrap().iter().filter(|one| !others.iter().any(|kind| one["kind"] == *kind))
+    let others = [
+        "NetworkPolicy",
+        "Secret",
+        "ConfigMap",
+        "Service",
+        "DaemonSet",
+    ];
+    for object in services::manifests(&settings)
+        .unwrap()
+        .iter()
+        .filter(|one| !others.iter().any(|kind| one["kind"] == *kind))
     {
         admin.apply(&Object::of(object).unwrap(), object).unwrap();
     }
-    for node in admin.list(&NODES.all(), &Selector::default()).unwrap().items {
+    for node in admin
+        .list(&NODES.all(), &Selector::default())
+        .unwrap()
+        .items
+    {
         admin.delete(&NODES.named(name(&node))).unwrap();
     }
     let maps = CONFIG_MAPS.in_namespace("kube-system");
     for map in admin.list(&maps, &Selector::default()).unwrap().items {
-        if ["join-", "k8s-components-", "kubeadm-config"].iter().any(|prefix| name(&map).starts_with(prefix)) {
+        if ["join-", "k8s-components-", "kubeadm-config"]
+            .iter()
+            .any(|prefix| name(&map).starts_with(prefix))
+        {
             admin.delete(&maps.named(name(&map))).unwrap();
         }
     }
-    for secret in admin.list(&SECRETS.in_namespace("kube-system"), &Selector::default()).unwrap().items {
-        admin.delete(&SECRETS.in_namespace("kube-system").named(name(&secret))).unwrap();
+    for secret in admin
+        .list(&SECRETS.in_namespace("kube-system"), &Selector::default())
+        .unwrap()
+        .items
+    {
+        admin
+            .delete(&SECRETS.in_namespace("kube-system").named(name(&secret)))
+            .unwrap();
     }
     admin.delete_if_there(&lease()).unwrap();
-    let map =
-        |name: &str, data: Value| admin.create(&maps, &json!({"metadata": {"name": name}, "data": data})).unwrap();
-    map("kubeadm-config", json!({"ClusterConfiguration": CLUSTER_CONFIGURATION}));
-    map("k8s-components-sha256-1", json!({"components": COMPONENTS, "cluster-version": "v1.34.4"}));
+    let map = |name: &str, data: Value| {
+        admin
+            .create(&maps, &json!({"metadata": {"name": name}, "data": data}))
+            .unwrap()
+    };
+    map(
+        "kubeadm-config",
+        json!({"ClusterConfiguration": CLUSTER_CONFIGURATION}),
+    );
+    map(
+        "k8s-components-sha256-1",
+        json!({"components": COMPONENTS, "cluster-version": "v1.34.4"}),
+    );
 
     let account = dir.join("account");
     fs::create_dir(&account).unwrap();
-    let token = SERVICE_ACCOUNTS.in_namespace("kube-system").named("join-service").subresource("token");
-    let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+    let token = SERVICE_ACCOUNTS
+        .in_namespace("kube-system")
+        .named("join-service")
+        .subresource("token");
+    let request =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
     let token = admin.create_subresource(&token, &request).unwrap();
-    fs::write(account.join("token"), token["status"]["token"].as_str().unwrap()).unwrap();
+    fs::write(
+        account.join("token"),
+        token["status"]["token"].as_str().unwrap(),
+    )
+    .unwrap();
     let (certificate, key) = cluster.ca();
     fs::write(account.join("ca.crt"), &certificate).unwrap();
 
@@ -289,7 +392,14 @@ pub fn key_service(dir: &Path, listen: &str) -> (Program, SocketAddr) {
     fs::write(dir.join("salt"), [0; 32]).unwrap();
     let mut command = Command::new(support::program::built("key-service"));
     command
-        .args(["--listen", listen, "--master-secret", "mastersecret", "--salt=salt", "--clients=any"])
+        .args([
+            "--listen",
+            listen,
+            "--master-secret",
+            "mastersecret",
+            "--salt=salt",
+            "--clients=any",
+        ])
         .current_dir(dir);
     let program = Program::start(&mut command);
     let address = address(&program.expect("serving data keys"));
@@ -303,7 +413,10 @@ pub fn address(line: &str) -> SocketAddr {
 }
 
 pub fn within(seconds: u64) -> CallOptions {
-    CallOptions { timeout: Some(Duration::from_secs(seconds)), ..CallOptions::default() }
+    CallOptions {
+        timeout: Some(Duration::from_secs(seconds)),
+        ..CallOptions::default()
+    }
 }
 
 /// A connection of the machine with this TPM, by way of a load balancer.
@@ -313,17 +426,30 @@ pub fn channel(tpm: &Swtpm, address: SocketAddr) -> Channel {
 
 /// The same from this address, of 127.0.0.0/8 as all.
 pub fn channel_from(source: IpAddr, tpm: &Swtpm, address: SocketAddr) -> Channel {
-    channel_of(source, Arc::new(qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None)), address)
+    channel_of(
+        source,
+        Arc::new(qemu_vtpm::Issuer::new(
+            tpm.location().parse().unwrap(),
+            None,
+        )),
+        address,
+    )
 }
 
 /// The same of whoever attests itself like this.
-pub fn channel_of(source: IpAddr, issuer: Arc<dyn attestation::Issuer>, address: SocketAddr) -> Channel {
+pub fn channel_of(
+    source: IpAddr,
+    issuer: Arc<dyn attestation::Issuer>,
+    address: SocketAddr,
+) -> Channel {
     let client = atls::Client::new(Some(issuer), vec![]);
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::new(source, 0).into()).unwrap();
     socket.connect(&address.into()).unwrap();
     let socket = TcpStream::from(socket);
-    let transport = client.connect(socket, Instant::now() + Duration::from_secs(20)).unwrap();
+    let transport = client
+        .connect(socket, Instant::now() + Duration::from_secs(20))
+        .unwrap();
     Channel::new(transport, "x").unwrap()
 }
 
@@ -332,13 +458,27 @@ pub fn disk(number: u8) -> String {
 }
 
 /// What a machine of this name asks for.
-pub fn request(machine: &str, ips: &[&str], disk_number: u8, control_plane: bool) -> IssueJoinTicketRequest {
+pub fn request(
+    machine: &str,
+    ips: &[&str],
+    disk_number: u8,
+    control_plane: bool,
+) -> IssueJoinTicketRequest {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
-    params.distinguished_name.push(DnType::CommonName, format!("system:node:{machine}"));
-    params.subject_alt_names = ips.iter().map(|ip| SanType::IpAddress(ip.parse().unwrap())).collect();
-    let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
+    params
+        .distinguished_name
+        .push(DnType::OrganizationName, "system:nodes");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, format!("system:node:{machine}"));
+    params.subject_alt_names = ips
+        .iter()
+        .map(|ip| SanType::IpAddress(ip.parse().unwrap()))
+        .collect();
+    let request = params
+        .serialize_request(&KeyPair::generate().unwrap())
+        .unwrap();
     IssueJoinTicketRequest {
         disk_uuid: disk(disk_number),
         certificate_request: request.der().to_vec(),
@@ -373,7 +513,12 @@ pub fn bearer(cluster: &Cluster, token: &str) -> Option<String> {
     let reviews = Resource::cluster("authentication.k8s.io", "v1", "selfsubjectreviews").all();
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     match client.create(&reviews, &review) {
-        Ok(answer) => Some(answer["status"]["userInfo"]["username"].as_str().unwrap().to_owned()),
+        Ok(answer) => Some(
+            answer["status"]["userInfo"]["username"]
+                .as_str()
+                .unwrap()
+                .to_owned(),
+        ),
         Err(error) => {
             assert_eq!(error.code(), Some(401), "{error}");
             None

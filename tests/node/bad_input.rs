@@ -29,7 +29,11 @@ fn expect_refused(setting: &Setting, disk: &Path, words: &[&str]) {
 fn a_disk_with_a_file_system_is_refused() {
     let setting = Setting::new();
     let disk = setting.blank_disk();
-    let made = Command::new("/sbin/mke2fs").args(["-q", "-t", "ext4"]).arg(&disk).status().unwrap();
+    let made = Command::new("/sbin/mke2fs")
+        .args(["-q", "-t", "ext4"])
+        .arg(&disk)
+        .status()
+        .unwrap();
     assert!(made.success());
     expect_refused(&setting, &disk, &["ext4", "Nothing was written"]);
 }
@@ -38,7 +42,11 @@ fn a_disk_with_a_file_system_is_refused() {
 fn a_disk_of_unknown_bytes_is_refused() {
     let setting = Setting::new();
     let disk = setting.file("disk", vec![0x5a; 64 << 20]);
-    expect_refused(&setting, &disk, &["data of an unknown kind", "Nothing was written"]);
+    expect_refused(
+        &setting,
+        &disk,
+        &["data of an unknown kind", "Nothing was written"],
+    );
 }
 
 #[test]
@@ -68,8 +76,22 @@ fn a_luks_disk_of_somebody_else_is_refused() {
     let setting = Setting::new();
     let disk = setting.blank_disk();
     let key = setting.file("key", [1; 32]);
-    let format = ["luksFormat", "-q", "--type", "luks2", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
-    let made = Command::new("/sbin/cryptsetup").args(format).arg(&disk).arg(&key).status().unwrap();
+    let format = [
+        "luksFormat",
+        "-q",
+        "--type",
+        "luks2",
+        "--pbkdf",
+        "pbkdf2",
+        "--pbkdf-force-iterations",
+        "1000",
+    ];
+    let made = Command::new("/sbin/cryptsetup")
+        .args(format)
+        .arg(&disk)
+        .arg(&key)
+        .status()
+        .unwrap();
     assert!(made.success());
     expect_refused(&setting, &disk, &["not one of a state disk"]);
 }
@@ -91,17 +113,32 @@ fn a_disk_whose_format_the_old_system_left_cut_off_is_started_over() {
 type Change<'a> = &'a dyn Fn(&Path);
 
 #[test]
-fn a_disk_without_mark_on_which_somebody_may_have_written_is_refused_with_the_command_that_starts_over() {
+fn a_disk_without_mark_on_which_somebody_may_have_written_is_refused_with_the_command_that_starts_over()
+ {
     let setting = Setting::new();
     let labelled = |disk: &Path| {
-        let status = Command::new("/sbin/cryptsetup").args(["config", "--label", "mine"]).arg(disk).status().unwrap();
+        let status = Command::new("/sbin/cryptsetup")
+            .args(["config", "--label", "mine"])
+            .arg(disk)
+            .status()
+            .unwrap();
         assert!(status.success());
     };
     let written = |offset: u64| {
-        move |disk: &Path| fs::File::options().write(true).open(disk).unwrap().write_all_at(b"x", offset).unwrap()
+        move |disk: &Path| {
+            fs::File::options()
+                .write(true)
+                .open(disk)
+                .unwrap()
+                .write_all_at(b"x", offset)
+                .unwrap()
+        }
     };
     let cases: [(Change, &str); 3] = [
-        (&written(cut_off::SUPERBLOCK as u64 + 4096 + 100), "journal was written to"),
+        (
+            &written(cut_off::SUPERBLOCK as u64 + 4096 + 100),
+            "journal was written to",
+        ),
         (&written((64 << 20) - 1), "its end was written to"),
         (&labelled, "not as a format leaves it"),
     ];
@@ -111,7 +148,12 @@ fn a_disk_without_mark_on_which_somebody_may_have_written_is_refused_with_the_co
         expect_refused(
             &setting,
             &disk,
-            &["without the mark", why, "somebody's data", "cryptsetup token import --token-id 0"],
+            &[
+                "without the mark",
+                why,
+                "somebody's data",
+                "cryptsetup token import --token-id 0",
+            ],
         );
     }
 
@@ -121,7 +163,11 @@ fn a_disk_without_mark_on_which_somebody_may_have_written_is_refused_with_the_co
     node.exit();
     let error = node.expect("error:");
     let command = &error[error.find("echo '").unwrap()..];
-    let done = Command::new("sh").env("PATH", "/sbin:/usr/sbin:/bin:/usr/bin").args(["-c", command]).status().unwrap();
+    let done = Command::new("sh")
+        .env("PATH", "/sbin:/usr/sbin:/bin:/usr/bin")
+        .args(["-c", command])
+        .status()
+        .unwrap();
     assert!(done.success(), "{command}");
     let node = Program::start(&mut setting.unlock(&disk));
     node.expect("never part of a cluster: formatting it");
@@ -136,18 +182,26 @@ fn header(disk: &Path) -> Header {
 
 #[test]
 fn a_machine_without_a_tpm_says_so() {
-    if ["/dev/tpmrm0", "/dev/tpm0"].iter().any(|device| Path::new(device).exists()) {
+    if ["/dev/tpmrm0", "/dev/tpm0"]
+        .iter()
+        .any(|device| Path::new(device).exists())
+    {
         println!("not run: this machine has a TPM; tests/boot has a machine without");
         return;
     }
     let setting = Setting::new();
     let disk = setting.blank_disk();
     let mut command = Command::new(support::program::built("unlock"));
-    command.args(["--csp", "qemu", "--variant", "qemu-vtpm", "--disk"]).arg(&disk);
+    command
+        .args(["--csp", "qemu", "--variant", "qemu-vtpm", "--disk"])
+        .arg(&disk);
     let mut node = Program::start(&mut command);
     assert_eq!(node.exit().code(), Some(1));
     let error = node.expect("error:");
-    assert!(error.contains("/dev/tpmrm0") && error.contains("/dev/tpm0"), "{error}");
+    assert!(
+        error.contains("/dev/tpmrm0") && error.contains("/dev/tpm0"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -193,7 +247,14 @@ fn garbage_and_half_open_connections_on_the_recovery_port_keep_no_operator_away(
     let _held = bother(setting.node(9999));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let master = setting.master_secret(MASTER_KEY);
-    let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+    let arguments = [
+        "recover",
+        "--endpoint",
+        &endpoint,
+        "--policy",
+        policy.to_str().unwrap(),
+        "--master-secret",
+    ];
     let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
     assert!(recover.exit().success(), "{}", recover.output());
     node.expect("key-slot:");
@@ -218,7 +279,10 @@ fn garbage_and_half_open_connections_on_the_services_keep_no_node_away() {
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let _join = setting.join_service(3, keys, &setting.policy());
-    let _held = (bother(keys), bother(SocketAddr::new(setting.host(3), 30090)));
+    let _held = (
+        bother(keys),
+        bother(SocketAddr::new(setting.host(3), 30090)),
+    );
     let node = Program::start(&mut setting.unlock(&disk));
     node.expect("key-slot:");
 }

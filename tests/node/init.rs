@@ -15,7 +15,14 @@ fn init_with(setting: &Setting, secret: &str, policy: &Path, more: &[&str]) -> P
     set_private(&secret);
     let endpoint = setting.node(9000).to_string();
     let mut command = setting.firstlight(&["init", "--endpoint", &endpoint, "--timeout", "30s"]);
-    Program::start(command.arg("--policy").arg(policy).arg("--init-secret").arg(secret).args(more))
+    Program::start(
+        command
+            .arg("--policy")
+            .arg(policy)
+            .arg("--init-secret")
+            .arg(secret)
+            .args(more),
+    )
 }
 
 #[test]
@@ -37,9 +44,15 @@ fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
     assert!(end_of_member(&mut node).success());
     node.expect("committed:");
     node.expect("complete:");
-    assert!(!setting.path("state.key").exists(), "the passphrase of the first boot is still there");
+    assert!(
+        !setting.path("state.key").exists(),
+        "the passphrase of the first boot is still there"
+    );
     let state = fs::read_to_string(setting.path("mount/constellation/node_state.json")).unwrap();
-    assert!(state.starts_with("{\n\t\"Role\": \"ControlPlane\",\n\t\"MeasurementSalt\": \""), "{state}");
+    assert!(
+        state.starts_with("{\n\t\"Role\": \"ControlPlane\",\n\t\"MeasurementSalt\": \""),
+        "{state}"
+    );
 
     // the same node started once more in this boot is a member
     let mut again = Program::start(&mut setting.bootstrapper(&disk));
@@ -48,19 +61,33 @@ fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
 
     // reboot
     setting.tpm.reboot();
-    let master: serde_json::Value =
-        serde_json::from_str(&fs::read_to_string(setting.path("firstlight-mastersecret.json")).unwrap()).unwrap();
+    let master: serde_json::Value = serde_json::from_str(
+        &fs::read_to_string(setting.path("firstlight-mastersecret.json")).unwrap(),
+    )
+    .unwrap();
     let recovered = recover_with(&setting, &disk);
-    assert!(master["key"].is_string() && recovered.contains("key-slot:"), "{recovered}");
+    assert!(
+        master["key"].is_string() && recovered.contains("key-slot:"),
+        "{recovered}"
+    );
 }
 
 /// Boots the disk and opens it with the operator's own master secret file; the state file knows the node's key.
 fn recover_with(setting: &Setting, disk: &Path) -> String {
     let mut node = Program::start(&mut setting.unlock(disk));
     let endpoint = setting.node(9999).to_string();
-    let mut command = setting.firstlight(&["recover", "--endpoint", &endpoint, "--timeout", "30s", "--policy"]);
+    let mut command = setting.firstlight(&[
+        "recover",
+        "--endpoint",
+        &endpoint,
+        "--timeout",
+        "30s",
+        "--policy",
+    ]);
     let mut operator = Program::start(
-        command.arg(setting.policy_of(&[(15, [0; 32])])).args(["--master-secret", "firstlight-mastersecret.json"]),
+        command
+            .arg(setting.policy_of(&[(15, [0; 32])]))
+            .args(["--master-secret", "firstlight-mastersecret.json"]),
     );
     assert!(operator.exit().success(), "{}", operator.output());
     node.exit();
@@ -77,7 +104,10 @@ fn a_wrong_secret_gets_one_short_refusal_and_changes_nothing() {
     let mut operator = init(&setting, "wrong", &setting.policy());
     assert!(!operator.exit().success());
     operator.expect("invalid init secret");
-    assert!(!setting.path("firstlight-cluster.log").exists(), "the node disclosed its log");
+    assert!(
+        !setting.path("firstlight-cluster.log").exists(),
+        "the node disclosed its log"
+    );
     assert!(fs::read(&disk).unwrap() == before);
 }
 
@@ -95,7 +125,11 @@ fn a_right_secret_passes_however_soon_it_comes_after_wrong_ones() {
     }
     let mut right = init(&setting, INIT_SECRET, &setting.policy());
     assert!(right.exit().success(), "{}", right.output());
-    assert!(!right.output().contains("too many callers wait"), "{}", right.output());
+    assert!(
+        !right.output().contains("too many callers wait"),
+        "{}",
+        right.output()
+    );
     assert!(end_of_member(&mut node).success());
 }
 
@@ -145,11 +179,15 @@ fn sigterm_while_waiting_for_the_operator_ends_the_server() {
 #[test]
 fn a_metadata_service_without_a_hash_is_asked_again() {
     let setting = Setting::new();
-    setting.metadata.set_init_secret_hash("<html>not a hash</html>");
+    setting
+        .metadata
+        .set_init_secret_hash("<html>not a hash</html>");
     let disk = setting.new_disk();
     let node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("no bcrypt hash");
-    setting.metadata.set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
+    setting
+        .metadata
+        .set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
     node.expect("ready:");
 }
 
@@ -160,42 +198,83 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     let mut node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
     let own = setting.host(2).to_string();
-    let unverified = r#"[{"url": "https://mirror.example/kubelet", "install_path": "/run/state/bin/kubelet"}]"#;
+    let unverified =
+        r#"[{"url": "https://mirror.example/kubelet", "install_path": "/run/state/bin/kubelet"}]"#;
     let elsewhere = r#"[{"url": "data:,x", "install_path": "/etc/passwd"}]"#;
-    let (unverified, elsewhere) =
-        (setting.file("unverified.json", unverified), setting.file("elsewhere.json", elsewhere));
+    let (unverified, elsewhere) = (
+        setting.file("unverified.json", unverified),
+        setting.file("elsewhere.json", elsewhere),
+    );
     let empty = setting.file("empty.json", "[]");
     let (unverified, elsewhere) = (unverified.to_str().unwrap(), elsewhere.to_str().unwrap());
     let empty = ["--components", empty.to_str().unwrap()];
-    let with = |version: &'static str, more: &[&'static str]| [&["--kubernetes-version", version], more].concat();
+    let with = |version: &'static str, more: &[&'static str]| {
+        [&["--kubernetes-version", version], more].concat()
+    };
     let refused = |arguments: &[&str], why: &str| {
         let mut operator = init_with(&setting, INIT_SECRET, &setting.policy(), arguments);
         assert_eq!(operator.exit().code(), Some(1), "{}", operator.output());
-        assert!(operator.output().contains(why), "{why} is not in {}", operator.output());
+        assert!(
+            operator.output().contains(why),
+            "{why} is not in {}",
+            operator.output()
+        );
         assert!(!node.output().contains("locked:"), "{arguments:?}");
     };
     for (arguments, why) in [
         (with("v1.29.0", &[]), "expected v1.31 to v1.36"),
         (with("1.34.4", &[]), "is no version of Kubernetes"),
-        (with("v1.34.4", &["--cluster-name", "A b"]), "cannot be named"),
-        (with("v1.34.4", &["--service-cidr", "10.0.0.1/8"]), "is an address in a network"),
-        (with("v1.34.4", &["--pod-cidr", "nonsense"]), "is no network"),
-        (with("v1.34.4", &["--service-cidr", "10.1.0.0/16", "--pod-cidr", "10.1.2.0/24"]), "overlap"),
+        (
+            with("v1.34.4", &["--cluster-name", "A b"]),
+            "cannot be named",
+        ),
+        (
+            with("v1.34.4", &["--service-cidr", "10.0.0.1/8"]),
+            "is an address in a network",
+        ),
+        (
+            with("v1.34.4", &["--pod-cidr", "nonsense"]),
+            "is no network",
+        ),
+        (
+            with(
+                "v1.34.4",
+                &["--service-cidr", "10.1.0.0/16", "--pod-cidr", "10.1.2.0/24"],
+            ),
+            "overlap",
+        ),
         (with("v1.34.4", &["--pod-cidr", "127.0.0.0/8"]), &own),
-        (with("v1.34.4", &["--apiserver-san", "https://a"]), "can be no name in a certificate"),
+        (
+            with("v1.34.4", &["--apiserver-san", "https://a"]),
+            "can be no name in a certificate",
+        ),
     ] {
         refused(&[&arguments[..], &empty].concat(), why);
     }
     let version = ["--kubernetes-version", "v1.34.4", "--components"];
     refused(&[&version[..], &[unverified]].concat(), "has no hash");
-    refused(&[&version[..], &[elsewhere]].concat(), "in none of the allowed directories");
+    refused(
+        &[&version[..], &[elsewhere]].concat(),
+        "in none of the allowed directories",
+    );
 
     // what the metadata service says of the machine
-    setting.metadata.set_self(&setting.instance("control_plane-0_", 2));
+    setting
+        .metadata
+        .set_self(&setting.instance("control_plane-0_", 2));
     refused(&[&version[..2], &empty].concat(), "rename the machine");
-    setting.metadata.set_self(r#"{"Name":"node","Role":"ControlPlane","VPCIP":""}"#);
-    refused(&[&version[..2], &empty].concat(), "no address of this machine");
-    setting.metadata.set_self(&setting.instance("node", 2).replace("ControlPlane", "Worker"));
+    setting
+        .metadata
+        .set_self(r#"{"Name":"node","Role":"ControlPlane","VPCIP":""}"#);
+    refused(
+        &[&version[..2], &empty].concat(),
+        "no address of this machine",
+    );
+    setting.metadata.set_self(
+        &setting
+            .instance("node", 2)
+            .replace("ControlPlane", "Worker"),
+    );
     refused(&[], "is a worker");
     setting.metadata.set_down(true);
     refused(&[], "does not know who it is");

@@ -20,27 +20,44 @@ use crate::program::Program;
 use crate::setting::{INIT_SECRET, MASTER_KEY, Setting, end_of_member};
 
 fn mode(path: &Path) -> u32 {
-    fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).permissions().mode() & 0o7777
+    fs::metadata(path)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        .permissions()
+        .mode()
+        & 0o7777
 }
 
 fn json(path: &Path) -> Value {
-    serde_json::from_str(&fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
-        .unwrap()
+    serde_json::from_str(
+        &fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())),
+    )
+    .unwrap()
 }
 
 /// Fails unless the disk is one of a cluster's node that the ticket's key opens.
 fn assert_committed(disk: &Path) {
     let mut device = fs::File::open(disk).unwrap();
-    let Probe::Luks(header) = luks::probe(&mut device).unwrap() else { panic!("no state disk") };
-    header.unlock(&mut device, &Secret::new(DISK_KEY.to_vec())).unwrap();
+    let Probe::Luks(header) = luks::probe(&mut device).unwrap() else {
+        panic!("no state disk")
+    };
+    header
+        .unlock(&mut device, &Secret::new(DISK_KEY.to_vec()))
+        .unwrap();
 }
 
 /// Fails unless PCR 15 says that the node belongs to the cluster of the tickets.
 fn assert_measured(setting: &Setting) {
     let id = cluster_id(&Secret::new(MEASUREMENT_SECRET.to_vec()), &MEASUREMENT_SALT);
     let extended = digest(&SHA256, &[&[0; 32], digest(&SHA256, &id).as_ref()].concat());
-    let expected: String = extended.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    let pcr = setting.tpm.tool("tpm2_pcrread", &["sha256:15"]).to_lowercase();
+    let expected: String = extended
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let pcr = setting
+        .tpm
+        .tool("tpm2_pcrread", &["sha256:15"])
+        .to_lowercase();
     assert!(pcr.contains(&expected), "{pcr}");
 }
 
@@ -60,29 +77,51 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     let cluster = setting.cluster("echo joining with $(grep -o 'oken.*' $3)");
     let tickets = cluster.clone();
     let _service = setting.join_service_that(3, move |_, request, _| {
-        assert!(!request.is_control_plane && request.accepts_cluster_ca && request.disk_uuid.len() == 36);
+        assert!(
+            !request.is_control_plane
+                && request.accepts_cluster_ca
+                && request.disk_uuid.len() == 36
+        );
         Ok(tickets.ticket(&request))
     });
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     assert!(end_of_member(&mut node).success(), "{}", node.output());
-    for event in ["ticket: from join service", "locked:", "committed:", "phase: kubeadm join", "complete:"] {
+    for event in [
+        "ticket: from join service",
+        "locked:",
+        "committed:",
+        "phase: kubeadm join",
+        "complete:",
+    ] {
         node.expect(event);
     }
     node.expect("joining with oken\": \"[token]");
     assert_no_token(&node);
     assert_committed(&disk);
     assert_measured(&setting);
-    assert!(!setting.path("state.key").exists(), "the passphrase of the first boot is still there");
-    assert_eq!(json(&setting.path("mount/constellation/node_state.json"))["Role"], "Worker");
+    assert!(
+        !setting.path("state.key").exists(),
+        "the passphrase of the first boot is still there"
+    );
+    assert_eq!(
+        json(&setting.path("mount/constellation/node_state.json"))["Role"],
+        "Worker"
+    );
 
     // kubeadm was called once, and found all of it
-    assert_eq!(setting.kubeadm_calls(), "join --config /run/firstlight/kubeadm-join.yaml\n");
+    assert_eq!(
+        setting.kubeadm_calls(),
+        "join --config /run/firstlight/kubeadm-join.yaml\n"
+    );
     let seen = setting.path("kubeadm/1/firstlight");
     let join = json(&seen.join("kubeadm-join.yaml"));
     assert_eq!(mode(&seen.join("kubeadm-join.yaml")), 0o600);
     assert_eq!(join["nodeRegistration"]["name"], "node-2");
     assert_eq!(join["discovery"]["tlsBootstrapToken"], TOKEN);
-    assert_eq!(join["discovery"]["file"]["kubeConfigPath"], "/run/firstlight/cluster.conf");
+    assert_eq!(
+        join["discovery"]["file"]["kubeConfigPath"],
+        "/run/firstlight/cluster.conf"
+    );
     assert_eq!(join.get("controlPlane"), None);
     assert_eq!(mode(&seen.join("cluster.conf")), 0o600);
     let known = &json(&seen.join("cluster.conf"))["clusters"][0]["cluster"];
@@ -94,12 +133,30 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
 
     // what stays, and what does not
     for (certificate, key) in kubernetes::kubeadm::KUBELET_CERTIFICATES {
-        assert_eq!((mode(&setting.in_node(certificate)), mode(&setting.in_node(key))), (0o600, 0o600));
+        assert_eq!(
+            (
+                mode(&setting.in_node(certificate)),
+                mode(&setting.in_node(key))
+            ),
+            (0o600, 0o600)
+        );
     }
-    assert!(!setting.in_node("etc/kubernetes/pki").exists(), "a worker has none of the cluster's keys");
-    assert_eq!(fs::read_dir(setting.in_node("run/firstlight")).unwrap().count(), 0, "the token is still there");
+    assert!(
+        !setting.in_node("etc/kubernetes/pki").exists(),
+        "a worker has none of the cluster's keys"
+    );
+    assert_eq!(
+        fs::read_dir(setting.in_node("run/firstlight"))
+            .unwrap()
+            .count(),
+        0,
+        "the token is still there"
+    );
     let authority = fs::read_to_string(setting.path("mount/ssh/ssh_ca.pub")).unwrap();
-    assert!(authority.starts_with("ssh-ed25519 ") && setting.path("mount/ssh/ssh_host_cert.pub").exists());
+    assert!(
+        authority.starts_with("ssh-ed25519 ")
+            && setting.path("mount/ssh/ssh_host_cert.pub").exists()
+    );
 
     // the same node started once more in this boot is a member
     let mut again = Program::start(&mut setting.joining(&disk, "Worker"));
@@ -139,17 +196,43 @@ fn a_control_plane_joins_an_old_service_and_tries_again_with_all_its_files_what_
         let join = json(&seen.join("firstlight/kubeadm-join.yaml"));
         let discovery = &join["discovery"]["bootstrapToken"];
         assert_eq!(discovery["token"], TOKEN);
-        assert!(discovery["caCertHashes"][0].as_str().unwrap().starts_with("sha256:"));
+        assert!(
+            discovery["caCertHashes"][0]
+                .as_str()
+                .unwrap()
+                .starts_with("sha256:")
+        );
         // the load balancer that the metadata service names goes before the ticket's API server
-        assert_eq!(discovery["apiServerEndpoint"], format!("{}:6443", setting.host(3)));
-        assert_eq!(join["controlPlane"]["localAPIEndpoint"]["advertiseAddress"], setting.host(2).to_string());
+        assert_eq!(
+            discovery["apiServerEndpoint"],
+            format!("{}:6443", setting.host(3))
+        );
+        assert_eq!(
+            join["controlPlane"]["localAPIEndpoint"]["advertiseAddress"],
+            setting.host(2).to_string()
+        );
         assert!(!seen.join("firstlight/cluster.conf").exists());
-        for (name, expected) in [("ca.key", 0o600), ("etcd/ca.key", 0o600), ("ca.crt", 0o644), ("sa.pub", 0o644)] {
-            assert_eq!(mode(&seen.join("kubernetes/pki").join(name)), expected, "{name}");
+        for (name, expected) in [
+            ("ca.key", 0o600),
+            ("etcd/ca.key", 0o600),
+            ("ca.crt", 0o644),
+            ("sa.pub", 0o644),
+        ] {
+            assert_eq!(
+                mode(&seen.join("kubernetes/pki").join(name)),
+                expected,
+                "{name}"
+            );
         }
-        assert_eq!(fs::read_to_string(seen.join("kubernetes/pki/sa.key")).unwrap(), "-----BEGIN sa.key-----\n");
+        assert_eq!(
+            fs::read_to_string(seen.join("kubernetes/pki/sa.key")).unwrap(),
+            "-----BEGIN sa.key-----\n"
+        );
     }
-    assert_eq!(json(&setting.path("mount/constellation/node_state.json"))["Role"], "ControlPlane");
+    assert_eq!(
+        json(&setting.path("mount/constellation/node_state.json"))["Role"],
+        "ControlPlane"
+    );
 }
 
 #[test]
@@ -173,17 +256,26 @@ fn without_a_load_balancer_and_beside_services_that_hang_one_that_answers_is_eno
         Err(Status::new(Code::Cancelled, "the node is gone"))
     });
     let cluster = setting.cluster("");
-    let _service = setting.join_service_that(5, move |_, request, _| match is_hanging.load(Ordering::SeqCst) {
-        true => Ok(cluster.ticket(&request)),
-        false => Err(Status::new(Code::Unavailable, "not yet")),
+    let _service = setting.join_service_that(5, move |_, request, _| {
+        match is_hanging.load(Ordering::SeqCst) {
+            true => Ok(cluster.ticket(&request)),
+            false => Err(Status::new(Code::Unavailable, "not yet")),
+        }
     });
     let start = Instant::now();
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     node.expect(&format!("ticket: from join service {}", setting.host(5)));
     assert!(end_of_member(&mut node).success(), "{}", node.output());
     // not a matter of speed: either would have held it for 30 seconds
-    assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
-    assert!(is_cancelled.load(Ordering::SeqCst), "the other call was not cancelled");
+    assert!(
+        start.elapsed() < Duration::from_secs(25),
+        "{:?}",
+        start.elapsed()
+    );
+    assert!(
+        is_cancelled.load(Ordering::SeqCst),
+        "the other call was not cancelled"
+    );
 }
 
 #[test]
@@ -193,15 +285,22 @@ fn a_refusal_is_told_and_asked_again_when_the_service_wants_it() {
     setting.set_control_planes(&[3]);
     let cluster = setting.cluster("");
     let _service = setting.join_service_that(3, move |_, request, number| match number {
-        0 => Err(Status::new(Code::PermissionDenied, "no machine Node_2 is known to this cluster")
-            .with_retry_after(Duration::from_millis(1500))),
-        1 => Err(Status::new(Code::Unavailable, "another control plane is joining")),
+        0 => Err(Status::new(
+            Code::PermissionDenied,
+            "no machine Node_2 is known to this cluster",
+        )
+        .with_retry_after(Duration::from_millis(1500))),
+        1 => Err(Status::new(
+            Code::Unavailable,
+            "another control plane is joining",
+        )),
         _ => Ok(cluster.ticket(&request)),
     });
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     let refused = node.expect("refused: join service");
     assert!(
-        refused.contains("PermissionDenied: no machine Node_2 is known") && refused.contains("mend it"),
+        refused.contains("PermissionDenied: no machine Node_2 is known")
+            && refused.contains("mend it"),
         "{refused}"
     );
     let waiting = node.expect("another control plane is joining");
@@ -215,10 +314,17 @@ fn a_machine_with_other_software_is_told_that_its_attestation_is_refused() {
     let disk = setting.new_disk();
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
-    let service = setting.join_service(3, keys, &setting.policy_of(&[(4, [0xab; 32]), (15, [0; 32])]));
+    let service = setting.join_service(
+        3,
+        keys,
+        &setting.policy_of(&[(4, [0xab; 32]), (15, [0; 32])]),
+    );
     let node = Program::start(&mut setting.joining(&disk, "Worker"));
     let refused = node.expect("refused: join service");
-    assert!(refused.contains("it refused this machine's attestation (its log says why); mend it"), "{refused}");
+    assert!(
+        refused.contains("it refused this machine's attestation (its log says why); mend it"),
+        "{refused}"
+    );
     assert!(service.expect("PCR 4").contains(&"ab".repeat(32)));
     assert_fresh(&setting, &node);
 }
@@ -233,19 +339,25 @@ fn a_bad_ticket_changes_nothing_and_a_good_one_is_still_taken() {
     let liar = cluster.clone();
     let _liar = setting.join_service_that(3, move |_, request, _| {
         let mut ticket = liar.ticket(&request);
-        ticket.kubernetes_components[0].install_path = "/run/state/bin/../../../etc/cron.d/x".into();
+        ticket.kubernetes_components[0].install_path =
+            "/run/state/bin/../../../etc/cron.d/x".into();
         Ok(ticket)
     });
     let is_honest = Arc::new(AtomicBool::new(false));
     let honest = is_honest.clone();
-    let _service = setting.join_service_that(4, move |_, request, _| match honest.load(Ordering::SeqCst) {
-        true => Ok(cluster.ticket(&request)),
-        false => Err(Status::new(Code::Unavailable, "starting")),
+    let _service = setting.join_service_that(4, move |_, request, _| {
+        match honest.load(Ordering::SeqCst) {
+            true => Ok(cluster.ticket(&request)),
+            false => Err(Status::new(Code::Unavailable, "starting")),
+        }
     });
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     let refused = node.expect("refused: join service");
     assert!(refused.contains(&setting.host(3).to_string()), "{refused}");
-    assert!(refused.contains("sent a ticket that is refused, kubernetes_components:"), "{refused}");
+    assert!(
+        refused.contains("sent a ticket that is refused, kubernetes_components:"),
+        "{refused}"
+    );
     assert_fresh(&setting, &node);
     assert!(fs::read(&disk).unwrap() == before);
     is_honest.store(true, Ordering::SeqCst);
@@ -278,7 +390,9 @@ fn an_init_wins_while_the_node_asks_for_a_ticket() {
 fn an_operator_who_comes_second_is_told_that_the_node_joins() {
     let setting = Setting::new();
     // slow enough for the join to come in between
-    setting.metadata.set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 13).unwrap());
+    setting
+        .metadata
+        .set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 13).unwrap());
     let disk = setting.new_disk();
     setting.set_control_planes(&[3]);
     let cluster = setting.cluster("sleep 4");
@@ -314,7 +428,11 @@ fn a_stop_before_the_ticket_leaves_the_node_fresh() {
     let asked = Instant::now();
     node.terminate();
     assert_eq!(node.exit().code(), Some(143));
-    assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
+    assert!(
+        asked.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        asked.elapsed()
+    );
     assert_fresh(&setting, &node);
 }
 
@@ -323,7 +441,13 @@ fn assert_reset(setting: &Setting, disk: &Path, node: &mut Program) {
     assert_eq!(node.exit().code(), Some(3), "{}", node.output());
     node.expect("reset: the next boot formats the state disk");
     assert_no_token(node);
-    assert_eq!(fs::read_dir(setting.in_node("run/firstlight")).unwrap().count(), 0, "the token is still there");
+    assert_eq!(
+        fs::read_dir(setting.in_node("run/firstlight"))
+            .unwrap()
+            .count(),
+        0,
+        "the token is still there"
+    );
     let mut after = Program::start(&mut setting.unlock(disk));
     after.expect("formatted before, but never part of a cluster");
     after.exit();
@@ -338,7 +462,10 @@ fn a_join_that_fails_for_good_says_why_and_the_node_starts_over() {
     let _service = setting.join_service_that(3, move |_, request, _| Ok(cluster.ticket(&request)));
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     let failed = node.expect("failed:");
-    assert!(failed.contains("kubeadm join failed with exit code 1"), "{failed}");
+    assert!(
+        failed.contains("kubeadm join failed with exit code 1"),
+        "{failed}"
+    );
     node.expect("one word more, and [token]");
     assert_reset(&setting, &disk, &mut node);
     assert_eq!(setting.kubeadm_calls().lines().count(), 1);
@@ -368,6 +495,10 @@ fn a_node_that_does_not_know_what_it_is_for_says_so_and_joins_when_it_does() {
     let mut node = Program::start(&mut setting.joining(&disk, "Nothing"));
     node.expect("does not say whether Node_2 is a control plane or a worker");
     assert_fresh(&setting, &node);
-    setting.metadata.set_self(&setting.instance("Node_2", 2).replace("ControlPlane", "Worker"));
+    setting.metadata.set_self(
+        &setting
+            .instance("Node_2", 2)
+            .replace("ControlPlane", "Worker"),
+    );
     assert!(end_of_member(&mut node).success(), "{}", node.output());
 }

@@ -15,7 +15,8 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
 use kms::{ClusterKms, NO_STORE};
 use proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
 };
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
@@ -32,13 +33,20 @@ fn occurrences(process: u32, secret: &[u8]) -> usize {
     let memory = File::open(format!("/proc/{process}/mem")).unwrap();
     let halves = [&secret[..secret.len() / 2], &secret[secret.len() / 2..]];
     let mut found = 0;
-    for line in maps.lines().filter(|line| line.split(' ').nth(1).is_some_and(|mode| mode.starts_with("rw"))) {
+    for line in maps.lines().filter(|line| {
+        line.split(' ')
+            .nth(1)
+            .is_some_and(|mode| mode.starts_with("rw"))
+    }) {
         let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
         let [from, to] = [from, to].map(|address| u64::from_str_radix(address, 16).unwrap());
         let mut content = vec![0; (to - from) as usize];
         // a region may be gone by now
         if memory.read_exact_at(&mut content, from).is_ok() {
-            found += halves.iter().map(|half| count(&content, half)).sum::<usize>();
+            found += halves
+                .iter()
+                .map(|half| count(&content, half))
+                .sum::<usize>();
         }
     }
     found
@@ -59,18 +67,29 @@ fn count(content: &[u8], needle: &[u8]) -> usize {
 fn assert_known(node: &Program, secret: &[u8]) {
     let end = Instant::now() + PATIENCE;
     while occurrences(node.id(), secret) == 0 {
-        assert!(Instant::now() < end, "the search does not find the secret while the node has it");
+        assert!(
+            Instant::now() < end,
+            "the search does not find the secret while the node has it"
+        );
     }
 }
 
 #[track_caller]
 fn assert_wiped(node: &Program, secret: &[u8]) {
     thread::sleep(MOMENT);
-    assert_eq!(occurrences(node.id(), secret), 0, "copies of the secret are left");
+    assert_eq!(
+        occurrences(node.id(), secret),
+        0,
+        "copies of the secret are left"
+    );
 }
 
 /// A join service whose first ticket is whole, but whose call ends only when the test says so; further ones are refused.
-fn join_service_that_waits<Q, R>(setting: &Setting, method: &str, ticket: R) -> (Server, mpsc::Sender<()>)
+fn join_service_that_waits<Q, R>(
+    setting: &Setting,
+    method: &str,
+    ticket: R,
+) -> (Server, mpsc::Sender<()>)
 where
     Q: prost::Message + Default + 'static,
     R: prost::Message + Clone + 'static,
@@ -82,14 +101,21 @@ where
             return Err(Status::new(Code::Unavailable, "one ticket was enough"));
         };
         answer.send(&ticket)?;
-        ends.recv_timeout(PATIENCE).map_err(|_| Status::new(Code::Aborted, "the test is over"))
+        ends.recv_timeout(PATIENCE)
+            .map_err(|_| Status::new(Code::Aborted, "the test is over"))
     };
     let router = Router::new().server_streaming(method, handler);
     let listener = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
-    let fresh = Measurement { expected: [0; 32], warn_only: false };
+    let fresh = Measurement {
+        expected: [0; 32],
+        warn_only: false,
+    };
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
     let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::Validator::new(policy))]);
-    (Server::start("join", listener, Arc::new(tls), router, Limits::default()).unwrap(), end)
+    (
+        Server::start("join", listener, Arc::new(tls), router, Limits::default()).unwrap(),
+        end,
+    )
 }
 
 #[test]
@@ -99,9 +125,11 @@ fn a_rejoin_ticket_that_does_not_open_the_disk_leaves_nothing_behind() {
     setting.set_control_planes(&[3]);
     let (key, secret) = (Secret::random(32), Secret::random(32));
     let mut ticket = IssueRejoinTicketResponse::default();
-    (ticket.state_disk_key, ticket.measurement_secret) = (key.expose().to_vec(), secret.expose().to_vec());
+    (ticket.state_disk_key, ticket.measurement_secret) =
+        (key.expose().to_vec(), secret.expose().to_vec());
     let method = "/join.API/IssueRejoinTicket";
-    let (_service, end) = join_service_that_waits::<IssueRejoinTicketRequest, _>(&setting, method, ticket);
+    let (_service, end) =
+        join_service_that_waits::<IssueRejoinTicketRequest, _>(&setting, method, ticket);
     let node = Program::start(&mut setting.unlock(&disk));
     assert_known(&node, key.expose());
     assert_known(&node, secret.expose());
@@ -119,9 +147,11 @@ fn a_join_ticket_that_is_refused_leaves_nothing_behind() {
     let (key, secret) = (Secret::random(32), Secret::random(32));
     let mut ticket = IssueJoinTicketResponse::default();
     // without the salt, the certificate, the token: refused as a whole
-    (ticket.state_disk_key, ticket.measurement_secret) = (key.expose().to_vec(), secret.expose().to_vec());
+    (ticket.state_disk_key, ticket.measurement_secret) =
+        (key.expose().to_vec(), secret.expose().to_vec());
     let method = "/join.API/IssueJoinTicket";
-    let (_service, end) = join_service_that_waits::<IssueJoinTicketRequest, _>(&setting, method, ticket);
+    let (_service, end) =
+        join_service_that_waits::<IssueJoinTicketRequest, _>(&setting, method, ticket);
     let node = Program::start(&mut setting.joining(&disk, "Worker"));
     assert_known(&node, key.expose());
     end.send(()).unwrap();
@@ -137,18 +167,32 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
     let node = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
     let bring = |key: &[u8]| {
-        let fresh = Measurement { expected: [0; 32], warn_only: false };
+        let fresh = Measurement {
+            expected: [0; 32],
+            warn_only: false,
+        };
         let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
         let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::Validator::new(policy));
         let socket = TcpStream::connect(setting.node(9999)).unwrap();
         let deadline = Instant::now() + PATIENCE;
-        let transport = atls::Client::new(None, vec![validator]).connect(socket, deadline).unwrap();
+        let transport = atls::Client::new(None, vec![validator])
+            .connect(socket, deadline)
+            .unwrap();
         let kms = ClusterKms::new(Secret::new(key.to_vec()), Secret::new(vec![2; 32])).unwrap();
-        let message =
-            RecoverMessage { kms_uri: kms.uri().to_string(), storage_uri: NO_STORE.into(), measurement_salt: vec![] };
+        let message = RecoverMessage {
+            kms_uri: kms.uri().to_string(),
+            storage_uri: NO_STORE.into(),
+            measurement_salt: vec![],
+        };
         let channel = Channel::new(transport, "node").unwrap();
-        let options = CallOptions { timeout: Some(PATIENCE), ..CallOptions::default() };
-        channel.unary::<_, RecoverResponse>("/recoverproto.API/Recover", &message, &options).err().unwrap()
+        let options = CallOptions {
+            timeout: Some(PATIENCE),
+            ..CallOptions::default()
+        };
+        channel
+            .unary::<_, RecoverResponse>("/recoverproto.API/Recover", &message, &options)
+            .err()
+            .unwrap()
     };
     assert_eq!(bring(&[9; 32]).code(), Code::FailedPrecondition);
     let key = Secret::random(32);

@@ -12,7 +12,8 @@ use std::time::SystemTime;
 
 /// Exit code and output, of the node with the policy in the file.
 fn status(setting: &Setting, address: &str, policy: &str) -> (i32, String) {
-    let mut command = setting.firstlight(&["status", address, "--policy", policy, "--timeout", "20s"]);
+    let mut command =
+        setting.firstlight(&["status", address, "--policy", policy, "--timeout", "20s"]);
     let output = command.output().unwrap();
     let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     (output.status.code().unwrap(), text)
@@ -36,15 +37,44 @@ fn a_node_that_waits_for_its_key_says_for_which_and_whom_it_asked() {
     let host = setting.host(2).to_string();
     let said = status(&setting, &host, &policy);
     let attested = format!("{host}:9999 (recovery server): attested, meets the policy");
-    let elsewhere = [format!("{host}:9000 (InitServer): no answer"), format!("{host}:30090 (join service): no answer")];
-    let uuid = Command::new("cryptsetup").arg("luksUUID").arg(&disk).output().unwrap();
+    let elsewhere = [
+        format!("{host}:9000 (InitServer): no answer"),
+        format!("{host}:30090 (join service): no answer"),
+    ];
+    let uuid = Command::new("cryptsetup")
+        .arg("luksUUID")
+        .arg(&disk)
+        .output()
+        .unwrap();
     let uuid = String::from_utf8(uuid.stdout).unwrap();
     assert!(!uuid.is_empty());
-    let facts = ["Node:        in its initramfs, waiting for the key", uuid.trim(), "Since:"];
-    expect(&said, 5, &[&attested, &elsewhere[0], &elsewhere[1], facts[0], facts[1], facts[2]]);
+    let facts = [
+        "Node:        in its initramfs, waiting for the key",
+        uuid.trim(),
+        "Since:",
+    ];
+    expect(
+        &said,
+        5,
+        &[
+            &attested,
+            &elsewhere[0],
+            &elsewhere[1],
+            facts[0],
+            facts[1],
+            facts[2],
+        ],
+    );
 
-    let other = setting.policy_of(&[(15, [0; 32]), (4, [7; 32])]).display().to_string();
-    expect(&status(&setting, &host, &other), 3, &["attestation refused", "PCR 4: expected 0707", "got "]);
+    let other = setting
+        .policy_of(&[(15, [0; 32]), (4, [7; 32])])
+        .display()
+        .to_string();
+    expect(
+        &status(&setting, &host, &other),
+        3,
+        &["attestation refused", "PCR 4: expected 0707", "got "],
+    );
 }
 
 #[test]
@@ -57,7 +87,11 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     let host = setting.host(2).to_string();
     let attested = format!("{host}:9000 (InitServer): attested, meets the policy");
     let elsewhere = "9999 (recovery server): no";
-    expect(&status(&setting, &host, &policy), 6, &[&attested, "waiting for `firstlight init`", elsewhere]);
+    expect(
+        &status(&setting, &host, &policy),
+        6,
+        &[&attested, "waiting for `firstlight init`", elsewhere],
+    );
     // one server of it, and nothing of the others
     let said = status(&setting, &format!("{host}:9000"), &policy);
     expect(&said, 6, &[&attested]);
@@ -67,24 +101,46 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     assert!(operator.exit().success(), "{}", operator.output());
     node.expect("member: `firstlight status` is answered");
     let state: serde_json::Value =
-        serde_json::from_str(&fs::read_to_string(setting.path("firstlight-state.json")).unwrap()).unwrap();
+        serde_json::from_str(&fs::read_to_string(setting.path("firstlight-state.json")).unwrap())
+            .unwrap();
     let member = format!("{host}:9000 (member): attested, meets the policy");
-    let of_this = format!("a member of this cluster, {}", state["clusterID"].as_str().unwrap());
+    let of_this = format!(
+        "a member of this cluster, {}",
+        state["clusterID"].as_str().unwrap()
+    );
     expect(&status(&setting, &host, &policy), 0, &[&member, &of_this]);
 
     // whose operator has another cluster, or none that is known
     let with = |more: &[&str]| {
         let args = [&["status", &host, "--policy", &policy], more].concat();
         let output = setting.firstlight(&args).output().unwrap();
-        (output.status.code().unwrap(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+        (
+            output.status.code().unwrap(),
+            String::from_utf8([output.stdout, output.stderr].concat()).unwrap(),
+        )
     };
     let other = "ab".repeat(32);
-    expect(&with(&["--cluster-id", &other]), 7, &[&member, &format!("of another cluster than {other}")]);
-    expect(&with(&["--state", "absent.json"]), 7, &[&member, "whether it is yours"]);
-    expect(&with(&["--cluster-id", "ab"]), 2, &["64 hexadecimal digits"]);
+    expect(
+        &with(&["--cluster-id", &other]),
+        7,
+        &[&member, &format!("of another cluster than {other}")],
+    );
+    expect(
+        &with(&["--state", "absent.json"]),
+        7,
+        &[&member, "whether it is yours"],
+    );
+    expect(
+        &with(&["--cluster-id", "ab"]),
+        2,
+        &["64 hexadecimal digits"],
+    );
 
     // registers that the policy does not have are told apart from that, and by their numbers
-    let altered = setting.policy_of(&[(15, [0; 32]), (4, [7; 32])]).display().to_string();
+    let altered = setting
+        .policy_of(&[(15, [0; 32]), (4, [7; 32])])
+        .display()
+        .to_string();
     let said = status(&setting, &host, &altered);
     expect(&said, 3, &["attestation refused", "PCR 4: expected 0707"]);
     assert!(!said.1.contains("PCR 15"), "{}", said.1);
@@ -94,8 +150,16 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     let mut second = init(&setting, INIT_SECRET, &setting.policy());
     assert!(!second.exit().success());
     let memory = fs::read_to_string(format!("/proc/{}/status", node.id())).unwrap();
-    let resident = memory.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    let resident: u64 = resident.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+    let resident = memory
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
+    let resident: u64 = resident
+        .trim()
+        .strip_suffix(" kB")
+        .unwrap()
+        .parse()
+        .unwrap();
     println!("a member has {resident} KiB resident");
     assert!(resident < 16 << 10, "{resident} KiB");
     node.terminate();
@@ -104,11 +168,19 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     // after a reboot it is one as well: the unlock has measured the cluster, and has left what came with the rejoin ticket
     let key = ssh::host::host_key(&setting.path("mount")).unwrap();
     let authority = ssh::Authority::from_seed(&Secret::new(vec![9; 32])).unwrap();
-    let renewed = authority.host_certificate(&key, &["node-1".to_owned()], SystemTime::now()).unwrap();
+    let renewed = authority
+        .host_certificate(&key, &["node-1".to_owned()], SystemTime::now())
+        .unwrap();
     handover::leave_host_certificate(&setting.path("state.key"), renewed.as_bytes()).unwrap();
     let mut again = Program::start(&mut setting.bootstrapper(&disk));
     again.expect("member: `firstlight status` is answered");
-    assert!(again.output().contains("ssh: the host certificate is renewed"), "{}", again.output());
+    assert!(
+        again
+            .output()
+            .contains("ssh: the host certificate is renewed"),
+        "{}",
+        again.output()
+    );
     let certificate = fs::read_to_string(setting.path("mount/ssh/ssh_host_cert.pub")).unwrap();
     assert_eq!(certificate.trim_end(), renewed.trim_end());
     expect(&status(&setting, &host, &policy), 0, &[&of_this]);
@@ -119,7 +191,11 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     setting.tpm.reboot();
     let _unlock = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
-    expect(&status(&setting, &host, &policy), 5, &["waiting for the key of its disk"]);
+    expect(
+        &status(&setting, &host, &policy),
+        5,
+        &["waiting for the key of its disk"],
+    );
 }
 
 #[test]
@@ -132,11 +208,19 @@ fn many_who_ask_a_member_at_once_are_turned_away_and_the_next_is_answered() {
     let mut operator = init(&setting, INIT_SECRET, &setting.policy());
     assert!(operator.exit().success(), "{}", operator.output());
     node.expect("member: `firstlight status` is answered");
-    let idle: Vec<_> = (0..64).map(|_| std::net::TcpStream::connect(setting.node(9000)).unwrap()).collect();
-    let threads = fs::read_dir(format!("/proc/{}/task", node.id())).unwrap().count();
+    let idle: Vec<_> = (0..64)
+        .map(|_| std::net::TcpStream::connect(setting.node(9000)).unwrap())
+        .collect();
+    let threads = fs::read_dir(format!("/proc/{}/task", node.id()))
+        .unwrap()
+        .count();
     assert!(threads < 32, "{threads} threads");
     drop(idle);
-    expect(&status(&setting, &format!("{}:9000", setting.host(2)), &policy), 0, &["a member of this cluster"]);
+    expect(
+        &status(&setting, &format!("{}:9000", setting.host(2)), &policy),
+        0,
+        &["a member of this cluster"],
+    );
 }
 
 #[test]
@@ -146,17 +230,38 @@ fn a_join_service_wants_proof_and_gives_none() {
     let policy = setting.policy();
     let _join = setting.join_service(3, keys, &policy);
     let host = setting.host(3).to_string();
-    let guarded = format!("{host}:30090 (join service): proves nothing itself, and wants proof of callers");
+    let guarded =
+        format!("{host}:30090 (join service): proves nothing itself, and wants proof of callers");
     let said = status(&setting, &host, &policy.display().to_string());
     // the key service there speaks no TLS
-    expect(&said, 8, &[&guarded, "it seems, a control plane of a cluster", ":9000 (InitServer): no answer: "]);
+    expect(
+        &said,
+        8,
+        &[
+            &guarded,
+            "it seems, a control plane of a cluster",
+            ":9000 (InitServer): no answer: ",
+        ],
+    );
 }
 
 #[test]
 fn nobody_at_all_is_4_and_nonsense_is_2() {
     let setting = Setting::new();
     let policy = setting.policy().display().to_string();
-    expect(&status(&setting, &setting.host(9).to_string(), &policy), 4, &["nobody answers", "refused"]);
-    expect(&status(&setting, "http://node", &policy), 2, &["is no endpoint"]);
-    expect(&status(&setting, &setting.host(9).to_string(), "absent.json"), 1, &["absent.json"]);
+    expect(
+        &status(&setting, &setting.host(9).to_string(), &policy),
+        4,
+        &["nobody answers", "refused"],
+    );
+    expect(
+        &status(&setting, "http://node", &policy),
+        2,
+        &["is no endpoint"],
+    );
+    expect(
+        &status(&setting, &setting.host(9).to_string(), "absent.json"),
+        1,
+        &["absent.json"],
+    );
 }

@@ -36,23 +36,39 @@ impl Node {
             initialised.lock().unwrap().push(request.kms_uri.clone());
             Err(Status::new(Code::Aborted, "that is all that was wanted"))
         };
-        let router = Router::new().unary("/recoverproto.API/Recover", recover).server_streaming("/init.API/Init", init);
+        let router = Router::new()
+            .unary("/recoverproto.API/Recover", recover)
+            .server_streaming("/init.API/Init", init);
         let tls = atls::Server::new(Some(issuer), vec![]);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        Node { server: Server::start("node", listener, Arc::new(tls), router, Limits::default()).unwrap(), got }
+        Node {
+            server: Server::start("node", listener, Arc::new(tls), router, Limits::default())
+                .unwrap(),
+            got,
+        }
     }
 
     /// `recover` or `init` of it: exit code and all that is said.
     fn operate(&self, setting: &Setting, what: &str, policy: &str, more: &[&str]) -> (i32, String) {
         let endpoint = self.server.local_addr().to_string();
-        let mut command = setting.firstlight(&[what, "--endpoint", &endpoint, "--policy", policy, "--timeout", "20s"]);
+        let mut command = setting.firstlight(&[
+            what,
+            "--endpoint",
+            &endpoint,
+            "--policy",
+            policy,
+            "--timeout",
+            "20s",
+        ]);
         match what {
             "init" => {
                 let secret = setting.file("init-secret", "secret");
                 set_private(&secret);
                 command.arg("--init-secret").arg(secret)
             }
-            _ => command.arg("--master-secret").arg(setting.master_secret(MASTER_KEY)),
+            _ => command
+                .arg("--master-secret")
+                .arg(setting.master_secret(MASTER_KEY)),
         };
         let mut operator = Program::start(command.args(more));
         (operator.exit().code().unwrap(), operator.output())
@@ -65,10 +81,19 @@ impl Node {
 
 /// The policy of any machine that is fresh, with these attestation keys.
 fn policy(setting: &Setting, keys: &[&str]) -> String {
-    let keys =
-        if keys.is_empty() { String::new() } else { format!(r#","attestationKeys":["{}"]"#, keys.join("\",\"")) };
-    let text = format!(r#"{{"measurements":{{"4":"{0}","15":"{0}"}}{keys}}}"#, "00".repeat(32));
-    setting.file("config/attestationConfig", text).display().to_string()
+    let keys = if keys.is_empty() {
+        String::new()
+    } else {
+        format!(r#","attestationKeys":["{}"]"#, keys.join("\",\""))
+    };
+    let text = format!(
+        r#"{{"measurements":{{"4":"{0}","15":"{0}"}}{keys}}}"#,
+        "00".repeat(32)
+    );
+    setting
+        .file("config/attestationConfig", text)
+        .display()
+        .to_string()
 }
 
 #[test]
@@ -80,11 +105,18 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
     for what in ["recover", "init"] {
         for (named, more, why) in [
             (&[][..], &[][..], "and no key is named"),
-            (&[], &["--attestation-key", &genuine], "not the one that is named"),
+            (
+                &[],
+                &["--attestation-key", &genuine],
+                "not the one that is named",
+            ),
             (&[genuine.as_str()], &[], "not the one that is named"),
         ] {
             let (code, said) = node.operate(&setting, what, &policy(&setting, named), more);
-            assert!(code == 3 && said.contains(&forged) && said.contains(why), "{what}: {code}: {said}");
+            assert!(
+                code == 3 && said.contains(&forged) && said.contains(why),
+                "{what}: {code}: {said}"
+            );
             assert!(!node.has_master_secret(), "{what}: {said}");
         }
         // the program answers well, so it was the key alone
@@ -92,11 +124,23 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
         for more in [&["--trust-any-tpm"][..], &["--attestation-key", &forged]] {
             let (_, said) = node.operate(&setting, what, &open, more);
             assert!(node.has_master_secret(), "{what}: {said}");
-            assert_eq!(said.contains("also a program that has no TPM"), more == ["--trust-any-tpm"], "{said}");
+            assert_eq!(
+                said.contains("also a program that has no TPM"),
+                more == ["--trust-any-tpm"],
+                "{said}"
+            );
             node.got.lock().unwrap().clear();
         }
-        let (code, said) = node.operate(&setting, what, &open, &["--trust-any-tpm", "--attestation-key", &genuine]);
-        assert!(code == 2 && said.contains("no --attestation-key counts"), "{said}");
+        let (code, said) = node.operate(
+            &setting,
+            what,
+            &open,
+            &["--trust-any-tpm", "--attestation-key", &genuine],
+        );
+        assert!(
+            code == 2 && said.contains("no --attestation-key counts"),
+            "{said}"
+        );
     }
 }
 
@@ -104,17 +148,25 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
 fn a_machine_of_another_cluster_gets_no_master_secret_whatever_the_policy_says_of_pcr_15() {
     let setting = Setting::new();
     let location = setting.tpm.location().parse().unwrap();
-    Tpm::open(&location).unwrap().pcr_event(15, &[7; 32]).unwrap();
+    Tpm::open(&location)
+        .unwrap()
+        .pcr_event(15, &[7; 32])
+        .unwrap();
     let node = Node::of(Arc::new(qemu_vtpm::Issuer::new(location, None)));
     let zero = "00".repeat(32);
     for text in [
         format!(r#"{{"measurements":{{"4":"{zero}"}}}}"#),
-        format!(r#"{{"measurements":{{"4":"{zero}","15":{{"expected":"{zero}","warnOnly":true}}}}}}"#),
+        format!(
+            r#"{{"measurements":{{"4":"{zero}","15":{{"expected":"{zero}","warnOnly":true}}}}}}"#
+        ),
     ] {
         let policy = setting.file("open.json", text).display().to_string();
         for what in ["recover", "init"] {
             let (code, said) = node.operate(&setting, what, &policy, &["--trust-any-tpm"]);
-            assert!(code == 3 && said.contains("PCR 15") && !node.has_master_secret(), "{what}: {code}: {said}");
+            assert!(
+                code == 3 && said.contains("PCR 15") && !node.has_master_secret(),
+                "{what}: {code}: {said}"
+            );
         }
     }
 }
@@ -123,26 +175,48 @@ fn a_machine_of_another_cluster_gets_no_master_secret_whatever_the_policy_says_o
 fn rejoin(service: SocketAddr, issuer: Issuer) -> Result<IssueRejoinTicketResponse, String> {
     let socket = TcpStream::connect(service).unwrap();
     let client = atls::Client::new(Some(issuer), vec![]);
-    let transport = client.connect(socket, Instant::now() + Duration::from_secs(10)).map_err(|e| e.to_string())?;
+    let transport = client
+        .connect(socket, Instant::now() + Duration::from_secs(10))
+        .map_err(|e| e.to_string())?;
     let channel = Channel::new(transport, "x").map_err(|status| status.to_string())?;
-    let request = IssueRejoinTicketRequest { disk_uuid: "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22".into() };
-    let options = CallOptions { timeout: Some(Duration::from_secs(10)), ..CallOptions::default() };
-    channel.unary("/join.API/IssueRejoinTicket", &request, &options).map_err(|status| status.to_string())
+    let request = IssueRejoinTicketRequest {
+        disk_uuid: "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22".into(),
+    };
+    let options = CallOptions {
+        timeout: Some(Duration::from_secs(10)),
+        ..CallOptions::default()
+    };
+    channel
+        .unary("/join.API/IssueRejoinTicket", &request, &options)
+        .map_err(|status| status.to_string())
 }
 
 #[test]
 fn a_join_service_lets_in_the_machines_that_its_policy_names_and_says_when_it_names_none() {
     let setting = Setting::new();
     let (_keys, keys) = setting.key_service(4, MASTER_KEY);
-    let (forger, issuer): (Issuer, Issuer) =
-        (Arc::new(Forger::new()), Arc::new(qemu_vtpm::Issuer::new(setting.tpm.location().parse().unwrap(), None)));
+    let (forger, issuer): (Issuer, Issuer) = (
+        Arc::new(Forger::new()),
+        Arc::new(qemu_vtpm::Issuer::new(
+            setting.tpm.location().parse().unwrap(),
+            None,
+        )),
+    );
     let named = policy(&setting, &[&setting.key_name().to_string()]);
     let service = setting.join_service(3, keys, named.as_ref());
     let address = SocketAddr::new(setting.host(3), 30090);
-    assert!(rejoin(address, issuer.clone()).is_ok(), "{}", service.output());
+    assert!(
+        rejoin(address, issuer.clone()).is_ok(),
+        "{}",
+        service.output()
+    );
     assert!(rejoin(address, forger.clone()).is_err());
     service.expect("not the one that is named");
-    assert!(!service.output().contains("any TPM is believed"), "{}", service.output());
+    assert!(
+        !service.output().contains("any TPM is believed"),
+        "{}",
+        service.output()
+    );
 
     // an old policy goes on to be good, and everybody hears what that means
     let service = setting.join_service(5, keys, policy(&setting, &[]).as_ref());
@@ -154,8 +228,15 @@ fn a_join_service_lets_in_the_machines_that_its_policy_names_and_says_when_it_na
     let open = format!(r#"{{"measurements":{{"4":"{}"}}}}"#, "00".repeat(32));
     let service = setting.join_service(6, keys, &setting.file("config/attestationConfig", open));
     let address = SocketAddr::new(setting.host(6), 30090);
-    assert!(rejoin(address, issuer.clone()).is_ok(), "{}", service.output());
-    Tpm::open(&setting.tpm.location().parse().unwrap()).unwrap().pcr_event(15, &[7; 32]).unwrap();
+    assert!(
+        rejoin(address, issuer.clone()).is_ok(),
+        "{}",
+        service.output()
+    );
+    Tpm::open(&setting.tpm.location().parse().unwrap())
+        .unwrap()
+        .pcr_event(15, &[7; 32])
+        .unwrap();
     assert!(rejoin(address, issuer).is_err());
     service.expect("PCR 15");
 }

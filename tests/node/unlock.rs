@@ -23,7 +23,10 @@ fn expect_opened(node: &mut Program, by: &str) {
     assert!(line.contains(by), "{line}");
     assert!(!node.exit().success());
     let error = node.expect("error:");
-    assert!(error.contains("/dev/mapper/control") || error.contains("not a block device"), "{error}");
+    assert!(
+        error.contains("/dev/mapper/control") || error.contains("not a block device"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -46,7 +49,13 @@ fn the_operator_brings_the_key_when_no_join_service_is_there() {
     let mut node = Program::start(&mut setting.unlock(&disk));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let master = setting.master_secret(MASTER_KEY);
-    let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap()];
+    let arguments = [
+        "recover",
+        "--endpoint",
+        &endpoint,
+        "--policy",
+        policy.to_str().unwrap(),
+    ];
     // the node may be asked before it has asked the metadata service
     let asked = Instant::now();
     loop {
@@ -57,7 +66,12 @@ fn the_operator_brings_the_key_when_no_join_service_is_there() {
         }
         assert!(asked.elapsed() < PATIENCE, "{}", status.output());
     }
-    let mut recover = Program::start(setting.firstlight(&arguments).arg("--master-secret").arg(master));
+    let mut recover = Program::start(
+        setting
+            .firstlight(&arguments)
+            .arg("--master-secret")
+            .arg(master),
+    );
     assert!(recover.exit().success(), "{}", recover.output());
     expect_opened(&mut node, "the operator at");
 }
@@ -69,7 +83,14 @@ fn a_wrong_master_secret_is_answered_and_the_node_waits_on() {
     let mut node = Program::start(&mut setting.unlock(&disk));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let recover = |master: std::path::PathBuf| {
-        let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+        let arguments = [
+            "recover",
+            "--endpoint",
+            &endpoint,
+            "--policy",
+            policy.to_str().unwrap(),
+            "--master-secret",
+        ];
         Program::start(setting.firstlight(&arguments).arg(master))
     };
     let mut wrong = recover(setting.master_secret([9; 32]));
@@ -79,7 +100,11 @@ fn a_wrong_master_secret_is_answered_and_the_node_waits_on() {
     // within the delay that the wrong one made: it is held until that is over, and answered once
     let mut right = recover(setting.master_secret(MASTER_KEY));
     assert!(right.exit().success(), "{}", right.output());
-    assert!(!right.output().contains("your last secret was wrong"), "{}", right.output());
+    assert!(
+        !right.output().contains("your last secret was wrong"),
+        "{}",
+        right.output()
+    );
     expect_opened(&mut node, "the operator at");
 }
 
@@ -112,7 +137,11 @@ fn a_join_service_that_hangs_does_not_delay_one_that_answers() {
     let mut node = Program::start(&mut setting.unlock(&disk));
     expect_opened(&mut node, &setting.host(4).to_string());
     // not a matter of speed: the hanging one would have held it for 30 seconds
-    assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(25),
+        "{:?}",
+        start.elapsed()
+    );
 }
 
 #[test]
@@ -131,10 +160,20 @@ fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers
     };
     let router = Router::new().unary("/join.API/IssueRejoinTicket", handler);
     let listener = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
-    let fresh = Measurement { expected: [0; 32], warn_only: false };
+    let fresh = Measurement {
+        expected: [0; 32],
+        warn_only: false,
+    };
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
     let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::Validator::new(policy))]);
-    let _hanging = Server::start("hanging", listener, Arc::new(tls), router, Limits::default()).unwrap();
+    let _hanging = Server::start(
+        "hanging",
+        listener,
+        Arc::new(tls),
+        router,
+        Limits::default(),
+    )
+    .unwrap();
     let mut node = Program::start(&mut setting.unlock(&disk));
     is_asked.recv_timeout(PATIENCE).unwrap();
     let (_keys, keys) = setting.key_service(4, MASTER_KEY);
@@ -152,7 +191,10 @@ fn a_join_service_that_answers_with_an_error_is_named_and_asked_again() {
     let _join = setting.join_service(3, keys, &setting.policy());
     let mut node = Program::start(&mut setting.unlock(&disk));
     let refusal = node.expect(&format!("join service {}:30090: ", setting.host(3)));
-    assert!(refusal.contains("keys are not to be had at the moment"), "{refusal}");
+    assert!(
+        refusal.contains("keys are not to be had at the moment"),
+        "{refusal}"
+    );
     let (_keys, _) = setting.key_service(3, MASTER_KEY);
     expect_opened(&mut node, &setting.host(3).to_string());
 }
@@ -169,7 +211,10 @@ fn a_disk_that_does_not_say_of_which_cluster_it_is_opens_only_while_the_cluster_
     let _strict = setting.join_service_with(3, keys, &policy, &["--migrate-until", "2026-01-01"]);
     let mut node = Program::start(&mut setting.unlock(&disk));
     let line = node.expect("was not accepted: ");
-    assert!(line.contains("does not say of which cluster it is") && line.contains("--migrate-until"), "{line}");
+    assert!(
+        line.contains("does not say of which cluster it is") && line.contains("--migrate-until"),
+        "{line}"
+    );
     let migrating = setting.join_service_with(4, keys, &policy, &["--migrate-until", "2099-12-31"]);
     migrating.expect("migration is on until 2100-01-01T00:00:00Z");
     setting.set_control_planes(&[3, 4]);
@@ -186,9 +231,19 @@ fn the_operator_opens_a_disk_of_before_by_saying_so() {
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let master = setting.master_secret(MASTER_KEY);
     let salt = base64::engine::general_purpose::STANDARD.encode(MEASUREMENT_SALT);
-    setting.file("firstlight-state.json", format!(r#"{{"version": 1, "measurementSalt": "{salt}"}}"#));
+    setting.file(
+        "firstlight-state.json",
+        format!(r#"{{"version": 1, "measurementSalt": "{salt}"}}"#),
+    );
     let recover = |further: &[&str]| {
-        let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+        let arguments = [
+            "recover",
+            "--endpoint",
+            &endpoint,
+            "--policy",
+            policy.to_str().unwrap(),
+            "--master-secret",
+        ];
         Program::start(setting.firstlight(&arguments).arg(&master).args(further))
     };
     let mut plain = recover(&[]);
@@ -205,7 +260,12 @@ fn a_disk_that_is_of_another_cluster_by_its_own_word_stays_closed() {
     let disk = setting.initialised_disk_of(&[9; 32]);
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
-    let _join = setting.join_service_with(3, keys, &setting.policy(), &["--migrate-until", "2099-12-31"]);
+    let _join = setting.join_service_with(
+        3,
+        keys,
+        &setting.policy(),
+        &["--migrate-until", "2099-12-31"],
+    );
     let node = Program::start(&mut setting.unlock(&disk));
     node.expect("was not accepted: it opens this disk, whose header is not of the cluster of this measurement secret");
     assert!(!node.output().contains("key-slot:"));
@@ -217,17 +277,32 @@ fn a_node_with_other_software_is_refused_and_only_the_service_learns_why() {
     let disk = setting.initialised_disk();
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
-    let join = setting.join_service(3, keys, &setting.policy_of(&[(4, [0xab; 32]), (15, [0; 32])]));
+    let join = setting.join_service(
+        3,
+        keys,
+        &setting.policy_of(&[(4, [0xab; 32]), (15, [0; 32])]),
+    );
     let node = Program::start(&mut setting.unlock(&disk));
     let refusal = join.expect("PCR 4");
     assert!(refusal.contains(&"ab".repeat(32)), "{refusal}");
     let endpoint = setting.node(9999).to_string();
     let policy = setting.policy();
-    let arguments = ["recover", "--status", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap()];
+    let arguments = [
+        "recover",
+        "--status",
+        "--endpoint",
+        &endpoint,
+        "--policy",
+        policy.to_str().unwrap(),
+    ];
     let mut status = Program::start(&mut setting.firstlight(&arguments));
     assert!(status.exit().success());
     status.expect(&setting.host(3).to_string());
-    assert!(!node.output().contains(&"ab".repeat(32)), "{}", node.output());
+    assert!(
+        !node.output().contains(&"ab".repeat(32)),
+        "{}",
+        node.output()
+    );
     assert!(!node.output().contains("key-slot:"));
 }
 
@@ -239,7 +314,14 @@ fn the_operator_sends_no_secret_to_a_node_with_other_software() {
     let endpoint = setting.node(9999).to_string();
     let policy = setting.policy_of(&[(9, [0xcd; 32]), (15, [0; 32])]);
     let master = setting.master_secret(MASTER_KEY);
-    let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+    let arguments = [
+        "recover",
+        "--endpoint",
+        &endpoint,
+        "--policy",
+        policy.to_str().unwrap(),
+        "--master-secret",
+    ];
     let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
     assert_eq!(recover.exit().code(), Some(3));
     let refusal = recover.expect("PCR 9");
@@ -260,7 +342,14 @@ fn metadata_that_is_down_slow_or_nonsense_keeps_no_operator_away() {
         let mut node = Program::start(&mut setting.unlock(&disk));
         let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
         let master = setting.master_secret(MASTER_KEY);
-        let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+        let arguments = [
+            "recover",
+            "--endpoint",
+            &endpoint,
+            "--policy",
+            policy.to_str().unwrap(),
+            "--master-secret",
+        ];
         let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
         assert!(recover.exit().success(), "{}", recover.output());
         expect_opened(&mut node, "the operator at");
@@ -276,7 +365,14 @@ fn metadata_that_hangs_does_not_delay_a_boot_whose_disk_is_open() {
     crate::setting::wait_for_port(setting.node(9999));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let master = setting.master_secret(MASTER_KEY);
-    let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
+    let arguments = [
+        "recover",
+        "--endpoint",
+        &endpoint,
+        "--policy",
+        policy.to_str().unwrap(),
+        "--master-secret",
+    ];
     let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
     assert!(recover.exit().success(), "{}", recover.output());
     let opened = seconds(&node.expect("key-slot:"));
@@ -316,8 +412,16 @@ fn strangers_keep_no_operator_away_and_fill_no_memory() {
     node.expect("no other control plane is known");
     let resident = |name: &str| {
         let status = std::fs::read_to_string(format!("/proc/{}/status", node.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap().to_owned();
-        line.split_whitespace().next().unwrap().parse::<usize>().unwrap()
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap()
+            .to_owned();
+        line.split_whitespace()
+            .next()
+            .unwrap()
+            .parse::<usize>()
+            .unwrap()
     };
     let idle = resident("VmRSS:");
     let over = AtomicBool::new(false);
@@ -330,17 +434,35 @@ fn strangers_keep_no_operator_away_and_fill_no_memory() {
             .collect();
         std::thread::sleep(Duration::from_secs(5));
         let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
-        let arguments = ["recover", "--endpoint", &endpoint, "--policy", policy.to_str().unwrap(), "--master-secret"];
-        let mut recover = Program::start(setting.firstlight(&arguments).arg(setting.master_secret(MASTER_KEY)));
+        let arguments = [
+            "recover",
+            "--endpoint",
+            &endpoint,
+            "--policy",
+            policy.to_str().unwrap(),
+            "--master-secret",
+        ];
+        let mut recover = Program::start(
+            setting
+                .firstlight(&arguments)
+                .arg(setting.master_secret(MASTER_KEY)),
+        );
         let peak = resident("VmHWM:");
         let recovered = recover.exit().success();
         over.store(true, Ordering::SeqCst);
-        let wrong: usize = strangers.into_iter().map(|stranger| stranger.join().unwrap()).sum();
+        let wrong: usize = strangers
+            .into_iter()
+            .map(|stranger| stranger.join().unwrap())
+            .sum();
         (recovered.then_some(()).ok_or(recover.output()), peak, wrong)
     });
     recovered.unwrap();
     assert!(wrong > 0, "nobody brought a wrong secret");
-    assert!(peak - idle < MOST_OVER_IDLE, "{} KiB over idle", peak - idle);
+    assert!(
+        peak - idle < MOST_OVER_IDLE,
+        "{} KiB over idle",
+        peak - idle
+    );
     expect_opened(&mut node, "the operator at");
 }
 
@@ -354,7 +476,10 @@ fn strangers(setting: &Setting, number: u8, over: &AtomicBool) -> usize {
         let source = SocketAddr::new(setting.host(20 + number * 25 + turn % 25), 0);
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&source.into()).unwrap();
-        if socket.connect_timeout(&setting.node(9999).into(), Duration::from_secs(5)).is_err() {
+        if socket
+            .connect_timeout(&setting.node(9999).into(), Duration::from_secs(5))
+            .is_err()
+        {
             continue;
         }
         let socket = TcpStream::from(socket);
@@ -364,13 +489,25 @@ fn strangers(setting: &Setting, number: u8, over: &AtomicBool) -> usize {
             continue;
         }
         let client = atls::Client::new(None, vec![]);
-        let Ok(transport) = client.connect(socket, Instant::now() + Duration::from_secs(5)) else { continue };
-        let Ok(channel) = Channel::new(transport, "node") else { continue };
+        let Ok(transport) = client.connect(socket, Instant::now() + Duration::from_secs(5)) else {
+            continue;
+        };
+        let Ok(channel) = Channel::new(transport, "node") else {
+            continue;
+        };
         let kms = ClusterKms::new(Secret::random(32), Secret::random(32)).unwrap();
         let (kms_uri, storage_uri) = (kms.uri().to_string(), NO_STORE.into());
-        let message = RecoverMessage { kms_uri, storage_uri, measurement_salt: vec![] };
-        let options = CallOptions { timeout: Some(Duration::from_secs(2)), ..CallOptions::default() };
-        let answer = channel.unary::<_, RecoverResponse>("/recoverproto.API/Recover", &message, &options);
+        let message = RecoverMessage {
+            kms_uri,
+            storage_uri,
+            measurement_salt: vec![],
+        };
+        let options = CallOptions {
+            timeout: Some(Duration::from_secs(2)),
+            ..CallOptions::default()
+        };
+        let answer =
+            channel.unary::<_, RecoverResponse>("/recoverproto.API/Recover", &message, &options);
         wrong += usize::from(answer.is_err_and(|status| status.code() == Code::FailedPrecondition));
     }
     wrong

@@ -12,7 +12,9 @@ const HEADERS: usize = 32 << 10;
 pub fn disk() -> Vec<u8> {
     let packed = include_bytes!("../data/cut-off-format.gz");
     let mut parts = Vec::new();
-    flate2::read::GzDecoder::new(&packed[..]).read_to_end(&mut parts).unwrap();
+    flate2::read::GzDecoder::new(&packed[..])
+        .read_to_end(&mut parts)
+        .unwrap();
     let (headers, integrity) = parts.split_at(HEADERS);
     let mut disk = vec![0; 64 << 20];
     disk[..HEADERS].copy_from_slice(headers);

@@ -24,10 +24,13 @@ struct Answers {
 
 impl MetadataServer {
     pub fn start(address: SocketAddr) -> MetadataServer {
-        let listener =
-            TcpListener::bind(address).unwrap_or_else(|error| panic!("metadata service on {address}: {error}"));
+        let listener = TcpListener::bind(address)
+            .unwrap_or_else(|error| panic!("metadata service on {address}: {error}"));
         let answers = Arc::new(Mutex::new(Answers::default()));
-        let server = MetadataServer { address: listener.local_addr().unwrap(), answers: answers.clone() };
+        let server = MetadataServer {
+            address: listener.local_addr().unwrap(),
+            answers: answers.clone(),
+        };
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let answers = answers.clone();
@@ -65,7 +68,11 @@ impl MetadataServer {
 
     /// What a path answers, whatever that is.
     pub fn set(&self, path: &str, body: &str) {
-        self.answers.lock().unwrap().bodies.insert(path.into(), body.into());
+        self.answers
+            .lock()
+            .unwrap()
+            .bodies
+            .insert(path.into(), body.into());
     }
 
     /// Answers only after this time.
@@ -88,7 +95,10 @@ fn answer(mut client: TcpStream, answers: &Mutex<Answers>) -> Option<()> {
     let asker = client.peer_addr().ok()?.ip();
     let (body, delay, down) = {
         let answers = answers.lock().unwrap();
-        let body = answers.bodies.get(&format!("{path} {asker}")).or_else(|| answers.bodies.get(&path));
+        let body = answers
+            .bodies
+            .get(&format!("{path} {asker}"))
+            .or_else(|| answers.bodies.get(&path));
         (body.cloned(), answers.delay, answers.down)
     };
     thread::sleep(delay);
@@ -100,5 +110,9 @@ fn answer(mut client: TcpStream, answers: &Mutex<Answers>) -> Option<()> {
         None => ("404 Not Found", "No matching peer found".into()),
     };
     let length = body.len();
-    write!(client, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").ok()
+    write!(
+        client,
+        "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+    .ok()
 }

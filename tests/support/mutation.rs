@@ -24,8 +24,14 @@ pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = format!("{}/fuzz/corpus/{target}", crate::ROOT);
     let files = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
     let inputs = files.map(|file| file.expect("a file").path());
-    let inputs: Vec<_> =
-        inputs.map(|path| (path.display().to_string(), std::fs::read(&path).expect("its bytes"))).collect();
+    let inputs: Vec<_> = inputs
+        .map(|path| {
+            (
+                path.display().to_string(),
+                std::fs::read(&path).expect("its bytes"),
+            )
+        })
+        .collect();
     assert!(!inputs.is_empty(), "{folder} is empty");
     inputs
 }

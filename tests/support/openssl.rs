@@ -7,21 +7,38 @@ use std::process::Command;
 /// A CA: its certificate and key are `ca.crt` and `ca.key` in this folder.
 pub fn authority() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    openssl(folder.path(), "ecparam -name prime256v1 -genkey -noout -out ca.key");
-    openssl(folder.path(), "req -x509 -key ca.key -subj /CN=kubernetes -out ca.crt");
+    openssl(
+        folder.path(),
+        "ecparam -name prime256v1 -genkey -noout -out ca.key",
+    );
+    openssl(
+        folder.path(),
+        "req -x509 -key ca.key -subj /CN=kubernetes -out ca.crt",
+    );
     folder
 }
 
 /// Runs it in this folder; what it printed.
 pub fn openssl(folder: &Path, arguments: &str) -> String {
-    let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().unwrap();
-    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new("openssl")
+        .args(arguments.split(' '))
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{arguments}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
 /// What an authority makes of a request (PKCS #10, DER): a certificate in PEM.
 pub fn sign(authority: &Path, request: &[u8]) -> Vec<u8> {
     fs::write(authority.join("request"), request).unwrap();
-    openssl(authority, "x509 -req -inform der -in request -CA ca.crt -CAkey ca.key -CAcreateserial -out crt");
+    openssl(
+        authority,
+        "x509 -req -inform der -in request -CA ca.crt -CAkey ca.key -CAcreateserial -out crt",
+    );
     fs::read(authority.join("crt")).unwrap()
 }

@@ -21,15 +21,29 @@ pub fn built(name: &str) -> PathBuf {
         let this = std::env::current_exe().unwrap();
         let folder = this.ancestors().nth(2).unwrap();
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(crate::ROOT).args(["build", "--quiet", "--locked", "--offline", "--workspace", "--bins"]);
-        if folder.file_name().is_some_and(|profile| profile == "release") {
+        cargo.current_dir(crate::ROOT).args([
+            "build",
+            "--quiet",
+            "--locked",
+            "--offline",
+            "--workspace",
+            "--bins",
+        ]);
+        if folder
+            .file_name()
+            .is_some_and(|profile| profile == "release")
+        {
             cargo.arg("--release");
         }
         assert!(cargo.status().unwrap().success(), "{cargo:?} failed");
         folder.to_owned()
     });
     let program = folder.join(name);
-    assert!(Path::new(&program).is_file(), "there is no {}", program.display());
+    assert!(
+        Path::new(&program).is_file(),
+        "there is no {}",
+        program.display()
+    );
     program
 }
 
@@ -52,13 +66,21 @@ impl Program {
         let output = Arc::new((Mutex::new(String::new()), Condvar::new()));
         collect(child.stdout.take().unwrap(), output.clone());
         collect(child.stderr.take().unwrap(), output.clone());
-        Program { name, child: Mutex::new(child), output }
+        Program {
+            name,
+            child: Mutex::new(child),
+            output,
+        }
     }
 
     /// What it has printed so far, on both streams.
     pub fn output(&self) -> String {
         // a test that fails in `expect` still wants to see it
-        self.output.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.output
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Waits until a line contains `text`, and gives that line.
@@ -75,10 +97,19 @@ impl Program {
                 return line.into();
             }
             // the readers may be a moment behind its end
-            let ended =
-                self.child.lock().unwrap().try_wait().unwrap().is_some_and(|_| Arc::strong_count(&self.output) == 1);
+            let ended = self
+                .child
+                .lock()
+                .unwrap()
+                .try_wait()
+                .unwrap()
+                .is_some_and(|_| Arc::strong_count(&self.output) == 1);
             let waits = !ended && Instant::now() < end;
-            assert!(waits, "{}: no line with {text:?}; it printed:\n{output}", self.name);
+            assert!(
+                waits,
+                "{}: no line with {text:?}; it printed:\n{output}",
+                self.name
+            );
             output = self.output.1.wait_timeout(output, TICK).unwrap().0;
         }
     }
@@ -92,14 +123,22 @@ impl Program {
                 std::thread::sleep(Duration::from_millis(50));
                 return status;
             }
-            assert!(Instant::now() < end, "{} did not end; it printed:\n{}", self.name, self.output());
+            assert!(
+                Instant::now() < end,
+                "{} did not end; it printed:\n{}",
+                self.name,
+                self.output()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
     /// Sends SIGTERM.
     pub fn terminate(&self) {
-        let status = Command::new("kill").arg(self.id().to_string()).status().unwrap();
+        let status = Command::new("kill")
+            .arg(self.id().to_string())
+            .status()
+            .unwrap();
         assert!(status.success());
     }
 

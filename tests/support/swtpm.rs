@@ -29,7 +29,12 @@ impl Swtpm {
         for _ in 0..50 {
             let port = free_pair(address);
             if let Some(process) = run(&state, address, port) {
-                return Swtpm { state, address, port, process };
+                return Swtpm {
+                    state,
+                    address,
+                    port,
+                    process,
+                };
             }
         }
         panic!("swtpm does not start: is it installed?");
@@ -58,8 +63,16 @@ impl Swtpm {
     /// Runs one of tpm2-tools against this TPM; gives its standard output.
     #[allow(dead_code)] // not by every test
     pub fn tool(&self, name: &str, arguments: &[&str]) -> String {
-        let output = Command::new(name).args(arguments).env("TPM2TOOLS_TCTI", self.location()).output().unwrap();
-        assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let output = Command::new(name)
+            .args(arguments)
+            .env("TPM2TOOLS_TCTI", self.location())
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{name} {arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     }
 }
@@ -73,14 +86,25 @@ impl Drop for Swtpm {
 
 fn run(state: &TempDir, address: Ipv4Addr, port: u16) -> Option<Child> {
     // a descriptor that this process left open in it would keep another TPM's conversation open for ever
-    let close_all =
-        "for fd in /proc/self/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec \"$@\"";
+    let close_all = "for fd in /proc/self/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec \"$@\"";
     let mut process = Command::new("bash")
         .args(["-c", close_all, "bash", "swtpm"])
-        .args(["socket", "--tpm2", "--flags", "not-need-init,startup-clear", "--tpmstate"])
+        .args([
+            "socket",
+            "--tpm2",
+            "--flags",
+            "not-need-init,startup-clear",
+            "--tpmstate",
+        ])
         .arg(format!("dir={}", state.path().display()))
-        .args(["--server", &format!("type=tcp,port={port},bindaddr={address}")])
-        .args(["--ctrl", &format!("type=tcp,port={},bindaddr={address}", port + 1)])
+        .args([
+            "--server",
+            &format!("type=tcp,port={port},bindaddr={address}"),
+        ])
+        .args([
+            "--ctrl",
+            &format!("type=tcp,port={},bindaddr={address}", port + 1),
+        ])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -102,8 +126,13 @@ fn run(state: &TempDir, address: Ipv4Addr, port: u16) -> Option<Child> {
 /// Asked of the kernel: swtpm takes a connection that comes and goes for its client, and may hang over it.
 fn listens(address: Ipv4Addr, port: u16) -> bool {
     // the address as it lies in memory, in network order, read as a number
-    let listening = format!("{:08X}:{port:04X} 00000000:0000 0A", u32::from_ne_bytes(address.octets()));
-    std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&listening)
+    let listening = format!(
+        "{:08X}:{port:04X} 00000000:0000 0A",
+        u32::from_ne_bytes(address.octets())
+    );
+    std::fs::read_to_string("/proc/net/tcp")
+        .unwrap()
+        .contains(&listening)
 }
 
 /// Two ports in a row that nobody has now.

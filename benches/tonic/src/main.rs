@@ -16,7 +16,9 @@ use tonic::body::Body;
 use tonic::codegen::http::{self, uri::PathAndQuery};
 use tonic::codegen::{Bytes, Service};
 use tonic::server::{Grpc, NamedService, ServerStreamingService, UnaryService};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
+use tonic::transport::{
+    Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
+};
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
@@ -33,12 +35,32 @@ async fn main() {
     match arguments[..] {
         ["serve"] => serve(Server::builder()).await,
         ["serve", certificate, key] => {
-            let identity = Identity::from_pem(fs::read(certificate).unwrap(), fs::read(key).unwrap());
-            serve(Server::builder().tls_config(ServerTlsConfig::new().identity(identity)).unwrap()).await;
+            let identity =
+                Identity::from_pem(fs::read(certificate).unwrap(), fs::read(key).unwrap());
+            serve(
+                Server::builder()
+                    .tls_config(ServerTlsConfig::new().identity(identity))
+                    .unwrap(),
+            )
+            .await;
         }
-        ["call", method, port, connections, seconds, ref certificate @ ..] => {
+        [
+            "call",
+            method,
+            port,
+            connections,
+            seconds,
+            ref certificate @ ..,
+        ] => {
             let seconds = Duration::from_secs_f64(seconds.parse().unwrap());
-            call(method, port, connections.parse().unwrap(), seconds, certificate.first().copied()).await;
+            call(
+                method,
+                port,
+                connections.parse().unwrap(),
+                seconds,
+                certificate.first().copied(),
+            )
+            .await;
         }
         _ => panic!("usage: see benches/rpc.rs"),
     }
@@ -52,7 +74,11 @@ async fn serve(mut server: Server) {
     let incoming = TcpListenerStream::new(listener)
         .map(|socket| socket.and_then(|socket| socket.set_nodelay(true).map(|()| socket)));
     let until = tokio::task::spawn_blocking(|| io::stdin().read_to_end(&mut Vec::new()));
-    server.add_service(Bench).serve_with_incoming_shutdown(incoming, async { drop(until.await) }).await.unwrap();
+    server
+        .add_service(Bench)
+        .serve_with_incoming_shutdown(incoming, async { drop(until.await) })
+        .await
+        .unwrap();
 }
 
 #[derive(Clone)]
@@ -103,26 +129,51 @@ impl ServerStreamingService<Blob> for Stream {
     type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, _: Request<Blob>) -> Self::Future {
-        let blob = Blob { data: vec![b'x'; 1 << 20].into() };
-        let stream: Self::ResponseStream = Box::pin(tokio_stream::iter((0..64).map(move |_| Ok(blob.clone()))));
+        let blob = Blob {
+            data: vec![b'x'; 1 << 20].into(),
+        };
+        let stream: Self::ResponseStream =
+            Box::pin(tokio_stream::iter((0..64).map(move |_| Ok(blob.clone()))));
         ready(Ok(Response::new(stream)))
     }
 }
 
 // ---- client ----
 
-async fn call(method: &str, port: &str, connections: usize, time: Duration, certificate: Option<&str>) {
-    let scheme = if certificate.is_some() { "https" } else { "http" };
-    let mut endpoint = Endpoint::from_shared(format!("{scheme}://127.0.0.1:{port}")).unwrap().tcp_nodelay(true);
+async fn call(
+    method: &str,
+    port: &str,
+    connections: usize,
+    time: Duration,
+    certificate: Option<&str>,
+) {
+    let scheme = if certificate.is_some() {
+        "https"
+    } else {
+        "http"
+    };
+    let mut endpoint = Endpoint::from_shared(format!("{scheme}://127.0.0.1:{port}"))
+        .unwrap()
+        .tcp_nodelay(true);
     if let Some(certificate) = certificate {
         let certificate = Certificate::from_pem(fs::read(certificate).unwrap());
-        let config = ClientTlsConfig::new().ca_certificate(certificate).domain_name("localhost");
+        let config = ClientTlsConfig::new()
+            .ca_certificate(certificate)
+            .domain_name("localhost");
         endpoint = endpoint.tls_config(config).unwrap();
     }
-    let (ready, go) = (Arc::new(Barrier::new(connections + 1)), Arc::new(Barrier::new(connections + 1)));
+    let (ready, go) = (
+        Arc::new(Barrier::new(connections + 1)),
+        Arc::new(Barrier::new(connections + 1)),
+    );
     let mut tasks = Vec::new();
     for _ in 0..connections {
-        let (ready, go, endpoint, is_stream) = (ready.clone(), go.clone(), endpoint.clone(), method == "stream");
+        let (ready, go, endpoint, is_stream) = (
+            ready.clone(),
+            go.clone(),
+            endpoint.clone(),
+            method == "stream",
+        );
         tasks.push(tokio::spawn(async move {
             let mut client = tonic::client::Grpc::new(endpoint.connect().await.unwrap());
             for _ in 0..if is_stream { 1 } else { 10 } {
@@ -142,11 +193,17 @@ async fn call(method: &str, port: &str, connections: usize, time: Duration, cert
     }
     ready.wait().await;
     println!("ready");
-    tokio::task::spawn_blocking(|| io::stdin().lock().read_line(&mut String::new())).await.unwrap().unwrap();
+    tokio::task::spawn_blocking(|| io::stdin().lock().read_line(&mut String::new()))
+        .await
+        .unwrap()
+        .unwrap();
     go.wait().await;
     let mut output = String::new();
     for task in tasks {
-        task.await.unwrap().iter().for_each(|time| output += &format!("{time} "));
+        task.await
+            .unwrap()
+            .iter()
+            .for_each(|time| output += &format!("{time} "));
     }
     output.push('\n');
     io::stdout().write_all(output.as_bytes()).unwrap();
@@ -155,15 +212,27 @@ async fn call(method: &str, port: &str, connections: usize, time: Duration, cert
 async fn call_one(client: &mut tonic::client::Grpc<Channel>, is_stream: bool) {
     client.ready().await.unwrap();
     let codec = ProstCodec::<Blob, Blob>::default();
-    let request = Blob { data: Bytes::from_static(&[b'x'; 16]) };
+    let request = Blob {
+        data: Bytes::from_static(&[b'x'; 16]),
+    };
     if is_stream {
         let path = PathAndQuery::from_static("/bench.Bench/Stream");
-        let responses = client.server_streaming(Request::new(request), path, codec).await.unwrap();
-        let sizes: Vec<usize> = responses.into_inner().map(|response| response.unwrap().data.len()).collect().await;
+        let responses = client
+            .server_streaming(Request::new(request), path, codec)
+            .await
+            .unwrap();
+        let sizes: Vec<usize> = responses
+            .into_inner()
+            .map(|response| response.unwrap().data.len())
+            .collect()
+            .await;
         assert_eq!(sizes.iter().sum::<usize>(), 64 << 20);
     } else {
         let path = PathAndQuery::from_static("/bench.Bench/Echo");
-        let response = client.unary(Request::new(request.clone()), path, codec).await.unwrap();
+        let response = client
+            .unary(Request::new(request.clone()), path, codec)
+            .await
+            .unwrap();
         assert_eq!(response.into_inner(), request);
     }
 }

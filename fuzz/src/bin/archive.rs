@@ -21,8 +21,16 @@ fuzz_target!(|data: &[u8]| {
         let root = outer.join("root");
         fs::create_dir_all(&root).expect("a directory");
         let packed = outer.join("archive");
-        let mut file = File::options().create(true).truncate(true).read(true).write(true).open(&packed).expect("a file");
-        file.write_all(bytes).and_then(|()| file.rewind()).expect("room in memory");
+        let mut file = File::options()
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .open(&packed)
+            .expect("a file");
+        file.write_all(bytes)
+            .and_then(|()| file.rewind())
+            .expect("room in memory");
         let _ = archive::unpack(file, &root, &stop::Stop::new());
         assert_eq!(fs::read_dir(&outer).expect("still there").count(), 2);
         fs::remove_dir_all(&outer).expect("only files and directories");

@@ -33,7 +33,9 @@ mod atls {
     struct Dummy;
 
     const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
-    const ECDSA_WITH_SHA256: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
+    const ECDSA_WITH_SHA256: &[u8] = &[
+        0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02,
+    ];
     /// The SubjectPublicKeyInfo of a P-256 key, before its point.
     const P256: &[u8] =
         b"\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\0";
@@ -51,7 +53,11 @@ mod atls {
 
         fn validate(&self, document: &[u8], _: &[u8]) -> Result<Vec<u8>, ValidateError> {
             let expected = digest(&SHA256, &public_key()).as_ref().to_vec();
-            if document == b"ok" { Ok(expected) } else { Err(ValidateError("refused".into())) }
+            if document == b"ok" {
+                Ok(expected)
+            } else {
+                Err(ValidateError("refused".into()))
+            }
         }
     }
 
@@ -89,9 +95,16 @@ mod atls {
         assert!(verify(input).is_err());
         if verify(&signed(input)).is_ok() {
             let document = der::element(der::OCTET_STRING, &[b"ok"]);
-            assert!(input.windows(document.len()).any(|window| window == document));
+            assert!(
+                input
+                    .windows(document.len())
+                    .any(|window| window == document)
+            );
         }
-        for nonce in [nonce::from_server_name(Some(input)), nonce::from_distinguished_names(&[input])] {
+        for nonce in [
+            nonce::from_server_name(Some(input)),
+            nonce::from_distinguished_names(&[input]),
+        ] {
             assert!(nonce.is_err() || nonce.is_ok_and(|nonce| (16..=64).contains(&nonce.len())));
         }
     }

@@ -21,9 +21,16 @@ const USER_DATA: &[u8] = b"the hash of a certificate's key.";
 /// Accepts the seed's register 15; of the others, one is wrong and only warned about, or enforced.
 static POLICIES: LazyLock<[Validator; 2]> = LazyLock::new(|| {
     [true, false].map(|warn_only| {
-        let zero = Measurement { expected: [0; 32], warn_only: false };
-        let wrong = Measurement { expected: [0xaa; 32], warn_only };
-        let policy = Policy::new(BTreeMap::from([(15, zero), (9, wrong)])).expect("one is enforced");
+        let zero = Measurement {
+            expected: [0; 32],
+            warn_only: false,
+        };
+        let wrong = Measurement {
+            expected: [0xaa; 32],
+            warn_only,
+        };
+        let policy =
+            Policy::new(BTreeMap::from([(15, zero), (9, wrong)])).expect("one is enforced");
         Validator::new(Arc::new(policy))
     })
 });
@@ -31,7 +38,10 @@ static POLICIES: LazyLock<[Validator; 2]> = LazyLock::new(|| {
 fn init() {
     // else nothing behind the signature would be reached
     let genuine = include_bytes!("../../corpus/document/genuine");
-    assert_eq!(POLICIES[0].validate(genuine, NONCE).as_deref().ok(), Some(USER_DATA));
+    assert_eq!(
+        POLICIES[0].validate(genuine, NONCE).as_deref().ok(),
+        Some(USER_DATA)
+    );
 }
 
 fuzz_target!(init: init(), |input: &[u8]| {

@@ -15,12 +15,21 @@ fuzz_target!(|log: &[u8]| {
     for pcr in 0..24 {
         // the value that the log gives, unless it begins with a locality: so that there is something to explain
         let mut value = [0; 32];
-        for event in events.iter().filter(|event| event.pcr == pcr && event.kind != EV_NO_ACTION) {
+        for event in events
+            .iter()
+            .filter(|event| event.pcr == pcr && event.kind != EV_NO_ACTION)
+        {
             let both = [value, event.sha256.copied().unwrap_or_default()].concat();
             value.copy_from_slice(digest(&SHA256, &both).as_ref());
         }
         let text = explain(log, pcr, &value);
         // it goes to a terminal, and says what a peer sent
-        assert!(text.len() < 4096 && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()), "{text}");
+        assert!(
+            text.len() < 4096
+                && text
+                    .bytes()
+                    .all(|byte| byte == b' ' || byte.is_ascii_graphic()),
+            "{text}"
+        );
     }
 });

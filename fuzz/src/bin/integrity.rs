@@ -18,7 +18,10 @@ fuzz_target!(|input: &[u8]| {
         Some(why) => assert!(why.len() < 4096),
         // each sector of a fresh journal ends with its round
         None => assert!(
-            input.starts_with(b"integrt\0") && input[4096..].chunks_exact(512).any(|sector| sector[511] == 0x11)
+            input.starts_with(b"integrt\0")
+                && input[4096..]
+                    .chunks_exact(512)
+                    .any(|sector| sector[511] == 0x11)
         ),
     }
 });

@@ -7,10 +7,10 @@ use bootstrapper::ticket::{Expected, Ticket};
 use kubernetes::components::Policy;
 use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::parameters::NodeName;
-use proto::join::IssueJoinTicketResponse;
-use ssh::PublicKey;
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
+use proto::join::IssueJoinTicketResponse;
+use ssh::PublicKey;
 
 static KUBELET: LazyLock<KubeletRequest> = LazyLock::new(|| {
     let name = NodeName::from_machine("worker-1").expect("a name");
@@ -25,10 +25,17 @@ static HOST_KEY: LazyLock<PublicKey> = LazyLock::new(|| {
 fuzz_target!(|bytes: &[u8]| {
     let _ = authority_hashes(bytes);
     let _ = KUBELET.complete(bytes);
-    let Ok(ticket) = IssueJoinTicketResponse::decode(bytes) else { return };
+    let Ok(ticket) = IssueJoinTicketResponse::decode(bytes) else {
+        return;
+    };
     let policy = Policy::default();
     for control_plane in [true, false] {
-        let expected = Expected { control_plane, kubelet: &KUBELET, host_key: &HOST_KEY, policy: &policy };
+        let expected = Expected {
+            control_plane,
+            kubelet: &KUBELET,
+            host_key: &HOST_KEY,
+            policy: &policy,
+        };
         // this run's key is in no input, so that the last check, of the certificate, refuses what passes all others
         assert!(Ticket::check(ticket.clone(), &expected).is_err());
     }

@@ -43,7 +43,10 @@ impl Read for Disk {
 impl Write for Disk {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let at = self.at as usize;
-        let room = self.head.get_mut(at..at + bytes.len()).ok_or(io::ErrorKind::WriteZero)?;
+        let room = self
+            .head
+            .get_mut(at..at + bytes.len())
+            .ok_or(io::ErrorKind::WriteZero)?;
         room.copy_from_slice(bytes);
         self.at += bytes.len() as u64;
         Ok(bytes.len())
@@ -58,8 +61,13 @@ impl Seek for Disk {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.at = match to {
             SeekFrom::Start(at) => at,
-            SeekFrom::End(back) => SIZE.checked_add_signed(back).ok_or(io::ErrorKind::InvalidInput)?,
-            SeekFrom::Current(by) => self.at.checked_add_signed(by).ok_or(io::ErrorKind::InvalidInput)?,
+            SeekFrom::End(back) => SIZE
+                .checked_add_signed(back)
+                .ok_or(io::ErrorKind::InvalidInput)?,
+            SeekFrom::Current(by) => self
+                .at
+                .checked_add_signed(by)
+                .ok_or(io::ErrorKind::InvalidInput)?,
         };
         Ok(self.at)
     }
@@ -72,16 +80,34 @@ impl Device for Disk {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let [mode, changes, rest @ ..] = input else { return };
-    let Some((changes, json)) = rest.split_at_checked(3 * usize::from(changes % 16)) else { return };
-    let mut disk = Disk { head: vec![0; HEAD], at: 0 };
+    let [mode, changes, rest @ ..] = input else {
+        return;
+    };
+    let Some((changes, json)) = rest.split_at_checked(3 * usize::from(changes % 16)) else {
+        return;
+    };
+    let mut disk = Disk {
+        head: vec![0; HEAD],
+        at: 0,
+    };
     // which copies are there, which have a right checksum, and whether only the secondary is changed
     for (number, magic) in [b"LUKS\xba\xbe", b"SKUL\xba\xbe"].into_iter().enumerate() {
         if mode >> number & 1 == 0 {
             let right_sum = mode >> (number + 2) & 1 == 0;
-            let changes = if mode & 0x10 != 0 && number == 0 { &[][..] } else { changes };
+            let changes = if mode & 0x10 != 0 && number == 0 {
+                &[][..]
+            } else {
+                changes
+            };
             let copy = &mut disk.head[number * COPY..(number + 1) * COPY];
-            write_copy(copy, magic, (number * COPY) as u64, changes, json, right_sum);
+            write_copy(
+                copy,
+                magic,
+                (number * COPY) as u64,
+                changes,
+                json,
+                right_sum,
+            );
         }
     }
     let mut header = match luks::probe(&mut disk).expect("memory does not fail") {
@@ -89,7 +115,12 @@ fuzz_target!(|input: &[u8]| {
         Probe::Unknown(why) => return assert!(why.len() < 4096),
         Probe::Blank | Probe::Unfinished => return,
     };
-    let _ = (header.uuid(), header.state(), header.is_keyless(), format!("{header:?}"));
+    let _ = (
+        header.uuid(),
+        header.state(),
+        header.is_keyless(),
+        format!("{header:?}"),
+    );
     if let Err(error) = header.check_ours(Integrity::Required) {
         assert!(matches!(error, Error::NotOurs(_)));
     }
@@ -98,8 +129,14 @@ fuzz_target!(|input: &[u8]| {
     // two bits: it is a hundred times as slow as the rest
     if ours && mode & 0xc0 == 0xc0 && is_cheap(header.metadata()) {
         // the area is zeros: no key is in it
-        let error = header.unlock(&mut disk, &Secret::new(b"passphrase".to_vec())).map(drop).unwrap_err();
-        assert!(matches!(error, Error::WrongPassphrase { .. } | Error::Io { .. }), "{error}");
+        let error = header
+            .unlock(&mut disk, &Secret::new(b"passphrase".to_vec()))
+            .map(drop)
+            .unwrap_err();
+        assert!(
+            matches!(error, Error::WrongPassphrase { .. } | Error::Io { .. }),
+            "{error}"
+        );
     }
     if header.repair(&mut disk).is_ok() {
         let again = probe_luks(&mut disk);
@@ -119,8 +156,16 @@ fn probe_luks(disk: &mut Disk) -> Header {
     }
 }
 
-fn write_copy(copy: &mut [u8], magic: &[u8], at: u64, changes: &[u8], json: &[u8], right_sum: bool) {
-    let mut put = |offset: usize, bytes: &[u8]| copy[offset..offset + bytes.len()].copy_from_slice(bytes);
+fn write_copy(
+    copy: &mut [u8],
+    magic: &[u8],
+    at: u64,
+    changes: &[u8],
+    json: &[u8],
+    right_sum: bool,
+) {
+    let mut put =
+        |offset: usize, bytes: &[u8]| copy[offset..offset + bytes.len()].copy_from_slice(bytes);
     put(0, magic);
     put(6, &2u16.to_be_bytes());
     put(8, &(COPY as u64).to_be_bytes());
@@ -130,7 +175,10 @@ fn write_copy(copy: &mut [u8], magic: &[u8], at: u64, changes: &[u8], json: &[u8
     put(256, &at.to_be_bytes());
     put(4096, &json[..json.len().min(COPY - 4096)]);
     for change in changes.chunks_exact(3) {
-        put(usize::from(u16::from_le_bytes([change[0], change[1]]) % 512), &change[2..]);
+        put(
+            usize::from(u16::from_le_bytes([change[0], change[1]]) % 512),
+            &change[2..],
+        );
     }
     if right_sum {
         copy[CHECKSUM..CHECKSUM + 64].fill(0);
@@ -140,10 +188,16 @@ fn write_copy(copy: &mut [u8], magic: &[u8], at: u64, changes: &[u8], json: &[u8
 }
 
 fn is_cheap(metadata: &Value) -> bool {
-    let members = |name: &str| metadata[name].as_object().into_iter().flat_map(|section| section.values());
+    let members = |name: &str| {
+        metadata[name]
+            .as_object()
+            .into_iter()
+            .flat_map(|section| section.values())
+    };
     let number = |value: &Value| value.as_u64().unwrap_or(u64::MAX);
     let work = members("keyslots")
         .map(|slot| number(&slot["kdf"]["time"]).saturating_mul(number(&slot["kdf"]["memory"])))
         .fold(0, u64::saturating_add);
-    work <= MAX_WORK && members("digests").all(|digest| number(&digest["iterations"]) <= MAX_ITERATIONS)
+    work <= MAX_WORK
+        && members("digests").all(|digest| number(&digest["iterations"]) <= MAX_ITERATIONS)
 }

@@ -5,12 +5,22 @@ use cloud::qemu::{parse_endpoint, parse_init_secret_hash, parse_peers, parse_sel
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    let Some((kind, body)) = input.split_first() else { return };
+    let Some((kind, body)) = input.split_first() else {
+        return;
+    };
     let error = match kind % 4 {
-        0 => parse_self("url", body).inspect(|instance| assert!(!instance.name.is_empty())).err(),
-        1 => parse_peers("url", body).inspect(|peers| assert!(peers.iter().all(|peer| !peer.name.is_empty()))).err(),
-        2 => parse_endpoint("url", body).inspect(|host| assert!(!host.is_empty() && host.len() <= 253)).err(),
-        _ => parse_init_secret_hash("url", body).inspect(|hash| assert_eq!(hash.len(), 60)).err(),
+        0 => parse_self("url", body)
+            .inspect(|instance| assert!(!instance.name.is_empty()))
+            .err(),
+        1 => parse_peers("url", body)
+            .inspect(|peers| assert!(peers.iter().all(|peer| !peer.name.is_empty())))
+            .err(),
+        2 => parse_endpoint("url", body)
+            .inspect(|host| assert!(!host.is_empty() && host.len() <= 253))
+            .err(),
+        _ => parse_init_secret_hash("url", body)
+            .inspect(|hash| assert_eq!(hash.len(), 60))
+            .err(),
     };
     // an error repeats the beginning of an answer, and never all of it
     assert!(error.is_none_or(|error| error.to_string().len() < 4096));

@@ -6,6 +6,8 @@ use disk::state_disk::node_state::NodeState;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let Ok(state) = NodeState::parse(text) else { return };
+    let Ok(state) = NodeState::parse(text) else {
+        return;
+    };
     assert_eq!(Role::parse(&state.role.to_string()), state.role);
 });

@@ -7,8 +7,14 @@ use attest::attestation::Policy;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let Ok(policy) = Policy::from_json(text) else { return };
+    let Ok(policy) = Policy::from_json(text) else {
+        return;
+    };
     let none = BTreeMap::new();
-    assert!(policy.mismatches(&none).any(|(_, measurement, _)| !measurement.warn_only));
+    assert!(
+        policy
+            .mismatches(&none)
+            .any(|(_, measurement, _)| !measurement.warn_only)
+    );
     assert_eq!(Policy::from_json(&policy.to_json()).as_ref(), Ok(&policy));
 });

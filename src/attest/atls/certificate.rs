@@ -30,18 +30,24 @@ const VALIDITY: u64 = 2 * 60 * 60;
 /// Common name of issuer and subject; nobody checks it, it is the old system's.
 const NAME: &[u8] = b"Constellation";
 /// AlgorithmIdentifier of ecdsa-with-SHA256, 1.2.840.10045.4.3.2 (RFC 5758 §3.2).
-const ECDSA_WITH_SHA256: &[u8] = &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
+const ECDSA_WITH_SHA256: &[u8] = &[
+    0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02,
+];
 
 /// A fresh P-256 key with a certificate that says, if there is an `issuer`, what this machine runs, to a peer that
 /// chose `nonce`.
 pub fn issue(issuer: Option<&dyn Issuer>, nonce: &[u8]) -> Result<Arc<CertifiedKey>, Error> {
     let key = generate_key()?;
     let internal = |what: &str| Error::Internal(format!("the certificate's key {what}"));
-    let public_key = key.public_key().ok_or_else(|| internal("has no public half"))?;
+    let public_key = key
+        .public_key()
+        .ok_or_else(|| internal("has no public half"))?;
     let extension = match issuer {
         None => Vec::new(),
         Some(issuer) => {
-            let document = issuer.issue(&user_data(&public_key), nonce).map_err(Error::Issuer)?;
+            let document = issuer
+                .issue(&user_data(&public_key), nonce)
+                .map_err(Error::Issuer)?;
             if document.len() > MAX_DOCUMENT {
                 return Err(Error::Issuer(IssueError(format!(
                     "the document has {} bytes, more than the {MAX_DOCUMENT} that fit into a certificate",
@@ -52,10 +58,20 @@ pub fn issue(issuer: Option<&dyn Issuer>, nonce: &[u8]) -> Result<Arc<CertifiedK
         }
     };
     let body = to_be_signed(&public_key, &extension, SystemTime::now());
-    let signer = key.choose_scheme(&[SignatureScheme::ECDSA_NISTP256_SHA256]).ok_or_else(|| internal("cannot sign"))?;
-    let signature = signer.sign(&body).map_err(|error| internal(&format!("cannot sign: {error}")))?;
-    let certificate =
-        der::element(der::SEQUENCE, &[&body, ECDSA_WITH_SHA256, &der::element(der::BIT_STRING, &[&[0], &signature])]);
+    let signer = key
+        .choose_scheme(&[SignatureScheme::ECDSA_NISTP256_SHA256])
+        .ok_or_else(|| internal("cannot sign"))?;
+    let signature = signer
+        .sign(&body)
+        .map_err(|error| internal(&format!("cannot sign: {error}")))?;
+    let certificate = der::element(
+        der::SEQUENCE,
+        &[
+            &body,
+            ECDSA_WITH_SHA256,
+            &der::element(der::BIT_STRING, &[&[0], &signature]),
+        ],
+    );
     drop(public_key);
     Ok(Arc::new(CertifiedKey::new(vec![certificate.into()], key)))
 }
@@ -63,10 +79,14 @@ pub fn issue(issuer: Option<&dyn Issuer>, nonce: &[u8]) -> Result<Arc<CertifiedK
 fn generate_key() -> Result<Arc<dyn rustls::sign::SigningKey>, Error> {
     use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
     let failed = || Error::Internal("no P-256 key could be generated".into());
-    let document = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &ring::rand::SystemRandom::new())
-        .map_err(|_| failed())?;
+    let document = EcdsaKeyPair::generate_pkcs8(
+        &ECDSA_P256_SHA256_ASN1_SIGNING,
+        &ring::rand::SystemRandom::new(),
+    )
+    .map_err(|_| failed())?;
     let pkcs8 = Zeroizing::new(document.as_ref().to_vec());
-    any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(&pkcs8[..]))).map_err(|_| failed())
+    any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(&pkcs8[..])))
+        .map_err(|_| failed())
 }
 
 /// What a document binds: SHA-256 of the DER SubjectPublicKeyInfo.
@@ -78,7 +98,9 @@ fn user_data(public_key: &[u8]) -> [u8; 32] {
 
 /// The TBSCertificate (RFC 5280 §4.1).
 fn to_be_signed(public_key: &[u8], extensions: &[u8], now: SystemTime) -> Vec<u8> {
-    let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let now = now
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
     let mut serial = base::crypto::random::<16>();
     serial[0] = serial[0] & 0x7f | 0x40; // positive, and the shortest form
     let name = nonce::common_name(NAME);
@@ -91,7 +113,10 @@ fn to_be_signed(public_key: &[u8], extensions: &[u8], now: SystemTime) -> Vec<u8
             &name,
             &der::element(
                 der::SEQUENCE,
-                &[&der::time(now.saturating_sub(VALIDITY)), &der::time(now.saturating_add(VALIDITY))],
+                &[
+                    &der::time(now.saturating_sub(VALIDITY)),
+                    &der::time(now.saturating_add(VALIDITY)),
+                ],
             ),
             &name,
             public_key,
@@ -102,8 +127,14 @@ fn to_be_signed(public_key: &[u8], extensions: &[u8], now: SystemTime) -> Vec<u8
 
 /// The one extension, not critical; its value is the bare document, whatever its format.
 fn extensions(oid: &[u8], document: &[u8]) -> Vec<u8> {
-    let extension = der::element(der::SEQUENCE, &[oid, &der::element(der::OCTET_STRING, &[document])]);
-    der::element(der::context(3), &[&der::element(der::SEQUENCE, &[&extension])])
+    let extension = der::element(
+        der::SEQUENCE,
+        &[oid, &der::element(der::OCTET_STRING, &[document])],
+    );
+    der::element(
+        der::context(3),
+        &[&der::element(der::SEQUENCE, &[&extension])],
+    )
 }
 
 /// Judges a peer's certificate: `nonce` is the one that we sent to that peer.
@@ -123,14 +154,22 @@ pub fn verify(
         .map_err(|Malformed| refusal("the extensions of its certificate are malformed".into()))?;
 
     let decisive = extensions.iter().find_map(|extension| {
-        let validator = validators.iter().find(|validator| validator.oid() == extension.oid)?;
+        let validator = validators
+            .iter()
+            .find(|validator| validator.oid() == extension.oid)?;
         Some((validator, extension.value))
     });
-    let (validator, document) = decisive.ok_or_else(|| refusal(no_document(&extensions, validators)))?;
+    let (validator, document) =
+        decisive.ok_or_else(|| refusal(no_document(&extensions, validators)))?;
 
-    let Identified { user_data: bound, machine } = validator.identify(document, nonce)?;
+    let Identified {
+        user_data: bound,
+        machine,
+    } = validator.identify(document, nonce)?;
     if bound != user_data(&public_key) {
-        return Err(refusal("its attestation document is for another key than its certificate's".into()));
+        return Err(refusal(
+            "its attestation document is for another key than its certificate's".into(),
+        ));
     }
     Ok(machine)
 }
@@ -145,19 +184,26 @@ fn verify_self_signed(certificate: &CertificateDer<'_>, now: UnixTime) -> Result
     let root = webpki::anchor_from_trusted_cert(certificate).map_err(unreadable)?;
     let leaf = webpki::EndEntityCert::try_from(certificate).map_err(unreadable)?;
     let algorithms = provider::client().signature_verification_algorithms.all;
-    leaf.verify_for_usage(algorithms, &[root], &[], now, webpki::KeyUsage::server_auth(), None, None).map_err(
-        |error| match error {
-            webpki::Error::CertExpired { time, not_after } => format!(
-                "its certificate expired {} s ago by this machine's clock; compare the clocks",
-                time.as_secs().saturating_sub(not_after.as_secs())
-            ),
-            webpki::Error::CertNotValidYet { time, not_before } => format!(
-                "its certificate is valid only in {} s by this machine's clock; compare the clocks",
-                not_before.as_secs().saturating_sub(time.as_secs())
-            ),
-            error => format!("its certificate is not properly self-signed: {error:?}"),
-        },
-    )?;
+    leaf.verify_for_usage(
+        algorithms,
+        &[root],
+        &[],
+        now,
+        webpki::KeyUsage::server_auth(),
+        None,
+        None,
+    )
+    .map_err(|error| match error {
+        webpki::Error::CertExpired { time, not_after } => format!(
+            "its certificate expired {} s ago by this machine's clock; compare the clocks",
+            time.as_secs().saturating_sub(not_after.as_secs())
+        ),
+        webpki::Error::CertNotValidYet { time, not_before } => format!(
+            "its certificate is valid only in {} s by this machine's clock; compare the clocks",
+            not_before.as_secs().saturating_sub(time.as_secs())
+        ),
+        error => format!("its certificate is not properly self-signed: {error:?}"),
+    })?;
     Ok(leaf.subject_public_key_info().as_ref().to_vec())
 }
 
@@ -197,13 +243,29 @@ fn read_extensions(certificate: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> 
 fn no_document(extensions: &[Extension<'_>], validators: &[Arc<dyn Validator>]) -> String {
     /// Enough to recognise any variant; the peer chooses how many there are.
     const SHOWN: usize = 4;
-    let hex = |oid: &[u8]| oid.iter().take(32).map(|byte| format!("{byte:02x}")).collect::<String>();
-    let expected: Vec<_> = validators.iter().map(|validator| hex(validator.oid())).collect();
-    let got: Vec<_> = extensions.iter().take(SHOWN).map(|extension| hex(extension.oid)).collect();
+    let hex = |oid: &[u8]| {
+        oid.iter()
+            .take(32)
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    let expected: Vec<_> = validators
+        .iter()
+        .map(|validator| hex(validator.oid()))
+        .collect();
+    let got: Vec<_> = extensions
+        .iter()
+        .take(SHOWN)
+        .map(|extension| hex(extension.oid))
+        .collect();
     format!(
         "its certificate has no attestation document of an accepted variant (expected OID {}, got {})",
         expected.join(" or "),
-        if got.is_empty() { "no extension".into() } else { got.join(", ") }
+        if got.is_empty() {
+            "no extension".into()
+        } else {
+            got.join(", ")
+        }
     )
 }
 
@@ -231,11 +293,16 @@ mod tests {
     }
 
     /// As the real one, with other extensions and another subject, properly signed.
-    fn signed(change: impl FnOnce(Vec<u8>) -> Vec<u8>, extensions: &[u8]) -> CertificateDer<'static> {
+    fn signed(
+        change: impl FnOnce(Vec<u8>) -> Vec<u8>,
+        extensions: &[u8],
+    ) -> CertificateDer<'static> {
         let key = generate_key().unwrap();
         let public_key = key.public_key().unwrap();
         let body = change(to_be_signed(&public_key, extensions, SystemTime::now()));
-        let signer = key.choose_scheme(&[SignatureScheme::ECDSA_NISTP256_SHA256]).unwrap();
+        let signer = key
+            .choose_scheme(&[SignatureScheme::ECDSA_NISTP256_SHA256])
+            .unwrap();
         let signature = signer.sign(&body).unwrap();
         let signature = der::element(der::BIT_STRING, &[&[0], &signature]);
         der::element(der::SEQUENCE, &[&body, ECDSA_WITH_SHA256, &signature]).into()
@@ -261,14 +328,23 @@ mod tests {
         body.end().unwrap();
         let document = Dummy(OID).issue(&user_data(public_key), NONCE).unwrap();
         let value = der::element(der::OCTET_STRING, &[&document]);
-        let extension = der::element(der::SEQUENCE, &[&der::element(der::SEQUENCE, &[OID, &value])]);
+        let extension = der::element(
+            der::SEQUENCE,
+            &[&der::element(der::SEQUENCE, &[OID, &value])],
+        );
         assert_eq!(extensions, extension);
     }
 
     #[test]
     fn an_issued_certificate_is_accepted_for_its_nonce_only() {
         assert_eq!(judge(&attested()), Ok(()));
-        let other = verify(&attested(), &[Arc::new(Dummy(OID))], &[8; 32], UnixTime::now()).unwrap_err();
+        let other = verify(
+            &attested(),
+            &[Arc::new(Dummy(OID))],
+            &[8; 32],
+            UnixTime::now(),
+        )
+        .unwrap_err();
         assert_eq!(other.to_string(), "the document is for another nonce");
     }
 
@@ -276,21 +352,46 @@ mod tests {
     fn a_certificate_without_issuer_has_no_extension_and_is_refused() {
         let certificate = issue(None, NONCE).unwrap().cert[0].clone();
         assert!(read_extensions(&certificate).unwrap().is_empty());
-        assert!(judge(&certificate).unwrap_err().contains("got no extension"));
+        assert!(
+            judge(&certificate)
+                .unwrap_err()
+                .contains("got no extension")
+        );
     }
 
     #[test]
     fn the_first_extension_that_a_validator_knows_decides() {
-        let extension =
-            |oid: &[u8], value: &[u8]| der::element(der::SEQUENCE, &[oid, &der::element(der::OCTET_STRING, &[value])]);
-        let list = |parts: &[&[u8]]| der::element(der::context(3), &[&der::element(der::SEQUENCE, parts)]);
+        let extension = |oid: &[u8], value: &[u8]| {
+            der::element(
+                der::SEQUENCE,
+                &[oid, &der::element(der::OCTET_STRING, &[value])],
+            )
+        };
+        let list =
+            |parts: &[&[u8]]| der::element(der::context(3), &[&der::element(der::SEQUENCE, parts)]);
         let good = Dummy(OID).issue(&[0; 32], NONCE).unwrap();
 
-        let order = list(&[&extension(OTHER_OID, b"unknown"), &extension(OID, b"bad"), &extension(OID, &good)]);
-        assert!(judge(&signed(|body| body, &order)).unwrap_err().starts_with("no JSON"));
-        let order = list(&[&extension(OTHER_OID, b"unknown"), &extension(OID, &good), &extension(OID, b"bad")]);
-        let only_the_key_is_wrong = "its attestation document is for another key than its certificate's";
-        assert_eq!(judge(&signed(|body| body, &order)).unwrap_err(), only_the_key_is_wrong);
+        let order = list(&[
+            &extension(OTHER_OID, b"unknown"),
+            &extension(OID, b"bad"),
+            &extension(OID, &good),
+        ]);
+        assert!(
+            judge(&signed(|body| body, &order))
+                .unwrap_err()
+                .starts_with("no JSON")
+        );
+        let order = list(&[
+            &extension(OTHER_OID, b"unknown"),
+            &extension(OID, &good),
+            &extension(OID, b"bad"),
+        ]);
+        let only_the_key_is_wrong =
+            "its attestation document is for another key than its certificate's";
+        assert_eq!(
+            judge(&signed(|body| body, &order)).unwrap_err(),
+            only_the_key_is_wrong
+        );
     }
 
     #[test]
@@ -298,7 +399,11 @@ mod tests {
         let mut bytes = attested().to_vec();
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
-        assert!(judge(&bytes.into()).unwrap_err().contains("not properly self-signed"));
+        assert!(
+            judge(&bytes.into())
+                .unwrap_err()
+                .contains("not properly self-signed")
+        );
         // another subject than issuer: no root of its own
         let certificate = signed(
             |body| {
@@ -307,15 +412,25 @@ mod tests {
             },
             &[],
         );
-        assert!(judge(&certificate).unwrap_err().contains("not properly self-signed"));
+        assert!(
+            judge(&certificate)
+                .unwrap_err()
+                .contains("not properly self-signed")
+        );
     }
 
     #[test]
     fn a_certificate_is_valid_for_two_hours_before_and_after_its_issue() {
         let certificate = attested();
         let at = |offset: i64| {
-            let now = UnixTime::now().as_secs().checked_add_signed(offset).unwrap();
-            judge_at(&certificate, UnixTime::since_unix_epoch(Duration::from_secs(now)))
+            let now = UnixTime::now()
+                .as_secs()
+                .checked_add_signed(offset)
+                .unwrap();
+            judge_at(
+                &certificate,
+                UnixTime::since_unix_epoch(Duration::from_secs(now)),
+            )
         };
         for offset in [-7100, 7100] {
             assert_eq!(at(offset), Ok(()));
@@ -335,7 +450,10 @@ mod tests {
                 Ok(vec![b' '; self.0])
             }
         }
-        assert!(matches!(issue(Some(&Long(MAX_DOCUMENT + 1)), NONCE), Err(Error::Issuer(_))));
+        assert!(matches!(
+            issue(Some(&Long(MAX_DOCUMENT + 1)), NONCE),
+            Err(Error::Issuer(_))
+        ));
         // the longest one is read by webpki: what is wrong is the document
         let certificate = issue(Some(&Long(MAX_DOCUMENT)), NONCE).unwrap().cert[0].clone();
         assert!(judge(&certificate).unwrap_err().starts_with("no JSON"));

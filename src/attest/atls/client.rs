@@ -29,7 +29,11 @@ impl Client {
     /// Attests itself by `issuer` to a server that asks for it, and accepts a server whose document one of the
     /// `validators` accepts. **Without validators any server is accepted**, as joining nodes of the old system do.
     pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
-        Client { issuer, validators, only_tls13: false }
+        Client {
+            issuer,
+            validators,
+            only_tls13: false,
+        }
     }
 
     /// Refuses TLS 1.2.
@@ -46,7 +50,10 @@ impl Client {
     pub fn connect(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
         let (connection, session) = self.establish_session(&socket, deadline)?;
         let identity = session.machine.get().cloned();
-        Ok(Transport { identity, ..handshake::finish(connection, socket)? })
+        Ok(Transport {
+            identity,
+            ..handshake::finish(connection, socket)?
+        })
     }
 
     /// The same without a socket, for a caller who has a loop over many: a connection that has not begun, which
@@ -65,19 +72,35 @@ impl Client {
             failure: Mutex::new(None),
         });
         let config = self.config(&session)?;
-        Ok((ClientConnection::new(Arc::new(config), server_name)?, session))
+        Ok((
+            ClientConnection::new(Arc::new(config), server_name)?,
+            session,
+        ))
     }
 
     #[cfg(test)]
-    pub(super) fn establish(&self, socket: &TcpStream, deadline: Instant) -> Result<Connection, Error> {
-        self.establish_session(socket, deadline).map(|(connection, _)| connection)
+    pub(super) fn establish(
+        &self,
+        socket: &TcpStream,
+        deadline: Instant,
+    ) -> Result<Connection, Error> {
+        self.establish_session(socket, deadline)
+            .map(|(connection, _)| connection)
     }
 
-    fn establish_session(&self, socket: &TcpStream, deadline: Instant) -> Result<(Connection, Arc<Session>), Error> {
+    fn establish_session(
+        &self,
+        socket: &TcpStream,
+        deadline: Instant,
+    ) -> Result<(Connection, Arc<Session>), Error> {
         let (connection, session) = self.session()?;
         let mut connection = Connection::Client(connection);
         socket.set_nodelay(true)?;
-        let mut peer = Timed { socket, deadline, turn: &PeersTurn::default() };
+        let mut peer = Timed {
+            socket,
+            deadline,
+            turn: &PeersTurn::default(),
+        };
         let result = handshake::complete(&mut connection, &mut peer, None);
         // our own reason says more than what rustls makes of it
         if let Some(failure) = session.take_failure() {
@@ -87,7 +110,11 @@ impl Client {
     }
 
     fn config(&self, session: &Arc<Session>) -> Result<ClientConfig, Error> {
-        let versions = if self.only_tls13 { &[&rustls::version::TLS13][..] } else { rustls::ALL_VERSIONS };
+        let versions = if self.only_tls13 {
+            &[&rustls::version::TLS13][..]
+        } else {
+            rustls::ALL_VERSIONS
+        };
         let mut config = ClientConfig::builder_with_provider(provider::client())
             .with_protocol_versions(versions)?
             .dangerous() // replaces the public-key infrastructure by attestation
@@ -116,7 +143,10 @@ impl Session {
     }
 
     fn take_failure(&self) -> Option<Error> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 
     fn certify(&self, authorities: &[&[u8]]) -> Result<Arc<CertifiedKey>, Error> {
@@ -158,7 +188,12 @@ impl ServerCertVerifier for Session {
         leaf: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, leaf, signature, &provider::client().signature_verification_algorithms)
+        verify_tls12_signature(
+            message,
+            leaf,
+            signature,
+            &provider::client().signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -167,19 +202,32 @@ impl ServerCertVerifier for Session {
         leaf: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, leaf, signature, &provider::client().signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            leaf,
+            signature,
+            &provider::client().signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        provider::client().signature_verification_algorithms.supported_schemes()
+        provider::client()
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
 impl ResolvesClientCert for Session {
     /// Runs when the server asks for a certificate, which in TLS 1.3 is before it was verified: an attestation may be made for
     /// a server that is then refused. `None` sends no certificate; the failure ends the connection on our side.
-    fn resolve(&self, authorities: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.certify(authorities).map_err(|error| self.fail(error)).ok()
+    fn resolve(
+        &self,
+        authorities: &[&[u8]],
+        _schemes: &[SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
+        self.certify(authorities)
+            .map_err(|error| self.fail(error))
+            .ok()
     }
 
     /// Without an issuer the certificate has no document: the server's refusal is clearer than of a missing certificate.

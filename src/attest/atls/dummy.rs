@@ -24,7 +24,8 @@ impl Issuer for Dummy {
     }
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        let document = json!({"UserData": STANDARD.encode(user_data), "Nonce": STANDARD.encode(nonce)});
+        let document =
+            json!({"UserData": STANDARD.encode(user_data), "Nonce": STANDARD.encode(nonce)});
         Ok(document.to_string().into_bytes())
     }
 }
@@ -35,11 +36,16 @@ impl Validator for Dummy {
     }
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        let document: Value =
-            serde_json::from_slice(document).map_err(|error| refusal(&format!("no JSON: {error}")))?;
+        let document: Value = serde_json::from_slice(document)
+            .map_err(|error| refusal(&format!("no JSON: {error}")))?;
         let field = |name: &str| {
-            let text = document.get(name).and_then(Value::as_str).ok_or_else(|| refusal(&format!("no {name}")))?;
-            STANDARD.decode(text).map_err(|error| refusal(&format!("{name} is no base64: {error}")))
+            let text = document
+                .get(name)
+                .and_then(Value::as_str)
+                .ok_or_else(|| refusal(&format!("no {name}")))?;
+            STANDARD
+                .decode(text)
+                .map_err(|error| refusal(&format!("{name} is no base64: {error}")))
         };
         if field("Nonce")? != nonce {
             return Err(refusal("the document is for another nonce"));

@@ -58,15 +58,30 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::TimedOut => f.write_str("the TLS handshake did not end in time"),
-            Error::Closed => f.write_str("the peer closed the connection before the TLS handshake was done"),
-            Error::Socket(error) => write!(f, "the connection failed during the TLS handshake: {error}"),
+            Error::Closed => {
+                f.write_str("the peer closed the connection before the TLS handshake was done")
+            }
+            Error::Socket(error) => {
+                write!(f, "the connection failed during the TLS handshake: {error}")
+            }
             Error::NotTls(what) => write!(f, "the peer does not speak TLS: {what}"),
-            Error::Misbehaved(what) => write!(f, "the peer broke the rules of attested TLS: {what}"),
-            Error::Incompatible(what) => write!(f, "the peer's TLS has nothing in common with ours: {what}"),
+            Error::Misbehaved(what) => {
+                write!(f, "the peer broke the rules of attested TLS: {what}")
+            }
+            Error::Incompatible(what) => {
+                write!(f, "the peer's TLS has nothing in common with ours: {what}")
+            }
             Error::Refused(reason) => write!(f, "the peer's attestation was refused: {reason}"),
-            Error::Issuer(reason) => write!(f, "this machine's own attestation could not be made: {reason}"),
+            Error::Issuer(reason) => write!(
+                f,
+                "this machine's own attestation could not be made: {reason}"
+            ),
             Error::PeerRefused(alert) => {
-                write!(f, "the peer ended the TLS connection with alert {alert:?}{}", meaning(*alert))
+                write!(
+                    f,
+                    "the peer ended the TLS connection with alert {alert:?}{}",
+                    meaning(*alert)
+                )
             }
             Error::Internal(what) => write!(f, "TLS failed on this side: {what}"),
         }
@@ -83,9 +98,15 @@ fn meaning(alert: AlertDescription) -> &'static str {
         | AlertDescription::BadCertificate
         | AlertDescription::CertificateUnknown
         | AlertDescription::UnsupportedCertificate => ATTESTATION_REFUSED,
-        AlertDescription::CertificateRequired => ": it wants an attestation, and this side has none",
-        AlertDescription::CertificateExpired => ": to it, our certificate is not valid now; compare the clocks",
-        AlertDescription::InternalError => ": it failed, perhaps in making its own attestation (its log says why)",
+        AlertDescription::CertificateRequired => {
+            ": it wants an attestation, and this side has none"
+        }
+        AlertDescription::CertificateExpired => {
+            ": to it, our certificate is not valid now; compare the clocks"
+        }
+        AlertDescription::InternalError => {
+            ": it failed, perhaps in making its own attestation (its log says why)"
+        }
         AlertDescription::ProtocolVersion => ": it wants another TLS version",
         _ => "",
     }
@@ -135,9 +156,10 @@ impl From<rustls::Error> for Error {
             ) => Error::NotTls(format!("{what:?}")),
             Tls::PeerIncompatible(what) => Error::Incompatible(format!("{what:?}")),
             Tls::NoApplicationProtocol => Error::Incompatible("it does not offer HTTP/2".into()),
-            Tls::EncryptError | Tls::FailedToGetCurrentTime | Tls::FailedToGetRandomBytes | Tls::General(_) => {
-                Error::Internal(error.to_string())
-            }
+            Tls::EncryptError
+            | Tls::FailedToGetCurrentTime
+            | Tls::FailedToGetRandomBytes
+            | Tls::General(_) => Error::Internal(error.to_string()),
             other => Error::Misbehaved(other.to_string()),
         }
     }

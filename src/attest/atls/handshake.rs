@@ -28,7 +28,11 @@ pub struct Timed<'a> {
 impl Timed<'_> {
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+        if left.is_zero() {
+            Err(io::ErrorKind::TimedOut.into())
+        } else {
+            Ok(Some(left))
+        }
     }
 
     fn wait<T>(&self, call: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {

@@ -62,11 +62,16 @@ impl fmt::Display for HelloError {
 pub fn hide_server_name(hello: &mut [u8]) -> Result<Option<Vec<u8>>, HelloError> {
     let found = find_names(hello).ok_or(HelloError::Malformed("its ClientHello is malformed"))?;
     if found.hidden.is_some() {
-        return Err(HelloError::Malformed("its ClientHello has an extension of type 0xff53, which is used internally"));
+        return Err(HelloError::Malformed(
+            "its ClientHello has an extension of type 0xff53, which is used internally",
+        ));
     }
-    let Some((at, body)) = found.server_name else { return Ok(None) };
-    let name =
-        host_name(&hello[body]).ok_or(HelloError::Malformed("the server name in its ClientHello is malformed"))?;
+    let Some((at, body)) = found.server_name else {
+        return Ok(None);
+    };
+    let name = host_name(&hello[body]).ok_or(HelloError::Malformed(
+        "the server name in its ClientHello is malformed",
+    ))?;
     let name = name.to_vec();
     hello[at..at + 2].copy_from_slice(&HIDDEN_NAME);
     Ok(Some(name))
@@ -78,9 +83,14 @@ pub fn reveal_server_name(messages: &[u8]) -> Option<Vec<u8>> {
     let mut revealed = None;
     let mut at = 0;
     while let Some(len) = message_len(&messages[at..]) {
-        let Some(message) = messages[at..].get(..len) else { break };
+        let Some(message) = messages[at..].get(..len) else {
+            break;
+        };
         if message[0] == CLIENT_HELLO
-            && let Some(Names { hidden: Some(offset), .. }) = find_names(message)
+            && let Some(Names {
+                hidden: Some(offset),
+                ..
+            }) = find_names(message)
         {
             let copy = revealed.get_or_insert_with(|| messages.to_vec());
             copy[at + offset..at + offset + 2].copy_from_slice(&SERVER_NAME);
@@ -103,8 +113,14 @@ fn find_names(hello: &[u8]) -> Option<Names> {
     if *hello.first()? != CLIENT_HELLO || message_len(hello)? != hello.len() {
         return None;
     }
-    let mut names = Names { server_name: None, hidden: None };
-    let mut cursor = Cursor { bytes: hello, at: MESSAGE_HEADER };
+    let mut names = Names {
+        server_name: None,
+        hidden: None,
+    };
+    let mut cursor = Cursor {
+        bytes: hello,
+        at: MESSAGE_HEADER,
+    };
     cursor.skip(2 + 32)?; // legacy_version, random
     cursor.vector8()?; // legacy_session_id
     cursor.vector16()?; // cipher_suites
@@ -116,7 +132,10 @@ fn find_names(hello: &[u8]) -> Option<Names> {
     if cursor.at != hello.len() {
         return None;
     }
-    cursor = Cursor { bytes: &hello[..extensions.end], at: extensions.start };
+    cursor = Cursor {
+        bytes: &hello[..extensions.end],
+        at: extensions.start,
+    };
     while cursor.at < extensions.end {
         let at = cursor.at;
         let kind = cursor.skip(2)?;
@@ -147,7 +166,9 @@ fn host_name(body: &[u8]) -> Option<&[u8]> {
 /// Length of the handshake message that begins here, with its header.
 fn message_len(bytes: &[u8]) -> Option<usize> {
     match bytes {
-        [_, a, b, c, ..] => Some(MESSAGE_HEADER + (usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c))),
+        [_, a, b, c, ..] => {
+            Some(MESSAGE_HEADER + (usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c)))
+        }
         _ => None,
     }
 }
@@ -173,7 +194,10 @@ impl Cursor<'_> {
 
     fn vector16(&mut self) -> Option<Range<usize>> {
         let len = self.skip(2)?;
-        self.skip(usize::from(u16::from_be_bytes([self.bytes[len.start], self.bytes[len.start + 1]])))
+        self.skip(usize::from(u16::from_be_bytes([
+            self.bytes[len.start],
+            self.bytes[len.start + 1],
+        ])))
     }
 }
 
@@ -199,7 +223,12 @@ impl HelloFilter {
     /// At the start of a connection.
     #[allow(clippy::new_without_default)] // it is a state, not a value
     pub fn new() -> Self {
-        HelloFilter { stage: Stage::First, pending: Vec::new(), hello: Vec::new(), server_name: None }
+        HelloFilter {
+            stage: Stage::First,
+            pending: Vec::new(),
+            hello: Vec::new(),
+            server_name: None,
+        }
     }
 
     /// Takes bytes from the client and appends what rustls may see to `output`. After an error the connection is to be ended.
@@ -233,7 +262,9 @@ impl HelloFilter {
     fn step(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Option<usize>, HelloError> {
         match self.stage {
             Stage::First | Stage::Second => {
-                let Some(record) = hello_record(input)? else { return Ok(None) };
+                let Some(record) = hello_record(input)? else {
+                    return Ok(None);
+                };
                 self.hello.extend_from_slice(&record[RECORD_HEADER..]);
                 self.finish_hello([record[1], record[2]], output)?;
                 Ok(Some(record.len()))
@@ -248,7 +279,9 @@ impl HelloFilter {
                     output.extend_from_slice(&input[..RECORD_HEADER + 1]);
                     Ok(Some(RECORD_HEADER + 1))
                 }
-                [HANDSHAKE | CHANGE_CIPHER_SPEC, rest @ ..] if rest.len() < RECORD_HEADER => Ok(None),
+                [HANDSHAKE | CHANGE_CIPHER_SPEC, rest @ ..] if rest.len() < RECORD_HEADER => {
+                    Ok(None)
+                }
                 [] => Ok(None),
                 _ => {
                     self.stage = Stage::Open;
@@ -265,17 +298,25 @@ impl HelloFilter {
     /// If the ClientHello is complete: hides its server name, puts it into `output` in records of `version`, goes on.
     fn finish_hello(&mut self, version: [u8; 2], output: &mut Vec<u8>) -> Result<(), HelloError> {
         if self.hello.first().is_some_and(|kind| *kind != CLIENT_HELLO) {
-            return Err(HelloError::Malformed("its first handshake message is no ClientHello"));
+            return Err(HelloError::Malformed(
+                "its first handshake message is no ClientHello",
+            ));
         }
-        let Some(len) = message_len(&self.hello) else { return Ok(()) };
+        let Some(len) = message_len(&self.hello) else {
+            return Ok(());
+        };
         if len > MAX_HELLO {
-            return Err(HelloError::Malformed("its ClientHello is longer than 64 KiB"));
+            return Err(HelloError::Malformed(
+                "its ClientHello is longer than 64 KiB",
+            ));
         }
         if self.hello.len() < len {
             return Ok(());
         }
         if self.hello.len() > len {
-            return Err(HelloError::Malformed("it sent handshake data behind its ClientHello"));
+            return Err(HelloError::Malformed(
+                "it sent handshake data behind its ClientHello",
+            ));
         }
         let mut hello = std::mem::take(&mut self.hello);
         let server_name = hide_server_name(&mut hello)?;
@@ -285,7 +326,9 @@ impl HelloFilter {
         } else {
             // RFC 8446 §4.1.2: the second ClientHello is the same but for some listed extensions
             if self.server_name != server_name {
-                return Err(HelloError::Malformed("its second ClientHello has another server name"));
+                return Err(HelloError::Malformed(
+                    "its second ClientHello has another server name",
+                ));
             }
             self.stage = Stage::Open;
         }
@@ -303,17 +346,25 @@ fn hello_record(input: &[u8]) -> Result<Option<&[u8]>, HelloError> {
     if let [kind, ..] = input
         && *kind != HANDSHAKE
     {
-        return Err(HelloError::NotTls(format!("byte 0x{kind:02x} where a handshake record should begin")));
+        return Err(HelloError::NotTls(format!(
+            "byte 0x{kind:02x} where a handshake record should begin"
+        )));
     }
     if let [_, major, ..] = input
         && *major != 3
     {
-        return Err(HelloError::NotTls(format!("a record of major version {major}")));
+        return Err(HelloError::NotTls(format!(
+            "a record of major version {major}"
+        )));
     }
-    let Some(header) = input.first_chunk::<RECORD_HEADER>() else { return Ok(None) };
+    let Some(header) = input.first_chunk::<RECORD_HEADER>() else {
+        return Ok(None);
+    };
     match usize::from(u16::from_be_bytes([header[3], header[4]])) {
         0 => Err(HelloError::Malformed("it sent an empty handshake record")),
-        len if len > MAX_FRAGMENT => Err(HelloError::Malformed("it sent a record longer than 16 KiB")),
+        len if len > MAX_FRAGMENT => {
+            Err(HelloError::Malformed("it sent a record longer than 16 KiB"))
+        }
         len => Ok(input.get(..RECORD_HEADER + len)),
     }
 }
@@ -351,11 +402,22 @@ mod tests {
 
     /// With the illegal name, between two other extensions.
     fn named(name: &[u8]) -> Vec<u8> {
-        hello(&[(0x002b, &[2, 3, 4]), (0, &name_list(name)), (0x0010, &[0, 3, 2, b'h', b'2'])])
+        hello(&[
+            (0x002b, &[2, 3, 4]),
+            (0, &name_list(name)),
+            (0x0010, &[0, 3, 2, b'h', b'2']),
+        ])
     }
 
     fn records(message: &[u8], size: usize) -> Vec<u8> {
-        let record = |part: &[u8]| [&[HANDSHAKE, 3, 1][..], &(part.len() as u16).to_be_bytes(), part].concat();
+        let record = |part: &[u8]| {
+            [
+                &[HANDSHAKE, 3, 1][..],
+                &(part.len() as u16).to_be_bytes(),
+                part,
+            ]
+            .concat()
+        };
         message.chunks(size).flat_map(record).collect()
     }
 
@@ -363,7 +425,9 @@ mod tests {
     fn filter(input: &[u8], size: usize) -> (HelloFilter, Result<Vec<u8>, HelloError>) {
         let mut filter = HelloFilter::new();
         let mut output = Vec::new();
-        let result = input.chunks(size).try_for_each(|part| filter.push(part, &mut output));
+        let result = input
+            .chunks(size)
+            .try_for_each(|part| filter.push(part, &mut output));
         (filter, result.map(|()| output))
     }
 
@@ -374,7 +438,9 @@ mod tests {
         let original = named(NONCE);
         let mut hidden = original.clone();
         assert_eq!(hide_server_name(&mut hidden), Ok(Some(NONCE.to_vec())));
-        let changed: Vec<_> = (0..original.len()).filter(|i| original[*i] != hidden[*i]).collect();
+        let changed: Vec<_> = (0..original.len())
+            .filter(|i| original[*i] != hidden[*i])
+            .collect();
         assert_eq!(changed.len(), 2);
         assert_eq!(reveal_server_name(&hidden), Some(original));
     }
@@ -405,16 +471,28 @@ mod tests {
         let list = name_list(NONCE);
         for (extensions, what) in [
             (&[(0xff53, &[][..])][..], "the private type on the wire"),
-            (&[(0, &list), (0xff53, &[])], "the private type beside a name"),
+            (
+                &[(0, &list), (0xff53, &[])],
+                "the private type beside a name",
+            ),
             (&[(0, &list), (0, &list)], "two names"),
-            (&[(0, &list[..list.len() - 1])], "a list longer than its extension"),
-            (&[(0, &[&list[..], &[0]].concat())], "an extension longer than its list"),
+            (
+                &[(0, &list[..list.len() - 1])],
+                "a list longer than its extension",
+            ),
+            (
+                &[(0, &[&list[..], &[0]].concat())],
+                "an extension longer than its list",
+            ),
             (&[(0, &[0, 3, 1, 0, 0])], "a name of another type"),
             (&[(0, &[0, 6, 0, 0, 0, 0, 0, 0])], "two names in the list"),
             (&[(0, &[])], "no list"),
         ] {
             let refused = hide_server_name(&mut hello(extensions));
-            assert!(matches!(refused, Err(HelloError::Malformed(_))), "{what}: {refused:?}");
+            assert!(
+                matches!(refused, Err(HelloError::Malformed(_))),
+                "{what}: {refused:?}"
+            );
         }
     }
 
@@ -424,9 +502,17 @@ mod tests {
         hide_server_name(&mut expected).unwrap();
         for record_size in [1, 3, 4, 5, 50, 1000] {
             for piece in [1, 2, 7, 100, 10_000] {
-                let input = [records(&named(NONCE), record_size), b"\x17\x03\x03\x00\x01x and more".to_vec()].concat();
+                let input = [
+                    records(&named(NONCE), record_size),
+                    b"\x17\x03\x03\x00\x01x and more".to_vec(),
+                ]
+                .concat();
                 let (filter, output) = filter(&input, piece);
-                let expected = [records(&expected, 1 << 14), b"\x17\x03\x03\x00\x01x and more".to_vec()].concat();
+                let expected = [
+                    records(&expected, 1 << 14),
+                    b"\x17\x03\x03\x00\x01x and more".to_vec(),
+                ]
+                .concat();
                 assert_eq!(output.unwrap(), expected);
                 assert_eq!(filter.server_name(), Some(NONCE));
             }
@@ -441,21 +527,40 @@ mod tests {
         for piece in [1, 6, 10_000] {
             let first = records(&named(NONCE), 1 << 14);
             let tail = b"anything";
-            let (_, output) = filter(&[&first[..], &ccs, &records(&named(NONCE), 9), tail].concat(), piece);
+            let (_, output) = filter(
+                &[&first[..], &ccs, &records(&named(NONCE), 9), tail].concat(),
+                piece,
+            );
             let hidden = records(&hidden, 1 << 14);
             assert_eq!(output.unwrap(), [&hidden[..], &ccs, &hidden, tail].concat());
             for second in [named(b"another"), hello(&[])] {
-                let (_, output) = filter(&[&first[..], &ccs, &records(&second, 1 << 14)].concat(), piece);
-                assert_eq!(output, Err(HelloError::Malformed("its second ClientHello has another server name")));
+                let (_, output) = filter(
+                    &[&first[..], &ccs, &records(&second, 1 << 14)].concat(),
+                    piece,
+                );
+                assert_eq!(
+                    output,
+                    Err(HelloError::Malformed(
+                        "its second ClientHello has another server name"
+                    ))
+                );
             }
         }
     }
 
     #[test]
     fn what_is_no_tls_is_told_from_broken_tls() {
-        for input in [&b"GET / HTTP/1.1\r\n"[..], b"PRI * HTTP/2.0", &[0x80, 0x2e], &[22, 2], &[21, 3, 3, 0, 2, 2, 40]]
-        {
-            assert!(matches!(filter(input, 1).1, Err(HelloError::NotTls(_))), "{input:02x?}");
+        for input in [
+            &b"GET / HTTP/1.1\r\n"[..],
+            b"PRI * HTTP/2.0",
+            &[0x80, 0x2e],
+            &[22, 2],
+            &[21, 3, 3, 0, 2, 2, 40],
+        ] {
+            assert!(
+                matches!(filter(input, 1).1, Err(HelloError::NotTls(_))),
+                "{input:02x?}"
+            );
         }
         for input in [
             &[22, 3, 1, 0, 0][..],                         // an empty record
@@ -476,10 +581,15 @@ mod tests {
         let mut filter = HelloFilter::new();
         let mut output = Vec::new();
         // the longest ClientHello that is allowed, and then more of it than it has
-        filter.push(&[22, 3, 1, 0, 4, 1, 0, 0xff, 0xfc], &mut output).unwrap();
+        filter
+            .push(&[22, 3, 1, 0, 4, 1, 0, 0xff, 0xfc], &mut output)
+            .unwrap();
         let record = [&[22, 3, 1, 0x40, 0][..], &[0; 1 << 14]].concat();
         let mut pushed = 0;
-        while record.chunks(1000).all(|part| filter.push(part, &mut output).is_ok()) {
+        while record
+            .chunks(1000)
+            .all(|part| filter.push(part, &mut output).is_ok())
+        {
             assert!(filter.hello.len() + filter.pending.len() <= MAX_HELLO + record.len());
             pushed += 1;
         }
@@ -488,8 +598,13 @@ mod tests {
 
     #[test]
     fn mutated_hellos_cause_no_panic_and_hide_and_reveal_stay_inverse() {
-        let seeds =
-            [named(NONCE), named(b"x"), hello(&[]), hello(&[(0xff53, b"x")]), hello(&[(0, &name_list(NONCE)[..]); 2])];
+        let seeds = [
+            named(NONCE),
+            named(b"x"),
+            hello(&[]),
+            hello(&[(0xff53, b"x")]),
+            hello(&[(0, &name_list(NONCE)[..]); 2]),
+        ];
         let mut random = Xorshift::new(1);
         let mut hidden = 0;
         for round in 0..200_000 {
@@ -507,14 +622,23 @@ mod tests {
             }
             let _ = reveal_server_name(&original);
         }
-        assert!(hidden > 1000, "only {hidden} mutations were still a ClientHello with a name");
+        assert!(
+            hidden > 1000,
+            "only {hidden} mutations were still a ClientHello with a name"
+        );
     }
 
     #[test]
     fn mutated_connections_cause_no_panic_in_the_filter() {
         let ccs = [CHANGE_CIPHER_SPEC, 3, 3, 0, 1, 1];
         let again = records(&named(NONCE), 100);
-        let seed = [&records(&named(NONCE), 60)[..], &ccs, &again, b"\x17\x03\x03\x00\x01x"].concat();
+        let seed = [
+            &records(&named(NONCE), 60)[..],
+            &ccs,
+            &again,
+            b"\x17\x03\x03\x00\x01x",
+        ]
+        .concat();
         let mut random = Xorshift::new(2);
         for _ in 0..50_000 {
             let mut input = seed.clone();

@@ -49,9 +49,10 @@ pub fn server() -> [u8; SERVER_LEN] {
 /// The client's nonce from the server name it sent, if it sent one. The error is a clause about the client.
 pub fn from_server_name(name: Option<&[u8]>) -> Result<Vec<u8>, String> {
     match name {
-        None | Some([]) => {
-            Err("its ClientHello has no nonce (no server name), so no attestation would be fresh".into())
-        }
+        None | Some([]) => Err(
+            "its ClientHello has no nonce (no server name), so no attestation would be fresh"
+                .into(),
+        ),
         Some(name) => decode(name).map_err(|what| format!("the nonce in its server name {what}")),
     }
 }
@@ -71,7 +72,10 @@ pub fn common_name(value: &[u8]) -> Vec<u8> {
 /// The server's nonce from the authorities that its CertificateRequest names. The error is a clause about the server.
 pub fn from_distinguished_names(names: &[&[u8]]) -> Result<Vec<u8>, String> {
     let [name] = names else {
-        return Err(format!("its CertificateRequest names {} authorities instead of one, the nonce", names.len()));
+        return Err(format!(
+            "its CertificateRequest names {} authorities instead of one, the nonce",
+            names.len()
+        ));
     };
     let value = find_common_name(name)
         .map_err(|Malformed| "the authority's name in its CertificateRequest is malformed".to_string())?
@@ -98,7 +102,11 @@ fn find_common_name(name: &[u8]) -> Result<Option<&[u8]>, Malformed> {
             attribute.end()?;
             if oid == COMMON_NAME {
                 return match tag {
-                    der::PRINTABLE_STRING | UTF8_STRING | IA5_STRING | T61_STRING | NUMERIC_STRING => Ok(Some(value)),
+                    der::PRINTABLE_STRING
+                    | UTF8_STRING
+                    | IA5_STRING
+                    | T61_STRING
+                    | NUMERIC_STRING => Ok(Some(value)),
                     _ => Err(Malformed),
                 };
             }
@@ -111,7 +119,9 @@ fn decode(text: &[u8]) -> Result<Vec<u8>, String> {
     if text.len() > MAX_LEN.div_ceil(3) * 4 {
         return Err(format!("has more than {MAX_LEN} bytes"));
     }
-    let nonce = STANDARD.decode(text).map_err(|error| format!("is no base64: {error}"))?;
+    let nonce = STANDARD
+        .decode(text)
+        .map_err(|error| format!("is no base64: {error}"))?;
     match nonce.len() {
         MIN_LEN..=MAX_LEN => Ok(nonce),
         len => Err(format!("has {len} bytes, not {MIN_LEN} to {MAX_LEN}")),
@@ -133,8 +143,13 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for _ in 0..500 {
             let (nonce, name) = client();
-            let ServerName::DnsName(name) = name else { panic!("no host name: {name:?}") };
-            assert_eq!(from_server_name(Some(name.as_ref().as_bytes())), Ok(nonce.clone()));
+            let ServerName::DnsName(name) = name else {
+                panic!("no host name: {name:?}")
+            };
+            assert_eq!(
+                from_server_name(Some(name.as_ref().as_bytes())),
+                Ok(nonce.clone())
+            );
             assert!(seen.insert(nonce));
         }
     }
@@ -143,7 +158,9 @@ mod tests {
     fn the_server_nonce_s_name_is_the_old_system_s() {
         // made from Go's encoding of a pkix.Name with this common name
         let expected: Vec<u8> = [
-            &[0x30, 0x37, 0x31, 0x35, 0x30, 0x33, 0x06, 0x03, 0x55, 0x04, 0x03, 0x13, 0x2c][..],
+            &[
+                0x30, 0x37, 0x31, 0x35, 0x30, 0x33, 0x06, 0x03, 0x55, 0x04, 0x03, 0x13, 0x2c,
+            ][..],
             b"ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=",
         ]
         .concat();
@@ -156,8 +173,12 @@ mod tests {
         let text = STANDARD.encode(example());
         for tag in [0x0c, 0x12, 0x13, 0x14, 0x16] {
             let organization = [der::OBJECT_IDENTIFIER, 3, 0x55, 4, 0x0a];
-            let attribute =
-                |oid: &[u8], text: &str| der::element(der::SEQUENCE, &[oid, &der::element(tag, &[text.as_bytes()])]);
+            let attribute = |oid: &[u8], text: &str| {
+                der::element(
+                    der::SEQUENCE,
+                    &[oid, &der::element(tag, &[text.as_bytes()])],
+                )
+            };
             let name = der::element(
                 der::SEQUENCE,
                 &[
@@ -165,7 +186,11 @@ mod tests {
                     &der::element(der::SET, &[&attribute(COMMON_NAME, &text)]),
                 ],
             );
-            assert_eq!(from_distinguished_names(&[&name]), Ok(example()), "{tag:02x}");
+            assert_eq!(
+                from_distinguished_names(&[&name]),
+                Ok(example()),
+                "{tag:02x}"
+            );
         }
     }
 
@@ -175,8 +200,17 @@ mod tests {
         assert!(from_distinguished_names(&[]).is_err());
         assert!(from_distinguished_names(&[&good, &good]).is_err());
         assert!(from_distinguished_names(&[&der::element(der::SEQUENCE, &[])]).is_err());
-        for bad in [&b"not base64"[..], &[b'A'; 20], &[b'A'; 92], &[b'A'; 43], b""] {
-            assert!(from_distinguished_names(&[&common_name(bad)]).is_err(), "{bad:02x?}");
+        for bad in [
+            &b"not base64"[..],
+            &[b'A'; 20],
+            &[b'A'; 92],
+            &[b'A'; 43],
+            b"",
+        ] {
+            assert!(
+                from_distinguished_names(&[&common_name(bad)]).is_err(),
+                "{bad:02x?}"
+            );
             assert!(from_server_name(Some(bad)).is_err(), "{bad:02x?}");
         }
         assert!(from_server_name(None).is_err());
@@ -186,7 +220,11 @@ mod tests {
     fn nonces_of_16_to_64_bytes_are_accepted() {
         for len in 0..100 {
             let text = STANDARD.encode(vec![1; len]);
-            assert_eq!(from_server_name(Some(text.as_bytes())).is_ok(), (16..=64).contains(&len), "{len}");
+            assert_eq!(
+                from_server_name(Some(text.as_bytes())).is_ok(),
+                (16..=64).contains(&len),
+                "{len}"
+            );
         }
     }
 

@@ -15,7 +15,8 @@ use super::hello;
 
 /// ring's algorithms as they are, for clients.
 pub fn client() -> Arc<CryptoProvider> {
-    static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(ring::default_provider()));
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> =
+        LazyLock::new(|| Arc::new(ring::default_provider()));
     PROVIDER.clone()
 }
 
@@ -39,15 +40,19 @@ fn with_true_hash(suite: SupportedCipherSuite) -> SupportedCipherSuite {
         confidentiality_limit: common.confidentiality_limit,
     };
     match suite {
-        SupportedCipherSuite::Tls13(suite) => SupportedCipherSuite::Tls13(Box::leak(Box::new(Tls13CipherSuite {
-            common: common(&suite.common),
-            quic: None,
-            ..*suite
-        }))),
-        SupportedCipherSuite::Tls12(suite) => SupportedCipherSuite::Tls12(Box::leak(Box::new(Tls12CipherSuite {
-            common: common(&suite.common),
-            ..*suite
-        }))),
+        SupportedCipherSuite::Tls13(suite) => {
+            SupportedCipherSuite::Tls13(Box::leak(Box::new(Tls13CipherSuite {
+                common: common(&suite.common),
+                quic: None,
+                ..*suite
+            })))
+        }
+        SupportedCipherSuite::Tls12(suite) => {
+            SupportedCipherSuite::Tls12(Box::leak(Box::new(Tls12CipherSuite {
+                common: common(&suite.common),
+                ..*suite
+            })))
+        }
     }
 }
 

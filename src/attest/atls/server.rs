@@ -13,7 +13,10 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{Connection, DigitallySignedStruct, DistinguishedName, ServerConfig, ServerConnection, SignatureScheme};
+use rustls::{
+    Connection, DigitallySignedStruct, DistinguishedName, ServerConfig, ServerConnection,
+    SignatureScheme,
+};
 
 use super::handshake::{self, Timed};
 use super::hello::{self, HelloFilter};
@@ -46,7 +49,12 @@ impl Server {
     /// validators any client is accepted.**
     pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
         let issuer = issuer.map(|issuer| Arc::new(ForStrangers(issuer)) as Arc<dyn Issuer>);
-        Server { issuer, validators, only_tls13: false, issuing: Arc::new(Turns::new(MAX_ISSUING, MAX_WAITING)) }
+        Server {
+            issuer,
+            validators,
+            only_tls13: false,
+            issuing: Arc::new(Turns::new(MAX_ISSUING, MAX_WAITING)),
+        }
     }
 
     /// Refuses TLS 1.2.
@@ -64,15 +72,28 @@ impl Server {
         self.handshake_watched(socket, deadline, &PeersTurn::default())
     }
 
-    fn handshake_watched(&self, socket: TcpStream, deadline: Instant, turn: &PeersTurn) -> Result<Transport, Error> {
+    fn handshake_watched(
+        &self,
+        socket: TcpStream,
+        deadline: Instant,
+        turn: &PeersTurn,
+    ) -> Result<Transport, Error> {
         let (connection, session) = self.establish_session(&socket, deadline, turn)?;
         let identity = session.machine.get().cloned();
-        Ok(Transport { identity, ..handshake::finish(connection, socket)? })
+        Ok(Transport {
+            identity,
+            ..handshake::finish(connection, socket)?
+        })
     }
 
     #[cfg(test)]
-    pub(super) fn establish(&self, socket: &TcpStream, deadline: Instant) -> Result<Connection, Error> {
-        self.establish_session(socket, deadline, &PeersTurn::default()).map(|(connection, _)| connection)
+    pub(super) fn establish(
+        &self,
+        socket: &TcpStream,
+        deadline: Instant,
+    ) -> Result<Connection, Error> {
+        self.establish_session(socket, deadline, &PeersTurn::default())
+            .map(|(connection, _)| connection)
     }
 
     fn establish_session(
@@ -82,11 +103,21 @@ impl Server {
         turn: &PeersTurn,
     ) -> Result<(Connection, Arc<Session>), Error> {
         socket.set_nodelay(true)?;
-        let mut peer = Timed { socket, deadline, turn };
+        let mut peer = Timed {
+            socket,
+            deadline,
+            turn,
+        };
         let mut filter = HelloFilter::new();
-        let network = socket.peer_addr().map_or(Network::UNKNOWN, |peer| peer.ip().into());
-        let opened = handshake::read_hello(&mut peer, &mut filter)
-            .and_then(|hello| Ok((hello, self.session(network, filter.server_name(), deadline)?)));
+        let network = socket
+            .peer_addr()
+            .map_or(Network::UNKNOWN, |peer| peer.ip().into());
+        let opened = handshake::read_hello(&mut peer, &mut filter).and_then(|hello| {
+            Ok((
+                hello,
+                self.session(network, filter.server_name(), deadline)?,
+            ))
+        });
         let (hello, session) = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -105,7 +136,12 @@ impl Server {
         result.map(|()| (connection, session))
     }
 
-    fn session(&self, network: Network, server_name: Option<&[u8]>, deadline: Instant) -> Result<Arc<Session>, Error> {
+    fn session(
+        &self,
+        network: Network,
+        server_name: Option<&[u8]>,
+        deadline: Instant,
+    ) -> Result<Arc<Session>, Error> {
         let client_nonce = match self.issuer {
             Some(_) => nonce::from_server_name(server_name).map_err(Error::Misbehaved)?,
             None => Vec::new(),
@@ -119,7 +155,9 @@ impl Server {
             deadline,
             client_nonce,
             server_nonce,
-            authorities: [DistinguishedName::from(nonce::to_distinguished_name(&server_nonce))],
+            authorities: [DistinguishedName::from(nonce::to_distinguished_name(
+                &server_nonce,
+            ))],
             certified: OnceLock::new(),
             machine: OnceLock::new(),
             failure: Mutex::new(None),
@@ -127,7 +165,11 @@ impl Server {
     }
 
     fn config(&self, session: &Arc<Session>) -> Result<ServerConfig, Error> {
-        let versions = if self.only_tls13 { &[&rustls::version::TLS13][..] } else { rustls::ALL_VERSIONS };
+        let versions = if self.only_tls13 {
+            &[&rustls::version::TLS13][..]
+        } else {
+            rustls::ALL_VERSIONS
+        };
         let mut config = ServerConfig::builder_with_provider(provider::server())
             .with_protocol_versions(versions)?
             .with_client_cert_verifier(session.clone())
@@ -141,16 +183,27 @@ impl Server {
 
 impl Accept for Server {
     /// [`Server::handshake`], with what the operator should know in the log, beside the peer's address.
-    fn accept(&self, socket: TcpStream, deadline: Instant, turn: &PeersTurn) -> io::Result<Transport> {
-        let peer = socket.peer_addr().map_or_else(|_| "a peer that is gone".into(), |address| address.to_string());
-        self.handshake_watched(socket, deadline, turn).map_err(|error| {
-            match &error {
-                Error::Refused(_) | Error::Issuer(_) | Error::Internal(_) => warn!("attested TLS with {peer}: {error}"),
-                // what any port scan causes
-                _ => debug!("attested TLS with {peer}: {error}"),
-            }
-            error.into()
-        })
+    fn accept(
+        &self,
+        socket: TcpStream,
+        deadline: Instant,
+        turn: &PeersTurn,
+    ) -> io::Result<Transport> {
+        let peer = socket.peer_addr().map_or_else(
+            |_| "a peer that is gone".into(),
+            |address| address.to_string(),
+        );
+        self.handshake_watched(socket, deadline, turn)
+            .map_err(|error| {
+                match &error {
+                    Error::Refused(_) | Error::Issuer(_) | Error::Internal(_) => {
+                        warn!("attested TLS with {peer}: {error}")
+                    }
+                    // what any port scan causes
+                    _ => debug!("attested TLS with {peer}: {error}"),
+                }
+                error.into()
+            })
     }
 }
 
@@ -179,12 +232,19 @@ impl Session {
     }
 
     fn take_failure(&self) -> Option<Error> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 
     fn certify(&self) -> Result<Arc<CertifiedKey>, Error> {
         let _slot = match self.issuer {
-            Some(_) => Some(self.issuing.take(self.network, self.deadline, || false).map_err(|_| Error::TimedOut)?),
+            Some(_) => Some(
+                self.issuing
+                    .take(self.network, self.deadline, || false)
+                    .map_err(|_| Error::TimedOut)?,
+            ),
             None => None,
         };
         certificate::issue(self.issuer.as_deref(), &self.client_nonce)
@@ -193,7 +253,9 @@ impl Session {
 
 impl ResolvesServerCert for Session {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.certified.get_or_init(|| self.certify().map_err(|error| self.fail(error)).ok()).clone()
+        self.certified
+            .get_or_init(|| self.certify().map_err(|error| self.fail(error)).ok())
+            .clone()
     }
 }
 
@@ -236,7 +298,12 @@ impl ClientCertVerifier for Session {
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
         let original = hello::reveal_server_name(message);
         let message = original.as_deref().unwrap_or(message);
-        verify_tls12_signature(message, leaf, signature, &provider::server().signature_verification_algorithms)
+        verify_tls12_signature(
+            message,
+            leaf,
+            signature,
+            &provider::server().signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -245,11 +312,18 @@ impl ClientCertVerifier for Session {
         leaf: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, leaf, signature, &provider::server().signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            leaf,
+            signature,
+            &provider::server().signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        provider::server().signature_verification_algorithms.supported_schemes()
+        provider::server()
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 

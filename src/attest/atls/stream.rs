@@ -50,7 +50,11 @@ pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport>
     let socket = Arc::new(socket);
     let shared = Arc::new(Shared {
         engine: Mutex::new(connection),
-        outgoing: Mutex::new(Outgoing { socket: socket.clone(), records: Vec::new(), broken: None }),
+        outgoing: Mutex::new(Outgoing {
+            socket: socket.clone(),
+            records: Vec::new(),
+            broken: None,
+        }),
     });
     Ok(Transport {
         reader: Box::new(Reader {
@@ -145,7 +149,10 @@ impl Shared {
 impl Outgoing {
     fn check(&self) -> io::Result<()> {
         match self.broken {
-            Some(kind) => Err(io::Error::new(kind, "an earlier write to this TLS connection failed")),
+            Some(kind) => Err(io::Error::new(
+                kind,
+                "an earlier write to this TLS connection failed",
+            )),
             None => Ok(()),
         }
     }
@@ -187,7 +194,10 @@ impl Read for Reader {
             match self.take_plaintext(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    return Err(io::Error::new(error.kind(), "the peer closed the connection without ending TLS"));
+                    return Err(io::Error::new(
+                        error.kind(),
+                        "the peer closed the connection without ending TLS",
+                    ));
                 }
                 result => return result,
             }
@@ -196,7 +206,8 @@ impl Read for Reader {
             }
             if self.unread.is_empty() {
                 self.received.resize(READ_SIZE, 0);
-                let len = read_socket(&self.socket, &mut self.received).inspect_err(|_| self.received = Vec::new())?;
+                let len = read_socket(&self.socket, &mut self.received)
+                    .inspect_err(|_| self.received = Vec::new())?;
                 self.unread = 0..len;
             }
             self.process()?;
@@ -244,7 +255,11 @@ struct Writer {
 
 impl Write for Writer {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        if data.is_empty() { Ok(0) } else { self.shared.send(data) }
+        if data.is_empty() {
+            Ok(0)
+        } else {
+            self.shared.send(data)
+        }
     }
 
     /// Every write has sent what it accepted.
@@ -275,13 +290,24 @@ mod tests {
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let far = listener.accept().unwrap().0;
         let deadline = Instant::now() + Duration::from_secs(20);
-        let server = thread::spawn(move || (Server::new(None, vec![]).establish(&far, deadline).unwrap(), far));
-        let client = Client::new(None, vec![]).establish(&near, deadline).unwrap();
+        let server = thread::spawn(move || {
+            (
+                Server::new(None, vec![]).establish(&far, deadline).unwrap(),
+                far,
+            )
+        });
+        let client = Client::new(None, vec![])
+            .establish(&near, deadline)
+            .unwrap();
         let (server, far) = server.join().unwrap();
         for socket in [&near, &far] {
             // a test that hangs is to fail
-            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-            socket.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+            socket
+                .set_read_timeout(Some(Duration::from_secs(60)))
+                .unwrap();
+            socket
+                .set_write_timeout(Some(Duration::from_secs(60)))
+                .unwrap();
         }
         ((client, near), (server, far))
     }
@@ -293,7 +319,9 @@ mod tests {
 
     /// Bytes that depend on their position, so that order counts.
     fn pattern(start: usize, len: usize) -> Vec<u8> {
-        (start..start + len).map(|i| (i ^ i >> 8 ^ i >> 16) as u8).collect()
+        (start..start + len)
+            .map(|i| (i ^ i >> 8 ^ i >> 16) as u8)
+            .collect()
     }
 
     fn send(mut writer: Box<dyn Write + Send>, total: usize, piece: usize) {
@@ -314,7 +342,10 @@ mod tests {
             match reader.read(&mut buffer).unwrap() {
                 0 => return received,
                 len => {
-                    assert!(buffer[..len] == pattern(received, len), "wrong bytes at {received}");
+                    assert!(
+                        buffer[..len] == pattern(received, len),
+                        "wrong bytes at {received}"
+                    );
                     received += len;
                 }
             }
@@ -330,9 +361,16 @@ mod tests {
             thread::spawn(move || send(near.writer, TOTAL, 3 << 20)),
             thread::spawn(move || send(far.writer, TOTAL, 10_007)),
         ];
-        let receivers = [thread::spawn(move || check(near.reader)), thread::spawn(move || check(far.reader))];
-        senders.into_iter().for_each(|thread| thread.join().unwrap());
-        receivers.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), TOTAL));
+        let receivers = [
+            thread::spawn(move || check(near.reader)),
+            thread::spawn(move || check(far.reader)),
+        ];
+        senders
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+        receivers
+            .into_iter()
+            .for_each(|thread| assert_eq!(thread.join().unwrap(), TOTAL));
     }
 
     #[test]
@@ -373,22 +411,42 @@ mod tests {
         near.socket.shutdown(Shutdown::Write).unwrap();
         let mut received = Vec::new();
         let error = far.reader.read_to_end(&mut received).unwrap_err();
-        assert_eq!((error.kind(), &received[..]), (io::ErrorKind::UnexpectedEof, &b"half a mess"[..]));
-        assert_eq!(far.reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(
+            (error.kind(), &received[..]),
+            (io::ErrorKind::UnexpectedEof, &b"half a mess"[..])
+        );
+        assert_eq!(
+            far.reader.read(&mut [0]).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
     }
 
     #[test]
     fn a_forged_record_is_an_error_after_the_data_and_the_peer_is_alerted() {
         let (mut near, mut far) = pair();
         near.writer.write_all(b"true").unwrap();
-        (&*near.socket).write_all(&[&[23, 3, 3, 0, 30][..], &[7; 30]].concat()).unwrap();
+        (&*near.socket)
+            .write_all(&[&[23, 3, 3, 0, 30][..], &[7; 30]].concat())
+            .unwrap();
         let mut received = Vec::new();
         let error = far.reader.read_to_end(&mut received).unwrap_err();
-        assert_eq!((error.kind(), &received[..]), (io::ErrorKind::InvalidData, &b"true"[..]));
-        assert_eq!(far.reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(
+            (error.kind(), &received[..]),
+            (io::ErrorKind::InvalidData, &b"true"[..])
+        );
+        assert_eq!(
+            far.reader.read(&mut [0]).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
         let error = near.reader.read(&mut [0]).unwrap_err();
         let error = error.downcast::<Error>().unwrap();
-        assert!(matches!(error, Error::PeerRefused(rustls::AlertDescription::BadRecordMac)), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::PeerRefused(rustls::AlertDescription::BadRecordMac)
+            ),
+            "{error}"
+        );
     }
 
     #[test]
@@ -401,7 +459,10 @@ mod tests {
         thread::sleep(Duration::from_millis(200));
         assert!(!reading.is_finished() && !writing.is_finished());
         near.socket.shutdown(Shutdown::Both).unwrap();
-        assert_eq!(reading.join().unwrap().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(
+            reading.join().unwrap().unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
         assert!(writing.join().unwrap().is_err());
         drop(far);
     }
@@ -409,10 +470,18 @@ mod tests {
     #[test]
     fn a_writer_is_dropped_in_bounded_time_though_the_peer_does_not_read() {
         let (near, far) = pair();
-        near.socket.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        near.socket
+            .set_write_timeout(Some(Duration::from_millis(200)))
+            .unwrap();
         let mut writer = near.writer;
         let error = writer.write_all(&vec![0; 32 << 20]).unwrap_err();
-        assert!(matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut), "{error}");
+        assert!(
+            matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+            ),
+            "{error}"
+        );
         // final, since part of a record was sent
         assert!(writer.write(b"more").is_err());
         let begin = Instant::now();
@@ -425,7 +494,11 @@ mod tests {
         far.socket.set_nonblocking(false).unwrap();
         let begin = Instant::now();
         drop(far.writer);
-        assert!((CLOSE_TIME..CLOSE_TIME * 3).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        assert!(
+            (CLOSE_TIME..CLOSE_TIME * 3).contains(&begin.elapsed()),
+            "{:?}",
+            begin.elapsed()
+        );
     }
 
     #[test]
@@ -470,11 +543,18 @@ mod tests {
     #[test]
     fn a_read_time_out_of_the_socket_ends_the_read_and_nothing_else() {
         let (mut near, mut far) = pair();
-        far.socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        far.socket
+            .set_read_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
         let kind = far.reader.read(&mut [0]).unwrap_err().kind();
-        assert!(matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut), "{kind:?}");
+        assert!(
+            matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+            "{kind:?}"
+        );
         near.writer.write_all(b"late").unwrap();
-        far.socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        far.socket
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
         let mut received = [0; 4];
         far.reader.read_exact(&mut received).unwrap();
         assert_eq!(&received, b"late");

@@ -55,7 +55,10 @@ fn part(client: Client, server: Server) -> (Error, Error) {
 
 /// A line each way.
 fn greet(client: &mut Transport, server: &mut Transport) -> io::Result<()> {
-    for (from, to) in [(&mut client.writer, &mut server.reader), (&mut server.writer, &mut client.reader)] {
+    for (from, to) in [
+        (&mut client.writer, &mut server.reader),
+        (&mut server.writer, &mut client.reader),
+    ] {
         from.write_all(b"hello\n")?;
         from.flush()?;
         let mut line = [0; 6];
@@ -67,7 +70,9 @@ fn greet(client: &mut Transport, server: &mut Transport) -> io::Result<()> {
 
 #[test]
 fn every_mode_carries_data_both_ways() {
-    for (server_attests, client_attests) in [(true, true), (true, false), (false, true), (false, false)] {
+    for (server_attests, client_attests) in
+        [(true, true), (true, false), (false, true), (false, false)]
+    {
         let client = Client::new(
             if client_attests { issuer() } else { None },
             if server_attests { validators() } else { vec![] },
@@ -103,7 +108,11 @@ struct Slow {
 
 impl Slow {
     fn new(time: Duration) -> Arc<Slow> {
-        Arc::new(Slow { now: AtomicUsize::new(0), most: AtomicUsize::new(0), time })
+        Arc::new(Slow {
+            now: AtomicUsize::new(0),
+            most: AtomicUsize::new(0),
+            time,
+        })
     }
 }
 
@@ -113,7 +122,10 @@ impl Issuer for Slow {
     }
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.most.fetch_max(self.now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        self.most.fetch_max(
+            self.now.fetch_add(1, Ordering::SeqCst) + 1,
+            Ordering::SeqCst,
+        );
         thread::sleep(self.time);
         self.now.fetch_sub(1, Ordering::SeqCst);
         Dummy(OID).issue(user_data, nonce)
@@ -148,25 +160,46 @@ fn outcome(client: Result<Transport, Error>) -> Result<(), Error> {
 #[test]
 fn any_of_several_validators_may_know_the_variant() {
     let several = || -> Validators { vec![Arc::new(Dummy(OTHER_OID)), Arc::new(Dummy(OID))] };
-    let (client, server) = meet(Client::new(issuer(), several()), Server::new(issuer(), several()));
+    let (client, server) = meet(
+        Client::new(issuer(), several()),
+        Server::new(issuer(), several()),
+    );
     greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
 }
 
 #[test]
 fn a_server_that_fails_validation_is_refused_with_the_validator_s_text_for_our_side_only() {
-    let (client, server) = meet(Client::new(None, vec![Arc::new(Picky)]), Server::new(issuer(), vec![]));
+    let (client, server) = meet(
+        Client::new(None, vec![Arc::new(Picky)]),
+        Server::new(issuer(), vec![]),
+    );
     let error = client.err().unwrap();
     assert_eq!(error.refused().unwrap().to_string(), "PCR 4 is 00, not 11");
-    assert_eq!(error.to_string(), "the peer's attestation was refused: PCR 4 is 00, not 11");
-    assert!(matches!(server, Err(Error::PeerRefused(rustls::AlertDescription::AccessDenied))));
+    assert_eq!(
+        error.to_string(),
+        "the peer's attestation was refused: PCR 4 is 00, not 11"
+    );
+    assert!(matches!(
+        server,
+        Err(Error::PeerRefused(rustls::AlertDescription::AccessDenied))
+    ));
 }
 
 #[test]
 fn a_client_that_fails_validation_is_refused_with_the_validator_s_text_for_our_side_only() {
     // forty in a row: each must see the alert, not a reset
     for _ in 0..40 {
-        let (client, server) = part(Client::new(issuer(), vec![]), Server::new(None, vec![Arc::new(Picky)]));
-        assert!(matches!(client, Error::PeerRefused(rustls::AlertDescription::AccessDenied)), "{client}");
+        let (client, server) = part(
+            Client::new(issuer(), vec![]),
+            Server::new(None, vec![Arc::new(Picky)]),
+        );
+        assert!(
+            matches!(
+                client,
+                Error::PeerRefused(rustls::AlertDescription::AccessDenied)
+            ),
+            "{client}"
+        );
         assert_eq!(server.refused().unwrap().to_string(), "PCR 4 is 00, not 11");
     }
 }
@@ -174,38 +207,71 @@ fn a_client_that_fails_validation_is_refused_with_the_validator_s_text_for_our_s
 #[test]
 fn an_unknown_variant_is_refused_on_either_side() {
     let other = || -> Issuers { Some(Arc::new(Dummy(OTHER_OID))) };
-    let (client, server) = part(Client::new(None, validators()), Server::new(other(), vec![]));
-    assert!(client.refused().is_some() && matches!(server, Error::PeerRefused(_)), "{client}; {server}");
-    let (client, server) = part(Client::new(other(), vec![]), Server::new(None, validators()));
-    assert!(server.refused().is_some() && matches!(client, Error::PeerRefused(_)), "{client}; {server}");
+    let (client, server) = part(
+        Client::new(None, validators()),
+        Server::new(other(), vec![]),
+    );
+    assert!(
+        client.refused().is_some() && matches!(server, Error::PeerRefused(_)),
+        "{client}; {server}"
+    );
+    let (client, server) = part(
+        Client::new(other(), vec![]),
+        Server::new(None, validators()),
+    );
+    assert!(
+        server.refused().is_some() && matches!(client, Error::PeerRefused(_)),
+        "{client}; {server}"
+    );
 }
 
 #[test]
 fn a_side_without_attestation_is_refused_by_one_that_validates() {
     for mutual in [false, true] {
         let extra = || if mutual { validators() } else { vec![] };
-        let (client, server) = part(Client::new(issuer(), validators()), Server::new(None, extra()));
-        assert!(client.refused().is_some() && matches!(server, Error::PeerRefused(_)), "{client}; {server}");
-        let (client, server) = part(Client::new(None, extra()), Server::new(issuer(), validators()));
-        assert!(server.refused().is_some() && matches!(client, Error::PeerRefused(_)), "{client}; {server}");
+        let (client, server) = part(
+            Client::new(issuer(), validators()),
+            Server::new(None, extra()),
+        );
+        assert!(
+            client.refused().is_some() && matches!(server, Error::PeerRefused(_)),
+            "{client}; {server}"
+        );
+        let (client, server) = part(
+            Client::new(None, extra()),
+            Server::new(issuer(), validators()),
+        );
+        assert!(
+            server.refused().is_some() && matches!(client, Error::PeerRefused(_)),
+            "{client}; {server}"
+        );
     }
 }
 
 #[test]
 fn a_client_is_not_validated_by_a_server_without_validators() {
-    let (client, server) = meet(Client::new(Some(Arc::new(Broken)), validators()), Server::new(issuer(), vec![]));
+    let (client, server) = meet(
+        Client::new(Some(Arc::new(Broken)), validators()),
+        Server::new(issuer(), vec![]),
+    );
     greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
 }
 
 #[test]
 fn an_issuer_that_fails_is_our_own_fault_and_known_as_such() {
-    let (client, server) = meet(Client::new(None, validators()), Server::new(Some(Arc::new(Broken)), vec![]));
+    let (client, server) = meet(
+        Client::new(None, validators()),
+        Server::new(Some(Arc::new(Broken)), vec![]),
+    );
     let error = server.err().unwrap();
     assert!(matches!(error, Error::Issuer(_)));
     assert!(error.to_string().ends_with("the TPM does not answer"));
     assert!(matches!(client, Err(Error::PeerRefused(_))));
 
-    let (client, server) = meet(Client::new(Some(Arc::new(Broken)), vec![]), Server::new(None, validators()));
+    let (client, server) = meet(
+        Client::new(Some(Arc::new(Broken)), vec![]),
+        Server::new(None, validators()),
+    );
     assert!(matches!(client, Err(Error::Issuer(_))));
     assert!(server.is_err());
 }
@@ -225,13 +291,18 @@ fn one_client_serves_many_connections_at_once_and_so_does_one_server() {
             })
         })
         .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
 }
 
 #[test]
 fn connections_in_a_row_all_succeed() {
     for _ in 0..200 {
-        let (client, server) = meet(Client::new(issuer(), validators()), Server::new(issuer(), validators()));
+        let (client, server) = meet(
+            Client::new(issuer(), validators()),
+            Server::new(issuer(), validators()),
+        );
         greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
     }
 }
@@ -246,12 +317,16 @@ fn a_server_issues_only_so_many_documents_at_once() {
             let server = server.clone();
             thread::spawn(move || {
                 let far = thread::spawn(move || server.handshake(far, soon()));
-                Client::new(None, validators()).connect(near, soon()).unwrap();
+                Client::new(None, validators())
+                    .connect(near, soon())
+                    .unwrap();
                 far.join().unwrap().unwrap();
             })
         })
         .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
     // at least two: else they would simply follow each other
     assert!((2..=server::MAX_ISSUING).contains(&slow.most.load(Ordering::SeqCst)));
 }
@@ -270,19 +345,36 @@ fn who_waits_too_long_for_a_document_times_out() {
     let begin = Instant::now();
     let late = start(begin + Duration::from_millis(500)).join().unwrap();
     assert!(matches!(late, Err(Error::TimedOut)), "{:?}", late.err());
-    assert!(begin.elapsed() < Duration::from_millis(1650), "{:?}", begin.elapsed());
-    busy.into_iter().for_each(|thread| assert!(thread.join().unwrap().is_ok()));
+    assert!(
+        begin.elapsed() < Duration::from_millis(1650),
+        "{:?}",
+        begin.elapsed()
+    );
+    busy.into_iter()
+        .for_each(|thread| assert!(thread.join().unwrap().is_ok()));
 }
 
 #[test]
 fn tls12_is_refused_by_a_peer_that_requires_13_and_used_by_none_of_ours() {
-    let (client, server) = meet(Client::new(None, vec![]).require_tls13(), Server::new(None, vec![]).require_tls13());
+    let (client, server) = meet(
+        Client::new(None, vec![]).require_tls13(),
+        Server::new(None, vec![]).require_tls13(),
+    );
     greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
     let (near, far) = sockets();
-    let server = thread::spawn(move || Server::new(issuer(), vec![]).establish(&far, soon()).unwrap());
-    let client = Client::new(None, validators()).establish(&near, soon()).unwrap();
+    let server = thread::spawn(move || {
+        Server::new(issuer(), vec![])
+            .establish(&far, soon())
+            .unwrap()
+    });
+    let client = Client::new(None, validators())
+        .establish(&near, soon())
+        .unwrap();
     for connection in [client, server.join().unwrap()] {
-        assert_eq!(connection.protocol_version(), Some(rustls::ProtocolVersion::TLSv1_3));
+        assert_eq!(
+            connection.protocol_version(),
+            Some(rustls::ProtocolVersion::TLSv1_3)
+        );
         assert_eq!(connection.alpn_protocol(), Some(ALPN_H2));
     }
 }
@@ -290,8 +382,11 @@ fn tls12_is_refused_by_a_peer_that_requires_13_and_used_by_none_of_ours() {
 /// The bytes of a ClientHello of our own client.
 fn client_hello() -> Vec<u8> {
     let (near, mut far) = sockets();
-    thread::spawn(move || Client::new(None, vec![]).connect(near, Instant::now() + Duration::from_millis(500)));
-    far.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    thread::spawn(move || {
+        Client::new(None, vec![]).connect(near, Instant::now() + Duration::from_millis(500))
+    });
+    far.set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
     let mut hello = Vec::new();
     let _ = far.read_to_end(&mut hello);
     assert!(hello.len() > 100);
@@ -306,7 +401,8 @@ fn a_client_that_sends_a_byte_at_a_time_is_cut_off_at_the_deadline() {
         let (mut near, far) = sockets();
         let begin = Instant::now();
         let server = thread::spawn(move || {
-            let end = Server::new(issuer(), vec![]).handshake(far, Instant::now() + Duration::from_millis(600));
+            let end = Server::new(issuer(), vec![])
+                .handshake(far, Instant::now() + Duration::from_millis(600));
             (end.err(), begin.elapsed())
         });
         near.write_all(&hello[..start]).unwrap();
@@ -339,32 +435,59 @@ fn a_silent_or_slow_server_is_given_up_at_the_deadline() {
             far
         });
         let begin = Instant::now();
-        let error = Client::new(None, vec![]).connect(near, begin + Duration::from_millis(400)).err();
+        let error = Client::new(None, vec![])
+            .connect(near, begin + Duration::from_millis(400))
+            .err();
         assert!(matches!(error, Some(Error::TimedOut)), "{error:?}");
-        assert!((390..1900).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
+        assert!(
+            (390..1900).contains(&begin.elapsed().as_millis()),
+            "{:?}",
+            begin.elapsed()
+        );
         drop(trickle.join().unwrap());
     }
 }
 
 #[test]
 fn what_is_no_tls_is_called_so_on_both_sides() {
-    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0; 100], &[0xff; 5000]] {
+    for garbage in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        &[0; 100],
+        &[0xff; 5000],
+    ] {
         let (mut near, far) = sockets();
-        let server = thread::spawn(move || Server::new(issuer(), validators()).handshake(far, soon()).err().unwrap());
+        let server = thread::spawn(move || {
+            Server::new(issuer(), validators())
+                .handshake(far, soon())
+                .err()
+                .unwrap()
+        });
         near.write_all(garbage).unwrap();
         // an alert, and the end
         let mut answer = Vec::new();
         let _ = near.read_to_end(&mut answer);
         assert_eq!(answer, [21, 3, 3, 0, 2, 2, 47]);
         drop(near);
-        assert!(matches!(server.join().unwrap(), Error::NotTls(_)), "{garbage:02x?}");
+        assert!(
+            matches!(server.join().unwrap(), Error::NotTls(_)),
+            "{garbage:02x?}"
+        );
 
         let (near, mut far) = sockets();
-        let client = thread::spawn(move || Client::new(issuer(), validators()).connect(near, soon()).err().unwrap());
+        let client = thread::spawn(move || {
+            Client::new(issuer(), validators())
+                .connect(near, soon())
+                .err()
+                .unwrap()
+        });
         far.write_all(garbage).unwrap();
         far.shutdown(Shutdown::Write).unwrap();
         let error = client.join().unwrap();
-        assert!(matches!(error, Error::NotTls(_) | Error::Misbehaved(_)), "{garbage:02x?}: {error}");
+        assert!(
+            matches!(error, Error::NotTls(_) | Error::Misbehaved(_)),
+            "{garbage:02x?}: {error}"
+        );
     }
 }
 
@@ -373,7 +496,12 @@ fn a_connection_that_ends_early_is_called_closed() {
     let hello = client_hello();
     for sent in [0, 3, 50, hello.len()] {
         let (mut near, far) = sockets();
-        let server = thread::spawn(move || Server::new(issuer(), vec![]).handshake(far, soon()).err().unwrap());
+        let server = thread::spawn(move || {
+            Server::new(issuer(), vec![])
+                .handshake(far, soon())
+                .err()
+                .unwrap()
+        });
         near.write_all(&hello[..sent]).unwrap();
         near.shutdown(Shutdown::Write).unwrap();
         let error = server.join().unwrap();
@@ -381,7 +509,10 @@ fn a_connection_that_ends_early_is_called_closed() {
     }
     let (near, far) = sockets();
     drop(far);
-    assert!(matches!(Client::new(None, vec![]).connect(near, soon()), Err(Error::Closed)));
+    assert!(matches!(
+        Client::new(None, vec![]).connect(near, soon()),
+        Err(Error::Closed)
+    ));
 }
 
 #[test]
@@ -393,32 +524,54 @@ fn mutated_client_hellos_end_with_an_error_or_wait_for_more_but_never_panic() {
         let mut hello = seed.clone();
         random.mutate(&mut hello);
         let (mut near, far) = sockets();
-        let server = thread::spawn(move || Server::new(issuer(), validators()).handshake(far, soon()));
+        let server =
+            thread::spawn(move || Server::new(issuer(), validators()).handshake(far, soon()));
         let _ = near.write_all(&hello);
         let _ = near.shutdown(Shutdown::Write);
         let _ = near.read_to_end(&mut Vec::new());
-        match server.join().expect("no panic").err().expect("no handshake") {
+        match server
+            .join()
+            .expect("no panic")
+            .err()
+            .expect("no handshake")
+        {
             Error::Closed => waiting += 1,
             _ => refused += 1,
         }
     }
-    assert!(refused > 50 && waiting > 5, "{refused} refused, {waiting} waiting");
+    assert!(
+        refused > 50 && waiting > 5,
+        "{refused} refused, {waiting} waiting"
+    );
 }
 
 #[test]
 fn no_two_connections_share_a_nonce_or_a_key() {
     let ends = || {
         let (near, far) = sockets();
-        let server = thread::spawn(move || Server::new(issuer(), validators()).establish(&far, soon()).unwrap());
-        let client = Client::new(issuer(), validators()).establish(&near, soon()).unwrap();
-        let certificate = |connection: &rustls::Connection| connection.peer_certificates().unwrap()[0].to_vec();
-        (certificate(&client), certificate(&server.join().unwrap()), client)
+        let server = thread::spawn(move || {
+            Server::new(issuer(), validators())
+                .establish(&far, soon())
+                .unwrap()
+        });
+        let client = Client::new(issuer(), validators())
+            .establish(&near, soon())
+            .unwrap();
+        let certificate =
+            |connection: &rustls::Connection| connection.peer_certificates().unwrap()[0].to_vec();
+        (
+            certificate(&client),
+            certificate(&server.join().unwrap()),
+            client,
+        )
     };
     let (first, second) = (ends(), ends());
     // the public key is at the same place in all of them
     let key = |certificate: &[u8]| certificate[130..190].to_vec();
-    let keys: std::collections::HashSet<_> =
-        [&first.0, &first.1, &second.0, &second.1].into_iter().map(|certificate| key(certificate)).collect();
+    let keys: std::collections::HashSet<_> = [&first.0, &first.1, &second.0, &second.1]
+        .into_iter()
+        .map(|certificate| key(certificate))
+        .collect();
     assert_eq!(keys.len(), 4);
     assert_eq!(second.2.handshake_kind(), Some(rustls::HandshakeKind::Full));
 }

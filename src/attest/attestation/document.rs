@@ -57,8 +57,15 @@ pub struct Pcrs {
 impl Pcrs {
     /// By number; `None` if a name is not the number of a PCR in its one decimal form.
     pub fn by_number(&self) -> Option<BTreeMap<u32, Vec<u8>>> {
-        let number = |name: &String| name.parse::<u32>().ok().filter(|n| *n < 32 && n.to_string() == *name);
-        self.pcrs.iter().map(|(name, value)| Some((number(name)?, value.0.clone()))).collect()
+        let number = |name: &String| {
+            name.parse::<u32>()
+                .ok()
+                .filter(|n| *n < 32 && n.to_string() == *name)
+        };
+        self.pcrs
+            .iter()
+            .map(|(name, value)| Some((number(name)?, value.0.clone())))
+            .collect()
     }
 }
 
@@ -81,6 +88,9 @@ impl Serialize for Base64 {
 impl<'de> Deserialize<'de> for Base64 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Base64, D::Error> {
         let text = String::deserialize(deserializer)?;
-        STANDARD.decode(text).map(Base64).map_err(serde::de::Error::custom)
+        STANDARD
+            .decode(text)
+            .map(Base64)
+            .map_err(serde::de::Error::custom)
     }
 }

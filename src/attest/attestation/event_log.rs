@@ -35,11 +35,18 @@ pub struct Event<'a> {
 pub fn parse(log: &[u8]) -> Vec<Event<'_>> {
     let mut reader = Reader(log);
     // the header is an entry in the old, SHA-1-only form; it says whether the others are, too
-    let Some(header) = reader.old_event() else { return vec![] };
-    let spec = header.data.strip_prefix(SPEC_ID).filter(|_| header.kind == EV_NO_ACTION);
+    let Some(header) = reader.old_event() else {
+        return vec![];
+    };
+    let spec = header
+        .data
+        .strip_prefix(SPEC_ID)
+        .filter(|_| header.kind == EV_NO_ACTION);
     let mut events = vec![header];
     match spec.map(|spec| Reader(spec).algorithms()) {
-        Some(Some(algorithms)) => events.extend(std::iter::from_fn(|| reader.agile_event(&algorithms))),
+        Some(Some(algorithms)) => {
+            events.extend(std::iter::from_fn(|| reader.agile_event(&algorithms)))
+        }
         Some(None) => {}
         None => events.extend(std::iter::from_fn(|| reader.old_event())),
     }
@@ -48,14 +55,23 @@ pub fn parse(log: &[u8]) -> Vec<Event<'_>> {
 
 /// Which entries made the value of a PCR, or that they did not: a sentence for whoever refuses it.
 pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> String {
-    let events: Vec<_> = parse(log).into_iter().filter(|event| event.pcr == pcr).collect();
+    let events: Vec<_> = parse(log)
+        .into_iter()
+        .filter(|event| event.pcr == pcr)
+        .collect();
     let explained = replay(pcr, &events).is_some_and(|replayed| replayed == value);
-    let measured: Vec<_> = events.iter().filter(|event| event.kind != EV_NO_ACTION).collect();
+    let measured: Vec<_> = events
+        .iter()
+        .filter(|event| event.kind != EV_NO_ACTION)
+        .collect();
     match (explained, measured.is_empty()) {
         (true, true) => "measured into it: nothing".into(),
         (true, false) => format!("measured into it: {}", list(&measured)),
         (false, true) => "the event log does not explain it".into(),
-        (false, false) => format!("the event log does not explain it, but has {}", list(&measured)),
+        (false, false) => format!(
+            "the event log does not explain it, but has {}",
+            list(&measured)
+        ),
     }
 }
 
@@ -65,7 +81,12 @@ fn list(events: &[&Event]) -> String {
         let digest = event.sha256.map_or("?".into(), |digest| hex(&digest[..4]));
         let separator = if number == 0 { "" } else { ", " };
         // writing to a String cannot fail
-        let _ = write!(text, "{separator}{} {digest}..{}", kind_name(event.kind), describe(event.data));
+        let _ = write!(
+            text,
+            "{separator}{} {digest}..{}",
+            kind_name(event.kind),
+            describe(event.data)
+        );
     }
     if events.len() > SHOWN_ENTRIES {
         let _ = write!(text, " and {} more", events.len() - SHOWN_ENTRIES);
@@ -75,7 +96,11 @@ fn list(events: &[&Event]) -> String {
 
 /// The SHA-256 value that a PCR's entries give; `None` if one lacks the digest.
 fn replay(pcr: u32, events: &[Event]) -> Option<[u8; 32]> {
-    let mut value = if DYNAMIC.contains(&pcr) { [0xff; 32] } else { [0; 32] };
+    let mut value = if DYNAMIC.contains(&pcr) {
+        [0xff; 32]
+    } else {
+        [0; 32]
+    };
     for event in events {
         if event.kind == EV_NO_ACTION {
             if let Some([locality]) = event.data.strip_prefix(STARTUP_LOCALITY) {
@@ -121,11 +146,22 @@ fn describe(data: &[u8]) -> String {
     let longest = |bytes: &[u8]| -> String {
         let runs = bytes.split(|byte| !(0x20..0x7f).contains(byte));
         let run = runs.max_by_key(|run| run.len()).unwrap_or_default();
-        run.iter().take(SHOWN_TEXT).map(|byte| char::from(*byte)).collect()
+        run.iter()
+            .take(SHOWN_TEXT)
+            .map(|byte| char::from(*byte))
+            .collect()
     };
     let (narrow, wide) = (longest(data), longest(&wide));
-    let best = if wide.len() > narrow.len() { wide } else { narrow };
-    if best.len() < 4 { String::new() } else { format!(" {best:?}") }
+    let best = if wide.len() > narrow.len() {
+        wide
+    } else {
+        narrow
+    };
+    if best.len() < 4 {
+        String::new()
+    } else {
+        format!(" {best:?}")
+    }
 }
 
 /// Little endian, as the whole log is. Every length is one of bytes that are there.
@@ -155,14 +191,21 @@ impl<'a> Reader<'a> {
     fn old_event(&mut self) -> Option<Event<'a>> {
         let (pcr, kind) = (self.u32()?, self.u32()?);
         self.take(20)?;
-        Some(Event { pcr, kind, sha256: None, data: self.data()? })
+        Some(Event {
+            pcr,
+            kind,
+            sha256: None,
+            data: self.data()?,
+        })
     }
 
     /// The digests' lengths by TPM_ALG_ID: TCG_EfiSpecIDEvent after its signature.
     fn algorithms(&mut self) -> Option<Vec<(u16, usize)>> {
         self.take(4 + 1 + 1 + 1 + 1)?; // class of platform, version, errata, size of a UINTN
         let count = self.u32().filter(|count| *count <= MAX_ALGORITHMS)?;
-        (0..count).map(|_| Some((self.u16()?, self.u16()?.into()))).collect()
+        (0..count)
+            .map(|_| Some((self.u16()?, self.u16()?.into())))
+            .collect()
     }
 
     /// TCG_PCR_EVENT2.
@@ -178,7 +221,12 @@ impl<'a> Reader<'a> {
                 sha256 = digest.try_into().ok();
             }
         }
-        Some(Event { pcr, kind, sha256, data: self.data()? })
+        Some(Event {
+            pcr,
+            kind,
+            sha256,
+            data: self.data()?,
+        })
     }
 }
 
@@ -198,7 +246,10 @@ mod tests {
         for line in SEABIOS_PCRS.lines() {
             let (pcr, value) = line.split_once(' ').unwrap();
             let pcr = pcr.parse().unwrap();
-            let events: Vec<_> = parse(SEABIOS).into_iter().filter(|event| event.pcr == pcr).collect();
+            let events: Vec<_> = parse(SEABIOS)
+                .into_iter()
+                .filter(|event| event.pcr == pcr)
+                .collect();
             // PCR 10 is extended by the kernel's IMA, which has a log of its own
             if pcr != 10 {
                 assert_eq!(hex(&replay(pcr, &events).unwrap()), value, "PCR {pcr}");
@@ -210,44 +261,83 @@ mod tests {
     fn digests_are_as_long_as_the_header_says() {
         // SHA3-256 (0x0027), which this program knows nothing of, beside SHA-256
         let spec = b"Spec ID Event03\0\0\0\0\0\0\x02\0\x02\x02\0\0\0\x27\0\x20\0\x0b\0\x20\0\0";
-        let header = [&[0, 0, 0, 0, 3, 0, 0, 0][..], &[0; 20], &[spec.len() as u8, 0, 0, 0], spec].concat();
+        let header = [
+            &[0, 0, 0, 0, 3, 0, 0, 0][..],
+            &[0; 20],
+            &[spec.len() as u8, 0, 0, 0],
+            spec,
+        ]
+        .concat();
         let digests = [&[0x27, 0][..], &[7; 32], &[0x0b, 0], &[8; 32]].concat();
-        let entry = [&[4, 0, 0, 0, 13, 0, 0, 0, 2, 0, 0, 0][..], &digests, &[5, 0, 0, 0], b"image"].concat();
+        let entry = [
+            &[4, 0, 0, 0, 13, 0, 0, 0, 2, 0, 0, 0][..],
+            &digests,
+            &[5, 0, 0, 0],
+            b"image",
+        ]
+        .concat();
         let log = [header, entry.clone(), entry].concat();
         assert_eq!(parse(&log).len(), 3);
         let value = sha256(&[&sha256(&[&[0; 32], &[8; 32]]), &[8; 32]]);
         let text = explain(&log, 4, &value);
-        assert_eq!(text, "measured into it: EV_IPL 08080808.. \"image\", EV_IPL 08080808.. \"image\"");
+        assert_eq!(
+            text,
+            "measured into it: EV_IPL 08080808.. \"image\", EV_IPL 08080808.. \"image\""
+        );
     }
 
     #[test]
     fn registers_start_where_the_platform_starts_them() {
         assert_eq!(replay(17, &[]), Some([0xff; 32]));
         assert_eq!(replay(16, &[]), Some([0; 32]));
-        let locality = Event { pcr: 0, kind: EV_NO_ACTION, sha256: None, data: b"StartupLocality\0\x03" };
+        let locality = Event {
+            pcr: 0,
+            kind: EV_NO_ACTION,
+            sha256: None,
+            data: b"StartupLocality\0\x03",
+        };
         assert_eq!(replay(0, &[locality]).unwrap()[31], 3);
     }
 
     #[test]
     fn a_firmware_log_replays_to_the_value_that_it_explains() {
         let events = parse(LOG);
-        let of_9: Vec<_> = events.iter().filter(|event| event.pcr == 9).cloned().collect();
+        let of_9: Vec<_> = events
+            .iter()
+            .filter(|event| event.pcr == 9)
+            .cloned()
+            .collect();
         let value = replay(9, &of_9).unwrap();
         let text = explain(LOG, 9, &value);
         assert!(
-            text.contains("EV_EVENT_TAG") && text.contains("Linux initrd") && text.contains("LoadOptions"),
+            text.contains("EV_EVENT_TAG")
+                && text.contains("Linux initrd")
+                && text.contains("LoadOptions"),
             "{text}"
         );
-        let of_4: Vec<_> = events.iter().filter(|event| event.pcr == 4).cloned().collect();
+        let of_4: Vec<_> = events
+            .iter()
+            .filter(|event| event.pcr == 4)
+            .cloned()
+            .collect();
         let text = explain(LOG, 4, &replay(4, &of_4).unwrap());
-        assert!(text.contains("Calling EFI Application from Boot Option") && text.contains("kernel"), "{text}");
+        assert!(
+            text.contains("Calling EFI Application from Boot Option") && text.contains("kernel"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_value_that_the_log_does_not_give_is_not_explained() {
         let text = explain(LOG, 9, &[1; 32]);
-        assert!(text.starts_with("the event log does not explain it, but has EV_EVENT_TAG "), "{text}");
-        assert_eq!(explain(b"", 9, &[1; 32]), "the event log does not explain it");
+        assert!(
+            text.starts_with("the event log does not explain it, but has EV_EVENT_TAG "),
+            "{text}"
+        );
+        assert_eq!(
+            explain(b"", 9, &[1; 32]),
+            "the event log does not explain it"
+        );
         assert_eq!(explain(LOG, 14, &[0; 32]), "measured into it: nothing");
     }
 

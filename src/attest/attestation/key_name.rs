@@ -39,9 +39,17 @@ impl FromStr for KeyName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<KeyName, String> {
-        let digest = if text.len() > 64 { text.strip_prefix(SHA256) } else { Some(text) };
+        let digest = if text.len() > 64 {
+            text.strip_prefix(SHA256)
+        } else {
+            Some(text)
+        };
         let digest = digest.and_then(unhex).map(KeyName);
-        digest.ok_or_else(|| format!("no Name of an attestation key: {text:.80?}; expected {SHA256} and 64 hex digits"))
+        digest.ok_or_else(|| {
+            format!(
+                "no Name of an attestation key: {text:.80?}; expected {SHA256} and 64 hex digits"
+            )
+        })
     }
 }
 
@@ -54,10 +62,17 @@ mod tests {
         let name = KeyName::of(b"");
         // SHA-256 of nothing
         let digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!((name.to_string(), name.digest()), (format!("000b{digest}"), digest.into()));
-        for text in
-            [format!("000b{digest}"), digest.into(), format!("000B{digest}").to_uppercase().replace("000B", "000b")]
-        {
+        assert_eq!(
+            (name.to_string(), name.digest()),
+            (format!("000b{digest}"), digest.into())
+        );
+        for text in [
+            format!("000b{digest}"),
+            digest.into(),
+            format!("000B{digest}")
+                .to_uppercase()
+                .replace("000B", "000b"),
+        ] {
             assert_eq!(text.parse(), Ok(name), "{text}");
         }
     }
@@ -75,6 +90,10 @@ mod tests {
         ] {
             assert!(text.parse::<KeyName>().is_err(), "{text}");
         }
-        assert!(format!("000b{}", "ü".repeat(32)).parse::<KeyName>().is_err());
+        assert!(
+            format!("000b{}", "ü".repeat(32))
+                .parse::<KeyName>()
+                .is_err()
+        );
     }
 }

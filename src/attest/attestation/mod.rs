@@ -50,7 +50,10 @@ pub trait Validator: Send + Sync {
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError>;
     /// The same, and which machine it is, where the variant can tell.
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        Ok(Identified { user_data: self.validate(document, nonce)?, machine: None })
+        Ok(Identified {
+            user_data: self.validate(document, nonce)?,
+            machine: None,
+        })
     }
     /// Whether it takes the quote of any TPM, so that a program that has none passes.
     fn believes_any_tpm(&self) -> bool {
@@ -97,7 +100,9 @@ pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
 pub fn pcr15(location: &tpm::Location) -> Result<[u8; 32], tpm::Error> {
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
     // every TPM for PCs has PCRs 0 to 23 (TCG PC Client Platform TPM Profile)
-    let value = pcrs.get(&CLUSTER_ID_PCR).and_then(|value| value.as_slice().try_into().ok());
+    let value = pcrs
+        .get(&CLUSTER_ID_PCR)
+        .and_then(|value| value.as_slice().try_into().ok());
     value.ok_or(tpm::Error::NoBank(Bank::Sha256))
 }
 
@@ -133,9 +138,23 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
 
 /// A peer's `text` in at most `max` characters, none of which does anything to a terminal.
 fn printable(text: &str, max: usize) -> String {
-    let plain = |c: char| if c == ' ' || c.is_ascii_graphic() { c } else { '?' };
-    let end = if text.chars().nth(max).is_some() { ".." } else { "" };
-    text.chars().take(max).map(plain).chain(end.chars()).collect()
+    let plain = |c: char| {
+        if c == ' ' || c.is_ascii_graphic() {
+            c
+        } else {
+            '?'
+        }
+    };
+    let end = if text.chars().nth(max).is_some() {
+        ".."
+    } else {
+        ""
+    };
+    text.chars()
+        .take(max)
+        .map(plain)
+        .chain(end.chars())
+        .collect()
 }
 
 impl std::error::Error for IssueError {}
@@ -148,11 +167,18 @@ mod tests {
     #[test]
     fn pcr_15_matches_the_vector_of_the_old_system() {
         let id: [u8; 32] = [
-            0x12, 0x8c, 0x16, 0x43, 0x78, 0xfe, 0x87, 0x67, 0xf9, 0x98, 0xfb, 0xdf, 0xe4, 0xb4, 0xd6, 0x46, 0x3e, 0xc5,
-            0xae, 0x1b, 0x66, 0x4e, 0xa5, 0x99, 0x9b, 0xc2, 0x74, 0x17, 0x60, 0x7a, 0xe9, 0xb6,
+            0x12, 0x8c, 0x16, 0x43, 0x78, 0xfe, 0x87, 0x67, 0xf9, 0x98, 0xfb, 0xdf, 0xe4, 0xb4,
+            0xd6, 0x46, 0x3e, 0xc5, 0xae, 0x1b, 0x66, 0x4e, 0xa5, 0x99, 0x9b, 0xc2, 0x74, 0x17,
+            0x60, 0x7a, 0xe9, 0xb6,
         ];
-        assert_eq!(hex(&pcr15_after(&id)), "23400370357e846478cce7cc0c76cdfe4da077cc57b36dee0f665ede2c8b3f2f");
-        assert_eq!(hex(&pcr15_after(&[0x11; 32])), "1e60f81404c2f085dc1bb30642c0c23cd3f77bd32424888abb3fc0f9908f1adf");
+        assert_eq!(
+            hex(&pcr15_after(&id)),
+            "23400370357e846478cce7cc0c76cdfe4da077cc57b36dee0f665ede2c8b3f2f"
+        );
+        assert_eq!(
+            hex(&pcr15_after(&[0x11; 32])),
+            "1e60f81404c2f085dc1bb30642c0c23cd3f77bd32424888abb3fc0f9908f1adf"
+        );
     }
 
     #[test]

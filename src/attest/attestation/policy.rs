@@ -118,29 +118,53 @@ impl Image {
     fn new(name: &str, measurements: BTreeMap<u32, Measurement>) -> Result<Image, String> {
         let is_plain = name.chars().all(|c| c == ' ' || c.is_ascii_graphic());
         if !is_plain || name.len() > MAX_NAME || name.trim() != name {
-            return Err(format!("the name {name:.120?}: expected at most {MAX_NAME} plain characters"));
+            return Err(format!(
+                "the name {name:.120?}: expected at most {MAX_NAME} plain characters"
+            ));
         }
-        if measurements.values().all(|measurement| measurement.warn_only) {
+        if measurements
+            .values()
+            .all(|measurement| measurement.warn_only)
+        {
             return Err("no register is enforced: it would accept any machine".into());
         }
-        Ok(Image { name: name.into(), measurements })
+        Ok(Image {
+            name: name.into(),
+            measurements,
+        })
     }
 
     fn from_json(name: &str, json: BTreeMap<String, JsonMeasurement>) -> Result<Image, String> {
         let mut measurements = BTreeMap::new();
         for (name, measurement) in json {
             let index = name.parse().ok().filter(|index| *index <= MAX_INDEX);
-            let index = index.ok_or_else(|| format!("{name:.80?} is no PCR: expected 0 to {MAX_INDEX}"))?;
+            let index =
+                index.ok_or_else(|| format!("{name:.80?} is no PCR: expected 0 to {MAX_INDEX}"))?;
             let (expected, warn_only) = match measurement {
                 JsonMeasurement::Bare(expected) => (expected, false),
-                JsonMeasurement::Full { expected, warn_only } => (expected, warn_only),
+                JsonMeasurement::Full {
+                    expected,
+                    warn_only,
+                } => (expected, warn_only),
             };
-            let expected = unhex(&expected)
-                .ok_or_else(|| format!("PCR {index}: expected 64 hex digits, got {:.80?}", expected))?;
+            let expected = unhex(&expected).ok_or_else(|| {
+                format!("PCR {index}: expected 64 hex digits, got {:.80?}", expected)
+            })?;
             if !warn_only && expected.chunks(2).all(|pair| pair == PLACEHOLDER) {
-                return Err(format!("PCR {index} has the placeholder 1234..: measure a machine that is right"));
+                return Err(format!(
+                    "PCR {index} has the placeholder 1234..: measure a machine that is right"
+                ));
             }
-            if measurements.insert(index, Measurement { expected, warn_only }).is_some() {
+            if measurements
+                .insert(
+                    index,
+                    Measurement {
+                        expected,
+                        warn_only,
+                    },
+                )
+                .is_some()
+            {
                 return Err(format!("PCR {index} is there twice"));
             }
         }
@@ -149,11 +173,22 @@ impl Image {
 
     fn json(&self) -> String {
         // Go sorts the keys of a map as texts
-        let by_name: BTreeMap<_, _> = self.measurements.iter().map(|(index, m)| (index.to_string(), m)).collect();
+        let by_name: BTreeMap<_, _> = self
+            .measurements
+            .iter()
+            .map(|(index, m)| (index.to_string(), m))
+            .collect();
         let entry = |(name, m): (&String, &&Measurement)| {
-            format!("\"{name}\":{{\"expected\":\"{}\",\"warnOnly\":{}}}", hex(&m.expected), m.warn_only)
+            format!(
+                "\"{name}\":{{\"expected\":\"{}\",\"warnOnly\":{}}}",
+                hex(&m.expected),
+                m.warn_only
+            )
         };
-        format!("\"measurements\":{{{}}}", by_name.iter().map(entry).collect::<Vec<_>>().join(","))
+        format!(
+            "\"measurements\":{{{}}}",
+            by_name.iter().map(entry).collect::<Vec<_>>().join(",")
+        )
     }
 
     /// What it is called; empty where nobody said.
@@ -180,55 +215,80 @@ impl Image {
 
     /// How far a machine is from it: registers that are enforced and wrong, then those that are only warned of.
     fn distance(&self, values: &BTreeMap<u32, Vec<u8>>) -> (usize, usize) {
-        self.mismatches(values).fold((0, 0), |(enforced, warned), (_, measurement, _)| match measurement.warn_only {
-            false => (enforced + 1, warned),
-            true => (enforced, warned + 1),
-        })
+        self.mismatches(values)
+            .fold(
+                (0, 0),
+                |(enforced, warned), (_, measurement, _)| match measurement.warn_only {
+                    false => (enforced + 1, warned),
+                    true => (enforced, warned + 1),
+                },
+            )
     }
 }
 
 impl fmt::Display for Image {
     /// As it is called in messages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.name.is_empty() { "the first image" } else { &self.name })
+        f.write_str(if self.name.is_empty() {
+            "the first image"
+        } else {
+            &self.name
+        })
     }
 }
 
 impl Policy {
     /// A policy of one image without a name, and of any attestation key.
     pub fn new(measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
-        Policy::of(vec![Image::new("", measurements).map_err(PolicyError)?], BTreeSet::new())
+        Policy::of(
+            vec![Image::new("", measurements).map_err(PolicyError)?],
+            BTreeSet::new(),
+        )
     }
 
     fn of(images: Vec<Image>, keys: BTreeSet<KeyName>) -> Result<Policy, PolicyError> {
         if images.len() > MAX_IMAGES {
-            return Err(PolicyError(format!("it has {} images, more than {MAX_IMAGES}", images.len())));
+            return Err(PolicyError(format!(
+                "it has {} images, more than {MAX_IMAGES}",
+                images.len()
+            )));
         }
         for (at, image) in images.iter().enumerate() {
             if at > 0 && image.name.is_empty() {
                 return Err(PolicyError("a further image has no name".into()));
             }
             if images[..at].iter().any(|other| other.name == image.name) {
-                return Err(PolicyError(format!("two images are called {:?}", image.name)));
+                return Err(PolicyError(format!(
+                    "two images are called {:?}",
+                    image.name
+                )));
             }
         }
         if keys.len() > MAX_KEYS {
-            return Err(PolicyError(format!("it names {} attestation keys, more than {MAX_KEYS}", keys.len())));
+            return Err(PolicyError(format!(
+                "it names {} attestation keys, more than {MAX_KEYS}",
+                keys.len()
+            )));
         }
         Ok(Policy { images, keys })
     }
 
     /// Reads the JSON; unknown fields are passed over.
     pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
-        let json: Json = serde_json::from_str(text).map_err(|error| PolicyError(error.to_string()))?;
-        let mut images = vec![Image::from_json(&json.name, json.measurements).map_err(PolicyError)?];
+        let json: Json =
+            serde_json::from_str(text).map_err(|error| PolicyError(error.to_string()))?;
+        let mut images =
+            vec![Image::from_json(&json.name, json.measurements).map_err(PolicyError)?];
         for image in json.also_accepted {
             let wrong = |error| PolicyError(format!("alsoAccepted: {:.120?}: {error}", image.name));
             images.push(Image::from_json(&image.name, image.measurements).map_err(wrong)?);
         }
-        let keys: Option<Result<BTreeSet<_>, _>> =
-            json.attestation_keys.map(|names| names.iter().map(|name| name.parse()).collect());
-        let keys = keys.transpose().map_err(|error| PolicyError(format!("attestationKeys: {error}")))?;
+        let keys: Option<Result<BTreeSet<_>, _>> = json
+            .attestation_keys
+            .map(|names| names.iter().map(|name| name.parse()).collect());
+        let keys = keys
+            .transpose()
+            .map_err(|error| PolicyError(format!("attestationKeys: {error}")))?;
         if keys.as_ref().is_some_and(BTreeSet::is_empty) {
             let text = "attestationKeys is empty: name a key, or leave the field out, and any TPM is believed";
             return Err(PolicyError(text.into()));
@@ -238,14 +298,18 @@ impl Policy {
 
     /// The JSON; of one image without a name, and of any key, to the letter as the old system writes it.
     pub fn to_json(&self) -> String {
-        let name = |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
+        let name =
+            |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
         let (first, further) = (&self.images[0], &self.images[1..]);
         let mut json = format!("{{{}", first.json());
         if !first.name.is_empty() {
             json += &format!(",{}", name(first));
         }
         if !further.is_empty() {
-            let images: Vec<_> = further.iter().map(|image| format!("{{{},{}}}", name(image), image.json())).collect();
+            let images: Vec<_> = further
+                .iter()
+                .map(|image| format!("{{{},{}}}", name(image), image.json()))
+                .collect();
             json += &format!(",\"alsoAccepted\":[{}]", images.join(","));
         }
         if !self.keys.is_empty() {
@@ -257,20 +321,29 @@ impl Policy {
 
     /// The same policy, whose first image is called this.
     pub fn named(mut self, name: &str) -> Result<Policy, PolicyError> {
-        let first = Image::new(name, std::mem::take(&mut self.images[0].measurements)).map_err(PolicyError)?;
+        let first = Image::new(name, std::mem::take(&mut self.images[0].measurements))
+            .map_err(PolicyError)?;
         self.images[0] = first;
         Policy::of(self.images, self.keys)
     }
 
     /// The same policy, which also accepts this.
-    pub fn and_also(mut self, name: &str, measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
-        self.images.push(Image::new(name, measurements).map_err(PolicyError)?);
+    pub fn and_also(
+        mut self,
+        name: &str,
+        measurements: BTreeMap<u32, Measurement>,
+    ) -> Result<Policy, PolicyError> {
+        self.images
+            .push(Image::new(name, measurements).map_err(PolicyError)?);
         Policy::of(self.images, self.keys)
     }
 
     /// The same policy, which also believes these attestation keys. Of one that believes any it makes one that believes
     /// these alone.
-    pub fn believing(mut self, keys: impl IntoIterator<Item = KeyName>) -> Result<Policy, PolicyError> {
+    pub fn believing(
+        mut self,
+        keys: impl IntoIterator<Item = KeyName>,
+    ) -> Result<Policy, PolicyError> {
         self.keys.extend(keys);
         Policy::of(self.images, self.keys)
     }
@@ -305,7 +378,13 @@ impl Policy {
     /// The same policy for machines with this in PCR 15.
     pub fn expecting_pcr15(mut self, expected: [u8; PCR_LEN]) -> Policy {
         for image in &mut self.images {
-            image.measurements.insert(CLUSTER_ID_PCR, Measurement { expected, warn_only: false });
+            image.measurements.insert(
+                CLUSTER_ID_PCR,
+                Measurement {
+                    expected,
+                    warn_only: false,
+                },
+            );
         }
         self
     }
@@ -320,7 +399,10 @@ impl Policy {
 
     /// The image that a machine with these values meets, or else comes nearest to; the first of those that are as near.
     pub fn nearest(&self, values: &BTreeMap<u32, Vec<u8>>) -> &Image {
-        let nearest = self.images.iter().min_by_key(|image| image.distance(values));
+        let nearest = self
+            .images
+            .iter()
+            .min_by_key(|image| image.distance(values));
         nearest.unwrap_or(&self.images[0])
     }
 
@@ -341,41 +423,72 @@ mod tests {
     const ZERO: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
     fn old_default() -> String {
-        let entry = |index, value: &str| format!("\"{index}\":{{\"expected\":\"{value}\",\"warnOnly\":false}}");
+        let entry = |index, value: &str| {
+            format!("\"{index}\":{{\"expected\":\"{value}\",\"warnOnly\":false}}")
+        };
         let value = "db794e9bc200e22550514674ca3494119b00b2db74ffe2f7c970bf6bf5bc1cae";
-        let entries = [entry(11, value), entry(12, ZERO), entry(15, ZERO), entry(4, value), entry(8, ZERO)];
+        let entries = [
+            entry(11, value),
+            entry(12, ZERO),
+            entry(15, ZERO),
+            entry(4, value),
+            entry(8, ZERO),
+        ];
         format!("{{\"measurements\":{{{}}}}}", entries.join(","))
     }
 
     #[test]
     fn the_old_systems_json_is_read_and_written_to_the_letter() {
-        assert_eq!(Policy::from_json(&old_default()).unwrap().to_json(), old_default());
+        assert_eq!(
+            Policy::from_json(&old_default()).unwrap().to_json(),
+            old_default()
+        );
     }
 
     #[test]
     fn a_bare_value_is_enforced() {
-        let policy = Policy::from_json(&format!(r#"{{"measurements":{{"4":"{ZERO}"}},"other":1}}"#)).unwrap();
-        assert_eq!(policy.images()[0].measurements()[&4], Measurement { expected: [0; 32], warn_only: false });
+        let policy =
+            Policy::from_json(&format!(r#"{{"measurements":{{"4":"{ZERO}"}},"other":1}}"#))
+                .unwrap();
+        assert_eq!(
+            policy.images()[0].measurements()[&4],
+            Measurement {
+                expected: [0; 32],
+                warn_only: false
+            }
+        );
     }
 
     #[test]
     fn a_policy_that_enforces_nothing_is_refused() {
-        let warn_only = format!(r#"{{"measurements":{{"4":{{"expected":"{ZERO}","warnOnly":true}}}}}}"#);
+        let warn_only =
+            format!(r#"{{"measurements":{{"4":{{"expected":"{ZERO}","warnOnly":true}}}}}}"#);
         for text in [r#"{"measurements":{}}"#, &warn_only] {
-            assert!(Policy::from_json(text).unwrap_err().to_string().contains("any machine"), "{text}");
+            assert!(
+                Policy::from_json(text)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("any machine"),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn what_is_wrong_is_named() {
-        let with = |name: &str, value: &str| format!(r#"{{"measurements":{{"{name}":{{"expected":"{value}"}}}}}}"#);
+        let with = |name: &str, value: &str| {
+            format!(r#"{{"measurements":{{"{name}":{{"expected":"{value}"}}}}}}"#)
+        };
         for (text, why) in [
             (with("4", "12"), "PCR 4: expected 64 hex digits"),
             (with("4", &"+1".repeat(32)), "hex digits"),
             (with("4", &"1234".repeat(16)), "PCR 4 has the placeholder"),
             (with("x", ZERO), "\"x\" is no PCR"),
             (with("32", ZERO), "\"32\" is no PCR"),
-            (format!(r#"{{"measurements":{{"4":"{ZERO}","04":"{ZERO}"}}}}"#), "twice"),
+            (
+                format!(r#"{{"measurements":{{"4":"{ZERO}","04":"{ZERO}"}}}}"#),
+                "twice",
+            ),
             ("{}".into(), "measurements"),
         ] {
             let error = Policy::from_json(&text).unwrap_err().to_string();
@@ -386,19 +499,38 @@ mod tests {
     #[test]
     fn mismatches_name_the_register_and_a_missing_one_too() {
         let policy = Policy::from_json(&old_default()).unwrap();
-        let values = BTreeMap::from([(8, vec![0; 32]), (12, vec![1; 32]), (15, vec![0; 32]), (4, vec![0; 48])]);
-        let found: Vec<_> = policy.mismatches(&values).map(|(index, _, got)| (index, got.is_some())).collect();
+        let values = BTreeMap::from([
+            (8, vec![0; 32]),
+            (12, vec![1; 32]),
+            (15, vec![0; 32]),
+            (4, vec![0; 48]),
+        ]);
+        let found: Vec<_> = policy
+            .mismatches(&values)
+            .map(|(index, _, got)| (index, got.is_some()))
+            .collect();
         assert_eq!(found, [(4, true), (11, false), (12, true)]);
     }
 
     #[test]
     fn a_fresh_machine_has_zero_in_pcr_15_whatever_the_policy_says() {
         let open = format!(r#"{{"measurements":{{"4":"{ZERO}"}}}}"#);
-        let warn_only = format!(r#"{{"measurements":{{"4":"{ZERO}","15":{{"expected":"{ZERO}","warnOnly":true}}}}}}"#);
-        let other = format!(r#"{{"measurements":{{"4":"{ZERO}","15":"{}"}}}}"#, "ab".repeat(32));
+        let warn_only = format!(
+            r#"{{"measurements":{{"4":"{ZERO}","15":{{"expected":"{ZERO}","warnOnly":true}}}}}}"#
+        );
+        let other = format!(
+            r#"{{"measurements":{{"4":"{ZERO}","15":"{}"}}}}"#,
+            "ab".repeat(32)
+        );
         for text in [open, warn_only, other] {
             let policy = Policy::from_json(&text).unwrap().expecting_fresh();
-            assert_eq!(policy.images()[0].measurements()[&15], Measurement { expected: [0; 32], warn_only: false });
+            assert_eq!(
+                policy.images()[0].measurements()[&15],
+                Measurement {
+                    expected: [0; 32],
+                    warn_only: false
+                }
+            );
         }
     }
 
@@ -408,33 +540,58 @@ mod tests {
         assert!(Policy::from_json(&text).unwrap().keys().is_empty());
         let (a, b) = (KeyName::of(b"a"), KeyName::of(b"b"));
         let named = upgrade().believing([b, a, b]).unwrap();
-        assert_eq!(named.keys().iter().copied().collect::<BTreeSet<_>>(), BTreeSet::from([a, b]));
+        assert_eq!(
+            named.keys().iter().copied().collect::<BTreeSet<_>>(),
+            BTreeSet::from([a, b])
+        );
         assert_eq!(Policy::from_json(&named.to_json()).unwrap(), named);
         assert_eq!(named.believing_any(), upgrade());
-        let with = |keys: &str| format!("{},\"attestationKeys\":{keys}}}", text.strip_suffix('}').unwrap());
+        let with = |keys: &str| {
+            format!(
+                "{},\"attestationKeys\":{keys}}}",
+                text.strip_suffix('}').unwrap()
+            )
+        };
         let bare = with(&format!("[\"{}\"]", a.digest()));
-        assert_eq!(Policy::from_json(&bare).unwrap().to_json(), with(&format!("[\"{a}\"]")));
-        for (keys, why) in
-            [("[]", "attestationKeys is empty"), (r#"["000b12"]"#, "attestationKeys: no Name"), ("[1]", "string")]
-        {
+        assert_eq!(
+            Policy::from_json(&bare).unwrap().to_json(),
+            with(&format!("[\"{a}\"]"))
+        );
+        for (keys, why) in [
+            ("[]", "attestationKeys is empty"),
+            (r#"["000b12"]"#, "attestationKeys: no Name"),
+            ("[1]", "string"),
+        ] {
             let error = Policy::from_json(&with(keys)).unwrap_err().to_string();
             assert!(error.contains(why), "{keys}: {error}");
         }
     }
 
     fn enforced(values: &[(u32, u8)]) -> BTreeMap<u32, Measurement> {
-        let entry = |&(index, byte)| (index, Measurement { expected: [byte; 32], warn_only: false });
+        let entry = |&(index, byte)| {
+            (
+                index,
+                Measurement {
+                    expected: [byte; 32],
+                    warn_only: false,
+                },
+            )
+        };
         values.iter().map(entry).collect()
     }
 
     fn machine(values: &[(u32, u8)]) -> BTreeMap<u32, Vec<u8>> {
-        values.iter().map(|&(index, byte)| (index, vec![byte; 32])).collect()
+        values
+            .iter()
+            .map(|&(index, byte)| (index, vec![byte; 32]))
+            .collect()
     }
 
     /// Two images as in an upgrade.
     fn upgrade() -> Policy {
         let old = Policy::new(enforced(&[(4, 1), (9, 1), (15, 0)])).unwrap();
-        old.and_also("image 1.3", enforced(&[(4, 2), (9, 2), (15, 0)])).unwrap()
+        old.and_also("image 1.3", enforced(&[(4, 2), (9, 2), (15, 0)]))
+            .unwrap()
     }
 
     #[test]
@@ -454,7 +611,10 @@ mod tests {
         let policy = upgrade();
         let values = machine(&[(4, 2), (9, 3), (15, 0)]);
         assert_eq!(policy.nearest(&values).name(), "image 1.3");
-        let found: Vec<_> = policy.mismatches(&values).map(|(index, m, _)| (index, m.expected[0])).collect();
+        let found: Vec<_> = policy
+            .mismatches(&values)
+            .map(|(index, m, _)| (index, m.expected[0]))
+            .collect();
         assert_eq!(found, [(9, 2)]);
         let far = machine(&[(4, 8), (9, 8), (15, 0)]);
         assert_eq!(policy.nearest(&far).to_string(), "the first image");
@@ -463,10 +623,20 @@ mod tests {
     #[test]
     fn a_warning_does_not_outweigh_what_is_enforced() {
         let mut lenient = enforced(&[(4, 2), (9, 2), (11, 2)]);
-        lenient.values_mut().skip(1).for_each(|measurement| measurement.warn_only = true);
-        let policy = Policy::new(enforced(&[(4, 1)])).unwrap().and_also("lenient", lenient).unwrap();
+        lenient
+            .values_mut()
+            .skip(1)
+            .for_each(|measurement| measurement.warn_only = true);
+        let policy = Policy::new(enforced(&[(4, 1)]))
+            .unwrap()
+            .and_also("lenient", lenient)
+            .unwrap();
         let values = machine(&[(4, 2), (9, 8), (11, 8)]);
-        assert!(policy.mismatches(&values).all(|(_, measurement, _)| measurement.warn_only));
+        assert!(
+            policy
+                .mismatches(&values)
+                .all(|(_, measurement, _)| measurement.warn_only)
+        );
     }
 
     #[test]
@@ -478,12 +648,18 @@ mod tests {
             text.contains(r#","name":"image \"1.2\"","alsoAccepted":[{"name":"image 1.3","measurements":{"15":"#),
             "{text}"
         );
-        assert_eq!(Policy::from_json(&text).unwrap(), upgrade().named("image \"1.2\"").unwrap());
+        assert_eq!(
+            Policy::from_json(&text).unwrap(),
+            upgrade().named("image \"1.2\"").unwrap()
+        );
     }
 
     #[test]
     fn all_images_become_those_of_the_cluster() {
-        let members = upgrade().and_also("other", enforced(&[(4, 3)])).unwrap().expecting_cluster(&[0x11; 32]);
+        let members = upgrade()
+            .and_also("other", enforced(&[(4, 3)]))
+            .unwrap()
+            .expecting_cluster(&[0x11; 32]);
         for image in members.images() {
             assert_eq!(image.measurements()[&15].expected, pcr15_after(&[0x11; 32]));
         }
@@ -491,20 +667,35 @@ mod tests {
 
     #[test]
     fn images_that_are_none_or_have_the_same_name_are_refused_by_name() {
-        let with =
-            |further: &str| format!(r#"{{"measurements":{{"4":"{ZERO}"}},"name":"a","alsoAccepted":[{further}]}}"#);
+        let with = |further: &str| {
+            format!(r#"{{"measurements":{{"4":"{ZERO}"}},"name":"a","alsoAccepted":[{further}]}}"#)
+        };
         let image = |name: &str, expected: &str| {
-            format!(r#"{{"name":"{name}","measurements":{{"4":{{"expected":"{expected}","warnOnly":false}}}}}}"#)
+            format!(
+                r#"{{"name":"{name}","measurements":{{"4":{{"expected":"{expected}","warnOnly":false}}}}}}"#
+            )
         };
         for (further, why) in [
-            (image("b", "12"), "alsoAccepted: \"b\": PCR 4: expected 64 hex digits"),
-            (r#"{"name":"b","measurements":{}}"#.into(), "alsoAccepted: \"b\": no register is enforced"),
+            (
+                image("b", "12"),
+                "alsoAccepted: \"b\": PCR 4: expected 64 hex digits",
+            ),
+            (
+                r#"{"name":"b","measurements":{}}"#.into(),
+                "alsoAccepted: \"b\": no register is enforced",
+            ),
             (image("a", ZERO), "two images are called \"a\""),
             (image("", ZERO), "a further image has no name"),
             (image("b\\u001b[2J", ZERO), "plain characters"),
             (image(&"b".repeat(MAX_NAME + 1), ZERO), "plain characters"),
             (r#"{"measurements":{}}"#.into(), "missing field `name`"),
-            ((0..MAX_IMAGES).map(|n| image(&format!("i{n}"), ZERO)).collect::<Vec<_>>().join(","), "more than 16"),
+            (
+                (0..MAX_IMAGES)
+                    .map(|n| image(&format!("i{n}"), ZERO))
+                    .collect::<Vec<_>>()
+                    .join(","),
+                "more than 16",
+            ),
         ] {
             let error = Policy::from_json(&with(&further)).unwrap_err().to_string();
             assert!(error.contains(why), "{further}: {error}");
@@ -515,11 +706,19 @@ mod tests {
     #[test]
     fn hostile_texts_are_refused_without_a_panic_and_what_is_read_reads_the_same_again() {
         let keys = upgrade().believing([KeyName::of(b"a")]).unwrap();
-        for valid in [old_default(), upgrade().named("x").unwrap().to_json(), keys.to_json()] {
+        for valid in [
+            old_default(),
+            upgrade().named("x").unwrap().to_json(),
+            keys.to_json(),
+        ] {
             for text in mutations(valid.as_bytes(), 3000) {
                 if let Ok(policy) = Policy::from_json(&String::from_utf8_lossy(&text)) {
                     assert_eq!(Policy::from_json(&policy.to_json()).as_ref(), Ok(&policy));
-                    assert!(policy.mismatches(&BTreeMap::new()).any(|(_, measurement, _)| !measurement.warn_only));
+                    assert!(
+                        policy
+                            .mismatches(&BTreeMap::new())
+                            .any(|(_, measurement, _)| !measurement.warn_only)
+                    );
                 }
             }
         }

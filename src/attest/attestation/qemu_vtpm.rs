@@ -18,7 +18,8 @@ use std::sync::Arc;
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
 use super::{
-    Identified, IssueError, KeyName, Measurement, Oid, Policy, ValidateError, event_log, hex, printable, sha256,
+    Identified, IssueError, KeyName, Measurement, Oid, Policy, ValidateError, event_log, hex,
+    printable, sha256,
 };
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
@@ -44,21 +45,35 @@ pub struct Issuer {
 impl Issuer {
     /// Of the TPM at `location`, with the event log of this file, usually [`EVENT_LOG`], if it is there.
     pub fn new(location: tpm::Location, event_log: Option<PathBuf>) -> Issuer {
-        Issuer { location, event_log }
+        Issuer {
+            location,
+            event_log,
+        }
     }
 
     /// The log, or nothing: a verifier does without.
     fn read_event_log(&self) -> Vec<u8> {
-        let Some(path) = &self.event_log else { return vec![] };
+        let Some(path) = &self.event_log else {
+            return vec![];
+        };
         match std::fs::read(path) {
             Ok(log) if log.len() <= MAX_EVENT_LOG => return log,
-            Ok(log) => log::debug!("{}: {} bytes are too many to send", path.display(), log.len()),
+            Ok(log) => log::debug!(
+                "{}: {} bytes are too many to send",
+                path.display(),
+                log.len()
+            ),
             Err(error) => log::debug!("no event log: {}: {error}", path.display()),
         }
         vec![]
     }
 
-    fn document(&self, opened: Result<Tpm, tpm::Error>, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+    fn document(
+        &self,
+        opened: Result<Tpm, tpm::Error>,
+        user_data: &[u8],
+        nonce: &[u8],
+    ) -> Result<Vec<u8>, IssueError> {
         let (ak_pub, quotes) = opened
             .and_then(|mut tpm| tpm.quotes(&tpm_nonce(&[], user_data, nonce)))
             .map_err(|error| IssueError(error.to_string()))?;
@@ -97,15 +112,24 @@ impl super::Issuer for Issuer {
 
 /// The Name of the attestation key of this machine, which is made if there is none.
 pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
-    Tpm::open(location)?.attestation_key().map(|public| KeyName::of(&public))
+    Tpm::open(location)?
+        .attestation_key()
+        .map(|public| KeyName::of(&public))
 }
 
 fn wire_quote(quote: tpm::Quote) -> Quote {
-    let pcrs = quote.pcrs.into_iter().map(|(index, value)| (index.to_string(), Base64(value))).collect();
+    let pcrs = quote
+        .pcrs
+        .into_iter()
+        .map(|(index, value)| (index.to_string(), Base64(value)))
+        .collect();
     Quote {
         quote: Base64(quote.attest),
         raw_sig: Base64(quote.signature),
-        pcrs: Pcrs { hash: quote.bank as u16, pcrs },
+        pcrs: Pcrs {
+            hash: quote.bank as u16,
+            pcrs,
+        },
     }
 }
 
@@ -123,7 +147,10 @@ pub struct Validator {
 impl Validator {
     /// Accepts what meets `policy`.
     pub fn new(policy: Arc<Policy>) -> Validator {
-        Validator { policy, only_named_keys: false }
+        Validator {
+            policy,
+            only_named_keys: false,
+        }
     }
 
     /// The same, which accepts no attestation key where the policy names none.
@@ -134,19 +161,31 @@ impl Validator {
 
     fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, String> {
         if document.len() > MAX_DOCUMENT {
-            return Err(format!("the document has {} bytes, more than {MAX_DOCUMENT}", document.len()));
+            return Err(format!(
+                "the document has {} bytes, more than {MAX_DOCUMENT}",
+                document.len()
+            ));
         }
-        let document: Document = serde_json::from_slice(document)
-            .map_err(|error| format!("the document cannot be read: {}", printable(&error.to_string(), SHOWN_ERROR)))?;
+        let document: Document = serde_json::from_slice(document).map_err(|error| {
+            format!(
+                "the document cannot be read: {}",
+                printable(&error.to_string(), SHOWN_ERROR)
+            )
+        })?;
         if document.user_data.0.len() > MAX_USER_DATA {
             let len = document.user_data.0.len();
-            return Err(format!("the document's user data has {len} bytes, more than {MAX_USER_DATA}"));
+            return Err(format!(
+                "the document's user data has {len} bytes, more than {MAX_USER_DATA}"
+            ));
         }
         let values = quoted_values(&document, nonce)?;
         self.compare(&values, &document.attestation.event_log.0)?;
         let key = KeyName::of(&document.attestation.ak_pub.0);
         self.check_key(&key)?;
-        Ok(Identified { user_data: document.user_data.0, machine: Some(key.digest().into()) })
+        Ok(Identified {
+            user_data: document.user_data.0,
+            machine: Some(key.digest().into()),
+        })
     }
 
     fn check_key(&self, key: &KeyName) -> Result<(), String> {
@@ -202,11 +241,13 @@ impl super::Validator for Validator {
     }
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce).map(|identified| identified.user_data)
+        self.identify(document, nonce)
+            .map(|identified| identified.user_data)
     }
 
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.check(document, nonce).map_err(|why| ValidateError(why.into()))
+        self.check(document, nonce)
+            .map_err(|why| ValidateError(why.into()))
     }
 
     fn believes_any_tpm(&self) -> bool {
@@ -218,20 +259,35 @@ impl super::Validator for Validator {
 /// other banks are not looked at.
 fn quoted_values(document: &Document, nonce: &[u8]) -> Result<BTreeMap<u32, Vec<u8>>, String> {
     let attestation = &document.attestation;
-    let mut of_bank = attestation.quotes.iter().filter(|quote| quote.pcrs.hash == Bank::Sha256 as u16);
-    let (quote, None) = (of_bank.next().ok_or("the document has no quote of the SHA-256 bank")?, of_bank.next()) else {
+    let mut of_bank = attestation
+        .quotes
+        .iter()
+        .filter(|quote| quote.pcrs.hash == Bank::Sha256 as u16);
+    let (quote, None) = (
+        of_bank
+            .next()
+            .ok_or("the document has no quote of the SHA-256 bank")?,
+        of_bank.next(),
+    ) else {
         return Err("the document has more than one quote of the SHA-256 bank".into());
     };
     let key = Key::parse(&attestation.ak_pub.0)?;
     if !key.signed(&quote.quote.0, &quote.raw_sig.0) {
         return Err("the quote is not signed by the attestation key".into());
     }
-    let attest = Attest::parse(&quote.quote.0).ok_or("what the TPM signed is no quote of one bank")?;
-    let instance_info = document.instance_info.as_ref().map_or(&[][..], |info| &info.0);
+    let attest =
+        Attest::parse(&quote.quote.0).ok_or("what the TPM signed is no quote of one bank")?;
+    let instance_info = document
+        .instance_info
+        .as_ref()
+        .map_or(&[][..], |info| &info.0);
     if attest.extra_data != tpm_nonce(instance_info, &document.user_data.0, nonce) {
         return Err("the quote was made for another connection: its nonce does not fit".into());
     }
-    let values = quote.pcrs.by_number().ok_or("the document names a PCR that cannot be")?;
+    let values = quote
+        .pcrs
+        .by_number()
+        .ok_or("the document names a PCR that cannot be")?;
     let values_in_order: Vec<&[u8]> = values.values().map(Vec::as_slice).collect();
     // each of 32 bytes: else two values could trade bytes, and their concatenation stay the same
     if attest.bank != Bank::Sha256 as u16
@@ -262,8 +318,16 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
 /// The values of this machine's SHA-256 PCRs, each to be enforced: a policy made of what is there.
 pub fn measure(location: &tpm::Location) -> Result<BTreeMap<u32, Measurement>, tpm::Error> {
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
-    let enforced = |value: Vec<u8>| Some(Measurement { expected: value.try_into().ok()?, warn_only: false });
-    Ok(pcrs.into_iter().filter_map(|(index, value)| Some((index, enforced(value)?))).collect())
+    let enforced = |value: Vec<u8>| {
+        Some(Measurement {
+            expected: value.try_into().ok()?,
+            warn_only: false,
+        })
+    };
+    Ok(pcrs
+        .into_iter()
+        .filter_map(|(index, value)| Some((index, enforced(value)?)))
+        .collect())
 }
 
 #[cfg(test)]
@@ -275,13 +339,29 @@ mod tests {
         let nonce: Vec<u8> = (0x20..0x40).collect();
         // SHA-256 of the public key that is P-256's generator
         let spki = [
-            0x5c, 0xd2, 0x52, 0xfb, 0x0c, 0xe8, 0x93, 0x24, 0x36, 0xfa, 0xf8, 0xcc, 0xd1, 0x04, 0x09, 0x81, 0xb8, 0x9e,
-            0xe4, 0xad, 0x6b, 0x9f, 0xe9, 0xe2, 0xa2, 0xb7, 0xe7, 0x1a, 0xac, 0xb2, 0x7c, 0xd3,
+            0x5c, 0xd2, 0x52, 0xfb, 0x0c, 0xe8, 0x93, 0x24, 0x36, 0xfa, 0xf8, 0xcc, 0xd1, 0x04,
+            0x09, 0x81, 0xb8, 0x9e, 0xe4, 0xad, 0x6b, 0x9f, 0xe9, 0xe2, 0xa2, 0xb7, 0xe7, 0x1a,
+            0xac, 0xb2, 0x7c, 0xd3,
         ];
         for (instance_info, user_data, nonce, expected) in [
-            ("", &spki[..], &nonce[..], "8c0b07128823fb38eba3f5436d086cc51b286743a37cb05f3cc69b92b9aeeea3"),
-            ("unit-test", &spki, &nonce, "d7cfb6815058cb8c8117e9443834e995f5aac9fa2155c97f9147488ea97f5ec3"),
-            ("", b"VerifyService", &nonce, "d6b14a5151a085d6c0431837d22b66f680349331256a120274fbbca3a57e53d2"),
+            (
+                "",
+                &spki[..],
+                &nonce[..],
+                "8c0b07128823fb38eba3f5436d086cc51b286743a37cb05f3cc69b92b9aeeea3",
+            ),
+            (
+                "unit-test",
+                &spki,
+                &nonce,
+                "d7cfb6815058cb8c8117e9443834e995f5aac9fa2155c97f9147488ea97f5ec3",
+            ),
+            (
+                "",
+                b"VerifyService",
+                &nonce,
+                "d6b14a5151a085d6c0431837d22b66f680349331256a120274fbbca3a57e53d2",
+            ),
             (
                 "unit-test",
                 b"Constellation",
@@ -289,7 +369,10 @@ mod tests {
                 "bf0af9ec39350d01ea3017136c8ec47a14498bfdbe92a37d949c2c4fb61adcf7",
             ),
         ] {
-            assert_eq!(hex(&tpm_nonce(instance_info.as_bytes(), user_data, nonce)), expected);
+            assert_eq!(
+                hex(&tpm_nonce(instance_info.as_bytes(), user_data, nonce)),
+                expected
+            );
         }
     }
 }

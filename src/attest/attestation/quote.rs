@@ -28,11 +28,16 @@ impl<'a> Key<'a> {
     pub fn parse(public: &'a [u8]) -> Result<Key<'a>, &'static str> {
         let mut reader = Reader(public);
         let key = Self::read(&mut reader).ok_or("the attestation key is cut short")??;
-        if reader.0.is_empty() { Ok(key) } else { Err("bytes follow the attestation key") }
+        if reader.0.is_empty() {
+            Ok(key)
+        } else {
+            Err("bytes follow the attestation key")
+        }
     }
 
     fn read(reader: &mut Reader<'a>) -> Option<Result<Key<'a>, &'static str>> {
-        let (kind, name_hash, attributes, policy) = (reader.u16()?, reader.u16()?, reader.u32()?, reader.sized()?);
+        let (kind, name_hash, attributes, policy) =
+            (reader.u16()?, reader.u16()?, reader.u32()?, reader.sized()?);
         if kind != ALG_RSA {
             return Some(Err("the attestation key is not an RSA key"));
         }
@@ -43,10 +48,14 @@ impl<'a> Key<'a> {
             return Some(Err("the attestation key has an authorization policy"));
         }
         if attributes & RESTRICTED_SIGNING != RESTRICTED_SIGNING || attributes & DECRYPT != 0 {
-            return Some(Err("the attestation key may sign more than what its TPM generated"));
+            return Some(Err(
+                "the attestation key may sign more than what its TPM generated",
+            ));
         }
         if (reader.u16()?, reader.u16()?, reader.u16()?) != (ALG_NULL, ALG_RSASSA, ALG_SHA256) {
-            return Some(Err("the attestation key does not sign by RSASSA with SHA-256"));
+            return Some(Err(
+                "the attestation key does not sign by RSASSA with SHA-256",
+            ));
         }
         let (bits, exponent, modulus) = (reader.u16()?, reader.u32()?, reader.sized()?);
         // the sizes that TPMs have (TCG Algorithm Registry, RSA key bits); the first bit of a modulus is set
@@ -67,11 +76,16 @@ impl<'a> Key<'a> {
     pub fn signed(&self, message: &[u8], signature: &[u8]) -> bool {
         let mut reader = Reader(signature);
         let mut parts = || Some((reader.u16()?, reader.u16()?, reader.sized()?));
-        let Some((ALG_RSASSA, ALG_SHA256, signature)) = parts() else { return false };
+        let Some((ALG_RSASSA, ALG_SHA256, signature)) = parts() else {
+            return false;
+        };
         // ring wants no leading zeros
-        RsaPublicKeyComponents { n: self.modulus, e: &DEFAULT_EXPONENT.to_be_bytes()[1..] }
-            .verify(&RSA_PKCS1_2048_8192_SHA256, message, signature)
-            .is_ok()
+        RsaPublicKeyComponents {
+            n: self.modulus,
+            e: &DEFAULT_EXPONENT.to_be_bytes()[1..],
+        }
+        .verify(&RSA_PKCS1_2048_8192_SHA256, message, signature)
+        .is_ok()
     }
 }
 
@@ -104,11 +118,24 @@ impl<'a> Attest<'a> {
         }
         let bank = reader.u16()?;
         let size = reader.take(1)?[0];
-        let bitmap = reader.take(size.into()).filter(|bitmap| bitmap.len() <= 4)?;
-        let bits = bitmap.iter().enumerate().flat_map(|(at, byte)| (0..8).map(move |bit| (at * 8 + bit, byte >> bit)));
-        let pcrs = bits.filter(|(_, byte)| byte & 1 == 1).map(|(pcr, _)| pcr as u32).collect();
+        let bitmap = reader
+            .take(size.into())
+            .filter(|bitmap| bitmap.len() <= 4)?;
+        let bits = bitmap
+            .iter()
+            .enumerate()
+            .flat_map(|(at, byte)| (0..8).map(move |bit| (at * 8 + bit, byte >> bit)));
+        let pcrs = bits
+            .filter(|(_, byte)| byte & 1 == 1)
+            .map(|(pcr, _)| pcr as u32)
+            .collect();
         let pcr_digest = reader.sized()?;
-        reader.0.is_empty().then_some(Attest { extra_data, bank, pcrs, pcr_digest })
+        reader.0.is_empty().then_some(Attest {
+            extra_data,
+            bank,
+            pcrs,
+            pcr_digest,
+        })
     }
 }
 
@@ -163,7 +190,13 @@ mod tests {
     fn a_key_of_every_size_that_tpms_have_is_read() {
         for bytes in [256, 384, 512] {
             for exponent in [0, 65537] {
-                let key = key(ALG_SHA256, &[], bytes * 8, exponent, &vec![0xab; bytes.into()]);
+                let key = key(
+                    ALG_SHA256,
+                    &[],
+                    bytes * 8,
+                    exponent,
+                    &vec![0xab; bytes.into()],
+                );
                 assert_eq!(Key::parse(&key).unwrap().modulus.len(), usize::from(bytes));
             }
         }
@@ -177,7 +210,10 @@ mod tests {
         for (bad, why) in [
             ([&good[..], &[0]].concat(), "bytes follow"),
             (good[..good.len() - 1].to_vec(), "cut short"),
-            (key(ALG_SHA256, &[1; 32], 2048, 0, &modulus), "authorization policy"),
+            (
+                key(ALG_SHA256, &[1; 32], 2048, 0, &modulus),
+                "authorization policy",
+            ),
             (key(4, &[], 2048, 0, &modulus), "SHA-256"),
             (key(ALG_SHA256, &[], 2048, 3, &modulus), "exponent"),
             (key(ALG_SHA256, &[], 2047, 0, &modulus), "size"),

@@ -17,7 +17,8 @@ use tss_esapi::interface_types::key_bits::RsaKeyBits;
 use tss_esapi::interface_types::resource_handles::{Hierarchy, Provision};
 use tss_esapi::interface_types::session_handles::AuthSession;
 use tss_esapi::structures::{
-    CapabilityData, HashScheme, Public, PublicBuilder, PublicKeyRsa, PublicRsaParametersBuilder, RsaExponent, RsaScheme,
+    CapabilityData, HashScheme, Public, PublicBuilder, PublicKeyRsa, PublicRsaParametersBuilder,
+    RsaExponent, RsaScheme,
 };
 use tss_esapi::{Context, Result};
 
@@ -48,7 +49,10 @@ pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
         Err(error) => {
             // a full TPM must not keep a machine from its disk: the hierarchy's seed and the template give the same key each
             // time, only later; closing the context flushes it
-            log::warn!("the TPM cannot keep the attestation key, so each quote makes it anew: {}", in_words(error));
+            log::warn!(
+                "the TPM cannot keep the attestation key, so each quote makes it anew: {}",
+                in_words(error)
+            );
             Ok((made.key_handle, made.out_public))
         }
     }
@@ -57,7 +61,9 @@ pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
 fn persistent(context: &mut Context) -> Result<Option<ObjectHandle>> {
     let handle = TpmHandle::Persistent(PersistentTpmHandle::new(HANDLE)?);
     // asking for the object itself would log an error where it is not there yet
-    let (CapabilityData::Handles(handles), _) = context.get_capability(CapabilityType::Handles, HANDLE, 1)? else {
+    let (CapabilityData::Handles(handles), _) =
+        context.get_capability(CapabilityType::Handles, HANDLE, 1)?
+    else {
         return Ok(None);
     };
     if !handles.into_inner().contains(&handle) {
@@ -69,11 +75,16 @@ fn persistent(context: &mut Context) -> Result<Option<ObjectHandle>> {
 /// TPM2_EvictControl: makes a transient object persistent, removes a persistent one.
 fn evict(context: &mut Context, object: ObjectHandle) -> Result<ObjectHandle> {
     let persistent = Persistent::Persistent(PersistentTpmHandle::new(HANDLE)?);
-    with_owner(context, |context| context.evict_control(Provision::Owner, object, persistent))
+    with_owner(context, |context| {
+        context.evict_control(Provision::Owner, object, persistent)
+    })
 }
 
 /// Authorised by the owner hierarchy's empty password.
-fn with_owner<T>(context: &mut Context, command: impl FnOnce(&mut Context) -> Result<T>) -> Result<T> {
+fn with_owner<T>(
+    context: &mut Context,
+    command: impl FnOnce(&mut Context) -> Result<T>,
+) -> Result<T> {
     context.execute_with_session(Some(AuthSession::Password), command)
 }
 
@@ -85,7 +96,10 @@ pub fn used(context: &mut Context, key: &Public) {
     }
     if let Err(error) = context.shutdown(StartupType::Clear) {
         // there is a quote; what may come of this later, the TPM says then
-        log::warn!("the TPM will take a power cut for a wrong password: {}", in_words(error));
+        log::warn!(
+            "the TPM will take a power cut for a wrong password: {}",
+            in_words(error)
+        );
     }
 }
 
@@ -93,7 +107,13 @@ pub fn used(context: &mut Context, key: &Public) {
 fn fits(public: &Public, template: &Public) -> bool {
     match (public, template) {
         (
-            Public::Rsa { object_attributes, name_hashing_algorithm, auth_policy, parameters, .. },
+            Public::Rsa {
+                object_attributes,
+                name_hashing_algorithm,
+                auth_policy,
+                parameters,
+                ..
+            },
             Public::Rsa {
                 object_attributes: our_attributes,
                 name_hashing_algorithm: our_hash,
@@ -102,8 +122,12 @@ fn fits(public: &Public, template: &Public) -> bool {
                 ..
             },
         ) => {
-            (object_attributes, name_hashing_algorithm, auth_policy, parameters)
-                == (our_attributes, our_hash, our_policy, our_parameters)
+            (
+                object_attributes,
+                name_hashing_algorithm,
+                auth_policy,
+                parameters,
+            ) == (our_attributes, our_hash, our_policy, our_parameters)
         }
         _ => false,
     }

@@ -47,14 +47,27 @@ impl fmt::Display for Error {
             ),
             Error::Open(location, why) => write!(f, "cannot open the TPM at {location}: {why}"),
             Error::Command(location, what, error) => {
-                write!(f, "the TPM at {location} failed: {what}: {}", in_words(*error))
+                write!(
+                    f,
+                    "the TPM at {location} failed: {what}: {}",
+                    in_words(*error)
+                )
             }
             Error::NoBank(bank) => {
-                write!(f, "the TPM has no {bank:?} bank of PCRs: allocate it in the firmware's settings")
+                write!(
+                    f,
+                    "the TPM has no {bank:?} bank of PCRs: allocate it in the firmware's settings"
+                )
             }
             Error::ShortRead { asked, got } => write!(f, "the TPM gave {got} of {asked} PCRs"),
-            Error::Changing => f.write_str("PCRs changed during each quote: something keeps extending them"),
-            Error::Measured { bank, expected, got } => write!(
+            Error::Changing => {
+                f.write_str("PCRs changed during each quote: something keeps extending them")
+            }
+            Error::Measured {
+                bank,
+                expected,
+                got,
+            } => write!(
                 f,
                 "PCR 15 of the {bank:?} bank is wrong after the cluster ID was measured: expected {}, got {}; something else \
                  extended it, and no cluster lets such a machine in. Reboot it",
@@ -91,7 +104,10 @@ fn number(code: Tss2ResponseCode) -> u32 {
         Tss2ResponseCode::FormatZero(code) => code.to_string(),
         Tss2ResponseCode::FormatOne(code) => code.to_string(),
     };
-    text.rsplit("0x").next().and_then(|hex| u32::from_str_radix(hex, 16).ok()).unwrap_or(0)
+    text.rsplit("0x")
+        .next()
+        .and_then(|hex| u32::from_str_radix(hex, 16).ok())
+        .unwrap_or(0)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -105,7 +121,9 @@ fn advice(code: Tss2ResponseCode) -> &'static str {
         Some(Initialize) => ". The firmware did not start it: restart the machine",
         Some(Failure) => ". It is in failure mode: restart the machine",
         Some(Lockout) => ". It is locked after wrong passwords: wait, or clear it",
-        Some(ObjectMemory | SessionMemory) => ". Others fill its memory: flush their objects, or use /dev/tpmrm0",
+        Some(ObjectMemory | SessionMemory) => {
+            ". Others fill its memory: flush their objects, or use /dev/tpmrm0"
+        }
         _ => "",
     }
 }

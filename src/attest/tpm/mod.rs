@@ -21,7 +21,9 @@ use tss_esapi::constants::CapabilityType;
 use tss_esapi::handles::PcrHandle;
 use tss_esapi::interface_types::algorithm::HashingAlgorithm;
 use tss_esapi::interface_types::session_handles::AuthSession;
-use tss_esapi::structures::{CapabilityData, Data, Digest, DigestValues, PcrSelectionList, PcrSlot, SignatureScheme};
+use tss_esapi::structures::{
+    CapabilityData, Data, Digest, DigestValues, PcrSelectionList, PcrSlot, SignatureScheme,
+};
 use tss_esapi::traits::Marshall;
 use tss_esapi::{Context, TctiNameConf};
 
@@ -49,7 +51,9 @@ impl Location {
     pub fn default_device() -> Result<Location, Error> {
         const DEVICES: [&str; 2] = ["/dev/tpmrm0", "/dev/tpm0"];
         let present = DEVICES.iter().find(|device| Path::new(device).exists());
-        present.map(|device| Location::Device(device.into())).ok_or(Error::None(DEVICES))
+        present
+            .map(|device| Location::Device(device.into()))
+            .ok_or(Error::None(DEVICES))
     }
 }
 
@@ -62,8 +66,15 @@ impl FromStr for Location {
             return Ok(Location::Device(path.into()));
         }
         let network = text.strip_prefix("swtpm:").and_then(|parameters| {
-            let value = |name| parameters.split(',').find_map(|p: &str| p.strip_prefix(name)?.strip_prefix('='));
-            Some(Location::Swtpm(value("host")?.parse().ok()?, value("port")?.parse().ok()?))
+            let value = |name| {
+                parameters
+                    .split(',')
+                    .find_map(|p: &str| p.strip_prefix(name)?.strip_prefix('='))
+            };
+            Some(Location::Swtpm(
+                value("host")?.parse().ok()?,
+                value("port")?.parse().ok()?,
+            ))
         });
         network.ok_or_else(|| "expected device:PATH or swtpm:host=ADDRESS,port=PORT".into())
     }
@@ -168,21 +179,38 @@ impl Tpm {
         let context = TctiNameConf::from_str(&location.to_string())
             .and_then(Context::new)
             .map_err(|error| Error::Open(location.clone(), error::in_words(error)))?;
-        Ok(Tpm { context, location: location.clone(), _turn: turn })
+        Ok(Tpm {
+            context,
+            location: location.clone(),
+            _turn: turn,
+        })
     }
 
     /// The values of all PCRs of a bank; [`Error::NoBank`] when the bank is not allocated.
     pub fn pcrs(&mut self, bank: Bank) -> Result<BTreeMap<u32, Vec<u8>>, Error> {
         let allocated = self.banks()?;
-        let slots = allocated.into_iter().find(|(found, _)| *found == bank).ok_or(Error::NoBank(bank))?.1;
+        let slots = allocated
+            .into_iter()
+            .find(|(found, _)| *found == bank)
+            .ok_or(Error::NoBank(bank))?
+            .1;
         let mut values = BTreeMap::new();
         for slots in slots.chunks(PCRS_A_READ) {
-            let (_, _, digests) =
-                selection(bank, slots).and_then(|list| self.context.pcr_read(list)).map_err(self.failed("PCR_Read"))?;
+            let (_, _, digests) = selection(bank, slots)
+                .and_then(|list| self.context.pcr_read(list))
+                .map_err(self.failed("PCR_Read"))?;
             if digests.len() != slots.len() {
-                return Err(Error::ShortRead { asked: slots.len(), got: digests.len() });
+                return Err(Error::ShortRead {
+                    asked: slots.len(),
+                    got: digests.len(),
+                });
             }
-            values.extend(slots.iter().map(|slot| index(*slot)).zip(digests.value().iter().map(|d| d.to_vec())));
+            values.extend(
+                slots
+                    .iter()
+                    .map(|slot| index(*slot))
+                    .zip(digests.value().iter().map(|d| d.to_vec())),
+            );
         }
         Ok(values)
     }
@@ -192,14 +220,17 @@ impl Tpm {
         let mut digests = DigestValues::new();
         for (bank, _) in self.banks()? {
             let hash = digest::digest(bank.hash(), data);
-            let value = Digest::try_from(hash.as_ref().to_vec()).map_err(self.failed("PCR_Extend"))?;
+            let value =
+                Digest::try_from(hash.as_ref().to_vec()).map_err(self.failed("PCR_Extend"))?;
             digests.set(bank.algorithm(), value);
         }
         let failed = self.failed("PCR_Extend");
         // a PCR's TPM handle is its index (part 2 §7.2)
         let handle = PcrHandle::try_from(pcr).map_err(&failed)?;
         self.context
-            .execute_with_session(Some(AuthSession::Password), |context| context.pcr_extend(handle, digests))
+            .execute_with_session(Some(AuthSession::Password), |context| {
+                context.pcr_extend(handle, digests)
+            })
             .map_err(failed)
     }
 
@@ -214,7 +245,11 @@ impl Tpm {
             let got = self.pcrs(bank)?.remove(&CLUSTER_ID_PCR).unwrap_or_default();
             let expected = bank.extended_from_zero(id);
             if got != expected {
-                return Err(Error::Measured { bank, expected, got });
+                return Err(Error::Measured {
+                    bank,
+                    expected,
+                    got,
+                });
             }
         }
         Ok(())
@@ -222,22 +257,29 @@ impl Tpm {
 
     /// The attestation key (TPMT_PUBLIC) and, signed by it over `nonce` (at most 64 bytes), a quote of each allocated bank.
     pub fn quotes(&mut self, nonce: &[u8]) -> Result<(Vec<u8>, Vec<Quote>), Error> {
-        let (key, public) =
-            attestation_key::load(&mut self.context).map_err(self.failed("loading the attestation key"))?;
+        let (key, public) = attestation_key::load(&mut self.context)
+            .map_err(self.failed("loading the attestation key"))?;
         let quotes = self.banks().and_then(|banks| {
-            banks.into_iter().map(|(bank, slots)| self.quote(key, nonce, bank, &slots)).collect::<Result<Vec<_>, _>>()
+            banks
+                .into_iter()
+                .map(|(bank, slots)| self.quote(key, nonce, bank, &slots))
+                .collect::<Result<Vec<_>, _>>()
         });
         attestation_key::used(&mut self.context, &public);
         let quotes = quotes?;
-        let public = public.marshall().map_err(self.failed("reading the attestation key"))?;
+        let public = public
+            .marshall()
+            .map_err(self.failed("reading the attestation key"))?;
         Ok((public, quotes))
     }
 
     /// The attestation key (TPMT_PUBLIC), the same one in every boot.
     pub fn attestation_key(&mut self) -> Result<Vec<u8>, Error> {
-        let (_, public) =
-            attestation_key::load(&mut self.context).map_err(self.failed("loading the attestation key"))?;
-        public.marshall().map_err(self.failed("reading the attestation key"))
+        let (_, public) = attestation_key::load(&mut self.context)
+            .map_err(self.failed("loading the attestation key"))?;
+        public
+            .marshall()
+            .map_err(self.failed("reading the attestation key"))
     }
 
     fn quote(
@@ -264,7 +306,12 @@ impl Tpm {
             pcrs.values().for_each(|value| hash.update(value));
             // TPMS_ATTEST ends with the digest of the values
             if attest.ends_with(hash.finish().as_ref()) {
-                return Ok(Quote { bank, attest, signature, pcrs });
+                return Ok(Quote {
+                    bank,
+                    attest,
+                    signature,
+                    pcrs,
+                });
             }
         }
         Err(Error::Changing)
@@ -272,13 +319,25 @@ impl Tpm {
 
     /// The allocated banks in the TPM's order, with their PCRs.
     fn banks(&mut self) -> Result<Vec<(Bank, Vec<PcrSlot>)>, Error> {
-        let answer = self.context.get_capability(CapabilityType::AssignedPcr, 0, 1);
-        let (CapabilityData::AssignedPcr(list), _) = answer.map_err(self.failed("GetCapability"))? else {
+        let answer = self
+            .context
+            .get_capability(CapabilityType::AssignedPcr, 0, 1);
+        let (CapabilityData::AssignedPcr(list), _) =
+            answer.map_err(self.failed("GetCapability"))?
+        else {
             return Err(Error::NoBank(Bank::Sha256));
         };
-        let selections = list.get_selections().iter().filter(|selection| !selection.is_empty());
+        let selections = list
+            .get_selections()
+            .iter()
+            .filter(|selection| !selection.is_empty());
         Ok(selections
-            .filter_map(|selection| Some((Bank::of(selection.hashing_algorithm())?, selection.selected())))
+            .filter_map(|selection| {
+                Some((
+                    Bank::of(selection.hashing_algorithm())?,
+                    selection.selected(),
+                ))
+            })
             .collect())
     }
 
@@ -289,7 +348,9 @@ impl Tpm {
 }
 
 fn selection(bank: Bank, slots: &[PcrSlot]) -> tss_esapi::Result<PcrSelectionList> {
-    PcrSelectionList::builder().with_selection(bank.algorithm(), slots).build()
+    PcrSelectionList::builder()
+        .with_selection(bank.algorithm(), slots)
+        .build()
 }
 
 /// A slot's value is the bit of its PCR.
@@ -306,8 +367,18 @@ mod tests {
         for text in ["device:/dev/tpmrm0", "swtpm:host=127.0.0.1,port=2321"] {
             assert_eq!(text.parse::<Location>().unwrap().to_string(), text);
         }
-        assert_eq!("swtpm:port=1,host=::1".parse(), Ok(Location::Swtpm("::1".parse().unwrap(), 1)));
-        for text in ["", "device:", "swtpm:", "swtpm:host=a,port=1", "swtpm:host=127.0.0.1,port=99999", "mssim:"] {
+        assert_eq!(
+            "swtpm:port=1,host=::1".parse(),
+            Ok(Location::Swtpm("::1".parse().unwrap(), 1))
+        );
+        for text in [
+            "",
+            "device:",
+            "swtpm:",
+            "swtpm:host=a,port=1",
+            "swtpm:host=127.0.0.1,port=99999",
+            "mssim:",
+        ] {
             assert!(text.parse::<Location>().is_err(), "{text}");
         }
     }

@@ -3,7 +3,13 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-static TPM: Queue = Queue { state: Mutex::new(State { is_taken: false, own: 0 }), changed: Condvar::new() };
+static TPM: Queue = Queue {
+    state: Mutex::new(State {
+        is_taken: false,
+        own: 0,
+    }),
+    changed: Condvar::new(),
+};
 
 /// For whom the TPM is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +46,10 @@ impl Queue {
         state.own += own;
         let may_go = |state: &State| !state.is_taken && (whom == For::Own || state.own == 0);
         while !may_go(&state) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         state.own -= own;
         state.is_taken = true;
@@ -68,7 +77,13 @@ mod tests {
 
     #[test]
     fn the_nodes_own_use_comes_before_strangers_that_waited_longer() {
-        static QUEUE: Queue = Queue { state: Mutex::new(State { is_taken: false, own: 0 }), changed: Condvar::new() };
+        static QUEUE: Queue = Queue {
+            state: Mutex::new(State {
+                is_taken: false,
+                own: 0,
+            }),
+            changed: Condvar::new(),
+        };
         let (done, order) = mpsc::channel();
         let first = QUEUE.take(For::Stranger);
         thread::scope(|scope| {
@@ -90,7 +105,13 @@ mod tests {
             }
             drop(first);
             let order: Vec<For> = (0..9).map(|_| order.recv().unwrap()).collect();
-            assert_eq!((order[0], order[1..].iter().all(|whom| *whom == For::Stranger)), (For::Own, true));
+            assert_eq!(
+                (
+                    order[0],
+                    order[1..].iter().all(|whom| *whom == For::Stranger)
+                ),
+                (For::Own, true)
+            );
         });
     }
 }

@@ -31,7 +31,11 @@ impl Bytes {
     pub fn extend(&mut self, more: &[u8], expected: usize) {
         let needed = self.0.len() + more.len();
         if needed > self.0.capacity() {
-            let mut grown = Bytes::with_capacity((2 * self.0.capacity()).max(needed).min(expected.max(needed)));
+            let mut grown = Bytes::with_capacity(
+                (2 * self.0.capacity())
+                    .max(needed)
+                    .min(expected.max(needed)),
+            );
             grown.0.extend_from_slice(&self.0);
             std::mem::swap(self, &mut grown);
         }

@@ -60,7 +60,10 @@ pub fn derive_key(secret: &[u8], salt: &[u8], info: &str, len: usize) -> Option<
     }
     let mut out = vec![0; len];
     let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(secret);
-    prk.expand(&[info.as_bytes()], Len(len)).ok()?.fill(&mut out).ok()?;
+    prk.expand(&[info.as_bytes()], Len(len))
+        .ok()?
+        .fill(&mut out)
+        .ok()?;
     Some(Secret::new(out))
 }
 
@@ -74,9 +77,15 @@ pub fn disk_mac_key(measurement_secret: &Secret) -> Secret {
 /// The cluster ID, which is measured into PCR 15: HKDF(measurement secret, measurement salt, `key-clusterID`, 32).
 pub fn cluster_id(measurement_secret: &Secret, measurement_salt: &[u8]) -> [u8; CLUSTER_ID_LEN] {
     let info = Dek::named(CLUSTER_ID_INFO);
-    let id = derive_key(measurement_secret.expose(), measurement_salt, info.info(), CLUSTER_ID_LEN);
+    let id = derive_key(
+        measurement_secret.expose(),
+        measurement_salt,
+        info.info(),
+        CLUSTER_ID_LEN,
+    );
     // the length is a constant within HKDF's bounds
-    id.and_then(|id| id.expose().try_into().ok()).unwrap_or_default()
+    id.and_then(|id| id.expose().try_into().ok())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -112,7 +121,11 @@ mod tests {
     #[test]
     fn named_keys_match_the_vectors_of_the_old_system() {
         assert_eq!(
-            derived(&range(0x40, 32), &range(0x60, 32), Dek::named(MEASUREMENT_SECRET_ID).info()),
+            derived(
+                &range(0x40, 32),
+                &range(0x60, 32),
+                Dek::named(MEASUREMENT_SECRET_ID).info()
+            ),
             "4790578891f3fe6cc22cb661ecdc1b7e33121b1287546a52ba33a9136719c213"
         );
         assert_eq!(
@@ -124,7 +137,10 @@ mod tests {
     #[test]
     fn cluster_id_matches_the_vectors_of_the_old_system() {
         let id = cluster_id(&Secret::new(range(0, 32)), &range(0x20, 32));
-        assert_eq!(hex(&id), "128c164378fe8767f998fbdfe4b4d6463ec5ae1b664ea5999bc27417607ae9b6");
+        assert_eq!(
+            hex(&id),
+            "128c164378fe8767f998fbdfe4b4d6463ec5ae1b664ea5999bc27417607ae9b6"
+        );
     }
 
     #[test]

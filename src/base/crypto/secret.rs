@@ -48,7 +48,13 @@ impl fmt::Debug for Secret {
 
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
-        self.len() == other.len() && self.0.iter().zip(other.0.iter()).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
+        self.len() == other.len()
+            && self
+                .0
+                .iter()
+                .zip(other.0.iter())
+                .fold(0, |diff, (a, b)| diff | (a ^ b))
+                == 0
     }
 }
 
@@ -63,7 +69,9 @@ pub fn random<const N: usize>() -> [u8; N] {
 
 fn fill_random(bytes: &mut [u8]) {
     // ring reads getrandom(2), which only fails where the kernel lacks it (before 3.17)
-    SystemRandom::new().fill(bytes).expect("getrandom(2) works on every supported kernel");
+    SystemRandom::new()
+        .fill(bytes)
+        .expect("getrandom(2) works on every supported kernel");
 }
 
 #[cfg(test)]
@@ -72,7 +80,10 @@ mod tests {
 
     #[test]
     fn debug_output_shows_only_the_length() {
-        assert_eq!(format!("{:?}", Secret::new(b"hunter2".to_vec())), "Secret(7 bytes)");
+        assert_eq!(
+            format!("{:?}", Secret::new(b"hunter2".to_vec())),
+            "Secret(7 bytes)"
+        );
     }
 
     #[test]

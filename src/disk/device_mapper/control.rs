@@ -66,7 +66,10 @@ pub(super) enum Audience {
 
 impl Control {
     pub fn open() -> Result<Control, Error> {
-        let file = OpenOptions::new().read(true).write(true).open("/dev/mapper/control");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/mapper/control");
         file.map(Control).map_err(Error::Control)
     }
 
@@ -87,12 +90,18 @@ impl Control {
     pub fn create(&self, name: &str, uuid: &str) -> Result<Device<'_>, Error> {
         let mut message = Message::new(name);
         message.set_string(UUID, uuid);
-        self.run(Command::DevCreate, &mut message).map_err(|error| match error.raw_os_error() {
-            Some(libc::EBUSY) => Error::AlreadyActive { name: name.into() },
-            _ => kernel(name, "create the device", error),
-        })?;
+        self.run(Command::DevCreate, &mut message)
+            .map_err(|error| match error.raw_os_error() {
+                Some(libc::EBUSY) => Error::AlreadyActive { name: name.into() },
+                _ => kernel(name, "create the device", error),
+            })?;
         let number = decode_device_number(message.u64(DEV));
-        Ok(Device { control: self, name: name.into(), number, kept: false })
+        Ok(Device {
+            control: self,
+            name: name.into(),
+            number,
+            kept: false,
+        })
     }
 
     /// Removes a device and its node.
@@ -105,7 +114,9 @@ impl Control {
                 Err(error) if error.raw_os_error() != Some(libc::EBUSY) => {
                     return Err(kernel(name, "remove the device", error));
                 }
-                Err(_) if attempt == REMOVE_ATTEMPTS => return Err(Error::InUse { name: name.into() }),
+                Err(_) if attempt == REMOVE_ATTEMPTS => {
+                    return Err(Error::InUse { name: name.into() });
+                }
                 Err(_) => thread::sleep(REMOVE_INTERVAL),
             }
         }
@@ -150,7 +161,11 @@ impl Device<'_> {
         let mut message = Message::new(&self.name);
         // without DM_SUSPEND_FLAG the command means resume
         message.set_u32(FLAGS, DM_SECURE_DATA_FLAG);
-        let hidden = if audience == Audience::Nobody { UDEV_HIDDEN } else { 0 };
+        let hidden = if audience == Audience::Nobody {
+            UDEV_HIDDEN
+        } else {
+            0
+        };
         message.set_u32(EVENT_NR, UDEV_PRIMARY_SOURCE | hidden);
         self.control
             .run(Command::DevSuspend, &mut message)
@@ -179,9 +194,11 @@ impl Device<'_> {
         let _ = fs::remove_file(&node);
         let target = format!("../dm-{}", self.number.1);
         match std::os::unix::fs::symlink(target, &node) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(Error::Disk { device: node, doing: "make the device's link", error })
-            }
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Error::Disk {
+                device: node,
+                doing: "make the device's link",
+                error,
+            }),
             _ => Ok(()),
         }
     }
@@ -202,7 +219,11 @@ fn node(name: &str) -> PathBuf {
 }
 
 pub(super) fn kernel(name: &str, doing: &'static str, error: io::Error) -> Error {
-    Error::Kernel { name: name.into(), doing, error }
+    Error::Kernel {
+        name: name.into(),
+        doing,
+        error,
+    }
 }
 
 /// A device as a table names it: `major:minor`. Unlike a path it cannot change its meaning, nor does it need a node.
@@ -213,7 +234,10 @@ pub(super) fn table_name((major, minor): (u32, u32)) -> String {
 /// The inverse of the kernel's huge_encode_dev (linux/kdev_t.h).
 fn decode_device_number(encoded: u64) -> (u32, u32) {
     let encoded = encoded as u32;
-    ((encoded & 0x000f_ff00) >> 8, (encoded & 0xff) | ((encoded >> 12) & 0x000f_ff00))
+    (
+        (encoded & 0x000f_ff00) >> 8,
+        (encoded & 0xff) | ((encoded >> 12) & 0x000f_ff00),
+    )
 }
 
 /// A buffer for one command; wiped on drop. Never grows, so no copy of a key stays behind.
@@ -260,7 +284,10 @@ impl Message {
     }
 
     fn string(&self, field: Range<usize>) -> String {
-        let bytes = self.0[field].split(|byte| *byte == 0).next().unwrap_or_default();
+        let bytes = self.0[field]
+            .split(|byte| *byte == 0)
+            .next()
+            .unwrap_or_default();
         String::from_utf8_lossy(bytes).into_owned()
     }
 
@@ -277,7 +304,8 @@ mod tests {
 
     #[test]
     fn a_table_message_is_what_the_kernels_headers_describe() {
-        let message = Message::with_table("state", "crypt", 483_712, b"capi:x :96:logon:y 0 254:0 0");
+        let message =
+            Message::with_table("state", "crypt", 483_712, b"capi:x :96:logon:y 0 254:0 0");
         assert_eq!(message.0.len() % 8, 0);
         assert_eq!(message.u32(TARGET_COUNT), 1);
         assert_eq!(message.u32(DATA_START), 312);

@@ -27,10 +27,18 @@ pub(super) struct Cipher {
 impl Cipher {
     /// Checks every value of `mapping` that goes into a table.
     pub fn of(mapping: &Mapping) -> Result<Cipher, Error> {
-        let invalid = |reason: String| Error::InvalidMapping { name: mapping.name.into(), reason };
+        let invalid = |reason: String| Error::InvalidMapping {
+            name: mapping.name.into(),
+            reason,
+        };
         let name_character = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        if mapping.name.is_empty() || mapping.name.len() > NAME_MAX || !mapping.name.chars().all(name_character) {
-            return Err(invalid(format!("a name is 1 to {NAME_MAX} letters, digits, '_', '-' or '.'")));
+        if mapping.name.is_empty()
+            || mapping.name.len() > NAME_MAX
+            || !mapping.name.chars().all(name_character)
+        {
+            return Err(invalid(format!(
+                "a name is 1 to {NAME_MAX} letters, digits, '_', '-' or '.'"
+            )));
         }
         if matches!(mapping.name, "." | ".." | "control") {
             return Err(invalid("that name in /dev/mapper is taken".into()));
@@ -40,38 +48,70 @@ impl Cipher {
         }
         let sector_size = u64::from(mapping.sector_size);
         if !matches!(sector_size, 512 | 1024 | 2048 | 4096) {
-            return Err(invalid(format!("sector size {sector_size} instead of 512, 1024, 2048 or 4096")));
+            return Err(invalid(format!(
+                "sector size {sector_size} instead of 512, 1024, 2048 or 4096"
+            )));
         }
         if !mapping.data_offset.is_multiple_of(4096) {
-            return Err(invalid(format!("data offset {} is not a multiple of 4096", mapping.data_offset)));
+            return Err(invalid(format!(
+                "data offset {} is not a multiple of 4096",
+                mapping.data_offset
+            )));
         }
         if mapping.cipher != "aes-xts-plain64" {
-            return Err(invalid(format!("cipher {:?} instead of \"aes-xts-plain64\"", mapping.cipher)));
+            return Err(invalid(format!(
+                "cipher {:?} instead of \"aes-xts-plain64\"",
+                mapping.cipher
+            )));
         }
         let (specification, authentication_len) = match mapping.integrity {
             None => ("aes-xts-plain64", 0),
-            Some("hmac(sha256)") => ("capi:authenc(hmac(sha256),xts(aes))-plain64", HMAC_SHA256_LEN),
-            Some(other) => return Err(invalid(format!("integrity {other:?} instead of \"hmac(sha256)\""))),
+            Some("hmac(sha256)") => (
+                "capi:authenc(hmac(sha256),xts(aes))-plain64",
+                HMAC_SHA256_LEN,
+            ),
+            Some(other) => {
+                return Err(invalid(format!(
+                    "integrity {other:?} instead of \"hmac(sha256)\""
+                )));
+            }
         };
         // AES-128 or AES-256, twice for XTS (IEEE 1619)
         if ![32 + authentication_len, 64 + authentication_len].contains(&mapping.key.len()) {
             let expected = 64 + authentication_len;
-            return Err(invalid(format!("a volume key of {} bytes instead of {expected}", mapping.key.len())));
+            return Err(invalid(format!(
+                "a volume key of {} bytes instead of {expected}",
+                mapping.key.len()
+            )));
         }
-        Ok(Cipher { specification: specification.into() })
+        Ok(Cipher {
+            specification: specification.into(),
+        })
     }
 }
 
 /// Crypt directly on the disk.
-pub(super) fn map_disk<'c>(control: &'c Control, mapping: &Mapping, cipher: &Cipher) -> Result<Device<'c>, Error> {
-    let failed = |doing, error| Error::Disk { device: mapping.device.into(), doing, error };
-    let number = block::number(mapping.device).map_err(|error| failed("find the block device", error))?;
+pub(super) fn map_disk<'c>(
+    control: &'c Control,
+    mapping: &Mapping,
+    cipher: &Cipher,
+) -> Result<Device<'c>, Error> {
+    let failed = |doing, error| Error::Disk {
+        device: mapping.device.into(),
+        doing,
+        error,
+    };
+    let number =
+        block::number(mapping.device).map_err(|error| failed("find the block device", error))?;
     let file = std::fs::File::open(mapping.device).map_err(|error| failed("open it", error))?;
     let bytes = block::size(&file).map_err(|error| failed("ask for its size", error))?;
     let sector_size = u64::from(mapping.sector_size);
     let data = bytes.saturating_sub(mapping.data_offset) / sector_size * sector_size;
     if data == 0 {
-        let error = io::Error::new(io::ErrorKind::UnexpectedEof, format!("it has {bytes} bytes"));
+        let error = io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            format!("it has {bytes} bytes"),
+        );
         return Err(failed("map what lies behind the data offset", error));
     }
     map(
@@ -92,7 +132,14 @@ pub(super) fn map_over<'c>(
     lower: &Lower,
 ) -> Result<Device<'c>, Error> {
     let tag = format!("integrity:{HMAC_SHA256_LEN}:aead");
-    map(control, mapping, cipher, lower.sectors, &format!("{} 0", lower.device.table_name()), Some(tag))
+    map(
+        control,
+        mapping,
+        cipher,
+        lower.sectors,
+        &format!("{} 0", lower.device.table_name()),
+        Some(tag),
+    )
 }
 
 fn map<'c>(
@@ -113,20 +160,39 @@ fn map<'c>(
     let after = format!(" 0 {below} {} {}", options.len(), options.join(" "));
 
     let uuid = plain_uuid(mapping.luks_uuid).expect("checked by Cipher::of");
-    let device = control.create(mapping.name, &format!("CRYPT-LUKS2-{uuid}-{}", mapping.name))?;
-    load(&device, mapping, sectors, before.as_bytes(), after.as_bytes())
-        .map_err(|error| kernel(mapping.name, "accept the dm-crypt table", error))?;
+    let device = control.create(
+        mapping.name,
+        &format!("CRYPT-LUKS2-{uuid}-{}", mapping.name),
+    )?;
+    load(
+        &device,
+        mapping,
+        sectors,
+        before.as_bytes(),
+        after.as_bytes(),
+    )
+    .map_err(|error| kernel(mapping.name, "accept the dm-crypt table", error))?;
     device.resume(Audience::Everyone)?;
     Ok(device)
 }
 
 /// Loads the table with the key in the keyring; a kernel that cannot do that gets the key in the table itself.
-fn load(device: &Device, mapping: &Mapping, sectors: u64, before: &[u8], after: &[u8]) -> io::Result<()> {
+fn load(
+    device: &Device,
+    mapping: &Mapping,
+    sectors: u64,
+    before: &[u8],
+    after: &[u8],
+) -> io::Result<()> {
     let description = format!("cryptsetup:{}-d{}", mapping.luks_uuid, mapping.digest);
     let unsupported = match LogonKey::add(&description, mapping.key.expose()) {
         Ok(_key) => {
             let reference = format!(":{}:logon:{description}", mapping.key.len());
-            match device.load("crypt", sectors, &[before, reference.as_bytes(), after].concat()) {
+            match device.load(
+                "crypt",
+                sectors,
+                &[before, reference.as_bytes(), after].concat(),
+            ) {
                 // dm-crypt's answer where it was built without CONFIG_KEYS (and to everything else that it dislikes)
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => error,
                 other => return other,
@@ -134,7 +200,11 @@ fn load(device: &Device, mapping: &Mapping, sectors: u64, before: &[u8], after: 
         }
         Err(error) => error,
     };
-    device.load("crypt", sectors, &table_with_key(before, mapping.key.expose(), after))?;
+    device.load(
+        "crypt",
+        sectors,
+        &table_with_key(before, mapping.key.expose(), after),
+    )?;
     log::warn!(
         "/dev/mapper/{}: the kernel takes no key from its keyring ({unsupported}); \
          root can read the disk key with `dmsetup table --showkeys`",
@@ -146,7 +216,9 @@ fn load(device: &Device, mapping: &Mapping, sectors: u64, before: &[u8], after: 
 fn table_with_key(before: &[u8], key: &[u8], after: &[u8]) -> Zeroizing<Vec<u8>> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     // with all of its capacity from the start: a vector that grows leaves a copy behind
-    let mut table = Zeroizing::new(Vec::with_capacity(before.len() + 2 * key.len() + after.len()));
+    let mut table = Zeroizing::new(Vec::with_capacity(
+        before.len() + 2 * key.len() + after.len(),
+    ));
     table.extend_from_slice(before);
     for byte in key {
         table.push(DIGITS[usize::from(byte >> 4)]);
@@ -160,10 +232,13 @@ fn table_with_key(before: &[u8], key: &[u8], after: &[u8]) -> Zeroizing<Vec<u8>>
 pub(super) fn plain_uuid(uuid: &str) -> Option<String> {
     let dashes = [8, 13, 18, 23];
     let sound = uuid.len() == 36
-        && uuid.bytes().enumerate().all(|(at, byte)| match dashes.contains(&at) {
-            true => byte == b'-',
-            false => byte.is_ascii_hexdigit(),
-        });
+        && uuid
+            .bytes()
+            .enumerate()
+            .all(|(at, byte)| match dashes.contains(&at) {
+                true => byte == b'-',
+                false => byte.is_ascii_hexdigit(),
+            });
     sound.then(|| uuid.replace('-', ""))
 }
 
@@ -172,7 +247,10 @@ pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
     if uuid.starts_with("CRYPT-LUKS2-") && uuid.ends_with(&format!("-{name}")) {
         return Ok(());
     }
-    Err(Error::NotOurs { name: name.into(), uuid: uuid.into() })
+    Err(Error::NotOurs {
+        name: name.into(),
+        uuid: uuid.into(),
+    })
 }
 
 #[cfg(test)]
@@ -200,36 +278,90 @@ mod tests {
     fn only_values_that_fit_a_table_are_accepted() {
         let (key, short) = (Secret::new(vec![7; 96]), Secret::new(vec![7; 65]));
         let good = mapping(&key);
-        assert_eq!(Cipher::of(&good).unwrap().specification, "capi:authenc(hmac(sha256),xts(aes))-plain64");
+        assert_eq!(
+            Cipher::of(&good).unwrap().specification,
+            "capi:authenc(hmac(sha256),xts(aes))-plain64"
+        );
         let bad = [
             Mapping { name: "", ..good },
-            Mapping { name: "a b", ..good },
-            Mapping { name: "../sda", ..good },
-            Mapping { name: "control", ..good },
-            Mapping { luks_uuid: "6e3dd92b-087f-4aea-9f25-403a3d28240", ..good },
-            Mapping { luks_uuid: "6e3dd92b-087f-4aea-9f25-403a3d2824 4", ..good },
-            Mapping { sector_size: 0, ..good },
-            Mapping { sector_size: 8192, ..good },
-            Mapping { data_offset: 1, ..good },
-            Mapping { cipher: "cipher_null-ecb", ..good },
-            Mapping { integrity: Some("none"), ..good },
-            Mapping { integrity: None, ..good },
-            Mapping { key: &short, ..good },
+            Mapping {
+                name: "a b",
+                ..good
+            },
+            Mapping {
+                name: "../sda",
+                ..good
+            },
+            Mapping {
+                name: "control",
+                ..good
+            },
+            Mapping {
+                luks_uuid: "6e3dd92b-087f-4aea-9f25-403a3d28240",
+                ..good
+            },
+            Mapping {
+                luks_uuid: "6e3dd92b-087f-4aea-9f25-403a3d2824 4",
+                ..good
+            },
+            Mapping {
+                sector_size: 0,
+                ..good
+            },
+            Mapping {
+                sector_size: 8192,
+                ..good
+            },
+            Mapping {
+                data_offset: 1,
+                ..good
+            },
+            Mapping {
+                cipher: "cipher_null-ecb",
+                ..good
+            },
+            Mapping {
+                integrity: Some("none"),
+                ..good
+            },
+            Mapping {
+                integrity: None,
+                ..good
+            },
+            Mapping {
+                key: &short,
+                ..good
+            },
         ];
         for mapping in bad {
-            assert!(matches!(Cipher::of(&mapping), Err(Error::InvalidMapping { .. })), "{mapping:?}");
+            assert!(
+                matches!(Cipher::of(&mapping), Err(Error::InvalidMapping { .. })),
+                "{mapping:?}"
+            );
         }
     }
 
     #[test]
     fn a_key_in_the_table_is_hexadecimal() {
-        assert_eq!(table_with_key(b"c ", &[0x00, 0xa5, 0xff], b" 0").as_slice(), b"c 00a5ff 0");
+        assert_eq!(
+            table_with_key(b"c ", &[0x00, 0xa5, 0xff], b" 0").as_slice(),
+            b"c 00a5ff 0"
+        );
     }
 
     #[test]
     fn only_luks2_mappings_of_that_name_are_ours() {
-        require_ours("state", "CRYPT-LUKS2-6e3dd92b087f4aea9f25403a3d282404-state").unwrap();
-        for foreign in ["", "LVM-abc", "CRYPT-LUKS2-6e3dd92b087f4aea9f25403a3d282404-other", "CRYPT-PLAIN-state"] {
+        require_ours(
+            "state",
+            "CRYPT-LUKS2-6e3dd92b087f4aea9f25403a3d282404-state",
+        )
+        .unwrap();
+        for foreign in [
+            "",
+            "LVM-abc",
+            "CRYPT-LUKS2-6e3dd92b087f4aea9f25403a3d282404-other",
+            "CRYPT-PLAIN-state",
+        ] {
             assert!(require_ours("state", foreign).is_err(), "{foreign}");
         }
     }

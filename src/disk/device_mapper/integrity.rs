@@ -33,10 +33,15 @@ pub(super) fn lower_name(name: &str) -> String {
 }
 
 /// Maps the integrity device; on first use makes its superblock and an empty journal.
-pub(super) fn map<'c>(control: &'c Control, mapping: &Mapping, first_use: FirstUse) -> Result<Lower<'c>, Error> {
+pub(super) fn map<'c>(
+    control: &'c Control,
+    mapping: &Mapping,
+    first_use: FirstUse,
+) -> Result<Lower<'c>, Error> {
     let name = lower_name(mapping.name);
     let uuid = plain_uuid(mapping.luks_uuid).expect("checked by Cipher::of");
-    let number = block::number(mapping.device).map_err(|error| disk(mapping, "find the block device", error))?;
+    let number = block::number(mapping.device)
+        .map_err(|error| disk(mapping, "find the block device", error))?;
     // the name first: a mapping that is in use keeps its superblock
     let device = control.create(&name, &format!("CRYPT-INTEGRITY-{uuid}-{name}"))?;
     let load = |sectors, doing| {
@@ -72,29 +77,50 @@ fn erase_superblock(mapping: &Mapping) -> Result<(), Error> {
     let erase = || {
         // O_EXCL on a block device: fails with EBUSY while it is mounted or part of a mapping
         let flags = libc::O_DIRECT | libc::O_EXCL;
-        let file = OpenOptions::new().write(true).custom_flags(flags).open(mapping.device)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .custom_flags(flags)
+            .open(mapping.device)?;
         file.write_all_at(PageBuffer::new(SUPERBLOCK_LEN).bytes(), mapping.data_offset)?;
         file.sync_all()
     };
-    erase().map_err(|error| disk(mapping, "erase what may be left of an earlier dm-integrity superblock", error))
+    erase().map_err(|error| {
+        disk(
+            mapping,
+            "erase what may be left of an earlier dm-integrity superblock",
+            error,
+        )
+    })
 }
 
 fn read_superblock(mapping: &Mapping) -> Result<Superblock, Error> {
     let mut buffer = PageBuffer::new(SUPERBLOCK_LEN);
     let read = |buffer: &mut PageBuffer| {
         // direct: the kernel wrote it without the page cache, which may hold older bytes
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(mapping.device)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(mapping.device)?;
         file.read_exact_at(buffer.bytes_mut(), mapping.data_offset)?;
         block::size(&file)
     };
-    let disk_len = read(&mut buffer).map_err(|error| disk(mapping, "read the dm-integrity superblock", error))?;
+    let disk_len = read(&mut buffer)
+        .map_err(|error| disk(mapping, "read the dm-integrity superblock", error))?;
     let available = disk_len.saturating_sub(mapping.data_offset) / SECTOR;
-    Superblock::parse(buffer.bytes(), mapping.sector_size, available)
-        .map_err(|reason| Error::Superblock { device: mapping.device.into(), reason })
+    Superblock::parse(buffer.bytes(), mapping.sector_size, available).map_err(|reason| {
+        Error::Superblock {
+            device: mapping.device.into(),
+            reason,
+        }
+    })
 }
 
 fn disk(mapping: &Mapping, doing: &'static str, error: io::Error) -> Error {
-    Error::Disk { device: mapping.device.into(), doing, error }
+    Error::Disk {
+        device: mapping.device.into(),
+        doing,
+        error,
+    }
 }
 
 /// What we need of the superblock. The host can write anything there: it is not authenticated, the sectors are. The kernel makes
@@ -119,14 +145,19 @@ impl Superblock {
         }
         let version = field[8];
         if !(1..=VERSION_MAX).contains(&version) {
-            return Err(format!("its version is {version}, we know 1 to {VERSION_MAX}"));
+            return Err(format!(
+                "its version is {version}, we know 1 to {VERSION_MAX}"
+            ));
         }
         let tag_len = u16::from_le_bytes([field[10], field[11]]);
         if usize::from(tag_len) != HMAC_SHA256_LEN {
-            return Err(format!("its tags have {tag_len} bytes instead of {HMAC_SHA256_LEN}"));
+            return Err(format!(
+                "its tags have {tag_len} bytes instead of {HMAC_SHA256_LEN}"
+            ));
         }
         let log2_sectors_per_block = field[28];
-        if 1_u64.checked_shl(log2_sectors_per_block.into()) != Some(u64::from(sector_size) / SECTOR) {
+        if 1_u64.checked_shl(log2_sectors_per_block.into()) != Some(u64::from(sector_size) / SECTOR)
+        {
             return Err(format!(
                 "its blocks have 2^{log2_sectors_per_block} sectors of 512 bytes instead of {} (from the LUKS2 header)",
                 u64::from(sector_size) / SECTOR
@@ -134,21 +165,32 @@ impl Superblock {
         }
         let provided_data_sectors = u64::from_le_bytes(field[16..24].try_into().expect("8 bytes"));
         if provided_data_sectors == 0 || provided_data_sectors > available {
-            return Err(format!("it promises {provided_data_sectors} sectors, the disk has {available}"));
+            return Err(format!(
+                "it promises {provided_data_sectors} sectors, the disk has {available}"
+            ));
         }
         let number = |at: usize| u32::from_le_bytes(field[at..at + 4].try_into().expect("4 bytes"));
         let has_plain_journal = number(24) & !LAYOUT_FLAGS == 0;
-        Ok(Superblock { provided_data_sectors, journal_sections: number(12), has_plain_journal })
+        Ok(Superblock {
+            provided_data_sectors,
+            journal_sections: number(12),
+            has_plain_journal,
+        })
     }
 }
 
 /// Refuses a device that is not the integrity device of a LUKS2 mapping (cryptsetup from 2.8 on calls them SUBDEV).
 pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
-    let known = ["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"].iter().any(|prefix| uuid.starts_with(prefix));
+    let known = ["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"]
+        .iter()
+        .any(|prefix| uuid.starts_with(prefix));
     if known && uuid.ends_with(&format!("-{name}")) {
         return Ok(());
     }
-    Err(Error::NotOurs { name: name.into(), uuid: uuid.into() })
+    Err(Error::NotOurs {
+        name: name.into(),
+        uuid: uuid.into(),
+    })
 }
 
 #[cfg(test)]
@@ -157,8 +199,10 @@ mod tests {
 
     /// From a 256 MiB disk that cryptsetup 2.6.1 formatted with `--integrity hmac-sha256 --sector-size 4096` (kernel 6.1).
     const FROM_CRYPTSETUP: [u8; 32] = [
-        0x69, 0x6e, 0x74, 0x65, 0x67, 0x72, 0x74, 0x00, 0x04, 0x0f, 0x20, 0x00, 0x0f, 0x00, 0x00, 0x00, //
-        0x80, 0x61, 0x07, 0x00, 0x00, 0x00, 0x00, 0x00, 0x08, 0x00, 0x00, 0x00, 0x03, 0x0c, 0x00, 0x00,
+        0x69, 0x6e, 0x74, 0x65, 0x67, 0x72, 0x74, 0x00, 0x04, 0x0f, 0x20, 0x00, 0x0f, 0x00, 0x00,
+        0x00, //
+        0x80, 0x61, 0x07, 0x00, 0x00, 0x00, 0x00, 0x00, 0x08, 0x00, 0x00, 0x00, 0x03, 0x0c, 0x00,
+        0x00,
     ];
     const AVAILABLE: u64 = ((256 - 16) << 20) / 512;
 
@@ -193,7 +237,10 @@ mod tests {
         ];
         for (bytes, sector_size, reason) in cases {
             let refused = Superblock::parse(&bytes, sector_size, AVAILABLE).unwrap_err();
-            assert!(refused.contains(reason), "{refused:?} does not contain {reason:?}");
+            assert!(
+                refused.contains(reason),
+                "{refused:?} does not contain {reason:?}"
+            );
         }
     }
 
@@ -214,8 +261,16 @@ mod tests {
 
     #[test]
     fn both_names_of_an_integrity_device_are_ours() {
-        require_ours("state_dif", "CRYPT-INTEGRITY-6e3dd92b087f4aea9f25403a3d282404-state_dif").unwrap();
-        require_ours("state_dif", "CRYPT-SUBDEV-6e3dd92b087f4aea9f25403a3d282404-state_dif").unwrap();
+        require_ours(
+            "state_dif",
+            "CRYPT-INTEGRITY-6e3dd92b087f4aea9f25403a3d282404-state_dif",
+        )
+        .unwrap();
+        require_ours(
+            "state_dif",
+            "CRYPT-SUBDEV-6e3dd92b087f4aea9f25403a3d282404-state_dif",
+        )
+        .unwrap();
         assert!(require_ours("state_dif", "LVM-state_dif").is_err());
     }
 }

@@ -33,32 +33,59 @@ const TAIL: u64 = 1 << 20;
 /// Why data may be on the dm-integrity device whose superblock is at byte `data_offset`, as the end of a sentence; `None` if there
 /// is none. It takes for granted that the device was only ever used through its journal, as the old system does: of a disk that was
 /// opened with `--integrity-no-journal` the journal tells nothing.
-pub fn may_hold_data(disk: &mut (impl Read + Seek), data_offset: u64) -> io::Result<Option<String>> {
+pub fn may_hold_data(
+    disk: &mut (impl Read + Seek),
+    data_offset: u64,
+) -> io::Result<Option<String>> {
     let size = disk.seek(SeekFrom::End(0))?;
     let available = size.saturating_sub(data_offset + TAIL) / SECTOR;
     let mut superblock = vec![0; SUPERBLOCK_LEN.min(size.saturating_sub(data_offset) as usize)];
     read_at(disk, data_offset, &mut superblock)?;
-    let sections = match Superblock::parse(&superblock, BLOCK_SIZE, size.saturating_sub(data_offset) / SECTOR) {
+    let sections = match Superblock::parse(
+        &superblock,
+        BLOCK_SIZE,
+        size.saturating_sub(data_offset) / SECTOR,
+    ) {
         Ok(superblock) if superblock.has_plain_journal => u64::from(superblock.journal_sections),
-        Ok(_) => return Ok(Some("its dm-integrity superblock has options that the old system does not use".into())),
-        Err(reason) => return Ok(Some(format!("its dm-integrity superblock is not one of a format: {reason}"))),
+        Ok(_) => {
+            return Ok(Some(
+                "its dm-integrity superblock has options that the old system does not use".into(),
+            ));
+        }
+        Err(reason) => {
+            return Ok(Some(format!(
+                "its dm-integrity superblock is not one of a format: {reason}"
+            )));
+        }
     };
     let journal = data_offset + SUPERBLOCK_LEN as u64;
-    if !(1..=SECTIONS_MAX).contains(&sections) || sections * SECTION_SECTORS + ENTRY_SECTORS > available {
-        return Ok(Some(format!("its dm-integrity journal has {sections} sections, which no format makes")));
+    if !(1..=SECTIONS_MAX).contains(&sections)
+        || sections * SECTION_SECTORS + ENTRY_SECTORS > available
+    {
+        return Ok(Some(format!(
+            "its dm-integrity journal has {sections} sections, which no format makes"
+        )));
     }
     let mut section = vec![0; (SECTION_SECTORS * SECTOR) as usize];
     for number in 0..sections {
-        read_at(disk, journal + number * SECTION_SECTORS * SECTOR, &mut section)?;
-        let fresh =
-            (0..).zip(section.chunks_exact(SECTOR as usize)).all(|(at, bytes)| bytes == fresh_sector(number, at));
+        read_at(
+            disk,
+            journal + number * SECTION_SECTORS * SECTOR,
+            &mut section,
+        )?;
+        let fresh = (0..)
+            .zip(section.chunks_exact(SECTOR as usize))
+            .all(|(at, bytes)| bytes == fresh_sector(number, at));
         if !fresh {
             return Ok(Some("its dm-integrity journal was written to".into()));
         }
     }
     let mut tail = vec![0; TAIL as usize];
     read_at(disk, size - TAIL, &mut tail)?;
-    Ok(tail.iter().any(|byte| *byte != 0).then(|| "its end was written to".into()))
+    Ok(tail
+        .iter()
+        .any(|byte| *byte != 0)
+        .then(|| "its end was written to".into()))
 }
 
 /// A sector of the journal as the kernel makes it: entries without a sector number (the upper half of it is all ones), the round.
@@ -108,14 +135,29 @@ mod tests {
         let mut disk = cut_off::disk();
         assert_eq!(judge(&disk), None);
         // what the wipe wrote, wherever it came to, but for the end
-        assert_eq!(judge_with(&mut disk, JOURNAL + JOURNAL_LEN, &[0x5a; 20 << 20]), None);
+        assert_eq!(
+            judge_with(&mut disk, JOURNAL + JOURNAL_LEN, &[0x5a; 20 << 20]),
+            None
+        );
     }
 
     #[test]
     fn one_changed_byte_in_the_journal_or_at_the_end_may_be_data() {
         let mut disk = cut_off::disk();
         let size = disk.len();
-        for at in [0, 3, 8, 104, 416, 503, 504, 511, 4096, 135_168, JOURNAL_LEN - 1] {
+        for at in [
+            0,
+            3,
+            8,
+            104,
+            416,
+            503,
+            504,
+            511,
+            4096,
+            135_168,
+            JOURNAL_LEN - 1,
+        ] {
             let changed = [!disk[JOURNAL + at]];
             let why = judge_with(&mut disk, JOURNAL + at, &changed).unwrap();
             assert!(why.contains("journal was written to"), "{at}: {why}");
@@ -133,7 +175,11 @@ mod tests {
             (0, b"x", "not one of a format"),
             (12, &0_u32.to_le_bytes(), "journal has 0 sections"),
             (12, &497_u32.to_le_bytes(), "journal has 497 sections"),
-            (12, &u32::MAX.to_le_bytes(), "journal has 4294967295 sections"),
+            (
+                12,
+                &u32::MAX.to_le_bytes(),
+                "journal has 4294967295 sections",
+            ),
             (24, &[0x0c], "options"),
             (28, &[0], "not one of a format"),
         ];
@@ -160,7 +206,16 @@ mod tests {
             // the journal is missing
             assert!(judge(&start).is_some());
         }
-        for size in [0, 1, SUPERBLOCK - 1, SUPERBLOCK, SUPERBLOCK + 63, JOURNAL, JOURNAL + JOURNAL_LEN, 18 << 20] {
+        for size in [
+            0,
+            1,
+            SUPERBLOCK - 1,
+            SUPERBLOCK,
+            SUPERBLOCK + 63,
+            JOURNAL,
+            JOURNAL + JOURNAL_LEN,
+            18 << 20,
+        ] {
             assert!(judge(&disk[..size]).is_some(), "{size}");
         }
     }

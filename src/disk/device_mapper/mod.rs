@@ -84,7 +84,9 @@ pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     let cipher = crypt::Cipher::of(mapping)?;
     let control = Control::open()?;
     if control.status(mapping.name)?.is_some() {
-        return Err(Error::AlreadyActive { name: mapping.name.into() });
+        return Err(Error::AlreadyActive {
+            name: mapping.name.into(),
+        });
     }
     if mapping.integrity.is_none() {
         return Ok(crypt::map_disk(&control, mapping, &cipher)?.keep());
@@ -121,7 +123,9 @@ pub fn close(name: &str) -> Result<(), Error> {
 
 /// Whether a device of that name is mapped and usable, whoever mapped it.
 pub fn is_active(name: &str) -> Result<bool, Error> {
-    Ok(Control::open()?.status(name)?.is_some_and(|status| status.active))
+    Ok(Control::open()?
+        .status(name)?
+        .is_some_and(|status| status.active))
 }
 
 /// Why a disk was not mapped or unmapped.
@@ -196,21 +200,41 @@ impl fmt::Display for Error {
             }
             Error::InvalidMapping { name, reason } => write!(f, "cannot map {name:?}: {reason}"),
             Error::AlreadyActive { name } => {
-                write!(f, "/dev/mapper/{name} is already active; close it first (cryptsetup close {name})")
+                write!(
+                    f,
+                    "/dev/mapper/{name} is already active; close it first (cryptsetup close {name})"
+                )
             }
             Error::NotActive { name } => write!(f, "/dev/mapper/{name} is not active"),
             Error::NotOurs { name, uuid } => {
-                write!(f, "/dev/mapper/{name} is not a LUKS2 mapping (its device-mapper UUID is {uuid:?}); left alone")
+                write!(
+                    f,
+                    "/dev/mapper/{name} is not a LUKS2 mapping (its device-mapper UUID is {uuid:?}); left alone"
+                )
             }
             Error::InUse { name } => {
-                write!(f, "/dev/mapper/{name} is still in use: unmount it, and stop what has it open")
+                write!(
+                    f,
+                    "/dev/mapper/{name} is still in use: unmount it, and stop what has it open"
+                )
             }
-            Error::Disk { device, doing, error } => write!(f, "{}: cannot {doing}: {error}", device.display()),
+            Error::Disk {
+                device,
+                doing,
+                error,
+            } => write!(f, "{}: cannot {doing}: {error}", device.display()),
             Error::Superblock { device, reason } => {
-                write!(f, "{}: no usable dm-integrity superblock at the data offset: {reason}", device.display())
+                write!(
+                    f,
+                    "{}: no usable dm-integrity superblock at the data offset: {reason}",
+                    device.display()
+                )
             }
             Error::Kernel { name, doing, error } => {
-                write!(f, "/dev/mapper/{name}: the kernel does not {doing}: {error}; its log (dmesg) has the reason")
+                write!(
+                    f,
+                    "/dev/mapper/{name}: the kernel does not {doing}: {error}; its log (dmesg) has the reason"
+                )
             }
         }
     }

@@ -41,7 +41,8 @@ fn main() -> ExitCode {
 fn run(arguments: &[&str]) -> Result<String, String> {
     match arguments {
         ["open", name, uuid, device, key_file, integrity, first_use] => {
-            let key = Secret::new(fs::read(key_file).map_err(|error| format!("{key_file}: {error}"))?);
+            let key =
+                Secret::new(fs::read(key_file).map_err(|error| format!("{key_file}: {error}"))?);
             let mapping = Mapping {
                 name,
                 luks_uuid: uuid,
@@ -53,8 +54,14 @@ fn run(arguments: &[&str]) -> Result<String, String> {
                 key: &key,
                 digest: 0,
             };
-            let first_use = if *first_use == "create" { FirstUse::Create } else { FirstUse::Existing };
-            said(device_mapper::open(&mapping, first_use).map(|path| format!("{} ", path.display())))
+            let first_use = if *first_use == "create" {
+                FirstUse::Create
+            } else {
+                FirstUse::Existing
+            };
+            said(
+                device_mapper::open(&mapping, first_use).map(|path| format!("{} ", path.display())),
+            )
         }
         ["close", name] => said(device_mapper::close(name).map(|()| String::new())),
         ["is-active", name] => match said(device_mapper::is_active(name))? {
@@ -64,9 +71,10 @@ fn run(arguments: &[&str]) -> Result<String, String> {
         ["mkfs", mapped, mke2fs] => {
             said(filesystem::create(Path::new(mapped), Path::new(mke2fs)).map(|()| String::new()))
         }
-        ["mount", mapped, at, mode] => {
-            said(filesystem::mount(Path::new(mapped), Path::new(at), *mode == "ro").map(|()| String::new()))
-        }
+        ["mount", mapped, at, mode] => said(
+            filesystem::mount(Path::new(mapped), Path::new(at), *mode == "ro")
+                .map(|()| String::new()),
+        ),
         ["unmount", at] => said(filesystem::unmount(Path::new(at)).map(|()| String::new())),
         _ => Err(USAGE.into()),
     }

@@ -47,15 +47,28 @@ struct Json {
 
 impl ClusterToken {
     /// Of the disk with this UUID (lower case), in the cluster of this secret and this salt.
-    pub fn new(uuid: &str, measurement_secret: &Secret, measurement_salt: [u8; MEASUREMENT_SALT_LEN]) -> ClusterToken {
+    pub fn new(
+        uuid: &str,
+        measurement_secret: &Secret,
+        measurement_salt: [u8; MEASUREMENT_SALT_LEN],
+    ) -> ClusterToken {
         let tag = hmac::sign(&key(measurement_secret), &message(uuid, &measurement_salt));
-        ClusterToken { measurement_salt, mac: tag.as_ref().try_into().expect("HMAC-SHA-256 has 32 bytes") }
+        ClusterToken {
+            measurement_salt,
+            mac: tag.as_ref().try_into().expect("HMAC-SHA-256 has 32 bytes"),
+        }
     }
 
     /// The salt, if the MAC is the one of the disk with this UUID (lower case) under this measurement secret.
-    pub fn verified_salt(&self, uuid: &str, measurement_secret: &Secret) -> Option<[u8; MEASUREMENT_SALT_LEN]> {
+    pub fn verified_salt(
+        &self,
+        uuid: &str,
+        measurement_secret: &Secret,
+    ) -> Option<[u8; MEASUREMENT_SALT_LEN]> {
         let message = message(uuid, &self.measurement_salt);
-        hmac::verify(&key(measurement_secret), &message, &self.mac).ok().map(|()| self.measurement_salt)
+        hmac::verify(&key(measurement_secret), &message, &self.mac)
+            .ok()
+            .map(|()| self.measurement_salt)
     }
 }
 
@@ -77,7 +90,11 @@ impl Header {
     /// Puts the token on the disk of a node that has none, with one write of the metadata. Durable on return.
     ///
     /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
-    pub fn add_cluster_token(&mut self, dev: &mut impl Device, token: &ClusterToken) -> Result<(), Error> {
+    pub fn add_cluster_token(
+        &mut self,
+        dev: &mut impl Device,
+        token: &ClusterToken,
+    ) -> Result<(), Error> {
         self.checked(Integrity::Optional)?;
         let mut metadata = self.metadata.clone();
         set(&mut metadata, token)?;
@@ -87,20 +104,29 @@ impl Header {
 
 /// The error says what is wrong with it.
 pub(super) fn read(tokens: &Value) -> Result<Option<ClusterToken>, String> {
-    let mut ours = tokens.as_object().into_iter().flatten().filter(|(_, token)| token["type"] == TYPE);
-    let Some((id, token)) = ours.next() else { return Ok(None) };
+    let mut ours = tokens
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, token)| token["type"] == TYPE);
+    let Some((id, token)) = ours.next() else {
+        return Ok(None);
+    };
     if ours.next().is_some() {
         return Err(format!("more than one token of type {TYPE:?}"));
     }
     let json = Json::deserialize(token).map_err(|error| format!("token {id}: {error}"))?;
     Ok(Some(ClusterToken {
-        measurement_salt: bytes(&json.measurement_salt).map_err(|why| format!("token {id}: measurementSalt {why}"))?,
+        measurement_salt: bytes(&json.measurement_salt)
+            .map_err(|why| format!("token {id}: measurementSalt {why}"))?,
         mac: bytes(&json.mac).map_err(|why| format!("token {id}: mac {why}"))?,
     }))
 }
 
 fn bytes<const N: usize>(text: &str) -> Result<[u8; N], String> {
-    let bytes = BASE64_STANDARD.decode(text).map_err(|error| format!("is not base64: {error}"))?;
+    let bytes = BASE64_STANDARD
+        .decode(text)
+        .map_err(|error| format!("is not base64: {error}"))?;
     <[u8; N]>::try_from(bytes).map_err(|bytes| format!("has {} bytes, expected {N}", bytes.len()))
 }
 
@@ -109,7 +135,9 @@ pub(super) fn set(metadata: &mut Value, token: &ClusterToken) -> Result<(), Erro
     let tokens = &metadata["tokens"];
     let is_ours = |id: &u32| tokens[id.to_string()]["type"] == TYPE;
     let is_free = |id: &u32| tokens.get(id.to_string()).is_none();
-    let id = (FIRST_ID..MAX_TOKENS).find(is_ours).or_else(|| (FIRST_ID..MAX_TOKENS).find(is_free));
+    let id = (FIRST_ID..MAX_TOKENS)
+        .find(is_ours)
+        .or_else(|| (FIRST_ID..MAX_TOKENS).find(is_free));
     let id = id.ok_or(Error::NoRoom("another token"))?;
     let json = Json {
         kind: TYPE.into(),
@@ -144,7 +172,10 @@ mod tests {
         assert_eq!(token().verified_salt(UUID, &secret(1)), Some([2; 32]));
         assert_eq!(token().verified_salt(OTHER, &secret(1)), None);
         assert_eq!(token().verified_salt(UUID, &secret(3)), None);
-        let other_salt = ClusterToken { measurement_salt: [4; 32], ..token() };
+        let other_salt = ClusterToken {
+            measurement_salt: [4; 32],
+            ..token()
+        };
         assert_eq!(other_salt.verified_salt(UUID, &secret(1)), None);
     }
 
@@ -155,7 +186,13 @@ mod tests {
         set(&mut metadata, &ClusterToken::new(UUID, &secret(1), [5; 32])).unwrap();
         let tokens = metadata["tokens"].as_object().unwrap();
         assert_eq!(tokens.keys().collect::<Vec<_>>(), ["0", "1", "2"]);
-        assert_eq!(read(&metadata["tokens"]).unwrap().unwrap().verified_salt(UUID, &secret(1)), Some([5; 32]));
+        assert_eq!(
+            read(&metadata["tokens"])
+                .unwrap()
+                .unwrap()
+                .verified_salt(UUID, &secret(1)),
+            Some([5; 32])
+        );
         let mut full = json!({"tokens": {}});
         for id in 0..MAX_TOKENS {
             full["tokens"][id.to_string()] = json!({"type": "a"});
@@ -171,7 +208,10 @@ mod tests {
             metadata["tokens"]["1"].clone()
         };
         assert_eq!(read(&json!({"1": good})).unwrap(), Some(token()));
-        assert_eq!(read(&json!({"0": {"type": "constellation-state-disk"}})).unwrap(), None);
+        assert_eq!(
+            read(&json!({"0": {"type": "constellation-state-disk"}})).unwrap(),
+            None
+        );
         let with = |field: &str, value: Value| {
             let mut bad = good.clone();
             bad[field] = value;
@@ -180,7 +220,11 @@ mod tests {
         assert!(with("mac", "AAAA".into()).contains("token 1: mac has 3 bytes, expected 32"));
         assert!(with("measurementSalt", "?".into()).contains("measurementSalt is not base64"));
         assert!(with("more", 1.into()).contains("unknown field"));
-        assert!(read(&json!({"1": good, "2": good})).unwrap_err().contains("more than one"));
+        assert!(
+            read(&json!({"1": good, "2": good}))
+                .unwrap_err()
+                .contains("more than one")
+        );
     }
 
     #[test]
@@ -190,10 +234,16 @@ mod tests {
         let text = metadata["tokens"].to_string();
         let mut whole = 0;
         for bytes in mutations(text.as_bytes(), 20_000) {
-            let Ok(tokens) = serde_json::from_slice::<Value>(&bytes) else { continue };
+            let Ok(tokens) = serde_json::from_slice::<Value>(&bytes) else {
+                continue;
+            };
             if let Ok(Some(token)) = read(&tokens) {
                 whole += 1;
-                assert!(token.verified_salt(UUID, &secret(1)).is_none_or(|salt| salt == [2; 32]));
+                assert!(
+                    token
+                        .verified_salt(UUID, &secret(1))
+                        .is_none_or(|salt| salt == [2; 32])
+                );
             }
         }
         assert!((10..20_000).contains(&whole), "{whole}");

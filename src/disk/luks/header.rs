@@ -79,7 +79,13 @@ pub(super) struct Binary {
 
 impl fmt::Debug for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Header({}, sequence id {}, {:?})", self.uuid(), self.sequence_id(), self.state())
+        write!(
+            f,
+            "Header({}, sequence id {}, {:?})",
+            self.uuid(),
+            self.sequence_id(),
+            self.state()
+        )
     }
 }
 
@@ -96,13 +102,28 @@ impl Header {
 
     /// SHA-256 of all that the header says, whichever copy it was read from: a header with another one is another header.
     pub fn fingerprint(&self) -> [u8; SHA256_LEN] {
-        let Binary { hdr_size, seqid, label, uuid, subsystem } = &self.binary;
+        let Binary {
+            hdr_size,
+            seqid,
+            label,
+            uuid,
+            subsystem,
+        } = &self.binary;
         let mut hash = digest::Context::new(&digest::SHA256);
-        for field in [&hdr_size.to_be_bytes()[..], &seqid.to_be_bytes(), label, uuid, subsystem] {
+        for field in [
+            &hdr_size.to_be_bytes()[..],
+            &seqid.to_be_bytes(),
+            label,
+            uuid,
+            subsystem,
+        ] {
             hash.update(field);
         }
         hash.update(json::to_text(&self.metadata).as_bytes());
-        hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+        hash.finish()
+            .as_ref()
+            .try_into()
+            .expect("SHA-256 has 32 bytes")
     }
 
     /// The JSON metadata as it is on the disk.
@@ -131,18 +152,27 @@ impl Binary {
         }
         let hdr_size = u64::from_be_bytes(field(bytes, SIZE));
         if !HDR_SIZES.contains(&hdr_size) || !hdr_size.is_power_of_two() {
-            return Err(format!("header size {hdr_size}, expected a power of two from 16 KiB to 4 MiB"));
+            return Err(format!(
+                "header size {hdr_size}, expected a power of two from 16 KiB to 4 MiB"
+            ));
         }
         let hdr_offset = u64::from_be_bytes(field(bytes, HDR_OFFSET));
         if hdr_offset != at {
-            return Err(format!("says that it belongs at byte {hdr_offset}, found at {at}"));
+            return Err(format!(
+                "says that it belongs at byte {hdr_offset}, found at {at}"
+            ));
         }
         if copy == Copy::Secondary && hdr_size != at {
-            return Err(format!("header size {hdr_size}, but the secondary is at byte {at}"));
+            return Err(format!(
+                "header size {hdr_size}, but the secondary is at byte {at}"
+            ));
         }
         let algorithm: [u8; 32] = field(bytes, CHECKSUM_ALG);
         if text(&algorithm) != "sha256" {
-            return Err(format!("checksum algorithm {:?}, expected \"sha256\"", text(&algorithm)));
+            return Err(format!(
+                "checksum algorithm {:?}, expected \"sha256\"",
+                text(&algorithm)
+            ));
         }
         Ok(Binary {
             hdr_size,
@@ -164,7 +194,9 @@ impl Binary {
             Copy::Primary => (MAGIC_PRIMARY, 0),
             Copy::Secondary => (MAGIC_SECONDARY, self.hdr_size),
         };
-        let mut put = |offset: usize, field: &[u8]| bytes[offset..offset + field.len()].copy_from_slice(field);
+        let mut put = |offset: usize, field: &[u8]| {
+            bytes[offset..offset + field.len()].copy_from_slice(field)
+        };
         put(0, magic);
         put(VERSION, &2u16.to_be_bytes());
         put(SIZE, &self.hdr_size.to_be_bytes());
@@ -193,7 +225,8 @@ pub(super) fn has_magic(bytes: &[u8], copy: Copy) -> bool {
 
 /// The offsets at which a secondary may be: one for each size that the primary may have.
 pub(super) fn secondary_offsets() -> impl Iterator<Item = u64> {
-    std::iter::successors(Some(*HDR_SIZES.start()), |size| Some(size * 2)).take_while(|size| HDR_SIZES.contains(size))
+    std::iter::successors(Some(*HDR_SIZES.start()), |size| Some(size * 2))
+        .take_while(|size| HDR_SIZES.contains(size))
 }
 
 /// Whether the checksum in a whole copy (binary header and JSON area) is the one of its content.
@@ -208,7 +241,10 @@ fn checksum(whole: &[u8]) -> [u8; SHA256_LEN] {
     hash.update(&whole[..CHECKSUM]);
     hash.update(&[0; CHECKSUM_LEN]);
     hash.update(&whole[CHECKSUM + CHECKSUM_LEN..]);
-    hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+    hash.finish()
+        .as_ref()
+        .try_into()
+        .expect("SHA-256 has 32 bytes")
 }
 
 /// The text of a field that is padded with zero bytes.
@@ -218,7 +254,9 @@ pub(super) fn text(field: &[u8]) -> String {
 }
 
 fn field<const N: usize>(bytes: &[u8; BINARY_LEN], offset: usize) -> [u8; N] {
-    bytes[offset..offset + N].try_into().expect("every field lies within the binary header")
+    bytes[offset..offset + N]
+        .try_into()
+        .expect("every field lies within the binary header")
 }
 
 /// A random (version 4) UUID as text, RFC 9562 §5.4.
@@ -227,7 +265,14 @@ pub(super) fn random_uuid() -> String {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+    [
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..],
+    ]
+    .join("-")
 }
 
 /// Whether `text` is a UUID in its usual form: 8-4-4-4-12 hexadecimal digits.

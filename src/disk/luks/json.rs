@@ -24,12 +24,22 @@ const SECTOR: u64 = 512;
 ///
 /// The error says what is wrong with this copy.
 pub(super) fn parse(area: &[u8]) -> Result<Value, String> {
-    let end = area.iter().position(|b| *b == 0).ok_or("the JSON area has no end")?;
-    ensure(area[end..].iter().all(|b| *b == 0), || "the JSON area has bytes after its end".into())?;
-    ensure(area[0] == b'{', || "the JSON area does not begin with '{'".into())?;
-    let metadata: Value = serde_json::from_slice(&area[..end]).map_err(|e| format!("the JSON area: {e}"))?;
+    let end = area
+        .iter()
+        .position(|b| *b == 0)
+        .ok_or("the JSON area has no end")?;
+    ensure(area[end..].iter().all(|b| *b == 0), || {
+        "the JSON area has bytes after its end".into()
+    })?;
+    ensure(area[0] == b'{', || {
+        "the JSON area does not begin with '{'".into()
+    })?;
+    let metadata: Value =
+        serde_json::from_slice(&area[..end]).map_err(|e| format!("the JSON area: {e}"))?;
     let depth = depth(&metadata);
-    ensure(depth <= MAX_DEPTH, || format!("the JSON area: {depth} levels deep, expected at most {MAX_DEPTH}"))?;
+    ensure(depth <= MAX_DEPTH, || {
+        format!("the JSON area: {depth} levels deep, expected at most {MAX_DEPTH}")
+    })?;
     check(&metadata, area.len() as u64).map_err(|why| format!("the JSON area: {why}"))?;
     Ok(metadata)
 }
@@ -62,19 +72,28 @@ fn check(metadata: &Value, json_size: u64) -> Result<(), String> {
     }
     ensure(segments.contains_key("0"), || "no segment 0".into())?;
     let digests_of = |list: &str, id: &str| {
-        let has = |digest: &&Value| digest[list].as_array().is_some_and(|ids| ids.iter().any(|other| other == id));
+        let has = |digest: &&Value| {
+            digest[list]
+                .as_array()
+                .is_some_and(|ids| ids.iter().any(|other| other == id))
+        };
         digests.values().filter(has).count()
     };
     for (id, segment) in segments {
         let it = format!("segment {id}");
         check_segment(&it, segment)?;
-        ensure(segment["type"] != "crypt" || digests_of("segments", id) > 0, || format!("{it}: no digest is of it"))?;
+        ensure(
+            segment["type"] != "crypt" || digests_of("segments", id) > 0,
+            || format!("{it}: no digest is of it"),
+        )?;
     }
     for (id, keyslot) in keyslots {
         let it = format!("keyslot {id}");
         check_keyslot(&it, keyslot)?;
         let digests = digests_of("keyslots", id);
-        ensure(digests == 1, || format!("{it}: {digests} digests are of it, expected 1"))?;
+        ensure(digests == 1, || {
+            format!("{it}: {digests} digests are of it, expected 1")
+        })?;
     }
     check_config(metadata, json_size)?;
     check_areas(metadata, keyslots)
@@ -88,9 +107,14 @@ fn check_segment(it: &str, segment: &Value) -> Result<(), String> {
         _ => Some(decimal(it, segment, "size")?),
     };
     let whole = |size: u64, sector: u64| size > 0 && size.is_multiple_of(sector);
-    ensure(offset.is_multiple_of(SECTOR) && size.is_none_or(|size| whole(size, SECTOR)), || {
-        format!("{it}: its offset {offset} and its size {size:?} are not whole sectors of {SECTOR} bytes")
-    })?;
+    ensure(
+        offset.is_multiple_of(SECTOR) && size.is_none_or(|size| whole(size, SECTOR)),
+        || {
+            format!(
+                "{it}: its offset {offset} and its size {size:?} are not whole sectors of {SECTOR} bytes"
+            )
+        },
+    )?;
     if segment.get("flags").is_some() {
         texts(it, segment, "flags")?;
     }
@@ -100,9 +124,14 @@ fn check_segment(it: &str, segment: &Value) -> Result<(), String> {
     decimal(it, segment, "iv_tweak")?;
     text(it, segment, "encryption")?;
     let sector = u64::from(number(it, segment, "sector_size")?);
-    ensure(whole(sector, SECTOR) && size.is_none_or(|size| whole(size, sector)), || {
-        format!("{it}: sector_size is {sector}, expected a multiple of {SECTOR} that divides its size")
-    })?;
+    ensure(
+        whole(sector, SECTOR) && size.is_none_or(|size| whole(size, sector)),
+        || {
+            format!(
+                "{it}: sector_size is {sector}, expected a multiple of {SECTOR} that divides its size"
+            )
+        },
+    )?;
     if let Some(integrity) = segment.get("integrity") {
         for name in ["type", "journal_encryption", "journal_integrity"] {
             text(&format!("{it}: integrity"), integrity, name)?;
@@ -121,7 +150,9 @@ fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), String> {
         return Ok(());
     }
     for name in ["kdf", "af"] {
-        ensure(keyslot[name].is_object(), || format!("{it}: no object {name:?}"))?;
+        ensure(keyslot[name].is_object(), || {
+            format!("{it}: no object {name:?}")
+        })?;
     }
     let (kdf, af) = (format!("{it}: kdf"), format!("{it}: af"));
     let (texts, integers): (&[&str], &[&str]) = match text(&kdf, &keyslot["kdf"], "type")? {
@@ -135,10 +166,14 @@ fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), String> {
     for name in integers {
         integer(&kdf, &keyslot["kdf"], name)?;
     }
-    ensure(text(&af, &keyslot["af"], "type")? == "luks1", || format!("{af}: its type is not \"luks1\""))?;
+    ensure(text(&af, &keyslot["af"], "type")? == "luks1", || {
+        format!("{af}: its type is not \"luks1\"")
+    })?;
     text(&af, &keyslot["af"], "hash")?;
     integer(&af, &keyslot["af"], "stripes")?;
-    ensure(keyslot["area"]["type"] == "raw", || format!("{area}: its type is not \"raw\""))?;
+    ensure(keyslot["area"]["type"] == "raw", || {
+        format!("{area}: its type is not \"raw\"")
+    })?;
     text(&area, &keyslot["area"], "encryption")?;
     integer(&area, &keyslot["area"], "key_size")
 }
@@ -148,15 +183,24 @@ fn check_config(metadata: &Value, json_size: u64) -> Result<(), String> {
     let config = &metadata["config"];
     ensure(config.is_object(), || "no object \"config\"".into())?;
     let size = decimal("config", config, "json_size")?;
-    ensure(size == json_size, || format!("config: json_size is {size}, expected {json_size}"))?;
-    let size = decimal("config", config, "keyslots_size")?;
-    ensure(size <= MAX_KEYSLOTS_SIZE && size.is_multiple_of(AREA_ALIGN), || {
-        format!("config: keyslots_size is {size}, expected a multiple of {AREA_ALIGN} up to {MAX_KEYSLOTS_SIZE}")
+    ensure(size == json_size, || {
+        format!("config: json_size is {size}, expected {json_size}")
     })?;
+    let size = decimal("config", config, "keyslots_size")?;
+    ensure(
+        size <= MAX_KEYSLOTS_SIZE && size.is_multiple_of(AREA_ALIGN),
+        || {
+            format!(
+                "config: keyslots_size is {size}, expected a multiple of {AREA_ALIGN} up to {MAX_KEYSLOTS_SIZE}"
+            )
+        },
+    )?;
     let data = decimal("segment 0", &metadata["segments"]["0"], "offset")?;
     let (_, areas_end) = keyslots_area(metadata);
     ensure(data == 0 || areas_end <= data, || {
-        format!("segment 0: starts at byte {data}, within the keyslots area, which ends at {areas_end}")
+        format!(
+            "segment 0: starts at byte {data}, within the keyslots area, which ends at {areas_end}"
+        )
     })?;
     if config.get("flags").is_some() {
         texts("config", config, "flags")?;
@@ -174,8 +218,13 @@ fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), St
     let mut areas: Vec<(u64, u64, &str)> = Vec::new();
     for (id, keyslot) in keyslots {
         let it = format!("keyslot {id}");
-        let (offset, size) = (decimal(&it, &keyslot["area"], "offset")?, decimal(&it, &keyslot["area"], "size")?);
-        let area_end = offset.checked_add(size).filter(|area_end| size > 0 && offset >= start && *area_end <= end);
+        let (offset, size) = (
+            decimal(&it, &keyslot["area"], "offset")?,
+            decimal(&it, &keyslot["area"], "size")?,
+        );
+        let area_end = offset
+            .checked_add(size)
+            .filter(|area_end| size > 0 && offset >= start && *area_end <= end);
         let area_end = area_end.ok_or_else(|| {
             format!("{it}: its area of {size} bytes at {offset} is not within the keyslots area {start}..{end}")
         })?;
@@ -183,7 +232,12 @@ fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), St
     }
     areas.sort();
     for pair in areas.windows(2) {
-        ensure(pair[0].1 <= pair[1].0, || format!("the areas of keyslots {} and {} overlap", pair[0].2, pair[1].2))?;
+        ensure(pair[0].1 <= pair[1].0, || {
+            format!(
+                "the areas of keyslots {} and {} overlap",
+                pair[0].2, pair[1].2
+            )
+        })?;
     }
     Ok(())
 }
@@ -197,22 +251,40 @@ pub(super) fn keyslots_area(metadata: &Value) -> (u64, u64) {
 
 /// A section with its objects by their ids.
 fn section<'a>(metadata: &'a Value, name: &str) -> Result<&'a Map<String, Value>, String> {
-    let section = metadata[name].as_object().ok_or_else(|| format!("no object {name:?}"))?;
+    let section = metadata[name]
+        .as_object()
+        .ok_or_else(|| format!("no object {name:?}"))?;
     for (id, object) in section {
-        ensure(is_digits(id), || format!("{name}: id {id:?} is not a number"))?;
+        ensure(is_digits(id), || {
+            format!("{name}: id {id:?} is not a number")
+        })?;
         ensure(object.is_object(), || format!("{name}: {id} is no object"))?;
     }
     Ok(section)
 }
 
 /// A list of ids, each of which is in `section`.
-fn references(it: &str, object: &Value, name: &str, section: &Map<String, Value>) -> Result<(), String> {
-    let unknown = texts(it, object, name)?.into_iter().find(|id| !section.contains_key(*id));
-    ensure(unknown.is_none(), || format!("{it}: {name} has {:?}, which does not exist", unknown.unwrap_or_default()))
+fn references(
+    it: &str,
+    object: &Value,
+    name: &str,
+    section: &Map<String, Value>,
+) -> Result<(), String> {
+    let unknown = texts(it, object, name)?
+        .into_iter()
+        .find(|id| !section.contains_key(*id));
+    ensure(unknown.is_none(), || {
+        format!(
+            "{it}: {name} has {:?}, which does not exist",
+            unknown.unwrap_or_default()
+        )
+    })
 }
 
 fn texts<'a>(it: &str, object: &'a Value, name: &str) -> Result<Vec<&'a str>, String> {
-    let texts = object[name].as_array().and_then(|items| items.iter().map(Value::as_str).collect());
+    let texts = object[name]
+        .as_array()
+        .and_then(|items| items.iter().map(Value::as_str).collect());
     texts.ok_or_else(|| format!("{it}: {name} is not a list of strings"))
 }
 
@@ -225,17 +297,28 @@ fn text<'a>(it: &str, object: &'a Value, name: &str) -> Result<&'a str, String> 
 fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, String> {
     let text = text(it, object, name)?;
     let number = text.parse().ok().filter(|_| is_digits(text));
-    number.ok_or_else(|| format!("{it}: {name} is {text:?}, which is not a decimal number of 64 bits"))
+    number.ok_or_else(|| {
+        format!("{it}: {name} is {text:?}, which is not a decimal number of 64 bits")
+    })
 }
 
 fn number(it: &str, object: &Value, name: &str) -> Result<u32, String> {
-    let number = object[name].as_u64().and_then(|number| number.try_into().ok());
-    number.ok_or_else(|| format!("{it}: {name} is {}, expected a number of 32 bits", object[name]))
+    let number = object[name]
+        .as_u64()
+        .and_then(|number| number.try_into().ok());
+    number.ok_or_else(|| {
+        format!(
+            "{it}: {name} is {}, expected a number of 32 bits",
+            object[name]
+        )
+    })
 }
 
 fn integer(it: &str, object: &Value, name: &str) -> Result<(), String> {
     let value = &object[name];
-    ensure(value.is_i64() || value.is_u64(), || format!("{it}: {name} is {value}, expected an integer"))
+    ensure(value.is_i64() || value.is_u64(), || {
+        format!("{it}: {name} is {value}, expected an integer")
+    })
 }
 
 pub(super) fn is_digits(text: &str) -> bool {
@@ -306,7 +389,15 @@ fn put(value: &Value, text: &mut String) {
 }
 
 fn in_order(members: &Map<String, Value>) -> Vec<(&str, &Value)> {
-    let mut members: Vec<(&str, &Value)> = members.iter().map(|(name, member)| (name.as_str(), member)).collect();
-    members.sort_by_key(|(name, _)| MEMBER_ORDER.iter().position(|known| known == name).unwrap_or(MEMBER_ORDER.len()));
+    let mut members: Vec<(&str, &Value)> = members
+        .iter()
+        .map(|(name, member)| (name.as_str(), member))
+        .collect();
+    members.sort_by_key(|(name, _)| {
+        MEMBER_ORDER
+            .iter()
+            .position(|known| known == name)
+            .unwrap_or(MEMBER_ORDER.len())
+    });
     members
 }

@@ -28,17 +28,24 @@ impl Header {
     /// Checks the header first ([`Header::check_ours`], integrity optional); the key is checked against the digest of
     /// this header, so that a changed keyslot area can only fail. Errors: [`Error::WrongPassphrase`],
     /// [`Error::NotOurs`], [`Error::OutOfMemory`], [`Error::Io`].
-    pub fn unlock(&self, dev: &mut (impl Read + Seek), passphrase: &Secret) -> Result<Secret, Error> {
+    pub fn unlock(
+        &self,
+        dev: &mut (impl Read + Seek),
+        passphrase: &Secret,
+    ) -> Result<Secret, Error> {
         let metadata = self.checked(Integrity::Optional)?;
         for keyslot in metadata.keyslots.values() {
             let mut area = Zeroizing::new(vec![0; keyslot.key_size * STRIPES]);
-            read_at(dev, keyslot.area.offset.0, &mut area).map_err(io_error("read a keyslot area"))?;
+            read_at(dev, keyslot.area.offset.0, &mut area)
+                .map_err(io_error("read a keyslot area"))?;
             let key = open(keyslot, &mut area, passphrase)?;
             if matches(&metadata.digest, &key) {
                 return Ok(key);
             }
         }
-        Err(Error::WrongPassphrase { keyslots: metadata.keyslots.len() })
+        Err(Error::WrongPassphrase {
+            keyslots: metadata.keyslots.len(),
+        })
     }
 }
 
@@ -50,7 +57,11 @@ fn open(keyslot: &Keyslot, area: &mut [u8], passphrase: &Secret) -> Result<Secre
 }
 
 /// The bytes of a keyslot area that holds `volume_key` under `passphrase`.
-pub(super) fn seal(kdf: &Kdf, volume_key: &Secret, passphrase: &Secret) -> Result<Zeroizing<Vec<u8>>, Error> {
+pub(super) fn seal(
+    kdf: &Kdf,
+    volume_key: &Secret,
+    passphrase: &Secret,
+) -> Result<Zeroizing<Vec<u8>>, Error> {
     let key = derive(kdf, passphrase)?;
     let mut area = split(volume_key);
     cipher(&key).encrypt_area(&mut area, AREA_SECTOR, 0, get_tweak_default);
@@ -58,41 +69,73 @@ pub(super) fn seal(kdf: &Kdf, volume_key: &Secret, passphrase: &Secret) -> Resul
 }
 
 /// The digest of `volume_key`.
-pub(super) fn digest_of(volume_key: &Secret, salt: &[u8; SALT_LEN], iterations: u32) -> [u8; SHA256_LEN] {
+pub(super) fn digest_of(
+    volume_key: &Secret,
+    salt: &[u8; SALT_LEN],
+    iterations: u32,
+) -> [u8; SHA256_LEN] {
     let mut out = [0; SHA256_LEN];
     let iterations = NonZeroU32::new(iterations).unwrap_or(NonZeroU32::MIN);
-    pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, iterations, salt, volume_key.expose(), &mut out);
+    pbkdf2::derive(
+        pbkdf2::PBKDF2_HMAC_SHA256,
+        iterations,
+        salt,
+        volume_key.expose(),
+        &mut out,
+    );
     out
 }
 
 /// Whether `digest` is the one of `volume_key`; in constant time.
 pub(super) fn matches(digest: &Digest, volume_key: &Secret) -> bool {
-    let Some(iterations) = NonZeroU32::new(digest.iterations) else { return false };
+    let Some(iterations) = NonZeroU32::new(digest.iterations) else {
+        return false;
+    };
     #[cfg(test)]
     work::add(digest.iterations.into());
     let (salt, expected) = (&digest.salt.0, &digest.digest.0);
-    pbkdf2::verify(pbkdf2::PBKDF2_HMAC_SHA256, iterations, salt, volume_key.expose(), expected).is_ok()
+    pbkdf2::verify(
+        pbkdf2::PBKDF2_HMAC_SHA256,
+        iterations,
+        salt,
+        volume_key.expose(),
+        expected,
+    )
+    .is_ok()
 }
 
 fn derive(kdf: &Kdf, passphrase: &Secret) -> Result<AreaKey, Error> {
     #[cfg(test)]
     work::add(kdf.work());
-    let out_of_bounds = |e: argon2::Error| Error::NotOurs(format!("the key derivation's parameters: {e}"));
-    let params = Params::new(kdf.memory, kdf.time, kdf.cpus, Some(AREA_KEY_LEN)).map_err(out_of_bounds)?;
+    let out_of_bounds =
+        |e: argon2::Error| Error::NotOurs(format!("the key derivation's parameters: {e}"));
+    let params =
+        Params::new(kdf.memory, kdf.time, kdf.cpus, Some(AREA_KEY_LEN)).map_err(out_of_bounds)?;
     let mut memory: Zeroizing<Vec<Block>> = Zeroizing::new(Vec::new());
     // an allocation that fails must not abort the program
-    memory.try_reserve_exact(params.block_count()).map_err(|_| Error::OutOfMemory { kib: kdf.memory })?;
+    memory
+        .try_reserve_exact(params.block_count())
+        .map_err(|_| Error::OutOfMemory { kib: kdf.memory })?;
     memory.resize(params.block_count(), Block::new());
     let mut key = AreaKey::new([0; AREA_KEY_LEN]);
     Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
-        .hash_password_into_with_memory(passphrase.expose(), &kdf.salt.0, &mut key[..], &mut memory[..])
+        .hash_password_into_with_memory(
+            passphrase.expose(),
+            &kdf.salt.0,
+            &mut key[..],
+            &mut memory[..],
+        )
         .map_err(out_of_bounds)?;
     Ok(key)
 }
 
 fn cipher(key: &AreaKey) -> Xts128<Aes256> {
-    let half = |key: &[u8]| Aes256::new_from_slice(key).expect("half of 64 bytes is an AES-256 key");
-    Xts128::new(half(&key[..AREA_KEY_LEN / 2]), half(&key[AREA_KEY_LEN / 2..]))
+    let half =
+        |key: &[u8]| Aes256::new_from_slice(key).expect("half of 64 bytes is an AES-256 key");
+    Xts128::new(
+        half(&key[..AREA_KEY_LEN / 2]),
+        half(&key[AREA_KEY_LEN / 2..]),
+    )
 }
 
 /// The anti-forensic splitter (specification §2.4, as in LUKS1): all stripes are needed to get the key back.
@@ -100,7 +143,9 @@ fn split(key: &Secret) -> Zeroizing<Vec<u8>> {
     let len = key.len();
     let mut stripes = Zeroizing::new(vec![0; len * STRIPES]);
     let last = len * (STRIPES - 1);
-    SystemRandom::new().fill(&mut stripes[..last]).expect("getrandom(2) works on every supported kernel");
+    SystemRandom::new()
+        .fill(&mut stripes[..last])
+        .expect("getrandom(2) works on every supported kernel");
     let mut diffused = Zeroizing::new(vec![0; len]);
     for stripe in stripes[..last].chunks_exact(len) {
         xor(&mut diffused, stripe);
@@ -134,7 +179,10 @@ fn diffuse(bytes: &mut [u8]) {
 }
 
 fn xor(bytes: &mut [u8], other: &[u8]) {
-    bytes.iter_mut().zip(other).for_each(|(byte, other)| *byte ^= other);
+    bytes
+        .iter_mut()
+        .zip(other)
+        .for_each(|(byte, other)| *byte ^= other);
 }
 
 /// Counts the work that was really done in this thread, in the units of [`MAX_WORK`](super::metadata::MAX_WORK).

@@ -125,7 +125,8 @@ impl Header {
     pub fn is_keyless(&self) -> bool {
         let tokens = self.metadata["tokens"].as_object();
         tokens.is_some_and(Map::is_empty)
-            && check(self, Integrity::Required, 0).is_ok_and(|metadata| metadata.keyslots.is_empty())
+            && check(self, Integrity::Required, 0)
+                .is_ok_and(|metadata| metadata.keyslots.is_empty())
     }
 
     /// Whether this is a header as in [`Header::check_ours`] with integrity, in which Constellation's format has put its one
@@ -133,9 +134,14 @@ impl Header {
     /// off, and of a volume of Constellation's storage driver; what the disk holds must tell which.
     pub fn is_unmarked_format(&self) -> bool {
         let named = self.binary.label != [0; 48] || self.binary.subsystem != [0; 48];
-        let no_token = self.metadata["tokens"].as_object().is_some_and(Map::is_empty);
+        let no_token = self.metadata["tokens"]
+            .as_object()
+            .is_some_and(Map::is_empty);
         let one_keyslot = |metadata: Metadata| {
-            metadata.keyslots.len() == 1 && metadata.keyslot_area().is_some_and(|(at, _)| at == metadata.areas_start)
+            metadata.keyslots.len() == 1
+                && metadata
+                    .keyslot_area()
+                    .is_some_and(|(at, _)| at == metadata.areas_start)
         };
         !named && no_token && self.checked(Integrity::Required).is_ok_and(one_keyslot)
     }
@@ -270,7 +276,9 @@ impl<'de> Deserialize<'de> for Decimal {
         let text = String::deserialize(deserializer)?;
         match text.parse() {
             Ok(number) if is_digits(&text) => Ok(Decimal(number)),
-            _ => Err(de::Error::custom(format!("{text:?} is not a decimal number of 64 bits"))),
+            _ => Err(de::Error::custom(format!(
+                "{text:?} is not a decimal number of 64 bits"
+            ))),
         }
     }
 }
@@ -282,45 +290,100 @@ pub(super) struct Base64(pub Vec<u8>);
 impl<'de> Deserialize<'de> for Base64 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        BASE64_STANDARD.decode(&text).map(Base64).map_err(|e| de::Error::custom(format!("not base64: {e}")))
+        BASE64_STANDARD
+            .decode(&text)
+            .map(Base64)
+            .map_err(|e| de::Error::custom(format!("not base64: {e}")))
     }
 }
 
 /// The object has no other members than these.
 fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), String> {
-    let unknown = object.as_object().into_iter().flat_map(Map::keys).find(|name| !known.contains(&name.as_str()));
-    unknown.map_or(Ok(()), |name| Err(format!("{what}: unknown field `{name}`")))
+    let unknown = object
+        .as_object()
+        .into_iter()
+        .flat_map(Map::keys)
+        .find(|name| !known.contains(&name.as_str()));
+    unknown.map_or(Ok(()), |name| {
+        Err(format!("{what}: unknown field `{name}`"))
+    })
 }
 
 /// `got` is `expected`, or a sentence that names the field.
-fn equal<T: PartialEq + std::fmt::Debug>(what: &str, field: &str, got: T, expected: T) -> Result<(), String> {
-    ensure(got == expected, || format!("{what}: {field} is {got:?}, expected {expected:?}"))
+fn equal<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    field: &str,
+    got: T,
+    expected: T,
+) -> Result<(), String> {
+    ensure(got == expected, || {
+        format!("{what}: {field} is {got:?}, expected {expected:?}")
+    })
 }
 
 fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, String> {
     let uuid = header.uuid();
-    ensure(header::is_uuid(&uuid), || format!("its UUID {uuid:?} is not one"))?;
-    equal("binary header", "the size", header.binary.hdr_size, HDR_SIZE)?;
-    ensure(header.binary.seqid <= MAX_SEQID, || format!("its sequence id {} is out of bounds", header.binary.seqid))?;
-    only("the metadata", &header.metadata, &["keyslots", "tokens", "segments", "digests", "config"])?;
-    only("config", &header.metadata["config"], &["json_size", "keyslots_size"])?;
+    ensure(header::is_uuid(&uuid), || {
+        format!("its UUID {uuid:?} is not one")
+    })?;
+    equal(
+        "binary header",
+        "the size",
+        header.binary.hdr_size,
+        HDR_SIZE,
+    )?;
+    ensure(header.binary.seqid <= MAX_SEQID, || {
+        format!("its sequence id {} is out of bounds", header.binary.seqid)
+    })?;
+    only(
+        "the metadata",
+        &header.metadata,
+        &["keyslots", "tokens", "segments", "digests", "config"],
+    )?;
+    only(
+        "config",
+        &header.metadata["config"],
+        &["json_size", "keyslots_size"],
+    )?;
 
     let (areas_start, areas_end) = keyslots_area(&header.metadata);
     let segment = check_segment(&header.metadata["segments"], integrity)?;
     let data_offset = segment.offset.0;
     ensure(areas_end <= data_offset, || {
-        format!("segment 0: starts at byte {data_offset}, within the keyslots area, which ends at {areas_end}")
+        format!(
+            "segment 0: starts at byte {data_offset}, within the keyslots area, which ends at {areas_end}"
+        )
     })?;
-    ensure(data_offset.is_multiple_of(u64::from(SECTOR_SIZE)) && data_offset < header.device_size, || {
-        format!("segment 0: starts at byte {data_offset} of a device of {} bytes", header.device_size)
-    })?;
-    let key_size = if segment.integrity.is_some() { VOLUME_KEY_LEN } else { VOLUME_KEY_LEN_PLAIN };
+    ensure(
+        data_offset.is_multiple_of(u64::from(SECTOR_SIZE)) && data_offset < header.device_size,
+        || {
+            format!(
+                "segment 0: starts at byte {data_offset} of a device of {} bytes",
+                header.device_size
+            )
+        },
+    )?;
+    let key_size = if segment.integrity.is_some() {
+        VOLUME_KEY_LEN
+    } else {
+        VOLUME_KEY_LEN_PLAIN
+    };
     let keyslots = check_keyslots(&header.metadata["keyslots"], key_size)?;
-    ensure(keyslots.len() >= least_keyslots, || "it has no keyslot: no key can open it".into())?;
+    ensure(keyslots.len() >= least_keyslots, || {
+        "it has no keyslot: no key can open it".into()
+    })?;
     let (digest_id, digest) = check_digest(&header.metadata["digests"], &keyslots)?;
     check_tokens(&header.metadata["tokens"])?;
     cluster_token::read(&header.metadata["tokens"])?;
-    let metadata = Metadata { keyslots, segment, digest, digest_id, key_size, areas_start, areas_end };
+    let metadata = Metadata {
+        keyslots,
+        segment,
+        digest,
+        digest_id,
+        key_size,
+        areas_start,
+        areas_end,
+    };
     let work = metadata.work();
     ensure(work <= MAX_WORK, || {
         format!(
@@ -341,16 +404,38 @@ fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, Stri
     equal("segment 0", "size", segment.size.as_str(), "dynamic")?;
     equal("segment 0", "flags", &segment.flags, &vec![])?;
     equal("segment 0", "iv_tweak", segment.iv_tweak.as_str(), "0")?;
-    equal("segment 0", "encryption", segment.encryption.as_str(), CIPHER)?;
+    equal(
+        "segment 0",
+        "encryption",
+        segment.encryption.as_str(),
+        CIPHER,
+    )?;
     equal("segment 0", "sector_size", segment.sector_size, SECTOR_SIZE)?;
     match &segment.integrity {
         None => ensure(integrity == Integrity::Optional, || {
-            format!("segment 0: integrity is missing, expected {INTEGRITY:?}: its data is not authenticated")
+            format!(
+                "segment 0: integrity is missing, expected {INTEGRITY:?}: its data is not authenticated"
+            )
         })?,
         Some(integrity) => {
-            equal("segment 0: integrity", "type", integrity.kind.as_str(), INTEGRITY)?;
-            equal("segment 0: integrity", "journal_encryption", integrity.journal_encryption.as_str(), "none")?;
-            equal("segment 0: integrity", "journal_integrity", integrity.journal_integrity.as_str(), "none")?;
+            equal(
+                "segment 0: integrity",
+                "type",
+                integrity.kind.as_str(),
+                INTEGRITY,
+            )?;
+            equal(
+                "segment 0: integrity",
+                "journal_encryption",
+                integrity.journal_encryption.as_str(),
+                "none",
+            )?;
+            equal(
+                "segment 0: integrity",
+                "journal_integrity",
+                integrity.journal_integrity.as_str(),
+                "none",
+            )?;
         }
     }
     Ok(segment)
@@ -372,11 +457,24 @@ fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Key
         equal(&it, "af stripes", keyslot.af.stripes, STRIPES)?;
         equal(&it, "af hash", keyslot.af.hash.as_str(), HASH)?;
         equal(&it, "area type", keyslot.area.kind.as_str(), "raw")?;
-        equal(&it, "area encryption", keyslot.area.encryption.as_str(), CIPHER)?;
+        equal(
+            &it,
+            "area encryption",
+            keyslot.area.encryption.as_str(),
+            CIPHER,
+        )?;
         equal(&it, "area key_size", keyslot.area.key_size, AREA_KEY_LEN)?;
         let (size, least) = (keyslot.area.size.0, (keyslot.key_size * STRIPES) as u64);
-        ensure(size >= least, || format!("{it}: its area has {size} bytes, expected at least {least}"))?;
-        let Kdf { kind, time, memory, cpus, salt } = &keyslot.kdf;
+        ensure(size >= least, || {
+            format!("{it}: its area has {size} bytes, expected at least {least}")
+        })?;
+        let Kdf {
+            kind,
+            time,
+            memory,
+            cpus,
+            salt,
+        } = &keyslot.kdf;
         equal(&it, "kdf type", kind.as_str(), KDF)?;
         equal(&it, "length of the kdf salt", salt.0.len(), SALT_LEN)?;
         ensure((1..=MAX_KDF_CPUS).contains(cpus), || {
@@ -384,26 +482,42 @@ fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Key
         })?;
         // argon2's own minimum, RFC 9106 §3.1
         ensure((8 * cpus..=MAX_KDF_MEMORY_KIB).contains(memory), || {
-            format!("{it}: kdf memory is {memory} KiB, expected {} to {MAX_KDF_MEMORY_KIB}", 8 * cpus)
+            format!(
+                "{it}: kdf memory is {memory} KiB, expected {} to {MAX_KDF_MEMORY_KIB}",
+                8 * cpus
+            )
         })?;
-        ensure(*time >= 1, || format!("{it}: kdf time is {time}, expected at least 1"))?;
+        ensure(*time >= 1, || {
+            format!("{it}: kdf time is {time}, expected at least 1")
+        })?;
     }
     Ok(keyslots)
 }
 
-fn check_digest(digests: &Value, keyslots: &BTreeMap<u32, Keyslot>) -> Result<(u32, Digest), String> {
+fn check_digest(
+    digests: &Value,
+    keyslots: &BTreeMap<u32, Keyslot>,
+) -> Result<(u32, Digest), String> {
     let mut digests: BTreeMap<u32, Digest> = objects("digest", digests)?;
     let count = digests.len();
-    let (id, digest) = digests.pop_first().filter(|_| count == 1).ok_or(format!("{count} digests, expected 1"))?;
+    let (id, digest) = digests
+        .pop_first()
+        .filter(|_| count == 1)
+        .ok_or(format!("{count} digests, expected 1"))?;
     let it = format!("digest {id}");
     equal(&it, "type", digest.kind.as_str(), "pbkdf2")?;
     equal(&it, "hash", digest.hash.as_str(), HASH)?;
     equal(&it, "segments", &digest.segments, &vec!["0".to_string()])?;
     equal(&it, "length of the salt", digest.salt.0.len(), SALT_LEN)?;
     equal(&it, "length of the digest", digest.digest.0.len(), SALT_LEN)?;
-    ensure(digest.iterations >= 1, || format!("{it}: iterations is 0, expected at least 1"))?;
+    ensure(digest.iterations >= 1, || {
+        format!("{it}: iterations is 0, expected at least 1")
+    })?;
     ensure(digest.keyslots.len() == keyslots.len(), || {
-        format!("{it}: it is of keyslots {:?}, which are not those that there are", digest.keyslots)
+        format!(
+            "{it}: it is of keyslots {:?}, which are not those that there are",
+            digest.keyslots
+        )
     })?;
     Ok((id, digest))
 }
@@ -412,7 +526,12 @@ fn check_digest(digests: &Value, keyslots: &BTreeMap<u32, Keyslot>) -> Result<(u
 fn check_tokens(tokens: &Value) -> Result<(), String> {
     let tokens: BTreeMap<u32, Value> = objects("token", tokens)?;
     if let Some(token) = tokens.get(&TOKEN) {
-        equal("token 0", "type", token["type"].as_str().unwrap_or_default(), TOKEN_TYPE)?;
+        equal(
+            "token 0",
+            "type",
+            token["type"].as_str().unwrap_or_default(),
+            TOKEN_TYPE,
+        )?;
         let initialized = &token["diskIsInitialized"];
         ensure(initialized.is_boolean(), || {
             format!("token 0: diskIsInitialized is {initialized}, expected a boolean")
@@ -422,12 +541,19 @@ fn check_tokens(tokens: &Value) -> Result<(), String> {
 }
 
 /// The objects of a section by their number; `what` is the name of one.
-fn objects<T: de::DeserializeOwned>(what: &str, section: &Value) -> Result<BTreeMap<u32, T>, String> {
+fn objects<T: de::DeserializeOwned>(
+    what: &str,
+    section: &Value,
+) -> Result<BTreeMap<u32, T>, String> {
     let section = section.as_object().ok_or(format!("{what}s is no object"))?;
-    ensure(section.len() <= MAX_OBJECTS, || format!("{} {what}s, expected at most {MAX_OBJECTS}", section.len()))?;
+    ensure(section.len() <= MAX_OBJECTS, || {
+        format!("{} {what}s, expected at most {MAX_OBJECTS}", section.len())
+    })?;
     let mut objects = BTreeMap::new();
     for (id, object) in section {
-        let number: u32 = id.parse().map_err(|_| format!("{what} id {id:?} is not a number"))?;
+        let number: u32 = id
+            .parse()
+            .map_err(|_| format!("{what} id {id:?} is not a number"))?;
         equal(what, "id", id.as_str(), &number.to_string())?;
         objects.insert(number, typed(&format!("{what} {id}"), object)?);
     }
@@ -447,8 +573,11 @@ impl Metadata {
 
     /// Where a keyslot area for a key of `key_size` bytes has room beside the areas in use: offset in bytes.
     pub fn free_area(&self, key_size: usize) -> Option<u64> {
-        let mut used: Vec<(u64, u64)> =
-            self.keyslots.values().map(|slot| (slot.area.offset.0, slot.area.offset.0 + slot.area.size.0)).collect();
+        let mut used: Vec<(u64, u64)> = self
+            .keyslots
+            .values()
+            .map(|slot| (slot.area.offset.0, slot.area.offset.0 + slot.area.size.0))
+            .collect();
         used.sort();
         let size = area_size(key_size);
         let mut at = self.areas_start;
@@ -463,7 +592,9 @@ impl Metadata {
 
     /// The area of keyslot 0 (offset, size in bytes), if there is one.
     pub fn keyslot_area(&self) -> Option<(u64, u64)> {
-        self.keyslots.get(&0).map(|slot| (slot.area.offset.0, slot.area.size.0))
+        self.keyslots
+            .get(&0)
+            .map(|slot| (slot.area.offset.0, slot.area.size.0))
     }
 }
 

@@ -116,12 +116,24 @@ impl fmt::Display for Error {
             Error::Io { doing, source } => write!(f, "cannot {doing}: {source}"),
             Error::NotOurs(why) => write!(f, "the LUKS2 header is not one of a state disk: {why}"),
             Error::WrongPassphrase { keyslots } => {
-                write!(f, "the key opens none of the {keyslots} keyslots of the LUKS2 header")
+                write!(
+                    f,
+                    "the key opens none of the {keyslots} keyslots of the LUKS2 header"
+                )
             }
-            Error::WrongVolumeKey => write!(f, "the volume key is not the one of this LUKS2 header"),
-            Error::KeyLength { what, got, expected } => write!(f, "the {what} has {got} bytes, expected {expected}"),
+            Error::WrongVolumeKey => {
+                write!(f, "the volume key is not the one of this LUKS2 header")
+            }
+            Error::KeyLength {
+                what,
+                got,
+                expected,
+            } => write!(f, "the {what} has {got} bytes, expected {expected}"),
             Error::OutOfMemory { kib } => {
-                write!(f, "the keyslot's key derivation needs {kib} KiB of memory, and the system has not got that")
+                write!(
+                    f,
+                    "the keyslot's key derivation needs {kib} KiB of memory, and the system has not got that"
+                )
             }
             Error::WouldOverwrite(what) => write!(
                 f,
@@ -129,11 +141,18 @@ impl fmt::Display for Error {
                  with zeros"
             ),
             Error::TooSmall { size } => {
-                write!(f, "the device has {size} bytes, a state disk needs at least {}", MIN_DEVICE_SIZE)
+                write!(
+                    f,
+                    "the device has {size} bytes, a state disk needs at least {}",
+                    MIN_DEVICE_SIZE
+                )
             }
             Error::NoRoom(what) => write!(f, "the LUKS2 header has no room for {what}"),
             Error::ProbeAgain => {
-                write!(f, "an earlier write of the LUKS2 header failed half-way: probe the disk again first")
+                write!(
+                    f,
+                    "an earlier write of the LUKS2 header failed half-way: probe the disk again first"
+                )
             }
         }
     }

@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::header::{BINARY_LEN, Binary, Copy, Header, checksum_holds, has_magic, secondary_offsets};
+use super::header::{
+    BINARY_LEN, Binary, Copy, Header, checksum_holds, has_magic, secondary_offsets,
+};
 use super::write::{FIRST_AREA, MARKER, MARKER_OFFSET, UNFINISHED_AREAS};
 use super::{DATA_OFFSET, Error, io_error, json, read_at};
 
@@ -60,12 +62,16 @@ fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
         return Ok(Probe::Unknown(what.into()));
     }
     if !(primary.is_absent() && secondary.is_absent()) {
-        let what = format!("a LUKS header of which no copy is usable (primary: {primary}; secondary: {secondary})");
+        let what = format!(
+            "a LUKS header of which no copy is usable (primary: {primary}; secondary: {secondary})"
+        );
         return Ok(Probe::Unknown(what));
     }
     Ok(match first_nonzero_outside(dev, size, &[])? {
         None => Probe::Blank,
-        Some(at) => Probe::Unknown(format!("data of an unknown kind (the first byte that is not zero is byte {at})")),
+        Some(at) => Probe::Unknown(format!(
+            "data of an unknown kind (the first byte that is not zero is byte {at})"
+        )),
     })
 }
 
@@ -129,7 +135,10 @@ fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io
         Err(why) => return Ok(Found::Damaged(why)),
     };
     if size < at + binary.hdr_size {
-        return Ok(Found::Damaged(format!("its {} bytes reach over the end of the device", binary.hdr_size)));
+        return Ok(Found::Damaged(format!(
+            "its {} bytes reach over the end of the device",
+            binary.hdr_size
+        )));
     }
     // at most 4 MiB: Binary::parse bounds it
     let mut whole = vec![0; binary.hdr_size as usize];
@@ -177,16 +186,26 @@ fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header>
             (first, json, [true, first == second && json == other])
         }
         (Found::Whole(binary, json), damaged) => {
-            log::warn!("the secondary LUKS2 header is unusable ({damaged}), the primary one counts");
+            log::warn!(
+                "the secondary LUKS2 header is unusable ({damaged}), the primary one counts"
+            );
             (binary, json, [true, false])
         }
         (damaged, Found::Whole(binary, json)) => {
-            log::warn!("the primary LUKS2 header is unusable ({damaged}), the secondary one counts");
+            log::warn!(
+                "the primary LUKS2 header is unusable ({damaged}), the secondary one counts"
+            );
             (binary, json, [false, true])
         }
         _ => return None,
     };
-    Some(Header { binary: binary.clone(), metadata: metadata.clone(), good, failed: false, device_size })
+    Some(Header {
+        binary: binary.clone(),
+        metadata: metadata.clone(),
+        good,
+        failed: false,
+        device_size,
+    })
 }
 
 /// Whether all that is there is what a format of a blank disk writes before it is done, given that there is no whole
@@ -202,7 +221,11 @@ fn is_unfinished(dev: &mut (impl Read + Seek), size: u64) -> io::Result<bool> {
 }
 
 /// The first byte of the device's head and tail that is not zero and in none of the sorted ranges `except`.
-fn first_nonzero_outside(dev: &mut (impl Read + Seek), size: u64, except: &[Range<u64>]) -> io::Result<Option<u64>> {
+fn first_nonzero_outside(
+    dev: &mut (impl Read + Seek),
+    size: u64,
+    except: &[Range<u64>],
+) -> io::Result<Option<u64>> {
     let mut from = 0;
     for hole in except {
         if let Some(at) = first_nonzero(dev, from..hole.start.min(size))? {
@@ -249,7 +272,11 @@ const SIGNATURES: &[(usize, &[u8], &str)] = &[
     (65588, b"ReIsEr", "a ReiserFS file system"),
     (32768, b"JFS1", "a JFS file system"),
     (32769, b"CD001", "an ISO 9660 file system"),
-    (4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", "a bcache or bcachefs disk"),
+    (
+        4120,
+        b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81",
+        "a bcache or bcachefs disk",
+    ),
     (0, b"LABELONE", "an LVM physical volume"),
     (512, b"LABELONE", "an LVM physical volume"),
     (1024, b"LABELONE", "an LVM physical volume"),
@@ -265,7 +292,11 @@ const SIGNATURES: &[(usize, &[u8], &str)] = &[
     (3, b"-FVE-FS-", "a BitLocker volume"),
     (3, b"NTFS    ", "an NTFS file system"),
     (3, b"EXFAT   ", "an exFAT file system"),
-    (0, b"LUKS\xba\xbe\x00\x01", "a LUKS1 header; state disks are LUKS2"),
+    (
+        0,
+        b"LUKS\xba\xbe\x00\x01",
+        "a LUKS1 header; state disks are LUKS2",
+    ),
     (510, b"\x55\xaa", "an MBR partition table or a boot sector"),
 ];
 /// ZFS: uberblocks of the first label, from 128 to 256 KiB, at least 1 KiB apart, in either byte order.
@@ -274,8 +305,14 @@ const ZFS_MAGIC: [[u8; 8]; 2] = [0x00ba_b10c_u64.to_le_bytes(), 0x00ba_b10c_u64.
 
 /// The name of another format whose signature `head`, the start of the disk, has.
 fn signature(head: &[u8]) -> Option<&'static str> {
-    let has = |offset: usize, bytes: &[u8]| head.get(offset..).is_some_and(|rest| rest.starts_with(bytes));
-    let plain = SIGNATURES.iter().find(|(offset, bytes, _)| has(*offset, bytes)).map(|(_, _, name)| *name);
+    let has = |offset: usize, bytes: &[u8]| {
+        head.get(offset..)
+            .is_some_and(|rest| rest.starts_with(bytes))
+    };
+    let plain = SIGNATURES
+        .iter()
+        .find(|(offset, bytes, _)| has(*offset, bytes))
+        .map(|(_, _, name)| *name);
     let zfs = || {
         ZFS_UBERBLOCKS
             .step_by(1024)

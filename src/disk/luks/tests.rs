@@ -22,7 +22,11 @@ struct Sparse {
 
 impl Sparse {
     fn of(head: Vec<u8>) -> Self {
-        Sparse { head, size: DISK_SIZE, at: 0 }
+        Sparse {
+            head,
+            size: DISK_SIZE,
+            at: 0,
+        }
     }
 
     fn probe(&mut self) -> Probe {
@@ -115,7 +119,10 @@ fn refusal(change: impl FnOnce(&mut Value)) -> String {
         Ok(metadata) => metadata,
         Err(why) => return why,
     };
-    let header = Header { metadata, ..formatted().1.clone() };
+    let header = Header {
+        metadata,
+        ..formatted().1.clone()
+    };
     match header.check_ours(Integrity::Required) {
         Err(Error::NotOurs(why)) => why,
         other => panic!("{other:?}"),
@@ -134,7 +141,10 @@ fn add_keyslot(metadata: &mut Value, id: &str, offset: u64) {
     let mut slot = metadata["keyslots"]["0"].clone();
     slot["area"]["offset"] = json!(offset.to_string());
     metadata["keyslots"][id] = slot;
-    metadata["digests"]["0"]["keyslots"].as_array_mut().unwrap().push(json!(id));
+    metadata["digests"]["0"]["keyslots"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!(id));
 }
 
 /// xorshift64.
@@ -156,68 +166,240 @@ impl Random {
 #[test]
 fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
     let cases = [
-        ("/keyslots", json!({}), "digest 0: keyslots has \"0\", which does not exist"),
-        ("/keyslots/0/type", json!("luks3"), "keyslot 0: type is \"luks3\""),
-        ("/keyslots/0/key_size", json!(64), "keyslot 0: key_size is 64"),
-        ("/keyslots/0/key_size", json!(-1), "keyslot 0: key_size is -1"),
-        ("/keyslots/0/af/type", json!("luks2"), "keyslot 0: af: its type"),
-        ("/keyslots/0/af/stripes", json!(1), "af stripes is 1, expected 4000"),
+        (
+            "/keyslots",
+            json!({}),
+            "digest 0: keyslots has \"0\", which does not exist",
+        ),
+        (
+            "/keyslots/0/type",
+            json!("luks3"),
+            "keyslot 0: type is \"luks3\"",
+        ),
+        (
+            "/keyslots/0/key_size",
+            json!(64),
+            "keyslot 0: key_size is 64",
+        ),
+        (
+            "/keyslots/0/key_size",
+            json!(-1),
+            "keyslot 0: key_size is -1",
+        ),
+        (
+            "/keyslots/0/af/type",
+            json!("luks2"),
+            "keyslot 0: af: its type",
+        ),
+        (
+            "/keyslots/0/af/stripes",
+            json!(1),
+            "af stripes is 1, expected 4000",
+        ),
         ("/keyslots/0/af/hash", json!("sha1"), "af hash"),
-        ("/keyslots/0/area/type", json!("journal"), "keyslot 0: area: its type"),
-        ("/keyslots/0/area/offset", json!("0"), "not within the keyslots area"),
-        ("/keyslots/0/area/offset", json!("32767"), "not within the keyslots area"),
-        ("/keyslots/0/area/offset", json!("16777215"), "not within the keyslots area"),
-        ("/keyslots/0/area/offset", json!("18446744073709551615"), "not within the keyslots area"),
-        ("/keyslots/0/area/offset", json!("18446744073709551616"), "not a decimal number"),
-        ("/keyslots/0/area/offset", json!("+32768"), "not a decimal number"),
-        ("/keyslots/0/area/offset", json!(32768), "offset is not a string"),
-        ("/keyslots/0/area/size", json!("18446744073709551615"), "not within the keyslots area"),
-        ("/keyslots/0/area/size", json!("383999"), "expected at least 384000"),
-        ("/keyslots/0/area/encryption", json!("cipher_null-ecb"), "area encryption"),
+        (
+            "/keyslots/0/area/type",
+            json!("journal"),
+            "keyslot 0: area: its type",
+        ),
+        (
+            "/keyslots/0/area/offset",
+            json!("0"),
+            "not within the keyslots area",
+        ),
+        (
+            "/keyslots/0/area/offset",
+            json!("32767"),
+            "not within the keyslots area",
+        ),
+        (
+            "/keyslots/0/area/offset",
+            json!("16777215"),
+            "not within the keyslots area",
+        ),
+        (
+            "/keyslots/0/area/offset",
+            json!("18446744073709551615"),
+            "not within the keyslots area",
+        ),
+        (
+            "/keyslots/0/area/offset",
+            json!("18446744073709551616"),
+            "not a decimal number",
+        ),
+        (
+            "/keyslots/0/area/offset",
+            json!("+32768"),
+            "not a decimal number",
+        ),
+        (
+            "/keyslots/0/area/offset",
+            json!(32768),
+            "offset is not a string",
+        ),
+        (
+            "/keyslots/0/area/size",
+            json!("18446744073709551615"),
+            "not within the keyslots area",
+        ),
+        (
+            "/keyslots/0/area/size",
+            json!("383999"),
+            "expected at least 384000",
+        ),
+        (
+            "/keyslots/0/area/encryption",
+            json!("cipher_null-ecb"),
+            "area encryption",
+        ),
         ("/keyslots/0/area/key_size", json!(32), "area key_size"),
-        ("/keyslots/0/kdf/type", json!("argon2i"), "kdf: type is \"argon2i\", expected \"argon2id\""),
+        (
+            "/keyslots/0/kdf/type",
+            json!("argon2i"),
+            "kdf: type is \"argon2i\", expected \"argon2id\"",
+        ),
         ("/keyslots/0/kdf/time", json!(0), "kdf time is 0"),
-        ("/keyslots/0/kdf/time", json!(4_294_967_295u32), "one try of a key would cost 137438954440"),
+        (
+            "/keyslots/0/kdf/time",
+            json!(4_294_967_295u32),
+            "one try of a key would cost 137438954440",
+        ),
         ("/keyslots/0/kdf/memory", json!(0), "kdf memory is 0 KiB"),
-        ("/keyslots/0/kdf/memory", json!(7), "kdf memory is 7 KiB, expected 8"),
-        ("/keyslots/0/kdf/memory", json!(1_048_577), "kdf memory is 1048577 KiB"),
+        (
+            "/keyslots/0/kdf/memory",
+            json!(7),
+            "kdf memory is 7 KiB, expected 8",
+        ),
+        (
+            "/keyslots/0/kdf/memory",
+            json!(1_048_577),
+            "kdf memory is 1048577 KiB",
+        ),
         ("/keyslots/0/kdf/cpus", json!(0), "kdf cpus is 0"),
         ("/keyslots/0/kdf/cpus", json!(5), "kdf cpus is 5"),
-        ("/keyslots/0/kdf/salt", json!(""), "keyslot 0: kdf: salt is not a string, or empty"),
-        ("/keyslots/0/kdf/salt", json!("AAAA"), "length of the kdf salt is 3"),
+        (
+            "/keyslots/0/kdf/salt",
+            json!(""),
+            "keyslot 0: kdf: salt is not a string, or empty",
+        ),
+        (
+            "/keyslots/0/kdf/salt",
+            json!("AAAA"),
+            "length of the kdf salt is 3",
+        ),
         ("/keyslots/0/kdf/salt", json!("?"), "not base64"),
-        ("/segments", json!({}), "digest 0: segments has \"0\", which does not exist"),
+        (
+            "/segments",
+            json!({}),
+            "digest 0: segments has \"0\", which does not exist",
+        ),
         ("/segments/0/type", json!("linear"), "segment 0: type"),
-        ("/segments/0/offset", json!("32768"), "within the keyslots area"),
+        (
+            "/segments/0/offset",
+            json!("32768"),
+            "within the keyslots area",
+        ),
         ("/segments/0/offset", json!("16777217"), "not whole sectors"),
-        ("/segments/0/offset", json!("0"), "segment 0: starts at byte 0, within the keyslots area"),
-        ("/segments/0/offset", json!("16777728"), "starts at byte 16777728"),
-        ("/segments/0/offset", json!("18446744073709547520"), "of a device of"),
+        (
+            "/segments/0/offset",
+            json!("0"),
+            "segment 0: starts at byte 0, within the keyslots area",
+        ),
+        (
+            "/segments/0/offset",
+            json!("16777728"),
+            "starts at byte 16777728",
+        ),
+        (
+            "/segments/0/offset",
+            json!("18446744073709547520"),
+            "of a device of",
+        ),
         ("/segments/0/size", json!("4096"), "segment 0: size"),
-        ("/segments/0/flags", json!(["backup-final"]), "segment 0: flags"),
+        (
+            "/segments/0/flags",
+            json!(["backup-final"]),
+            "segment 0: flags",
+        ),
         ("/segments/0/iv_tweak", json!("8"), "iv_tweak"),
-        ("/segments/0/encryption", json!("cipher_null-ecb"), "segment 0: encryption"),
+        (
+            "/segments/0/encryption",
+            json!("cipher_null-ecb"),
+            "segment 0: encryption",
+        ),
         ("/segments/0/sector_size", json!(512), "sector_size"),
-        ("/segments/0/integrity", Value::Null, "segment 0: integrity: type is not a string"),
-        ("/segments/0/integrity/type", json!("none"), "segment 0: integrity: type"),
-        ("/segments/0/integrity/journal_encryption", json!("x"), "journal_encryption"),
-        ("/segments/0/integrity/journal_integrity", json!("x"), "journal_integrity"),
+        (
+            "/segments/0/integrity",
+            Value::Null,
+            "segment 0: integrity: type is not a string",
+        ),
+        (
+            "/segments/0/integrity/type",
+            json!("none"),
+            "segment 0: integrity: type",
+        ),
+        (
+            "/segments/0/integrity/journal_encryption",
+            json!("x"),
+            "journal_encryption",
+        ),
+        (
+            "/segments/0/integrity/journal_integrity",
+            json!("x"),
+            "journal_integrity",
+        ),
         ("/digests", json!({}), "segment 0: no digest is of it"),
         ("/digests/0/type", json!("plain"), "digest 0: type"),
         ("/digests/0/hash", json!("sha1"), "digest 0: hash"),
-        ("/digests/0/keyslots", json!([]), "keyslot 0: 0 digests are of it, expected 1"),
-        ("/digests/0/keyslots", json!(["0", "0"]), "which are not those that there are"),
-        ("/digests/0/segments", json!([]), "segment 0: no digest is of it"),
+        (
+            "/digests/0/keyslots",
+            json!([]),
+            "keyslot 0: 0 digests are of it, expected 1",
+        ),
+        (
+            "/digests/0/keyslots",
+            json!(["0", "0"]),
+            "which are not those that there are",
+        ),
+        (
+            "/digests/0/segments",
+            json!([]),
+            "segment 0: no digest is of it",
+        ),
         ("/digests/0/iterations", json!(0), "iterations is 0"),
-        ("/digests/0/iterations", json!(4_294_967_295u32), "one try of a key would cost 4294967423"),
+        (
+            "/digests/0/iterations",
+            json!(4_294_967_295u32),
+            "one try of a key would cost 4294967423",
+        ),
         ("/digests/0/salt", json!(""), "length of the salt is 0"),
         ("/digests/0/digest", json!(""), "length of the digest is 0"),
-        ("/config/json_size", json!("16384"), "json_size is 16384, expected 12288"),
-        ("/config/keyslots_size", json!("18446744073709551615"), "keyslots_size"),
-        ("/config/keyslots_size", json!("16744449"), "keyslots_size is 16744449"),
-        ("/config/keyslots_size", json!("4096"), "not within the keyslots area"),
+        (
+            "/config/json_size",
+            json!("16384"),
+            "json_size is 16384, expected 12288",
+        ),
+        (
+            "/config/keyslots_size",
+            json!("18446744073709551615"),
+            "keyslots_size",
+        ),
+        (
+            "/config/keyslots_size",
+            json!("16744449"),
+            "keyslots_size is 16744449",
+        ),
+        (
+            "/config/keyslots_size",
+            json!("4096"),
+            "not within the keyslots area",
+        ),
         ("/tokens/0/type", json!("other"), "token 0: type"),
-        ("/tokens/0/diskIsInitialized", json!("true"), "diskIsInitialized is \"true\", expected a boolean"),
+        (
+            "/tokens/0/diskIsInitialized",
+            json!("true"),
+            "diskIsInitialized is \"true\", expected a boolean",
+        ),
     ];
     for (pointer, value, expected) in cases {
         let why = refusal(|metadata| match metadata.pointer_mut(pointer) {
@@ -250,7 +432,10 @@ fn an_unknown_field_is_refused_by_name_at_every_typed_level() {
 #[test]
 fn areas_that_overlap_and_costs_that_add_up_are_refused() {
     let why = refusal(|metadata| add_keyslot(metadata, "1", 36864));
-    assert!(why.contains("the areas of keyslots 0 and 1 overlap"), "{why}");
+    assert!(
+        why.contains("the areas of keyslots 0 and 1 overlap"),
+        "{why}"
+    );
     let why = refusal(|metadata| {
         add_keyslot(metadata, "1", 1 << 20);
         for slot in ["0", "1"] {
@@ -259,7 +444,10 @@ fn areas_that_overlap_and_costs_that_add_up_are_refused() {
         }
     });
     // the digest of the key that each of two keyslots gives, 1000 iterations, is what is too much
-    assert!(why.contains("one try of a key would cost 16779216 KiB"), "{why}");
+    assert!(
+        why.contains("one try of a key would cost 16779216 KiB"),
+        "{why}"
+    );
 }
 
 /// A disk in memory that counts what is read of it.
@@ -291,7 +479,9 @@ fn try_a_wrong_key(count: u64, change: impl Fn(&mut Value)) -> (Result<Secret, E
     metadata["digests"]["0"]["iterations"] = json!(10);
     change(&mut metadata);
     let mut disk = disk_with(&json::to_text(&metadata)).unwrap();
-    let Probe::Luks(header) = disk.probe() else { panic!("no header") };
+    let Probe::Luks(header) = disk.probe() else {
+        panic!("no header")
+    };
     let mut disk = Counting(disk, 0);
     keyslot::work::take();
     let result = header.unlock(&mut disk, &Secret::new(b"a wrong passphrase".to_vec()));
@@ -301,13 +491,19 @@ fn try_a_wrong_key(count: u64, change: impl Fn(&mut Value)) -> (Result<Secret, E
 #[test]
 fn a_try_costs_what_the_header_says_and_the_digest_once_for_each_keyslot() {
     let (result, work, _) = try_a_wrong_key(32, |_| ());
-    assert!(matches!(result, Err(Error::WrongPassphrase { keyslots: 32 })), "{result:?}");
+    assert!(
+        matches!(result, Err(Error::WrongPassphrase { keyslots: 32 })),
+        "{result:?}"
+    );
     assert_eq!(work, 32 * (8 + 10));
     let (result, work, _) = try_a_wrong_key(2, |metadata| {
         metadata["keyslots"]["1"]["kdf"]["time"] = json!(5);
         metadata["digests"]["0"]["iterations"] = json!(700);
     });
-    assert!(matches!(result, Err(Error::WrongPassphrase { keyslots: 2 })), "{result:?}");
+    assert!(
+        matches!(result, Err(Error::WrongPassphrase { keyslots: 2 })),
+        "{result:?}"
+    );
     assert_eq!(work, 8 + 5 * 8 + 2 * 700);
 }
 
@@ -325,7 +521,10 @@ fn a_header_that_asks_for_more_than_the_bound_is_refused_before_any_work() {
             *metadata.pointer_mut(place).unwrap() = value.clone();
         });
         let why = result.map(drop).unwrap_err().to_string();
-        assert!(why.contains("one try of a key would cost") && why.contains("luksConvertKey"), "{place}: {why}");
+        assert!(
+            why.contains("one try of a key would cost") && why.contains("luksConvertKey"),
+            "{place}: {why}"
+        );
         assert_eq!((work, read), (0, 0), "{place}");
     }
 }
@@ -339,26 +538,41 @@ fn ids_that_are_no_plain_numbers_are_refused() {
         assert!(why.contains("id"), "{id}: {why}");
     }
     let why = refusal(|metadata| {
-        (1..40).for_each(|id| metadata["tokens"][id.to_string()] = json!({"type": "x", "keyslots": []}));
+        (1..40).for_each(|id| {
+            metadata["tokens"][id.to_string()] = json!({"type": "x", "keyslots": []})
+        });
     });
     assert_eq!(why, "40 tokens, expected at most 32");
 }
 
 #[test]
 fn a_segment_without_integrity_is_refused_for_a_state_disk() {
-    let why = refusal(|metadata| drop(metadata["segments"]["0"].as_object_mut().unwrap().remove("integrity")));
+    let why = refusal(|metadata| {
+        drop(
+            metadata["segments"]["0"]
+                .as_object_mut()
+                .unwrap()
+                .remove("integrity"),
+        )
+    });
     assert!(why.contains("segment 0: integrity is missing"), "{why}");
 }
 
 #[test]
 fn a_uuid_that_is_none_is_refused() {
-    for uuid in
-        ["", "measurementSecret", "00000000-0000-0000-0000-00000000000", "0000000000000-0000-0000-0000-0000000000"]
-    {
+    for uuid in [
+        "",
+        "measurementSecret",
+        "00000000-0000-0000-0000-00000000000",
+        "0000000000000-0000-0000-0000-0000000000",
+    ] {
         let mut header = formatted().1.clone();
         header.binary.uuid = [0; 40];
         header.binary.uuid[..uuid.len()].copy_from_slice(uuid.as_bytes());
-        let why = header.check_ours(Integrity::Required).unwrap_err().to_string();
+        let why = header
+            .check_ours(Integrity::Required)
+            .unwrap_err()
+            .to_string();
         assert!(why.contains("UUID"), "{uuid}: {why}");
     }
     assert!(header::is_uuid(&header::random_uuid()));
@@ -387,18 +601,37 @@ static UNLOCKS: AtomicU32 = AtomicU32::new(0);
 
 /// Whatever [`probe`] makes of a disk, nothing that follows may panic, run long, or give a wrong key.
 fn exercise(disk: &mut Sparse) -> bool {
-    let Probe::Luks(header) = disk.probe() else { return false };
-    let _ = (header.uuid(), header.state(), header.initialized(), std::format!("{header:?}"));
+    let Probe::Luks(header) = disk.probe() else {
+        return false;
+    };
+    let _ = (
+        header.uuid(),
+        header.state(),
+        header.initialized(),
+        std::format!("{header:?}"),
+    );
     if header.check_ours(Integrity::Required).is_err() {
-        assert!(header.unlock(disk, &passphrase()).is_err() || header.check_ours(Integrity::Optional).is_ok());
+        assert!(
+            header.unlock(disk, &passphrase()).is_err()
+                || header.check_ours(Integrity::Optional).is_ok()
+        );
         return false;
     }
     let geometry = header.geometry().unwrap();
     assert_eq!((geometry.sector_size, geometry.key_size), (4096, 96));
     assert!(geometry.data_offset >= 32 << 10 && geometry.data_offset < DISK_SIZE);
-    let cost = |keyslot: &Value| keyslot["kdf"]["time"].as_u64().unwrap() * keyslot["kdf"]["memory"].as_u64().unwrap();
-    let iterations = header.metadata["digests"]["0"]["iterations"].as_u64().unwrap();
-    let work: u64 = header.metadata["keyslots"].as_object().unwrap().values().map(|slot| cost(slot) + iterations).sum();
+    let cost = |keyslot: &Value| {
+        keyslot["kdf"]["time"].as_u64().unwrap() * keyslot["kdf"]["memory"].as_u64().unwrap()
+    };
+    let iterations = header.metadata["digests"]["0"]["iterations"]
+        .as_u64()
+        .unwrap();
+    let work: u64 = header.metadata["keyslots"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|slot| cost(slot) + iterations)
+        .sum();
     assert!(work <= metadata::MAX_WORK);
     // within the bounds, but too much for thousands of times in a test
     let cheap = work < 9000;
@@ -495,8 +728,15 @@ fn hostile_values_in_every_place_of_the_metadata_never_panic_nor_pass_unbounded_
 /// The JSON pointers of all values below `value`.
 fn places(value: &Value, at: String, out: &mut Vec<String>) {
     let below: Vec<(String, &Value)> = match value {
-        Value::Object(members) => members.iter().map(|(name, member)| (name.clone(), member)).collect(),
-        Value::Array(items) => items.iter().enumerate().map(|(n, item)| (n.to_string(), item)).collect(),
+        Value::Object(members) => members
+            .iter()
+            .map(|(name, member)| (name.clone(), member))
+            .collect(),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .map(|(n, item)| (n.to_string(), item))
+            .collect(),
         _ => vec![],
     };
     for (name, value) in below {
@@ -513,7 +753,12 @@ fn mutated_binary_headers_never_panic() {
         let mut head = formatted().0.clone();
         for _ in 0..1 + random.below(4) {
             let copy = random.below(2) * HDR_SIZE as usize;
-            let at = copy + if random.below(4) == 0 { random.below(HDR_SIZE as usize) } else { random.below(512) };
+            let at = copy
+                + if random.below(4) == 0 {
+                    random.below(HDR_SIZE as usize)
+                } else {
+                    random.below(512)
+                };
             head[at] = match random.below(3) {
                 0 => head[at] ^ 1 << random.below(8),
                 1 => 0xff,
@@ -541,13 +786,28 @@ fn reseal(whole: &mut [u8]) {
 fn random_bytes_and_short_devices_never_panic() {
     let mut random = Random(0x1095_0004);
     let (head, _) = formatted();
-    for size in [0, 1, 5, 6, 511, 512, 4095, 4096, 4097, 16383, 16384, 20479, 20480, 32767, 32768, 40000, 300_000] {
-        let mut disk = Sparse { head: vec![], size, at: 0 };
+    for size in [
+        0, 1, 5, 6, 511, 512, 4095, 4096, 4097, 16383, 16384, 20479, 20480, 32767, 32768, 40000,
+        300_000,
+    ] {
+        let mut disk = Sparse {
+            head: vec![],
+            size,
+            at: 0,
+        };
         assert!(matches!(disk.probe(), Probe::Blank), "{size}");
-        let mut disk = Sparse { head: head[..size as usize].to_vec(), size, at: 0 };
+        let mut disk = Sparse {
+            head: head[..size as usize].to_vec(),
+            size,
+            at: 0,
+        };
         exercise(&mut disk);
         let noise = (0..size).map(|_| random.next() as u8).collect();
-        assert!(!exercise(&mut Sparse { head: noise, size, at: 0 }));
+        assert!(!exercise(&mut Sparse {
+            head: noise,
+            size,
+            at: 0
+        }));
     }
 }
 
@@ -563,14 +823,22 @@ fn a_json_area_must_end_and_have_nothing_after_its_end() {
     assert!(says(&after).contains("after its end"));
     assert!(says(&json_area(&std::format!("{valid}{{}}"))).contains("trailing"));
     for start in [" ", "\n", "[", "\u{feff}"] {
-        assert!(says(&json_area(&std::format!("{start}{valid}"))).contains("does not begin with '{'"));
+        assert!(
+            says(&json_area(&std::format!("{start}{valid}"))).contains("does not begin with '{'")
+        );
     }
     assert!(says(&json_area("")).contains("does not begin"));
     assert!(says(&json_area("{}")).contains("no object \"keyslots\""));
-    assert!(says(&json_area(&std::format!("{{\"a\":{}", "[".repeat(12_000)))).contains("recursion limit"));
+    assert!(
+        says(&json_area(&std::format!("{{\"a\":{}", "[".repeat(12_000))))
+            .contains("recursion limit")
+    );
     // a number is not made a float on its way back to the disk
     let number = r#"{"a":18446744073709551615}"#;
-    assert_eq!(json::to_text(&serde_json::from_str(number).unwrap()), number);
+    assert_eq!(
+        json::to_text(&serde_json::from_str(number).unwrap()),
+        number
+    );
 }
 
 #[test]
@@ -580,7 +848,8 @@ fn json_of_more_than_32_levels_is_refused() {
         let inner = std::format!("{}{}", "[".repeat(levels - 3), "]".repeat(levels - 3));
         let mut metadata = formatted().1.metadata.clone();
         metadata["tokens"]["1"] =
-            serde_json::from_str(&std::format!(r#"{{"type":"x","keyslots":[],"d":{inner}}}"#)).unwrap();
+            serde_json::from_str(&std::format!(r#"{{"type":"x","keyslots":[],"d":{inner}}}"#))
+                .unwrap();
         json::parse(&json_area(&json::to_text(&metadata)))
     };
     nested(32).unwrap();
@@ -641,7 +910,10 @@ fn signatures_of_other_formats_are_named() {
         head[MARKER_OFFSET as usize..][..MARKER.len()].copy_from_slice(&MARKER);
         match Sparse::of(head).probe() {
             Probe::Unknown(_) => {}
-            Probe::Unfinished => assert!(at == 100 || (32 << 10..(32 << 10) + 385_024).contains(&at), "{expected}"),
+            Probe::Unfinished => assert!(
+                at == 100 || (32 << 10..(32 << 10) + 385_024).contains(&at),
+                "{expected}"
+            ),
             other => panic!("{expected}: {other:?}"),
         }
     }
@@ -657,7 +929,11 @@ fn data_at_the_end_of_the_disk_is_seen() {
 #[test]
 fn metadata_is_written_in_the_order_of_libcryptsetup() {
     let mut metadata = formatted().1.metadata.clone();
-    for random in ["/keyslots/0/kdf/salt", "/digests/0/salt", "/digests/0/digest"] {
+    for random in [
+        "/keyslots/0/kdf/salt",
+        "/digests/0/salt",
+        "/digests/0/digest",
+    ] {
         *metadata.pointer_mut(random).unwrap() = json!("…");
     }
     // as `cryptsetup luksDump --dump-json-metadata` prints it, without the white space
@@ -675,7 +951,10 @@ fn metadata_is_written_in_the_order_of_libcryptsetup() {
     );
     assert_eq!(json::to_text(&metadata), expected);
     let text = json::to_text(&formatted().1.metadata);
-    assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), formatted().1.metadata);
+    assert_eq!(
+        serde_json::from_str::<Value>(&text).unwrap(),
+        formatted().1.metadata
+    );
 }
 
 #[test]
@@ -689,7 +968,10 @@ fn metadata_that_does_not_fit_is_refused_before_anything_is_written() {
 #[test]
 fn errors_say_what_and_what_next() {
     let text = Error::WouldOverwrite("an XFS file system".into()).to_string();
-    assert!(text.contains("an XFS file system") && text.contains("first 17 MiB"), "{text}");
+    assert!(
+        text.contains("an XFS file system") && text.contains("first 17 MiB"),
+        "{text}"
+    );
     assert_eq!(
         Error::WrongPassphrase { keyslots: 2 }.to_string(),
         "the key opens none of the 2 keyslots of the LUKS2 header"

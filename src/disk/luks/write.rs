@@ -40,15 +40,18 @@ pub const MIN_DEVICE_SIZE: u64 = DATA_OFFSET + (1 << 20);
 /// Where a disk that we format has its first keyslot area.
 pub(super) const FIRST_AREA: u64 = 2 * HDR_SIZE;
 /// Size of that area in bytes: 96 × 4000, rounded up to 4096.
-const AREA_SIZE: u64 = ((VOLUME_KEY_LEN * metadata::STRIPES) as u64).next_multiple_of(json::AREA_ALIGN);
+const AREA_SIZE: u64 =
+    ((VOLUME_KEY_LEN * metadata::STRIPES) as u64).next_multiple_of(json::AREA_ALIGN);
 /// The sector that says that a format is under way: the first of the last 4096 bytes of the header area, which no
 /// keyslot area reaches, since 32 of them end before.
 pub(super) const MARKER_OFFSET: u64 = DATA_OFFSET - 4096;
 /// One sector, so that it is there in full or not at all.
 pub(super) const MARKER: [u8; 512] = marker();
 /// What a format of a blank disk writes: both headers and the first keyslot area, and the marker.
-pub(super) const UNFINISHED_AREAS: [Range<u64>; 2] =
-    [0..FIRST_AREA + AREA_SIZE, MARKER_OFFSET..MARKER_OFFSET + MARKER.len() as u64];
+pub(super) const UNFINISHED_AREAS: [Range<u64>; 2] = [
+    0..FIRST_AREA + AREA_SIZE,
+    MARKER_OFFSET..MARKER_OFFSET + MARKER.len() as u64,
+];
 /// dm-integrity's superblock at the start of the data segment, in bytes; zeros there make the kernel initialise it.
 const INTEGRITY_SUPERBLOCK_LEN: usize = 4096;
 /// How much is wiped at once.
@@ -74,11 +77,21 @@ const fn marker() -> [u8; 512] {
 /// [`Probe::Unfinished`]; by Constellation: [`Header::is_keyless`]), and our own uninitialised one; to start over on an
 /// initialised disk, [`Header::mark_for_reset`] first. Anything else is left alone: [`Error::WouldOverwrite`]. Other
 /// errors: [`Error::TooSmall`], [`Error::KeyLength`], [`Error::Io`].
-pub fn format(dev: &mut impl Device, volume_key: &Secret, passphrase: &Secret) -> Result<Header, Error> {
+pub fn format(
+    dev: &mut impl Device,
+    volume_key: &Secret,
+    passphrase: &Secret,
+) -> Result<Header, Error> {
     if volume_key.len() != VOLUME_KEY_LEN {
-        return Err(Error::KeyLength { what: "volume key", got: volume_key.len(), expected: "96" });
+        return Err(Error::KeyLength {
+            what: "volume key",
+            got: volume_key.len(),
+            expected: "96",
+        });
     }
-    let size = dev.seek(SeekFrom::End(0)).map_err(io_error("find the size of the disk"))?;
+    let size = dev
+        .seek(SeekFrom::End(0))
+        .map_err(io_error("find the size of the disk"))?;
     if size < MIN_DEVICE_SIZE {
         return Err(Error::TooSmall { size });
     }
@@ -96,7 +109,11 @@ pub fn format(dev: &mut impl Device, volume_key: &Secret, passphrase: &Secret) -
             uuid: [0; 40],
             subsystem: [0; 48],
         },
-        metadata: metadata::new(metadata::keyslot(VOLUME_KEY_LEN, FIRST_AREA, &kdf), &salt, &digest),
+        metadata: metadata::new(
+            metadata::keyslot(VOLUME_KEY_LEN, FIRST_AREA, &kdf),
+            &salt,
+            &digest,
+        ),
         // of an old header, the copy that is whole is written last
         good: old.as_ref().map_or([false; 2], |old| old.good),
         failed: false,
@@ -109,11 +126,17 @@ pub fn format(dev: &mut impl Device, volume_key: &Secret, passphrase: &Secret) -
     if old.is_some() {
         wipe(dev, FIRST_AREA + AREA_SIZE..MARKER_OFFSET)?;
     }
-    write_at(dev, DATA_OFFSET, &[0; INTEGRITY_SUPERBLOCK_LEN]).map_err(io_error("clear the integrity superblock"))?;
+    write_at(dev, DATA_OFFSET, &[0; INTEGRITY_SUPERBLOCK_LEN])
+        .map_err(io_error("clear the integrity superblock"))?;
     write_durably(dev, FIRST_AREA, &area, "write the keyslot area")?;
     let metadata = header.metadata.clone();
     header.store(dev, metadata)?;
-    write_durably(dev, MARKER_OFFSET, &[0; MARKER.len()], "clear the format marker")?;
+    write_durably(
+        dev,
+        MARKER_OFFSET,
+        &[0; MARKER.len()],
+        "clear the format marker",
+    )?;
     Ok(header)
 }
 
@@ -127,7 +150,9 @@ fn overwritable(dev: &mut (impl Read + Seek)) -> Result<Option<Header>, Error> {
         Probe::Luks(header) => match (header.check_ours(Integrity::Optional), header.state()) {
             (Err(why), _) => refuse(format!("something else ({why})")),
             (Ok(()), State::Initialised) => refuse("an initialised state disk".into()),
-            (Ok(()), State::Unmarked) => refuse("a LUKS2 disk without the token of a state disk".into()),
+            (Ok(()), State::Unmarked) => {
+                refuse("a LUKS2 disk without the token of a state disk".into())
+            }
             (Ok(()), State::Uninitialised) => Ok(Some(header)),
         },
     }
@@ -151,10 +176,16 @@ impl Header {
         if volume_key.len() != now.key_size || !keyslot::matches(&now.digest, volume_key) {
             return Err(Error::WrongVolumeKey);
         }
-        let offset = now.free_area(now.key_size).ok_or(Error::NoRoom("another keyslot area"))?;
+        let offset = now
+            .free_area(now.key_size)
+            .ok_or(Error::NoRoom("another keyslot area"))?;
         let kdf = metadata::our_kdf(crypto::random());
         let mut metadata = self.metadata.clone();
-        metadata::set_keyslot(&mut metadata, metadata::keyslot(now.key_size, offset, &kdf), now.digest_id);
+        metadata::set_keyslot(
+            &mut metadata,
+            metadata::keyslot(now.key_size, offset, &kdf),
+            now.digest_id,
+        );
         metadata::set_token(&mut metadata, true);
         cluster_token::set(&mut metadata, cluster)?;
         let area = keyslot::seal(&kdf, volume_key, new)?;
@@ -165,7 +196,9 @@ impl Header {
         if let Some((old, size)) = now.keyslot_area()
             && let Err(e) = wipe(dev, old..old + size)
         {
-            log::warn!("the former passphrase's keyslot area is out of use, but still on the disk: {e}");
+            log::warn!(
+                "the former passphrase's keyslot area is out of use, but still on the disk: {e}"
+            );
         }
         Ok(())
     }
@@ -195,10 +228,17 @@ impl Header {
     }
 
     /// Writes `metadata` to both copies under the next sequence id, a copy that is not good first.
-    pub(super) fn store(&mut self, dev: &mut impl Device, metadata: serde_json::Value) -> Result<(), Error> {
+    pub(super) fn store(
+        &mut self,
+        dev: &mut impl Device,
+        metadata: serde_json::Value,
+    ) -> Result<(), Error> {
         let text = json::to_text(&metadata);
         let mut binary = self.binary.clone();
-        binary.seqid = binary.seqid.checked_add(1).ok_or(Error::NoRoom("another sequence id"))?;
+        binary.seqid = binary
+            .seqid
+            .checked_add(1)
+            .ok_or(Error::NoRoom("another sequence id"))?;
         let order = match self.good {
             [true, false] => [Copy::Secondary, Copy::Primary],
             _ => [Copy::Primary, Copy::Secondary],
@@ -210,11 +250,19 @@ impl Header {
         Ok(())
     }
 
-    fn write_copy(&mut self, dev: &mut impl Device, copy: Copy, binary: &Binary, json: &str) -> Result<(), Error> {
+    fn write_copy(
+        &mut self,
+        dev: &mut impl Device,
+        copy: Copy,
+        binary: &Binary,
+        json: &str,
+    ) -> Result<(), Error> {
         if self.failed {
             return Err(Error::ProbeAgain);
         }
-        let bytes = binary.encode(copy, json).ok_or(Error::NoRoom("its metadata"))?;
+        let bytes = binary
+            .encode(copy, json)
+            .ok_or(Error::NoRoom("its metadata"))?;
         let at = match copy {
             Copy::Primary => 0,
             Copy::Secondary => binary.hdr_size,
@@ -228,8 +276,15 @@ impl Header {
     }
 }
 
-fn write_durably(dev: &mut impl Device, offset: u64, bytes: &[u8], doing: &'static str) -> Result<(), Error> {
-    write_at(dev, offset, bytes).and_then(|()| dev.sync()).map_err(io_error(doing))
+fn write_durably(
+    dev: &mut impl Device,
+    offset: u64,
+    bytes: &[u8],
+    doing: &'static str,
+) -> Result<(), Error> {
+    write_at(dev, offset, bytes)
+        .and_then(|()| dev.sync())
+        .map_err(io_error(doing))
 }
 
 /// Overwrites with zeros, durably, what is not zero in `range`.

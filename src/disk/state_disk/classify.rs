@@ -25,12 +25,16 @@ pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
         Probe::Unfinished => Ok(Disk::New("a format of it was cut short")),
         Probe::Unknown(what) => Err(Error::Foreign(path.into(), what)),
         // where the old system lost power while it formatted: no key opens it, so there is nothing to lose
-        Probe::Luks(header) if header.is_keyless() => Ok(Disk::New("formatted before, but never given a key")),
+        Probe::Luks(header) if header.is_keyless() => {
+            Ok(Disk::New("formatted before, but never given a key"))
+        }
         Probe::Luks(header) => {
             check(&header, path)?;
             match header.state() {
                 State::Initialised => Ok(Disk::Initialised(Box::new(header))),
-                State::Uninitialised => Ok(Disk::New("formatted before, but never part of a cluster")),
+                State::Uninitialised => {
+                    Ok(Disk::New("formatted before, but never part of a cluster"))
+                }
                 State::Unmarked => unmarked(device, path, header),
             }
         }
@@ -41,9 +45,14 @@ pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
 /// its storage driver, which is made in the same way and never gets a token. Both keys are unknown here, so what was written tells.
 fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<Disk, Error> {
     if !header.is_unmarked_format() {
-        return Err(Error::Unmarked(path.into(), "its header is not as a format leaves it".into()));
+        return Err(Error::Unmarked(
+            path.into(),
+            "its header is not as a format leaves it".into(),
+        ));
     }
-    let geometry = header.geometry().map_err(|error| Error::Luks(path.into(), error))?;
+    let geometry = header
+        .geometry()
+        .map_err(|error| Error::Luks(path.into(), error))?;
     match may_hold_data(device, geometry.data_offset) {
         Ok(None) => Ok(Disk::CutOff(Box::new(header))),
         Ok(Some(why)) => Err(Error::Unmarked(path.into(), why)),
@@ -55,11 +64,15 @@ fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<Disk, Erro
 pub fn ours(device: &mut File, path: &Path) -> Result<Header, Error> {
     match probe(device).map_err(|error| Error::Luks(path.into(), error))? {
         Probe::Luks(header) => check(&header, path).map(|()| header),
-        Probe::Blank | Probe::Unfinished => Err(Error::Foreign(path.into(), "no LUKS2 header".into())),
+        Probe::Blank | Probe::Unfinished => {
+            Err(Error::Foreign(path.into(), "no LUKS2 header".into()))
+        }
         Probe::Unknown(what) => Err(Error::Foreign(path.into(), what)),
     }
 }
 
 fn check(header: &Header, path: &Path) -> Result<(), Error> {
-    header.check_ours(Integrity::Required).map_err(|error| Error::Luks(path.into(), error))
+    header
+        .check_ours(Integrity::Required)
+        .map_err(|error| Error::Luks(path.into(), error))
 }

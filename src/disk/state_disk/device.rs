@@ -24,7 +24,9 @@ pub fn find(wanted: Option<&Path>, stop: &Stop, timeline: &Timeline) -> Result<P
     let start = Instant::now();
     let mut next_word = SAY_EVERY;
     loop {
-        let disk = wanted.map(PathBuf::from).or_else(|| Some(Path::new("/dev").join(look(Path::new(BLOCK_DEVICES))?)));
+        let disk = wanted
+            .map(PathBuf::from)
+            .or_else(|| Some(Path::new("/dev").join(look(Path::new(BLOCK_DEVICES))?)));
         if let Some(disk) = disk.filter(|disk| disk.exists()) {
             return Ok(disk);
         }
@@ -38,7 +40,10 @@ pub fn find(wanted: Option<&Path>, stop: &Stop, timeline: &Timeline) -> Result<P
         }
         if waited >= next_word {
             next_word += SAY_EVERY;
-            timeline.event("waiting", format_args!("for {} since {} s", describe(wanted), waited.as_secs()));
+            timeline.event(
+                "waiting",
+                format_args!("for {} since {} s", describe(wanted), waited.as_secs()),
+            );
         }
         if stop.wait(LOOK_EVERY) {
             return Err(Error::Stopped("looking for the state disk"));
@@ -49,22 +54,35 @@ pub fn find(wanted: Option<&Path>, stop: &Stop, timeline: &Timeline) -> Result<P
 fn describe(wanted: Option<&Path>) -> String {
     match wanted {
         Some(path) => format!("the disk {}", path.display()),
-        None => format!("a disk with serial number {SERIAL:?}, or one without as /dev/{OLD_QEMU_DISK}"),
+        None => {
+            format!("a disk with serial number {SERIAL:?}, or one without as /dev/{OLD_QEMU_DISK}")
+        }
     }
 }
 
 /// The name of the state disk among the kernel's `block_devices`. A disk with another serial number is another disk, wherever it is:
 /// ours may just not have appeared yet.
 fn look(block_devices: &Path) -> Option<String> {
-    let serial = |name: &str| fs::read_to_string(block_devices.join(name).join("serial")).unwrap_or_default();
+    let serial = |name: &str| {
+        fs::read_to_string(block_devices.join(name).join("serial")).unwrap_or_default()
+    };
     let is_old = |name: &String| name == OLD_QEMU_DISK && serial(name).trim().is_empty();
     let names = names(block_devices);
-    names.iter().find(|name| serial(name).trim() == SERIAL).or_else(|| names.iter().find(|name| is_old(name))).cloned()
+    names
+        .iter()
+        .find(|name| serial(name).trim() == SERIAL)
+        .or_else(|| names.iter().find(|name| is_old(name)))
+        .cloned()
 }
 
 fn names(block_devices: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(block_devices) else { return vec![] };
-    let mut names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let Ok(entries) = fs::read_dir(block_devices) else {
+        return vec![];
+    };
+    let mut names: Vec<_> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
     names.sort();
     names
 }
@@ -108,7 +126,11 @@ mod tests {
     fn the_search_ends_when_stopped() {
         let stop = Stop::new();
         stop.stop();
-        let result = find(Some(Path::new("/nonexistent")), &stop, &Timeline::new("test"));
+        let result = find(
+            Some(Path::new("/nonexistent")),
+            &stop,
+            &Timeline::new("test"),
+        );
         assert!(matches!(result, Err(Error::Stopped(_))));
     }
 }

@@ -55,14 +55,25 @@ const OUTPUT_MAX: usize = 500;
 /// Makes an ext4 file system on the device at `mapped`, whatever it holds, with the program `mke2fs` (e2fsprogs 1.45 or later).
 /// Durable on return. Takes memory while it runs: 5 MiB for a disk of 64 GiB, 29 MiB for 2 TiB.
 pub fn create(mapped: &Path, mke2fs: &Path) -> Result<(), Error> {
-    let failed = |doing| move |error| Error::Device { device: mapped.into(), doing, error };
+    let failed = |doing| {
+        move |error| Error::Device {
+            device: mapped.into(),
+            doing,
+            error,
+        }
+    };
     let device = block::open_direct(mapped).map_err(failed("open it for writing"))?;
     let size = block::size(&device).map_err(failed("ask for its size"))? / BLOCK * BLOCK;
     if size < SMALLEST {
-        return Err(Error::TooSmall { device: mapped.into(), size });
+        return Err(Error::TooSmall {
+            device: mapped.into(),
+            size,
+        });
     }
     let image = block::memory_file(c"ext4").map_err(failed("make a file in memory for mke2fs"))?;
-    image.set_len(size).map_err(failed("make a file in memory for mke2fs"))?;
+    image
+        .set_len(size)
+        .map_err(failed("make a file in memory for mke2fs"))?;
     run_mke2fs(mke2fs, &image, size)?;
 
     let mut extents = data_extents(&image).map_err(failed("read what mke2fs made"))?;
@@ -75,34 +86,61 @@ pub fn create(mapped: &Path, mke2fs: &Path) -> Result<(), Error> {
 
 /// Mounts the file system at the directory `at`, made if it is not there; devices and set-user-ID programs in it count.
 pub fn mount(mapped: &Path, at: &Path, read_only: bool) -> Result<(), Error> {
-    let flags = Flags { read_only, ..Flags::default() };
+    let flags = Flags {
+        read_only,
+        ..Flags::default()
+    };
     std::fs::create_dir_all(at)
         .and_then(|()| sys_mount::mount(mapped, at, "ext4", flags, ""))
-        .map_err(|error| Error::Mount { device: mapped.into(), at: at.into(), error })
+        .map_err(|error| Error::Mount {
+            device: mapped.into(),
+            at: at.into(),
+            error,
+        })
 }
 
 /// Unmounts what is mounted at `at`; what was written is on the disk afterwards.
 pub fn unmount(at: &Path) -> Result<(), Error> {
-    sys_mount::unmount(at).map_err(|error| Error::Unmount { at: at.into(), error })
+    sys_mount::unmount(at).map_err(|error| Error::Unmount {
+        at: at.into(),
+        error,
+    })
 }
 
 /// mke2fs opens its standard input anew, as a file: no name in a file system, no descriptor number to agree on.
 fn run_mke2fs(mke2fs: &Path, image: &File, size: u64) -> Result<(), Error> {
-    let failed = |reason: String| Error::Mke2fs { program: mke2fs.into(), reason };
+    let failed = |reason: String| Error::Mke2fs {
+        program: mke2fs.into(),
+        reason,
+    };
     let journal = ((size / JOURNAL_PART) >> 20).clamp(JOURNAL_MIN_MIB, JOURNAL_MAX_MIB);
     let output = Command::new(mke2fs)
         .args(["-q", "-F", "-t", "ext4", "-b", "4096"])
         .args(["-J".as_ref(), OsStr::new(&format!("size={journal}"))])
-        .args(["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1", "/proc/self/fd/0"])
+        .args([
+            "-E",
+            "nodiscard,lazy_itable_init=1,lazy_journal_init=1",
+            "/proc/self/fd/0",
+        ])
         .env("LC_ALL", "C")
-        .stdin(image.try_clone().map_err(|error| failed(error.to_string()))?)
+        .stdin(
+            image
+                .try_clone()
+                .map_err(|error| failed(error.to_string()))?,
+        )
         .stdout(Stdio::null())
         .output()
-        .map_err(|error| failed(format!("cannot be started: {error}; is e2fsprogs in the image?")))?;
+        .map_err(|error| {
+            failed(format!(
+                "cannot be started: {error}; is e2fsprogs in the image?"
+            ))
+        })?;
     if output.status.success() {
         return Ok(());
     }
-    let text = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    let text = String::from_utf8_lossy(&output.stderr)
+        .trim()
+        .replace('\n', "; ");
     let text: String = text.chars().take(OUTPUT_MAX).collect();
     Err(failed(format!("ended with {}: {text}", output.status)))
 }
@@ -137,8 +175,11 @@ fn journal(superblock: &[u8; 1024]) -> Result<Vec<Range<u64>>, String> {
     if u16_at(S_MAGIC) != 0xef53 {
         return Err("it is not an ext4 file system".into());
     }
-    let (magic, entries, depth) =
-        (u16_at(S_JNL_BLOCKS), usize::from(u16_at(S_JNL_BLOCKS + 2)), u16_at(S_JNL_BLOCKS + 6));
+    let (magic, entries, depth) = (
+        u16_at(S_JNL_BLOCKS),
+        usize::from(u16_at(S_JNL_BLOCKS + 2)),
+        u16_at(S_JNL_BLOCKS + 6),
+    );
     if magic != 0xf30a || !(1..=4).contains(&entries) || depth != 0 {
         return Err(format!(
             "its journal's extents are not in the superblock (magic {magic:#x}, {entries}, depth {depth})"
@@ -162,7 +203,8 @@ fn journal(superblock: &[u8; 1024]) -> Result<Vec<Range<u64>>, String> {
 fn union(mut extents: Vec<Range<u64>>, size: u64) -> Vec<Range<u64>> {
     let mut merged: Vec<Range<u64>> = Vec::new();
     for extent in &mut extents {
-        *extent = extent.start / BLOCK * BLOCK..extent.end.div_ceil(BLOCK).saturating_mul(BLOCK).min(size);
+        *extent = extent.start / BLOCK * BLOCK
+            ..extent.end.div_ceil(BLOCK).saturating_mul(BLOCK).min(size);
     }
     extents.sort_by_key(|extent| extent.start);
     for extent in extents.into_iter().filter(|extent| !extent.is_empty()) {
@@ -247,13 +289,26 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Device { device, doing, error } => write!(f, "{}: cannot {doing}: {error}", device.display()),
+            Error::Device {
+                device,
+                doing,
+                error,
+            } => write!(f, "{}: cannot {doing}: {error}", device.display()),
             Error::TooSmall { device, size } => {
-                write!(f, "{}: {size} bytes are too few for a file system, it takes {SMALLEST}", device.display())
+                write!(
+                    f,
+                    "{}: {size} bytes are too few for a file system, it takes {SMALLEST}",
+                    device.display()
+                )
             }
-            Error::Mke2fs { program, reason } => write!(f, "no file system: {} {reason}", program.display()),
+            Error::Mke2fs { program, reason } => {
+                write!(f, "no file system: {} {reason}", program.display())
+            }
             Error::Unexpected { reason } => {
-                write!(f, "mke2fs made a file system that cannot be copied to the disk: {reason}")
+                write!(
+                    f,
+                    "mke2fs made a file system that cannot be copied to the disk: {reason}"
+                )
             }
             Error::Mount { device, at, error } => {
                 write!(
@@ -288,17 +343,30 @@ mod tests {
             let disk = disk(len);
             create(disk.path(), Path::new(MKE2FS)).unwrap();
 
-            let check = Command::new("/sbin/e2fsck").args(["-f", "-n"]).arg(disk.path()).output().unwrap();
-            assert!(check.status.success(), "{len}: {}", String::from_utf8_lossy(&check.stdout));
+            let check = Command::new("/sbin/e2fsck")
+                .args(["-f", "-n"])
+                .arg(disk.path())
+                .output()
+                .unwrap();
+            assert!(
+                check.status.success(),
+                "{len}: {}",
+                String::from_utf8_lossy(&check.stdout)
+            );
 
             let written = data_extents(disk.as_file()).unwrap();
             let mut needed = journal(&read_superblock(disk.as_file()).unwrap()).unwrap();
             let journal_len: u64 = needed.iter().map(|extent| extent.end - extent.start).sum();
-            assert!((JOURNAL_MIN_MIB << 20..=JOURNAL_MAX_MIB << 20).contains(&journal_len), "{len}: {journal_len}");
+            assert!(
+                (JOURNAL_MIN_MIB << 20..=JOURNAL_MAX_MIB << 20).contains(&journal_len),
+                "{len}: {journal_len}"
+            );
             needed.extend([0..PROBED_START, len - PROBED_END..len]);
             for extent in needed {
                 assert!(
-                    written.iter().any(|data| data.start <= extent.start && extent.end <= data.end),
+                    written
+                        .iter()
+                        .any(|data| data.start <= extent.start && extent.end <= data.end),
                     "{len}: {extent:?} is not in {written:?}"
                 );
             }
@@ -308,24 +376,50 @@ mod tests {
     #[test]
     fn a_failing_mke2fs_is_named_with_what_it_printed() {
         let disk = disk(SMALLEST);
-        let error = create(disk.path(), Path::new("/bin/ls")).unwrap_err().to_string();
-        assert!(error.starts_with("no file system: /bin/ls ended with exit status: 2: /bin/ls: "), "{error}");
-        let error = create(disk.path(), Path::new("/no/such/program")).unwrap_err().to_string();
-        assert!(error.starts_with("no file system: /no/such/program cannot be started: "), "{error}");
-        let error = create(disk.path(), Path::new("/bin/true")).unwrap_err().to_string();
+        let error = create(disk.path(), Path::new("/bin/ls"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("no file system: /bin/ls ended with exit status: 2: /bin/ls: "),
+            "{error}"
+        );
+        let error = create(disk.path(), Path::new("/no/such/program"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("no file system: /no/such/program cannot be started: "),
+            "{error}"
+        );
+        let error = create(disk.path(), Path::new("/bin/true"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("it is not an ext4 file system"), "{error}");
-        assert_eq!(data_extents(disk.as_file()).unwrap(), [], "the disk is untouched");
+        assert_eq!(
+            data_extents(disk.as_file()).unwrap(),
+            [],
+            "the disk is untouched"
+        );
     }
 
     #[test]
     fn a_disk_too_small_is_refused() {
         let error = create(disk(SMALLEST - 1).path(), Path::new(MKE2FS)).unwrap_err();
-        assert!(matches!(error, Error::TooSmall { size, .. } if size == SMALLEST - BLOCK), "{error}");
+        assert!(
+            matches!(error, Error::TooSmall { size, .. } if size == SMALLEST - BLOCK),
+            "{error}"
+        );
     }
 
     #[test]
     fn extents_are_merged_aligned_and_cut_to_the_device() {
-        let extents = vec![8192..8200, 0..1, 4096..8192, 20480..u64::MAX - 8192, 16384..16384, 1 << 60..1 << 61];
+        let extents = vec![
+            8192..8200,
+            0..1,
+            4096..8192,
+            20480..u64::MAX - 8192,
+            16384..16384,
+            1 << 60..1 << 61,
+        ];
         assert_eq!(union(extents, 28672), [0..12288, 20480..28672]);
     }
 
@@ -341,7 +435,11 @@ mod tests {
                 bytes[0x10c + (next() % 64) as usize] = next() as u8;
             }
             if let Ok(extents) = journal(&bytes) {
-                assert!(union(extents, 64 << 20).iter().all(|extent| extent.end <= 64 << 20));
+                assert!(
+                    union(extents, 64 << 20)
+                        .iter()
+                        .all(|extent| extent.end <= 64 << 20)
+                );
             }
         }
     }

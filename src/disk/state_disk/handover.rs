@@ -51,7 +51,13 @@ impl Handover {
         let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_KEY as usize));
         File::open(&self.key_file)
             .and_then(|file| file.take(MAX_KEY).read_to_end(&mut bytes))
-            .map_err(|error| Error::Io("reading the passphrase of this boot from", self.key_file.clone(), error))?;
+            .map_err(|error| {
+                Error::Io(
+                    "reading the passphrase of this boot from",
+                    self.key_file.clone(),
+                    error,
+                )
+            })?;
         Ok(Secret::new(bytes.to_vec()))
     }
 
@@ -61,13 +67,23 @@ impl Handover {
         let mut expected = String::new();
         File::open(&path)
             .and_then(|file| file.take(MAX_LINE).read_to_string(&mut expected))
-            .map_err(|error| Error::Io("reading what the initramfs said of the disk from", path, error))?;
+            .map_err(|error| {
+                Error::Io(
+                    "reading what the initramfs said of the disk from",
+                    path,
+                    error,
+                )
+            })?;
         let got = describe(header);
         if got == expected {
             return Ok(());
         }
         let line = |text: &str| text.trim_end().escape_default().to_string();
-        Err(Error::Exchanged { device: self.device.clone(), expected: line(&expected), got: line(&got) })
+        Err(Error::Exchanged {
+            device: self.device.clone(),
+            expected: line(&expected),
+            got: line(&got),
+        })
     }
 
     /// What this boot left is of no use any more.
@@ -86,7 +102,9 @@ pub fn leave_host_certificate(key_file: &Path, certificate: &[u8]) -> Result<(),
     let path = key_file.with_file_name(HOST_CERTIFICATE);
     match certificate {
         [] => match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::Io("removing", path, error)),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(Error::Io("removing", path, error))
+            }
             _ => Ok(()),
         },
         _ => leave(&path, certificate),
@@ -97,7 +115,9 @@ pub fn leave_host_certificate(key_file: &Path, certificate: &[u8]) -> Result<(),
 pub fn take_host_certificate(key_file: &Path) -> Result<Option<Vec<u8>>, Error> {
     let path = key_file.with_file_name(HOST_CERTIFICATE);
     let mut certificate = Vec::new();
-    match File::open(&path).and_then(|file| file.take(MAX_CERTIFICATE).read_to_end(&mut certificate)) {
+    match File::open(&path)
+        .and_then(|file| file.take(MAX_CERTIFICATE).read_to_end(&mut certificate))
+    {
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::Io("reading", path, error)),
@@ -114,13 +134,22 @@ fn leave(path: &Path, content: &[u8]) -> Result<(), Error> {
         if path.exists() {
             fs::remove_file(path)?;
         }
-        OpenOptions::new().write(true).create_new(true).mode(0o400).open(path)?.write_all(content)
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o400)
+            .open(path)?
+            .write_all(content)
     };
     write().map_err(|error| Error::Io("writing", path.into(), error))
 }
 
 fn describe(header: &luks::Header) -> String {
-    let hash: String = header.fingerprint().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash: String = header
+        .fingerprint()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     format!("{} {hash}\n", header.uuid())
 }
 
@@ -139,9 +168,14 @@ impl NewDisk {
         let mut device = open(&handover.device, false)?;
         let header = super::classify::ours(&mut device, &handover.device)?;
         handover.check(&header)?;
-        let volume_key =
-            header.unlock(&mut device, &passphrase).map_err(|error| Error::Luks(handover.device.clone(), error))?;
-        Ok(NewDisk { handover: handover.clone(), header, volume_key })
+        let volume_key = header
+            .unlock(&mut device, &passphrase)
+            .map_err(|error| Error::Luks(handover.device.clone(), error))?;
+        Ok(NewDisk {
+            handover: handover.clone(),
+            header,
+            volume_key,
+        })
     }
 
     /// Lower case; names the key that the disk gets.
@@ -175,19 +209,35 @@ impl NewDisk {
 pub fn mark_for_reset(device: &Path) -> Result<(), Error> {
     let mut file = open(device, true)?;
     let mut header = super::classify::ours(&mut file, device)?;
-    header.mark_for_reset(&mut file).map_err(|error| Error::Luks(device.into(), error))
+    header
+        .mark_for_reset(&mut file)
+        .map_err(|error| Error::Luks(device.into(), error))
 }
 
 /// For writing over everything: fails while the disk is mounted or mapped, under whatever name (`O_EXCL` on a block device,
 /// open(2)).
 pub fn open_exclusive(device: &Path) -> Result<File, Error> {
-    let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(device);
-    file.map_err(|error| Error::Io("opening for nobody but us (is it mounted or mapped?)", device.into(), error))
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_EXCL)
+        .open(device);
+    file.map_err(|error| {
+        Error::Io(
+            "opening for nobody but us (is it mounted or mapped?)",
+            device.into(),
+            error,
+        )
+    })
 }
 
 /// For reading, or for writing single parts, too.
 pub fn open(device: &Path, write: bool) -> Result<File, Error> {
-    OpenOptions::new().read(true).write(write).open(device).map_err(|error| Error::Io("opening", device.into(), error))
+    OpenOptions::new()
+        .read(true)
+        .write(write)
+        .open(device)
+        .map_err(|error| Error::Io("opening", device.into(), error))
 }
 
 #[cfg(test)]
@@ -199,27 +249,52 @@ mod tests {
     #[test]
     fn the_booted_system_takes_no_other_header_than_the_one_that_the_initramfs_wrote() {
         let folder = tempfile::tempdir().unwrap();
-        let handover = Handover { device: folder.path().join("disk"), key_file: folder.path().join("state.key") };
-        let mut disk = File::options().read(true).write(true).create_new(true).open(&handover.device).unwrap();
+        let handover = Handover {
+            device: folder.path().join("disk"),
+            key_file: folder.path().join("state.key"),
+        };
+        let mut disk = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&handover.device)
+            .unwrap();
         disk.set_len(MIN_DEVICE_SIZE).unwrap();
         let (volume_key, passphrase) = (Secret::random(VOLUME_KEY_LEN), Secret::random(KEY_LEN));
         let header = luks::format(&mut disk, &volume_key, &passphrase).unwrap();
-        assert!(matches!(NewDisk::open(&handover), Err(Error::Io(..))), "nothing was handed over");
+        assert!(
+            matches!(NewDisk::open(&handover), Err(Error::Io(..))),
+            "nothing was handed over"
+        );
         handover.leave(&passphrase, &header).unwrap();
         assert_eq!(NewDisk::open(&handover).unwrap().uuid(), header.uuid());
 
         // what opens with the same passphrase, and would have had another disk's key
         luks::format(&mut disk, &volume_key, &passphrase).unwrap();
         let error = NewDisk::open(&handover).err().unwrap();
-        assert!(matches!(&error, Error::Exchanged { expected, .. } if expected.starts_with(&header.uuid())), "{error}");
-        assert!(error.to_string().contains("is not the LUKS2 header that the initramfs wrote"), "{error}");
+        assert!(
+            matches!(&error, Error::Exchanged { expected, .. } if expected.starts_with(&header.uuid())),
+            "{error}"
+        );
+        assert!(
+            error
+                .to_string()
+                .contains("is not the LUKS2 header that the initramfs wrote"),
+            "{error}"
+        );
 
         // and after a new start of the first boot the new one counts
         let header = luks::format(&mut disk, &volume_key, &passphrase).unwrap();
         handover.leave(&passphrase, &header).unwrap();
-        let state = NodeState { role: cloud::Role::Worker, measurement_salt: [2; 32] };
+        let state = NodeState {
+            role: cloud::Role::Worker,
+            measurement_salt: [2; 32],
+        };
         let secret = Secret::random(KEY_LEN);
-        NewDisk::open(&handover).unwrap().commit(folder.path(), &state, &Secret::random(KEY_LEN), &secret).unwrap();
+        NewDisk::open(&handover)
+            .unwrap()
+            .commit(folder.path(), &state, &Secret::random(KEY_LEN), &secret)
+            .unwrap();
         let header = super::super::classify::ours(&mut disk, &handover.device).unwrap();
         let token = header.cluster_token().unwrap().unwrap();
         assert_eq!(token.verified_salt(&header.uuid(), &secret), Some([2; 32]));

@@ -22,7 +22,8 @@ use crate::{device_mapper, luks};
 pub const MAPPING: &str = "state";
 
 /// Token 0 of a disk that any boot formats.
-const UNINITIALISED_TOKEN: &str = r#"{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":false}"#;
+const UNINITIALISED_TOKEN: &str =
+    r#"{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":false}"#;
 
 /// Why there is no mounted state disk. `Display` is for the console of a machine that cannot boot.
 #[derive(Debug)]
@@ -66,7 +67,11 @@ pub enum Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Error::NoDisk { wanted, seen, waited } => write!(
+            Error::NoDisk {
+                wanted,
+                seen,
+                waited,
+            } => write!(
                 f,
                 "no state disk: waited {} s for {wanted}; the block devices are: {seen}. Attach the disk, or name it with \
                  --disk",
@@ -89,7 +94,11 @@ impl std::fmt::Display for Error {
             Error::DeviceMapper(error) => error.fmt(f),
             Error::Filesystem(error) => error.fmt(f),
             Error::NodeState(error) => error.fmt(f),
-            Error::Exchanged { device, expected, got } => write!(
+            Error::Exchanged {
+                device,
+                expected,
+                got,
+            } => write!(
                 f,
                 "{}: this is not the LUKS2 header that the initramfs wrote: expected {expected}, got {got}. Whoever \
                  controls the disk has exchanged it: start the machine afresh",
@@ -97,7 +106,10 @@ impl std::fmt::Display for Error {
             ),
             Error::Io(action, path, error) => write!(f, "{action} {}: {error}", path.display()),
             Error::Stopped(what) => {
-                write!(f, "stopped while {what}; nothing is mounted, and the next unlock starts over")
+                write!(
+                    f,
+                    "stopped while {what}; nothing is mounted, and the next unlock starts over"
+                )
             }
         }
     }

@@ -75,12 +75,16 @@ impl NodeState {
         let mut text = String::new();
         // who made the disk decides what is there: a pipe would never open, a link lead out of the disk
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let read = File::options().read(true).custom_flags(flags).open(&path).and_then(|file| {
-            if !file.metadata()?.is_file() {
-                return Err(io::Error::other("it is no regular file"));
-            }
-            file.take(MAX_FILE).read_to_string(&mut text)
-        });
+        let read = File::options()
+            .read(true)
+            .custom_flags(flags)
+            .open(&path)
+            .and_then(|file| {
+                if !file.metadata()?.is_file() {
+                    return Err(io::Error::other("it is no regular file"));
+                }
+                file.take(MAX_FILE).read_to_string(&mut text)
+            });
         match read {
             Ok(0) => Err(Error::Missing(path)),
             Ok(_) => Self::parse(&text).map_err(|why| Error::Malformed(path, why)),
@@ -95,17 +99,25 @@ impl NodeState {
     /// Reads the content of the state file. The error says what is wrong with it.
     pub fn parse(text: &str) -> Result<NodeState, String> {
         let json: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        let salt = STANDARD.decode(&json.measurement_salt).map_err(|error| format!("MeasurementSalt: {error}"))?;
+        let salt = STANDARD
+            .decode(&json.measurement_salt)
+            .map_err(|error| format!("MeasurementSalt: {error}"))?;
         let length = salt.len();
-        let measurement_salt = salt
-            .try_into()
-            .map_err(|_| format!("MeasurementSalt has {length} bytes, expected {MEASUREMENT_SALT_LEN}"))?;
-        Ok(NodeState { role: Role::parse(&json.role), measurement_salt })
+        let measurement_salt = salt.try_into().map_err(|_| {
+            format!("MeasurementSalt has {length} bytes, expected {MEASUREMENT_SALT_LEN}")
+        })?;
+        Ok(NodeState {
+            role: Role::parse(&json.role),
+            measurement_salt,
+        })
     }
 
     /// Writes the state below `root`, durably: it is on the disk when this returns, whole.
     pub fn write(&self, root: &Path) -> Result<(), Error> {
-        let state = Json { role: self.role.to_string(), measurement_salt: STANDARD.encode(self.measurement_salt) };
+        let state = Json {
+            role: self.role.to_string(),
+            measurement_salt: STANDARD.encode(self.measurement_salt),
+        };
         let mut json = Vec::new();
         let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");
         state
@@ -157,7 +169,10 @@ mod tests {
     use support::mutation::mutations;
 
     fn state() -> NodeState {
-        NodeState { role: Role::ControlPlane, measurement_salt: [b'S'; 32] }
+        NodeState {
+            role: Role::ControlPlane,
+            measurement_salt: [b'S'; 32],
+        }
     }
 
     #[test]
@@ -175,7 +190,10 @@ mod tests {
     fn a_second_write_replaces_the_first() {
         let disk = tempfile::tempdir().unwrap();
         state().write(disk.path()).unwrap();
-        let other = NodeState { measurement_salt: [7; 32], ..state() };
+        let other = NodeState {
+            measurement_salt: [7; 32],
+            ..state()
+        };
         other.write(disk.path()).unwrap();
         assert_eq!(NodeState::read(disk.path()).unwrap(), other);
     }
@@ -183,10 +201,16 @@ mod tests {
     #[test]
     fn an_absent_or_empty_file_is_missing() {
         let disk = tempfile::tempdir().unwrap();
-        assert!(matches!(NodeState::read(disk.path()), Err(Error::Missing(_))));
+        assert!(matches!(
+            NodeState::read(disk.path()),
+            Err(Error::Missing(_))
+        ));
         fs::create_dir_all(disk.path().join("constellation")).unwrap();
         fs::write(disk.path().join(FILE), "").unwrap();
-        assert!(matches!(NodeState::read(disk.path()), Err(Error::Missing(_))));
+        assert!(matches!(
+            NodeState::read(disk.path()),
+            Err(Error::Missing(_))
+        ));
     }
 
     #[test]
@@ -194,7 +218,13 @@ mod tests {
         let disk = tempfile::tempdir().unwrap();
         let path = disk.path().join(FILE);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&path)
+                .status()
+                .unwrap()
+                .success()
+        );
         assert!(matches!(NodeState::read(disk.path()), Err(Error::Io(..))));
         fs::remove_file(&path).unwrap();
         let elsewhere = tempfile::NamedTempFile::new().unwrap();
@@ -206,8 +236,14 @@ mod tests {
     fn malformed_files_say_what_is_wrong() {
         for (text, why) in [
             ("{", "EOF"),
-            (r#"{"Role":"Worker","MeasurementSalt":"?"}"#, "MeasurementSalt"),
-            (r#"{"Role":"Worker","MeasurementSalt":"U2FsdA=="}"#, "has 4 bytes, expected 32"),
+            (
+                r#"{"Role":"Worker","MeasurementSalt":"?"}"#,
+                "MeasurementSalt",
+            ),
+            (
+                r#"{"Role":"Worker","MeasurementSalt":"U2FsdA=="}"#,
+                "has 4 bytes, expected 32",
+            ),
         ] {
             assert!(NodeState::parse(text).unwrap_err().contains(why), "{text}");
         }
@@ -215,8 +251,10 @@ mod tests {
 
     #[test]
     fn mutated_files_give_a_state_or_an_error() {
-        let valid = r#"{"Role":"Worker","MeasurementSalt":"U1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1M="}"#;
-        let texts = mutations(valid.as_bytes(), 20_000).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let valid =
+            r#"{"Role":"Worker","MeasurementSalt":"U1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1M="}"#;
+        let texts = mutations(valid.as_bytes(), 20_000)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let good = texts.filter(|text| NodeState::parse(text).is_ok()).count();
         assert!((10..20_000).contains(&good), "{good}");
     }

@@ -56,26 +56,47 @@ impl Config {
     /// What the current context of a kubeconfig says. Files that it names are relative to its own directory.
     pub fn from_kubeconfig_file(path: &Path) -> Result<Config, Error> {
         let content = read(path)?;
-        let text = str::from_utf8(&content).map_err(|_| config_error(path.display(), "is not UTF-8"))?;
-        Config::from_kubeconfig(text, &path.display().to_string(), path.parent().unwrap_or(Path::new(".")))
+        let text =
+            str::from_utf8(&content).map_err(|_| config_error(path.display(), "is not UTF-8"))?;
+        Config::from_kubeconfig(
+            text,
+            &path.display().to_string(),
+            path.parent().unwrap_or(Path::new(".")),
+        )
     }
 
     /// The same of a text; `name` is for errors, `directory` for relative paths.
     pub fn from_kubeconfig(text: &str, name: &str, directory: &Path) -> Result<Config, Error> {
         let value = yaml::document(text).map_err(|error| Error::from((name.to_owned(), error)))?;
-        let kubeconfig: Kubeconfig = serde_json::from_value(value).map_err(|error| config_error(name, error))?;
+        let kubeconfig: Kubeconfig =
+            serde_json::from_value(value).map_err(|error| config_error(name, error))?;
         kubeconfig.current(name, directory)
     }
 
     /// What a pod finds: the address in its environment, and [`SERVICE_ACCOUNT`].
     pub fn in_cluster() -> Result<Config, Error> {
         let variable = |name: &str| {
-            env::var(name).map_err(|_| config_error(name, "is not in the environment: this is not a pod of a cluster"))
+            env::var(name).map_err(|_| {
+                config_error(
+                    name,
+                    "is not in the environment: this is not a pod of a cluster",
+                )
+            })
         };
-        let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+        let (host, port) = (
+            variable("KUBERNETES_SERVICE_HOST")?,
+            variable("KUBERNETES_SERVICE_PORT")?,
+        );
         // an IPv6 address needs brackets in a URL
-        let host = if host.contains(':') { format!("[{host}]") } else { host };
-        Config::of_service_account(&format!("https://{host}:{port}"), Path::new(SERVICE_ACCOUNT))
+        let host = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host
+        };
+        Config::of_service_account(
+            &format!("https://{host}:{port}"),
+            Path::new(SERVICE_ACCOUNT),
+        )
     }
 
     /// A server, and a directory with `ca.crt` and `token`.
@@ -84,7 +105,12 @@ impl Config {
         let roots = certificates(&ca.display().to_string(), &read(&ca)?)?;
         // to say now rather than at the first call that there is none
         read_token(&token)?;
-        Config::new(server, "the environment", roots, Credentials::TokenFile(token))
+        Config::new(
+            server,
+            "the environment",
+            roots,
+            Credentials::TokenFile(token),
+        )
     }
 
     fn new(
@@ -93,17 +119,35 @@ impl Config {
         roots: Vec<CertificateDer<'static>>,
         credentials: Credentials,
     ) -> Result<Config, Error> {
-        let uri: Uri = server.parse().map_err(|error| config_error(name, format!("server {server:.200?}: {error}")))?;
-        if uri.scheme_str() != Some("https") || uri.host().is_none_or(str::is_empty) || uri.query().is_some() {
-            return Err(config_error(name, format!("server {server:.200?}: expected https://HOST:PORT")));
+        let uri: Uri = server
+            .parse()
+            .map_err(|error| config_error(name, format!("server {server:.200?}: {error}")))?;
+        if uri.scheme_str() != Some("https")
+            || uri.host().is_none_or(str::is_empty)
+            || uri.query().is_some()
+        {
+            return Err(config_error(
+                name,
+                format!("server {server:.200?}: expected https://HOST:PORT"),
+            ));
         }
-        let roots = roots.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
-        Ok(Config { server: server.trim_end_matches('/').to_owned(), roots, credentials })
+        let roots = roots
+            .iter()
+            .map(|root| Certificate::from_der(root).to_owned())
+            .collect();
+        Ok(Config {
+            server: server.trim_end_matches('/').to_owned(),
+            roots,
+            credentials,
+        })
     }
 
     /// The same cluster at another address of it: `https://HOST:PORT`.
     pub fn at(self, server: &str) -> Result<Config, Error> {
-        Ok(Config { roots: self.roots, ..Config::new(server, "the address", Vec::new(), self.credentials)? })
+        Ok(Config {
+            roots: self.roots,
+            ..Config::new(server, "the address", Vec::new(), self.credentials)?
+        })
     }
 
     /// `https://HOST:PORT`.
@@ -118,7 +162,9 @@ impl Config {
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Config").field("server", &self.server).finish_non_exhaustive()
+        f.debug_struct("Config")
+            .field("server", &self.server)
+            .finish_non_exhaustive()
     }
 }
 
@@ -131,18 +177,26 @@ pub(super) struct TokenFile {
 
 impl TokenFile {
     pub fn new(path: PathBuf) -> TokenFile {
-        TokenFile { path: Some(path), read: None }
+        TokenFile {
+            path: Some(path),
+            read: None,
+        }
     }
 
     /// A token that stays.
     pub fn fixed(token: Zeroizing<String>) -> TokenFile {
-        TokenFile { path: None, read: Some((token, Instant::now())) }
+        TokenFile {
+            path: None,
+            read: Some((token, Instant::now())),
+        }
     }
 
     /// The token in force. While a new one cannot be read the old one is used.
     pub fn token(&mut self) -> Result<Zeroizing<String>, Error> {
         match &self.read {
-            Some((token, at)) if self.path.is_none() || at.elapsed() < TOKEN_AGE => return Ok(token.clone()),
+            Some((token, at)) if self.path.is_none() || at.elapsed() < TOKEN_AGE => {
+                return Ok(token.clone());
+            }
             _ => {}
         }
         match (self.read_again(), self.read.take()) {
@@ -161,7 +215,10 @@ impl TokenFile {
 
     /// The server refused `token`: whether there is another one now.
     pub fn refused(&mut self, token: &str) -> bool {
-        let fresh = self.read_again().ok().filter(|fresh| fresh.as_str() != token);
+        let fresh = self
+            .read_again()
+            .ok()
+            .filter(|fresh| fresh.as_str() != token);
         let found = fresh.is_some();
         if let Some(fresh) = fresh {
             self.read = Some((fresh, Instant::now()));
@@ -170,7 +227,10 @@ impl TokenFile {
     }
 
     fn read_again(&self) -> Result<Zeroizing<String>, Error> {
-        self.path.as_deref().map_or_else(|| Err(config_error("the token", "is in no file")), read_token)
+        self.path.as_deref().map_or_else(
+            || Err(config_error("the token", "is in no file")),
+            read_token,
+        )
     }
 }
 
@@ -188,12 +248,21 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     let io_error = |error| Error::File(path.into(), error);
     let file = File::open(path).map_err(io_error)?;
     // with room for all of it, since a vector that grows leaves copies behind
-    let len = file.metadata().map_err(io_error)?.len().min(MAX_FILE as u64) as usize;
+    let len = file
+        .metadata()
+        .map_err(io_error)?
+        .len()
+        .min(MAX_FILE as u64) as usize;
     let mut content = Zeroizing::new(Vec::with_capacity(len + 1));
-    file.take(MAX_FILE as u64 + 1).read_to_end(&mut content).map_err(io_error)?;
+    file.take(MAX_FILE as u64 + 1)
+        .read_to_end(&mut content)
+        .map_err(io_error)?;
     match content.len() {
         0..=MAX_FILE => Ok(content),
-        _ => Err(config_error(path.display(), format!("is larger than {MAX_FILE} bytes"))),
+        _ => Err(config_error(
+            path.display(),
+            format!("is larger than {MAX_FILE} bytes"),
+        )),
     }
 }
 
@@ -206,21 +275,31 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     match certificates {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
         Ok(_) => Err(config_error(name, "there is no certificate in it")),
-        Err(error) => Err(config_error(name, format!("expected certificates in PEM: {error}"))),
+        Err(error) => Err(config_error(
+            name,
+            format!("expected certificates in PEM: {error}"),
+        )),
     }
 }
 
 /// The certificate and its key, which belong together.
 fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<Credentials, Error> {
     let chain = certificates(&format!("{name}: the client certificate"), certificate)?;
-    let problem = |what: &str, error: &dyn fmt::Display| config_error(name, format!("{what}: {error}"));
+    let problem =
+        |what: &str, error: &dyn fmt::Display| config_error(name, format!("{what}: {error}"));
     let own = PrivateKey::from_pem(key).map_err(|error| problem("the client key", &error))?;
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| problem("the client key", &error))?;
-    let certs: Vec<_> = chain.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect();
+    let key =
+        PrivateKeyDer::from_pem_slice(key).map_err(|error| problem("the client key", &error))?;
+    let certs: Vec<_> = chain
+        .iter()
+        .map(|certificate| Certificate::from_der(certificate).to_owned())
+        .collect();
     // the HTTP library takes a pair that does not fit for a bug of ours, and panics
     CertifiedKey::from_der(chain, key, &default_provider())
         .map_err(|error| problem("the client certificate and its key", &error))?;
-    Ok(Credentials::Certificate(ClientCert::new_with_certs(&certs, own)))
+    Ok(Credentials::Certificate(ClientCert::new_with_certs(
+        &certs, own,
+    )))
 }
 
 #[derive(Deserialize)]
@@ -295,17 +374,34 @@ struct User {
 impl Kubeconfig {
     fn current(self, name: &str, directory: &Path) -> Result<Config, Error> {
         let wanted = &self.current_context;
-        let missing = |what: &str, of: &str| config_error(name, format!("there is no {what} {of:.80?}"));
+        let missing =
+            |what: &str, of: &str| config_error(name, format!("there is no {what} {of:.80?}"));
         if wanted.is_empty() {
             return Err(config_error(name, "current-context is missing"));
         }
-        let context = self.contexts.into_iter().find(|context| context.name == *wanted);
+        let context = self
+            .contexts
+            .into_iter()
+            .find(|context| context.name == *wanted);
         let context = context.ok_or_else(|| missing("context", wanted))?.context;
-        let cluster = self.clusters.into_iter().find(|cluster| cluster.name == context.cluster);
-        let cluster = cluster.ok_or_else(|| missing("cluster", &context.cluster))?.cluster;
-        let user = self.users.into_iter().find(|user| user.name == context.user);
+        let cluster = self
+            .clusters
+            .into_iter()
+            .find(|cluster| cluster.name == context.cluster);
+        let cluster = cluster
+            .ok_or_else(|| missing("cluster", &context.cluster))?
+            .cluster;
+        let user = self
+            .users
+            .into_iter()
+            .find(|user| user.name == context.user);
         let user = user.ok_or_else(|| missing("user", &context.user))?.user;
-        Config::new(&cluster.server, name, cluster.roots(name, directory)?, user.credentials(name, directory)?)
+        Config::new(
+            &cluster.server,
+            name,
+            cluster.roots(name, directory)?,
+            user.credentials(name, directory)?,
+        )
     }
 }
 
@@ -318,7 +414,13 @@ impl Cluster {
         ];
         refuse(name, &unsupported)?;
         let data = self.certificate_authority_data.as_deref();
-        let pem = either(name, directory, "certificate-authority", data, self.certificate_authority.as_deref())?;
+        let pem = either(
+            name,
+            directory,
+            "certificate-authority",
+            data,
+            self.certificate_authority.as_deref(),
+        )?;
         let pem = pem.ok_or_else(|| config_error(name, "certificate-authority-data is missing"))?;
         certificates(&format!("{name}: certificate-authority"), &pem)
     }
@@ -333,18 +435,36 @@ impl User {
         ];
         refuse(name, &unsupported)?;
         let data = self.client_certificate_data.as_deref();
-        let certificate = either(name, directory, "client-certificate", data, self.client_certificate.as_deref())?;
+        let certificate = either(
+            name,
+            directory,
+            "client-certificate",
+            data,
+            self.client_certificate.as_deref(),
+        )?;
         let data = self.client_key_data.as_ref().map(|data| data.as_str());
-        let key = either(name, directory, "client-key", data, self.client_key.as_deref())?;
+        let key = either(
+            name,
+            directory,
+            "client-key",
+            data,
+            self.client_key.as_deref(),
+        )?;
         match (certificate, key, self.token_file, self.token) {
             (Some(certificate), Some(key), _, _) => client_certificate(name, &certificate, &key),
-            (Some(_), None, _, _) => Err(config_error(name, "there is a client certificate, but no key to it")),
+            (Some(_), None, _, _) => Err(config_error(
+                name,
+                "there is a client certificate, but no key to it",
+            )),
             // as kubectl has it, the file comes first
             (None, _, Some(path), _) => Ok(Credentials::TokenFile(directory.join(path))),
             (None, _, None, Some(token)) if token.bytes().all(|byte| byte.is_ascii_graphic()) => {
                 Ok(Credentials::Token(token))
             }
-            (None, _, None, Some(_)) => Err(config_error(name, "the token has characters that no token has")),
+            (None, _, None, Some(_)) => Err(config_error(
+                name,
+                "the token has characters that no token has",
+            )),
             (None, _, None, None) => Ok(Credentials::Anonymous),
         }
     }
@@ -368,7 +488,9 @@ fn either(
     match (data.filter(|data| !data.is_empty()), path) {
         (Some(data), _) => {
             let bytes = BASE64_STANDARD.decode(data);
-            let bytes = bytes.map_err(|error| config_error(name, format!("{field}-data: expected base64: {error}")))?;
+            let bytes = bytes.map_err(|error| {
+                config_error(name, format!("{field}-data: expected base64: {error}"))
+            })?;
             Ok(Some(Zeroizing::new(bytes)))
         }
         (None, Some(path)) => read(&directory.join(path)).map(Some),
@@ -384,7 +506,8 @@ mod tests {
     use support::mutation::mutations;
 
     fn pair() -> (String, String) {
-        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
+        let CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
         (cert.pem(), signing_key.serialize_pem())
     }
 
@@ -403,40 +526,62 @@ mod tests {
     }
 
     fn with_certificate(certificate: &str, key: &str) -> String {
-        let (certificate, key) = (BASE64_STANDARD.encode(certificate), BASE64_STANDARD.encode(key));
+        let (certificate, key) = (
+            BASE64_STANDARD.encode(certificate),
+            BASE64_STANDARD.encode(key),
+        );
         format!("    client-certificate-data: {certificate}\n    client-key-data: {key}\n")
     }
 
     fn parsed(text: &str) -> Result<Config, String> {
-        Config::from_kubeconfig(text, "admin.conf", Path::new("/nowhere")).map_err(|error| error.to_string())
+        Config::from_kubeconfig(text, "admin.conf", Path::new("/nowhere"))
+            .map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_kubeconfig_of_kubeadm_is_understood() {
         let (certificate, key) = pair();
-        let config = parsed(&kubeconfig(&cluster(&certificate), &with_certificate(&certificate, &key))).unwrap();
+        let config = parsed(&kubeconfig(
+            &cluster(&certificate),
+            &with_certificate(&certificate, &key),
+        ))
+        .unwrap();
         assert_eq!(config.server(), "https://10.0.0.1:6443");
-        assert!(matches!(config.credentials, Credentials::Certificate(_)) && config.roots.len() == 1);
-        assert_eq!(config.at("https://127.0.0.1:1").unwrap().server(), "https://127.0.0.1:1");
+        assert!(
+            matches!(config.credentials, Credentials::Certificate(_)) && config.roots.len() == 1
+        );
+        assert_eq!(
+            config.at("https://127.0.0.1:1").unwrap().server(),
+            "https://127.0.0.1:1"
+        );
     }
 
     #[test]
     fn tokens_and_files_are_understood() {
         let (certificate, key) = pair();
         let dir = tempfile::tempdir().unwrap();
-        for (name, content) in [("ca.crt", &certificate), ("c.crt", &certificate), ("c.key", &key)] {
+        for (name, content) in [
+            ("ca.crt", &certificate),
+            ("c.crt", &certificate),
+            ("c.key", &key),
+        ] {
             std::fs::write(dir.path().join(name), content).unwrap();
         }
         let cluster = "    certificate-authority: ca.crt\n    server: https://a\n";
         let parsed = |user: &str| {
-            let config = Config::from_kubeconfig(&kubeconfig(cluster, user), "admin.conf", dir.path());
+            let config =
+                Config::from_kubeconfig(&kubeconfig(cluster, user), "admin.conf", dir.path());
             config.unwrap().credentials
         };
         let files = "    client-certificate: c.crt\n    client-key: c.key\n";
         assert!(matches!(parsed(files), Credentials::Certificate(_)));
-        assert!(matches!(parsed("    token: abc\n"), Credentials::Token(token) if token.as_str() == "abc"));
+        assert!(
+            matches!(parsed("    token: abc\n"), Credentials::Token(token) if token.as_str() == "abc")
+        );
         let file = dir.path().join("t");
-        assert!(matches!(parsed("    tokenFile: t\n    token: abc\n"), Credentials::TokenFile(path) if path == file));
+        assert!(
+            matches!(parsed("    tokenFile: t\n    token: abc\n"), Credentials::TokenFile(path) if path == file)
+        );
         assert!(matches!(parsed("    {}\n"), Credentials::Anonymous));
     }
 
@@ -447,31 +592,59 @@ mod tests {
         let refused = |cluster: &str, user: &str| parsed(&kubeconfig(cluster, user)).unwrap_err();
         let ca = cluster(&certificate);
         for (extra, field) in [
-            ("    insecure-skip-tls-verify: true\n", "insecure-skip-tls-verify"),
+            (
+                "    insecure-skip-tls-verify: true\n",
+                "insecure-skip-tls-verify",
+            ),
             ("    proxy-url: http://a\n", "proxy-url"),
             ("    tls-server-name: a\n", "tls-server-name"),
         ] {
-            assert_eq!(refused(&format!("{ca}{extra}"), &good), format!("admin.conf: {field} is not supported"));
+            assert_eq!(
+                refused(&format!("{ca}{extra}"), &good),
+                format!("admin.conf: {field} is not supported")
+            );
         }
-        assert_eq!(refused(&ca, "    exec: {command: sh}\n"), "admin.conf: exec is not supported");
-        assert_eq!(refused(&ca, "    username: a\n"), "admin.conf: username is not supported");
+        assert_eq!(
+            refused(&ca, "    exec: {command: sh}\n"),
+            "admin.conf: exec is not supported"
+        );
+        assert_eq!(
+            refused(&ca, "    username: a\n"),
+            "admin.conf: username is not supported"
+        );
         let plain = ca.replace("https:", "http:");
         assert!(refused(&plain, &good).ends_with("expected https://HOST:PORT"));
         let missing = refused("    server: https://a\n", &good);
         assert_eq!(missing, "admin.conf: certificate-authority-data is missing");
         let other_key = pair().1;
         let refusal = refused(&ca, &with_certificate(&certificate, &other_key));
-        assert!(refusal.starts_with("admin.conf: the client certificate and its key: "), "{refusal}");
-        assert!(refused(&ca, "    client-key: k\n    client-certificate: c\n").contains("/nowhere/c"));
-        assert!(parsed("current-context: a").unwrap_err().contains("there is no context \"a\""));
-        assert!(parsed("a: 1").unwrap_err().contains("current-context is missing"));
+        assert!(
+            refusal.starts_with("admin.conf: the client certificate and its key: "),
+            "{refusal}"
+        );
+        assert!(
+            refused(&ca, "    client-key: k\n    client-certificate: c\n").contains("/nowhere/c")
+        );
+        assert!(
+            parsed("current-context: a")
+                .unwrap_err()
+                .contains("there is no context \"a\"")
+        );
+        assert!(
+            parsed("a: 1")
+                .unwrap_err()
+                .contains("current-context is missing")
+        );
         assert!(parsed("1").is_err());
     }
 
     #[test]
     fn no_mutation_of_a_kubeconfig_makes_the_parser_panic() {
         let (certificate, key) = pair();
-        let text = kubeconfig(&cluster(&certificate), &with_certificate(&certificate, &key));
+        let text = kubeconfig(
+            &cluster(&certificate),
+            &with_certificate(&certificate, &key),
+        );
         for bytes in mutations(text.as_bytes(), 3_000) {
             let _ = parsed(&String::from_utf8_lossy(&bytes));
         }
@@ -491,9 +664,17 @@ mod tests {
         assert!(file.refused("first"));
         assert_eq!(file.token().unwrap().as_str(), "second");
         std::fs::remove_file(&path).unwrap();
-        file.read = file.read.map(|(token, at)| (token, at.checked_sub(TOKEN_AGE).unwrap()));
+        file.read = file
+            .read
+            .map(|(token, at)| (token, at.checked_sub(TOKEN_AGE).unwrap()));
         assert_eq!(file.token().unwrap().as_str(), "second");
         std::fs::write(&path, "two words").unwrap();
-        assert!(TokenFile::new(path).token().unwrap_err().to_string().ends_with("has no token in it"));
+        assert!(
+            TokenFile::new(path)
+                .token()
+                .unwrap_err()
+                .to_string()
+                .ends_with("has no token in it")
+        );
     }
 }

@@ -138,13 +138,29 @@ impl Error {
 }
 
 impl Refused {
-    pub(super) fn new(request: String, code: u16, status: Status, retry_after: Option<Duration>) -> Refused {
+    pub(super) fn new(
+        request: String,
+        code: u16,
+        status: Status,
+        retry_after: Option<Duration>,
+    ) -> Refused {
         let mut message = status.message;
         if message.len() > MAX_MESSAGE {
-            message.truncate((0..=MAX_MESSAGE).rev().find(|at| message.is_char_boundary(*at)).unwrap_or(0));
+            message.truncate(
+                (0..=MAX_MESSAGE)
+                    .rev()
+                    .find(|at| message.is_char_boundary(*at))
+                    .unwrap_or(0),
+            );
             message.push_str(" ..");
         }
-        Refused { request, code, reason: status.reason, message, retry_after }
+        Refused {
+            request,
+            code,
+            reason: status.reason,
+            message,
+            retry_after,
+        }
     }
 }
 
@@ -155,16 +171,32 @@ impl fmt::Display for Error {
             Error::Config(of, problem) => write!(f, "{of}: {problem}"),
             Error::Object(problem) => f.write_str(problem),
             Error::Refused(refused) => refused.fmt(f),
-            Error::Unreachable { request, server, why, sent, untrusted, after } => {
-                write!(f, "{request}: no answer from the API server {server} within {} s: {why}", after.as_secs())?;
+            Error::Unreachable {
+                request,
+                server,
+                why,
+                sent,
+                untrusted,
+                after,
+            } => {
+                write!(
+                    f,
+                    "{request}: no answer from the API server {server} within {} s: {why}",
+                    after.as_secs()
+                )?;
                 match (untrusted, sent) {
-                    (true, _) => f.write_str("; it is not this cluster's, or the kubeconfig is not"),
+                    (true, _) => {
+                        f.write_str("; it is not this cluster's, or the kubeconfig is not")
+                    }
                     (_, true) => f.write_str("; the request may have been carried out"),
                     _ => Ok(()),
                 }
             }
             Error::Answer { request, problem } => {
-                write!(f, "{request}: the API server's answer makes no sense: {problem}")
+                write!(
+                    f,
+                    "{request}: the API server's answer makes no sense: {problem}"
+                )
             }
             Error::Stopped => f.write_str("stopped"),
         }
@@ -173,14 +205,22 @@ impl fmt::Display for Error {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Refused { request, code, reason, message, retry_after } = self;
+        let Refused {
+            request,
+            code,
+            reason,
+            message,
+            retry_after,
+        } = self;
         let reason = if reason.is_empty() { "refused" } else { reason };
         write!(f, "{request}: {reason} ({code})")?;
         if !message.is_empty() {
             write!(f, ": {message}")?;
         }
         match (code, retry_after) {
-            (401, _) => f.write_str("; the credentials are not, or no longer, those of this cluster"),
+            (401, _) => {
+                f.write_str("; the credentials are not, or no longer, those of this cluster")
+            }
             (_, Some(time)) => write!(f, "; to be tried again after {} s", time.as_secs()),
             _ => Ok(()),
         }

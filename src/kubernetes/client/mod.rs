@@ -162,13 +162,25 @@ impl Client {
             move || agent.shutdown()
         });
         let token = token.map(Mutex::new);
-        let inner = Inner { agent, server: config.server, token, stop: stop.clone(), _end: end };
-        Client { inner: Arc::new(inner), time: TIMEOUT }
+        let inner = Inner {
+            agent,
+            server: config.server,
+            token,
+            stop: stop.clone(),
+            _end: end,
+        };
+        Client {
+            inner: Arc::new(inner),
+            time: TIMEOUT,
+        }
     }
 
     /// The same client with another time for each call, retries included.
     pub fn within(&self, time: Duration) -> Client {
-        Client { inner: self.inner.clone(), time }
+        Client {
+            inner: self.inner.clone(),
+            time,
+        }
     }
 
     /// `https://HOST:PORT`.
@@ -206,7 +218,12 @@ impl Client {
         let mut go_on = String::new();
         let (mut lists, mut limit) = (1, PAGE);
         loop {
-            let path = format!("{}?limit={limit}{}{}", collection.path(), selector.query(), query("continue", &go_on));
+            let path = format!(
+                "{}?limit={limit}{}{}",
+                collection.path(),
+                selector.query(),
+                query("continue", &go_on)
+            );
             let request = Request::new("list", collection, Method::GET, path);
             let mut page = match self.json(&request) {
                 Err(error) if error.is_expired() && lists < LISTS => {
@@ -224,14 +241,27 @@ impl Client {
             let Some(Value::Array(more)) = page.get_mut("items").map(Value::take) else {
                 // Go writes an empty list as null
                 return match page.get("items") {
-                    Some(Value::Null) => Ok(List { items, resource_version: version(&page) }),
-                    _ => Err(Error::Answer { request: request.name(), problem: "it has no items".into() }),
+                    Some(Value::Null) => Ok(List {
+                        items,
+                        resource_version: version(&page),
+                    }),
+                    _ => Err(Error::Answer {
+                        request: request.name(),
+                        problem: "it has no items".into(),
+                    }),
                 };
             };
             items.extend(more.into_iter().map(keep));
-            go_on = page.pointer("/metadata/continue").and_then(Value::as_str).unwrap_or_default().to_owned();
+            go_on = page
+                .pointer("/metadata/continue")
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned();
             if go_on.is_empty() {
-                return Ok(List { items, resource_version: version(&page) });
+                return Ok(List {
+                    items,
+                    resource_version: version(&page),
+                });
             }
         }
     }
@@ -239,7 +269,10 @@ impl Client {
     /// Makes an object, which has its name in it. Subresources of an object (`pods/eviction`) are made by
     /// [`Client::create_subresource`].
     pub fn create(&self, collection: &Collection, object: &Value) -> Result<Value, Error> {
-        let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+        let name = object
+            .pointer("/metadata/name")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
         let what = collection.named(name);
         let path = format!("{}?fieldManager={FIELD_MANAGER}", collection.path());
         self.json(&Request {
@@ -268,19 +301,29 @@ impl Client {
     /// Posts to a subresource: `eviction` of a pod, `token` of a service account.
     pub fn create_subresource(&self, object: &Object, body: &Value) -> Result<Value, Error> {
         let request = Request::once("create", object, Method::POST, object.path());
-        self.json(&Request { body: Some(("application/json", body)), ..request })
+        self.json(&Request {
+            body: Some(("application/json", body)),
+            ..request
+        })
     }
 
     /// Replaces an object. Where `new` has a `metadata.resourceVersion` that is not the present one this is a conflict.
     pub fn update(&self, object: &Object, new: &Value) -> Result<Value, Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", object.path());
         let request = Request::once("update", object, Method::PUT, path);
-        self.json(&Request { body: Some(("application/json", new)), ..request })
+        self.json(&Request {
+            body: Some(("application/json", new)),
+            ..request
+        })
     }
 
     /// Reads an object, changes it, writes it back, and does so again when somebody else was faster. `change` returns
     /// whether there is anything to write.
-    pub fn modify(&self, object: &Object, mut change: impl FnMut(&mut Value) -> bool) -> Result<Value, Error> {
+    pub fn modify(
+        &self,
+        object: &Object,
+        mut change: impl FnMut(&mut Value) -> bool,
+    ) -> Result<Value, Error> {
         let client = self.until(Instant::now() + self.time);
         let mut conflicts = 0;
         loop {
@@ -297,7 +340,12 @@ impl Client {
 
     /// Merges fields into an object; null removes one (RFC 7396).
     pub fn merge(&self, object: &Object, patch: &Value) -> Result<Value, Error> {
-        self.patch(object, "application/merge-patch+json", &format!("?fieldManager={FIELD_MANAGER}"), patch)
+        self.patch(
+            object,
+            "application/merge-patch+json",
+            &format!("?fieldManager={FIELD_MANAGER}"),
+            patch,
+        )
     }
 
     /// Makes an object have these fields, which are ours from now on, and no longer those that we applied before and left out
@@ -312,26 +360,51 @@ impl Client {
     }
 
     /// [`Client::apply`] under another name, for fields that other programs apply too.
-    pub fn apply_as(&self, manager: &'static str, object: &Object, fields: &Value) -> Result<Value, Error> {
+    pub fn apply_as(
+        &self,
+        manager: &'static str,
+        object: &Object,
+        fields: &Value,
+    ) -> Result<Value, Error> {
         let query = format!("?fieldManager={}&force=true", escaped(manager));
         self.patch(object, "application/apply-patch+yaml", &query, fields)
     }
 
-    fn server_side_apply(&self, object: &Object, more: &str, fields: &Value) -> Result<Value, Error> {
+    fn server_side_apply(
+        &self,
+        object: &Object,
+        more: &str,
+        fields: &Value,
+    ) -> Result<Value, Error> {
         // JSON is YAML
         let query = format!("?fieldManager={FIELD_MANAGER}&force=true{more}");
         self.patch(object, "application/apply-patch+yaml", &query, fields)
     }
 
-    fn patch(&self, object: &Object, kind: &'static str, query: &str, patch: &Value) -> Result<Value, Error> {
-        let request = Request::new("patch", object, Method::PATCH, format!("{}{query}", object.path()));
-        self.json(&Request { body: Some((kind, patch)), ..request })
+    fn patch(
+        &self,
+        object: &Object,
+        kind: &'static str,
+        query: &str,
+        patch: &Value,
+    ) -> Result<Value, Error> {
+        let request = Request::new(
+            "patch",
+            object,
+            Method::PATCH,
+            format!("{}{query}", object.path()),
+        );
+        self.json(&Request {
+            body: Some((kind, patch)),
+            ..request
+        })
     }
 
     /// Deletes an object, and in the background what it owns.
     pub fn delete(&self, object: &Object) -> Result<(), Error> {
         let path = format!("{}?propagationPolicy=Background", object.path());
-        self.json(&Request::new("delete", object, Method::DELETE, path)).map(|_| ())
+        self.json(&Request::new("delete", object, Method::DELETE, path))
+            .map(|_| ())
     }
 
     /// Deletes an object if there is one; whether there was.
@@ -346,12 +419,16 @@ impl Client {
     /// Deletes an object if it is still as it was read; whether it was.
     pub fn delete_as(&self, object: &Object, read: &Value) -> Result<bool, Error> {
         let of = |field: &str| read.pointer(field).cloned().unwrap_or_default();
-        let preconditions = json!({"uid": of("/metadata/uid"), "resourceVersion": of("/metadata/resourceVersion")});
+        let preconditions =
+            json!({"uid": of("/metadata/uid"), "resourceVersion": of("/metadata/resourceVersion")});
         let options = json!({
             "apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background", "preconditions": preconditions,
         });
         let request = Request::new("delete", object, Method::DELETE, object.path());
-        match self.json(&Request { body: Some(("application/json", &options)), ..request }) {
+        match self.json(&Request {
+            body: Some(("application/json", &options)),
+            ..request
+        }) {
             Ok(_) => Ok(true),
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
             Err(error) => Err(error),
@@ -365,17 +442,26 @@ impl Client {
 
     /// Sets annotations of an object.
     pub fn annotate(&self, object: &Object, annotations: &[(&str, &str)]) -> Result<Value, Error> {
-        let annotations: serde_json::Map<_, _> =
-            annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())).collect();
+        let annotations: serde_json::Map<_, _> = annotations
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).into()))
+            .collect();
         self.merge(object, &json!({"metadata": {"annotations": annotations}}))
     }
 
     /// The server's version: `v1.34.4`.
     pub fn version(&self) -> Result<String, Error> {
-        let version = self.json(&Request::new("get", &"/version", Method::GET, "/version".into()))?;
+        let version = self.json(&Request::new(
+            "get",
+            &"/version",
+            Method::GET,
+            "/version".into(),
+        ))?;
         let text = version.get("gitVersion").and_then(Value::as_str);
-        text.map(str::to_owned)
-            .ok_or_else(|| Error::Answer { request: "get /version".into(), problem: "it has no gitVersion".into() })
+        text.map(str::to_owned).ok_or_else(|| Error::Answer {
+            request: "get /version".into(),
+            problem: "it has no gitVersion".into(),
+        })
     }
 
     /// Waits until the API server says that it is ready. `report` hears what it waits for, each time that this changes.
@@ -387,7 +473,8 @@ impl Client {
         let request = Request::new("get", &"/readyz", Method::GET, "/readyz?verbose".into());
         loop {
             // one that hangs is asked again
-            let error = match self.once(&request, deadline.min(Instant::now() + LONGEST_PAUSE * 2)) {
+            let error = match self.once(&request, deadline.min(Instant::now() + LONGEST_PAUSE * 2))
+            {
                 Ok(_) => return Ok(()),
                 Err(error) => error,
             };
@@ -427,11 +514,17 @@ impl Client {
         let mut tries_of_500 = TRIES_OF_500;
         loop {
             let answer = self.once(request, deadline).and_then(|answer| {
-                serde_json::from_slice(&answer)
-                    .map_err(|error| Error::Answer { request: request.name(), problem: error.to_string() })
+                serde_json::from_slice(&answer).map_err(|error| Error::Answer {
+                    request: request.name(),
+                    problem: error.to_string(),
+                })
             });
             let error = match answer {
-                Err(error) if error.nothing_happened() || request.idempotent && error.is_passing() => error,
+                Err(error)
+                    if error.nothing_happened() || request.idempotent && error.is_passing() =>
+                {
+                    error
+                }
                 answer => return answer,
             };
             if error.code() == Some(500) {
@@ -455,14 +548,20 @@ impl Client {
         if Instant::now() + pause >= deadline {
             return Err(error);
         }
-        if self.inner.stop.wait(pause) { Err(Error::Stopped) } else { Ok(error) }
+        if self.inner.stop.wait(pause) {
+            Err(Error::Stopped)
+        } else {
+            Ok(error)
+        }
     }
 
     /// One exchange, and a second one where the token was replaced meanwhile.
     fn once(&self, request: &Request, deadline: Instant) -> Result<Zeroizing<Vec<u8>>, Error> {
         let token = self.token()?;
         match self.exchange(request, token.as_deref(), deadline) {
-            Err(error) if error.code() == Some(401) && self.token_was_replaced(token.as_deref()) => {
+            Err(error)
+                if error.code() == Some(401) && self.token_was_replaced(token.as_deref()) =>
+            {
                 self.exchange(request, self.token()?.as_deref(), deadline)
             }
             answer => answer,
@@ -479,11 +578,18 @@ impl Client {
         let response = self.send(request, token, deadline)?;
         // a Secret may be in it, which is not left behind in buffers that were too small
         let mut answer = Zeroizing::new(Vec::with_capacity(SECRET_ANSWER));
-        let read = response.into_body().into_reader().take(MAX_ANSWER + 1).read_to_end(&mut answer);
+        let read = response
+            .into_body()
+            .into_reader()
+            .take(MAX_ANSWER + 1)
+            .read_to_end(&mut answer);
         read.map_err(|error| self.unreachable(request, &ureq::Error::from(error), started))?;
         if answer.len() as u64 > MAX_ANSWER {
             let problem = format!("it has more than {MAX_ANSWER} bytes");
-            return Err(Error::Answer { request: request.name(), problem });
+            return Err(Error::Answer {
+                request: request.name(),
+                problem,
+            });
         }
         Ok(answer)
     }
@@ -496,12 +602,19 @@ impl Client {
         deadline: Instant,
     ) -> Result<http::Response<ureq::Body>, Error> {
         let started = Instant::now();
-        let left = deadline.saturating_duration_since(started).max(Duration::from_millis(1));
+        let left = deadline
+            .saturating_duration_since(started)
+            .max(Duration::from_millis(1));
         let url = format!("{}{}", self.inner.server, request.path);
-        let mut head = http::Request::builder().method(&request.method).uri(url).header("Accept", "application/json");
+        let mut head = http::Request::builder()
+            .method(&request.method)
+            .uri(url)
+            .header("Accept", "application/json");
         if let Some(token) = token {
-            let mut header = http::HeaderValue::try_from(Zeroizing::new(format!("Bearer {}", token.as_str())).as_str())
-                .map_err(|error| Error::Config("the token".into(), error.to_string()))?;
+            let mut header = http::HeaderValue::try_from(
+                Zeroizing::new(format!("Bearer {}", token.as_str())).as_str(),
+            )
+            .map_err(|error| Error::Config("the token".into(), error.to_string()))?;
             header.set_sensitive(true);
             head = head.header("Authorization", header);
         }
@@ -515,15 +628,29 @@ impl Client {
             Some((_, body)) => {
                 let body = Zeroizing::new(body.to_string().into_bytes());
                 let whole = head.body(body.as_slice()).map_err(bad)?;
-                agent.run(agent.configure_request(whole).timeout_global(Some(left)).build())
+                agent.run(
+                    agent
+                        .configure_request(whole)
+                        .timeout_global(Some(left))
+                        .build(),
+                )
             }
             None => {
                 let whole = head.body(()).map_err(bad)?;
-                agent.run(agent.configure_request(whole).timeout_global(Some(left)).build())
+                agent.run(
+                    agent
+                        .configure_request(whole)
+                        .timeout_global(Some(left))
+                        .build(),
+                )
             }
         };
         let response = answer.map_err(|error| self.unreachable(request, &error, started))?;
-        if response.status().is_success() { Ok(response) } else { Err(refused(request, response)) }
+        if response.status().is_success() {
+            Ok(response)
+        } else {
+            Err(refused(request, response))
+        }
     }
 
     fn unreachable(&self, request: &Request, error: &ureq::Error, started: Instant) -> Error {
@@ -538,46 +665,96 @@ impl Client {
             ureq::Error::Timeout(_) => ("the time is up".into(), true, false),
             ureq::Error::Rustls(error) => (error.to_string(), false, is_untrusted(error)),
             ureq::Error::Io(error) => {
-                let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
-                (error.to_string(), !was_never_sent(error) && tls.is_none(), tls.is_some_and(is_untrusted))
+                let tls = error
+                    .get_ref()
+                    .and_then(|error| error.downcast_ref::<rustls::Error>());
+                (
+                    error.to_string(),
+                    !was_never_sent(error) && tls.is_none(),
+                    tls.is_some_and(is_untrusted),
+                )
             }
             error => (error.to_string(), true, false),
         };
         let server = self.inner.server.clone();
-        Error::Unreachable { request: request.name(), server, why, sent, untrusted, after: started.elapsed() }
+        Error::Unreachable {
+            request: request.name(),
+            server,
+            why,
+            sent,
+            untrusted,
+            after: started.elapsed(),
+        }
     }
 
     fn token(&self) -> Result<Option<Zeroizing<String>>, Error> {
-        let Some(token) = &self.inner.token else { return Ok(None) };
-        token.lock().unwrap_or_else(PoisonError::into_inner).token().map(Some)
+        let Some(token) = &self.inner.token else {
+            return Ok(None);
+        };
+        token
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .token()
+            .map(Some)
     }
 
     fn token_was_replaced(&self, used: Option<&String>) -> bool {
-        let (Some(token), Some(used)) = (&self.inner.token, used) else { return false };
-        token.lock().unwrap_or_else(PoisonError::into_inner).refused(used)
+        let (Some(token), Some(used)) = (&self.inner.token, used) else {
+            return false;
+        };
+        token
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .refused(used)
     }
 }
 
 impl<'a> Request<'a> {
     /// One that may be made again.
-    fn new(verb: &'static str, what: &'a dyn fmt::Display, method: Method, path: String) -> Request<'a> {
-        Request { verb, what, method, path, body: None, idempotent: true }
+    fn new(
+        verb: &'static str,
+        what: &'a dyn fmt::Display,
+        method: Method,
+        path: String,
+    ) -> Request<'a> {
+        Request {
+            verb,
+            what,
+            method,
+            path,
+            body: None,
+            idempotent: true,
+        }
     }
 
-    fn once(verb: &'static str, what: &'a dyn fmt::Display, method: Method, path: String) -> Request<'a> {
-        Request { idempotent: false, ..Request::new(verb, what, method, path) }
+    fn once(
+        verb: &'static str,
+        what: &'a dyn fmt::Display,
+        method: Method,
+        path: String,
+    ) -> Request<'a> {
+        Request {
+            idempotent: false,
+            ..Request::new(verb, what, method, path)
+        }
     }
 }
 
 impl Selector {
     /// By labels.
     pub fn labels(labels: &str) -> Selector {
-        Selector { labels: labels.into(), fields: String::new() }
+        Selector {
+            labels: labels.into(),
+            fields: String::new(),
+        }
     }
 
     /// By fields.
     pub fn fields(fields: &str) -> Selector {
-        Selector { labels: String::new(), fields: fields.into() }
+        Selector {
+            labels: String::new(),
+            fields: fields.into(),
+        }
     }
 
     fn query(&self) -> String {
@@ -587,11 +764,19 @@ impl Selector {
 
 /// A further part of a query; nothing for nothing.
 fn query(key: &str, value: &str) -> String {
-    if value.is_empty() { String::new() } else { format!("&{key}={}", escaped(value)) }
+    if value.is_empty() {
+        String::new()
+    } else {
+        format!("&{key}={}", escaped(value))
+    }
 }
 
 fn version(object: &Value) -> String {
-    object.pointer("/metadata/resourceVersion").and_then(Value::as_str).unwrap_or_default().to_owned()
+    object
+        .pointer("/metadata/resourceVersion")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// What the server says instead of what was asked for.
@@ -599,31 +784,54 @@ fn refused(request: &Request, response: http::Response<ureq::Body>) -> Error {
     /// A Status has a few hundred bytes; `/readyz` a few thousand.
     const MAX_REFUSAL: u64 = 64 << 10;
     let code = response.status().as_u16();
-    let header = response.headers().get("Retry-After").and_then(|value| value.to_str().ok()?.parse().ok());
+    let header = response
+        .headers()
+        .get("Retry-After")
+        .and_then(|value| value.to_str().ok()?.parse().ok());
     let mut text = Vec::new();
     // what does not come is not said
-    let _ = response.into_body().into_reader().take(MAX_REFUSAL).read_to_end(&mut text);
+    let _ = response
+        .into_body()
+        .into_reader()
+        .take(MAX_REFUSAL)
+        .read_to_end(&mut text);
     let status = match serde_json::from_slice::<Status>(&text) {
         Ok(status) if status.kind == "Status" => status,
         // of a proxy, or of a server that starts
-        _ => Status { message: String::from_utf8_lossy(&text).trim().to_owned(), ..Status::default() },
+        _ => Status {
+            message: String::from_utf8_lossy(&text).trim().to_owned(),
+            ..Status::default()
+        },
     };
-    let seconds = header.or(Some(status.details.retry_after_seconds).filter(|seconds| *seconds > 0));
-    Error::Refused(Box::new(Refused::new(request.name(), code, status, seconds.map(Duration::from_secs))))
+    let seconds =
+        header.or(Some(status.details.retry_after_seconds).filter(|seconds| *seconds > 0));
+    Error::Refused(Box::new(Refused::new(
+        request.name(),
+        code,
+        status,
+        seconds.map(Duration::from_secs),
+    )))
 }
 
 /// Of what stands in the way of `/readyz`, the parts that say something.
 fn waits_for(error: &Error) -> String {
     match error {
         Error::Refused(refused) => {
-            let failing: Vec<_> =
-                refused.message.lines().filter_map(|line| line.strip_prefix("[-]")?.split(' ').next()).collect();
+            let failing: Vec<_> = refused
+                .message
+                .lines()
+                .filter_map(|line| line.strip_prefix("[-]")?.split(' ').next())
+                .collect();
             match failing.is_empty() {
-                true => format!("the API server answers {} {}", refused.code, refused.reason).trim_end().to_owned(),
+                true => format!("the API server answers {} {}", refused.code, refused.reason)
+                    .trim_end()
+                    .to_owned(),
                 false => format!("the API server is not ready: {}", failing.join(", ")),
             }
         }
-        Error::Unreachable { server, why, .. } => format!("the API server {server} does not answer: {why}"),
+        Error::Unreachable { server, why, .. } => {
+            format!("the API server {server} does not answer: {why}")
+        }
         error => error.to_string(),
     }
 }
@@ -636,5 +844,8 @@ fn is_untrusted(error: &rustls::Error) -> bool {
 /// These come before the first byte of a request.
 fn was_never_sent(error: &io::Error) -> bool {
     use io::ErrorKind::*;
-    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable | NotConnected)
+    matches!(
+        error.kind(),
+        ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable | NotConnected
+    )
 }

@@ -73,12 +73,18 @@ impl Watch {
 
     /// Begins with the changes after this version, without a list.
     pub fn from_version(self, version: &str) -> Watch {
-        Watch { version: version.into(), ..self }
+        Watch {
+            version: version.into(),
+            ..self
+        }
     }
 
     /// Streams that last so long, in whole seconds.
     pub fn with_round(self, round: Duration) -> Watch {
-        Watch { round: round.max(Duration::from_secs(1)), ..self }
+        Watch {
+            round: round.max(Duration::from_secs(1)),
+            ..self
+        }
     }
 
     /// Makes each object what `keep` leaves of it as soon as it is read: for large collections of large objects.
@@ -141,7 +147,12 @@ impl Watch {
     }
 
     fn list(&mut self) -> Result<Event, Error> {
-        let List { items, resource_version } = self.client.list_keeping(&self.collection, &self.selector, self.keep)?;
+        let List {
+            items,
+            resource_version,
+        } = self
+            .client
+            .list_keeping(&self.collection, &self.selector, self.keep)?;
         self.version = resource_version;
         Ok(Event::Listed(items))
     }
@@ -159,8 +170,12 @@ impl Watch {
         let end = deadline.map_or(end, |deadline| deadline.min(end));
         let token = self.client.token()?;
         let response = match self.client.send(&request, token.as_deref(), end) {
-            Err(error) if error.code() == Some(401) && self.client.token_was_replaced(token.as_deref()) => {
-                self.client.send(&request, self.client.token()?.as_deref(), end)?
+            Err(error)
+                if error.code() == Some(401)
+                    && self.client.token_was_replaced(token.as_deref()) =>
+            {
+                self.client
+                    .send(&request, self.client.token()?.as_deref(), end)?
             }
             response => response?,
         };
@@ -169,7 +184,9 @@ impl Watch {
     }
 
     fn line(&mut self) -> Result<Option<Event>, Error> {
-        let Some(stream) = &mut self.stream else { return Ok(None) };
+        let Some(stream) = &mut self.stream else {
+            return Ok(None);
+        };
         let request = || format!("watch {}", self.collection);
         let mut line = Vec::new();
         match read_line(stream, &mut line) {
@@ -180,7 +197,10 @@ impl Watch {
                 return Ok(None);
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Err(Error::Answer { request: request(), problem: error.to_string() });
+                return Err(Error::Answer {
+                    request: request(),
+                    problem: error.to_string(),
+                });
             }
             Err(error) => {
                 log::debug!("{}: {error}", request());
@@ -188,12 +208,17 @@ impl Watch {
                 return Ok(None);
             }
         }
-        let frame = parse(&line).map_err(|problem| Error::Answer { request: request(), problem })?;
+        let frame = parse(&line).map_err(|problem| Error::Answer {
+            request: request(),
+            problem,
+        })?;
         match frame {
             Frame::Change(event, version) => {
                 self.version = version;
                 Ok(Some(match event {
-                    Event::Listed(objects) => Event::Listed(objects.into_iter().map(self.keep).collect()),
+                    Event::Listed(objects) => {
+                        Event::Listed(objects.into_iter().map(self.keep).collect())
+                    }
                     Event::Added(object) => Event::Added((self.keep)(object)),
                     Event::Modified(object) => Event::Modified((self.keep)(object)),
                     Event::Deleted(object) => Event::Deleted((self.keep)(object)),
@@ -205,7 +230,12 @@ impl Watch {
             }
             Frame::Error(status) => {
                 let code = status.code;
-                Err(Error::Refused(Box::new(Refused::new(request(), code, status, None))))
+                Err(Error::Refused(Box::new(Refused::new(
+                    request(),
+                    code,
+                    status,
+                    None,
+                ))))
             }
         }
     }
@@ -230,15 +260,26 @@ impl Watch {
             return Err(error);
         }
         let pause = match &error {
-            Error::Refused(refused) => refused.retry_after.unwrap_or_default().max(self.backoff.pause()),
+            Error::Refused(refused) => refused
+                .retry_after
+                .unwrap_or_default()
+                .max(self.backoff.pause()),
             _ => self.backoff.pause(),
         };
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left.is_none() {
             log::warn!("{error}");
         }
-        let stopped = self.client.inner.stop.wait(left.map_or(pause, |left| left.min(pause)));
-        if stopped { Err(Error::Stopped) } else { Ok(None) }
+        let stopped = self
+            .client
+            .inner
+            .stop
+            .wait(left.map_or(pause, |left| left.min(pause)));
+        if stopped {
+            Err(Error::Stopped)
+        } else {
+            Ok(None)
+        }
     }
 }
 
@@ -259,7 +300,10 @@ fn read_line(stream: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> 
         let end = part.iter().position(|byte| *byte == b'\n');
         let taken = end.unwrap_or(part.len());
         if line.len() + taken > MAX_LINE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a line of more than {MAX_LINE} bytes")));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("a line of more than {MAX_LINE} bytes"),
+            ));
         }
         line.extend_from_slice(&part[..taken]);
         stream.consume(taken + usize::from(end.is_some()));
@@ -282,13 +326,20 @@ fn parse(line: &[u8]) -> Result<Frame, String> {
         r#type: String,
         object: Value,
     }
-    let WatchEvent { r#type: kind, object } = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    let WatchEvent {
+        r#type: kind,
+        object,
+    } = serde_json::from_slice(line).map_err(|error| error.to_string())?;
     if kind == "ERROR" {
-        return serde_json::from_value(object).map(Frame::Error).map_err(|error| error.to_string());
+        return serde_json::from_value(object)
+            .map(Frame::Error)
+            .map_err(|error| error.to_string());
     }
     let version = version(&object);
     if version.is_empty() {
-        return Err(format!("an event {kind:.20?} of an object without resourceVersion"));
+        return Err(format!(
+            "an event {kind:.20?} of an object without resourceVersion"
+        ));
     }
     match kind.as_str() {
         "ADDED" => Ok(Frame::Change(Event::Added(object), version)),
@@ -330,8 +381,10 @@ mod tests {
     fn a_stream_is_cut_into_its_events_wherever_the_buffer_ends() {
         for buffer in 1..200 {
             let frames = frames(STREAM.as_bytes(), buffer);
-            assert!(matches!(&frames[0], Ok(Frame::Change(Event::Added(object), version))
-                if object["metadata"]["name"] == "a" && version == "12"));
+            assert!(
+                matches!(&frames[0], Ok(Frame::Change(Event::Added(object), version))
+                if object["metadata"]["name"] == "a" && version == "12")
+            );
             assert!(matches!(&frames[1], Ok(Frame::Bookmark(version)) if version == "13"));
             assert!(matches!(&frames[2], Ok(Frame::Error(status)) if status.code == 410));
             assert_eq!(frames.len(), 3);
@@ -346,7 +399,9 @@ mod tests {
     #[test]
     fn an_event_that_cannot_be_gone_on_from_is_refused() {
         assert!(parse(br#"{"type":"ADDED","object":{"metadata":{}}}"#).is_err());
-        assert!(parse(br#"{"type":"OTHER","object":{"metadata":{"resourceVersion":"1"}}}"#).is_err());
+        assert!(
+            parse(br#"{"type":"OTHER","object":{"metadata":{"resourceVersion":"1"}}}"#).is_err()
+        );
         assert!(parse(b"[]").is_err());
     }
 
@@ -354,7 +409,10 @@ mod tests {
     fn a_line_without_end_is_refused_before_it_fills_the_memory() {
         let mut endless = BufReader::new(io::repeat(b'a'));
         let mut line = Vec::new();
-        assert_eq!(read_line(&mut endless, &mut line).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(
+            read_line(&mut endless, &mut line).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
         assert!(line.len() <= MAX_LINE);
     }
 

@@ -59,10 +59,16 @@ pub fn unpack(mut archive: File, root: &Path, stop: &Stop) -> Result<Unpacked, E
     let unreadable = |error: io::Error| Error::Refused(format!("it cannot be read: {error}"));
     let packed = archive.metadata().map_err(unreadable)?.len();
     let mut magic = Vec::new();
-    (&mut archive).take(2).read_to_end(&mut magic).map_err(unreadable)?;
+    (&mut archive)
+        .take(2)
+        .read_to_end(&mut magic)
+        .map_err(unreadable)?;
     archive.rewind().map_err(unreadable)?;
     let archive = BufReader::new(archive);
-    let limit = packed.saturating_mul(MAX_RATIO).saturating_add(FREE).min(MAX_UNPACKED);
+    let limit = packed
+        .saturating_mul(MAX_RATIO)
+        .saturating_add(FREE)
+        .min(MAX_UNPACKED);
     // RFC 1952 §2.3.1: ID1, ID2
     match magic == [0x1f, 0x8b] {
         true => unpack_tar(MultiGzDecoder::new(archive), limit, root, stop),
@@ -72,10 +78,17 @@ pub fn unpack(mut archive: File, root: &Path, stop: &Stop) -> Result<Unpacked, E
 
 fn unpack_tar(reader: impl Read, limit: u64, root: &Path, stop: &Stop) -> Result<Unpacked, Error> {
     let allowance = Rc::new(Cell::new(MAX_HEADER));
-    let mut archive = tar::Archive::new(Metered { reader, allowance: allowance.clone() });
-    let malformed = |error: io::Error| Error::Refused(format!("it is no proper tar archive: {error}"));
+    let mut archive = tar::Archive::new(Metered {
+        reader,
+        allowance: allowance.clone(),
+    });
+    let malformed =
+        |error: io::Error| Error::Refused(format!("it is no proper tar archive: {error}"));
 
-    let mut tree = Tree { root, made: Unpacked::default() };
+    let mut tree = Tree {
+        root,
+        made: Unpacked::default(),
+    };
     let mut unpacked: u64 = 0;
     for (number, entry) in archive.entries().map_err(malformed)?.enumerate() {
         if stop.is_stopped() {
@@ -108,9 +121,13 @@ struct Metered<R> {
 
 impl<R: Read> Read for Metered<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let allowed = buffer.len().min(usize::try_from(self.allowance.get()).unwrap_or(usize::MAX));
+        let allowed = buffer
+            .len()
+            .min(usize::try_from(self.allowance.get()).unwrap_or(usize::MAX));
         if allowed == 0 && !buffer.is_empty() {
-            return Err(io::Error::other(format!("a header of more than {MAX_HEADER} bytes")));
+            return Err(io::Error::other(format!(
+                "a header of more than {MAX_HEADER} bytes"
+            )));
         }
         let count = self.reader.read(&mut buffer[..allowed])?;
         self.allowance.set(self.allowance.get() - count as u64);
@@ -132,7 +149,9 @@ impl Tree<'_> {
         }
         // before POSIX a directory was a file whose name ends so
         let is_old_directory = kind == EntryType::Regular && entry.path_bytes().ends_with(b"/");
-        let name = entry.path().map_err(|error| Error::Refused(format!("a name is unusable: {error}")))?;
+        let name = entry
+            .path()
+            .map_err(|error| Error::Refused(format!("a name is unusable: {error}")))?;
         let name = clean(&name)?;
         if has_sparse_records(entry) {
             return refuse(format!("{} is a sparse file", name.display()));
@@ -169,7 +188,11 @@ impl Tree<'_> {
                 continue;
             }
             if self.made.files.contains(&path) {
-                return refuse(format!("{} goes through {}, which is no directory", name.display(), path.display()));
+                return refuse(format!(
+                    "{} goes through {}, which is no directory",
+                    name.display(),
+                    path.display()
+                ));
             }
             let full = self.root.join(&path);
             fs::create_dir(&full).map_err(|error| Error::Io(full, error))?;
@@ -191,11 +214,21 @@ impl Tree<'_> {
         Ok(full)
     }
 
-    fn make_file<R: Read>(&mut self, name: &Path, entry: &mut tar::Entry<'_, R>, stop: &Stop) -> Result<(), Error> {
+    fn make_file<R: Read>(
+        &mut self,
+        name: &Path,
+        entry: &mut tar::Entry<'_, R>,
+        stop: &Stop,
+    ) -> Result<(), Error> {
         let mode = entry.header().mode().unwrap_or(0) & 0o755 | 0o400;
         let full = self.make_room(name)?;
         let io = |error| Error::Io(full.clone(), error);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&full).map_err(io)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&full)
+            .map_err(io)?;
         let expected = entry.size();
         let mut buffer = vec![0; 64 << 10];
         let mut written = 0;
@@ -203,9 +236,12 @@ impl Tree<'_> {
             if stop.is_stopped() {
                 return Err(Error::Stopped);
             }
-            let count = entry
-                .read(&mut buffer)
-                .map_err(|error| Error::Refused(format!("it ends or breaks within {}: {error}", name.display())))?;
+            let count = entry.read(&mut buffer).map_err(|error| {
+                Error::Refused(format!(
+                    "it ends or breaks within {}: {error}",
+                    name.display()
+                ))
+            })?;
             if count == 0 {
                 break;
             }
@@ -213,10 +249,14 @@ impl Tree<'_> {
             file.write_all(&buffer[..count]).map_err(io)?;
         }
         if written != expected {
-            return refuse(format!("it ends within {}, after {written} of {expected} bytes", name.display()));
+            return refuse(format!(
+                "it ends within {}, after {written} of {expected} bytes",
+                name.display()
+            ));
         }
         // not by umask
-        file.set_permissions(fs::Permissions::from_mode(mode)).map_err(io)?;
+        file.set_permissions(fs::Permissions::from_mode(mode))
+            .map_err(io)?;
         file.sync_all().map_err(io)?;
         self.made.files.insert(name.to_owned());
         Ok(())
@@ -225,7 +265,11 @@ impl Tree<'_> {
     fn make_symlink(&mut self, name: &Path, target: &Path) -> Result<(), Error> {
         let depth = name.components().count() - 1;
         if !stays_inside(target, depth) {
-            return refuse(format!("{} links to {}, which may be outside", name.display(), target.display()));
+            return refuse(format!(
+                "{} links to {}, which may be outside",
+                name.display(),
+                target.display()
+            ));
         }
         let full = self.make_room(name)?;
         symlink(target, &full).map_err(|error| Error::Io(full, error))?;
@@ -238,7 +282,11 @@ impl Tree<'_> {
         let there = self.root.join(&target);
         let is_file = || fs::symlink_metadata(&there).is_ok_and(|metadata| metadata.is_file());
         if !self.made.files.contains(&target) || !is_file() || target == name {
-            return refuse(format!("{} is a hard link to {}, no other file of it", name.display(), target.display()));
+            return refuse(format!(
+                "{} is a hard link to {}, no other file of it",
+                name.display(),
+                target.display()
+            ));
         }
         let full = self.make_room(name)?;
         fs::hard_link(&there, &full).map_err(|error| Error::Io(full, error))?;
@@ -251,7 +299,10 @@ impl Tree<'_> {
 fn clean(name: &Path) -> Result<PathBuf, Error> {
     let bytes = name.as_os_str().as_bytes();
     if bytes.len() > MAX_NAME {
-        return refuse(format!("a name has {} bytes, more than {MAX_NAME}", bytes.len()));
+        return refuse(format!(
+            "a name has {} bytes, more than {MAX_NAME}",
+            bytes.len()
+        ));
     }
     if bytes.iter().any(u8::is_ascii_control) {
         return refuse(format!("the name {name:?} has control characters"));
@@ -280,14 +331,18 @@ fn stays_inside(target: &Path, depth: usize) -> bool {
         }
     }
     let bytes = target.as_os_str().as_bytes();
-    !bytes.is_empty() && bytes.len() <= MAX_NAME && !bytes.iter().any(u8::is_ascii_control) && ups <= depth
+    !bytes.is_empty()
+        && bytes.len() <= MAX_NAME
+        && !bytes.iter().any(u8::is_ascii_control)
+        && ups <= depth
 }
 
 /// GNU tar's sparse files in pax form come as regular files whose content is a map and the blocks between holes.
 fn has_sparse_records<R: Read>(entry: &mut tar::Entry<'_, R>) -> bool {
     let records = entry.pax_extensions().ok().flatten();
     records.is_some_and(|mut records| {
-        records.any(|record| record.is_ok_and(|record| record.key_bytes().starts_with(b"GNU.sparse.")))
+        records
+            .any(|record| record.is_ok_and(|record| record.key_bytes().starts_with(b"GNU.sparse.")))
     })
 }
 

@@ -24,7 +24,10 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Policy {
-        Policy { directories: DIRECTORIES.map(PathBuf::from).to_vec(), allow_unverified: false }
+        Policy {
+            directories: DIRECTORIES.map(PathBuf::from).to_vec(),
+            allow_unverified: false,
+        }
     }
 }
 
@@ -50,27 +53,50 @@ pub enum Source {
 impl Component {
     /// Checks a component of the wire, without a look at the network or the disk.
     pub fn parse(wire: &Wire, policy: &Policy) -> Result<Component, Error> {
-        let refuse = |why: String| Error::Refused { what: shown(&wire.url), why };
+        let refuse = |why: String| Error::Refused {
+            what: shown(&wire.url),
+            why,
+        };
         let source = Source::parse(&wire.url).map_err(refuse)?;
         let sha256 = parse_hash(&wire.hash).map_err(refuse)?;
         if sha256.is_none() && !matches!(source, Source::Data(_)) && !policy.allow_unverified {
-            return Err(refuse("it has no hash, and unverified components are not allowed".into()));
+            return Err(refuse(
+                "it has no hash, and unverified components are not allowed".into(),
+            ));
         }
         let place = PathBuf::from(&wire.install_path);
         let is_plain = |part| matches!(part, Part::RootDir | Part::Normal(_));
-        if !place.is_absolute() || !place.components().all(is_plain) || wire.install_path.contains('\0') {
-            return Err(refuse(format!("its place {place:?} is no absolute path without `..`")));
+        if !place.is_absolute()
+            || !place.components().all(is_plain)
+            || wire.install_path.contains('\0')
+        {
+            return Err(refuse(format!(
+                "its place {place:?} is no absolute path without `..`"
+            )));
         }
         // an archive may fill an allowed directory, a file must not replace it
-        let fits = |directory: &&PathBuf| place.starts_with(directory) && (wire.extract || place != **directory);
-        let directory = policy.directories.iter().find(fits).cloned().ok_or_else(|| {
-            refuse(format!(
-                "its place {} is in none of the allowed directories {:?}",
-                place.display(),
-                policy.directories
-            ))
-        })?;
-        Ok(Component { source, sha256, place, extract: wire.extract, directory })
+        let fits = |directory: &&PathBuf| {
+            place.starts_with(directory) && (wire.extract || place != **directory)
+        };
+        let directory = policy
+            .directories
+            .iter()
+            .find(fits)
+            .cloned()
+            .ok_or_else(|| {
+                refuse(format!(
+                    "its place {} is in none of the allowed directories {:?}",
+                    place.display(),
+                    policy.directories
+                ))
+            })?;
+        Ok(Component {
+            source,
+            sha256,
+            place,
+            extract: wire.extract,
+            directory,
+        })
     }
 
     /// What errors call it.
@@ -84,7 +110,11 @@ impl Component {
 
     /// The directory that the new files are made in.
     pub(super) fn parent(&self) -> &Path {
-        if self.extract { &self.place } else { self.place.parent().unwrap_or(&self.place) }
+        if self.extract {
+            &self.place
+        } else {
+            self.place.parent().unwrap_or(&self.place)
+        }
     }
 
     pub(super) fn is_present(&self) -> bool {
@@ -104,12 +134,19 @@ impl Source {
         let (scheme, rest) = url.split_once(':').ok_or("its URL has no scheme")?;
         match scheme.to_ascii_lowercase().as_str() {
             "http" | "https" => Ok(Source::Web(url.to_owned())),
-            "file" => match rest.strip_prefix("//").map(|rest| rest.strip_prefix("localhost").unwrap_or(rest)) {
-                Some(path) if path.starts_with('/') => Ok(Source::File(OsString::from_vec(unescape(path)?).into())),
+            "file" => match rest
+                .strip_prefix("//")
+                .map(|rest| rest.strip_prefix("localhost").unwrap_or(rest))
+            {
+                Some(path) if path.starts_with('/') => {
+                    Ok(Source::File(OsString::from_vec(unescape(path)?).into()))
+                }
                 _ => Err("its file: URL is not file:///path".into()),
             },
             "data" => parse_data(rest).map(Source::Data),
-            _ => Err(format!("its scheme {scheme:?} is none of http, https, file, data")),
+            _ => Err(format!(
+                "its scheme {scheme:?} is none of http, https, file, data"
+            )),
         }
     }
 }
@@ -119,7 +156,9 @@ fn parse_data(rest: &str) -> Result<Vec<u8>, String> {
     let (head, data) = rest.split_once(',').ok_or("its data: URL has no comma")?;
     let data = unescape(data)?;
     match head.ends_with(";base64") {
-        true => STANDARD.decode(data).map_err(|error| format!("its data: URL is no base64: {error}")),
+        true => STANDARD
+            .decode(data)
+            .map_err(|error| format!("its data: URL is no base64: {error}")),
         false => Ok(data),
     }
 }
@@ -130,7 +169,10 @@ fn unescape(text: &str) -> Result<Vec<u8>, String> {
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
         let (byte, after) = match (first, after) {
-            (b'%', [high, low, after @ ..]) => match (char::from(*high).to_digit(16), char::from(*low).to_digit(16)) {
+            (b'%', [high, low, after @ ..]) => match (
+                char::from(*high).to_digit(16),
+                char::from(*low).to_digit(16),
+            ) {
                 (Some(high), Some(low)) => ((high << 4 | low) as u8, after),
                 _ => return Err("its URL has a % that is no escape".into()),
             },
@@ -149,7 +191,10 @@ fn parse_hash(text: &str) -> Result<Option<Digest>, String> {
         return Ok(None);
     }
     let malformed = || format!("its hash {text:?} is not sha256: and 64 hex digits");
-    let digits = text.strip_prefix("sha256:").filter(|digits| digits.len() == 64).ok_or_else(malformed)?;
+    let digits = text
+        .strip_prefix("sha256:")
+        .filter(|digits| digits.len() == 64)
+        .ok_or_else(malformed)?;
     let mut digest = Digest::default();
     for (byte, pair) in digest.iter_mut().zip(digits.as_bytes().chunks(2)) {
         let digit = |index: usize| char::from(pair[index]).to_digit(16).ok_or_else(malformed);
@@ -161,7 +206,10 @@ fn parse_hash(text: &str) -> Result<Option<Digest>, String> {
 /// What a list is known by in the cluster: `sha256:` and the hash of its hashes, one after the other. URLs and places do not
 /// count, nor do components without a hash (the old system's patches).
 pub fn list_hash(list: &[Wire]) -> String {
-    let hashes: String = list.iter().map(|component| component.hash.as_str()).collect();
+    let hashes: String = list
+        .iter()
+        .map(|component| component.hash.as_str())
+        .collect();
     format!("sha256:{}", hex(&digest_of(hashes.as_bytes())))
 }
 
@@ -180,12 +228,19 @@ pub fn list_json(list: &[Wire]) -> String {
     }
     let list: Vec<_> = list
         .iter()
-        .map(|Wire { url, hash, install_path, extract }| Json {
-            url,
-            hash,
-            install_path,
-            extract: extract.then_some(true),
-        })
+        .map(
+            |Wire {
+                 url,
+                 hash,
+                 install_path,
+                 extract,
+             }| Json {
+                url,
+                hash,
+                install_path,
+                extract: extract.then_some(true),
+            },
+        )
         .collect();
     serde_json::to_string(&list).expect("only strings and booleans")
 }
@@ -196,8 +251,17 @@ pub fn shown(url: &str) -> String {
     match url.split_once("://") {
         Some((scheme, rest)) => {
             let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-            format!("{scheme}://{}{path}", host.rsplit('@').next().unwrap_or(host))
+            format!(
+                "{scheme}://{}{path}",
+                host.rsplit('@').next().unwrap_or(host)
+            )
         }
-        None => url.split(',').next().unwrap_or_default().chars().take(100).collect(),
+        None => url
+            .split(',')
+            .next()
+            .unwrap_or_default()
+            .chars()
+            .take(100)
+            .collect(),
     }
 }

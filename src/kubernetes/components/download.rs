@@ -27,8 +27,15 @@ const PASSING: [u16; 6] = [408, 425, 429, 502, 503, 504];
 /// One client for all downloads: it shares its connections, and its `shutdown` ends them all. And whether it has any
 /// certificate to trust, without which it reaches nobody over TLS.
 pub fn agent(settings: &Settings) -> (Agent, bool) {
-    let roots = settings.ca_bundles.iter().find_map(|path| Some((path, fs::read(path).ok()?)));
-    let roots: Vec<_> = roots.iter().flat_map(|(_, pem)| parse_pem(pem)).filter_map(certificate).collect();
+    let roots = settings
+        .ca_bundles
+        .iter()
+        .find_map(|path| Some((path, fs::read(path).ok()?)));
+    let roots: Vec<_> = roots
+        .iter()
+        .flat_map(|(_, pem)| parse_pem(pem))
+        .filter_map(certificate)
+        .collect();
     let has_roots = !roots.is_empty();
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::from(roots))
@@ -45,7 +52,9 @@ pub fn agent(settings: &Settings) -> (Agent, bool) {
     (config.build().into(), has_roots)
 }
 
-fn certificate(item: Result<PemItem<'static>, ureq::Error>) -> Option<ureq::tls::Certificate<'static>> {
+fn certificate(
+    item: Result<PemItem<'static>, ureq::Error>,
+) -> Option<ureq::tls::Certificate<'static>> {
     match item {
         Ok(PemItem::Certificate(certificate)) => Some(certificate),
         _ => None,
@@ -88,11 +97,19 @@ impl Download<'_> {
         let deadline = started + self.settings.deadline;
         let file = OpenOptions::new().write(true).create_new(true).open(path);
         let file = file.map_err(|error| Error::io("make", path, error))?;
-        let mut partial = Partial { file, hash: Context::new(&SHA256), len: 0, etag: None, resumed: false };
+        let mut partial = Partial {
+            file,
+            hash: Context::new(&SHA256),
+            len: 0,
+            etag: None,
+            resumed: false,
+        };
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
             let before = partial.len;
-            let tried = self.fetch(&mut partial, path, deadline).and_then(|()| self.check(&mut partial, path));
+            let tried = self
+                .fetch(&mut partial, path, deadline)
+                .and_then(|()| self.check(&mut partial, path));
             if self.stop.is_stopped() {
                 return Err(Error::Stopped);
             }
@@ -106,7 +123,11 @@ impl Download<'_> {
             }
             let pause = backoff.pause();
             if Instant::now() + pause >= deadline {
-                return Err(Error::Unreachable { url: shown(self.url), why, after: started.elapsed() });
+                return Err(Error::Unreachable {
+                    url: shown(self.url),
+                    why,
+                    after: started.elapsed(),
+                });
             }
             (self.report)(Step::Retrying { why, pause });
             if self.stop.wait(pause) {
@@ -124,7 +145,12 @@ impl Download<'_> {
         let left = deadline.saturating_duration_since(Instant::now());
         // where TLS is all that vouches for the bytes, a redirect must not leave it
         let only_tls = self.expected.is_none() && is_tls(self.url);
-        let request = self.agent.get(self.url).config().timeout_global(Some(left)).https_only(only_tls);
+        let request = self
+            .agent
+            .get(self.url)
+            .config()
+            .timeout_global(Some(left))
+            .https_only(only_tls);
         let mut request = request.build();
         if partial.len > 0 {
             request = request.header("Range", format!("bytes={}-", partial.len));
@@ -135,18 +161,35 @@ impl Download<'_> {
         let response = request.call().map_err(|error| self.failure(error))?;
         match response.status().as_u16() {
             200 => partial.start_over(path)?,
-            206 if partial.len > 0 && range_start(&response) == Some(partial.len) => partial.resumed = true,
+            206 if partial.len > 0 && range_start(&response) == Some(partial.len) => {
+                partial.resumed = true
+            }
             // what is asked for is not there: the file has changed
             206 | 416 => {
                 partial.start_over(path)?;
-                return Err(Failure::Passing("the server does not have the rest of it".into()));
+                return Err(Failure::Passing(
+                    "the server does not have the rest of it".into(),
+                ));
             }
-            status if PASSING.contains(&status) => return Err(Failure::Passing(format!("status {status}"))),
-            status => return Err(Failure::Final(Error::Status { url: shown(self.url), status })),
+            status if PASSING.contains(&status) => {
+                return Err(Failure::Passing(format!("status {status}")));
+            }
+            status => {
+                return Err(Failure::Final(Error::Status {
+                    url: shown(self.url),
+                    status,
+                }));
+            }
         }
-        let etag = response.headers().get("ETag").and_then(|etag| etag.to_str().ok());
+        let etag = response
+            .headers()
+            .get("ETag")
+            .and_then(|etag| etag.to_str().ok());
         partial.etag = etag.filter(|etag| etag.starts_with('"')).map(str::to_owned);
-        let total = response.body().content_length().map(|rest| rest.saturating_add(partial.len));
+        let total = response
+            .body()
+            .content_length()
+            .map(|rest| rest.saturating_add(partial.len));
         self.receive(response.into_body().into_reader(), partial, total, path)
     }
 
@@ -162,13 +205,19 @@ impl Download<'_> {
         }
         let mut buffer = vec![0; 64 << 10];
         loop {
-            (self.report)(Step::Received { bytes: partial.len, total });
-            let count = body
-                .read(&mut buffer)
-                .map_err(|error| Failure::Passing(format!("cut off after {} bytes: {error}", partial.len)))?;
+            (self.report)(Step::Received {
+                bytes: partial.len,
+                total,
+            });
+            let count = body.read(&mut buffer).map_err(|error| {
+                Failure::Passing(format!("cut off after {} bytes: {error}", partial.len))
+            })?;
             match count {
                 0 if total.is_some_and(|total| total != partial.len) => {
-                    return Err(Failure::Passing(format!("cut off after {} bytes", partial.len)));
+                    return Err(Failure::Passing(format!(
+                        "cut off after {} bytes",
+                        partial.len
+                    )));
                 }
                 0 => return Ok(()),
                 _ => partial.add(&buffer[..count], path)?,
@@ -190,8 +239,14 @@ impl Download<'_> {
                 let was_resumed = partial.resumed;
                 partial.start_over(path)?;
                 match was_resumed {
-                    true => Err(Failure::Passing("its pieces do not make the file with the expected hash".into())),
-                    false => Err(Failure::Final(Error::Hash { what: shown(self.url), expected: *expected, got })),
+                    true => Err(Failure::Passing(
+                        "its pieces do not make the file with the expected hash".into(),
+                    )),
+                    false => Err(Failure::Final(Error::Hash {
+                        what: shown(self.url),
+                        expected: *expected,
+                        got,
+                    })),
                 }
             }
             _ => Ok(()),
@@ -199,14 +254,19 @@ impl Download<'_> {
     }
 
     fn too_long(&self) -> Error {
-        Error::TooLong { what: shown(self.url), limit: self.settings.max_len }
+        Error::TooLong {
+            what: shown(self.url),
+            limit: self.settings.max_len,
+        }
     }
 
     /// What a request's error means. What the server or the settings say for sure is not asked twice.
     fn failure(&self, error: ureq::Error) -> Failure {
         use ureq::Error::*;
         let is_certificate = |error: &io::Error| {
-            let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+            let inner = error
+                .get_ref()
+                .and_then(|inner| inner.downcast_ref::<rustls::Error>());
             matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
         };
         let is_final = match &error {
@@ -227,7 +287,9 @@ impl Download<'_> {
 
 impl Partial {
     fn add(&mut self, bytes: &[u8], path: &Path) -> Result<(), Failure> {
-        self.file.write_all(bytes).map_err(|error| Failure::Final(Error::io("write", path, error)))?;
+        self.file
+            .write_all(bytes)
+            .map_err(|error| Failure::Final(Error::io("write", path, error)))?;
         self.hash.update(bytes);
         self.len += bytes.len() as u64;
         Ok(())
@@ -243,11 +305,18 @@ impl Partial {
 
 /// Whether this URL is asked for over TLS; schemes have no case (RFC 3986 §3.1).
 pub fn is_tls(url: &str) -> bool {
-    url.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:"))
+    url.get(..6)
+        .is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:"))
 }
 
 /// Of `Content-Range: bytes 100-199/200` (RFC 9110 §14.4), the 100.
 fn range_start<T>(response: &Response<T>) -> Option<u64> {
     let range = response.headers().get("Content-Range")?.to_str().ok()?;
-    range.strip_prefix("bytes ")?.split_once('-')?.0.trim().parse().ok()
+    range
+        .strip_prefix("bytes ")?
+        .split_once('-')?
+        .0
+        .trim()
+        .parse()
+        .ok()
 }

@@ -72,7 +72,11 @@ pub enum Error {
 
 impl Error {
     pub(super) fn io(action: &'static str, path: &Path, error: io::Error) -> Error {
-        Error::Io { action, path: path.to_owned(), error }
+        Error::Io {
+            action,
+            path: path.to_owned(),
+            error,
+        }
     }
 }
 
@@ -81,15 +85,35 @@ impl fmt::Display for Error {
         match self {
             Error::Refused { what, why } => write!(f, "component {what} is refused: {why}"),
             Error::Status { url, status } => {
-                write!(f, "component {url}: expected status 200, got {status}; check the URL in the list of components")
+                write!(
+                    f,
+                    "component {url}: expected status 200, got {status}; check the URL in the list of components"
+                )
             }
-            Error::Unreachable { url, why, after } if after.is_zero() => write!(f, "component {url}: {why}"),
+            Error::Unreachable { url, why, after } if after.is_zero() => {
+                write!(f, "component {url}: {why}")
+            }
             Error::Unreachable { url, why, after } => {
-                write!(f, "component {url} was tried for {} s in vain, at last: {why}", after.as_secs())
+                write!(
+                    f,
+                    "component {url} was tried for {} s in vain, at last: {why}",
+                    after.as_secs()
+                )
             }
-            Error::TooLong { what, limit } => write!(f, "component {what} has more than {limit} bytes"),
-            Error::Hash { what, expected, got } => {
-                write!(f, "component {what}: expected SHA-256 {}, got {}; not installed", hex(expected), hex(got))
+            Error::TooLong { what, limit } => {
+                write!(f, "component {what} has more than {limit} bytes")
+            }
+            Error::Hash {
+                what,
+                expected,
+                got,
+            } => {
+                write!(
+                    f,
+                    "component {what}: expected SHA-256 {}, got {}; not installed",
+                    hex(expected),
+                    hex(got)
+                )
             }
             Error::Archive { what, why } => write!(f, "component {what} is not unpacked: {why}"),
             Error::NoRoots(paths) => write!(
@@ -97,7 +121,11 @@ impl fmt::Display for Error {
                 "components: no certificate to trust in any of {paths:?}; install ca-certificates in the image, or take \
                  the components from http: or file: URLs (their hash is checked all the same)"
             ),
-            Error::Io { action, path, error } => {
+            Error::Io {
+                action,
+                path,
+                error,
+            } => {
                 write!(f, "components: cannot {action} {}: {error}", path.display())?;
                 match error.kind() {
                     io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

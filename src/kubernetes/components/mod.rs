@@ -69,9 +69,12 @@ impl Default for Settings {
             at_once: 4,
             max_len: 1 << 30,
             // Debian and Arch, Fedora
-            ca_bundles: ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"]
-                .map(PathBuf::from)
-                .to_vec(),
+            ca_bundles: [
+                "/etc/ssl/certs/ca-certificates.crt",
+                "/etc/pki/tls/certs/ca-bundle.crt",
+            ]
+            .map(PathBuf::from)
+            .to_vec(),
             image: None,
         }
     }
@@ -119,7 +122,14 @@ pub fn install(
         {
             // the receiver outlives the threads
             let tell = |step: Result<Step, Error>| drop(steps.send((number, step)));
-            let one = One { number, component, agent: &agent, has_roots, settings, stop: &end };
+            let one = One {
+                number,
+                component,
+                agent: &agent,
+                has_roots,
+                settings,
+                stop: &end,
+            };
             tell(one.install(&|step| tell(Ok(step))));
         }
     };
@@ -129,7 +139,11 @@ pub fn install(
             let (steps, work) = (steps.clone(), &work);
             let thread = thread::Builder::new().name(format!("component-{number}"));
             if let Err(error) = thread.spawn_scoped(scope, move || work(steps)) {
-                outcome = outcome.and(Err(Error::io("start a thread for", Path::new("components"), error)));
+                outcome = outcome.and(Err(Error::io(
+                    "start a thread for",
+                    Path::new("components"),
+                    error,
+                )));
                 end.stop();
             }
         }
@@ -181,11 +195,15 @@ impl One<'_> {
             let tree = staging.tree()?;
             let path = staging.download();
             let archive = File::open(&path).map_err(|error| Error::io("read", &path, error))?;
-            let unpacked = archive::unpack(archive, &tree, self.stop).map_err(|error| match error {
-                archive::Error::Refused(why) => Error::Archive { what: component.name(), why },
-                archive::Error::Io(path, error) => Error::io("write", &path, error),
-                archive::Error::Stopped => Error::Stopped,
-            })?;
+            let unpacked =
+                archive::unpack(archive, &tree, self.stop).map_err(|error| match error {
+                    archive::Error::Refused(why) => Error::Archive {
+                        what: component.name(),
+                        why,
+                    },
+                    archive::Error::Io(path, error) => Error::io("write", &path, error),
+                    archive::Error::Stopped => Error::Stopped,
+                })?;
             staging.publish_tree(&unpacked, &component.place, component.sha256.as_ref())?;
         } else {
             staging.publish_file(&component.place)?;
@@ -199,14 +217,24 @@ impl One<'_> {
         fs::create_dir_all(&self.component.directory)
             .map_err(|error| Error::io("make", &self.component.directory, error))?;
         // what is not there yet is made as directories: only what is there can be a link
-        let there = parent.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(parent);
-        let real = |path: &Path| path.canonicalize().map_err(|error| Error::io("follow", path, error));
+        let there = parent
+            .ancestors()
+            .find(|path| path.symlink_metadata().is_ok())
+            .unwrap_or(parent);
+        let real = |path: &Path| {
+            path.canonicalize()
+                .map_err(|error| Error::io("follow", path, error))
+        };
         let allowed = real(&self.component.directory)?;
         match real(there)?.starts_with(&allowed) {
             true => Ok(()),
             false => Err(Error::Refused {
                 what: self.component.name(),
-                why: format!("its place {} leads out of {} by a link", parent.display(), allowed.display()),
+                why: format!(
+                    "its place {} leads out of {} by a link",
+                    parent.display(),
+                    allowed.display()
+                ),
             }),
         }
     }
@@ -228,14 +256,26 @@ impl One<'_> {
                     return Err(Error::NoRoots(self.settings.ca_bundles.clone()));
                 }
                 let (settings, stop) = (self.settings, self.stop);
-                Download { agent: self.agent, url, expected, settings, stop, report }.to(path)
+                Download {
+                    agent: self.agent,
+                    url,
+                    expected,
+                    settings,
+                    stop,
+                    report,
+                }
+                .to(path)
             }
         }
     }
 
     fn check(&self, got: Digest) -> Result<(), Error> {
         match self.component.sha256 {
-            Some(expected) if expected != got => Err(Error::Hash { what: self.component.name(), expected, got }),
+            Some(expected) if expected != got => Err(Error::Hash {
+                what: self.component.name(),
+                expected,
+                got,
+            }),
             _ => Ok(()),
         }
     }
@@ -256,7 +296,10 @@ fn copy(from: &Path, to: &Path, limit: u64) -> Result<Digest, Error> {
     let len = io::copy(&mut source.take(limit.saturating_add(1)), &mut target)
         .map_err(|error| Error::io("write", to, error))?;
     match len > limit {
-        true => Err(Error::TooLong { what: from.display().to_string(), limit }),
+        true => Err(Error::TooLong {
+            what: from.display().to_string(),
+            limit,
+        }),
         false => place::digest(to).map_err(|error| Error::io("read", to, error)),
     }
 }

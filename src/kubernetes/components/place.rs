@@ -63,7 +63,12 @@ impl Staging {
     }
 
     /// Puts what was unpacked into `directory`, each file where it belongs, then the list if there is a hash.
-    pub fn publish_tree(&self, unpacked: &Unpacked, directory: &Path, archive: Option<&Digest>) -> Result<(), Error> {
+    pub fn publish_tree(
+        &self,
+        unpacked: &Unpacked,
+        directory: &Path,
+        archive: Option<&Digest>,
+    ) -> Result<(), Error> {
         let tree = self.0.join("tree");
         let list = self.0.join("list");
         let mut changed = BTreeSet::from([directory.to_owned()]);
@@ -77,7 +82,8 @@ impl Staging {
         for name in &unpacked.directories {
             let path = directory.join(name);
             match fs::create_dir(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_directory(&path) => {}
+                Err(error)
+                    if error.kind() == io::ErrorKind::AlreadyExists && is_directory(&path) => {}
                 made => made.map_err(|error| Error::io("make", &path, error))?,
             }
             changed.insert(path);
@@ -107,16 +113,20 @@ impl Drop for Staging {
 
 /// Whether the file at `path` has this SHA-256; an absent one has not.
 pub fn is_file(path: &Path, expected: &Digest) -> bool {
-    path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) && digest(path).is_ok_and(|got| got == *expected)
+    path.symlink_metadata()
+        .is_ok_and(|metadata| metadata.is_file())
+        && digest(path).is_ok_and(|got| got == *expected)
 }
 
 /// Whether all that this archive had is in `directory` as it was unpacked.
 pub fn is_unpacked(directory: &Path, archive: &Digest) -> bool {
     let mut list = String::new();
-    let read = File::open(list_of(directory, archive)).and_then(|file| file.take(MAX_LIST).read_to_string(&mut list));
+    let read = File::open(list_of(directory, archive))
+        .and_then(|file| file.take(MAX_LIST).read_to_string(&mut list));
     let holds = |line: &str| {
         line.split_once("  ").is_some_and(|(sum, name)| {
-            digest(&directory.join(name)).is_ok_and(|digest| hex(&digest) == sum.to_ascii_lowercase())
+            digest(&directory.join(name))
+                .is_ok_and(|digest| hex(&digest) == sum.to_ascii_lowercase())
         })
     };
     read.is_ok() && !list.is_empty() && list.lines().all(holds)
@@ -161,7 +171,8 @@ pub fn finish(context: Context) -> Digest {
 }
 
 fn is_directory(path: &Path) -> bool {
-    path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir())
+    path.symlink_metadata()
+        .is_ok_and(|metadata| metadata.is_dir())
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), Error> {
@@ -169,5 +180,7 @@ fn rename(from: &Path, to: &Path) -> Result<(), Error> {
 }
 
 fn sync(directory: &Path) -> Result<(), Error> {
-    File::open(directory).and_then(|file| file.sync_all()).map_err(|error| Error::io("write", directory, error))
+    File::open(directory)
+        .and_then(|file| file.sync_all())
+        .map_err(|error| Error::io("write", directory, error))
 }

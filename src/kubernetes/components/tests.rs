@@ -27,10 +27,20 @@ struct Node {
 impl Node {
     fn new() -> Node {
         let directory = tempfile::tempdir().unwrap();
-        let policy = Policy { directories: vec![directory.path().join("bin")], allow_unverified: false };
-        let settings =
-            Settings { deadline: Duration::from_secs(20), stall: Duration::from_millis(500), ..Settings::default() };
-        Node { directory, settings, policy }
+        let policy = Policy {
+            directories: vec![directory.path().join("bin")],
+            allow_unverified: false,
+        };
+        let settings = Settings {
+            deadline: Duration::from_secs(20),
+            stall: Duration::from_millis(500),
+            ..Settings::default()
+        };
+        Node {
+            directory,
+            settings,
+            policy,
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -42,7 +52,14 @@ impl Node {
     }
 
     fn archive(&self, url: &str, content: &[u8], name: &str) -> Component {
-        Component::parse(&Wire { extract: true, ..self.wire(url, content, name) }, &self.policy).unwrap()
+        Component::parse(
+            &Wire {
+                extract: true,
+                ..self.wire(url, content, name)
+            },
+            &self.policy,
+        )
+        .unwrap()
     }
 
     fn wire(&self, url: &str, content: &[u8], name: &str) -> Wire {
@@ -56,13 +73,22 @@ impl Node {
 
     fn install(&self, components: &[Component]) -> (Result<(), Error>, Vec<(usize, Step)>) {
         let mut steps = Vec::new();
-        let outcome = install(components, &self.settings, &Stop::new(), &mut |number, step| steps.push((number, step)));
+        let outcome = install(
+            components,
+            &self.settings,
+            &Stop::new(),
+            &mut |number, step| steps.push((number, step)),
+        );
         (outcome, steps)
     }
 
     fn refused(&self, component: Component) -> String {
         let error = self.install(&[component]).0.unwrap_err().to_string();
-        assert_eq!(files(self.directory.path()), BTreeMap::new(), "left behind after: {error}");
+        assert_eq!(
+            files(self.directory.path()),
+            BTreeMap::new(),
+            "left behind after: {error}"
+        );
         error
     }
 }
@@ -79,7 +105,10 @@ fn files(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
             if metadata.is_dir() {
                 directories.push(path);
             } else if metadata.is_symlink() {
-                found.insert(name, (0, fs::read_link(path).unwrap().into_os_string().into_vec()));
+                found.insert(
+                    name,
+                    (0, fs::read_link(path).unwrap().into_os_string().into_vec()),
+                );
             } else {
                 found.insert(name, (metadata.mode() & 0o7777, fs::read(path).unwrap()));
             }
@@ -89,7 +118,9 @@ fn files(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
 }
 
 fn bytes(len: usize) -> Vec<u8> {
-    (0..len as u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+    (0..len as u32)
+        .map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect()
 }
 
 /// A server that answers each connection's one request as `answer` says, given the request's number and its head.
@@ -113,7 +144,10 @@ fn serve(answer: impl Fn(usize, &str, &mut dyn Write) + Send + Sync + 'static) -
 }
 
 fn ok(content: &[u8]) -> Vec<u8> {
-    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", content.len());
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        content.len()
+    );
     [head.as_bytes(), content].concat()
 }
 
@@ -123,9 +157,13 @@ fn status(line: &str) -> Vec<u8> {
 
 /// The rest of `content` that the head asks for, or all of it.
 fn ranged(content: &[u8], head: &str) -> Vec<u8> {
-    let range =
-        head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("range: bytes=").map(str::to_owned));
-    let Some(from) = range.map(|range| range.trim_end_matches('-').parse::<usize>().unwrap()) else {
+    let range = head.lines().find_map(|line| {
+        line.to_ascii_lowercase()
+            .strip_prefix("range: bytes=")
+            .map(str::to_owned)
+    });
+    let Some(from) = range.map(|range| range.trim_end_matches('-').parse::<usize>().unwrap())
+    else {
         return ok(content);
     };
     let head = format!(
@@ -149,25 +187,46 @@ fn several_files_come_with_mode_and_progress_and_stay_when_they_are_there() {
         }
     });
     let node = Node::new();
-    let list: Vec<_> = (0..9).map(|number| node.component(&url, &content, &format!("sub/program-{number}"))).collect();
+    let list: Vec<_> = (0..9)
+        .map(|number| node.component(&url, &content, &format!("sub/program-{number}")))
+        .collect();
     let (outcome, steps) = node.install(&list);
     outcome.unwrap();
     for number in 0..9 {
         let path = node.path(&format!("sub/program-{number}"));
         assert_eq!(fs::read(&path).unwrap(), content);
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o544);
-        let received = |bytes| (number, Step::Received { bytes, total: Some(300_000) });
+        assert_eq!(
+            path.metadata().unwrap().permissions().mode() & 0o7777,
+            0o544
+        );
+        let received = |bytes| {
+            (
+                number,
+                Step::Received {
+                    bytes,
+                    total: Some(300_000),
+                },
+            )
+        };
         assert!(steps.contains(&received(0)) && steps.contains(&received(300_000)));
         assert!(steps.contains(&(number, Step::Installed)));
     }
-    assert_eq!(files(node.directory.path()).len(), 9, "nothing but the files");
+    assert_eq!(
+        files(node.directory.path()).len(),
+        9,
+        "nothing but the files"
+    );
 
     let (outcome, steps) = node.install(&list);
     outcome.unwrap();
     assert!(steps.iter().all(|(_, step)| *step == Step::Present) && steps.len() == 9);
     assert_eq!(requests.load(Ordering::SeqCst), 9);
 
-    fs::set_permissions(node.path("sub/program-3"), fs::Permissions::from_mode(0o644)).unwrap();
+    fs::set_permissions(
+        node.path("sub/program-3"),
+        fs::Permissions::from_mode(0o644),
+    )
+    .unwrap();
     fs::write(node.path("sub/program-3"), b"changed").unwrap();
     node.install(&list).0.unwrap();
     assert_eq!(fs::read(node.path("sub/program-3")).unwrap(), content);
@@ -183,7 +242,9 @@ fn a_cut_download_goes_on_where_it_was_cut() {
         move |_, head, stream| {
             asked.lock().unwrap().push(head.to_ascii_lowercase());
             let answer = ranged(&content, head);
-            stream.write_all(&answer[..answer.len().min(400_000)]).unwrap();
+            stream
+                .write_all(&answer[..answer.len().min(400_000)])
+                .unwrap();
         }
     });
     let node = Node::new();
@@ -193,9 +254,14 @@ fn a_cut_download_goes_on_where_it_was_cut() {
     let asked = asked.lock().unwrap();
     assert_eq!(asked.len(), 3);
     assert!(
-        !asked[0].contains("range:") && asked[1].contains("range: bytes=39") && asked[2].contains("range: bytes=79")
+        !asked[0].contains("range:")
+            && asked[1].contains("range: bytes=39")
+            && asked[2].contains("range: bytes=79")
     );
-    let retries = steps.iter().filter(|(_, step)| matches!(step, Step::Retrying { .. })).count();
+    let retries = steps
+        .iter()
+        .filter(|(_, step)| matches!(step, Step::Retrying { .. }))
+        .count();
     assert_eq!(retries, 2);
     // what was reported never went back, and knew the whole
     let received = steps.iter().filter_map(|(_, step)| match step {
@@ -215,12 +281,18 @@ fn pieces_of_two_versions_are_thrown_away() {
             let mut other = content.clone();
             other[10] ^= 1;
             // the first half is of another version
-            let answer = if number == 0 { ok(&other)[..50_000].to_vec() } else { ranged(&content, head) };
+            let answer = if number == 0 {
+                ok(&other)[..50_000].to_vec()
+            } else {
+                ranged(&content, head)
+            };
             stream.write_all(&answer).unwrap();
         }
     });
     let node = Node::new();
-    node.install(&[node.component(&url, &content, "kubelet")]).0.unwrap();
+    node.install(&[node.component(&url, &content, "kubelet")])
+        .0
+        .unwrap();
     assert_eq!(fs::read(node.path("kubelet")).unwrap(), content);
 }
 
@@ -232,26 +304,56 @@ fn an_etag_guards_the_rest_and_a_server_without_ranges_sends_all_again() {
         let (content, asked) = (content.clone(), asked.clone());
         move |number, head, stream| {
             asked.lock().unwrap().push(head.to_ascii_lowercase());
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nETag: \"v1\"\r\n\r\n", content.len());
-            let sent = if number == 0 { &content[..50_000] } else { &content[..] };
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nETag: \"v1\"\r\n\r\n",
+                content.len()
+            );
+            let sent = if number == 0 {
+                &content[..50_000]
+            } else {
+                &content[..]
+            };
             stream.write_all(&[head.as_bytes(), sent].concat()).unwrap();
         }
     });
     let node = Node::new();
-    node.install(&[node.component(&url, &content, "kubelet")]).0.unwrap();
+    node.install(&[node.component(&url, &content, "kubelet")])
+        .0
+        .unwrap();
     assert!(asked.lock().unwrap()[1].contains("if-range: \"v1\""));
 }
 
 #[test]
 fn a_busy_server_is_asked_again_and_a_final_word_is_taken_at_once() {
-    for busy in ["503 Busy", "429 Slow", "502 Bad Gateway", "504 Late", "408 Late", "425 Early"] {
+    for busy in [
+        "503 Busy",
+        "429 Slow",
+        "502 Bad Gateway",
+        "504 Late",
+        "408 Late",
+        "425 Early",
+    ] {
         let url = serve(move |number, _, stream| {
-            stream.write_all(&if number == 0 { status(busy) } else { ok(b"program") }).unwrap();
+            stream
+                .write_all(&if number == 0 {
+                    status(busy)
+                } else {
+                    ok(b"program")
+                })
+                .unwrap();
         });
         let node = Node::new();
-        node.install(&[node.component(&url, b"program", "kubelet")]).0.unwrap();
+        node.install(&[node.component(&url, b"program", "kubelet")])
+            .0
+            .unwrap();
     }
-    for last in ["404 Not Found", "500 Broken", "403 Forbidden", "204 Empty", "416 Range"] {
+    for last in [
+        "404 Not Found",
+        "500 Broken",
+        "403 Forbidden",
+        "204 Empty",
+        "416 Range",
+    ] {
         let count = Arc::new(AtomicU64::new(0));
         let url = serve({
             let count = count.clone();
@@ -266,7 +368,10 @@ fn a_busy_server_is_asked_again_and_a_final_word_is_taken_at_once() {
         if last.starts_with("416") {
             assert!(error.contains("in vain"), "{error}");
         } else {
-            assert!(error.contains(&last[..3]) && error.contains("/file"), "{error}");
+            assert!(
+                error.contains(&last[..3]) && error.contains("/file"),
+                "{error}"
+            );
             assert_eq!(count.load(Ordering::SeqCst), 1, "{last}");
         }
     }
@@ -278,12 +383,15 @@ fn other_bytes_than_expected_are_not_installed() {
     let node = Node::new();
     let error = node.refused(node.component(&url, b"program", "kubelet"));
     assert!(
-        error.contains(&hex(&digest_of(b"program"))) && error.contains(&hex(&digest_of(b"something else"))),
+        error.contains(&hex(&digest_of(b"program")))
+            && error.contains(&hex(&digest_of(b"something else"))),
         "{error}"
     );
     // a file in place stays as it was
     fs::write(node.path("kubelet"), b"older").unwrap();
-    node.install(&[node.component(&url, b"program", "kubelet")]).0.unwrap_err();
+    node.install(&[node.component(&url, b"program", "kubelet")])
+        .0
+        .unwrap_err();
     assert_eq!(fs::read(node.path("kubelet")).unwrap(), b"older");
 }
 
@@ -298,7 +406,10 @@ fn a_silent_server_and_a_slow_one_run_into_their_limits() {
     node.settings.deadline = Duration::from_secs(1);
     let started = Instant::now();
     let error = node.refused(node.component(&url, &bytes(1000), "kubelet"));
-    assert!(error.contains("in vain") && error.contains("cut off after"), "{error}");
+    assert!(
+        error.contains("in vain") && error.contains("cut off after"),
+        "{error}"
+    );
 
     let url = serve(|_, _, stream| {
         for byte in ok(&bytes(100_000)) {
@@ -310,7 +421,11 @@ fn a_silent_server_and_a_slow_one_run_into_their_limits() {
     });
     let error = node.refused(node.component(&url, &bytes(100_000), "kubelet"));
     assert!(error.contains("in vain"), "{error}");
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        started.elapsed()
+    );
 }
 
 #[test]
@@ -322,7 +437,10 @@ fn a_stop_ends_a_download_and_a_pause_at_once() {
     let busy = serve(|_, _, stream| stream.write_all(&status("503 Busy")).unwrap());
     let mut node = Node::new();
     node.settings.stall = Duration::from_secs(20);
-    let list = [node.component(&silent, &bytes(1000), "kubelet"), node.component(&busy, b"x", "kubeadm")];
+    let list = [
+        node.component(&silent, &bytes(1000), "kubelet"),
+        node.component(&busy, b"x", "kubeadm"),
+    ];
     let stop = Stop::new();
     let mut stopped = None;
     let outcome = install(&list, &node.settings, &stop, &mut |_, step| {
@@ -344,22 +462,34 @@ fn the_first_error_ends_the_other_downloads() {
     let mut node = Node::new();
     node.settings.stall = Duration::from_secs(20);
     let started = Instant::now();
-    let list = [node.component(&silent, b"x", "kubelet"), node.component(&absent, b"x", "kubeadm")];
+    let list = [
+        node.component(&silent, b"x", "kubelet"),
+        node.component(&absent, b"x", "kubeadm"),
+    ];
     let error = node.install(&list).0.unwrap_err();
-    assert!(matches!(error, Error::Status { status: 404, .. }), "{error}");
+    assert!(
+        matches!(error, Error::Status { status: 404, .. }),
+        "{error}"
+    );
     assert!(started.elapsed() < Duration::from_secs(3));
 }
 
 #[test]
 fn a_body_without_end_is_cut_off() {
-    for head in ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"] {
+    for head in [
+        "HTTP/1.1 200 OK\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n",
+    ] {
         let url = serve(move |_, _, stream| {
             let _ = stream.write_all(head.as_bytes());
             while stream.write_all(&[0; 10_000]).is_ok() {}
         });
         let mut node = Node::new();
         node.settings.max_len = 1 << 20;
-        assert!(node.refused(node.component(&url, b"x", "kubelet")).contains("more than 1048576 bytes"));
+        assert!(
+            node.refused(node.component(&url, b"x", "kubelet"))
+                .contains("more than 1048576 bytes")
+        );
     }
 }
 
@@ -376,7 +506,10 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
         .unwrap();
     let plain = serve(|_, _, stream| stream.write_all(&ok(b"program")).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("https://localhost:{}/file", listener.local_addr().unwrap().port());
+    let url = format!(
+        "https://localhost:{}/file",
+        listener.local_addr().unwrap().port()
+    );
     let config = Arc::new(config);
     thread::spawn(move || {
         for stream in listener.incoming() {
@@ -385,8 +518,11 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
             let mut head = [0; 4096];
             if let Ok(count) = tls.read(&mut head) {
                 let redirected = String::from_utf8_lossy(&head[..count]).contains("/redirected");
-                let answer =
-                    if redirected { status(&format!("302 Found\r\nLocation: {plain}")) } else { ok(b"program") };
+                let answer = if redirected {
+                    status(&format!("302 Found\r\nLocation: {plain}"))
+                } else {
+                    ok(b"program")
+                };
                 tls.write_all(&answer).unwrap();
                 tls.conn.send_close_notify();
                 let _ = tls.flush();
@@ -402,48 +538,101 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
     let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     fs::write(&bundle, other.cert.pem()).unwrap();
     let started = Instant::now();
-    let error = node.install(std::slice::from_ref(&component)).0.unwrap_err().to_string();
-    assert!(error.contains("certificate") && started.elapsed() < Duration::from_secs(2), "{error}");
+    let error = node
+        .install(std::slice::from_ref(&component))
+        .0
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("certificate") && started.elapsed() < Duration::from_secs(2),
+        "{error}"
+    );
 
-    fs::write(&bundle, format!("# mirror\n{}{}", other.cert.pem(), key.cert.pem())).unwrap();
+    fs::write(
+        &bundle,
+        format!("# mirror\n{}{}", other.cert.pem(), key.cert.pem()),
+    )
+    .unwrap();
     node.install(&[component]).0.unwrap();
     assert_eq!(fs::read(node.path("kubelet")).unwrap(), b"program");
 
     // out of TLS only with a hash
     let url = url.replace("/file", "/redirected");
-    node.install(&[node.component(&url, b"program", "kubeadm")]).0.unwrap();
+    node.install(&[node.component(&url, b"program", "kubeadm")])
+        .0
+        .unwrap();
     node.policy.allow_unverified = true;
-    let unverified = Wire { hash: String::new(), ..node.wire(&url, b"", "kubectl") };
-    let error = node.install(&[Component::parse(&unverified, &node.policy).unwrap()]).0.unwrap_err().to_string();
-    assert!(error.contains("https") && !node.path("kubectl").exists(), "{error}");
+    let unverified = Wire {
+        hash: String::new(),
+        ..node.wire(&url, b"", "kubectl")
+    };
+    let error = node
+        .install(&[Component::parse(&unverified, &node.policy).unwrap()])
+        .0
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("https") && !node.path("kubectl").exists(),
+        "{error}"
+    );
 }
 
 #[test]
 fn data_and_file_urls_and_the_image_s_copies_need_no_network() {
     let mut node = Node::new();
-    let unverified = |url: &str, name: &str| Wire { hash: String::new(), ..node.wire(url, b"", name) };
+    let unverified = |url: &str, name: &str| Wire {
+        hash: String::new(),
+        ..node.wire(url, b"", name)
+    };
     let parse = |wire| Component::parse(&wire, &node.policy);
-    let patch = parse(unverified("data:application/json;base64,W10=", "etcd+json.json")).unwrap();
+    let patch = parse(unverified(
+        "data:application/json;base64,W10=",
+        "etcd+json.json",
+    ))
+    .unwrap();
     let text = parse(unverified("data:,a%20b%2fc", "text")).unwrap();
     let local = node.directory.path().join("a file");
     fs::write(&local, b"local").unwrap();
-    let file = node.component(&format!("file://{}", local.to_str().unwrap().replace(' ', "%20")), b"local", "file");
+    let file = node.component(
+        &format!("file://{}", local.to_str().unwrap().replace(' ', "%20")),
+        b"local",
+        "file",
+    );
     let image = node.directory.path().join("image");
     fs::create_dir(&image).unwrap();
     fs::write(image.join("kubeadm"), b"in the image").unwrap();
-    let copied = node.component("http://127.0.0.1:1/v1.34.1/kubeadm?x=y", b"in the image", "kubeadm");
+    let copied = node.component(
+        "http://127.0.0.1:1/v1.34.1/kubeadm?x=y",
+        b"in the image",
+        "kubeadm",
+    );
     node.settings.image = Some(image);
     node.settings.deadline = Duration::ZERO;
-    node.install(&[patch.clone(), text, file, copied]).0.unwrap();
-    for (name, content) in [("etcd+json.json", "[]"), ("text", "a b/c"), ("file", "local"), ("kubeadm", "in the image")]
-    {
+    node.install(&[patch.clone(), text, file, copied])
+        .0
+        .unwrap();
+    for (name, content) in [
+        ("etcd+json.json", "[]"),
+        ("text", "a b/c"),
+        ("file", "local"),
+        ("kubeadm", "in the image"),
+    ] {
         assert_eq!(fs::read_to_string(node.path(name)).unwrap(), content);
     }
     assert_eq!(node.install(&[patch]).1, [(0, Step::Present)]);
-    let error = node.install(&[node.component("http://127.0.0.1:1/kubeadm", b"newer", "x")]).0.unwrap_err();
+    let error = node
+        .install(&[node.component("http://127.0.0.1:1/kubeadm", b"newer", "x")])
+        .0
+        .unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     let absent = node.component("file:///nonexistent", b"", "x");
-    assert!(node.install(&[absent]).0.unwrap_err().to_string().contains("/nonexistent"));
+    assert!(
+        node.install(&[absent])
+            .0
+            .unwrap_err()
+            .to_string()
+            .contains("/nonexistent")
+    );
 }
 
 #[test]
@@ -454,32 +643,153 @@ fn what_a_list_may_not_ask_for_is_refused_before_anything_happens() {
     let good = node.wire("https://user:word@host/x?signature=secret", b"x", "kubelet");
     assert!(Component::parse(&good, &node.policy).is_ok());
     let table = [
-        (Wire { hash: String::new(), ..good.clone() }, "no hash"),
-        (Wire { hash: "sha256:abcd".into(), ..good.clone() }, "64 hex digits"),
-        (Wire { hash: format!("sha256:{}", "g".repeat(64)), ..good.clone() }, "64 hex digits"),
-        (Wire { hash: format!("sha512:{}", "a".repeat(64)), ..good.clone() }, "64 hex digits"),
-        (Wire { install_path: "bin/kubelet".into(), ..good.clone() }, "absolute"),
-        (Wire { install_path: format!("{bin}/../x"), ..good.clone() }, "absolute"),
-        (Wire { install_path: format!("{bin}/a\0b"), ..good.clone() }, "absolute"),
-        (Wire { install_path: "/etc/passwd".into(), ..good.clone() }, "none of the allowed"),
-        (Wire { install_path: format!("{bin}x/kubelet"), ..good.clone() }, "none of the allowed"),
-        (Wire { install_path: bin.into(), ..good.clone() }, "none of the allowed"),
-        (Wire { url: "ftp://host/x".into(), ..good.clone() }, "scheme"),
-        (Wire { url: "kubelet".into(), ..good.clone() }, "scheme"),
-        (Wire { url: "file:relative".into(), ..good.clone() }, "file:///path"),
-        (Wire { url: "data:nothing".into(), ..good.clone() }, "comma"),
-        (Wire { url: "data:;base64,?".into(), ..good.clone() }, "base64"),
-        (Wire { url: "data:,%4".into(), ..good.clone() }, "escape"),
-        (Wire { url: "data:,%+1".into(), ..good.clone() }, "escape"),
+        (
+            Wire {
+                hash: String::new(),
+                ..good.clone()
+            },
+            "no hash",
+        ),
+        (
+            Wire {
+                hash: "sha256:abcd".into(),
+                ..good.clone()
+            },
+            "64 hex digits",
+        ),
+        (
+            Wire {
+                hash: format!("sha256:{}", "g".repeat(64)),
+                ..good.clone()
+            },
+            "64 hex digits",
+        ),
+        (
+            Wire {
+                hash: format!("sha512:{}", "a".repeat(64)),
+                ..good.clone()
+            },
+            "64 hex digits",
+        ),
+        (
+            Wire {
+                install_path: "bin/kubelet".into(),
+                ..good.clone()
+            },
+            "absolute",
+        ),
+        (
+            Wire {
+                install_path: format!("{bin}/../x"),
+                ..good.clone()
+            },
+            "absolute",
+        ),
+        (
+            Wire {
+                install_path: format!("{bin}/a\0b"),
+                ..good.clone()
+            },
+            "absolute",
+        ),
+        (
+            Wire {
+                install_path: "/etc/passwd".into(),
+                ..good.clone()
+            },
+            "none of the allowed",
+        ),
+        (
+            Wire {
+                install_path: format!("{bin}x/kubelet"),
+                ..good.clone()
+            },
+            "none of the allowed",
+        ),
+        (
+            Wire {
+                install_path: bin.into(),
+                ..good.clone()
+            },
+            "none of the allowed",
+        ),
+        (
+            Wire {
+                url: "ftp://host/x".into(),
+                ..good.clone()
+            },
+            "scheme",
+        ),
+        (
+            Wire {
+                url: "kubelet".into(),
+                ..good.clone()
+            },
+            "scheme",
+        ),
+        (
+            Wire {
+                url: "file:relative".into(),
+                ..good.clone()
+            },
+            "file:///path",
+        ),
+        (
+            Wire {
+                url: "data:nothing".into(),
+                ..good.clone()
+            },
+            "comma",
+        ),
+        (
+            Wire {
+                url: "data:;base64,?".into(),
+                ..good.clone()
+            },
+            "base64",
+        ),
+        (
+            Wire {
+                url: "data:,%4".into(),
+                ..good.clone()
+            },
+            "escape",
+        ),
+        (
+            Wire {
+                url: "data:,%+1".into(),
+                ..good.clone()
+            },
+            "escape",
+        ),
     ];
     for (wire, why) in table {
-        let error = Component::parse(&wire, &node.policy).unwrap_err().to_string();
+        let error = Component::parse(&wire, &node.policy)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(why), "{error}");
-        assert!(!error.contains("word@") && !error.contains("secret"), "{error}");
+        assert!(
+            !error.contains("word@") && !error.contains("secret"),
+            "{error}"
+        );
     }
-    let allowing =
-        Policy { allow_unverified: true, ..Policy { directories: node.policy.directories.clone(), ..node.policy } };
-    assert!(Component::parse(&Wire { hash: String::new(), ..good }, &allowing).is_ok());
+    let allowing = Policy {
+        allow_unverified: true,
+        ..Policy {
+            directories: node.policy.directories.clone(),
+            ..node.policy
+        }
+    };
+    assert!(
+        Component::parse(
+            &Wire {
+                hash: String::new(),
+                ..good
+            },
+            &allowing
+        )
+        .is_ok()
+    );
 }
 
 #[test]
@@ -488,14 +798,25 @@ fn a_link_on_the_way_to_a_place_does_not_lead_outside() {
     fs::create_dir_all(node.path("")).unwrap();
     let outside = tempfile::tempdir().unwrap();
     symlink(outside.path(), node.path("sub")).unwrap();
-    let wire = Wire { hash: String::new(), ..node.wire("data:,x", b"", "sub/deeper/kubelet") };
-    let error = node.install(&[Component::parse(&wire, &node.policy).unwrap()]).0.unwrap_err();
+    let wire = Wire {
+        hash: String::new(),
+        ..node.wire("data:,x", b"", "sub/deeper/kubelet")
+    };
+    let error = node
+        .install(&[Component::parse(&wire, &node.policy).unwrap()])
+        .0
+        .unwrap_err();
     assert!(error.to_string().contains("by a link"), "{error}");
     assert_eq!(files(outside.path()), BTreeMap::new());
     // a link at the place itself is replaced
     symlink(outside.path().join("target"), node.path("kubelet")).unwrap();
-    let wire = Wire { hash: String::new(), ..node.wire("data:,x", b"", "kubelet") };
-    node.install(&[Component::parse(&wire, &node.policy).unwrap()]).0.unwrap();
+    let wire = Wire {
+        hash: String::new(),
+        ..node.wire("data:,x", b"", "kubelet")
+    };
+    node.install(&[Component::parse(&wire, &node.policy).unwrap()])
+        .0
+        .unwrap();
     assert!(node.path("kubelet").symlink_metadata().unwrap().is_file());
     assert_eq!(files(outside.path()), BTreeMap::new());
 }
@@ -513,7 +834,10 @@ fn on_a_full_disk() {
         move |_, _, stream| drop(stream.write_all(&ok(&content)))
     });
     let error = node.refused(node.component(&url, &content, "kubelet"));
-    assert!(error.contains("No space left on device") && error.contains("more space"), "{error}");
+    assert!(
+        error.contains("No space left on device") && error.contains("more space"),
+        "{error}"
+    );
     let packed = gzip(&tar_of(&[("program", &[7; 1_000_000])]));
     let url = serve({
         let packed = packed.clone();
@@ -535,8 +859,12 @@ fn a_full_disk_leaves_nothing_half_made() {
         .env("FIRSTLIGHT_FULL", directory.path())
         .output()
         .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
 }
 
 fn is_root() -> bool {
@@ -567,8 +895,10 @@ fn entry(kind: u8, name: &[u8], link: &[u8], content: &[u8]) -> Vec<u8> {
 }
 
 fn tar_of(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut bytes: Vec<u8> =
-        entries.iter().flat_map(|(name, content)| entry(b'0', name.as_bytes(), b"", content)).collect();
+    let mut bytes: Vec<u8> = entries
+        .iter()
+        .flat_map(|(name, content)| entry(b'0', name.as_bytes(), b"", content))
+        .collect();
     bytes.extend([0; 1024]);
     bytes
 }
@@ -577,7 +907,12 @@ fn tar_of(entries: &[(&str, &[u8])]) -> Vec<u8> {
 fn unpack(archive: &[u8]) -> (Result<archive::Unpacked, archive::Error>, TempDir) {
     // each file is synced: in memory, thousands of archives take seconds
     let shared_memory = Path::new("/dev/shm");
-    let outer = if shared_memory.is_dir() { tempfile::tempdir_in(shared_memory) } else { tempfile::tempdir() }.unwrap();
+    let outer = if shared_memory.is_dir() {
+        tempfile::tempdir_in(shared_memory)
+    } else {
+        tempfile::tempdir()
+    }
+    .unwrap();
     let root = outer.path().join("a/b/root");
     fs::create_dir_all(&root).unwrap();
     let mut file = tempfile::tempfile().unwrap();
@@ -604,48 +939,139 @@ fn hostile_archives_are_refused_and_put_nothing_outside() {
         bytes
     };
     let table: Vec<(&str, Vec<u8>, &str)> = vec![
-        ("absolute name", file("/tmp/firstlight-escaped"), "leads outside"),
+        (
+            "absolute name",
+            file("/tmp/firstlight-escaped"),
+            "leads outside",
+        ),
         ("parent", file("../escaped"), "leads outside"),
         ("parent within", file("a/../../escaped"), "leads outside"),
-        ("absolute directory", entry(b'5', b"/escaped/", b"", b""), "leads outside"),
+        (
+            "absolute directory",
+            entry(b'5', b"/escaped/", b"", b""),
+            "leads outside",
+        ),
         ("link outside", link("a", "../x"), "may be outside"),
-        ("link outside, deeper", link("a/b", "../../x"), "may be outside"),
+        (
+            "link outside, deeper",
+            link("a/b", "../../x"),
+            "may be outside",
+        ),
         ("absolute link", link("a", "/etc"), "may be outside"),
         ("link to nothing", link("a", ""), "links to nothing"),
-        ("link through a link", [link("a", "."), link("b", "a/..")].concat(), "may be outside"),
-        ("file through a link", [entry(b'5', b"d", b"", b""), link("a", "d"), file("a/x")].concat(), "no directory"),
-        ("file through a file", [file("a"), file("a/x")].concat(), "no directory"),
-        ("directory over a link", [link("a", "d"), entry(b'5', b"a", b"", b"")].concat(), "no directory"),
-        ("file over a directory", [entry(b'5', b"a", b"", b""), file("a")].concat(), "a directory and a file"),
-        ("hard link outside", hard("a", "../../../../etc/passwd"), "leads outside"),
-        ("absolute hard link", hard("a", "/etc/passwd"), "leads outside"),
+        (
+            "link through a link",
+            [link("a", "."), link("b", "a/..")].concat(),
+            "may be outside",
+        ),
+        (
+            "file through a link",
+            [entry(b'5', b"d", b"", b""), link("a", "d"), file("a/x")].concat(),
+            "no directory",
+        ),
+        (
+            "file through a file",
+            [file("a"), file("a/x")].concat(),
+            "no directory",
+        ),
+        (
+            "directory over a link",
+            [link("a", "d"), entry(b'5', b"a", b"", b"")].concat(),
+            "no directory",
+        ),
+        (
+            "file over a directory",
+            [entry(b'5', b"a", b"", b""), file("a")].concat(),
+            "a directory and a file",
+        ),
+        (
+            "hard link outside",
+            hard("a", "../../../../etc/passwd"),
+            "leads outside",
+        ),
+        (
+            "absolute hard link",
+            hard("a", "/etc/passwd"),
+            "leads outside",
+        ),
         ("hard link to nothing", hard("a", "b"), "no other file"),
-        ("hard link to a link", [link("l", "x"), hard("a", "l")].concat(), "no other file"),
-        ("hard link to itself", [file("a"), hard("a", "a")].concat(), "no other file"),
-        ("character device", entry(b'3', b"null", b"", b""), "type '3'"),
+        (
+            "hard link to a link",
+            [link("l", "x"), hard("a", "l")].concat(),
+            "no other file",
+        ),
+        (
+            "hard link to itself",
+            [file("a"), hard("a", "a")].concat(),
+            "no other file",
+        ),
+        (
+            "character device",
+            entry(b'3', b"null", b"", b""),
+            "type '3'",
+        ),
         ("block device", entry(b'4', b"sda", b"", b""), "type '4'"),
         ("fifo", entry(b'6', b"pipe", b"", b""), "type '6'"),
         ("unknown type", entry(b'Z', b"z", b"", b""), "type 'Z'"),
         ("no name", entry(b'0', b"", b"", b"x"), "no name"),
         ("control characters", file("a\nb"), "control characters"),
-        ("pax name outside", [pax("path=../escaped"), file("a")].concat(), "leads outside"),
-        ("pax link outside", [pax("linkpath=/etc"), link("a", "b")].concat(), "may be outside"),
-        ("pax sparse", [pax("GNU.sparse.major=1"), file("a")].concat(), "sparse"),
-        ("long name outside", [entry(b'L', b"@", b"", b"../../escaped\0"), file("a")].concat(), "leads outside"),
-        ("overlong name", [entry(b'L', b"@", b"", &[b'a'; 2000]), file("a")].concat(), "2000 bytes"),
-        ("name of a megabyte", [entry(b'L', b"@", b"", &vec![b'a'; 1 << 20]), file("a")].concat(), "more than 65536"),
-        ("pax of a megabyte", [entry(b'x', b"@", b"", &vec![b'a'; 1 << 20]), file("a")].concat(), "more than 65536"),
+        (
+            "pax name outside",
+            [pax("path=../escaped"), file("a")].concat(),
+            "leads outside",
+        ),
+        (
+            "pax link outside",
+            [pax("linkpath=/etc"), link("a", "b")].concat(),
+            "may be outside",
+        ),
+        (
+            "pax sparse",
+            [pax("GNU.sparse.major=1"), file("a")].concat(),
+            "sparse",
+        ),
+        (
+            "long name outside",
+            [entry(b'L', b"@", b"", b"../../escaped\0"), file("a")].concat(),
+            "leads outside",
+        ),
+        (
+            "overlong name",
+            [entry(b'L', b"@", b"", &[b'a'; 2000]), file("a")].concat(),
+            "2000 bytes",
+        ),
+        (
+            "name of a megabyte",
+            [entry(b'L', b"@", b"", &vec![b'a'; 1 << 20]), file("a")].concat(),
+            "more than 65536",
+        ),
+        (
+            "pax of a megabyte",
+            [entry(b'x', b"@", b"", &vec![b'a'; 1 << 20]), file("a")].concat(),
+            "more than 65536",
+        ),
         ("size that nothing has", huge, "more than"),
         ("cut off", file("a")[..516].to_vec(), "ends within a"),
         ("no archive", b"#!/bin/sh\n".repeat(100), "no proper tar"),
-        ("broken gzip", [&gzip(&file("a"))[..20], &[0xff; 50]].concat(), "no proper tar"),
+        (
+            "broken gzip",
+            [&gzip(&file("a"))[..20], &[0xff; 50]].concat(),
+            "no proper tar",
+        ),
     ];
     for (what, archive, why) in table {
         for archive in [archive.clone(), gzip(&archive)] {
             let (outcome, outer) = unpack(&archive);
-            let Err(archive::Error::Refused(text)) = outcome else { panic!("{what}: {outcome:?}") };
+            let Err(archive::Error::Refused(text)) = outcome else {
+                panic!("{what}: {outcome:?}")
+            };
             assert!(text.contains(why), "{what}: {text}");
-            assert!(files(outer.path()).keys().all(|path| path.starts_with("a/b/root")), "{what}");
+            assert!(
+                files(outer.path())
+                    .keys()
+                    .all(|path| path.starts_with("a/b/root")),
+                "{what}"
+            );
         }
     }
     assert!(!Path::new("/tmp/firstlight-escaped").exists());
@@ -661,22 +1087,37 @@ fn hostile_archives_are_refused_and_put_nothing_outside() {
 fn bombs_are_refused_before_they_fill_the_disk() {
     let zeros = gzip(&entry(b'0', b"zeros", b"", &vec![0; 50 << 20]));
     let (outcome, outer) = unpack(&zeros);
-    assert!(matches!(&outcome, Err(archive::Error::Refused(why)) if why.contains("unpacks to more")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Err(archive::Error::Refused(why)) if why.contains("unpacks to more")),
+        "{outcome:?}"
+    );
     assert_eq!(files(outer.path()), BTreeMap::new());
 
-    let many: Vec<u8> = (0..20_000).flat_map(|number| entry(b'0', format!("{number}").as_bytes(), b"", b"")).collect();
+    let many: Vec<u8> = (0..20_000)
+        .flat_map(|number| entry(b'0', format!("{number}").as_bytes(), b"", b""))
+        .collect();
     let (outcome, _) = unpack(&gzip(&many));
-    assert!(matches!(&outcome, Err(archive::Error::Refused(why)) if why.contains("10000 entries")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Err(archive::Error::Refused(why)) if why.contains("10000 entries")),
+        "{outcome:?}"
+    );
 
     // a few long names make many directories
     let deep: Vec<u8> = (0..100)
         .flat_map(|number| {
             let name = format!("{number}/{}", "d/".repeat(500));
-            [entry(b'L', b"@", b"", name.as_bytes()), entry(b'5', b"x", b"", b"")].concat()
+            [
+                entry(b'L', b"@", b"", name.as_bytes()),
+                entry(b'5', b"x", b"", b""),
+            ]
+            .concat()
         })
         .collect();
     let (outcome, _) = unpack(&gzip(&deep));
-    assert!(matches!(&outcome, Err(archive::Error::Refused(why)) if why.contains("10000 entries")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Err(archive::Error::Refused(why)) if why.contains("10000 entries")),
+        "{outcome:?}"
+    );
 }
 
 #[test]
@@ -706,7 +1147,10 @@ fn real_tar_and_we_unpack_the_same() {
             let archive = tempfile::NamedTempFile::new().unwrap();
             let tar = |arguments: &[&OsStr]| {
                 let output = Command::new("tar").args(arguments).output().unwrap();
-                assert!(output.status.success() || format == "v7" || format == "ustar", "{output:?}");
+                assert!(
+                    output.status.success() || format == "v7" || format == "ustar",
+                    "{output:?}"
+                );
             };
             let (file, here) = (archive.path().as_os_str(), source.path().as_os_str());
             let format = format!("--format={format}");
@@ -721,13 +1165,25 @@ fn real_tar_and_we_unpack_the_same() {
                 ".".as_ref(),
             ]);
             let theirs = tempfile::tempdir().unwrap();
-            tar(&["-xpf".as_ref(), file, "-C".as_ref(), theirs.path().as_os_str()]);
+            tar(&[
+                "-xpf".as_ref(),
+                file,
+                "-C".as_ref(),
+                theirs.path().as_os_str(),
+            ]);
             let (outcome, ours) = unpack(&fs::read(archive.path()).unwrap());
             let unpacked = outcome.unwrap();
             let files = files(theirs.path());
             assert!(files.len() >= 7, "{format}: {}", files.len());
-            assert_eq!(self::files(&ours.path().join("a/b/root")), files, "{format} {compress}");
-            assert!(unpacked.files.iter().eq(files.keys()), "{format} {compress}");
+            assert_eq!(
+                self::files(&ours.path().join("a/b/root")),
+                files,
+                "{format} {compress}"
+            );
+            assert!(
+                unpacked.files.iter().eq(files.keys()),
+                "{format} {compress}"
+            );
             assert!(unpacked.directories.contains(Path::new("sub/empty")));
         }
     }
@@ -744,14 +1200,21 @@ with tarfile.open(sys.argv[1], "w:gz", format=tarfile.PAX_FORMAT, pax_headers={"
         archive.addfile(entry, io.BytesIO(b"bytes"))
 "#;
     let file = tempfile::NamedTempFile::new().unwrap();
-    let status = Command::new("python3").args(["-c", script]).arg(file.path()).status().unwrap();
+    let status = Command::new("python3")
+        .args(["-c", script])
+        .arg(file.path())
+        .status()
+        .unwrap();
     assert!(status.success());
     let (outcome, outer) = unpack(&fs::read(file.path()).unwrap());
     outcome.unwrap();
     let found = files(&outer.path().join("a/b/root"));
     assert_eq!(found.len(), 2);
     assert_eq!(found[Path::new("plain")], (0o755, b"bytes".to_vec()));
-    assert_eq!(found[Path::new(&format!("\u{fc}ml/{}", "n".repeat(150)))], (0o755, b"bytes".to_vec()));
+    assert_eq!(
+        found[Path::new(&format!("\u{fc}ml/{}", "n".repeat(150)))],
+        (0o755, b"bytes".to_vec())
+    );
 }
 
 #[test]
@@ -763,8 +1226,13 @@ fn special_modes_are_taken_off() {
 
 #[test]
 fn an_archive_comes_into_place_beside_what_is_there_and_is_known_again() {
-    let packed =
-        gzip(&[entry(b'5', b"./", b"", b""), tar_of(&[("./bridge", b"one"), ("sub/host-local", b"two")])].concat());
+    let packed = gzip(
+        &[
+            entry(b'5', b"./", b"", b""),
+            tar_of(&[("./bridge", b"one"), ("sub/host-local", b"two")]),
+        ]
+        .concat(),
+    );
     let requests = Arc::new(AtomicU64::new(0));
     let url = serve({
         let (packed, requests) = (packed.clone(), requests.clone());
@@ -780,12 +1248,18 @@ fn an_archive_comes_into_place_beside_what_is_there_and_is_known_again() {
     let archive = [node.archive(&url, &packed, "")];
     node.install(&archive).0.unwrap();
     let list = format!(".sha256-{}", hex(&digest_of(&packed)));
-    let names: Vec<_> = files(&node.path("")).into_keys().map(|path| path.to_str().unwrap().to_owned()).collect();
+    let names: Vec<_> = files(&node.path(""))
+        .into_keys()
+        .map(|path| path.to_str().unwrap().to_owned())
+        .collect();
     assert_eq!(names, [&list[..], "bridge", "sub/host-local", "sub/kept"]);
     assert_eq!(fs::read(node.path("bridge")).unwrap(), b"one");
     // the list is what sha256sum reads
-    let check =
-        Command::new("sha256sum").args(["--check", "--strict", &list]).current_dir(node.path("")).output().unwrap();
+    let check = Command::new("sha256sum")
+        .args(["--check", "--strict", &list])
+        .current_dir(node.path(""))
+        .output()
+        .unwrap();
     assert!(check.status.success(), "{check:?}");
 
     assert_eq!(node.install(&archive).1, [(0, Step::Present)]);
@@ -798,14 +1272,21 @@ fn an_archive_comes_into_place_beside_what_is_there_and_is_known_again() {
 
 #[test]
 fn a_hostile_archive_with_the_right_hash_leaves_nothing() {
-    let packed = [tar_of(&[("good", b"x")])[..1024].to_vec(), entry(b'2', b"bad", b"/etc", b"")].concat();
+    let packed = [
+        tar_of(&[("good", b"x")])[..1024].to_vec(),
+        entry(b'2', b"bad", b"/etc", b""),
+    ]
+    .concat();
     let url = serve({
         let packed = packed.clone();
         move |_, _, stream| stream.write_all(&ok(&packed)).unwrap()
     });
     let node = Node::new();
     let error = node.refused(node.archive(&url, &packed, "cni"));
-    assert!(error.contains("not unpacked") && error.contains("bad links to /etc"), "{error}");
+    assert!(
+        error.contains("not unpacked") && error.contains("bad links to /etc"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -831,7 +1312,11 @@ fn mutated_archives_are_unpacked_or_refused_and_stay_inside() {
             Ok(_) => good += 1,
             Err(_) => bad += 1,
         }
-        assert!(files(outer.path()).keys().all(|path| path.starts_with("a/b/root")));
+        assert!(
+            files(outer.path())
+                .keys()
+                .all(|path| path.starts_with("a/b/root"))
+        );
     }
     let packed = gzip(&valid);
     mutations(&packed, 2000).for_each(|mutant| drop(unpack(&mutant)));
@@ -852,13 +1337,23 @@ fn with_checksum(block: &[u8]) -> Vec<u8> {
 #[test]
 fn mutated_urls_and_hashes_give_a_component_or_an_error() {
     let node = Node::new();
-    for url in ["data:application/json;base64,W10=", "file:///usr/bin/%41", "https://host:443/a?b=c#d"] {
+    for url in [
+        "data:application/json;base64,W10=",
+        "file:///usr/bin/%41",
+        "https://host:443/a?b=c#d",
+    ] {
         for mutant in mutations(url.as_bytes(), 3000) {
             let url = String::from_utf8_lossy(&mutant).into_owned();
             shown(&url);
             let hash = String::from_utf8_lossy(&mutant).into_owned();
             let _ = Component::parse(&node.wire(&url, b"", "x"), &node.policy);
-            let _ = Component::parse(&Wire { hash, ..node.wire("data:,x", b"", "x") }, &node.policy);
+            let _ = Component::parse(
+                &Wire {
+                    hash,
+                    ..node.wire("data:,x", b"", "x")
+                },
+                &node.policy,
+            );
         }
     }
 }
@@ -873,13 +1368,33 @@ fn a_list_is_known_by_the_old_system_s_name_and_written_in_its_form() {
         "e0c91c606e1402e943666f6fda8452140851a1b2bb4f69918dd7176e8d86845c",
         "ce427a4df97b044bf6beaf38be6b3aaafb1b5c782c406958b3c71ebb25a48fe3",
     ];
-    let of = |hash: &&str| Wire { hash: format!("sha256:{hash}"), ..Wire::default() };
+    let of = |hash: &&str| Wire {
+        hash: format!("sha256:{hash}"),
+        ..Wire::default()
+    };
     let mut list: Vec<_> = hashes.iter().map(of).collect();
-    list.push(Wire { url: "data:,x".into(), ..Wire::default() });
-    assert_eq!(list_hash(&list), "sha256:70c3450f5223aba621169dffb771affd0370be258b3b64f72752e0a63cbb81a8");
-    let archive = Wire { url: "u".into(), hash: "h".into(), install_path: "/p".into(), extract: true };
-    let json = list_json(&[archive, Wire { url: "data:,x".into(), install_path: "/q".into(), ..Wire::default() }]);
-    let expected =
-        r#"[{"url":"u","hash":"h","install_path":"/p","extract":true},{"url":"data:,x","install_path":"/q"}]"#;
+    list.push(Wire {
+        url: "data:,x".into(),
+        ..Wire::default()
+    });
+    assert_eq!(
+        list_hash(&list),
+        "sha256:70c3450f5223aba621169dffb771affd0370be258b3b64f72752e0a63cbb81a8"
+    );
+    let archive = Wire {
+        url: "u".into(),
+        hash: "h".into(),
+        install_path: "/p".into(),
+        extract: true,
+    };
+    let json = list_json(&[
+        archive,
+        Wire {
+            url: "data:,x".into(),
+            install_path: "/q".into(),
+            ..Wire::default()
+        },
+    ]);
+    let expected = r#"[{"url":"u","hash":"h","install_path":"/p","extract":true},{"url":"data:,x","install_path":"/q"}]"#;
     assert_eq!(json, expected);
 }

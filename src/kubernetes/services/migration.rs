@@ -37,8 +37,15 @@ impl Migration {
 
 impl fmt::Display for Migration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let last = self.end.and_then(|end| end.checked_sub(DAY)).map(time::seconds);
-        f.write_str(last.as_deref().and_then(|last| last.get(..10)).unwrap_or_default())
+        let last = self
+            .end
+            .and_then(|end| end.checked_sub(DAY))
+            .map(time::seconds);
+        f.write_str(
+            last.as_deref()
+                .and_then(|last| last.get(..10))
+                .unwrap_or_default(),
+        )
     }
 }
 
@@ -65,16 +72,38 @@ mod tests {
     fn the_day_that_is_given_is_the_last() {
         let migration: Migration = "2027-01-31".parse().unwrap();
         let at = |text| migration.is_on(time::parse(text).unwrap());
-        assert_eq!((migration.to_string().as_str(), Migration::default().to_string().as_str()), ("2027-01-31", ""));
+        assert_eq!(
+            (
+                migration.to_string().as_str(),
+                Migration::default().to_string().as_str()
+            ),
+            ("2027-01-31", "")
+        );
         assert!(at("2026-11-22T00:00:00Z") && at("2027-01-31T23:59:59Z"));
         assert!(!at("2027-02-01T00:00:00Z") && !at("2030-01-01T00:00:00Z"));
     }
 
     #[test]
     fn it_is_off_unless_there_is_a_date() {
-        assert!(!"".parse::<Migration>().unwrap().is_on(SystemTime::UNIX_EPOCH));
-        for bad in ["2027", "31.1.2027", "2027-01-31T00:00:00Z", "2027-13-01", " 2027-01-31", "forever"] {
-            assert!(bad.parse::<Migration>().unwrap_err().contains("expected a date as 2027-01-31"), "{bad}");
+        assert!(
+            !"".parse::<Migration>()
+                .unwrap()
+                .is_on(SystemTime::UNIX_EPOCH)
+        );
+        for bad in [
+            "2027",
+            "31.1.2027",
+            "2027-01-31T00:00:00Z",
+            "2027-13-01",
+            " 2027-01-31",
+            "forever",
+        ] {
+            assert!(
+                bad.parse::<Migration>()
+                    .unwrap_err()
+                    .contains("expected a date as 2027-01-31"),
+                "{bad}"
+            );
         }
     }
 }

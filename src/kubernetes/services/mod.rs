@@ -95,7 +95,10 @@ pub struct MetadataService {
 impl Default for MetadataService {
     /// The one beside QEMU, at its usual place.
     fn default() -> MetadataService {
-        MetadataService { cloud: Some("qemu".into()), url: None }
+        MetadataService {
+            cloud: Some("qemu".into()),
+            url: None,
+        }
     }
 }
 
@@ -139,7 +142,11 @@ impl Phase {
     }
 
     fn of(object: &Value) -> Phase {
-        if object["metadata"]["name"] == JOIN_CONFIG { Phase::Policy } else { Phase::Services }
+        if object["metadata"]["name"] == JOIN_CONFIG {
+            Phase::Policy
+        } else {
+            Phase::Services
+        }
     }
 }
 
@@ -198,9 +205,18 @@ impl fmt::Display for Error {
         match self {
             Error::Manifest(problem) => write!(f, "a manifest cannot be made: {problem}"),
             Error::Api(error) => error.fmt(f),
-            Error::Backup(path, error) => write!(f, "cannot save the manifests of before: {}: {error}", path.display()),
+            Error::Backup(path, error) => write!(
+                f,
+                "cannot save the manifests of before: {}: {error}",
+                path.display()
+            ),
             Error::NotReady(missing, after) => {
-                write!(f, "the services are not ready after {} s: {}", after.as_secs(), missing.join("; "))
+                write!(
+                    f,
+                    "the services are not ready after {} s: {}",
+                    after.as_secs(),
+                    missing.join("; ")
+                )
             }
             Error::RolledBack { why, left, backup } => {
                 write!(f, "{why}; ")?;
@@ -239,17 +255,24 @@ pub fn apply(
     options: &Options,
     report: &mut dyn FnMut(Report),
 ) -> Result<Applied, Error> {
-    report(Report::Phase("asking the API server whether it would take the services".into()));
+    report(Report::Phase(
+        "asking the API server whether it would take the services".into(),
+    ));
     let changes = plan(client, manifests_without(settings, options.skip)?)?;
     let backup = save(&changes, options.backups)?;
     if let Some(path) = &backup {
-        report(Report::Line(format!("the manifests of before are in {}", path.display())));
+        report(Report::Line(format!(
+            "the manifests of before are in {}",
+            path.display()
+        )));
     }
     let mut changed = Vec::new();
     let mut done = 0;
-    let outcome = carry_out(client, &changes, &mut done, &mut changed, report).and_then(|()| match options.wait {
-        Some(time) => wait_ready(client, &changes, time, report),
-        None => Ok(()),
+    let outcome = carry_out(client, &changes, &mut done, &mut changed, report).and_then(|()| {
+        match options.wait {
+            Some(time) => wait_ready(client, &changes, time, report),
+            None => Ok(()),
+        }
     });
     match outcome {
         Ok(()) => Ok(Applied { changed, backup }),
@@ -259,14 +282,21 @@ pub fn apply(
             // the one that failed may have been carried out
             let touched = &changes[..changes.len().min(done + 1)];
             let left = roll_back(&client.within(ROLL_BACK_TIME), touched);
-            Err(Error::RolledBack { why: Box::new(why), left, backup })
+            Err(Error::RolledBack {
+                why: Box::new(why),
+                left,
+                backup,
+            })
         }
     }
 }
 
 /// The [`manifests`] but for those of these phases.
 pub fn manifests_without(settings: &Settings, skip: &[Phase]) -> Result<Vec<Value>, Error> {
-    Ok(manifests(settings)?.into_iter().filter(|object| !skip.contains(&Phase::of(object))).collect())
+    Ok(manifests(settings)?
+        .into_iter()
+        .filter(|object| !skip.contains(&Phase::of(object)))
+        .collect())
 }
 
 /// What is there, and whether what is wanted would be taken.
@@ -286,7 +316,11 @@ fn plan(client: &Client, wanted: Vec<Value>) -> Result<Vec<Change>, Error> {
 
 /// A policy that is replaced stays beside the new one, where the old system has it too.
 fn keep_policy(wanted: &mut Value, before: Option<&Value>) {
-    let data = |key: &str| before.and_then(|before| before.pointer(&format!("/data/{key}"))).cloned();
+    let data = |key: &str| {
+        before
+            .and_then(|before| before.pointer(&format!("/data/{key}")))
+            .cloned()
+    };
     let kept = match data(ATTESTATION_CONFIG) {
         Some(policy) if policy != wanted["data"][ATTESTATION_CONFIG] => Some(policy),
         _ => data(ATTESTATION_CONFIG_BACKUP),
@@ -327,7 +361,10 @@ fn wait_ready(
     report: &mut dyn FnMut(Report),
 ) -> Result<(), Error> {
     let started = Instant::now();
-    let sets: Vec<_> = changes.iter().filter(|change| *change.at.resource() == DAEMON_SETS).collect();
+    let sets: Vec<_> = changes
+        .iter()
+        .filter(|change| *change.at.resource() == DAEMON_SETS)
+        .collect();
     let mut said = BTreeSet::new();
     let mut phase = String::new();
     loop {
@@ -363,7 +400,9 @@ fn wait_ready(
 fn missing_of(name: &str, set: &Value) -> Option<String> {
     let number = |pointer: &str| set.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
     if number("/status/observedGeneration") < number("/metadata/generation") {
-        return Some(format!("{name}: the controller manager has not seen it yet"));
+        return Some(format!(
+            "{name}: the controller manager has not seen it yet"
+        ));
     }
     let wanted = number("/status/desiredNumberScheduled");
     let ready = number("/status/numberAvailable").min(number("/status/updatedNumberScheduled"));
@@ -385,16 +424,30 @@ fn troubles(client: &Client, sets: &[&Change]) -> Result<Vec<String>, Error> {
 fn troubles_of(pod: &Value) -> Vec<String> {
     /// These pass by themselves.
     const NORMAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];
-    let text = |value: &Value, pointer: &str| value.pointer(pointer).and_then(Value::as_str).unwrap_or("").to_owned();
+    let text = |value: &Value, pointer: &str| {
+        value
+            .pointer(pointer)
+            .and_then(Value::as_str)
+            .unwrap_or("")
+            .to_owned()
+    };
     let (name, node) = (text(pod, "/metadata/name"), text(pod, "/spec/nodeName"));
     let mut troubles = Vec::new();
-    for status in pod.pointer("/status/containerStatuses").and_then(Value::as_array).into_iter().flatten() {
+    for status in pod
+        .pointer("/status/containerStatuses")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+    {
         let reason = text(status, "/state/waiting/reason");
         if reason.is_empty() || NORMAL.contains(&reason.as_str()) {
             continue;
         }
         let mut trouble = format!("pod {name} on {node}: {reason}");
-        let message = [text(status, "/lastState/terminated/message"), text(status, "/state/waiting/message")];
+        let message = [
+            text(status, "/lastState/terminated/message"),
+            text(status, "/state/waiting/message"),
+        ];
         if let Some(message) = message.iter().find(|message| !message.is_empty()) {
             trouble += &format!(": {message:.500}");
         }
@@ -403,7 +456,12 @@ fn troubles_of(pod: &Value) -> Vec<String> {
         }
         troubles.push(trouble);
     }
-    for condition in pod.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten() {
+    for condition in pod
+        .pointer("/status/conditions")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+    {
         if condition["type"] == "PodScheduled" && condition["status"] == "False" {
             troubles.push(format!("pod {name}: {}", text(condition, "/message")));
         }
@@ -442,7 +500,11 @@ fn restore(client: &Client, at: &Object, before: &Value) -> Result<(), client::E
 /// Puts what is there into a folder of its own, as manifests that `kubectl apply --server-side` takes. No folder for nothing.
 fn save(changes: &[Change], backups: &Path) -> Result<Option<PathBuf>, Error> {
     // the operator has the master secret in a file already
-    let old = || changes.iter().filter(|change| change.wanted["kind"] != "Secret");
+    let old = || {
+        changes
+            .iter()
+            .filter(|change| change.wanted["kind"] != "Secret")
+    };
     if old().all(|change| change.before.is_none()) {
         return Ok(None);
     }
@@ -454,12 +516,27 @@ fn save(changes: &[Change], backups: &Path) -> Result<Option<PathBuf>, Error> {
     fs::create_dir_all(backups).map_err(failed(backups))?;
     let folder = make_folder(&folder).map_err(failed(&folder))?;
     for (number, change) in old().enumerate() {
-        let Some(before) = &change.before else { continue };
-        let kind = change.wanted["kind"].as_str().unwrap_or_default().to_lowercase();
+        let Some(before) = &change.before else {
+            continue;
+        };
+        let kind = change.wanted["kind"]
+            .as_str()
+            .unwrap_or_default()
+            .to_lowercase();
         let path = folder.join(format!("{number:02}-{kind}-{}.json", change.at.name()));
-        let manifest = format!("{:#}\n", owned(before, FIELD_MANAGER).unwrap_or_else(|| without_status(before)));
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-        let written = file.and_then(|mut file| file.write_all(manifest.as_bytes()).and_then(|()| file.sync_all()));
+        let manifest = format!(
+            "{:#}\n",
+            owned(before, FIELD_MANAGER).unwrap_or_else(|| without_status(before))
+        );
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
+        let written = file.and_then(|mut file| {
+            file.write_all(manifest.as_bytes())
+                .and_then(|()| file.sync_all())
+        });
         written.map_err(failed(&path))?;
     }
     Ok(Some(folder))
@@ -484,8 +561,17 @@ fn without_status(object: &Value) -> Value {
     if let Some(fields) = object.as_object_mut() {
         fields.remove("status");
     }
-    if let Some(metadata) = object.pointer_mut("/metadata").and_then(Value::as_object_mut) {
-        for field in ["managedFields", "resourceVersion", "uid", "creationTimestamp", "generation"] {
+    if let Some(metadata) = object
+        .pointer_mut("/metadata")
+        .and_then(Value::as_object_mut)
+    {
+        for field in [
+            "managedFields",
+            "resourceVersion",
+            "uid",
+            "creationTimestamp",
+            "generation",
+        ] {
             metadata.remove(field);
         }
     }
@@ -532,25 +618,49 @@ mod tests {
             keep_policy(&mut wanted, Some(&before));
             wanted["data"]["attestationConfig_backup"].clone()
         };
-        assert_eq!(kept(json!({"data": {"attestationConfig": "old", "attestationConfig_backup": "older"}})), "old");
-        assert_eq!(kept(json!({"data": {"attestationConfig": "new", "attestationConfig_backup": "older"}})), "older");
-        assert_eq!(kept(json!({"data": {"attestationConfig": "new"}})), Value::Null);
+        assert_eq!(
+            kept(
+                json!({"data": {"attestationConfig": "old", "attestationConfig_backup": "older"}})
+            ),
+            "old"
+        );
+        assert_eq!(
+            kept(
+                json!({"data": {"attestationConfig": "new", "attestationConfig_backup": "older"}})
+            ),
+            "older"
+        );
+        assert_eq!(
+            kept(json!({"data": {"attestationConfig": "new"}})),
+            Value::Null
+        );
     }
 
     #[test]
     fn a_set_is_ready_when_every_node_has_its_newest_pod() {
         let missing = |generation, status: Value| {
-            missing_of("a", &json!({"metadata": {"generation": generation}, "status": status}))
+            missing_of(
+                "a",
+                &json!({"metadata": {"generation": generation}, "status": status}),
+            )
         };
         let status = |observed, desired, updated, available| {
             json!({"observedGeneration": observed, "desiredNumberScheduled": desired,
                 "updatedNumberScheduled": updated, "numberAvailable": available})
         };
         assert_eq!(missing(2, status(2, 3, 3, 3)), None);
-        assert!(missing(2, status(1, 3, 3, 3)).unwrap().contains("has not seen it"));
+        assert!(
+            missing(2, status(1, 3, 3, 3))
+                .unwrap()
+                .contains("has not seen it")
+        );
         assert_eq!(missing(2, status(2, 3, 1, 3)).unwrap(), "a: 1 of 3 ready");
         assert_eq!(missing(2, status(2, 3, 3, 0)).unwrap(), "a: 0 of 3 ready");
-        assert!(missing(2, status(2, 0, 0, 0)).unwrap().contains("no control plane"));
+        assert!(
+            missing(2, status(2, 0, 0, 0))
+                .unwrap()
+                .contains("no control plane")
+        );
     }
 
     #[test]

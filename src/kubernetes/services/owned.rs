@@ -17,15 +17,22 @@ pub fn owned(object: &Value, manager: &str) -> Option<Value> {
     let fields = entries
         .iter()
         .find(|entry| {
-            entry["manager"] == manager && entry["operation"] == "Apply" && entry.get("subresource").is_none()
+            entry["manager"] == manager
+                && entry["operation"] == "Apply"
+                && entry.get("subresource").is_none()
         })
         .and_then(|entry| entry.get("fieldsV1")?.as_object())?;
-    let Value::Object(mut out) = project(object, fields, MAX_DEPTH) else { return None };
+    let Value::Object(mut out) = project(object, fields, MAX_DEPTH) else {
+        return None;
+    };
     // these say which object it is, and belong to nobody
     for field in ["apiVersion", "kind"] {
         out.insert(field.into(), object.get(field)?.clone());
     }
-    let metadata = out.entry("metadata").or_insert_with(|| json!({})).as_object_mut()?;
+    let metadata = out
+        .entry("metadata")
+        .or_insert_with(|| json!({}))
+        .as_object_mut()?;
     for field in ["name", "namespace"] {
         if let Some(value) = object["metadata"].get(field) {
             metadata.insert(field.into(), value.clone());
@@ -39,12 +46,17 @@ fn project(value: &Value, fields: &Map<String, Value>, depth: usize) -> Value {
     if depth == 0 || fields.is_empty() {
         return value.clone();
     }
-    let below = |value: &Value, fields: &Value| project(value, fields.as_object().unwrap_or(&Map::new()), depth - 1);
+    let below = |value: &Value, fields: &Value| {
+        project(value, fields.as_object().unwrap_or(&Map::new()), depth - 1)
+    };
     match value {
         Value::Object(map) => {
             let mut out = Map::new();
             for (path, fields) in fields {
-                if let Some((name, value)) = path.strip_prefix("f:").and_then(|name| Some((name, map.get(name)?))) {
+                if let Some((name, value)) = path
+                    .strip_prefix("f:")
+                    .and_then(|name| Some((name, map.get(name)?)))
+                {
                     out.insert(name.into(), below(value, fields));
                 }
             }
@@ -53,7 +65,8 @@ fn project(value: &Value, fields: &Map<String, Value>, depth: usize) -> Value {
         Value::Array(items) => {
             let mut out = Vec::new();
             for (place, item) in items.iter().enumerate() {
-                if let Some((_, fields)) = fields.iter().find(|(path, _)| is_of(path, place, item)) {
+                if let Some((_, fields)) = fields.iter().find(|(path, _)| is_of(path, place, item))
+                {
                     out.push(below(item, fields));
                 }
             }
@@ -70,7 +83,9 @@ fn is_of(path: &str, place: usize, item: &Value) -> bool {
             Ok(keys) => keys.iter().all(|(key, value)| item.get(key) == Some(value)),
             Err(_) => false,
         },
-        Some(("v", value)) => serde_json::from_str::<Value>(value).is_ok_and(|value| value == *item),
+        Some(("v", value)) => {
+            serde_json::from_str::<Value>(value).is_ok_and(|value| value == *item)
+        }
         Some(("i", number)) => number.parse() == Ok(place),
         _ => false,
     }

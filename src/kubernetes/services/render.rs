@@ -13,11 +13,26 @@ use super::{Error, Settings};
 
 const VALUES: &str = include_str!("../../../charts/firstlight/values.yaml");
 const TEMPLATES: [(&str, &str); 5] = [
-    ("join-config.yaml", include_str!("../../../charts/firstlight/templates/join-config.yaml")),
-    ("key-service.yaml", include_str!("../../../charts/firstlight/templates/key-service.yaml")),
-    ("join-service.yaml", include_str!("../../../charts/firstlight/templates/join-service.yaml")),
-    ("join-service-limits.yaml", include_str!("../../../charts/firstlight/templates/join-service-limits.yaml")),
-    ("joining-nodes.yaml", include_str!("../../../charts/firstlight/templates/joining-nodes.yaml")),
+    (
+        "join-config.yaml",
+        include_str!("../../../charts/firstlight/templates/join-config.yaml"),
+    ),
+    (
+        "key-service.yaml",
+        include_str!("../../../charts/firstlight/templates/key-service.yaml"),
+    ),
+    (
+        "join-service.yaml",
+        include_str!("../../../charts/firstlight/templates/join-service.yaml"),
+    ),
+    (
+        "join-service-limits.yaml",
+        include_str!("../../../charts/firstlight/templates/join-service-limits.yaml"),
+    ),
+    (
+        "joining-nodes.yaml",
+        include_str!("../../../charts/firstlight/templates/joining-nodes.yaml"),
+    ),
 ];
 /// What others need comes first, as with Helm; the limits of a role before the role.
 const ORDER: [&str; 12] = [
@@ -37,7 +52,8 @@ const ORDER: [&str; 12] = [
 
 /// The objects, in the order in which they are to be made.
 pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
-    let mut values = yaml::document(VALUES).map_err(|error| Error::Manifest(format!("values.yaml: {error}")))?;
+    let mut values =
+        yaml::document(VALUES).map_err(|error| Error::Manifest(format!("values.yaml: {error}")))?;
     merge(&mut values, settings.values());
     let context = json!({"Values": values, "Release": {"Namespace": NAMESPACE}});
     let mut objects = Vec::new();
@@ -46,7 +62,12 @@ pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
         let text = fill(template, &context).map_err(problem)?;
         objects.extend(yaml::documents(&text).map_err(|error| problem(error.to_string()))?);
     }
-    let place = |object: &Value| ORDER.iter().position(|kind| object["kind"] == **kind).unwrap_or(ORDER.len());
+    let place = |object: &Value| {
+        ORDER
+            .iter()
+            .position(|kind| object["kind"] == **kind)
+            .unwrap_or(ORDER.len())
+    };
     objects.sort_by_key(place);
     Ok(objects)
 }
@@ -69,11 +90,22 @@ fn fill(template: &str, context: &Value) -> Result<String, String> {
     let mut rest = template;
     while let Some((before, action)) = rest.split_once("{{") {
         let (action, after) = action.split_once("}}").ok_or("{{ without }}")?;
-        let path = action.trim().strip_suffix("| toJson").map(str::trim).and_then(|path| path.strip_prefix('.'));
-        let path = path.ok_or_else(|| format!("{{{{{action}}}}}: expected {{{{ .PATH | toJson }}}}"))?;
-        let value = path.split('.').try_fold(context, |value, key| value.get(key));
+        let path = action
+            .trim()
+            .strip_suffix("| toJson")
+            .map(str::trim)
+            .and_then(|path| path.strip_prefix('.'));
+        let path =
+            path.ok_or_else(|| format!("{{{{{action}}}}}: expected {{{{ .PATH | toJson }}}}"))?;
+        let value = path
+            .split('.')
+            .try_fold(context, |value, key| value.get(key));
         out.push_str(before);
-        out.push_str(&value.ok_or_else(|| format!("there is no value {path}"))?.to_string());
+        out.push_str(
+            &value
+                .ok_or_else(|| format!("there is no value {path}"))?
+                .to_string(),
+        );
         rest = after;
     }
     Ok(out + rest)
@@ -86,14 +118,19 @@ mod tests {
 
     use super::super::MetadataService;
     use super::super::tests::settings;
-    use super::super::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, KEY_SERVICE_AUDIENCE, TICKET_GROUP};
+    use super::super::{
+        JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, KEY_SERVICE_AUDIENCE, TICKET_GROUP,
+    };
     use super::*;
     use crate::client::Object;
 
     #[test]
     fn every_object_knows_where_it_belongs_and_what_others_need_comes_first() {
         let objects = manifests(&settings()).unwrap();
-        let places: Vec<_> = objects.iter().map(|object| Object::of(object).unwrap().to_string()).collect();
+        let places: Vec<_> = objects
+            .iter()
+            .map(|object| Object::of(object).unwrap().to_string())
+            .collect();
         assert_eq!(
             places,
             [
@@ -135,10 +172,18 @@ mod tests {
                     && object["subjects"]
                         == json!([{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}])
             };
-            let bound: Vec<_> = objects.iter().filter(binds).map(|binding| &binding["roleRef"]["name"]).collect();
-            let roles =
-                objects.iter().filter(|object| object["kind"] == kind && bound.contains(&&object["metadata"]["name"]));
-            roles.flat_map(|role| role["rules"].as_array().unwrap()).cloned().collect::<Vec<_>>()
+            let bound: Vec<_> = objects
+                .iter()
+                .filter(binds)
+                .map(|binding| &binding["roleRef"]["name"])
+                .collect();
+            let roles = objects.iter().filter(|object| {
+                object["kind"] == kind && bound.contains(&&object["metadata"]["name"])
+            });
+            roles
+                .flat_map(|role| role["rules"].as_array().unwrap())
+                .cloned()
+                .collect::<Vec<_>>()
         };
         assert_eq!(
             json!(rules("ClusterRole", "key-service")),
@@ -160,76 +205,153 @@ mod tests {
         ];
         assert!(
             of_cluster.len() == resources.len()
-                && of_cluster.iter().zip(resources).all(|(rule, of)| rule["resources"] == json!([of]))
+                && of_cluster
+                    .iter()
+                    .zip(resources)
+                    .all(|(rule, of)| rule["resources"] == json!([of]))
         );
         // of certificates only those of kubelets
         assert_eq!(
             of_cluster[4]["resourceNames"],
-            json!(["kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"])
+            json!([
+                "kubernetes.io/kube-apiserver-client-kubelet",
+                "kubernetes.io/kubelet-serving"
+            ])
         );
-        assert_eq!((&of_cluster[2]["verbs"], &of_cluster[3]["verbs"]), (&json!(["list", "watch"]), &json!(["update"])));
-        for rule in rules("Role", "join-service").iter().filter(|rule| rule["resources"] == json!(["secrets"])) {
+        assert_eq!(
+            (&of_cluster[2]["verbs"], &of_cluster[3]["verbs"]),
+            (&json!(["list", "watch"]), &json!(["update"]))
+        );
+        for rule in rules("Role", "join-service")
+            .iter()
+            .filter(|rule| rule["resources"] == json!(["secrets"]))
+        {
             assert_eq!(rule["verbs"], json!(["create", "delete"]));
         }
     }
 
     #[test]
-    fn tokens_of_tickets_are_of_the_group_that_the_chart_knows_and_kubernetes_approves_nothing_for() {
+    fn tokens_of_tickets_are_of_the_group_that_the_chart_knows_and_kubernetes_approves_nothing_for()
+    {
         let objects = manifests(&settings()).unwrap();
         let group = json!([{
             "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": TICKET_GROUP,
         }]);
-        let bindings: Vec<_> = objects.iter().filter(|object| object["subjects"] == group).collect();
-        let roles: Vec<_> = bindings.iter().map(|binding| &binding["roleRef"]["name"]).collect();
-        assert_eq!(roles, ["firstlight-joining-nodes", "firstlight-joining-nodes"]);
-        let of_nodes = objects.iter().filter(|object| object["metadata"]["name"] == "firstlight-joining-nodes");
-        let rules: Vec<_> = of_nodes.filter_map(|object| object["rules"].as_array()).flatten().collect();
+        let bindings: Vec<_> = objects
+            .iter()
+            .filter(|object| object["subjects"] == group)
+            .collect();
+        let roles: Vec<_> = bindings
+            .iter()
+            .map(|binding| &binding["roleRef"]["name"])
+            .collect();
+        assert_eq!(
+            roles,
+            ["firstlight-joining-nodes", "firstlight-joining-nodes"]
+        );
+        let of_nodes = objects
+            .iter()
+            .filter(|object| object["metadata"]["name"] == "firstlight-joining-nodes");
+        let rules: Vec<_> = of_nodes
+            .filter_map(|object| object["rules"].as_array())
+            .flatten()
+            .collect();
         assert!(rules.len() == 3 && !json!(rules).to_string().contains("nodeclient"));
-        let policy = objects.iter().find(|object| object["kind"] == "ValidatingAdmissionPolicy").unwrap();
+        let policy = objects
+            .iter()
+            .find(|object| object["kind"] == "ValidatingAdmissionPolicy")
+            .unwrap();
         let group = BASE64_STANDARD.encode(TICKET_GROUP);
-        assert!(policy["spec"]["validations"].to_string().contains(&format!("\\\"{group}\\\"")));
+        assert!(
+            policy["spec"]["validations"]
+                .to_string()
+                .contains(&format!("\\\"{group}\\\""))
+        );
     }
 
     #[test]
     fn the_join_service_has_a_token_for_the_key_service_alone_and_what_is_granted_to_it() {
         let objects = manifests(&settings()).unwrap();
         let set = |name: &str| {
-            let is_it = |object: &&Value| object["kind"] == "DaemonSet" && object["metadata"]["name"] == name;
+            let is_it = |object: &&Value| {
+                object["kind"] == "DaemonSet" && object["metadata"]["name"] == name
+            };
             objects.iter().find(is_it).unwrap()["spec"]["template"]["spec"].clone()
         };
         let volumes = set("join-service")["volumes"].clone();
-        let tokens: Vec<_> = volumes.as_array().unwrap().iter().filter(|v| v.get("projected").is_some()).collect();
+        let tokens: Vec<_> = volumes
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|v| v.get("projected").is_some())
+            .collect();
         let source = &tokens[0]["projected"]["sources"][0]["serviceAccountToken"];
-        assert_eq!((tokens.len(), &source["audience"]), (1, &json!(KEY_SERVICE_AUDIENCE)));
+        assert_eq!(
+            (tokens.len(), &source["audience"]),
+            (1, &json!(KEY_SERVICE_AUDIENCE))
+        );
         let command = set("key-service")["containers"][0]["command"].clone();
-        let arguments: Vec<_> = command.as_array().unwrap().iter().map(|argument| argument.as_str().unwrap()).collect();
-        let grant = arguments[arguments.iter().position(|argument| *argument == "--grant").unwrap() + 1];
-        assert_eq!(grant, format!("{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}"));
+        let arguments: Vec<_> = command
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|argument| argument.as_str().unwrap())
+            .collect();
+        let grant = arguments[arguments
+            .iter()
+            .position(|argument| *argument == "--grant")
+            .unwrap()
+            + 1];
+        assert_eq!(
+            grant,
+            format!("{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}")
+        );
     }
 
     #[test]
     fn the_join_service_is_told_where_it_learns_which_machines_there_are() {
         let told = |metadata: MetadataService| {
-            let objects = manifests(&Settings { metadata, ..settings() }).unwrap();
-            let is_it = |object: &&Value| object["kind"] == "DaemonSet" && object["metadata"]["name"] == "join-service";
+            let objects = manifests(&Settings {
+                metadata,
+                ..settings()
+            })
+            .unwrap();
+            let is_it = |object: &&Value| {
+                object["kind"] == "DaemonSet" && object["metadata"]["name"] == "join-service"
+            };
             let set = objects.iter().find(is_it).unwrap();
-            let command = set["spec"]["template"]["spec"]["containers"][0]["command"].as_array().unwrap();
+            let command = set["spec"]["template"]["spec"]["containers"][0]["command"]
+                .as_array()
+                .unwrap();
             ["--cloud-provider", "--metadata"].map(|option| {
-                let place = command.iter().position(|argument| argument == option).unwrap();
+                let place = command
+                    .iter()
+                    .position(|argument| argument == option)
+                    .unwrap();
                 command[place + 1].as_str().unwrap().to_owned()
             })
         };
         assert_eq!(told(MetadataService::default()), ["qemu", ""]);
-        let there = MetadataService { url: Some("http://10.9.0.1:81".into()), ..MetadataService::default() };
+        let there = MetadataService {
+            url: Some("http://10.9.0.1:81".into()),
+            ..MetadataService::default()
+        };
         assert_eq!(told(there), ["qemu", "http://10.9.0.1:81"]);
-        assert_eq!(told(MetadataService { cloud: None, url: None }), ["", ""]);
+        assert_eq!(
+            told(MetadataService {
+                cloud: None,
+                url: None
+            }),
+            ["", ""]
+        );
     }
 
     #[test]
     fn a_port_of_a_pod_is_open_to_those_that_it_is_for() {
         let objects = manifests(&settings()).unwrap();
         let of = |kind: &'static str, name: &'static str| {
-            let is_it = move |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+            let is_it =
+                move |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
             objects.iter().find(is_it).unwrap()["spec"].clone()
         };
         let prometheus = json!([{
@@ -246,32 +368,62 @@ mod tests {
                 policy["podSelector"]["matchLabels"]["k8s-app"],
                 set["template"]["metadata"]["labels"]["k8s-app"]
             );
-            assert!(policy["policyTypes"].as_array().unwrap().contains(&json!("Ingress")));
+            assert!(
+                policy["policyTypes"]
+                    .as_array()
+                    .unwrap()
+                    .contains(&json!("Ingress"))
+            );
             let rules = policy["ingress"].as_array().unwrap();
             assert_eq!(rules.len(), ingress.len());
             for (rule, (port, from)) in rules.iter().zip(ingress) {
-                assert_eq!((&rule["ports"], &rule["from"]), (&json!([{"protocol": "TCP", "port": port}]), from));
+                assert_eq!(
+                    (&rule["ports"], &rule["from"]),
+                    (&json!([{"protocol": "TCP", "port": port}]), from)
+                );
             }
         }
     }
 
     #[test]
     fn no_pod_may_more_than_it_needs() {
-        for object in manifests(&settings()).unwrap().iter().filter(|object| object["kind"] == "DaemonSet") {
+        for object in manifests(&settings())
+            .unwrap()
+            .iter()
+            .filter(|object| object["kind"] == "DaemonSet")
+        {
             let pod = &object["spec"]["template"]["spec"];
             // the join service asks the API, and reads what is root's
             let joins = object["metadata"]["name"] == "join-service";
             assert_eq!(pod["automountServiceAccountToken"], joins);
             assert_eq!(pod["securityContext"]["runAsNonRoot"] == true, !joins);
-            assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
-            assert!(["hostNetwork", "hostPID", "hostIPC"].iter().all(|field| pod.get(*field).is_none()));
+            assert_eq!(
+                pod["securityContext"]["seccompProfile"]["type"],
+                "RuntimeDefault"
+            );
+            assert!(
+                ["hostNetwork", "hostPID", "hostIPC"]
+                    .iter()
+                    .all(|field| pod.get(*field).is_none())
+            );
             for volume in pod["volumes"].as_array().unwrap() {
-                let of_host = volume.get("hostPath").map(|host| host["path"].as_str().unwrap());
-                assert!(of_host.is_none() || joins && of_host == Some("/etc/kubernetes/pki"), "{volume}");
+                let of_host = volume
+                    .get("hostPath")
+                    .map(|host| host["path"].as_str().unwrap());
+                assert!(
+                    of_host.is_none() || joins && of_host == Some("/etc/kubernetes/pki"),
+                    "{volume}"
+                );
             }
             for container in pod["containers"].as_array().unwrap() {
                 let context = &container["securityContext"];
-                assert!(container["volumeMounts"].as_array().unwrap().iter().all(|mount| mount["readOnly"] == true));
+                assert!(
+                    container["volumeMounts"]
+                        .as_array()
+                        .unwrap()
+                        .iter()
+                        .all(|mount| mount["readOnly"] == true)
+                );
                 assert_eq!(context["readOnlyRootFilesystem"], true);
                 assert_eq!(context["allowPrivilegeEscalation"], false);
                 assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
@@ -286,17 +438,29 @@ mod tests {
     #[test]
     fn a_value_stays_a_value_whatever_it_looks_like() {
         let hostile = "a\"\n- b: {{ .Values.c | toJson }} # \u{85}\u{2028}'";
-        let text =
-            fill("x: {{ .Values.x | toJson }} # {{.Values.n | toJson}}\n", &json!({"Values": {"x": hostile, "n": 1}}));
-        assert_eq!(yaml::document(&text.unwrap()).unwrap(), json!({"x": hostile}));
+        let text = fill(
+            "x: {{ .Values.x | toJson }} # {{.Values.n | toJson}}\n",
+            &json!({"Values": {"x": hostile, "n": 1}}),
+        );
+        assert_eq!(
+            yaml::document(&text.unwrap()).unwrap(),
+            json!({"x": hostile})
+        );
     }
 
     #[test]
     fn what_is_not_of_the_one_form_is_refused() {
-        for template in
-            ["{{ .Values.x }}", "{{ .Values.y | toJson }}", "{{ x | toJson }}", "{{ if }}", "{{ .Values.x | toJson"]
-        {
-            assert!(fill(template, &json!({"Values": {"x": 1}})).is_err(), "{template}");
+        for template in [
+            "{{ .Values.x }}",
+            "{{ .Values.y | toJson }}",
+            "{{ x | toJson }}",
+            "{{ if }}",
+            "{{ .Values.x | toJson",
+        ] {
+            assert!(
+                fill(template, &json!({"Values": {"x": 1}})).is_err(),
+                "{template}"
+            );
         }
     }
 }

@@ -19,7 +19,10 @@ use base::crypto::buffer::Bytes;
 
 /// PING of a client that has not set another: grpc-go's servers end a connection that is asked more often than every five
 /// minutes (its `EnforcementPolicy`).
-const KEEPALIVE: Keepalive = Keepalive { every: Duration::from_secs(310), timeout: Duration::from_secs(20) };
+const KEEPALIVE: Keepalive = Keepalive {
+    every: Duration::from_secs(310),
+    timeout: Duration::from_secs(20),
+};
 /// How long a server may refuse to take what we send.
 const STALL: Duration = Duration::from_secs(60);
 /// The keeper looks at a connection that a thread reads at most this rarely.
@@ -65,19 +68,39 @@ impl Channel {
     }
 
     /// The same with PINGs of one's own timing.
-    pub fn with_keepalive(transport: Transport, authority: &str, keepalive: Keepalive) -> Result<Channel, Status> {
-        let broken = |error| Status::new(Code::Unavailable, format!("the connection cannot be used: {error}"));
+    pub fn with_keepalive(
+        transport: Transport,
+        authority: &str,
+        keepalive: Keepalive,
+    ) -> Result<Channel, Status> {
+        let broken = |error| {
+            Status::new(
+                Code::Unavailable,
+                format!("the connection cannot be used: {error}"),
+            )
+        };
         let limits = Limits::default();
         let h2 = Connection::client(h2_limits(limits.streams, limits.header_bytes));
         let scheme = transport.scheme;
-        let link = Link::new(transport, h2, Side::Client, STALL, PeerShare::unlimited()).map_err(broken)?;
+        let link = Link::new(transport, h2, Side::Client, STALL, PeerShare::unlimited())
+            .map_err(broken)?;
         drop(link.flush(link.lock()));
         let kept = link.clone();
         let keep = move || keep(&kept, keepalive);
-        let keeper = thread::Builder::new().name("grpc-keeper".into()).spawn(keep).map_err(broken)?;
-        let connection =
-            ClientConnection { link, scheme, authority: authority.to_owned(), keeper: Mutex::new(Some(keeper)) };
-        Ok(Channel { connection: Arc::new(connection), message_bytes: limits.message_bytes })
+        let keeper = thread::Builder::new()
+            .name("grpc-keeper".into())
+            .spawn(keep)
+            .map_err(broken)?;
+        let connection = ClientConnection {
+            link,
+            scheme,
+            authority: authority.to_owned(),
+            keeper: Mutex::new(Some(keeper)),
+        };
+        Ok(Channel {
+            connection: Arc::new(connection),
+            message_bytes: limits.message_bytes,
+        })
     }
 
     /// Sets the largest response message that is accepted (4 MiB if not set).
@@ -95,7 +118,10 @@ impl Channel {
     ) -> Result<R, Status> {
         let request = message::encode(request)?;
         let (call, core) = self.start(path, options)?;
-        let (core, sent) = call.connection.link.send(core, call.stream, &request, true, call.deadline);
+        let (core, sent) =
+            call.connection
+                .link
+                .send(core, call.stream, &request, true, call.deadline);
         sent?;
         message::decode(&call.receive_one(core)?, "response")
     }
@@ -110,7 +136,12 @@ impl Channel {
         let request = message::encode(request)?;
         let (call, core) = self.start(path, options)?;
         call.send(core, &request, true)?;
-        Ok(Responses { call: Arc::new(call), ended: false, spent: Bytes::default(), message: PhantomData })
+        Ok(Responses {
+            call: Arc::new(call),
+            ended: false,
+            spent: Bytes::default(),
+            message: PhantomData,
+        })
     }
 
     /// Any number of requests and of responses, in the order that the method defines; one response where that is all that
@@ -123,8 +154,20 @@ impl Channel {
         let (call, core) = self.start(path, options)?;
         drop(call.connection.link.flush(core));
         let call = Arc::new(call);
-        let requests = Requests { call: call.clone(), finished: false, message: PhantomData };
-        Ok((requests, Responses { call, ended: false, spent: Bytes::default(), message: PhantomData }))
+        let requests = Requests {
+            call: call.clone(),
+            finished: false,
+            message: PhantomData,
+        };
+        Ok((
+            requests,
+            Responses {
+                call,
+                ended: false,
+                spent: Bytes::default(),
+                message: PhantomData,
+            },
+        ))
     }
 
     /// Closes the connection now; calls that wait on it in other threads end with [`Code::Unavailable`].
@@ -133,9 +176,15 @@ impl Channel {
     }
 
     /// Opens a stream for a call: its headers are in the output. The connection stays locked.
-    fn start<'a>(&'a self, path: &str, options: &CallOptions) -> Result<(ClientCall, Guard<'a>), Status> {
+    fn start<'a>(
+        &'a self,
+        path: &str,
+        options: &CallOptions,
+    ) -> Result<(ClientCall, Guard<'a>), Status> {
         let started = Instant::now();
-        let deadline = options.timeout.and_then(|timeout| started.checked_add(timeout));
+        let deadline = options
+            .timeout
+            .and_then(|timeout| started.checked_add(timeout));
         let timeout = options.timeout.map(message::format_timeout);
         let connection = &self.connection;
         let fields = || {
@@ -143,18 +192,30 @@ impl Channel {
                 (b":method", b"POST", Indexing::Yes),
                 (b":scheme", connection.scheme.as_bytes(), Indexing::Yes),
                 (b":path", path.as_bytes(), Indexing::Yes),
-                (b":authority", connection.authority.as_bytes(), Indexing::Yes),
+                (
+                    b":authority",
+                    connection.authority.as_bytes(),
+                    Indexing::Yes,
+                ),
                 (b"te", b"trailers", Indexing::Yes),
                 (b"content-type", b"application/grpc", Indexing::Yes),
                 (b"user-agent", USER_AGENT, Indexing::Yes),
             ];
-            let timeout = timeout.iter().map(|text| (&b"grpc-timeout"[..], text.as_bytes(), Indexing::No));
-            fixed.into_iter().chain(timeout).chain(options.metadata.fields())
+            let timeout = timeout
+                .iter()
+                .map(|text| (&b"grpc-timeout"[..], text.as_bytes(), Indexing::No));
+            fixed
+                .into_iter()
+                .chain(timeout)
+                .chain(options.metadata.fields())
         };
         // what the server takes is in its SETTINGS
         let limit = deadline.or_else(|| started.checked_add(STALL));
         let has_settings = |core: &mut Core| core.h2.has_settings().then_some(());
-        let (mut core, begun) = connection.link.wait(connection.link.lock(), 0, limit, has_settings);
+        let (mut core, begun) =
+            connection
+                .link
+                .wait(connection.link.lock(), 0, limit, has_settings);
         begun?;
         let stream = loop {
             if let Some(status) = &core.ended {
@@ -164,7 +225,10 @@ impl Channel {
                 Ok(stream) => break stream,
                 Err(SendError::TooMany) => core = connection.link.wait_for_slot(core, deadline)?,
                 Err(SendError::TooLarge) => {
-                    return Err(Status::new(Code::ResourceExhausted, "the metadata are more than the server takes"));
+                    return Err(Status::new(
+                        Code::ResourceExhausted,
+                        "the metadata are more than the server takes",
+                    ));
                 }
                 Err(_) => {
                     let why = core.farewell.as_deref().unwrap_or_default();
@@ -173,8 +237,18 @@ impl Channel {
                 }
             }
         };
-        core.calls.insert(stream, CallState::new(self.message_bytes, started, deadline));
-        Ok((ClientCall { connection: connection.clone(), stream, deadline }, core))
+        core.calls.insert(
+            stream,
+            CallState::new(self.message_bytes, started, deadline),
+        );
+        Ok((
+            ClientCall {
+                connection: connection.clone(),
+                stream,
+                deadline,
+            },
+            core,
+        ))
     }
 }
 
@@ -183,7 +257,10 @@ impl ClientConnection {
         let mut core = self.link.lock();
         if core.ended.is_none() {
             core.h2.goaway(ErrorCode::NO_ERROR, "");
-            drop(self.link.end_after_flush(core, Status::new(Code::Unavailable, "the channel was closed")));
+            drop(self.link.end_after_flush(
+                core,
+                Status::new(Code::Unavailable, "the channel was closed"),
+            ));
         }
     }
 }
@@ -191,7 +268,11 @@ impl ClientConnection {
 impl Drop for ClientConnection {
     fn drop(&mut self) {
         self.close();
-        let keeper = self.keeper.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let keeper = self
+            .keeper
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(keeper) = keeper {
             keeper.thread().unpark();
             // it runs nothing that could panic or block any more
@@ -208,7 +289,11 @@ fn keep(link: &Link, keepalive: Keepalive) {
         thread::park_timeout(tick);
         let was_attended = link.is_attended();
         let is_neglected = link.is_neglected();
-        tick = if was_attended { (2 * tick).min(LONGEST_TICK) } else { TICK };
+        tick = if was_attended {
+            (2 * tick).min(LONGEST_TICK)
+        } else {
+            TICK
+        };
         let mut core = link.lock();
         if is_neglected {
             tick = TICK;
@@ -218,9 +303,13 @@ fn keep(link: &Link, keepalive: Keepalive) {
             core.is_wanted();
         }
         loop {
-            let has_calls = !core.h2.has_settings() || core.calls.values().any(|call| call.end.is_none());
+            let has_calls =
+                !core.h2.has_settings() || core.calls.values().any(|call| call.end.is_none());
             if has_calls && core.keepalive(keepalive.every, keepalive.timeout, Instant::now()) {
-                link.end(&mut core, Status::new(Code::Unavailable, "the server answered no PING in time"));
+                link.end(
+                    &mut core,
+                    Status::new(Code::Unavailable, "the server answered no PING in time"),
+                );
             }
             core = link.flush(core);
             if core.ended.is_some() {
@@ -264,16 +353,27 @@ impl ClientCall {
 
     /// The only response, once the call has ended well.
     fn receive_one(&self, core: Guard<'_>) -> Result<Bytes, Status> {
-        let (mut core, ended) = self.connection.link.wait(core, self.stream, self.deadline, |core| {
-            let call = core.calls.get_mut(&self.stream)?;
-            (call.inbound.waiting() > 1).then_some(Ok(())).or_else(|| call.end.clone())
-        });
+        let (mut core, ended) =
+            self.connection
+                .link
+                .wait(core, self.stream, self.deadline, |core| {
+                    let call = core.calls.get_mut(&self.stream)?;
+                    (call.inbound.waiting() > 1)
+                        .then_some(Ok(()))
+                        .or_else(|| call.end.clone())
+                });
         ended??;
         let inbound = &mut core.calls.get_mut(&self.stream).ok_or_else(lost)?.inbound;
         match (inbound.pop(), inbound.pop()) {
             (Some(response), None) => Ok(response),
-            (None, _) => Err(Status::new(Code::Internal, "the server answered OK without a message")),
-            _ => Err(Status::new(Code::Internal, "the server answered the call with several messages")),
+            (None, _) => Err(Status::new(
+                Code::Internal,
+                "the server answered OK without a message",
+            )),
+            _ => Err(Status::new(
+                Code::Internal,
+                "the server answered the call with several messages",
+            )),
         }
     }
 }
@@ -318,7 +418,10 @@ impl<R> Responses<R> {
     /// The custom metadata behind the last response; none before the call has ended.
     pub fn trailers(&self) -> Metadata {
         let core = self.call.connection.link.lock();
-        core.calls.get(&self.call.stream).map(|state| state.trailers.clone()).unwrap_or_default()
+        core.calls
+            .get(&self.call.stream)
+            .map(|state| state.trailers.clone())
+            .unwrap_or_default()
     }
 }
 
@@ -326,7 +429,10 @@ impl<R: Message + Default> Responses<R> {
     /// Waits for the end of a call that has one response, as client-streaming ones have.
     pub fn one(&mut self) -> Result<R, Status> {
         self.ended = true;
-        message::decode(&self.call.receive_one(self.call.connection.link.lock())?, "response")
+        message::decode(
+            &self.call.receive_one(self.call.connection.link.lock())?,
+            "response",
+        )
     }
 }
 
@@ -360,7 +466,8 @@ impl<Q: Message> Requests<Q> {
     /// Sends one request; blocks while the server reads slower than we send. After an error, the responses say why.
     pub fn send(&mut self, request: &Q) -> Result<(), Status> {
         let request = message::encode(request)?;
-        self.call.send(self.call.connection.link.lock(), &request, false)
+        self.call
+            .send(self.call.connection.link.lock(), &request, false)
     }
 
     /// Tells the server that no more requests follow.
@@ -375,7 +482,13 @@ impl<Q> Drop for Requests<Q> {
         if !self.finished {
             let link = &self.call.connection.link;
             let mut core = link.lock();
-            core.finish(self.call.stream, Err(Status::new(Code::Cancelled, "the requests were not finished")));
+            core.finish(
+                self.call.stream,
+                Err(Status::new(
+                    Code::Cancelled,
+                    "the requests were not finished",
+                )),
+            );
             drop(link.flush(core));
         }
     }
@@ -384,15 +497,22 @@ impl<Q> Drop for Requests<Q> {
 impl Core {
     /// The response's headers; with `end` they are its trailers as well.
     pub(super) fn response(&mut self, stream: u32, end: bool) {
-        let Some(call) = self.calls.get_mut(&stream) else { return };
+        let Some(call) = self.calls.get_mut(&stream) else {
+            return;
+        };
         let headers = self.h2.headers();
         let http = headers.get(b":status").unwrap_or_default();
         let kind = headers.get(b"content-type").unwrap_or_default();
         if http != b"200" || !is_grpc_type(kind) {
             // no gRPC server; unless it says how the call ended all the same
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            let strange = format!("not a gRPC answer: HTTP status {}, content-type {:?}", text(http), text(kind));
-            let status = status_of(headers).unwrap_or_else(|| Err(Status::new(Code::from_http(http), strange)));
+            let strange = format!(
+                "not a gRPC answer: HTTP status {}, content-type {:?}",
+                text(http),
+                text(kind)
+            );
+            let status = status_of(headers)
+                .unwrap_or_else(|| Err(Status::new(Code::from_http(http), strange)));
             return self.finish(stream, status);
         }
         if end {
@@ -402,13 +522,29 @@ impl Core {
     }
 
     pub(super) fn response_trailers(&mut self, stream: u32) {
-        let Some(call) = self.calls.get_mut(&stream) else { return };
+        let Some(call) = self.calls.get_mut(&stream) else {
+            return;
+        };
         let headers = self.h2.headers();
         call.trailers = Metadata::of(headers);
-        let truncated = || Err(Status::new(Code::Internal, "the server ended the call within a message"));
-        let missing = || Err(Status::new(Code::Unknown, "the server ended the call without a status"));
+        let truncated = || {
+            Err(Status::new(
+                Code::Internal,
+                "the server ended the call within a message",
+            ))
+        };
+        let missing = || {
+            Err(Status::new(
+                Code::Unknown,
+                "the server ended the call without a status",
+            ))
+        };
         let status = status_of(headers).unwrap_or_else(missing);
-        let end = if status.is_ok() && !call.inbound.is_between_messages() { truncated() } else { status };
+        let end = if status.is_ok() && !call.inbound.is_between_messages() {
+            truncated()
+        } else {
+            status
+        };
         self.finish(stream, end);
     }
 }

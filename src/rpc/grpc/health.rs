@@ -27,7 +27,13 @@ pub fn serve(address: SocketAddr) -> io::Result<Server> {
         connections_per_peer: CONNECTIONS_PER_PEER,
         ..Limits::default()
     };
-    Server::start("health", TcpListener::bind(address)?, Arc::new(plain), Router::new(), limits)
+    Server::start(
+        "health",
+        TcpListener::bind(address)?,
+        Arc::new(plain),
+        Router::new(),
+        limits,
+    )
 }
 
 /// `HealthCheckResponse.ServingStatus.SERVING`; a server that does not serve does not answer.
@@ -49,12 +55,18 @@ struct HealthCheckResponse {
 /// `router` with the health of its services.
 pub(super) fn add(router: Router) -> Router {
     let services: HashSet<String> = router.services().map(str::to_owned).collect();
-    router.unary("/grpc.health.v1.Health/Check", move |_: &Call, request: HealthCheckRequest| {
-        match request.service.is_empty() || services.contains(&request.service) {
+    router.unary(
+        "/grpc.health.v1.Health/Check",
+        move |_: &Call, request: HealthCheckRequest| match request.service.is_empty()
+            || services.contains(&request.service)
+        {
             true => Ok(HealthCheckResponse { status: SERVING }),
-            false => Err(Status::new(Code::NotFound, "the server has no such service")),
-        }
-    })
+            false => Err(Status::new(
+                Code::NotFound,
+                "the server has no such service",
+            )),
+        },
+    )
 }
 
 #[cfg(test)]
@@ -70,17 +82,29 @@ mod tests {
     fn every_server_tells_the_health_of_its_services() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let accept = Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
-        let router = Router::new().unary("/a.B/C", |_: &Call, request: HealthCheckRequest| Ok(request));
+        let router = Router::new().unary("/a.B/C", |_: &Call, request: HealthCheckRequest| {
+            Ok(request)
+        });
         let server = Server::start("test", listener, accept, router, Limits::default()).unwrap();
         let socket = TcpStream::connect(server.local_addr()).unwrap();
         let channel = Channel::new(Transport::plain(socket).unwrap(), "localhost").unwrap();
         let ask = |method: &str, service: &str| -> Result<HealthCheckResponse, Code> {
-            let request = HealthCheckRequest { service: service.into() };
+            let request = HealthCheckRequest {
+                service: service.into(),
+            };
             let path = format!("/grpc.health.v1.Health/{method}");
-            channel.unary(&path, &request, &CallOptions::default()).map_err(|status| status.code())
+            channel
+                .unary(&path, &request, &CallOptions::default())
+                .map_err(|status| status.code())
         };
-        assert_eq!(ask("Check", ""), Ok(HealthCheckResponse { status: SERVING }));
-        assert_eq!(ask("Check", "a.B"), Ok(HealthCheckResponse { status: SERVING }));
+        assert_eq!(
+            ask("Check", ""),
+            Ok(HealthCheckResponse { status: SERVING })
+        );
+        assert_eq!(
+            ask("Check", "a.B"),
+            Ok(HealthCheckResponse { status: SERVING })
+        );
         assert_eq!(ask("Check", "a.B/C"), Err(Code::NotFound));
         assert_eq!(ask("Check", "a"), Err(Code::NotFound));
         assert_eq!(ask("Watch", ""), Err(Code::Unimplemented));

@@ -19,7 +19,10 @@ pub fn messages(input: &[u8]) {
     let text = percent_decode(input);
     assert_eq!(percent_decode(&percent_encode(&text)), text);
     if let Some(bytes) = metadata::decode_bin(input) {
-        assert_eq!(metadata::decode_bin(metadata::encode_bin(&bytes).as_bytes()), Some(bytes));
+        assert_eq!(
+            metadata::decode_bin(metadata::encode_bin(&bytes).as_bytes()),
+            Some(bytes)
+        );
     }
     let code = Code::from_header(input);
     assert_eq!(Code::from_header(code.as_header()), code);
@@ -29,7 +32,9 @@ pub fn messages(input: &[u8]) {
 /// The complete messages, and whether the stream may end there.
 fn assemble(input: &[u8], piece: usize) -> (Vec<Vec<u8>>, bool) {
     let mut assembler = Assembler::default();
-    let fine = input.chunks(piece).all(|piece| assembler.feed(piece, LIMIT, true).is_ok());
+    let fine = input
+        .chunks(piece)
+        .all(|piece| assembler.feed(piece, LIMIT, true).is_ok());
     let mut messages = Vec::new();
     while let Some(message) = assembler.pop() {
         messages.push(message.to_vec());

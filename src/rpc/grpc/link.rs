@@ -186,7 +186,11 @@ impl CallState {
         self.request.is_none() && self.outbound.is_none() && self.turned_away.is_none()
     }
 
-    pub(super) fn new(message_limit: usize, started: Instant, deadline: Option<Instant>) -> Box<CallState> {
+    pub(super) fn new(
+        message_limit: usize,
+        started: Instant,
+        deadline: Option<Instant>,
+    ) -> Box<CallState> {
         Box::new(CallState {
             inbound: Assembler::default(),
             message_limit,
@@ -270,11 +274,23 @@ impl Link {
         stall: Duration,
         share: Arc<PeerShare>,
     ) -> io::Result<Arc<Link>> {
-        let Transport { reader, writer, socket, identity, .. } = transport;
+        let Transport {
+            reader,
+            writer,
+            socket,
+            identity,
+            ..
+        } = transport;
         let now = Instant::now();
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(Some(stall))?;
-        let reader = Reader { source: reader, buffer: Vec::new(), filled: 0, is_behind: false, timeout: None };
+        let reader = Reader {
+            source: reader,
+            buffer: Vec::new(),
+            filled: 0,
+            is_behind: false,
+            timeout: None,
+        };
         let core = Core {
             h2,
             side,
@@ -346,7 +362,9 @@ impl Link {
     /// there may be more.
     pub(super) fn lingers(&self, core: &Core) -> bool {
         let mut unread = [0; 4 << 10];
-        let is_late = core.lingers_until.is_none_or(|until| until <= Instant::now());
+        let is_late = core
+            .lingers_until
+            .is_none_or(|until| until <= Instant::now());
         if is_late || self.socket.set_nonblocking(true).is_err() {
             return false;
         }
@@ -362,11 +380,17 @@ impl Link {
 
     /// Reads once, for at most `timeout`, and processes what came. Returns at once if another thread reads, or nothing more may
     /// be taken in.
-    pub(super) fn read_turn<'a>(&'a self, mut core: Guard<'a>, timeout: Option<Duration>) -> Guard<'a> {
+    pub(super) fn read_turn<'a>(
+        &'a self,
+        mut core: Guard<'a>,
+        timeout: Option<Duration>,
+    ) -> Guard<'a> {
         if core.is_held() {
             return core;
         }
-        let Some(mut reader) = core.reader.take() else { return core };
+        let Some(mut reader) = core.reader.take() else {
+            return core;
+        };
         if reader.is_behind {
             core.process(&mut reader, Instant::now());
             core.reader = Some(reader);
@@ -384,7 +408,10 @@ impl Link {
         let was_over = core.ended.is_some();
         match result {
             Ok(0) => {
-                let why = format!("the peer closed the connection{}", core.farewell.as_deref().unwrap_or_default());
+                let why = format!(
+                    "the peer closed the connection{}",
+                    core.farewell.as_deref().unwrap_or_default()
+                );
                 core.end(Status::new(Code::Unavailable, why));
             }
             Ok(length) => {
@@ -392,7 +419,10 @@ impl Link {
                 core.process(&mut reader, now);
             }
             Err(error) if is_timeout(&error) => {}
-            Err(error) => core.end(Status::new(Code::Unavailable, format!("the connection broke: {error}"))),
+            Err(error) => core.end(Status::new(
+                Code::Unavailable,
+                format!("the connection broke: {error}"),
+            )),
         }
         core.reader = Some(reader);
         self.turns.fetch_add(1, Ordering::SeqCst);
@@ -440,7 +470,10 @@ impl Link {
             if let Err(error) = result {
                 wipe(core.h2.output());
                 core.h2.output().clear();
-                self.end(&mut core, Status::new(Code::Unavailable, format!("the connection broke: {error}")));
+                self.end(
+                    &mut core,
+                    Status::new(Code::Unavailable, format!("the connection broke: {error}")),
+                );
             }
             core.wake(For::Room);
         }
@@ -448,7 +481,11 @@ impl Link {
             && let Some(writer) = core.writer.take()
         {
             core.is_writing = true;
-            let side = if matches!(core.side, Side::Server(_)) { Shutdown::Write } else { Shutdown::Both };
+            let side = if matches!(core.side, Side::Server(_)) {
+                Shutdown::Write
+            } else {
+                Shutdown::Both
+            };
             drop(core);
             drop(writer);
             let _ = self.socket.shutdown(side);
@@ -558,7 +595,12 @@ impl Link {
                 (core, result) = self.wait(core, stream, Some(limit), open);
                 if let Err(status) = result {
                     let is_stall = limit == stalled && core.ended.is_none();
-                    let stall = || Status::new(Code::Unavailable, "the peer does not take what is sent to it");
+                    let stall = || {
+                        Status::new(
+                            Code::Unavailable,
+                            "the peer does not take what is sent to it",
+                        )
+                    };
                     return (core, Err(if is_stall { stall() } else { status }));
                 }
             }
@@ -577,7 +619,11 @@ impl Link {
     }
 
     /// Waits until the peer allows another stream; the caller tries again.
-    pub(super) fn wait_for_slot<'a>(&'a self, core: Guard<'a>, deadline: Option<Instant>) -> Result<Guard<'a>, Status> {
+    pub(super) fn wait_for_slot<'a>(
+        &'a self,
+        core: Guard<'a>,
+        deadline: Option<Instant>,
+    ) -> Result<Guard<'a>, Status> {
         let left = time_left(deadline)?;
         Ok(self.park(core, For::Slot, left))
     }
@@ -600,7 +646,10 @@ impl Core {
                     if matches!(self.side, Side::Server(_)) {
                         log::info!("a connection is closed because its peer broke HTTP/2: {error}");
                     }
-                    self.end(Status::new(Code::Unavailable, format!("the peer broke HTTP/2: {error}")));
+                    self.end(Status::new(
+                        Code::Unavailable,
+                        format!("the peer broke HTTP/2: {error}"),
+                    ));
                 }
             }
         }
@@ -618,7 +667,11 @@ impl Core {
 
     /// How much may wait to be written before no more DATA is framed.
     fn most_output(&self) -> usize {
-        if self.memory_is_scarce() { OUTPUT_LEAN } else { OUTPUT }
+        if self.memory_is_scarce() {
+            OUTPUT_LEAN
+        } else {
+            OUTPUT
+        }
     }
 
     /// Whether so much waits to be written that nothing more may be taken in: a thread is writing, and the peer does not read.
@@ -632,8 +685,12 @@ impl Core {
     }
 
     fn count_buffers(&mut self) {
-        let room = self.h2.output().capacity() + self.spare.capacity() + self.read_room + self.written_room;
-        self.buffers.set(room.saturating_sub(BUFFERS_FREE) + self.h2.block_room());
+        let room = self.h2.output().capacity()
+            + self.spare.capacity()
+            + self.read_room
+            + self.written_room;
+        self.buffers
+            .set(room.saturating_sub(BUFFERS_FREE) + self.h2.block_room());
     }
 
     /// Whether there is something to write; frames what answers that wait have, as far as there is room.
@@ -658,9 +715,19 @@ impl Core {
     }
 
     /// The same where the headers went out.
-    pub(super) fn respond_with(&mut self, stream: u32, message: Bytes, custom: (Metadata, Metadata)) {
+    pub(super) fn respond_with(
+        &mut self,
+        stream: u32,
+        message: Bytes,
+        custom: (Metadata, Metadata),
+    ) {
         if let Some(call) = self.calls.get_mut(&stream) {
-            call.outbound = Some(Outbound { message, sent: 0, custom, moved: None });
+            call.outbound = Some(Outbound {
+                message,
+                sent: 0,
+                custom,
+                moved: None,
+            });
             self.outbound.push_back(stream);
         }
     }
@@ -668,15 +735,22 @@ impl Core {
     fn go_on_answering(&mut self, stream: u32) {
         let most = self.most_output();
         // it was cancelled if it is not there
-        let Some(call) = self.calls.get_mut(&stream) else { return };
-        let Some(outbound) = &mut call.outbound else { return };
+        let Some(call) = self.calls.get_mut(&stream) else {
+            return;
+        };
+        let Some(outbound) = &mut call.outbound else {
+            return;
+        };
         let rest = &outbound.message[outbound.sent..];
         let piece = &rest[..rest.len().min(most)];
         // and the heads of its frames
         reserve(self.h2.output(), piece.len() + 64);
         // what is not gRPC has no trailers
         let ends = call.turned_away.is_some();
-        let Ok(sent) = self.h2.send_data(stream, piece, ends && piece.len() == rest.len()) else {
+        let Ok(sent) = self
+            .h2
+            .send_data(stream, piece, ends && piece.len() == rest.len())
+        else {
             return self.forget(stream);
         };
         outbound.sent += sent;
@@ -692,10 +766,17 @@ impl Core {
             outbound.moved = Some(Instant::now());
         }
         // the request is of no more use
-        if call.held.as_mut().is_none_or(|held| held.set(outbound.message.len())) {
+        if call
+            .held
+            .as_mut()
+            .is_none_or(|held| held.set(outbound.message.len()))
+        {
             self.outbound.push_back(stream);
         } else {
-            let status = Status::new(Code::ResourceExhausted, "the client does not take its answers");
+            let status = Status::new(
+                Code::ResourceExhausted,
+                "the client does not take its answers",
+            );
             self.answer(stream, &Err(status), &Default::default());
             self.forget(stream);
         }
@@ -717,7 +798,11 @@ impl Core {
             },
             Event::Data { stream, data, end } => self.data(stream, data, end),
             Event::Trailers { stream } => self.trailers(stream),
-            Event::Reset { stream, code, by_peer } => {
+            Event::Reset {
+                stream,
+                code,
+                by_peer,
+            } => {
                 let deadline = self.calls.get(&stream).and_then(|call| call.deadline);
                 let is_late = deadline.is_some_and(|deadline| deadline <= now);
                 self.finish(stream, Err(reset_status(code, by_peer, is_late)));
@@ -734,7 +819,11 @@ impl Core {
     }
 
     fn data(&mut self, stream: u32, data: &[u8], end: bool) {
-        let Some(call) = self.calls.get_mut(&stream).filter(|call| call.end.is_none()) else {
+        let Some(call) = self
+            .calls
+            .get_mut(&stream)
+            .filter(|call| call.end.is_none())
+        else {
             // RFC 9113 §8.1: our answer was complete before the request. Only now that more comes do we cut it off: some
             // clients forget the answer when RST_STREAM follows it closely.
             return self.h2.reset(stream, ErrorCode::NO_ERROR);
@@ -761,7 +850,10 @@ impl Core {
         {
             return self.reject(stream, short_of_memory());
         }
-        if let Err(status) = call.inbound.feed(data, call.message_limit, call.has_encoding) {
+        if let Err(status) = call
+            .inbound
+            .feed(data, call.message_limit, call.has_encoding)
+        {
             return self.reject(stream, status);
         }
         let has_message = call.inbound.waiting() > 0;
@@ -774,13 +866,19 @@ impl Core {
 
     /// The peer's side ended with its last DATA frame: a request is complete, a response lacks its status.
     pub(super) fn end_inbound(&mut self, stream: u32) {
-        let Some(call) = self.calls.get_mut(&stream) else { return };
+        let Some(call) = self.calls.get_mut(&stream) else {
+            return;
+        };
         if !call.inbound.is_between_messages() {
-            return self.reject(stream, Status::new(Code::Internal, "the stream ended within a message"));
+            return self.reject(
+                stream,
+                Status::new(Code::Internal, "the stream ended within a message"),
+            );
         }
         match self.side {
             Side::Client => {
-                let status = Status::new(Code::Internal, "the server ended the call without a status");
+                let status =
+                    Status::new(Code::Internal, "the server ended the call without a status");
                 self.finish(stream, Err(status));
             }
             Side::Server(_) => {
@@ -831,24 +929,38 @@ impl Core {
             return;
         }
         let words = debug[..debug.len().min(FAREWELL)].escape_ascii();
-        let said = if debug.is_empty() { code.to_string() } else { format!("{code}, \"{words}\"") };
+        let said = if debug.is_empty() {
+            code.to_string()
+        } else {
+            format!("{code}, \"{words}\"")
+        };
         self.farewell = Some(format!(" after GOAWAY ({said})"));
         let is_unheard = |stream: u32, call: &CallState| stream > last && call.end.is_none();
-        let unheard = self.calls.iter().filter(|(stream, call)| is_unheard(**stream, call)).map(|(&stream, _)| stream);
+        let unheard = self
+            .calls
+            .iter()
+            .filter(|(stream, call)| is_unheard(**stream, call))
+            .map(|(&stream, _)| stream);
         let unheard: Vec<u32> = unheard.collect();
         for stream in unheard {
             let text = format!("the server went away before it saw the call ({said})");
-            self.finish(stream, Err(Status::new(Code::Unavailable, text).unprocessed()));
+            self.finish(
+                stream,
+                Err(Status::new(Code::Unavailable, text).unprocessed()),
+            );
         }
         self.wake(For::Slot);
     }
 
     fn next_message(&mut self, stream: u32) -> Option<Result<Option<Bytes>, Status>> {
         let gone = || Some(Err(Status::new(Code::Cancelled, "the call is over")));
-        let Some(call) = self.calls.get_mut(&stream) else { return gone() };
+        let Some(call) = self.calls.get_mut(&stream) else {
+            return gone();
+        };
         if let Some(message) = call.inbound.pop() {
             if call.inbound.waiting() == 0 {
-                self.h2.release(stream, std::mem::take(&mut call.unreleased));
+                self.h2
+                    .release(stream, std::mem::take(&mut call.unreleased));
             }
             if let Some(held) = &mut call.held {
                 held.take(message.len());
@@ -870,7 +982,11 @@ impl Core {
 
     /// Whether the call is over for the peer.
     pub(super) fn is_cancelled(&self, stream: u32) -> bool {
-        self.ended.is_some() || self.calls.get(&stream).is_none_or(|call| matches!(call.end, Some(Err(_))))
+        self.ended.is_some()
+            || self
+                .calls
+                .get(&stream)
+                .is_none_or(|call| matches!(call.end, Some(Err(_))))
     }
 
     pub(super) fn end(&mut self, status: Status) {
@@ -893,7 +1009,10 @@ impl Core {
     /// Gives the reading half to a thread that waits for the peer.
     pub(super) fn hand_over(&self) {
         if self.reader.is_some()
-            && let Some((_, thread)) = self.waiting.iter().find(|(what, _)| matches!(what, For::Call(_)))
+            && let Some((_, thread)) = self
+                .waiting
+                .iter()
+                .find(|(what, _)| matches!(what, For::Call(_)))
         {
             thread.unpark();
         }
@@ -903,7 +1022,11 @@ impl Core {
     /// hands over.
     pub(super) fn is_wanted(&mut self) -> bool {
         self.hand_over();
-        std::mem::take(&mut self.has_woken) || self.waiting.iter().any(|(what, _)| matches!(what, For::Call(_)))
+        std::mem::take(&mut self.has_woken)
+            || self
+                .waiting
+                .iter()
+                .any(|(what, _)| matches!(what, For::Call(_)))
     }
 
     /// Gives back memory that an idle connection does not need.
@@ -944,7 +1067,9 @@ impl Core {
 
 /// The time until `deadline`, or the status of a call that missed it.
 fn time_left(deadline: Option<Instant>) -> Result<Option<Duration>, Status> {
-    let Some(deadline) = deadline else { return Ok(None) };
+    let Some(deadline) = deadline else {
+        return Ok(None);
+    };
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(Status::new(Code::DeadlineExceeded, "the deadline passed"));
@@ -953,7 +1078,10 @@ fn time_left(deadline: Option<Instant>) -> Result<Option<Duration>, Status> {
 }
 
 fn is_timeout(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+    )
 }
 
 /// Writes all within `limit`; the socket's own time-out bounds each single write.
@@ -967,7 +1095,10 @@ fn write(writer: &mut dyn Write, mut bytes: &[u8], limit: Duration) -> io::Resul
             Err(error) => return Err(error),
         }
         if !bytes.is_empty() && started.get_or_insert_with(Instant::now).elapsed() > limit {
-            return Err(io::Error::new(ErrorKind::TimedOut, "the peer does not take what is sent to it"));
+            return Err(io::Error::new(
+                ErrorKind::TimedOut,
+                "the peer does not take what is sent to it",
+            ));
         }
     }
     writer.flush()
@@ -984,12 +1115,24 @@ fn reset_status(code: ErrorCode, by_peer: bool, is_late: bool) -> Status {
         ErrorCode::INADEQUATE_SECURITY => Code::PermissionDenied,
         _ => Code::Internal,
     };
-    let who = if by_peer { "the peer reset the stream" } else { "the stream was reset because the peer broke a rule" };
+    let who = if by_peer {
+        "the peer reset the stream"
+    } else {
+        "the stream was reset because the peer broke a rule"
+    };
     let status = Status::new(status, format!("{who} ({code})"));
-    if by_peer && code == ErrorCode::REFUSED_STREAM { status.unprocessed() } else { status }
+    if by_peer && code == ErrorCode::REFUSED_STREAM {
+        status.unprocessed()
+    } else {
+        status
+    }
 }
 
 /// The limits of a connection for `streams` calls with headers of at most `header_bytes`.
 pub(super) fn h2_limits(streams: u32, header_bytes: u32) -> h2::Limits {
-    h2::Limits { streams, header_list: header_bytes, ..h2::Limits::default() }
+    h2::Limits {
+        streams,
+        header_list: header_bytes,
+        ..h2::Limits::default()
+    }
 }

@@ -21,7 +21,10 @@ pub(super) fn encode<M: Message>(message: &M) -> Result<Bytes, Status> {
 pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<(), Status> {
     let length = message.encoded_len();
     let Ok(announced) = u32::try_from(length) else {
-        return Err(Status::new(Code::ResourceExhausted, format!("a message of {length} bytes is too large for gRPC")));
+        return Err(Status::new(
+            Code::ResourceExhausted,
+            format!("a message of {length} bytes is too large for gRPC"),
+        ));
     };
     bytes.clear();
     if bytes.0.capacity() < PREFIX + length {
@@ -36,7 +39,12 @@ pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<
 
 /// Decodes a message; `what` names it in the error.
 pub(super) fn decode<M: Message + Default>(bytes: &[u8], what: &str) -> Result<M, Status> {
-    M::decode(bytes).map_err(|error| Status::new(Code::Internal, format!("the {what} cannot be decoded: {error}")))
+    M::decode(bytes).map_err(|error| {
+        Status::new(
+            Code::Internal,
+            format!("the {what} cannot be decoded: {error}"),
+        )
+    })
 }
 
 /// Puts messages together from the pieces that DATA frames bring.
@@ -58,18 +66,25 @@ pub(super) struct Assembler {
 impl Assembler {
     /// Takes a piece in. Errors when a message is compressed or larger than `limit`; nothing more may then be fed.
     /// `has_encoding`: the peer named a compression (`grpc-encoding`), which we do not know; else it must not compress.
-    pub(super) fn feed(&mut self, mut piece: &[u8], limit: usize, has_encoding: bool) -> Result<(), Status> {
+    pub(super) fn feed(
+        &mut self,
+        mut piece: &[u8],
+        limit: usize,
+        has_encoding: bool,
+    ) -> Result<(), Status> {
         while !piece.is_empty() {
             let Some((length, bytes)) = &mut self.partial else {
                 let taken = piece.len().min(PREFIX - self.prefix_length);
-                self.prefix[self.prefix_length..self.prefix_length + taken].copy_from_slice(&piece[..taken]);
+                self.prefix[self.prefix_length..self.prefix_length + taken]
+                    .copy_from_slice(&piece[..taken]);
                 self.prefix_length += taken;
                 piece = &piece[taken..];
                 if self.prefix_length == PREFIX {
                     self.prefix_length = 0;
                     let length = self.announced(limit, has_encoding)?;
                     // whatever length it announces; the room doubles as bytes arrive
-                    self.partial = Some((length, self.room(length.min(self.longest.max(piece.len())))));
+                    self.partial =
+                        Some((length, self.room(length.min(self.longest.max(piece.len())))));
                     self.complete_if_whole();
                 }
                 continue;
@@ -84,7 +99,11 @@ impl Assembler {
 
     fn room(&mut self, least: usize) -> Bytes {
         let spare = std::mem::take(&mut self.spare);
-        if spare.0.capacity() >= least { spare } else { Bytes::with_capacity(least) }
+        if spare.0.capacity() >= least {
+            spare
+        } else {
+            Bytes::with_capacity(least)
+        }
     }
 
     /// Takes back the room of a message.
@@ -102,16 +121,23 @@ impl Assembler {
                 Code::ResourceExhausted,
                 format!("a message of {length} bytes is larger than the limit of {limit}"),
             )),
-            1 if has_encoding => {
-                Err(Status::new(Code::Unimplemented, "compressed messages are not supported: use identity"))
-            }
+            1 if has_encoding => Err(Status::new(
+                Code::Unimplemented,
+                "compressed messages are not supported: use identity",
+            )),
             // compression.md: the flag without `grpc-encoding`
-            _ => Err(Status::new(Code::Internal, format!("a message with the compressed-flag {flag}"))),
+            _ => Err(Status::new(
+                Code::Internal,
+                format!("a message with the compressed-flag {flag}"),
+            )),
         }
     }
 
     fn complete_if_whole(&mut self) {
-        if let Some((length, bytes)) = self.partial.take_if(|(length, bytes)| bytes.len() == *length) {
+        if let Some((length, bytes)) = self
+            .partial
+            .take_if(|(length, bytes)| bytes.len() == *length)
+        {
             self.longest = self.longest.max(length);
             match self.first {
                 None => self.first = Some(bytes),
@@ -140,7 +166,13 @@ impl Assembler {
 pub(super) fn format_timeout(timeout: Duration) -> String {
     const MOST: u128 = 99_999_999;
     let nanos = timeout.as_nanos();
-    let units = [("n", 1), ("u", 1_000), ("m", 1_000_000), ("S", 1_000_000_000), ("M", 60_000_000_000)];
+    let units = [
+        ("n", 1),
+        ("u", 1_000),
+        ("m", 1_000_000),
+        ("S", 1_000_000_000),
+        ("M", 60_000_000_000),
+    ];
     for (unit, length) in units {
         let count = nanos.div_ceil(length);
         if count <= MOST {
@@ -174,7 +206,8 @@ mod tests {
     use crate::h2::testing::Random;
 
     fn framed(messages: &[&[u8]]) -> Vec<u8> {
-        let frame = |message: &&[u8]| [&[0], &(message.len() as u32).to_be_bytes()[..], message].concat();
+        let frame =
+            |message: &&[u8]| [&[0], &(message.len() as u32).to_be_bytes()[..], message].concat();
         messages.iter().flat_map(frame).collect()
     }
 
@@ -198,14 +231,21 @@ mod tests {
     #[test]
     fn what_is_announced_is_not_allocated() {
         let mut assembler = Assembler::default();
-        assembler.feed(&[0, 0, 0x40, 0, 0, 1], 4 << 20, false).unwrap();
+        assembler
+            .feed(&[0, 0, 0x40, 0, 0, 1], 4 << 20, false)
+            .unwrap();
         assert!(assembler.partial.as_ref().unwrap().1.0.capacity() <= 16);
         assert!(!assembler.is_between_messages());
     }
 
     #[test]
     fn compressed_and_too_large_messages_are_refused() {
-        let code_with = |prefix: &[u8], encoding| Assembler::default().feed(prefix, 10, encoding).unwrap_err().code();
+        let code_with = |prefix: &[u8], encoding| {
+            Assembler::default()
+                .feed(prefix, 10, encoding)
+                .unwrap_err()
+                .code()
+        };
         let code = |prefix: &[u8]| code_with(prefix, false);
         assert_eq!(code(&[0, 0, 0, 0, 11]), Code::ResourceExhausted);
         assert_eq!(code(&[0, 0xff, 0xff, 0xff, 0xff]), Code::ResourceExhausted);

@@ -10,7 +10,9 @@ use crate::h2::{Field, HeaderList, Indexing};
 /// The protocol sends `-bin` values without padding and accepts both.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
-    GeneralPurposeConfig::new().with_encode_padding(false).with_decode_padding_mode(DecodePaddingMode::Indifferent),
+    GeneralPurposeConfig::new()
+        .with_encode_padding(false)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
 /// What an entry takes in memory beside its bytes: its place in a vector that doubled, and what two small allocations cost.
@@ -32,7 +34,10 @@ impl Metadata {
 
     /// The first value of `key`; of a `-bin` key its base64 form.
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.entries.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+        self.entries
+            .iter()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value.as_str())
     }
 
     /// The first value of the `-bin` key `key`, decoded; `None` also when it is not base64.
@@ -46,7 +51,10 @@ impl Metadata {
     /// the protocol's own.
     pub fn insert(&mut self, key: &str, value: &str) -> Result<(), Status> {
         if !is_custom_key(key.as_bytes()) || key.ends_with("-bin") {
-            return Err(Status::new(Code::InvalidArgument, format!("{key:?} cannot be the key of ASCII metadata")));
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!("{key:?} cannot be the key of ASCII metadata"),
+            ));
         }
         if !is_ascii_value(value.as_bytes()) {
             return Err(Status::new(
@@ -61,7 +69,10 @@ impl Metadata {
     /// Appends a binary entry; `key` ends in `-bin`.
     pub fn insert_bin(&mut self, key: &str, value: &[u8]) -> Result<(), Status> {
         if !is_custom_key(key.as_bytes()) || !key.ends_with("-bin") {
-            return Err(Status::new(Code::InvalidArgument, format!("{key:?} cannot be the key of binary metadata")));
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!("{key:?} cannot be the key of binary metadata"),
+            ));
         }
         self.entries.push((key.to_owned(), BASE64.encode(value)));
         Ok(())
@@ -69,25 +80,36 @@ impl Metadata {
 
     /// All entries in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+        self.entries
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
     /// Bytes of all keys and values, and what their places take.
     pub(super) fn size(&self) -> usize {
-        self.entries.iter().map(|(key, value)| key.len() + value.len() + ENTRY_BYTES).sum()
+        self.entries
+            .iter()
+            .map(|(key, value)| key.len() + value.len() + ENTRY_BYTES)
+            .sum()
     }
 
     /// The custom metadata among received headers.
     pub(super) fn of(headers: &HeaderList) -> Metadata {
         let mut metadata = Metadata::new();
-        headers.iter().for_each(|(name, value)| metadata.receive(name, value));
+        headers
+            .iter()
+            .for_each(|(name, value)| metadata.receive(name, value));
         metadata
     }
 
     /// As header fields; what may be a credential never enters a compression table.
     pub(super) fn fields(&self) -> impl Iterator<Item = Field<'_>> + Clone {
         self.entries.iter().map(|(key, value)| {
-            let indexing = if key == "authorization" { Indexing::Never } else { Indexing::No };
+            let indexing = if key == "authorization" {
+                Indexing::Never
+            } else {
+                Indexing::No
+            };
             (key.as_bytes(), value.as_bytes(), indexing)
         })
     }
@@ -107,13 +129,20 @@ impl Metadata {
 /// `Custom-Metadata` of the protocol: not reserved (`grpc-`), not one of the headers that HTTP and gRPC themselves use.
 fn is_custom_key(key: &[u8]) -> bool {
     const PROTOCOL: [&[u8]; 4] = [b"content-type", b"te", b"user-agent", b"content-length"];
-    let legal = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-' | b'.');
-    !key.is_empty() && key.iter().all(legal) && !key.starts_with(b"grpc-") && !PROTOCOL.contains(&key)
+    let legal = |byte: &u8| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-' | b'.')
+    };
+    !key.is_empty()
+        && key.iter().all(legal)
+        && !key.starts_with(b"grpc-")
+        && !PROTOCOL.contains(&key)
 }
 
 /// Whether a `content-type` is gRPC's: `application/grpc`, of any message format (`+proto`), with any parameter.
 pub(super) fn is_grpc_type(value: &[u8]) -> bool {
-    value.strip_prefix(b"application/grpc").is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
+    value
+        .strip_prefix(b"application/grpc")
+        .is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
 }
 
 /// Printable ASCII without space at either end, which HTTP would not keep.

@@ -33,7 +33,8 @@ impl Call {
 
     /// What the peer counts as where turns are shared out.
     pub fn network(&self) -> Network {
-        self.peer().map_or(Network::UNKNOWN, |peer| peer.ip().into())
+        self.peer()
+            .map_or(Network::UNKNOWN, |peer| peer.ip().into())
     }
 
     /// Who the peer proved to be beneath gRPC ([`Transport::identity`](super::Transport::identity)).
@@ -59,14 +60,24 @@ impl Call {
     /// Whether nobody waits for the answer any more: cancelled, past its deadline, or the connection is gone. A handler
     /// that works for long looks from time to time.
     pub fn is_cancelled(&self) -> bool {
-        self.deadline.is_some_and(|deadline| deadline <= Instant::now()) || self.link.lock().is_cancelled(self.stream)
+        self.deadline
+            .is_some_and(|deadline| deadline <= Instant::now())
+            || self.link.lock().is_cancelled(self.stream)
     }
 
     /// Waits for `time` or until [`Call::is_cancelled`], which it returns.
     pub fn wait_cancelled(&self, time: Duration) -> bool {
-        let until = Instant::now().checked_add(time).into_iter().chain(self.deadline).min();
+        let until = Instant::now()
+            .checked_add(time)
+            .into_iter()
+            .chain(self.deadline)
+            .min();
         let is_over = |core: &mut Core| core.is_cancelled(self.stream).then_some(());
-        drop(self.link.wait(self.link.lock(), self.stream, until, is_over).0);
+        drop(
+            self.link
+                .wait(self.link.lock(), self.stream, until, is_over)
+                .0,
+        );
         self.is_cancelled()
     }
 
@@ -82,8 +93,13 @@ impl Call {
 
     /// The next request message; `None` at the end of the client's side.
     fn receive<Q: Message + Default>(&self) -> Result<Option<Q>, Status> {
-        let received = self.link.receive(self.link.lock(), self.stream, self.deadline).1?;
-        received.map(|bytes| message::decode(&bytes, "request")).transpose()
+        let received = self
+            .link
+            .receive(self.link.lock(), self.stream, self.deadline)
+            .1?;
+        received
+            .map(|bytes| message::decode(&bytes, "request"))
+            .transpose()
     }
 
     /// The only request message of a method that takes one.
@@ -92,15 +108,23 @@ impl Call {
         let request = self.receive()?.ok_or_else(missing)?;
         match self.receive::<Q>()? {
             None => Ok(request),
-            Some(_) => Err(Status::new(Code::Internal, "the request has several messages, the method takes one")),
+            Some(_) => Err(Status::new(
+                Code::Internal,
+                "the request has several messages, the method takes one",
+            )),
         }
     }
 
     /// Sends an encoded response.
     fn send(&self, response: &[u8]) -> Result<(), Status> {
         let mut core = self.link.lock();
-        core.answer_headers(self.stream, &self.answer.lock().unwrap_or_else(PoisonError::into_inner).0);
-        let (core, result) = self.link.send(core, self.stream, response, false, self.deadline);
+        core.answer_headers(
+            self.stream,
+            &self.answer.lock().unwrap_or_else(PoisonError::into_inner).0,
+        );
+        let (core, result) = self
+            .link
+            .send(core, self.stream, response, false, self.deadline);
         drop(self.link.flush(core));
         result
     }
@@ -116,7 +140,11 @@ pub struct Sender<'a, R> {
 
 impl<R: Message> Sender<'_, R> {
     fn new(call: &Call) -> Sender<'_, R> {
-        Sender { call, encoded: Bytes::default(), message: PhantomData }
+        Sender {
+            call,
+            encoded: Bytes::default(),
+            message: PhantomData,
+        }
     }
 
     /// Sends one response; blocks while the caller reads slower than we send. Errors once the caller is gone or the
@@ -138,7 +166,11 @@ pub struct Receiver<'a, Q> {
 
 impl<Q> Receiver<'_, Q> {
     fn new(call: &Call) -> Receiver<'_, Q> {
-        Receiver { call, ended: false, message: PhantomData }
+        Receiver {
+            call,
+            ended: false,
+            message: PhantomData,
+        }
     }
 }
 
@@ -182,7 +214,9 @@ impl Router {
         R: Message,
         F: Fn(&Call, Q) -> Result<R, Status> + Send + Sync + 'static,
     {
-        self.add(path, true, move |call| message::encode(&handler(call, call.receive_one()?)?))
+        self.add(path, true, move |call| {
+            message::encode(&handler(call, call.receive_one()?)?)
+        })
     }
 
     /// Adds a method with one request and any number of responses, which the handler sends before it returns.
@@ -204,7 +238,9 @@ impl Router {
         R: Message,
         F: Fn(&Call, &mut Receiver<Q>) -> Result<R, Status> + Send + Sync + 'static,
     {
-        self.add(path, false, move |call| message::encode(&handler(call, &mut Receiver::new(call))?))
+        self.add(path, false, move |call| {
+            message::encode(&handler(call, &mut Receiver::new(call))?)
+        })
     }
 
     /// Adds a method with any number of requests and of responses.
@@ -212,10 +248,14 @@ impl Router {
     where
         Q: Message + Default,
         R: Message,
-        F: Fn(&Call, &mut Receiver<Q>, &mut Sender<R>) -> Result<(), Status> + Send + Sync + 'static,
+        F: Fn(&Call, &mut Receiver<Q>, &mut Sender<R>) -> Result<(), Status>
+            + Send
+            + Sync
+            + 'static,
     {
         self.add(path, false, move |call| {
-            handler(call, &mut Receiver::new(call), &mut Sender::new(call)).map(|()| Bytes::default())
+            handler(call, &mut Receiver::new(call), &mut Sender::new(call))
+                .map(|()| Bytes::default())
         })
     }
 
@@ -225,7 +265,13 @@ impl Router {
         takes_one: bool,
         run: impl Fn(&Call) -> Result<Bytes, Status> + Send + Sync + 'static,
     ) -> Router {
-        self.methods.insert(path.to_owned(), Arc::new(Method { takes_one, run: Box::new(run) }));
+        self.methods.insert(
+            path.to_owned(),
+            Arc::new(Method {
+                takes_one,
+                run: Box::new(run),
+            }),
+        );
         self
     }
 
@@ -244,7 +290,10 @@ impl Router {
         let what = if is_known { "method" } else { "service" };
         // the answer is not to be larger than the question
         let shown: String = path.escape_ascii().take(64).map(char::from).collect();
-        Err(Status::new(Code::Unimplemented, format!("unknown {what} {shown}")))
+        Err(Status::new(
+            Code::Unimplemented,
+            format!("unknown {what} {shown}"),
+        ))
     }
 }
 

@@ -221,8 +221,14 @@ impl Server {
         });
         shared.listen(&listener);
         let watching = shared.clone();
-        let watcher = thread::Builder::new().name(format!("{name}-watch")).spawn(move || watching.watch(listener))?;
-        Ok(Server { address, shared, watcher: Mutex::new(Some(watcher)) })
+        let watcher = thread::Builder::new()
+            .name(format!("{name}-watch"))
+            .spawn(move || watching.watch(listener))?;
+        Ok(Server {
+            address,
+            shared,
+            watcher: Mutex::new(Some(watcher)),
+        })
     }
 
     /// Where it listens.
@@ -263,7 +269,9 @@ impl Server {
     /// all threads, so it waits for handlers that do not look at [`Call::is_cancelled`]. Further calls of it do nothing.
     /// Not to be called from a handler.
     pub fn stop(&self, grace: Duration) {
-        let Some(watcher) = lock(&self.watcher).take() else { return };
+        let Some(watcher) = lock(&self.watcher).take() else {
+            return;
+        };
         let shared = &self.shared;
         shared.stopping.store(true, Ordering::SeqCst);
         lock(&shared.half_open).clear();
@@ -280,7 +288,11 @@ impl Server {
             if left.is_zero() {
                 break;
             }
-            connections = shared.changed.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
+            connections = shared
+                .changed
+                .wait_timeout(connections, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         for (_, link) in connections.values() {
             link.end(&mut link.lock(), stopped());
@@ -300,7 +312,10 @@ impl Drop for Server {
 }
 
 pub(super) fn short_of_memory() -> Status {
-    Status::new(Code::ResourceExhausted, "the server is short of memory for requests")
+    Status::new(
+        Code::ResourceExhausted,
+        "the server is short of memory for requests",
+    )
 }
 
 fn stopped() -> Status {
@@ -319,7 +334,10 @@ impl Shared {
     }
 
     fn links(&self) -> Vec<Arc<Link>> {
-        lock(&self.connections).values().map(|(_, link)| link.clone()).collect()
+        lock(&self.connections)
+            .values()
+            .map(|(_, link)| link.clone())
+            .collect()
     }
 
     /// Accepts connections that wait, some at a time: between, those that there are may speak.
@@ -349,14 +367,21 @@ impl Shared {
         if self.is_stopping() {
             return;
         }
-        let own = connections.values().filter(|(other, _)| *other == network).count() + half_open.len_of(network);
+        let own = connections
+            .values()
+            .filter(|(other, _)| *other == network)
+            .count()
+            + half_open.len_of(network);
         let all = connections.len() + half_open.len();
         drop(connections);
         // where that fails, it ends at its deadline
         let _ = self.poller.watch_once(&socket, id);
         half_open.enter(id, network, socket, now + self.limits.handshake);
         let (why, of) = if own >= self.limits.connections_per_peer {
-            ("the limit of connections from one address is reached", Some(network))
+            (
+                "the limit of connections from one address is reached",
+                Some(network),
+            )
         } else if all >= self.limits.connections {
             ("the limit of connections is reached", None)
         } else if half_open.is_over() {
@@ -372,7 +397,9 @@ impl Shared {
     /// Begins handshakes, as far as there are threads for them.
     fn begin_handshakes(self: &Arc<Self>) {
         loop {
-            let Some(begin) = lock(&self.half_open).next(Instant::now()) else { return };
+            let Some(begin) = lock(&self.half_open).next(Instant::now()) else {
+                return;
+            };
             let shared = self.clone();
             self.submit(move || shared.connect(begin));
         }
@@ -383,28 +410,52 @@ impl Shared {
         self.shed_ever.fetch_add(1, Ordering::Relaxed);
         let mut shed = lock(&self.shed);
         shed.count += 1;
-        if shed.told.is_none_or(|told| told.elapsed() >= Duration::from_secs(1)) {
-            log::warn!("{}: {why}; turned away {} since the last such line, now {ip}", self.name, shed.count);
-            *shed = Shed { count: 0, told: Some(Instant::now()) };
+        if shed
+            .told
+            .is_none_or(|told| told.elapsed() >= Duration::from_secs(1))
+        {
+            log::warn!(
+                "{}: {why}; turned away {} since the last such line, now {ip}",
+                self.name,
+                shed.count
+            );
+            *shed = Shed {
+                count: 0,
+                told: Some(Instant::now()),
+            };
         }
     }
 
     /// A connection's first thread: the handshake, then its calls.
     fn connect(self: Arc<Self>, begin: Begin) {
-        let Begin { id, network, socket, deadline, turn } = begin;
+        let Begin {
+            id,
+            network,
+            socket,
+            deadline,
+            turn,
+        } = begin;
         let peer = socket.peer_addr();
-        let opened = panic::catch_unwind(AssertUnwindSafe(|| self.accept.accept(socket, deadline, &turn)))
-            .unwrap_or_else(|_| Err(io::Error::other("a panic in the handshake")))
-            .and_then(|transport| {
-                let h2 = Connection::server(h2_limits(self.limits.streams, self.limits.header_bytes));
-                let share = self.share_of(network);
-                let link = Link::new(transport, h2, Side::Server(self.clone()), self.limits.stall, share)?;
-                let mut core = link.lock();
-                core.upkeep.id = id;
-                core.upkeep.established_by = deadline;
-                drop(core);
-                Ok(link)
-            });
+        let opened = panic::catch_unwind(AssertUnwindSafe(|| {
+            self.accept.accept(socket, deadline, &turn)
+        }))
+        .unwrap_or_else(|_| Err(io::Error::other("a panic in the handshake")))
+        .and_then(|transport| {
+            let h2 = Connection::server(h2_limits(self.limits.streams, self.limits.header_bytes));
+            let share = self.share_of(network);
+            let link = Link::new(
+                transport,
+                h2,
+                Side::Server(self.clone()),
+                self.limits.stall,
+                share,
+            )?;
+            let mut core = link.lock();
+            core.upkeep.id = id;
+            core.upkeep.established_by = deadline;
+            drop(core);
+            Ok(link)
+        });
         let mut connections = lock(&self.connections);
         let is_outdated = lock(&self.half_open).leave(id);
         if let (Ok(link), Some(_)) = (&opened, is_outdated) {
@@ -444,7 +495,10 @@ impl Shared {
         shares.retain(|_, share| share.strong_count() > 0);
         let share = shares.entry(peer).or_default();
         share.upgrade().unwrap_or_else(|| {
-            let new = PeerShare { handlers: Share::of(&self.handlers), memory: Share::of(&self.memory) };
+            let new = PeerShare {
+                handlers: Share::of(&self.handlers),
+                memory: Share::of(&self.memory),
+            };
             let new = Arc::new(new);
             *share = Arc::downgrade(&new);
             new
@@ -456,7 +510,9 @@ impl Shared {
     fn retire(&self, link: &Link, why: &str) {
         let mut core = link.lock();
         core.h2.goaway(ErrorCode::NO_ERROR, why);
-        core.upkeep.closes_by.get_or_insert(Instant::now() + self.limits.max_age_grace);
+        core.upkeep
+            .closes_by
+            .get_or_insert(Instant::now() + self.limits.max_age_grace);
     }
 
     fn forget(&self, id: u64) {
@@ -485,7 +541,10 @@ impl Shared {
                 return self.close(link, core);
             }
             if let Some(stream) = core.ready.pop_front() {
-                let request = core.calls.get_mut(&stream).and_then(|call| call.request.take());
+                let request = core
+                    .calls
+                    .get_mut(&stream)
+                    .and_then(|call| call.request.take());
                 drop(core);
                 if let Some(request) = request {
                     self.rouse_watcher();
@@ -512,7 +571,12 @@ impl Shared {
     fn close(&self, link: &Link, mut core: Guard<'_>) {
         if core.is_writing {
             // that thread comes back here, or leaves it to the watcher
-        } else if link.lingers(&core) && self.poller.watch_once(&*link.socket, core.upkeep.id).is_ok() {
+        } else if link.lingers(&core)
+            && self
+                .poller
+                .watch_once(&*link.socket, core.upkeep.id)
+                .is_ok()
+        {
             core.is_parked = true;
             lock(&self.active).remove(&core.upkeep.id);
         } else {
@@ -528,7 +592,11 @@ impl Shared {
         if core.calls.is_empty() {
             core.trim();
         }
-        if self.poller.watch_once(&*link.socket, core.upkeep.id).is_ok() {
+        if self
+            .poller
+            .watch_once(&*link.socket, core.upkeep.id)
+            .is_ok()
+        {
             core.is_parked = true;
             lock(&self.active).remove(&core.upkeep.id);
         }
@@ -559,7 +627,10 @@ impl Shared {
         let mut ready = Vec::new();
         let (mut tick, mut upkeep) = (Instant::now(), Instant::now() + UPKEEP);
         while !self.is_stopping() || !lock(&self.connections).is_empty() {
-            if let Err(error) = self.poller.wait(&mut ready, tick.saturating_duration_since(Instant::now())) {
+            if let Err(error) = self
+                .poller
+                .wait(&mut ready, tick.saturating_duration_since(Instant::now()))
+            {
                 log::error!("{}: the poller failed: {error}", self.name);
                 thread::sleep(TICK);
             }
@@ -584,12 +655,21 @@ impl Shared {
             if now >= upkeep {
                 upkeep = now + UPKEEP;
                 lock(&self.half_open).end_late(now);
-                let is_due = |link: &Arc<Link>| link.lock().upkeep(self.name, &self.limits, link.peer, now);
-                self.links().iter().filter(|link| is_due(link)).for_each(|link| self.attend_later(link, 1));
+                let is_due =
+                    |link: &Arc<Link>| link.lock().upkeep(self.name, &self.limits, link.peer, now);
+                self.links()
+                    .iter()
+                    .filter(|link| is_due(link))
+                    .for_each(|link| self.attend_later(link, 1));
             }
             if now >= tick {
                 self.watcher_sleeps.store(true, Ordering::SeqCst);
-                tick = now + if self.all_have_threads() { UPKEEP } else { TICK };
+                tick = now
+                    + if self.all_have_threads() {
+                        UPKEEP
+                    } else {
+                        TICK
+                    };
             }
         }
     }
@@ -608,26 +688,41 @@ impl Shared {
             let ready = core.ready.len();
             drop(core);
             // in a burst the jobs of an earlier tick may still wait: each tick would add as many again
-            self.attend_later(link, ready.max(1).saturating_sub(link.awaited.load(Ordering::SeqCst)));
+            self.attend_later(
+                link,
+                ready
+                    .max(1)
+                    .saturating_sub(link.awaited.load(Ordering::SeqCst)),
+            );
         }
         unread.sort_by_key(|(last_read, _)| *last_read);
-        for (_, link) in &unread[..unread.len().saturating_sub(self.limits.connections / UNREAD_PART)] {
+        for (_, link) in &unread[..unread
+            .len()
+            .saturating_sub(self.limits.connections / UNREAD_PART)]
+        {
             let why = "too many peers do not take what is sent to them";
             self.shed(why, link.peer.map_or([0; 4].into(), |peer| peer.ip()));
             link.end(&mut link.lock(), Status::new(Code::Unavailable, why));
         }
-        !self.pool.grow() && active.iter().all(|link| link.is_attended()) && !lock(&self.half_open).is_busy()
+        !self.pool.grow()
+            && active.iter().all(|link| link.is_attended())
+            && !lock(&self.half_open).is_busy()
     }
 
     fn listen(&self, listener: &TcpListener) {
         if let Err(error) = self.poller.watch_once(listener, LISTENER) {
-            log::error!("{}: no further connections are accepted: {error}", self.name);
+            log::error!(
+                "{}: no further connections are accepted: {error}",
+                self.name
+            );
         }
     }
 
     /// A connection that is silent, or parked, can be read.
     fn resume(self: &Arc<Self>, id: u64) {
-        let link = lock(&self.connections).get(&id).map(|(_, link)| link.clone());
+        let link = lock(&self.connections)
+            .get(&id)
+            .map(|(_, link)| link.clone());
         let Some(link) = link else {
             lock(&self.half_open).heard(id);
             return self.begin_handshakes();
@@ -653,22 +748,44 @@ impl Shared {
 
     /// Runs a handler and answers with its result.
     fn run(self: &Arc<Self>, link: &Arc<Link>, stream: u32, request: Request) {
-        let Request { method, metadata, deadline } = request;
-        let call = Call { link: link.clone(), stream, metadata, deadline, answer: Mutex::default() };
+        let Request {
+            method,
+            metadata,
+            deadline,
+        } = request;
+        let call = Call {
+            link: link.clone(),
+            stream,
+            metadata,
+            deadline,
+            answer: Mutex::default(),
+        };
         let result = if link.share.handlers.take(1) {
-            let result = panic::catch_unwind(AssertUnwindSafe(|| (method.run)(&call))).unwrap_or_else(|_| {
-                log::error!("{}: a handler panicked", self.name);
-                Err(Status::new(Code::Internal, "the handler failed"))
-            });
+            let result = panic::catch_unwind(AssertUnwindSafe(|| (method.run)(&call)))
+                .unwrap_or_else(|_| {
+                    log::error!("{}: a handler panicked", self.name);
+                    Err(Status::new(Code::Internal, "the handler failed"))
+                });
             link.share.handlers.give_back(1);
             result
         } else {
-            self.shed("the limit of running calls is reached", link.peer.map_or([0; 4].into(), |peer| peer.ip()));
-            Err(Status::new(Code::ResourceExhausted, "the server is busy").with_retry_after(BUSY_PAUSE))
+            self.shed(
+                "the limit of running calls is reached",
+                link.peer.map_or([0; 4].into(), |peer| peer.ip()),
+            );
+            Err(Status::new(Code::ResourceExhausted, "the server is busy")
+                .with_retry_after(BUSY_PAUSE))
         };
         let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
-        let result = if is_late { Err(Status::new(Code::DeadlineExceeded, "the deadline passed")) } else { result };
-        let custom = call.answer.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let result = if is_late {
+            Err(Status::new(Code::DeadlineExceeded, "the deadline passed"))
+        } else {
+            result
+        };
+        let custom = call
+            .answer
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut core = link.lock();
         match result {
             _ if core.is_cancelled(stream) => core.forget(stream),
@@ -702,13 +819,26 @@ pub(super) struct Upkeep {
 
 impl Upkeep {
     pub(super) fn new(now: Instant) -> Upkeep {
-        Upkeep { id: 0, established_by: now, last_call: now, within_headers_since: None, opened: now, closes_by: None }
+        Upkeep {
+            id: 0,
+            established_by: now,
+            last_call: now,
+            within_headers_since: None,
+            opened: now,
+            closes_by: None,
+        }
     }
 }
 
 impl Core {
     /// Server: does what is due by the clock. Returns whether there is something to write, or to end.
-    fn upkeep(&mut self, name: &str, limits: &Limits, peer: Option<SocketAddr>, now: Instant) -> bool {
+    fn upkeep(
+        &mut self,
+        name: &str,
+        limits: &Limits,
+        peer: Option<SocketAddr>,
+        now: Instant,
+    ) -> bool {
         if self.ended.is_none()
             && let Err((code, why)) = self.upkeep_or_end(limits, now)
         {
@@ -720,32 +850,64 @@ impl Core {
         self.ended.is_some() || !self.h2.output().is_empty()
     }
 
-    fn upkeep_or_end(&mut self, limits: &Limits, now: Instant) -> Result<(), (ErrorCode, &'static str)> {
-        let is_over = |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
+    fn upkeep_or_end(
+        &mut self,
+        limits: &Limits,
+        now: Instant,
+    ) -> Result<(), (ErrorCode, &'static str)> {
+        let is_over =
+            |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
         if !self.h2.is_established() {
             let is_late = now >= self.upkeep.established_by;
-            return if is_late { Err((ErrorCode::SETTINGS_TIMEOUT, "it did not begin in time")) } else { Ok(()) };
+            return if is_late {
+                Err((ErrorCode::SETTINGS_TIMEOUT, "it did not begin in time"))
+            } else {
+                Ok(())
+            };
         }
         if !self.h2.is_within_headers() {
             self.upkeep.within_headers_since = None;
-        } else if is_over(*self.upkeep.within_headers_since.get_or_insert(now), limits.stall) {
-            return Err((ErrorCode::ENHANCE_YOUR_CALM, "a header block did not end in time"));
+        } else if is_over(
+            *self.upkeep.within_headers_since.get_or_insert(now),
+            limits.stall,
+        ) {
+            return Err((
+                ErrorCode::ENHANCE_YOUR_CALM,
+                "a header block did not end in time",
+            ));
         }
         let awaits_more = |call: &CallState| !call.has_handler() && call.outbound.is_none();
-        let is_late = |call: &CallState| call.end.is_none() && awaits_more(call) && is_over(call.started, limits.stall);
-        let late: Vec<u32> = self.calls.iter().filter(|(_, call)| is_late(call)).map(|(&stream, _)| stream).collect();
+        let is_late = |call: &CallState| {
+            call.end.is_none() && awaits_more(call) && is_over(call.started, limits.stall)
+        };
+        let late: Vec<u32> = self
+            .calls
+            .iter()
+            .filter(|(_, call)| is_late(call))
+            .map(|(&stream, _)| stream)
+            .collect();
         for stream in late {
             match self.calls.get(&stream).and_then(|call| call.turned_away) {
                 Some(answer) => self.answer_turned_away(stream, answer),
-                None => self.refuse(stream, &Status::new(Code::DeadlineExceeded, "the request did not end in time")),
+                None => self.refuse(
+                    stream,
+                    &Status::new(Code::DeadlineExceeded, "the request did not end in time"),
+                ),
             }
         }
         let is_stuck = |call: &CallState| {
-            call.outbound
-                .as_ref()
-                .is_some_and(|outbound| outbound.moved.is_some_and(|moved| is_over(moved, limits.stall)))
+            call.outbound.as_ref().is_some_and(|outbound| {
+                outbound
+                    .moved
+                    .is_some_and(|moved| is_over(moved, limits.stall))
+            })
         };
-        let stuck: Vec<u32> = self.calls.iter().filter(|(_, call)| is_stuck(call)).map(|(&stream, _)| stream).collect();
+        let stuck: Vec<u32> = self
+            .calls
+            .iter()
+            .filter(|(_, call)| is_stuck(call))
+            .map(|(&stream, _)| stream)
+            .collect();
         for stream in stuck {
             self.h2.reset(stream, ErrorCode::CANCEL);
             self.forget(stream);
@@ -754,8 +916,16 @@ impl Core {
             return Err((ErrorCode::NO_ERROR, "it was idle"));
         }
         match self.upkeep.closes_by {
-            Some(by) if now >= by => return Err((ErrorCode::NO_ERROR, "its calls did not end within the grace")),
-            None if limits.max_age.is_some_and(|age| is_over(self.upkeep.opened, age)) => {
+            Some(by) if now >= by => {
+                return Err((
+                    ErrorCode::NO_ERROR,
+                    "its calls did not end within the grace",
+                ));
+            }
+            None if limits
+                .max_age
+                .is_some_and(|age| is_over(self.upkeep.opened, age)) =>
+            {
                 self.h2.shutdown("max_age");
                 self.upkeep.closes_by = Some(now + limits.max_age_grace);
             }
@@ -776,10 +946,17 @@ impl Core {
             return self.turn_away(stream, end, now);
         }
         let mut call = CallState::new(shared.limits.message_bytes, now, None);
-        call.has_encoding = headers.get(b"grpc-encoding").is_some_and(|encoding| encoding != b"identity");
+        call.has_encoding = headers
+            .get(b"grpc-encoding")
+            .is_some_and(|encoding| encoding != b"identity");
         let malformed = || Status::new(Code::Internal, "a malformed grpc-timeout");
-        let timeout = headers.get(b"grpc-timeout").map(|value| parse_timeout(value).ok_or_else(malformed)).transpose();
-        let method = shared.router.find(headers.get(b":path").unwrap_or_default());
+        let timeout = headers
+            .get(b"grpc-timeout")
+            .map(|value| parse_timeout(value).ok_or_else(malformed))
+            .transpose();
+        let method = shared
+            .router
+            .find(headers.get(b":path").unwrap_or_default());
         let metadata = Metadata::of(headers);
         let mut held = Held::new(self.buffers.share.clone());
         let is_short = !held.grow(CALL_BYTES + metadata.size());
@@ -796,7 +973,11 @@ impl Core {
         };
         let takes_one = method.takes_one;
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
-        call.request = Some(Request { method, metadata, deadline });
+        call.request = Some(Request {
+            method,
+            metadata,
+            deadline,
+        });
         call.held = Some(held);
         self.calls.insert(stream, call);
         if !takes_one {
@@ -812,9 +993,21 @@ impl Core {
     fn turn_away(&mut self, stream: u32, end: bool, now: Instant) {
         let text: &[u8] = b"This is a gRPC server.\n";
         let answer = match self.h2.headers().get(b":method") {
-            Some(b"POST") => TurnedAway { status: b"415", hint: (b"accept", b"application/grpc"), text },
-            Some(b"HEAD") => TurnedAway { status: b"405", hint: (b"allow", b"POST"), text: b"" },
-            _ => TurnedAway { status: b"405", hint: (b"allow", b"POST"), text },
+            Some(b"POST") => TurnedAway {
+                status: b"415",
+                hint: (b"accept", b"application/grpc"),
+                text,
+            },
+            Some(b"HEAD") => TurnedAway {
+                status: b"405",
+                hint: (b"allow", b"POST"),
+                text: b"",
+            },
+            _ => TurnedAway {
+                status: b"405",
+                hint: (b"allow", b"POST"),
+                text,
+            },
         };
         let mut held = Held::new(self.buffers.share.clone());
         if !held.grow(CALL_BYTES) {
@@ -830,8 +1023,15 @@ impl Core {
     }
 
     fn answer_turned_away(&mut self, stream: u32, TurnedAway { status, hint, text }: TurnedAway) {
-        let fields: [Field; 2] = [(b":status", status, Indexing::Yes), (hint.0, hint.1, Indexing::Yes)];
-        if self.h2.send_headers(stream, fields.into_iter(), text.is_empty()).is_err() {
+        let fields: [Field; 2] = [
+            (b":status", status, Indexing::Yes),
+            (hint.0, hint.1, Indexing::Yes),
+        ];
+        if self
+            .h2
+            .send_headers(stream, fields.into_iter(), text.is_empty())
+            .is_err()
+        {
             self.h2.reset(stream, ErrorCode::INTERNAL_ERROR);
             return self.forget(stream);
         }
@@ -847,7 +1047,11 @@ impl Core {
         if let Some(answer) = self.calls.get(&stream).and_then(|call| call.turned_away) {
             return self.answer_turned_away(stream, answer);
         }
-        let takes_one = |call: &CallState| call.request.as_ref().is_some_and(|request| request.method.takes_one);
+        let takes_one = |call: &CallState| {
+            call.request
+                .as_ref()
+                .is_some_and(|request| request.method.takes_one)
+        };
         if self.calls.get(&stream).is_some_and(|call| takes_one(call)) {
             self.ready.push_back(stream);
         }
@@ -866,51 +1070,91 @@ impl Core {
         self.answer(stream, &Err(status.clone()), &Default::default());
         self.upkeep.last_call = Instant::now();
         match self.calls.get(&stream) {
-            Some(call) if call.request.is_none() && call.held.is_some() => self.finish(stream, Err(status.clone())),
+            Some(call) if call.request.is_none() && call.held.is_some() => {
+                self.finish(stream, Err(status.clone()))
+            }
             _ => drop(self.calls.remove(&stream)),
         }
     }
 
     /// Sends the response's headers unless they went out before.
     pub(super) fn answer_headers(&mut self, stream: u32, custom: &Metadata) {
-        let Some(call) = self.calls.get_mut(&stream) else { return };
+        let Some(call) = self.calls.get_mut(&stream) else {
+            return;
+        };
         if !std::mem::replace(&mut call.has_answered, true) {
             let fields = RESPONSE.into_iter().chain(custom.fields());
             // a closed stream will be noticed by who sends the message
             if self.h2.send_headers(stream, fields, false) == Err(SendError::TooLarge) {
                 call.has_answered = false;
-                let status = Status::new(Code::ResourceExhausted, "the metadata are more than the client takes");
+                let status = Status::new(
+                    Code::ResourceExhausted,
+                    "the metadata are more than the client takes",
+                );
                 self.refuse(stream, &status);
             }
         }
     }
 
     /// Sends the trailers, with the headers if these did not go out before ("Trailers-Only").
-    pub(super) fn answer(&mut self, stream: u32, result: &Result<(), Status>, custom: &(Metadata, Metadata)) {
-        let mut has_answered = self.calls.get(&stream).is_some_and(|call| call.has_answered);
+    pub(super) fn answer(
+        &mut self,
+        stream: u32,
+        result: &Result<(), Status>,
+        custom: &(Metadata, Metadata),
+    ) {
+        let mut has_answered = self
+            .calls
+            .get(&stream)
+            .is_some_and(|call| call.has_answered);
         if result.is_ok() && !has_answered {
             self.answer_headers(stream, &custom.0);
             has_answered = true;
         }
         let status = result.as_ref().err();
         let code = status.map_or(Code::Ok, Status::code);
-        let end =
-            |text: &str| (0..=text.len().min(MESSAGE_MOST)).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        let end = |text: &str| {
+            (0..=text.len().min(MESSAGE_MOST))
+                .rev()
+                .find(|&at| text.is_char_boundary(at))
+                .unwrap_or(0)
+        };
         let cut = |text: &str| percent_encode(&text[..end(text)]);
-        let message = status.map(|status| cut(status.message())).unwrap_or_default();
-        let details = status.map(|status| encode_bin(status.details())).unwrap_or_default();
-        let headers = RESPONSE.into_iter().chain(custom.0.fields()).filter(|_| !has_answered);
+        let message = status
+            .map(|status| cut(status.message()))
+            .unwrap_or_default();
+        let details = status
+            .map(|status| encode_bin(status.details()))
+            .unwrap_or_default();
+        let headers = RESPONSE
+            .into_iter()
+            .chain(custom.0.fields())
+            .filter(|_| !has_answered);
         let trailers: [Option<Field>; 4] = [
             Some((b"grpc-status", code.as_header(), Indexing::Yes)),
             (!message.is_empty()).then_some((b"grpc-message", &message, Indexing::No)),
-            (!details.is_empty()).then_some((b"grpc-status-details-bin", details.as_bytes(), Indexing::No)),
+            (!details.is_empty()).then_some((
+                b"grpc-status-details-bin",
+                details.as_bytes(),
+                Indexing::No,
+            )),
             // "Compression": a refusal says what would be accepted
-            (code == Code::Unimplemented).then_some((b"grpc-accept-encoding", b"identity", Indexing::Yes)),
+            (code == Code::Unimplemented).then_some((
+                b"grpc-accept-encoding",
+                b"identity",
+                Indexing::Yes,
+            )),
         ];
-        let fields = headers.chain(trailers.into_iter().flatten()).chain(custom.1.fields());
+        let fields = headers
+            .chain(trailers.into_iter().flatten())
+            .chain(custom.1.fields());
         // a stream that is closed by now needs no answer
         if self.h2.send_headers(stream, fields, true) == Err(SendError::TooLarge) {
-            let bare: [Field; 1] = [(b"grpc-status", Code::ResourceExhausted.as_header(), Indexing::Yes)];
+            let bare: [Field; 1] = [(
+                b"grpc-status",
+                Code::ResourceExhausted.as_header(),
+                Indexing::Yes,
+            )];
             let fields = RESPONSE.into_iter().filter(|_| !has_answered).chain(bare);
             if self.h2.send_headers(stream, fields, true).is_err() {
                 self.h2.reset(stream, ErrorCode::INTERNAL_ERROR);
@@ -920,5 +1164,7 @@ impl Core {
 }
 
 /// What every gRPC response begins with.
-const RESPONSE: [Field; 2] =
-    [(b":status", b"200", Indexing::Yes), (b"content-type", b"application/grpc", Indexing::Yes)];
+const RESPONSE: [Field; 2] = [
+    (b":status", b"200", Indexing::Yes),
+    (b"content-type", b"application/grpc", Indexing::Yes),
+];

@@ -42,8 +42,12 @@ impl Code {
 
     /// The code of a `grpc-status` value; what is no known code is [`Code::Unknown`], as the protocol demands.
     pub(super) fn from_header(value: &[u8]) -> Code {
-        let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<usize>().ok());
-        number.and_then(|number| Code::ALL.get(number).copied()).unwrap_or(Code::Unknown)
+        let number = std::str::from_utf8(value)
+            .ok()
+            .and_then(|text| text.parse::<usize>().ok());
+        number
+            .and_then(|number| Code::ALL.get(number).copied())
+            .unwrap_or(Code::Unknown)
     }
 
     /// The value of `grpc-status`.
@@ -87,7 +91,12 @@ pub struct Status {
 impl Status {
     /// The message crosses the network as it is: to an unauthenticated peer it must say no more than that it was refused.
     pub fn new(code: Code, message: impl Into<String>) -> Status {
-        Status { code, message: message.into(), details: Vec::new(), is_unprocessed: false }
+        Status {
+            code,
+            message: message.into(),
+            details: Vec::new(),
+            is_unprocessed: false,
+        }
     }
 
     /// Adds the binary details (`grpc-status-details-bin`, an encoded `google.rpc.Status`).
@@ -99,10 +108,20 @@ impl Status {
     /// Adds when the same call may succeed: a `google.rpc.RetryInfo` in the details, which it replaces.
     pub fn with_retry_after(mut self, pause: Duration) -> Status {
         let retry = RetryInfo {
-            retry_delay: Some(WireDuration { seconds: pause.as_secs() as i64, nanos: pause.subsec_nanos() as i32 }),
+            retry_delay: Some(WireDuration {
+                seconds: pause.as_secs() as i64,
+                nanos: pause.subsec_nanos() as i32,
+            }),
         };
-        let any = Any { type_url: RETRY_INFO.into(), value: retry.encode_to_vec() };
-        let status = RpcStatus { code: self.code as i32, message: self.message.clone(), details: vec![any] };
+        let any = Any {
+            type_url: RETRY_INFO.into(),
+            value: retry.encode_to_vec(),
+        };
+        let status = RpcStatus {
+            code: self.code as i32,
+            message: self.message.clone(),
+            details: vec![any],
+        };
         self.details = status.encode_to_vec();
         self
     }
@@ -110,22 +129,36 @@ impl Status {
     /// For a caller that had no turn. UNAVAILABLE, since the old system's tools try again after that, and after nothing else.
     pub fn busy(retry_after: Duration) -> Status {
         let seconds = retry_after.as_secs() + 1;
-        let why = format!("too many callers wait, or your last secret was wrong: try again in {seconds} s");
+        let why = format!(
+            "too many callers wait, or your last secret was wrong: try again in {seconds} s"
+        );
         Status::new(Code::Unavailable, why).with_retry_after(retry_after)
     }
 
     /// How long the server wants the caller to wait before it tries again, if it said so; at most a day.
     pub fn retry_after(&self) -> Option<Duration> {
         let status = RpcStatus::decode(&self.details[..]).ok()?;
-        let info = status.details.iter().find(|any| any.type_url == RETRY_INFO)?;
+        let info = status
+            .details
+            .iter()
+            .find(|any| any.type_url == RETRY_INFO)?;
         let delay = RetryInfo::decode(&info.value[..]).ok()?.retry_delay?;
-        let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
-        Some(Duration::from_secs(seconds.min(86_400)) + Duration::from_nanos(nanos.min(999_999_999).into()))
+        let (seconds, nanos) = (
+            u64::try_from(delay.seconds).ok()?,
+            u32::try_from(delay.nanos).ok()?,
+        );
+        Some(
+            Duration::from_secs(seconds.min(86_400))
+                + Duration::from_nanos(nanos.min(999_999_999).into()),
+        )
     }
 
     /// Says that the server did not look at the call.
     pub(super) fn unprocessed(self) -> Status {
-        Status { is_unprocessed: true, ..self }
+        Status {
+            is_unprocessed: true,
+            ..self
+        }
     }
 
     /// Whether the server said that it did not look at the call (GOAWAY, REFUSED_STREAM): on another connection it may be
@@ -191,7 +224,11 @@ struct WireDuration {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.message.is_empty() { write!(f, "{}", self.code) } else { write!(f, "{}: {}", self.code, self.message) }
+        if self.message.is_empty() {
+            write!(f, "{}", self.code)
+        } else {
+            write!(f, "{}: {}", self.code, self.message)
+        }
     }
 }
 
@@ -203,9 +240,11 @@ pub(super) fn percent_encode(message: &str) -> Vec<u8> {
     let mut encoded = Vec::with_capacity(message.len());
     for &byte in message.as_bytes() {
         match byte {
-            b'%' | 0..=0x1f | 0x7f..=0xff => {
-                encoded.extend([b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]])
-            }
+            b'%' | 0..=0x1f | 0x7f..=0xff => encoded.extend([
+                b'%',
+                HEX[usize::from(byte >> 4)],
+                HEX[usize::from(byte & 15)],
+            ]),
             _ => encoded.push(byte),
         }
     }
@@ -215,7 +254,11 @@ pub(super) fn percent_encode(message: &str) -> Vec<u8> {
 /// The inverse of [`percent_encode`]. A broken escape stands for itself and broken UTF-8 is replaced: the protocol forbids
 /// to lose a message over its encoding.
 pub(super) fn percent_decode(encoded: &[u8]) -> String {
-    let hex = |at: usize| encoded.get(at).and_then(|&digit| char::from(digit).to_digit(16));
+    let hex = |at: usize| {
+        encoded
+            .get(at)
+            .and_then(|&digit| char::from(digit).to_digit(16))
+    };
     let mut decoded = Vec::with_capacity(encoded.len());
     let mut at = 0;
     while at < encoded.len() {
@@ -240,7 +283,10 @@ pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
         return Some(Ok(()));
     }
     let message = percent_decode(trailers.get(b"grpc-message").unwrap_or_default());
-    let details = trailers.get(b"grpc-status-details-bin").and_then(metadata::decode_bin).unwrap_or_default();
+    let details = trailers
+        .get(b"grpc-status-details-bin")
+        .and_then(metadata::decode_bin)
+        .unwrap_or_default();
     Some(Err(Status::new(code, message).with_details(details)))
 }
 
@@ -252,7 +298,10 @@ mod tests {
     fn messages_survive_percent_encoding() {
         for message in ["", "plain", "100 % \t\n", "schlüssel 🔑 \u{7f}", "%41"] {
             let encoded = percent_encode(message);
-            assert!(encoded.iter().all(|byte| (0x20..0x7f).contains(byte)), "{encoded:?}");
+            assert!(
+                encoded.iter().all(|byte| (0x20..0x7f).contains(byte)),
+                "{encoded:?}"
+            );
             assert_eq!(percent_decode(&encoded), message);
         }
     }
@@ -270,7 +319,10 @@ mod tests {
         assert_eq!(busy.retry_after(), None);
         let pause = Duration::from_millis(2500);
         let hinted = busy.clone().with_retry_after(pause);
-        assert_eq!((hinted.retry_after(), hinted.message()), (Some(pause), "busy"));
+        assert_eq!(
+            (hinted.retry_after(), hinted.message()),
+            (Some(pause), "busy")
+        );
         for details in support::mutation::mutations(hinted.details(), 5000) {
             let _ = busy.clone().with_details(details).retry_after();
         }

@@ -19,7 +19,10 @@ struct Blob {
 }
 
 fn blob(data: &[u8], count: u32) -> Blob {
-    Blob { data: data.to_vec(), count }
+    Blob {
+        data: data.to_vec(),
+        count,
+    }
 }
 
 /// A server, how many of its handlers began to wait for their cancellation, and how many saw it.
@@ -59,7 +62,9 @@ fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
         .unary("/t.T/Fail", |_: &Call, _: Blob| -> Result<Blob, _> {
             Err(Status::new(Code::NotFound, "schlüssel 100 %\n").with_details(vec![1, 2, 3]))
         })
-        .unary("/t.T/Panic", |_: &Call, _: Blob| -> Result<Blob, _> { panic!("on purpose") })
+        .unary("/t.T/Panic", |_: &Call, _: Blob| -> Result<Blob, _> {
+            panic!("on purpose")
+        })
         .unary("/t.T/UntilCancelled", move |call: &Call, request: Blob| {
             begun.fetch_add(1, Ordering::SeqCst);
             while !call.is_cancelled() {
@@ -79,40 +84,60 @@ fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
             assert!(call.deadline().is_some() && call.peer().is_some());
             Ok(request)
         })
-        .server_streaming("/t.T/Many", |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
-            (0..request.count).try_for_each(|count| responses.send(&blob(&request.data, count)))
-        })
-        .server_streaming("/t.T/Endless", move |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
-            loop {
-                if let Err(status) = responses.send(&request) {
-                    endless.fetch_add(1, Ordering::SeqCst);
-                    return Err(status);
+        .server_streaming(
+            "/t.T/Many",
+            |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
+                (0..request.count).try_for_each(|count| responses.send(&blob(&request.data, count)))
+            },
+        )
+        .server_streaming(
+            "/t.T/Endless",
+            move |_: &Call, request: Blob, responses: &mut Sender<Blob>| {
+                loop {
+                    if let Err(status) = responses.send(&request) {
+                        endless.fetch_add(1, Ordering::SeqCst);
+                        return Err(status);
+                    }
                 }
-            }
-        })
+            },
+        )
         .client_streaming("/t.T/Sum", |_: &Call, requests: &mut Receiver<Blob>| {
-            requests.try_fold(0, |sum, request| Ok(sum + request?.count)).map(|sum| blob(b"", sum))
+            requests
+                .try_fold(0, |sum, request| Ok(sum + request?.count))
+                .map(|sum| blob(b"", sum))
         })
-        .client_streaming("/t.T/UntilWoken", move |call: &Call, _: &mut Receiver<Blob>| {
-            blocked.fetch_add(1, Ordering::SeqCst);
-            assert!(call.wait_cancelled(Duration::from_secs(60)));
-            woken.fetch_add(1, Ordering::SeqCst);
-            Ok(blob(b"", 0))
-        })
-        .streaming("/t.T/PingPong", |_: &Call, requests: &mut Receiver<Blob>, responses: &mut Sender<Blob>| {
-            for request in requests {
-                responses.send(&request?)?;
-            }
-            Ok(())
-        })
+        .client_streaming(
+            "/t.T/UntilWoken",
+            move |call: &Call, _: &mut Receiver<Blob>| {
+                blocked.fetch_add(1, Ordering::SeqCst);
+                assert!(call.wait_cancelled(Duration::from_secs(60)));
+                woken.fetch_add(1, Ordering::SeqCst);
+                Ok(blob(b"", 0))
+            },
+        )
+        .streaming(
+            "/t.T/PingPong",
+            |_: &Call, requests: &mut Receiver<Blob>, responses: &mut Sender<Blob>| {
+                for request in requests {
+                    responses.send(&request?)?;
+                }
+                Ok(())
+            },
+        )
 }
 
 fn start(limits: Limits) -> TestServer {
     let (begun, cancelled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let accept: Arc<dyn Accept> = Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
-    let server = Server::start("test", listener, accept, router(&begun, &cancelled), limits).unwrap();
-    TestServer { server, begun, cancelled }
+    let accept: Arc<dyn Accept> =
+        Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
+    let server =
+        Server::start("test", listener, accept, router(&begun, &cancelled), limits).unwrap();
+    TestServer {
+        server,
+        begun,
+        cancelled,
+    }
 }
 
 fn connect(server: &Server) -> Channel {
@@ -121,7 +146,10 @@ fn connect(server: &Server) -> Channel {
 }
 
 fn within(timeout: Duration) -> CallOptions {
-    CallOptions { timeout: Some(timeout), ..CallOptions::default() }
+    CallOptions {
+        timeout: Some(timeout),
+        ..CallOptions::default()
+    }
 }
 
 fn soon() -> CallOptions {
@@ -146,14 +174,21 @@ fn unary_calls_are_answered() {
     let server = start(Limits::default());
     let channel = connect(&server);
     for count in 0..200 {
-        assert_eq!(echo(&channel, &blob(b"abc", count)).unwrap(), blob(b"abc", count));
+        assert_eq!(
+            echo(&channel, &blob(b"abc", count)).unwrap(),
+            blob(b"abc", count)
+        );
     }
     assert_eq!(echo(&channel, &Blob::default()).unwrap(), Blob::default());
 }
 
 #[test]
 fn large_messages_pass_both_windows_both_ways() {
-    let server = start(Limits { message_bytes: 20 << 20, buffered_bytes: 64 << 20, ..Limits::default() });
+    let server = start(Limits {
+        message_bytes: 20 << 20,
+        buffered_bytes: 64 << 20,
+        ..Limits::default()
+    });
     let channel = connect(&server).with_message_bytes(20 << 20);
     let large = blob(&vec![0xa5; 16 << 20], 1);
     for _ in 0..2 {
@@ -166,10 +201,20 @@ fn messages_above_the_limit_are_refused_on_either_side() {
     let server = start(Limits::default());
     let channel = connect(&server);
     let large = blob(&vec![1; 5 << 20], 0);
-    assert_eq!(echo(&channel, &large).unwrap_err().code(), Code::ResourceExhausted);
+    assert_eq!(
+        echo(&channel, &large).unwrap_err().code(),
+        Code::ResourceExhausted
+    );
     let small = connect(&server).with_message_bytes(1000);
-    assert_eq!(echo(&small, &blob(&[1; 1001], 0)).unwrap_err().code(), Code::ResourceExhausted);
-    assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1, "the connection goes on");
+    assert_eq!(
+        echo(&small, &blob(&[1; 1001], 0)).unwrap_err().code(),
+        Code::ResourceExhausted
+    );
+    assert_eq!(
+        echo(&channel, &blob(b"", 1)).unwrap().count,
+        1,
+        "the connection goes on"
+    );
 }
 
 #[test]
@@ -178,8 +223,12 @@ fn streams_of_responses_arrive_in_order() {
     let channel = connect(&server);
     for (size, count) in [(0, 0), (10, 1000), (100_000, 100)] {
         let request = blob(&vec![3; size], count);
-        let responses = channel.server_streaming("/t.T/Many", &request, &soon()).unwrap();
-        let counts: Vec<u32> = responses.map(|response: Result<Blob, _>| response.unwrap().count).collect();
+        let responses = channel
+            .server_streaming("/t.T/Many", &request, &soon())
+            .unwrap();
+        let counts: Vec<u32> = responses
+            .map(|response: Result<Blob, _>| response.unwrap().count)
+            .collect();
         assert_eq!(counts, (0..count).collect::<Vec<_>>());
     }
 }
@@ -188,12 +237,19 @@ fn streams_of_responses_arrive_in_order() {
 fn a_slow_reader_holds_the_sender_back_and_no_other_call() {
     let server = start(Limits::default());
     let channel = connect(&server);
-    let endless = |request: &Blob| channel.server_streaming("/t.T/Endless", request, &soon()).unwrap();
-    let mut streams: Vec<Responses<Blob>> = (0..10).map(|_| endless(&blob(&[9; 50_000], 7))).collect();
+    let endless = |request: &Blob| {
+        channel
+            .server_streaming("/t.T/Endless", request, &soon())
+            .unwrap()
+    };
+    let mut streams: Vec<Responses<Blob>> =
+        (0..10).map(|_| endless(&blob(&[9; 50_000], 7))).collect();
     for _ in 0..3 {
         thread::sleep(Duration::from_millis(30));
         assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
-        streams.iter_mut().for_each(|stream| assert_eq!(stream.next().unwrap().unwrap().count, 7));
+        streams
+            .iter_mut()
+            .for_each(|stream| assert_eq!(stream.next().unwrap().unwrap().count, 7));
     }
     drop(streams);
     eventually(|| server.cancelled() == 10);
@@ -204,7 +260,9 @@ fn a_slow_reader_holds_the_sender_back_and_no_other_call() {
 fn requests_and_responses_stream_together() {
     let server = start(Limits::default());
     let channel = connect(&server);
-    let (mut requests, mut responses) = channel.streaming::<Blob, Blob>("/t.T/PingPong", &soon()).unwrap();
+    let (mut requests, mut responses) = channel
+        .streaming::<Blob, Blob>("/t.T/PingPong", &soon())
+        .unwrap();
     for size in [0, 10, 300_000, 1] {
         requests.send(&blob(&vec![1; size], size as u32)).unwrap();
         assert_eq!(responses.next().unwrap().unwrap().count, size as u32);
@@ -220,46 +278,76 @@ fn requests_stream_to_one_response() {
     let server = start(Limits::default());
     let channel = connect(&server);
     for count in [0, 1, 100] {
-        let (mut requests, mut response) = channel.streaming::<Blob, Blob>("/t.T/Sum", &soon()).unwrap();
+        let (mut requests, mut response) = channel
+            .streaming::<Blob, Blob>("/t.T/Sum", &soon())
+            .unwrap();
         (0..count).for_each(|count| requests.send(&blob(&[1; 1000], count)).unwrap());
         requests.finish().unwrap();
         assert_eq!(response.one().unwrap().count, (0..count).sum::<u32>());
     }
-    let (requests, mut none) = channel.streaming::<Blob, Blob>("/t.T/PingPong", &soon()).unwrap();
+    let (requests, mut none) = channel
+        .streaming::<Blob, Blob>("/t.T/PingPong", &soon())
+        .unwrap();
     requests.finish().unwrap();
-    assert_eq!(none.one().unwrap_err().code(), Code::Internal, "no response");
+    assert_eq!(
+        none.one().unwrap_err().code(),
+        Code::Internal,
+        "no response"
+    );
 }
 
 #[test]
 fn unfinished_requests_cancel_the_call_and_wake_its_handler() {
     let server = start(Limits::default());
     let channel = connect(&server);
-    let (requests, mut response) = channel.streaming::<Blob, Blob>("/t.T/UntilWoken", &soon()).unwrap();
+    let (requests, mut response) = channel
+        .streaming::<Blob, Blob>("/t.T/UntilWoken", &soon())
+        .unwrap();
     eventually(|| server.begun() == 1);
     drop(requests);
     assert_eq!(response.one().unwrap_err().code(), Code::Cancelled);
     eventually(|| server.cancelled() == 1);
     let short = within(Duration::from_millis(1000));
-    let (_requests, mut response) = channel.streaming::<Blob, Blob>("/t.T/UntilWoken", &short).unwrap();
+    let (_requests, mut response) = channel
+        .streaming::<Blob, Blob>("/t.T/UntilWoken", &short)
+        .unwrap();
     assert_eq!(response.one().unwrap_err().code(), Code::DeadlineExceeded);
     eventually(|| server.cancelled() == 2);
-    let (mut requests, mut responses) = channel.streaming::<Blob, Blob>("/t.T/PingPong", &soon()).unwrap();
+    let (mut requests, mut responses) = channel
+        .streaming::<Blob, Blob>("/t.T/PingPong", &soon())
+        .unwrap();
     requests.send(&blob(b"", 1)).unwrap();
     assert_eq!(responses.next().unwrap().unwrap().count, 1);
     drop(requests);
-    assert_eq!(responses.next().unwrap().unwrap_err().code(), Code::Cancelled);
+    assert_eq!(
+        responses.next().unwrap().unwrap_err().code(),
+        Code::Cancelled
+    );
 }
 
 #[test]
 fn errors_carry_code_message_and_details() {
     let server = start(Limits::default());
     let channel = connect(&server);
-    let status = channel.unary::<_, Blob>("/t.T/Fail", &Blob::default(), &soon()).unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::NotFound, "schlüssel 100 %\n"));
+    let status = channel
+        .unary::<_, Blob>("/t.T/Fail", &Blob::default(), &soon())
+        .unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::NotFound, "schlüssel 100 %\n")
+    );
     assert_eq!(status.details(), [1, 2, 3]);
-    for (path, message) in [("/t.T/Nope", "unknown method /t.T/Nope"), ("/x.X/Echo", "unknown service /x.X/Echo")] {
-        let status = channel.unary::<_, Blob>(path, &Blob::default(), &soon()).unwrap_err();
-        assert_eq!((status.code(), status.message()), (Code::Unimplemented, message));
+    for (path, message) in [
+        ("/t.T/Nope", "unknown method /t.T/Nope"),
+        ("/x.X/Echo", "unknown service /x.X/Echo"),
+    ] {
+        let status = channel
+            .unary::<_, Blob>(path, &Blob::default(), &soon())
+            .unwrap_err();
+        assert_eq!(
+            (status.code(), status.message()),
+            (Code::Unimplemented, message)
+        );
     }
 }
 
@@ -268,7 +356,9 @@ fn a_panicking_handler_answers_internal_and_the_server_lives() {
     let server = start(Limits::default());
     let channel = connect(&server);
     for _ in 0..3 {
-        let status = channel.unary::<_, Blob>("/t.T/Panic", &Blob::default(), &soon()).unwrap_err();
+        let status = channel
+            .unary::<_, Blob>("/t.T/Panic", &Blob::default(), &soon())
+            .unwrap_err();
         assert_eq!(status.code(), Code::Internal);
     }
     assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
@@ -280,12 +370,23 @@ fn metadata_reaches_the_handler_and_comes_back() {
     let channel = connect(&server);
     let mut options = soon();
     options.metadata.insert("x-ascii", "value").unwrap();
-    options.metadata.insert_bin("x-data-bin", &[0, 0xff]).unwrap();
-    let mut responses = channel.server_streaming::<_, Blob>("/t.T/Metadata", &blob(b"", 4), &options).unwrap();
-    assert_eq!(responses.headers().unwrap().unwrap().get("x-echo"), Some("value"));
+    options
+        .metadata
+        .insert_bin("x-data-bin", &[0, 0xff])
+        .unwrap();
+    let mut responses = channel
+        .server_streaming::<_, Blob>("/t.T/Metadata", &blob(b"", 4), &options)
+        .unwrap();
+    assert_eq!(
+        responses.headers().unwrap().unwrap().get("x-echo"),
+        Some("value")
+    );
     assert_eq!(responses.next().unwrap().unwrap().count, 4);
     assert!(responses.next().is_none());
-    assert_eq!(responses.trailers().get_bin("x-trailing-bin"), Some(vec![0xab; 3]));
+    assert_eq!(
+        responses.trailers().get_bin("x-trailing-bin"),
+        Some(vec![0xab; 3])
+    );
 }
 
 #[test]
@@ -295,7 +396,9 @@ fn a_deadline_ends_the_call_on_both_sides() {
     let started = Instant::now();
     // long enough for the handler to begin on a busy machine
     let options = within(Duration::from_millis(1000));
-    let status = channel.unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &options).unwrap_err();
+    let status = channel
+        .unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &options)
+        .unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
     assert!(started.elapsed() < Duration::from_secs(5));
     eventually(|| server.cancelled() == 1);
@@ -305,11 +408,15 @@ fn a_deadline_ends_the_call_on_both_sides() {
 fn a_dropped_call_and_a_lost_peer_cancel_the_handler() {
     let server = start(Limits::default());
     let channel = connect(&server);
-    let call = channel.server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()).unwrap();
+    let call = channel
+        .server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon())
+        .unwrap();
     eventually(|| server.begun() == 1);
     drop(call);
     eventually(|| server.cancelled() == 1);
-    let _call = channel.server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()).unwrap();
+    let _call = channel
+        .server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon())
+        .unwrap();
     eventually(|| server.begun() == 2);
     channel.close();
     eventually(|| server.cancelled() == 2);
@@ -322,20 +429,35 @@ fn a_slow_handler_keeps_nobody_waiting() {
     let started = Instant::now();
     thread::scope(|scope| {
         for _ in 0..8 {
-            scope.spawn(|| channel.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 1500), &soon()).unwrap());
+            scope.spawn(|| {
+                channel
+                    .unary::<_, Blob>("/t.T/Sleep", &blob(b"", 1500), &soon())
+                    .unwrap()
+            });
         }
         thread::sleep(Duration::from_millis(50));
         for _ in 0..20 {
             echo(&channel, &blob(b"", 1)).unwrap();
         }
-        assert!(started.elapsed() < Duration::from_millis(1400), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_millis(1400),
+            "{:?}",
+            started.elapsed()
+        );
     });
-    assert!(started.elapsed() < Duration::from_millis(4000), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_millis(4000),
+        "{:?}",
+        started.elapsed()
+    );
 }
 
 #[test]
 fn many_threads_share_a_channel() {
-    let server = start(Limits { streams: 10, ..Limits::default() });
+    let server = start(Limits {
+        streams: 10,
+        ..Limits::default()
+    });
     let channel = connect(&server);
     thread::scope(|scope| {
         for thread in 0..32 {
@@ -369,7 +491,10 @@ fn closing_a_channel_wakes_a_blocked_call() {
     channel.close();
     let status = caller.join().unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert_eq!(echo(&channel, &Blob::default()).unwrap_err().code(), Code::Unavailable);
+    assert_eq!(
+        echo(&channel, &Blob::default()).unwrap_err().code(),
+        Code::Unavailable
+    );
 }
 
 #[test]
@@ -389,10 +514,17 @@ fn stop_lets_running_calls_end_and_takes_no_new_ones() {
         });
         thread::sleep(Duration::from_millis(100));
         assert!(!stopped.load(Ordering::SeqCst));
-        assert_eq!(echo(&channel, &Blob::default()).unwrap_err().code(), Code::Unavailable);
+        assert_eq!(
+            echo(&channel, &Blob::default()).unwrap_err().code(),
+            Code::Unavailable
+        );
         assert_eq!(call.join().unwrap().unwrap().count, 400);
         eventually(|| stopped.load(Ordering::SeqCst));
-        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            started.elapsed()
+        );
     });
     assert!(TcpStream::connect(server.local_addr()).is_err());
     server.stop(Duration::ZERO);
@@ -413,7 +545,10 @@ fn stop_never_cuts_off_an_answer() {
     }
     let slow = |socket: TcpStream, _: Instant| {
         let writer = Box::new(Slow(socket.try_clone()?));
-        Transport::plain(socket).map(|transport| Transport { writer, ..transport })
+        Transport::plain(socket).map(|transport| Transport {
+            writer,
+            ..transport
+        })
     };
     thread::scope(|scope| {
         for answered_after in 0..20 {
@@ -421,7 +556,9 @@ fn stop_never_cuts_off_an_answer() {
                 let (begun, cancelled) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
                 let listener = TcpListener::bind("127.0.0.1:0").unwrap();
                 let router = router(&begun, &cancelled);
-                let server = Server::start("test", listener, Arc::new(slow), router, Limits::default()).unwrap();
+                let server =
+                    Server::start("test", listener, Arc::new(slow), router, Limits::default())
+                        .unwrap();
                 let channel = connect(&server);
                 echo(&channel, &blob(b"", 0)).unwrap();
                 let call = thread::spawn(move || {
@@ -430,7 +567,10 @@ fn stop_never_cuts_off_an_answer() {
                 });
                 thread::sleep(Duration::from_millis(70));
                 server.stop(Duration::from_secs(10));
-                assert_eq!(call.join().unwrap().map(|answer| answer.count), Ok(100 + 4 * answered_after));
+                assert_eq!(
+                    call.join().unwrap().map(|answer| answer.count),
+                    Ok(100 + 4 * answered_after)
+                );
             });
         }
     });
@@ -440,7 +580,9 @@ fn stop_never_cuts_off_an_answer() {
 fn stop_without_grace_cuts_what_runs() {
     let server = start(Limits::default());
     let channel = connect(&server);
-    let mut call = channel.server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()).unwrap();
+    let mut call = channel
+        .server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon())
+        .unwrap();
     eventually(|| server.begun() == 1);
     let _half_open = TcpStream::connect(server.local_addr()).unwrap();
     let started = Instant::now();
@@ -453,15 +595,24 @@ fn stop_without_grace_cuts_what_runs() {
 #[test]
 fn a_connection_at_its_maximum_age_takes_no_more_calls_and_those_that_run_get_a_grace() {
     let (age, grace) = (Duration::from_millis(500), Duration::from_secs(3));
-    let server = start(Limits { max_age: Some(age), max_age_grace: grace, ..Limits::default() });
+    let server = start(Limits {
+        max_age: Some(age),
+        max_age_grace: grace,
+        ..Limits::default()
+    });
     let channel = connect(&server);
     thread::scope(|scope| {
         let begun = Instant::now();
-        let answered = scope.spawn(|| channel.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 3000), &soon()));
-        let endless = scope.spawn(|| channel.unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()));
+        let answered =
+            scope.spawn(|| channel.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 3000), &soon()));
+        let endless = scope
+            .spawn(|| channel.unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()));
         let refused = loop {
             match echo(&channel, &Blob::default()) {
-                Ok(_) => assert!(begun.elapsed() < Duration::from_secs(5), "the connection does not age"),
+                Ok(_) => assert!(
+                    begun.elapsed() < Duration::from_secs(5),
+                    "the connection does not age"
+                ),
                 Err(status) => break status,
             }
             thread::sleep(Duration::from_millis(10));
@@ -469,15 +620,22 @@ fn a_connection_at_its_maximum_age_takes_no_more_calls_and_those_that_run_get_a_
         assert_eq!(refused.code(), Code::Unavailable);
         assert!(begun.elapsed() >= age && !answered.is_finished() && !endless.is_finished());
         echo(&connect(&server), &Blob::default()).unwrap();
-        assert_eq!(answered.join().unwrap().map(|answer| answer.count), Ok(3000));
-        assert_eq!(endless.join().unwrap().unwrap_err().code(), Code::Unavailable);
+        assert_eq!(
+            answered.join().unwrap().map(|answer| answer.count),
+            Ok(3000)
+        );
+        assert_eq!(
+            endless.join().unwrap().unwrap_err().code(),
+            Code::Unavailable
+        );
         assert!((grace..grace + Duration::from_secs(7)).contains(&begun.elapsed()));
         eventually(|| server.cancelled() == 1);
     });
 }
 
 #[test]
-fn connections_that_are_closed_by_the_server_end_their_calls_and_no_others_and_new_ones_are_let_in() {
+fn connections_that_are_closed_by_the_server_end_their_calls_and_no_others_and_new_ones_are_let_in()
+{
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let slow = Arc::new(AtomicBool::new(false));
     let is_slow = slow.clone();
@@ -488,8 +646,14 @@ fn connections_that_are_closed_by_the_server_end_their_calls_and_no_others_and_n
         Transport::plain(socket)
     };
     let (begun, cancelled) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
-    let server =
-        Server::start("test", listener, Arc::new(accept), router(&begun, &cancelled), Limits::default()).unwrap();
+    let server = Server::start(
+        "test",
+        listener,
+        Arc::new(accept),
+        router(&begun, &cancelled),
+        Limits::default(),
+    )
+    .unwrap();
     let (idle, busy) = (connect(&server), connect(&server));
     for channel in [&idle, &busy] {
         echo(channel, &Blob::default()).unwrap();
@@ -503,7 +667,10 @@ fn connections_that_are_closed_by_the_server_end_their_calls_and_no_others_and_n
         slow.store(false, Ordering::SeqCst);
         assert_eq!(running.join().unwrap().map(|answer| answer.count), Ok(600));
         for closed in [&idle, &busy, &in_handshake] {
-            assert_eq!(echo(closed, &Blob::default()).unwrap_err().code(), Code::Unavailable);
+            assert_eq!(
+                echo(closed, &Blob::default()).unwrap_err().code(),
+                Code::Unavailable
+            );
         }
         echo(&connect(&server), &Blob::default()).unwrap();
     });
@@ -514,8 +681,12 @@ fn connections_that_are_closed_by_the_server_end_their_calls_and_no_others_and_n
 /// Sends a request by hand and returns the answer: the fields of its headers, of its trailers if there are any.
 fn answers(server: &Server, fields: &[(&str, &str)], body: &[u8]) -> Vec<Vec<(String, String)>> {
     let (mut socket, mut client) = by_hand(server);
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let fields = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes(), h2::Indexing::No));
+    socket
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let fields = fields
+        .iter()
+        .map(|(name, value)| (name.as_bytes(), value.as_bytes(), h2::Indexing::No));
     let stream = client.open(fields, false).unwrap();
     client.send_data(stream, body, true).unwrap();
     socket.write_all(&std::mem::take(client.output())).unwrap();
@@ -527,7 +698,10 @@ fn answers(server: &Server, fields: &[(&str, &str)], body: &[u8]) -> Vec<Vec<(St
         received.extend_from_slice(&piece[..length]);
         let mut ended = false;
         while let (taken @ 1.., event) = client.receive(&received, Instant::now()).unwrap() {
-            let has_fields = matches!(event, Some(h2::Event::Headers { .. } | h2::Event::Trailers { .. }));
+            let has_fields = matches!(
+                event,
+                Some(h2::Event::Headers { .. } | h2::Event::Trailers { .. })
+            );
             ended |= matches!(
                 event,
                 Some(
@@ -539,7 +713,13 @@ fn answers(server: &Server, fields: &[(&str, &str)], body: &[u8]) -> Vec<Vec<(St
             received.drain(..taken);
             if has_fields {
                 let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-                lists.push(client.headers().iter().map(|(name, value)| (text(name), text(value))).collect());
+                lists.push(
+                    client
+                        .headers()
+                        .iter()
+                        .map(|(name, value)| (text(name), text(value)))
+                        .collect(),
+                );
             }
         }
         if ended {
@@ -550,12 +730,19 @@ fn answers(server: &Server, fields: &[(&str, &str)], body: &[u8]) -> Vec<Vec<(St
 
 /// A call's fields with `more`.
 fn call_with<'a>(path: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
-    let fixed = [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")];
+    let fixed = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        ("content-type", "application/grpc"),
+    ];
     [&fixed, more].concat()
 }
 
 fn field<'a>(list: &'a [(String, String)], name: &str) -> Option<&'a str> {
-    list.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
+    list.iter()
+        .find(|(field, _)| field == name)
+        .map(|(_, value)| value.as_str())
 }
 
 #[test]
@@ -566,11 +753,20 @@ fn an_error_without_a_response_is_trailers_only_with_an_encoded_message_and_deta
     assert_eq!(field(&answer[0], ":status"), Some("200"));
     assert_eq!(field(&answer[0], "content-type"), Some("application/grpc"));
     assert_eq!(field(&answer[0], "grpc-status"), Some("5"));
-    assert_eq!(field(&answer[0], "grpc-message"), Some("schl%C3%BCssel 100 %25%0A"));
+    assert_eq!(
+        field(&answer[0], "grpc-message"),
+        Some("schl%C3%BCssel 100 %25%0A")
+    );
     assert_eq!(field(&answer[0], "grpc-status-details-bin"), Some("AQID"));
     let answer = answers(&server, &call_with("/t.T/Echo", &[]), &[0; 5]);
     assert_eq!(answer.len(), 2, "headers and trailers");
-    assert_eq!((field(&answer[0], ":status"), field(&answer[0], "grpc-status")), (Some("200"), None));
+    assert_eq!(
+        (
+            field(&answer[0], ":status"),
+            field(&answer[0], "grpc-status")
+        ),
+        (Some("200"), None)
+    );
     assert_eq!(answer[1], [("grpc-status".to_owned(), "0".to_owned())]);
 }
 
@@ -580,14 +776,25 @@ fn compressed_requests_are_refused_and_told_what_is_accepted() {
     let answer = |encoding: &[(&str, &str)], body: &[u8]| {
         let answer = answers(&server, &call_with("/t.T/Echo", encoding), body);
         let last = answer.last().unwrap();
-        (field(last, "grpc-status").map(str::to_owned), field(last, "grpc-accept-encoding").map(str::to_owned))
+        (
+            field(last, "grpc-status").map(str::to_owned),
+            field(last, "grpc-accept-encoding").map(str::to_owned),
+        )
     };
     let (gzip, identity) = ([("grpc-encoding", "gzip")], [("grpc-encoding", "identity")]);
     let unimplemented = (Some("12".to_owned()), Some("identity".to_owned()));
     assert_eq!(answer(&gzip, &[1, 0, 0, 0, 1, 0]), unimplemented);
-    assert_eq!(answer(&gzip, &[0; 5]).0.unwrap(), "0", "a message that is not compressed may come all the same");
+    assert_eq!(
+        answer(&gzip, &[0; 5]).0.unwrap(),
+        "0",
+        "a message that is not compressed may come all the same"
+    );
     assert_eq!(answer(&identity, &[0; 5]).0.unwrap(), "0");
-    assert_eq!(answer(&identity, &[1, 0, 0, 0, 1, 0]).0.unwrap(), "13", "the flag without a compression");
+    assert_eq!(
+        answer(&identity, &[1, 0, 0, 0, 1, 0]).0.unwrap(),
+        "13",
+        "the flag without a compression"
+    );
     assert_eq!(answer(&[], &[1, 0, 0, 0, 1, 0]).0.unwrap(), "13");
 }
 
@@ -595,7 +802,12 @@ fn compressed_requests_are_refused_and_told_what_is_accepted() {
 fn what_is_no_grpc_request_gets_the_http_status_for_it() {
     let server = start(Limits::default());
     let status = |method: &str, kind: &str| {
-        let fields = [(":method", method), (":scheme", "http"), (":path", "/t.T/Echo"), ("content-type", kind)];
+        let fields = [
+            (":method", method),
+            (":scheme", "http"),
+            (":path", "/t.T/Echo"),
+            ("content-type", kind),
+        ];
         let answer = answers(&server, &fields, b"x");
         assert_eq!(field(&answer[0], "grpc-status"), None);
         field(&answer[0], ":status").unwrap().to_owned()
@@ -606,15 +818,25 @@ fn what_is_no_grpc_request_gets_the_http_status_for_it() {
     assert_eq!(status("HEAD", "text/html"), "405");
     let get = [(":method", "GET"), (":scheme", "http"), (":path", "/")];
     let answer = answers(&server, &get, b"");
-    assert_eq!((answer.len(), field(&answer[0], "allow")), (1, Some("POST")));
+    assert_eq!(
+        (answer.len(), field(&answer[0], "allow")),
+        (1, Some("POST"))
+    );
 }
 
 #[test]
 fn no_answer_to_an_unknown_path_is_larger_than_it() {
     let server = start(Limits::default());
-    for path in ["/\u{e9}".repeat(67), "/%".repeat(100), format!("/{}", "x".repeat(199))] {
+    for path in [
+        "/\u{e9}".repeat(67),
+        "/%".repeat(100),
+        format!("/{}", "x".repeat(199)),
+    ] {
         let answer = answers(&server, &call_with(&path, &[]), &[0; 5]);
-        let size = answer[0].iter().map(|(name, value)| name.len() + value.len() + 2).sum::<usize>();
+        let size = answer[0]
+            .iter()
+            .map(|(name, value)| name.len() + value.len() + 2)
+            .sum::<usize>();
         assert!(size < 340, "{size} bytes of headers: {answer:?}");
     }
 }
@@ -623,15 +845,33 @@ fn no_answer_to_an_unknown_path_is_larger_than_it() {
 fn malformed_requests_are_answered_with_a_status() {
     let server = start(Limits::default());
     let status = |path: &str, more: &[(&str, &str)], body: &[u8]| {
-        field(answers(&server, &call_with(path, more), body).last().unwrap(), "grpc-status").unwrap().to_owned()
+        field(
+            answers(&server, &call_with(path, more), body)
+                .last()
+                .unwrap(),
+            "grpc-status",
+        )
+        .unwrap()
+        .to_owned()
     };
-    assert_eq!(status("/t.T/Echo", &[("grpc-timeout", "soon")], &[0; 5]), "13");
+    assert_eq!(
+        status("/t.T/Echo", &[("grpc-timeout", "soon")], &[0; 5]),
+        "13"
+    );
     assert_eq!(status("/t.T/Echo", &[("grpc-timeout", "0n")], &[0; 5]), "4");
     assert_eq!(status("/t.T/Echo", &[], &[]), "13", "no message");
     assert_eq!(status("/t.T/Echo", &[], &[0; 4]), "13", "half a prefix");
     assert_eq!(status("/t.T/Echo", &[], &[0; 10]), "13", "two messages");
-    assert_eq!(status("/t.T/Echo", &[], &[0, 0, 0, 0, 1, 0xff]), "13", "no Blob");
-    assert_eq!(status("/t.T/Echo", &[], &[0, 0x7f, 0, 0, 0]), "8", "too large, by its announcement alone");
+    assert_eq!(
+        status("/t.T/Echo", &[], &[0, 0, 0, 0, 1, 0xff]),
+        "13",
+        "no Blob"
+    );
+    assert_eq!(
+        status("/t.T/Echo", &[], &[0, 0x7f, 0, 0, 0]),
+        "8",
+        "too large, by its announcement alone"
+    );
     assert_eq!(status("/t.T/Nope", &[], &[0; 5]), "12");
     assert_eq!(status("nonsense", &[], &[0; 5]), "12");
 }
@@ -643,7 +883,10 @@ fn until_closed(mut socket: TcpStream, within: Duration) -> Vec<u8> {
     socket.set_read_timeout(Some(within)).unwrap();
     let (mut said, started) = (Vec::new(), Instant::now());
     let result = socket.read_to_end(&mut said);
-    assert!(started.elapsed() < within, "the connection stayed open: {result:?}");
+    assert!(
+        started.elapsed() < within,
+        "the connection stayed open: {result:?}"
+    );
     said
 }
 
@@ -696,7 +939,9 @@ fn garbage_and_half_open_connections_end_and_harm_nobody() {
     // says nothing; says the preface and nothing more
     let silent = TcpStream::connect(server.local_addr()).unwrap();
     let mut begun = TcpStream::connect(server.local_addr()).unwrap();
-    begun.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    begun
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        .unwrap();
     assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
     until_closed(silent, Duration::from_secs(5));
     until_closed(begun, Duration::from_secs(5));
@@ -720,18 +965,29 @@ fn a_peer_that_breaks_a_rule_amid_much_data_still_reads_why() {
     let server = start(Limits::default());
     let (mut socket, _) = by_hand(&server);
     // PING on a stream, and more than any buffer of ours holds
-    let breach = [b"\0\0\x08\x06\0\0\0\0\x01........".as_slice(), &[0; 256 << 10]].concat();
+    let breach = [
+        b"\0\0\x08\x06\0\0\0\0\x01........".as_slice(),
+        &[0; 256 << 10],
+    ]
+    .concat();
     socket.write_all(&breach).unwrap();
     thread::sleep(Duration::from_millis(100));
-    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
     let mut said = Vec::new();
-    socket.read_to_end(&mut said).expect("no reset of the connection");
+    socket
+        .read_to_end(&mut said)
+        .expect("no reset of the connection");
     assert!(said.ends_with("a frame of the connection on a stream (§6)".as_bytes()));
 }
 
 #[test]
 fn metadata_that_the_peer_does_not_take_fail_the_call_alone() {
-    let server = start(Limits { header_bytes: 500, ..Limits::default() });
+    let server = start(Limits {
+        header_bytes: 500,
+        ..Limits::default()
+    });
     let channel = connect(&server);
     assert!(echo(&channel, &blob(b"", 1)).is_ok());
     let mut metadata = Metadata::new();
@@ -743,11 +999,16 @@ fn metadata_that_the_peer_does_not_take_fail_the_call_alone() {
 
     // the other way: the handler's answer is more than this client takes
     let mut socket = TcpStream::connect(server.local_addr()).unwrap();
-    let mut client = h2::Connection::client(h2::Limits { header_list: 150, ..h2::Limits::default() });
+    let mut client = h2::Connection::client(h2::Limits {
+        header_list: 150,
+        ..h2::Limits::default()
+    });
     let stream = open(&mut client, "/t.T/Fail");
     client.send_data(stream, &[0; 5], true).unwrap();
     socket.write_all(&std::mem::take(client.output())).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
     let mut buffer = Vec::new();
     let status = loop {
         let mut piece = [0; 4096];
@@ -767,7 +1028,10 @@ fn metadata_that_the_peer_does_not_take_fail_the_call_alone() {
 
 #[test]
 fn a_client_that_answers_no_ping_is_dropped_and_its_call_cancelled() {
-    let server = start(Limits { keepalive: Duration::from_millis(500), ..hurried() });
+    let server = start(Limits {
+        keepalive: Duration::from_millis(500),
+        ..hurried()
+    });
     let (mut socket, mut client) = by_hand(&server);
     let stream = open(&mut client, "/t.T/UntilCancelled");
     client.send_data(stream, &[0; 5], true).unwrap();
@@ -780,7 +1044,10 @@ fn a_client_that_answers_no_ping_is_dropped_and_its_call_cancelled() {
 
 #[test]
 fn a_server_that_answers_no_ping_is_given_up_and_one_that_does_is_not() {
-    let quick = Keepalive { every: Duration::from_millis(200), timeout: Duration::from_millis(800) };
+    let quick = Keepalive {
+        every: Duration::from_millis(200),
+        timeout: Duration::from_millis(800),
+    };
     let open = |address| {
         let transport = Transport::plain(TcpStream::connect(address).unwrap()).unwrap();
         Channel::with_keepalive(transport, "localhost", quick).unwrap()
@@ -788,10 +1055,16 @@ fn a_server_that_answers_no_ping_is_given_up_and_one_that_does_is_not() {
     // takes connections and says nothing
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let status = echo(&open(silent.local_addr().unwrap()), &Blob::default()).unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::Unavailable, "the server answered no PING in time"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Unavailable, "the server answered no PING in time")
+    );
     let server = start(Limits::default());
     let request = blob(b"", 2500);
-    assert_eq!(open(server.local_addr()).unary("/t.T/Sleep", &request, &soon()), Ok(request));
+    assert_eq!(
+        open(server.local_addr()).unary("/t.T/Sleep", &request, &soon()),
+        Ok(request)
+    );
 }
 
 #[test]
@@ -799,7 +1072,9 @@ fn idle_connections_hold_no_thread_and_are_served_when_they_speak() {
     let server = start(Limits::default());
     let channels: Vec<Channel> = (0..50).map(|_| connect(&server)).collect();
     for _ in 0..2 {
-        channels.iter().for_each(|channel| assert_eq!(echo(channel, &blob(b"", 1)).unwrap().count, 1));
+        channels
+            .iter()
+            .for_each(|channel| assert_eq!(echo(channel, &blob(b"", 1)).unwrap().count, 1));
         eventually(|| server.attended() == 0);
     }
     // calls that have begun, but whose requests do not come, are no reason to hold one either
@@ -816,20 +1091,34 @@ fn idle_connections_hold_no_thread_and_are_served_when_they_speak() {
 
 #[test]
 fn a_client_that_answers_pings_stays_while_it_has_a_call() {
-    let server = start(Limits { keepalive: Duration::from_millis(300), ..hurried() });
+    let server = start(Limits {
+        keepalive: Duration::from_millis(300),
+        ..hurried()
+    });
     let channel = connect(&server);
-    assert_eq!(channel.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 4000), &soon()).unwrap().count, 4000);
+    assert_eq!(
+        channel
+            .unary::<_, Blob>("/t.T/Sleep", &blob(b"", 4000), &soon())
+            .unwrap()
+            .count,
+        4000
+    );
     // and is sent away when it has none
     eventually(|| echo(&channel, &Blob::default()).is_ok());
     thread::sleep(Duration::from_millis(3500));
-    assert_eq!(echo(&channel, &Blob::default()).unwrap_err().code(), Code::Unavailable);
+    assert_eq!(
+        echo(&channel, &Blob::default()).unwrap_err().code(),
+        Code::Unavailable
+    );
 }
 
 #[test]
 fn a_connection_without_a_call_ends_though_its_peer_answers_each_ping() {
     let server = start(hurried());
     let (mut socket, mut client) = by_hand(&server);
-    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
     let (mut received, mut parsed, mut piece) = (Vec::new(), 0, [0; 1024]);
     // the server may close before our last answer
     while let Ok(length @ 1..) = socket.read(&mut piece) {
@@ -839,7 +1128,11 @@ fn a_connection_without_a_call_ends_though_its_peer_answers_each_ping() {
         }
         let _ = socket.write_all(&std::mem::take(client.output()));
     }
-    assert!(received.ends_with(b"it was idle"), "{}", received.escape_ascii());
+    assert!(
+        received.ends_with(b"it was idle"),
+        "{}",
+        received.escape_ascii()
+    );
 }
 
 #[test]
@@ -887,33 +1180,57 @@ fn a_client_that_reads_nothing_is_dropped() {
 
 #[test]
 fn connections_above_the_limits_are_shed_and_places_come_back() {
-    let server = start(Limits { connections_per_peer: 2, ..Limits::default() });
+    let server = start(Limits {
+        connections_per_peer: 2,
+        ..Limits::default()
+    });
     let (first, second) = (connect(&server), connect(&server));
     assert!(echo(&first, &Blob::default()).is_ok() && echo(&second, &Blob::default()).is_ok());
-    assert_eq!(until_closed(TcpStream::connect(server.local_addr()).unwrap(), Duration::from_secs(5)), b"");
+    assert_eq!(
+        until_closed(
+            TcpStream::connect(server.local_addr()).unwrap(),
+            Duration::from_secs(5)
+        ),
+        b""
+    );
     drop(first);
     eventually(|| echo(&connect(&server), &Blob::default()).is_ok());
 }
 
 #[test]
 fn handlers_above_the_limit_are_refused() {
-    let server = start(Limits { handlers: 2, ..Limits::default() });
+    let server = start(Limits {
+        handlers: 2,
+        ..Limits::default()
+    });
     let channel = connect(&server);
-    let hold = || channel.server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()).unwrap();
+    let hold = || {
+        channel
+            .server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon())
+            .unwrap()
+    };
     let held = [hold(), hold()];
     eventually(|| server.begun() == 2);
-    assert_eq!(echo(&channel, &Blob::default()).unwrap_err().code(), Code::ResourceExhausted);
+    assert_eq!(
+        echo(&channel, &Blob::default()).unwrap_err().code(),
+        Code::ResourceExhausted
+    );
     drop(held);
     eventually(|| echo(&channel, &Blob::default()).is_ok());
 }
 
 #[test]
 fn requests_that_wait_are_bounded_in_the_whole_server() {
-    let server = start(Limits { buffered_bytes: 1 << 20, ..Limits::default() });
+    let server = start(Limits {
+        buffered_bytes: 1 << 20,
+        ..Limits::default()
+    });
     let (mut socket, mut client) = by_hand(&server);
     // ten requests of 200 KiB that do not end
     let mut refused = 0;
-    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
     for _ in 0..10 {
         let stream = open(&mut client, "/t.T/Echo");
         let mut message = vec![0, 0, 4, 0, 0];
@@ -946,7 +1263,9 @@ fn a_client_sends_no_call_before_the_servers_settings_and_then_keeps_to_them() {
     };
     let mut socket = listener.accept().unwrap().0;
     let call = thread::spawn(move || echo(&channel, &blob(&[7; 100], 1)));
-    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
     let mut said = Vec::new();
     let _ = socket.read_to_end(&mut said);
     let kinds = |mut said: &[u8]| {
@@ -958,20 +1277,41 @@ fn a_client_sends_no_call_before_the_servers_settings_and_then_keeps_to_them() {
         }
         kinds
     };
-    assert!(kinds(&said[24..]).iter().all(|(kind, _)| [4, 8].contains(kind)), "SETTINGS and WINDOW_UPDATE: {said:?}");
+    assert!(
+        kinds(&said[24..])
+            .iter()
+            .all(|(kind, _)| [4, 8].contains(kind)),
+        "SETTINGS and WINDOW_UPDATE: {said:?}"
+    );
     // INITIAL_WINDOW_SIZE 10
-    socket.write_all(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 10]).unwrap();
+    socket
+        .write_all(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 10])
+        .unwrap();
     said.clear();
     let _ = socket.read_to_end(&mut said);
-    let data: Vec<_> = kinds(&said).into_iter().filter(|(kind, _)| *kind != 4).collect();
+    let data: Vec<_> = kinds(&said)
+        .into_iter()
+        .filter(|(kind, _)| *kind != 4)
+        .collect();
     assert!(matches!(data[..], [(1, _), (0, 10)]), "{data:?}");
     // GOAWAY: no stream was processed
     let words = b"too \"busy\"\n";
-    let goaway = [&[0, 0, 8 + words.len() as u8, 7, 0, 0, 0, 0, 0][..], &[0; 4], &[0, 0, 0, 2], words].concat();
+    let goaway = [
+        &[0, 0, 8 + words.len() as u8, 7, 0, 0, 0, 0, 0][..],
+        &[0; 4],
+        &[0, 0, 0, 2],
+        words,
+    ]
+    .concat();
     socket.write_all(&goaway).unwrap();
     let status = call.join().unwrap().unwrap_err();
     assert!(status.is_unprocessed() && status.code() == Code::Unavailable);
-    assert!(status.message().ends_with(r#"(INTERNAL_ERROR, "too \"busy\"\n")"#), "{status}");
+    assert!(
+        status
+            .message()
+            .ends_with(r#"(INTERNAL_ERROR, "too \"busy\"\n")"#),
+        "{status}"
+    );
 }
 
 /// A client that does not read is read no further; once it reads, it gets all answers.
@@ -979,14 +1319,19 @@ fn a_client_sends_no_call_before_the_servers_settings_and_then_keeps_to_them() {
 fn a_peer_that_takes_no_answers_is_held_back_and_loses_none() {
     let server = start(Limits::default());
     let (mut socket, mut client) = by_hand(&server);
-    socket.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+    socket
+        .set_write_timeout(Some(Duration::from_secs(1)))
+        .unwrap();
     let (mut asked, mut unsent) = (0, Vec::new());
     let deadline = Instant::now() + Duration::from_secs(60);
     while unsent.is_empty() {
         assert!(Instant::now() < deadline, "it reads on");
         // new streams at once: the answers end them, and by the rules nobody need have read these
         for _ in 0..50 {
-            let stream = open(&mut client, "/t.T/Nope/a-long-name-that-is-answered-though-it-is-by-then-in-the-table");
+            let stream = open(
+                &mut client,
+                "/t.T/Nope/a-long-name-that-is-answered-though-it-is-by-then-in-the-table",
+            );
             client.send_data(stream, &[], true).unwrap();
             client.reset(stream, h2::ErrorCode::CANCEL);
             asked += 1;
@@ -998,7 +1343,9 @@ fn a_peer_that_takes_no_answers_is_held_back_and_loses_none() {
         }
     }
     let mut writing = socket.try_clone().unwrap();
-    writing.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    writing
+        .set_write_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
     let written = thread::spawn(move || writing.write_all(&unsent));
     let (mut answered, mut said, mut filled) = (0, vec![0; 64 << 10], 0);
     while answered < asked {
@@ -1053,7 +1400,9 @@ fn resets_that_a_peer_makes_us_send_end_its_connection() {
         let _ = socket.write_all(&without_resets(&std::mem::take(client.output())));
     }
     let said = said.join().unwrap();
-    let calm = said.windows(9).any(|window| window[3..] == [7, 0, 0, 0, 0, 0])
+    let calm = said
+        .windows(9)
+        .any(|window| window[3..] == [7, 0, 0, 0, 0, 0])
         && said.windows(4).any(|code| code == [0, 0, 0, 11]);
     assert!(calm, "GOAWAY with ENHANCE_YOUR_CALM");
     assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
@@ -1062,10 +1411,16 @@ fn resets_that_a_peer_makes_us_send_end_its_connection() {
 /// Answers that wait for the peer's window hold no handler; they come when it opens, or are given up.
 #[test]
 fn answers_that_wait_for_their_window_hold_no_handler() {
-    let server = start(Limits { handlers: 2, stall: Duration::from_secs(4), ..Limits::default() });
+    let server = start(Limits {
+        handlers: 2,
+        stall: Duration::from_secs(4),
+        ..Limits::default()
+    });
     let (mut socket, mut client) = by_hand(&server);
     // INITIAL_WINDOW_SIZE 0
-    socket.write_all(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]).unwrap();
+    socket
+        .write_all(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0])
+        .unwrap();
     let message = message::encode(&blob(b"abc", 5)).unwrap();
     let streams: Vec<u32> = (0..50)
         .map(|_| {
@@ -1083,14 +1438,21 @@ fn answers_that_wait_for_their_window_hold_no_handler() {
     // the first half gets its window, by a byte and then the rest
     for increment in [1u32, 1000] {
         for stream in &streams[..25] {
-            let update = [&[0, 0, 4, 8, 0][..], &stream.to_be_bytes(), &increment.to_be_bytes()].concat();
+            let update = [
+                &[0, 0, 4, 8, 0][..],
+                &stream.to_be_bytes(),
+                &increment.to_be_bytes(),
+            ]
+            .concat();
             socket.write_all(&update).unwrap();
         }
         thread::sleep(Duration::from_millis(100));
     }
     let (mut received, mut piece) = (Vec::new(), [0; 4096]);
     let (mut ended, mut reset, mut data) = (0, 0, 0);
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
     while ended < 25 || reset < 25 {
         let length = socket.read(&mut piece).unwrap();
         assert!(length > 0, "{ended} ended, {reset} reset");
@@ -1099,7 +1461,11 @@ fn answers_that_wait_for_their_window_hold_no_handler() {
             match event {
                 Some(h2::Event::Data { data: bytes, .. }) => data += bytes.len(),
                 Some(h2::Event::Trailers { .. }) => ended += 1,
-                Some(h2::Event::Reset { code: h2::ErrorCode::CANCEL, by_peer: true, .. }) => reset += 1,
+                Some(h2::Event::Reset {
+                    code: h2::ErrorCode::CANCEL,
+                    by_peer: true,
+                    ..
+                }) => reset += 1,
                 _ => {}
             }
             received.drain(..taken);

@@ -27,7 +27,13 @@ impl Transport {
         socket.set_nodelay(true)?;
         let socket = Arc::new(socket);
         let half = || Box::new(Plain(socket.clone()));
-        Ok(Transport { reader: half(), writer: half(), socket: socket.clone(), scheme: "http", identity: None })
+        Ok(Transport {
+            reader: half(),
+            writer: half(),
+            socket: socket.clone(),
+            scheme: "http",
+            identity: None,
+        })
     }
 }
 
@@ -54,7 +60,12 @@ impl Write for Plain {
 pub trait Accept: Send + Sync {
     /// Completes before `deadline` or fails. The error's text is for the server's log. Tells `turn` whenever it waits for the
     /// peer: one that lets us wait may lose its place to another.
-    fn accept(&self, socket: TcpStream, deadline: Instant, turn: &PeersTurn) -> io::Result<Transport>;
+    fn accept(
+        &self,
+        socket: TcpStream,
+        deadline: Instant,
+        turn: &PeersTurn,
+    ) -> io::Result<Transport>;
 }
 
 impl<F> Accept for F

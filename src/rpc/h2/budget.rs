@@ -19,7 +19,11 @@ pub(super) struct Budget {
 
 impl Budget {
     pub(super) fn new(allowance: Allowance) -> Budget {
-        Budget { allowance, left: allowance.burst, filled: None }
+        Budget {
+            allowance,
+            left: allowance.burst,
+            filled: None,
+        }
     }
 
     /// Takes one; `false` when there is none left.
@@ -39,7 +43,9 @@ impl Budget {
     }
 
     fn fill(&mut self, now: Instant, filled: Instant) {
-        let due = now.saturating_duration_since(filled).as_millis() * u128::from(self.allowance.per_second) / 1000;
+        let due = now.saturating_duration_since(filled).as_millis()
+            * u128::from(self.allowance.per_second)
+            / 1000;
         if due > 0 {
             self.earn(u32::try_from(due).unwrap_or(u32::MAX));
             self.filled = Some(now);
@@ -55,8 +61,15 @@ mod tests {
     #[test]
     fn a_burst_is_followed_by_the_steady_rate() {
         let start = Instant::now();
-        let mut budget = Budget::new(Allowance { burst: 10, per_second: 5 });
-        let mut spend = |at: u64| (0..100).filter(|_| budget.spend(start + Duration::from_millis(at))).count();
+        let mut budget = Budget::new(Allowance {
+            burst: 10,
+            per_second: 5,
+        });
+        let mut spend = |at: u64| {
+            (0..100)
+                .filter(|_| budget.spend(start + Duration::from_millis(at)))
+                .count()
+        };
         assert_eq!(spend(0), 10);
         assert_eq!(spend(100), 0);
         assert_eq!(spend(1000), 5);
@@ -67,7 +80,10 @@ mod tests {
     #[test]
     fn useful_work_earns() {
         let now = Instant::now();
-        let mut budget = Budget::new(Allowance { burst: 2, per_second: 1 });
+        let mut budget = Budget::new(Allowance {
+            burst: 2,
+            per_second: 1,
+        });
         assert!(budget.spend(now) && budget.spend(now) && !budget.spend(now));
         budget.earn(1);
         assert!(budget.spend(now) && !budget.spend(now));

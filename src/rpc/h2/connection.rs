@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use super::budget::{Allowance, Budget};
 use super::frame::ErrorCode as Code;
-use super::frame::{self, ErrorCode, HEAD, Head, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
+use super::frame::{
+    self, ErrorCode, HEAD, Head, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting,
+};
 use super::headers::{FIELD_OVERHEAD, HeaderList};
 use super::hpack::{Decoder, Encoder, Field};
 use super::streams::StreamMap;
@@ -50,8 +52,14 @@ impl Default for Limits {
             stream_window: 256 << 10,
             connection_window: 1 << 20,
             // nghttp2's defaults for the same attack
-            resets: Allowance { burst: 1000, per_second: 33 },
-            control: Allowance { burst: 1000, per_second: 100 },
+            resets: Allowance {
+                burst: 1000,
+                per_second: 33,
+            },
+            control: Allowance {
+                burst: 1000,
+                per_second: 100,
+            },
         }
     }
 }
@@ -84,17 +92,27 @@ fn forbid(is_broken: bool, reason: &'static str) -> Result<(), Error> {
 
 /// Another code.
 fn forbid_as(code: ErrorCode, is_broken: bool, reason: &'static str) -> Result<(), Error> {
-    if is_broken { error(code, reason) } else { Ok(()) }
+    if is_broken {
+        error(code, reason)
+    } else {
+        Ok(())
+    }
 }
 
 /// The payload of a frame that has one length only.
 fn exactly<const N: usize>(payload: &[u8], reason: &'static str) -> Result<[u8; N], Error> {
-    payload.try_into().or_else(|_| error(Code::FRAME_SIZE_ERROR, reason))
+    payload
+        .try_into()
+        .or_else(|_| error(Code::FRAME_SIZE_ERROR, reason))
 }
 
 /// An error if a rule of the stream is broken.
 fn forbid_on(stream: u32, is_broken: bool, code: ErrorCode) -> Result<(), Fault> {
-    if is_broken { Err(Fault::Stream(stream, code)) } else { Ok(()) }
+    if is_broken {
+        Err(Fault::Stream(stream, code))
+    } else {
+        Ok(())
+    }
 }
 
 /// What a received frame means to the layer above.
@@ -311,11 +329,17 @@ impl Connection {
     /// Takes at most one frame from the start of `input`: returns how many bytes to skip, and what they mean. Nothing
     /// skipped: the frame is not complete. At most 16 393 bytes are ever needed. After an error the output ends with
     /// GOAWAY, and the connection is of no more use: it takes nothing in, and nothing can be sent.
-    pub fn receive<'a>(&mut self, input: &'a [u8], now: Instant) -> Result<(usize, Option<Event<'a>>), Error> {
+    pub fn receive<'a>(
+        &mut self,
+        input: &'a [u8],
+        now: Instant,
+    ) -> Result<(usize, Option<Event<'a>>), Error> {
         self.now = Some(now);
         match self.dead {
             Some(error) => Err(error),
-            None => self.receive_frame(input, now).inspect_err(|error| self.die(*error)),
+            None => self
+                .receive_frame(input, now)
+                .inspect_err(|error| self.die(*error)),
         }
     }
 
@@ -327,21 +351,32 @@ impl Connection {
         self.block = None;
     }
 
-    fn receive_frame<'a>(&mut self, input: &'a [u8], now: Instant) -> Result<(usize, Option<Event<'a>>), Error> {
+    fn receive_frame<'a>(
+        &mut self,
+        input: &'a [u8],
+        now: Instant,
+    ) -> Result<(usize, Option<Event<'a>>), Error> {
         if !self.preface_left.is_empty() {
             let length = input.len().min(self.preface_left.len());
             let (expected, rest) = self.preface_left.split_at(length);
-            forbid(input[..length] != *expected, "not the HTTP/2 preface (§3.4)")?;
+            forbid(
+                input[..length] != *expected,
+                "not the HTTP/2 preface (§3.4)",
+            )?;
             self.preface_left = rest;
             return Ok((length, None));
         }
-        let Some(head) = Head::parse(input) else { return Ok((0, None)) };
+        let Some(head) = Head::parse(input) else {
+            return Ok((0, None));
+        };
         forbid_as(
             Code::FRAME_SIZE_ERROR,
             head.length > MAX_FRAME,
             "a frame larger than SETTINGS_MAX_FRAME_SIZE (§4.2)",
         )?;
-        let Some(payload) = input.get(HEAD..HEAD + head.length) else { return Ok((0, None)) };
+        let Some(payload) = input.get(HEAD..HEAD + head.length) else {
+            return Ok((0, None));
+        };
         let event = match self.frame(head, payload, now) {
             Ok(event) => event,
             Err(Fault::Stream(stream, code)) => self.stream_error(stream, code, now)?,
@@ -362,12 +397,17 @@ impl Connection {
 
     /// What a header block that came in part takes.
     pub fn block_room(&self) -> usize {
-        self.block.as_ref().map_or(0, |block| block.fragments.capacity())
+        self.block
+            .as_ref()
+            .map_or(0, |block| block.fragments.capacity())
     }
 
     /// Ends the connection because that is too much.
     pub fn refuse_block(&mut self, reason: &'static str) {
-        self.die(Error { code: Code::ENHANCE_YOUR_CALM, reason });
+        self.die(Error {
+            code: Code::ENHANCE_YOUR_CALM,
+            reason,
+        });
     }
 
     fn frame<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
@@ -375,14 +415,26 @@ impl Connection {
             !self.has_settings && (head.kind != kind::SETTINGS || head.has(flag::ACK)),
             "the first frame is not SETTINGS (§3.4)",
         )?;
-        let goes_on = |block: &Block| head.kind == kind::CONTINUATION && head.stream == block.stream;
+        let goes_on =
+            |block: &Block| head.kind == kind::CONTINUATION && head.stream == block.stream;
         let interrupts = !self.block.as_ref().is_none_or(goes_on);
         forbid(interrupts, "a frame within a header block (§4.3)")?;
         let is_connections = matches!(head.kind, kind::SETTINGS | kind::PING | kind::GOAWAY);
-        forbid(is_connections && head.stream != 0, "a frame of the connection on a stream (§6)")?;
-        let is_streams = matches!(head.kind, kind::DATA | kind::HEADERS | kind::PRIORITY | kind::RST_STREAM);
-        forbid(is_streams && head.stream == 0, "a frame of a stream on stream 0 (§6)")?;
-        if is_connections || matches!(head.kind, kind::PRIORITY | kind::WINDOW_UPDATE) || head.kind > kind::CONTINUATION
+        forbid(
+            is_connections && head.stream != 0,
+            "a frame of the connection on a stream (§6)",
+        )?;
+        let is_streams = matches!(
+            head.kind,
+            kind::DATA | kind::HEADERS | kind::PRIORITY | kind::RST_STREAM
+        );
+        forbid(
+            is_streams && head.stream == 0,
+            "a frame of a stream on stream 0 (§6)",
+        )?;
+        if is_connections
+            || matches!(head.kind, kind::PRIORITY | kind::WINDOW_UPDATE)
+            || head.kind > kind::CONTINUATION
         {
             self.useless(now)?;
         }
@@ -396,7 +448,10 @@ impl Connection {
             kind::PING => self.ping_frame(head, payload),
             kind::GOAWAY => self.goaway_frame(payload),
             kind::PRIORITY => priority(head, payload),
-            kind::PUSH_PROMISE => error(Code::PROTOCOL_ERROR, "PUSH_PROMISE, which is disabled (§8.4)"),
+            kind::PUSH_PROMISE => error(
+                Code::PROTOCOL_ERROR,
+                "PUSH_PROMISE, which is disabled (§8.4)",
+            ),
             // §5.5
             _ => Ok(None),
         }
@@ -404,7 +459,11 @@ impl Connection {
 
     /// Counts a frame that brings nothing.
     fn useless(&mut self, now: Instant) -> Result<(), Fault> {
-        Ok(forbid_as(Code::ENHANCE_YOUR_CALM, !self.control.spend(now), "too many frames without use")?)
+        Ok(forbid_as(
+            Code::ENHANCE_YOUR_CALM,
+            !self.control.spend(now),
+            "too many frames without use",
+        )?)
     }
 
     /// §6.1
@@ -415,7 +474,11 @@ impl Connection {
             self.useless(now)?;
         }
         self.receive_window -= payload.len() as i64;
-        forbid_as(Code::FLOW_CONTROL_ERROR, self.receive_window < 0, "more DATA than the connection's window (§6.9)")?;
+        forbid_as(
+            Code::FLOW_CONTROL_ERROR,
+            self.receive_window < 0,
+            "more DATA than the connection's window (§6.9)",
+        )?;
         // The connection's window is given back at once: memory is bounded by the streams' windows and their number, and
         // one stream that nobody reads must not stop the others.
         self.unannounced += payload.len() as u32;
@@ -431,7 +494,11 @@ impl Connection {
         // DATA before the response's headers
         forbid_on(head.stream, !stream.has_headers, Code::PROTOCOL_ERROR)?;
         stream.receive_window -= payload.len() as i64;
-        forbid_on(head.stream, stream.receive_window < 0, Code::FLOW_CONTROL_ERROR)?;
+        forbid_on(
+            head.stream,
+            stream.receive_window < 0,
+            Code::FLOW_CONTROL_ERROR,
+        )?;
         if let Some(left) = &mut stream.length_left {
             match left.checked_sub(data.len() as u64) {
                 Some(rest) => *left = rest,
@@ -443,7 +510,11 @@ impl Connection {
         } else {
             self.release(head.stream, (payload.len() - data.len()) as u32);
         }
-        Ok(Some(Event::Data { stream: head.stream, data, end }))
+        Ok(Some(Event::Data {
+            stream: head.stream,
+            data,
+            end,
+        }))
     }
 
     /// A frame on a stream that is not open: idle is the peer's mistake, closed may be late (§5.1).
@@ -458,17 +529,31 @@ impl Connection {
 
     fn is_idle(&self, stream: u32) -> bool {
         let is_own = stream.is_multiple_of(2) == self.is_server;
-        if is_own { stream >= self.next_own_stream } else { stream > self.last_peer_stream }
+        if is_own {
+            stream >= self.next_own_stream
+        } else {
+            stream > self.last_peer_stream
+        }
     }
 
     fn how_closed(&self, stream: u32) -> Option<Closed> {
-        self.closed.iter().rev().find(|(id, _)| *id == stream).map(|(_, how)| *how)
+        self.closed
+            .iter()
+            .rev()
+            .find(|(id, _)| *id == stream)
+            .map(|(_, how)| *how)
     }
 
     /// The peer's END_STREAM.
     fn end_remote(&mut self, id: u32) -> Result<(), Fault> {
-        let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
-        forbid_on(id, stream.length_left.is_some_and(|left| left > 0), Code::PROTOCOL_ERROR)?;
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return Ok(());
+        };
+        forbid_on(
+            id,
+            stream.length_left.is_some_and(|left| left > 0),
+            Code::PROTOCOL_ERROR,
+        )?;
         stream.remote_open = false;
         if !stream.local_open {
             self.close(id, Closed::Ended);
@@ -490,7 +575,10 @@ impl Connection {
         let mut depends_on_itself = false;
         if head.has(flag::PRIORITY) {
             let Some((priority, rest)) = fragment.split_first_chunk::<5>() else {
-                return error(Code::FRAME_SIZE_ERROR, "HEADERS too short for its priority (§6.2)");
+                return error(
+                    Code::FRAME_SIZE_ERROR,
+                    "HEADERS too short for its priority (§6.2)",
+                );
             };
             depends_on_itself = dependency(priority) == head.stream;
             fragment = rest;
@@ -550,7 +638,10 @@ impl Connection {
         let id = block.stream;
         forbid(id.is_multiple_of(2), "a request on an even stream (§5.1.1)")?;
         if id <= self.last_peer_stream {
-            forbid(self.how_closed(id).is_none(), "a stream identifier that is not above the last (§5.1.1)")?;
+            forbid(
+                self.how_closed(id).is_none(),
+                "a stream identifier that is not above the last (§5.1.1)",
+            )?;
             return self.absent(id, now).map(|()| None);
         }
         self.last_peer_stream = id;
@@ -558,17 +649,31 @@ impl Connection {
             self.close(id, Closed::ResetByUs);
             return Ok(None);
         }
-        forbid_on(id, self.streams.len() >= self.limits.streams as usize, Code::REFUSED_STREAM)?;
+        forbid_on(
+            id,
+            self.streams.len() >= self.limits.streams as usize,
+            Code::REFUSED_STREAM,
+        )?;
         forbid_on(id, self.headers.is_too_large(), Code::ENHANCE_YOUR_CALM)?;
         let length_left = self.headers.content_length();
         let lacks_body = block.end_stream && length_left.flatten() > Some(0);
         forbid_on(
             id,
-            block.depends_on_itself || !self.headers.is_request() || length_left == Some(None) || lacks_body,
+            block.depends_on_itself
+                || !self.headers.is_request()
+                || length_left == Some(None)
+                || lacks_body,
             Code::PROTOCOL_ERROR,
         )?;
-        self.streams.insert(id, self.new_stream(length_left.flatten()));
-        self.finish_headers(block, Event::Headers { stream: id, end: block.end_stream })
+        self.streams
+            .insert(id, self.new_stream(length_left.flatten()));
+        self.finish_headers(
+            block,
+            Event::Headers {
+                stream: id,
+                end: block.end_stream,
+            },
+        )
     }
 
     fn new_stream(&self, length_left: Option<u64>) -> Stream {
@@ -586,7 +691,9 @@ impl Connection {
     /// A response or trailers (§8.1).
     fn headers_on_open_stream<'a>(&mut self, block: &Block, now: Instant) -> Outcome<'a> {
         let id = block.stream;
-        let Some(stream) = self.streams.get_mut(&id) else { return Ok(None) };
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return Ok(None);
+        };
         forbid_on(id, !stream.remote_open, Code::STREAM_CLOSED)?;
         forbid_on(id, self.headers.is_too_large(), Code::ENHANCE_YOUR_CALM)?;
         let malformed = Err(Fault::Stream(id, Code::PROTOCOL_ERROR));
@@ -604,14 +711,24 @@ impl Connection {
         }
         if self.headers.is_interim() {
             self.useless(now)?;
-            return if block.end_stream { malformed } else { Ok(None) };
+            return if block.end_stream {
+                malformed
+            } else {
+                Ok(None)
+            };
         }
         match self.headers.content_length() {
             Some(None) => return malformed,
             length => stream.length_left = length.flatten(),
         }
         stream.has_headers = true;
-        self.finish_headers(block, Event::Headers { stream: id, end: block.end_stream })
+        self.finish_headers(
+            block,
+            Event::Headers {
+                stream: id,
+                end: block.end_stream,
+            },
+        )
     }
 
     fn finish_headers<'a>(&mut self, block: &Block, event: Event<'a>) -> Outcome<'a> {
@@ -622,29 +739,57 @@ impl Connection {
     }
 
     /// §5.4.2: RST_STREAM, and the layer above learns of it if it knew the stream.
-    fn stream_error<'a>(&mut self, id: u32, code: ErrorCode, now: Instant) -> Result<Option<Event<'a>>, Error> {
+    fn stream_error<'a>(
+        &mut self,
+        id: u32,
+        code: ErrorCode,
+        now: Instant,
+    ) -> Result<Option<Event<'a>>, Error> {
         // RST_STREAM is not for idle streams (§6.4): PRIORITY, which may come on them, ends the connection there
-        forbid_as(code, self.is_idle(id), "a broken frame on an idle stream (§5.4)")?;
-        forbid_as(Code::ENHANCE_YOUR_CALM, !self.resets.spend(now), "too many stream errors")?;
+        forbid_as(
+            code,
+            self.is_idle(id),
+            "a broken frame on an idle stream (§5.4)",
+        )?;
+        forbid_as(
+            Code::ENHANCE_YOUR_CALM,
+            !self.resets.spend(now),
+            "too many stream errors",
+        )?;
         let existed = self.streams.contains_key(&id);
         frame::rst_stream(&mut self.out, id, code);
         if existed || self.how_closed(id).is_none() {
             self.close(id, Closed::ResetByUs);
         }
-        Ok(existed.then_some(Event::Reset { stream: id, code, by_peer: false }))
+        Ok(existed.then_some(Event::Reset {
+            stream: id,
+            code,
+            by_peer: false,
+        }))
     }
 
     /// §6.4
     fn rst_stream<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
         let code = exactly(payload, "RST_STREAM not of 4 bytes (§6.4)")?;
-        forbid(self.is_idle(head.stream), "RST_STREAM on an idle stream (§6.4)")?;
-        forbid_as(Code::ENHANCE_YOUR_CALM, !self.resets.spend(now), "too many RST_STREAM")?;
+        forbid(
+            self.is_idle(head.stream),
+            "RST_STREAM on an idle stream (§6.4)",
+        )?;
+        forbid_as(
+            Code::ENHANCE_YOUR_CALM,
+            !self.resets.spend(now),
+            "too many RST_STREAM",
+        )?;
         if !self.streams.contains_key(&head.stream) {
             return Ok(None);
         }
         self.close(head.stream, Closed::ResetByPeer);
         let code = ErrorCode(u32::from_be_bytes(code));
-        Ok(Some(Event::Reset { stream: head.stream, code, by_peer: true }))
+        Ok(Some(Event::Reset {
+            stream: head.stream,
+            code,
+            by_peer: true,
+        }))
     }
 
     /// §6.5
@@ -659,7 +804,10 @@ impl Connection {
             return Ok(None);
         }
         for &[i0, i1, v0, v1, v2, v3] in payload.as_chunks::<6>().0 {
-            self.setting(u16::from_be_bytes([i0, i1]), u32::from_be_bytes([v0, v1, v2, v3]))?;
+            self.setting(
+                u16::from_be_bytes([i0, i1]),
+                u32::from_be_bytes([v0, v1, v2, v3]),
+            )?;
         }
         self.has_settings = true;
         frame::head(&mut self.out, 0, kind::SETTINGS, flag::ACK, 0);
@@ -671,7 +819,10 @@ impl Connection {
         match id {
             setting::HEADER_TABLE_SIZE => self.encoder.resize(value),
             setting::ENABLE_PUSH if value > 1 || value == 1 && !self.is_server => {
-                return error(Code::PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH of a wrong value (§6.5.2)");
+                return error(
+                    Code::PROTOCOL_ERROR,
+                    "SETTINGS_ENABLE_PUSH of a wrong value (§6.5.2)",
+                );
             }
             setting::MAX_CONCURRENT_STREAMS => self.peer_streams = value,
             setting::MAX_HEADER_LIST_SIZE => self.peer_header_list = value as usize,
@@ -694,7 +845,10 @@ impl Connection {
             }
             // ours are never larger than the smallest legal value
             setting::MAX_FRAME_SIZE if !(1 << 14..1 << 24).contains(&value) => {
-                return error(Code::PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE of a wrong value (§6.5.2)");
+                return error(
+                    Code::PROTOCOL_ERROR,
+                    "SETTINGS_MAX_FRAME_SIZE of a wrong value (§6.5.2)",
+                );
             }
             _ => {}
         }
@@ -717,7 +871,8 @@ impl Connection {
 
     /// §6.8
     fn goaway_frame<'a>(&mut self, payload: &'a [u8]) -> Outcome<'a> {
-        let Some((&[l0, l1, l2, l3, c0, c1, c2, c3], debug)) = payload.split_first_chunk::<8>() else {
+        let Some((&[l0, l1, l2, l3, c0, c1, c2, c3], debug)) = payload.split_first_chunk::<8>()
+        else {
             return error(Code::FRAME_SIZE_ERROR, "GOAWAY shorter than 8 bytes (§6.8)");
         };
         let last = u32::from_be_bytes([l0, l1, l2, l3]) & MAX_31_BITS;
@@ -725,7 +880,11 @@ impl Connection {
         if !self.is_server {
             self.streams.retain(|&id, _| id <= last);
         }
-        Ok(Some(Event::GoAway { last, code: ErrorCode(u32::from_be_bytes([c0, c1, c2, c3])), debug }))
+        Ok(Some(Event::GoAway {
+            last,
+            code: ErrorCode(u32::from_be_bytes([c0, c1, c2, c3])),
+            debug,
+        }))
     }
 
     /// §6.9
@@ -742,21 +901,36 @@ impl Connection {
             )?;
         } else {
             let Some(stream) = self.streams.get_mut(&head.stream) else {
-                forbid(self.is_idle(head.stream), "WINDOW_UPDATE on an idle stream (§5.1)")?;
+                forbid(
+                    self.is_idle(head.stream),
+                    "WINDOW_UPDATE on an idle stream (§5.1)",
+                )?;
                 return Ok(None);
             };
             stream.send_window += increment;
             forbid_on(head.stream, increment == 0, Code::PROTOCOL_ERROR)?;
-            forbid_on(head.stream, stream.send_window > i64::from(MAX_31_BITS), Code::FLOW_CONTROL_ERROR)?;
+            forbid_on(
+                head.stream,
+                stream.send_window > i64::from(MAX_31_BITS),
+                Code::FLOW_CONTROL_ERROR,
+            )?;
         }
-        Ok(Some(Event::Window { stream: head.stream }))
+        Ok(Some(Event::Window {
+            stream: head.stream,
+        }))
     }
 
     /// The layer above has no more need of `bytes` bytes of a stream's data: its window opens again. What is released
     /// comes to the peer in steps of half a window.
     pub fn release(&mut self, stream: u32, bytes: u32) {
         let threshold = self.limits.stream_window / 2;
-        let Some(state) = self.streams.get_mut(&stream).filter(|state| state.remote_open) else { return };
+        let Some(state) = self
+            .streams
+            .get_mut(&stream)
+            .filter(|state| state.remote_open)
+        else {
+            return;
+        };
         state.unannounced += bytes;
         if state.unannounced >= threshold {
             frame::window_update(&mut self.out, stream, state.unannounced);
@@ -773,7 +947,11 @@ impl Connection {
     }
 
     /// Client: a request, `end` when it has no body. Returns its stream.
-    pub fn open<'f>(&mut self, fields: impl Iterator<Item = Field<'f>> + Clone, end: bool) -> Result<u32, SendError> {
+    pub fn open<'f>(
+        &mut self,
+        fields: impl Iterator<Item = Field<'f>> + Clone,
+        end: bool,
+    ) -> Result<u32, SendError> {
         let id = self.next_own_stream;
         if self.peer_goes_away || self.dead.is_some() || id > MAX_31_BITS {
             return Err(SendError::GoingAway);
@@ -797,7 +975,11 @@ impl Connection {
         fields: impl Iterator<Item = Field<'f>> + Clone,
         end: bool,
     ) -> Result<(), SendError> {
-        if !self.streams.get(&stream).is_some_and(|stream| stream.local_open) {
+        if !self
+            .streams
+            .get(&stream)
+            .is_some_and(|stream| stream.local_open)
+        {
             return Err(SendError::Closed);
         }
         let size = |(name, value, _): Field| name.len() + value.len() + FIELD_OVERHEAD;
@@ -823,7 +1005,12 @@ impl Connection {
         let length = self.out.len() - start - HEAD;
         let end_stream = if end { flag::END_STREAM } else { 0 };
         if length <= MAX_FRAME {
-            let head = frame::head_bytes(length, kind::HEADERS, end_stream | flag::END_HEADERS, stream);
+            let head = frame::head_bytes(
+                length,
+                kind::HEADERS,
+                end_stream | flag::END_HEADERS,
+                stream,
+            );
             self.out[start..start + HEAD].copy_from_slice(&head);
             return;
         }
@@ -832,15 +1019,29 @@ impl Connection {
         let last = block.len().div_ceil(MAX_FRAME) - 1;
         for (index, fragment) in block.chunks(MAX_FRAME).enumerate() {
             let end_headers = if index == last { flag::END_HEADERS } else { 0 };
-            let (kind, flags) = if index == 0 { (kind::HEADERS, end_stream) } else { (kind::CONTINUATION, 0) };
-            frame::head(&mut self.out, fragment.len(), kind, flags | end_headers, stream);
+            let (kind, flags) = if index == 0 {
+                (kind::HEADERS, end_stream)
+            } else {
+                (kind::CONTINUATION, 0)
+            };
+            frame::head(
+                &mut self.out,
+                fragment.len(),
+                kind,
+                flags | end_headers,
+                stream,
+            );
             self.out.extend_from_slice(fragment);
         }
     }
 
     /// Frames as much of `data` as both windows allow and returns how much that was; `end` counts once all of it went.
     pub fn send_data(&mut self, stream: u32, data: &[u8], end: bool) -> Result<usize, SendError> {
-        let state = self.streams.get_mut(&stream).filter(|stream| stream.local_open).ok_or(SendError::Closed)?;
+        let state = self
+            .streams
+            .get_mut(&stream)
+            .filter(|stream| stream.local_open)
+            .ok_or(SendError::Closed)?;
         let window = usize::try_from(state.send_window.min(self.send_window)).unwrap_or(0);
         let length = data.len().min(window);
         state.send_window -= length as i64;
@@ -852,7 +1053,11 @@ impl Connection {
             if piece.is_empty() && !end {
                 break;
             }
-            let flags = if end && behind.is_empty() { flag::END_STREAM } else { 0 };
+            let flags = if end && behind.is_empty() {
+                flag::END_STREAM
+            } else {
+                0
+            };
             frame::head(&mut self.out, piece.len(), kind::DATA, flags, stream);
             self.out.extend_from_slice(piece);
             // an answer to each: WINDOW_UPDATE for stream and connection, and peers that measure the line with PING
@@ -870,13 +1075,15 @@ impl Connection {
 
     /// Whether [`Connection::send_data`] would take something now, or fail because the stream is closed.
     pub fn may_send(&self, stream: u32) -> bool {
-        self.streams
-            .get(&stream)
-            .is_none_or(|stream| !stream.local_open || stream.send_window > 0 && self.send_window > 0)
+        self.streams.get(&stream).is_none_or(|stream| {
+            !stream.local_open || stream.send_window > 0 && self.send_window > 0
+        })
     }
 
     fn end_local(&mut self, id: u32) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
         stream.local_open = false;
         if !stream.remote_open {
             self.close(id, Closed::Ended);
@@ -892,7 +1099,10 @@ impl Connection {
         frame::rst_stream(&mut self.out, stream, code);
         self.close(stream, Closed::ResetByUs);
         if self.is_server && self.now.is_some_and(|now| !self.resets.spend(now)) {
-            self.die(Error { code: Code::ENHANCE_YOUR_CALM, reason: "too many streams that we had to reset" });
+            self.die(Error {
+                code: Code::ENHANCE_YOUR_CALM,
+                reason: "too many streams that we had to reset",
+            });
         }
     }
 
@@ -951,16 +1161,27 @@ fn unpad(head: Head, payload: &[u8]) -> Result<&[u8], Error> {
         return Ok(payload);
     }
     match payload.split_first() {
-        Some((&padding, rest)) if usize::from(padding) <= rest.len() => Ok(&rest[..rest.len() - usize::from(padding)]),
+        Some((&padding, rest)) if usize::from(padding) <= rest.len() => {
+            Ok(&rest[..rest.len() - usize::from(padding)])
+        }
         Some(_) => error(Code::PROTOCOL_ERROR, "padding longer than its frame (§6.1)"),
-        None => error(Code::FRAME_SIZE_ERROR, "a padded frame without a padding length (§6.1)"),
+        None => error(
+            Code::FRAME_SIZE_ERROR,
+            "a padded frame without a padding length (§6.1)",
+        ),
     }
 }
 
 /// §5.3.2, §6.3: checked and ignored.
 fn priority<'a>(head: Head, payload: &[u8]) -> Outcome<'a> {
-    let Ok(priority) = payload.try_into() else { return Err(Fault::Stream(head.stream, Code::FRAME_SIZE_ERROR)) };
-    forbid_on(head.stream, dependency(priority) == head.stream, Code::PROTOCOL_ERROR)?;
+    let Ok(priority) = payload.try_into() else {
+        return Err(Fault::Stream(head.stream, Code::FRAME_SIZE_ERROR));
+    };
+    forbid_on(
+        head.stream,
+        dependency(priority) == head.stream,
+        Code::PROTOCOL_ERROR,
+    )?;
     Ok(None)
 }
 

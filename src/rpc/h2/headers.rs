@@ -19,7 +19,12 @@ pub struct HeaderList {
 impl HeaderList {
     /// Holds fields up to a size of `limit`, counted as in SETTINGS_MAX_HEADER_LIST_SIZE.
     pub(super) fn new(limit: usize) -> HeaderList {
-        HeaderList { bytes: Vec::new(), ends: Vec::new(), size: 0, limit }
+        HeaderList {
+            bytes: Vec::new(),
+            ends: Vec::new(),
+            size: 0,
+            limit,
+        }
     }
 
     pub(super) fn clear(&mut self) {
@@ -32,7 +37,9 @@ impl HeaderList {
 
     /// Once one field exceeded the limit, none is kept.
     pub(super) fn push(&mut self, name: &[u8], value: &[u8]) {
-        self.size = self.size.saturating_add(name.len() + value.len() + FIELD_OVERHEAD);
+        self.size = self
+            .size
+            .saturating_add(name.len() + value.len() + FIELD_OVERHEAD);
         if !self.is_too_large() {
             self.bytes.extend_from_slice(name);
             let name_end = self.bytes.len();
@@ -49,7 +56,10 @@ impl HeaderList {
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let mut start = 0;
         self.ends.iter().map(move |&(name_end, value_end)| {
-            let field = (&self.bytes[start..name_end], &self.bytes[name_end..value_end]);
+            let field = (
+                &self.bytes[start..name_end],
+                &self.bytes[name_end..value_end],
+            );
             start = value_end;
             field
         })
@@ -57,12 +67,15 @@ impl HeaderList {
 
     /// The first value of `name`.
     pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
-        self.iter().find(|(field, _)| *field == name).map(|(_, value)| value)
+        self.iter()
+            .find(|(field, _)| *field == name)
+            .map(|(_, value)| value)
     }
 
     /// Whether a request may look like this (§8.1, §8.2, §8.3.1).
     pub(super) fn is_request(&self) -> bool {
-        let Some([method, scheme, path, authority]) = self.check(&[b":method", b":scheme", b":path", b":authority"])
+        let Some([method, scheme, path, authority]) =
+            self.check(&[b":method", b":scheme", b":path", b":authority"])
         else {
             return false;
         };
@@ -91,10 +104,21 @@ impl HeaderList {
 
     /// The body's length if it is announced: `Some(None)` when that is no number or two different ones (§8.1.1).
     pub(super) fn content_length(&self) -> Option<Option<u64>> {
-        let mut values = self.iter().filter(|(name, _)| *name == b"content-length").map(|(_, value)| value);
+        let mut values = self
+            .iter()
+            .filter(|(name, _)| *name == b"content-length")
+            .map(|(_, value)| value);
         let first = values.next()?;
-        let digits = !first.is_empty() && first.iter().all(u8::is_ascii_digit) && values.all(|other| other == first);
-        Some(if digits { std::str::from_utf8(first).ok().and_then(|text| text.parse().ok()) } else { None })
+        let digits = !first.is_empty()
+            && first.iter().all(u8::is_ascii_digit)
+            && values.all(|other| other == first);
+        Some(if digits {
+            std::str::from_utf8(first)
+                .ok()
+                .and_then(|text| text.parse().ok())
+        } else {
+            None
+        })
     }
 
     /// The values of the allowed pseudo-header fields, or `None` when the list is malformed: others or doubled ones or
@@ -125,19 +149,29 @@ impl HeaderList {
 
 /// §8.2.1 and the token of RFC 9110 §5.6.2, in lower case.
 fn is_field_name(name: &[u8]) -> bool {
-    let legal = |&byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_.!#$%&'*+^`|~".contains(&byte);
+    let legal = |&byte: &u8| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_.!#$%&'*+^`|~".contains(&byte)
+    };
     !name.is_empty() && name.iter().all(legal)
 }
 
 /// §8.2.1
 fn is_field_value(value: &[u8]) -> bool {
     let blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
-    !value.iter().any(|byte| matches!(byte, 0 | b'\r' | b'\n')) && !blank(value.first()) && !blank(value.last())
+    !value.iter().any(|byte| matches!(byte, 0 | b'\r' | b'\n'))
+        && !blank(value.first())
+        && !blank(value.last())
 }
 
 /// §8.2.2
 fn is_connection_specific(name: &[u8], value: &[u8]) -> bool {
-    const FORBIDDEN: [&[u8]; 5] = [b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"];
+    const FORBIDDEN: [&[u8]; 5] = [
+        b"connection",
+        b"proxy-connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"upgrade",
+    ];
     FORBIDDEN.contains(&name) || name == b"te" && value != b"trailers"
 }
 
@@ -145,11 +179,17 @@ fn is_connection_specific(name: &[u8], value: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    const REQUEST: [(&str, &str); 3] = [(":method", "POST"), (":scheme", "http"), (":path", "/a.B/C")];
+    const REQUEST: [(&str, &str); 3] = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/a.B/C"),
+    ];
 
     fn list(fields: &[(&str, &str)]) -> HeaderList {
         let mut list = HeaderList::new(1 << 16);
-        fields.iter().for_each(|(name, value)| list.push(name.as_bytes(), value.as_bytes()));
+        fields
+            .iter()
+            .for_each(|(name, value)| list.push(name.as_bytes(), value.as_bytes()));
         list
     }
 
@@ -192,7 +232,10 @@ mod tests {
         ] {
             assert!(!request_with(field).is_request(), "{field:?}");
         }
-        assert!(!list(&[("x", "1"), REQUEST[0], REQUEST[1], REQUEST[2]]).is_request(), "pseudo-header after a field");
+        assert!(
+            !list(&[("x", "1"), REQUEST[0], REQUEST[1], REQUEST[2]]).is_request(),
+            "pseudo-header after a field"
+        );
     }
 
     #[test]
@@ -207,10 +250,19 @@ mod tests {
     #[test]
     fn content_length_is_one_number() {
         assert_eq!(list(&REQUEST).content_length(), None);
-        assert_eq!(request_with(("content-length", "12")).content_length(), Some(Some(12)));
-        assert_eq!(list(&[("content-length", "1"), ("content-length", "2")]).content_length(), Some(None));
+        assert_eq!(
+            request_with(("content-length", "12")).content_length(),
+            Some(Some(12))
+        );
+        assert_eq!(
+            list(&[("content-length", "1"), ("content-length", "2")]).content_length(),
+            Some(None)
+        );
         for broken in ["", "+1", "-1", "99999999999999999999999"] {
-            assert_eq!(request_with(("content-length", broken)).content_length(), Some(None));
+            assert_eq!(
+                request_with(("content-length", broken)).content_length(),
+                Some(None)
+            );
         }
     }
 }

@@ -42,11 +42,17 @@ struct DynamicTable {
 
 impl DynamicTable {
     fn new() -> DynamicTable {
-        DynamicTable { entries: VecDeque::new(), size: 0, max_size: TABLE_SIZE }
+        DynamicTable {
+            entries: VecDeque::new(),
+            size: 0,
+            max_size: TABLE_SIZE,
+        }
     }
 
     fn get(&self, index: usize) -> Option<(&[u8], &[u8])> {
-        self.entries.get(index).map(|(bytes, name)| bytes.split_at(*name))
+        self.entries
+            .get(index)
+            .map(|(bytes, name)| bytes.split_at(*name))
     }
 
     /// §4.4: an entry that is larger than the table empties it.
@@ -55,7 +61,8 @@ impl DynamicTable {
         self.evict(size);
         if size <= self.max_size {
             self.size += size;
-            self.entries.push_front(([name, value].concat(), name.len()));
+            self.entries
+                .push_front(([name, value].concat(), name.len()));
         }
     }
 
@@ -67,7 +74,9 @@ impl DynamicTable {
     /// §4.3: drops the oldest entries until `room` bytes fit or nothing is left.
     fn evict(&mut self, room: usize) {
         while self.size + room > self.max_size {
-            let Some((bytes, _)) = self.entries.pop_back() else { return };
+            let Some((bytes, _)) = self.entries.pop_back() else {
+                return;
+            };
             self.size -= bytes.len() + ENTRY_OVERHEAD;
         }
     }
@@ -83,12 +92,20 @@ pub(super) struct Decoder {
 
 impl Decoder {
     pub(super) fn new() -> Decoder {
-        Decoder { table: DynamicTable::new(), name: Vec::new(), value: Vec::new() }
+        Decoder {
+            table: DynamicTable::new(),
+            name: Vec::new(),
+            value: Vec::new(),
+        }
     }
 
     /// Decodes a whole header block into `list`. What exceeds the list's limit is decoded as well, for the sake of the
     /// table, but not kept.
-    pub(super) fn decode(&mut self, block: &[u8], list: &mut HeaderList) -> Result<(), CompressionError> {
+    pub(super) fn decode(
+        &mut self,
+        block: &[u8],
+        list: &mut HeaderList,
+    ) -> Result<(), CompressionError> {
         let mut input = Input(block);
         let mut started = false;
         while let Some(&first) = input.0.first() {
@@ -110,10 +127,14 @@ impl Decoder {
                 0x20..0x40 => {
                     let size = input.integer(5)?;
                     if started {
-                        return Err(CompressionError("a table size update after a field (RFC 7541 §4.2)"));
+                        return Err(CompressionError(
+                            "a table size update after a field (RFC 7541 §4.2)",
+                        ));
                     }
                     if size > TABLE_SIZE {
-                        return Err(CompressionError("a table size update above the limit (RFC 7541 §6.3)"));
+                        return Err(CompressionError(
+                            "a table size update above the limit (RFC 7541 §6.3)",
+                        ));
                     }
                     self.table.resize(size);
                     continue;
@@ -132,10 +153,13 @@ impl Decoder {
     fn field(&self, index: usize) -> Result<(&[u8], &[u8]), CompressionError> {
         let field = match index {
             0 => None,
-            1..=61 => Some(STATIC_TABLE[index - 1]).map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+            1..=61 => Some(STATIC_TABLE[index - 1])
+                .map(|(name, value)| (name.as_bytes(), value.as_bytes())),
             62.. => self.table.get(index - 62),
         };
-        field.ok_or(CompressionError("an index outside of both tables (RFC 7541 §2.3.3)"))
+        field.ok_or(CompressionError(
+            "an index outside of both tables (RFC 7541 §2.3.3)",
+        ))
     }
 
     /// §6.2: the name by index or in full, then the value.
@@ -157,7 +181,10 @@ struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
     fn byte(&mut self) -> Result<u8, CompressionError> {
-        let (&first, rest) = self.0.split_first().ok_or(CompressionError("a header block that ends within a field"))?;
+        let (&first, rest) = self
+            .0
+            .split_first()
+            .ok_or(CompressionError("a header block that ends within a field"))?;
         self.0 = rest;
         Ok(first)
     }
@@ -176,18 +203,22 @@ impl Input<'_> {
                 return Ok(value);
             }
         }
-        Err(CompressionError("an integer that is too large (RFC 7541 §5.1)"))
+        Err(CompressionError(
+            "an integer that is too large (RFC 7541 §5.1)",
+        ))
     }
 
     /// §5.2
     fn string(&mut self, out: &mut Vec<u8>) -> Result<(), CompressionError> {
         let huffman = self.0.first().is_some_and(|first| first & 0x80 != 0);
         let length = self.integer(7)?;
-        let (text, rest) =
-            self.0.split_at_checked(length).ok_or(CompressionError("a string that is longer than its header block"))?;
+        let (text, rest) = self.0.split_at_checked(length).ok_or(CompressionError(
+            "a string that is longer than its header block",
+        ))?;
         self.0 = rest;
         if huffman {
-            huffman::decode(text, out).ok_or(CompressionError("a broken Huffman code (RFC 7541 §5.2)"))?;
+            huffman::decode(text, out)
+                .ok_or(CompressionError("a broken Huffman code (RFC 7541 §5.2)"))?;
         } else {
             out.extend_from_slice(text);
         }
@@ -218,7 +249,10 @@ pub(super) struct Encoder {
 
 impl Encoder {
     pub(super) fn new() -> Encoder {
-        Encoder { table: DynamicTable::new(), smallest: None }
+        Encoder {
+            table: DynamicTable::new(),
+            smallest: None,
+        }
     }
 
     /// The peer's SETTINGS_HEADER_TABLE_SIZE.
@@ -241,7 +275,13 @@ impl Encoder {
     }
 
     /// Appends one field to the block.
-    pub(super) fn field(&mut self, name: &[u8], value: &[u8], indexing: Indexing, out: &mut Vec<u8>) {
+    pub(super) fn field(
+        &mut self,
+        name: &[u8],
+        value: &[u8],
+        indexing: Indexing,
+        out: &mut Vec<u8>,
+    ) {
         let (name_index, whole) = self.find(name, value);
         if whole && indexing != Indexing::Never {
             return integer(name_index, 7, 0x80, out);
@@ -317,19 +357,32 @@ mod tests {
     use super::*;
     use crate::h2::testing::{Random, unhex};
 
-    fn decode(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<(String, String)>, CompressionError> {
+    fn decode(
+        decoder: &mut Decoder,
+        block: &[u8],
+    ) -> Result<Vec<(String, String)>, CompressionError> {
         let mut list = HeaderList::new(1 << 20);
         decoder.decode(block, &mut list)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ok(list.iter().map(|(name, value)| (text(name), text(value))).collect())
+        Ok(list
+            .iter()
+            .map(|(name, value)| (text(name), text(value)))
+            .collect())
     }
 
     fn fields(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
-        pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
+        pairs
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .collect()
     }
 
-    const FIRST: [(&str, &str); 4] =
-        [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "www.example.com")];
+    const FIRST: [(&str, &str); 4] = [
+        (":method", "GET"),
+        (":scheme", "http"),
+        (":path", "/"),
+        (":authority", "www.example.com"),
+    ];
 
     #[test]
     fn the_requests_of_appendix_c4_decode_and_encode() {
@@ -347,7 +400,10 @@ mod tests {
             ("828684be5886a8eb10649cbf", &second),
             ("828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf", &third),
         ] {
-            assert_eq!(decode(&mut decoder, &unhex(block)).unwrap(), fields(expected));
+            assert_eq!(
+                decode(&mut decoder, &unhex(block)).unwrap(),
+                fields(expected)
+            );
             let mut out = Vec::new();
             encoder.begin(&mut out);
             for (name, value) in expected {
@@ -393,7 +449,11 @@ mod tests {
         assert_eq!(send(&mut encoder, "1").1, 34);
         encoder.resize(0);
         encoder.resize(100);
-        assert_eq!(send(&mut encoder, "2"), (0x20, 34), "the smallest size first");
+        assert_eq!(
+            send(&mut encoder, "2"),
+            (0x20, 34),
+            "the smallest size first"
+        );
         encoder.resize(1 << 31);
         assert_eq!(encoder.table.max_size, TABLE_SIZE);
         assert_eq!(send(&mut encoder, "3"), (0x3f, 68));
@@ -431,15 +491,29 @@ mod tests {
             ("6.2.1", "400161", "… without a value"),
             ("6.2.2", "00", "a literal without indexing, without a name"),
             ("6.2.2", "000161", "… without a value"),
-            ("6.2.3", "10", "a literal never to be indexed, without a name"),
+            (
+                "6.2.3",
+                "10",
+                "a literal never to be indexed, without a name",
+            ),
             ("6.2.3", "100161", "… without a value"),
-            ("6.3", "3fe21f", "a table size update above SETTINGS_HEADER_TABLE_SIZE"),
+            (
+                "6.3",
+                "3fe21f",
+                "a table size update above SETTINGS_HEADER_TABLE_SIZE",
+            ),
         ] {
-            assert!(decode(&mut Decoder::new(), &unhex(block)).is_err(), "§{section}: {why}");
+            assert!(
+                decode(&mut Decoder::new(), &unhex(block)).is_err(),
+                "§{section}: {why}"
+            );
         }
         // just within the rules: the largest table, two updates at the start, the newest entry, a padding of 7 bits
         for block in ["3fe11f82", "203fe11f82", "400161017abe", "40810f0179"] {
-            assert!(decode(&mut Decoder::new(), &unhex(block)).is_ok(), "{block}");
+            assert!(
+                decode(&mut Decoder::new(), &unhex(block)).is_ok(),
+                "{block}"
+            );
         }
     }
 
@@ -448,7 +522,12 @@ mod tests {
         let mut decoder = Decoder::new();
         let mut list = HeaderList::new(100);
         // one entry of 34 bytes, then 16 000 references to it
-        decoder.decode(&[vec![0x40, 1, b'a', 1, b'b'], vec![0xbe; 16_000]].concat(), &mut list).unwrap();
+        decoder
+            .decode(
+                &[vec![0x40, 1, b'a', 1, b'b'], vec![0xbe; 16_000]].concat(),
+                &mut list,
+            )
+            .unwrap();
         assert!(list.is_too_large());
         assert_eq!(list.iter().count(), 2);
         assert_eq!(decoder.table.size, 34);

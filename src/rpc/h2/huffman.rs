@@ -73,7 +73,10 @@ static CODE: Code = build();
 
 /// Bytes that `text` takes when encoded.
 pub(super) fn encoded_len(text: &[u8]) -> usize {
-    let bits: usize = text.iter().map(|&byte| usize::from(LENGTHS[usize::from(byte)])).sum();
+    let bits: usize = text
+        .iter()
+        .map(|&byte| usize::from(LENGTHS[usize::from(byte)]))
+        .sum();
     bits.div_ceil(8)
 }
 
@@ -147,7 +150,13 @@ mod tests {
     #[test]
     fn the_code_is_complete_and_ends_with_eos() {
         // Kraft's equality, and the two codes at the edges of Appendix B
-        assert_eq!(LENGTHS.iter().map(|&length| 1u64 << (LONGEST - usize::from(length))).sum::<u64>(), 1 << LONGEST);
+        assert_eq!(
+            LENGTHS
+                .iter()
+                .map(|&length| 1u64 << (LONGEST - usize::from(length)))
+                .sum::<u64>(),
+            1 << LONGEST
+        );
         assert_eq!(CODE.codes[usize::from(b'0')], 0);
         assert_eq!(CODE.codes[usize::from(EOS)], 0x3fff_ffff);
         assert_eq!(CODE.codes[22], 0x3fff_fffe);
@@ -156,7 +165,9 @@ mod tests {
 
     #[test]
     fn the_examples_of_appendix_c_hold() {
-        let code = [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff];
+        let code = [
+            0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff,
+        ];
         assert_eq!(encoded(b"www.example.com"), code);
         assert_eq!(decoded(&code).unwrap(), b"www.example.com");
         assert_eq!(encoded(b"no-cache"), [0xa8, 0xeb, 0x10, 0x64, 0x9c, 0xbf]);

@@ -97,7 +97,10 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
     // a chart has a value for each of its options; an empty one is none
     let url = Some(metadata_url.as_str()).filter(|url| !url.is_empty());
-    let metadata = (!cloud.is_empty()).then(|| Metadata::of(&cloud, url)).transpose().map_err(Failure::failed)?;
+    let metadata = (!cloud.is_empty())
+        .then(|| Metadata::of(&cloud, url))
+        .transpose()
+        .map_err(Failure::failed)?;
     let kubernetes = match kubeconfig {
         Some(file) => Some(client::Config::from_kubeconfig_file(&file).map_err(Failure::failed)?),
         None if env::var_os("KUBERNETES_SERVICE_HOST").is_some() => {

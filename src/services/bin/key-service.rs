@@ -69,7 +69,8 @@ fn main() -> ExitCode {
 
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut verbosity = 0;
-    let (mut how, mut listen, mut port): (Option<String>, Option<SocketAddr>, Option<u16>) = (None, None, None);
+    let (mut how, mut listen, mut port): (Option<String>, Option<SocketAddr>, Option<u16>) =
+        (None, None, None);
     let mut config_dir = PathBuf::from(key_service::CONFIG_DIR);
     let mut variant = qemu_vtpm::VARIANT.to_owned();
     let (mut tpm, mut kubeconfig): (Option<Location>, Option<PathBuf>) = (None, None);
@@ -123,14 +124,22 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             )));
         }
         "attested" => Clients::Attested {
-            tpm: tpm.map_or_else(Location::default_device, Ok).map_err(Failure::failed)?,
+            tpm: tpm
+                .map_or_else(Location::default_device, Ok)
+                .map_err(Failure::failed)?,
             config_dir,
         },
         "token" => Clients::Token,
         "any" => Clients::Any,
-        other => return Err(Failure::Usage(format!("--clients {other:?}: expected attested, token or any"))),
+        other => {
+            return Err(Failure::Usage(format!(
+                "--clients {other:?}: expected attested, token or any"
+            )));
+        }
     };
-    if matches!(config.clients, Clients::Token) || config.grants.as_ref().is_some_and(Grants::have_volumes) {
+    if matches!(config.clients, Clients::Token)
+        || config.grants.as_ref().is_some_and(Grants::have_volumes)
+    {
         let api = match kubeconfig {
             Some(file) => client::Config::from_kubeconfig_file(&file),
             None => client::Config::in_cluster(),

@@ -95,7 +95,11 @@ impl Audit {
         let labels = ["request", "result", "reason"];
         Audit {
             events: None,
-            tickets: registry.labelled("firstlight_join_tickets_total", "Tickets that were asked for.", labels),
+            tickets: registry.labelled(
+                "firstlight_join_tickets_total",
+                "Tickets that were asked for.",
+                labels,
+            ),
             seconds: registry.labelled(
                 "firstlight_join_ticket_seconds",
                 "Time until a decision.",
@@ -118,8 +122,16 @@ impl Audit {
     pub fn start(client: &Client, registry: &Registry) -> io::Result<(Audit, Sending)> {
         let (events, queue) = mpsc::sync_channel(QUEUE);
         let client = client.within(TIME);
-        let thread = thread::Builder::new().name("events".into()).spawn(move || send_all(&client, &queue))?;
-        Ok((Audit { events: Some(events), ..Audit::new(registry) }, Sending(Some(thread))))
+        let thread = thread::Builder::new()
+            .name("events".into())
+            .spawn(move || send_all(&client, &queue))?;
+        Ok((
+            Audit {
+                events: Some(events),
+                ..Audit::new(registry)
+            },
+            Sending(Some(thread)),
+        ))
     }
 
     /// A ticket was given; `note` is what an operator should know of it, or empty.
@@ -129,7 +141,11 @@ impl Audit {
 
     /// There was none.
     pub fn refused(&self, subject: &Subject, refusal: &Refusal) {
-        let decision = if refusal.is_failure() { "failed" } else { "refused" };
+        let decision = if refusal.is_failure() {
+            "failed"
+        } else {
+            "refused"
+        };
         let why = match refusal.inside.is_empty() {
             true => refusal.message().to_owned(),
             false => format!("{} ({})", refusal.message(), refusal.inside),
@@ -164,7 +180,9 @@ impl Audit {
             }
         };
         let note = || format!("{kind} certificate, {request}: {reason}: {why}");
-        self.send(node, || event(node, "certificate", severity, title, &note()));
+        self.send(node, || {
+            event(node, "certificate", severity, title, &note())
+        });
     }
 
     /// Measures a step.
@@ -174,7 +192,9 @@ impl Audit {
 
     fn record(&self, subject: &Subject, decision: &str, reason: &'static str, why: &str) {
         self.tickets.with([subject.request, decision, reason]).inc();
-        self.seconds.with([subject.request, decision]).observe(subject.since.elapsed());
+        self.seconds
+            .with([subject.request, decision])
+            .observe(subject.since.elapsed());
         let line = json!({
             "request": subject.request, "decision": decision, "reason": reason, "peer": subject.peer,
             "node": subject.node, "role": subject.role, "disk": subject.disk, "machine": subject.machine, "why": why,
@@ -207,7 +227,10 @@ impl Audit {
 fn event(node: &str, action: &str, kind: &str, title: &str, note: &str) -> Value {
     // at most 1024 characters
     let note: String = note.chars().take(900).collect();
-    let number = random::<8>().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let number = random::<8>()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect::<String>();
     json!({
         "metadata": {"name": format!("{node}.{number}"), "namespace": NAMESPACE},
         "eventTime": time::micros(SystemTime::now()),

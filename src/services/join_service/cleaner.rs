@@ -95,10 +95,15 @@ pub struct Running(Arc<Cleaner>, Option<JoinHandle<()>>);
 impl Cleaner {
     /// Starts the thread.
     pub fn start(client: &Client) -> io::Result<(Arc<Cleaner>, Running)> {
-        let cleaner =
-            Arc::new(Cleaner { client: client.within(TIME), state: Mutex::default(), changed: Condvar::new() });
+        let cleaner = Arc::new(Cleaner {
+            client: client.within(TIME),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
         let working = cleaner.clone();
-        let thread = thread::Builder::new().name("cleaner".into()).spawn(move || working.work())?;
+        let thread = thread::Builder::new()
+            .name("cleaner".into())
+            .spawn(move || working.work())?;
         Ok((cleaner.clone(), Running(cleaner, Some(thread))))
     }
 
@@ -111,7 +116,10 @@ impl Cleaner {
     /// To be taken back now. What the API server did not answer it may carry out later than this, so where that can only be the
     /// same ticket's it is looked at once more.
     pub fn undo(&self, task: Task) {
-        let again = matches!(task, Task::Token(_) | Task::Reservation(..) | Task::Record(..));
+        let again = matches!(
+            task,
+            Task::Token(_) | Task::Reservation(..) | Task::Record(..)
+        );
         self.lock().add(task, Duration::ZERO, again);
         self.changed.notify_all();
     }
@@ -125,8 +133,13 @@ impl Cleaner {
     /// The same, by whoever.
     pub fn token_was_issued(&self, record: &Record, node: Option<&Node>) {
         let mut state = self.lock();
-        let is_known = state.waiting.get(&record.node).is_some_and(|waiting| waiting.token == record.token);
-        let age = record.issued.and_then(|issued| SystemTime::now().duration_since(issued).ok());
+        let is_known = state
+            .waiting
+            .get(&record.node)
+            .is_some_and(|waiting| waiting.token == record.token);
+        let age = record
+            .issued
+            .and_then(|issued| SystemTime::now().duration_since(issued).ok());
         if !is_known && !record.token.is_empty() && age.unwrap_or_default() < tokens::VALIDITY {
             state.expect(record, node, OTHERS);
             self.changed.notify_all();
@@ -141,7 +154,11 @@ impl Cleaner {
 
     /// How many tokens of this process's tickets wait for their nodes.
     pub fn tokens(&self) -> usize {
-        self.lock().waiting.values().filter(|waiting| waiting.after.is_zero()).count()
+        self.lock()
+            .waiting
+            .values()
+            .filter(|waiting| waiting.after.is_zero())
+            .count()
     }
 
     /// Waits until nothing that is due is left, for at most `time`.
@@ -151,9 +168,16 @@ impl Cleaner {
         while state.is_working || state.next().is_some_and(|at| at <= Instant::now()) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return log::warn!("{} things are left to be undone: they end by themselves", state.tasks.len());
+                return log::warn!(
+                    "{} things are left to be undone: they end by themselves",
+                    state.tasks.len()
+                );
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -178,7 +202,11 @@ impl Cleaner {
             } else {
                 state.forget(SystemTime::now());
                 let pause = next.map_or(LONGEST_PAUSE, |at| at - now);
-                state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+                state = self
+                    .changed
+                    .wait_timeout(state, pause)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
             }
         }
     }
@@ -209,11 +237,15 @@ impl Cleaner {
         match task {
             Task::Token(id) => self.client.delete_if_there(&tokens::object(id)).map(drop),
             Task::Reservation(node, at) => reservation::release(&self.client, node, at),
-            Task::JoiningNode(name, node) => reservation::delete_joining_node(&self.client, name, node),
+            Task::JoiningNode(name, node) => {
+                reservation::delete_joining_node(&self.client, name, node)
+            }
             Task::Record(name, token) => {
                 let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(name);
                 match self.client.find(&at)? {
-                    Some(map) if Record::read(&map).is_some_and(|record| record.token == *token) => {
+                    Some(map)
+                        if Record::read(&map).is_some_and(|record| record.token == *token) =>
+                    {
                         self.client.delete_as(&at, &map).map(drop)
                     }
                     _ => Ok(()),
@@ -234,13 +266,25 @@ impl State {
             return;
         }
         // records of disks, which any caller may ask for, leave room for what is to be undone
-        let most = if matches!(task, Task::Write(_)) { MAX_TASKS / 2 } else { MAX_TASKS };
+        let most = if matches!(task, Task::Write(_)) {
+            MAX_TASKS / 2
+        } else {
+            MAX_TASKS
+        };
         if self.tasks.len() >= most {
             return log::error!("too much is left to be done: {task:?} is not");
         }
         let now = Instant::now();
         let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-        self.put(Due { task, until: now + GIVE_UP, backoff, again }, now + after);
+        self.put(
+            Due {
+                task,
+                until: now + GIVE_UP,
+                backoff,
+                again,
+            },
+            now + after,
+        );
     }
 
     fn put(&mut self, due: Due, at: Instant) {
@@ -260,7 +304,9 @@ impl State {
             node_uid: record.node_uid.clone(),
             until_ready: record.control_plane,
             // another replica's clock may be ahead, and the node comes by its own
-            issued: record.issued.map_or(SystemTime::UNIX_EPOCH, |issued| issued.min(SystemTime::now())),
+            issued: record.issued.map_or(SystemTime::UNIX_EPOCH, |issued| {
+                issued.min(SystemTime::now())
+            }),
             after,
         };
         self.waiting.insert(record.node.clone(), waiting);
@@ -271,7 +317,10 @@ impl State {
 
     /// Whether a token's node came.
     fn look_for(&mut self, name: &str, node: &Node) {
-        if self.waiting.get(name).is_some_and(|waiting| waiting.is_served_by(node))
+        if self
+            .waiting
+            .get(name)
+            .is_some_and(|waiting| waiting.is_served_by(node))
             && let Some(Waiting { token, after, .. }) = self.waiting.remove(name)
         {
             self.add(Task::Token(token), after, false);
@@ -279,7 +328,9 @@ impl State {
     }
 
     fn forget(&mut self, now: SystemTime) {
-        self.waiting.retain(|_, waiting| now.duration_since(waiting.issued).unwrap_or_default() < tokens::VALIDITY);
+        self.waiting.retain(|_, waiting| {
+            now.duration_since(waiting.issued).unwrap_or_default() < tokens::VALIDITY
+        });
     }
 }
 
@@ -310,11 +361,20 @@ mod tests {
 
     fn record(uid: &str) -> Record {
         let token = "abcdef".to_owned();
-        Record { node: "n".into(), token, node_uid: uid.into(), issued: Some(SystemTime::now()), ..Record::default() }
+        Record {
+            node: "n".into(),
+            token,
+            node_uid: uid.into(),
+            issued: Some(SystemTime::now()),
+            ..Record::default()
+        }
     }
 
     fn node(uid: &str, ready_since: Option<SystemTime>) -> Node {
-        Node { uid: uid.into(), ready_since }
+        Node {
+            uid: uid.into(),
+            ready_since,
+        }
     }
 
     fn is_due(state: &State) -> bool {
@@ -325,7 +385,11 @@ mod tests {
     fn a_token_goes_when_its_node_comes_whichever_is_known_first() {
         for node_first in [false, true] {
             let (mut state, node) = (State::default(), node("u", None));
-            state.expect(&record(""), Some(&node).filter(|_| node_first), Duration::ZERO);
+            state.expect(
+                &record(""),
+                Some(&node).filter(|_| node_first),
+                Duration::ZERO,
+            );
             if !node_first {
                 state.look_for("other", &node);
                 assert!(!is_due(&state));
@@ -342,7 +406,10 @@ mod tests {
         for (node, gone) in [
             (node("u", None), false),
             (node("u", Some(before)), false),
-            (node("u", Some(SystemTime::now() + Duration::from_secs(1))), true),
+            (
+                node("u", Some(SystemTime::now() + Duration::from_secs(1))),
+                true,
+            ),
         ] {
             state.expect(&record("u"), Some(&node), Duration::ZERO);
             assert_eq!(is_due(&state), gone);
@@ -352,7 +419,14 @@ mod tests {
     #[test]
     fn a_token_of_a_control_plane_goes_when_that_is_ready() {
         let mut state = State::default();
-        state.expect(&Record { control_plane: true, ..record("") }, Some(&node("u", None)), Duration::ZERO);
+        state.expect(
+            &Record {
+                control_plane: true,
+                ..record("")
+            },
+            Some(&node("u", None)),
+            Duration::ZERO,
+        );
         assert!(!is_due(&state));
         state.look_for("n", &node("u", Some(SystemTime::now())));
         assert!(is_due(&state));

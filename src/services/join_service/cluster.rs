@@ -18,7 +18,9 @@ use serde_json::Value;
 use super::cleaner::Cleaner;
 use super::refusal::Refusal;
 use base::time;
-use kubernetes::client::{self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch};
+use kubernetes::client::{
+    self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch,
+};
 use kubernetes::machine_record::Record;
 use kubernetes::{NAMESPACE, parameters, yaml};
 use proto::components::Component;
@@ -101,23 +103,36 @@ pub struct Kubeadm {
 impl Cluster {
     /// Begins to follow the cluster; `cleaner` hears of nodes that come.
     pub fn follow(client: &Client, cleaner: &Arc<Cleaner>) -> io::Result<(Arc<Cluster>, Watches)> {
-        let cluster = Arc::new(Cluster { client: client.clone(), state: Mutex::default(), changed: Condvar::new() });
+        let cluster = Arc::new(Cluster {
+            client: client.clone(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
         let mut watches = Watches(Vec::new());
         let (nodes, told) = (cluster.clone(), cleaner.clone());
         watches.start("watch-nodes", move || {
             let selector = Selector::default();
-            nodes.watch(&NODES.all(), &selector, keep_of_node, |event| nodes.node_event(event, &told));
+            nodes.watch(&NODES.all(), &selector, keep_of_node, |event| {
+                nodes.node_event(event, &told)
+            });
         })?;
         let maps = cluster.clone();
         let told = cleaner.clone();
         watches.start("watch-maps", move || {
             let collection = CONFIG_MAPS.in_namespace(NAMESPACE);
-            maps.watch(&collection, &Selector::default(), keep_of_map, |event| maps.map_event(event, &told));
+            maps.watch(&collection, &Selector::default(), keep_of_map, |event| {
+                maps.map_event(event, &told)
+            });
         })?;
         let versions = cluster.clone();
         watches.start("watch-versions", move || {
             let selector = Selector::fields(&format!("metadata.name={NODE_VERSION}"));
-            versions.watch(&NODE_VERSIONS.all(), &selector, |object| object, |event| versions.version_event(event));
+            versions.watch(
+                &NODE_VERSIONS.all(),
+                &selector,
+                |object| object,
+                |event| versions.version_event(event),
+            );
         })?;
         Ok((cluster, watches))
     }
@@ -169,9 +184,17 @@ impl Cluster {
         let mut state = self.lock();
         match event {
             Event::Listed(nodes) => {
-                state.nodes = nodes.iter().map(|node| (name_of(node).to_owned(), node_of(node))).collect();
+                state.nodes = nodes
+                    .iter()
+                    .map(|node| (name_of(node).to_owned(), node_of(node)))
+                    .collect();
                 state.has_nodes = true;
-                seen.extend(state.nodes.iter().map(|(name, node)| (name.clone(), node.clone())));
+                seen.extend(
+                    state
+                        .nodes
+                        .iter()
+                        .map(|(name, node)| (name.clone(), node.clone())),
+                );
             }
             Event::Added(node) | Event::Modified(node) => {
                 let (name, node) = (name_of(&node).to_owned(), node_of(&node));
@@ -217,8 +240,12 @@ impl Cluster {
 
     fn version_event(&self, event: Option<Event>) {
         let reference = |object: &Value| {
-            let reference = object.pointer("/spec/kubernetesComponentsReference").and_then(Value::as_str);
-            reference.filter(|name| !name.is_empty()).map_or(Version::Absent, |name| Version::Is(name.to_owned()))
+            let reference = object
+                .pointer("/spec/kubernetesComponentsReference")
+                .and_then(Value::as_str);
+            reference
+                .filter(|name| !name.is_empty())
+                .map_or(Version::Absent, |name| Version::Is(name.to_owned()))
         };
         let has_joining_nodes = event.is_some();
         let version = match event {
@@ -244,7 +271,11 @@ impl Cluster {
             if left.is_zero() || self.client.is_stopped() {
                 return false;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -267,7 +298,10 @@ impl Cluster {
     pub fn records_of_disk(&self, disk: &str) -> Vec<Arc<Record>> {
         let state = self.lock();
         let names = state.disks.get(disk).into_iter().flatten();
-        names.filter_map(|name| state.records.get(name)).cloned().collect()
+        names
+            .filter_map(|name| state.records.get(name))
+            .cloned()
+            .collect()
     }
 
     /// The node whose join ticket has the token of this identifier.
@@ -280,8 +314,13 @@ impl Cluster {
     /// How many records' names begin so: those of this machine, and all.
     pub fn count_of_records(&self, prefix: &str, machine: &str) -> (usize, usize) {
         let state = self.lock();
-        let records = state.records.values().filter(|record| record.name.starts_with(prefix));
-        records.fold((0, 0), |(own, all), record| (own + usize::from(record.machine == machine), all + 1))
+        let records = state
+            .records
+            .values()
+            .filter(|record| record.name.starts_with(prefix));
+        records.fold((0, 0), |(own, all), record| {
+            (own + usize::from(record.machine == machine), all + 1)
+        })
     }
 
     /// Takes a record that was just written, or read, before the watch brings it.
@@ -293,7 +332,10 @@ impl Cluster {
     pub fn learn_of_disk(&self, record: &Record) {
         let mut state = self.lock();
         let names = state.disks.get(&record.disk).into_iter().flatten();
-        if names.filter_map(|name| state.records.get(name)).all(|other| other.machine.is_empty()) {
+        if names
+            .filter_map(|name| state.records.get(name))
+            .all(|other| other.machine.is_empty())
+        {
             state.take_record(record.clone());
         }
     }
@@ -303,20 +345,31 @@ impl Cluster {
         let state = self.lock();
         let found = match &state.version {
             Version::Is(name) => state.components.get(name),
-            _ => state.components.values().max_by_key(|one| (one.created.as_str(), one.name.as_str())),
+            _ => state
+                .components
+                .values()
+                .max_by_key(|one| (one.created.as_str(), one.name.as_str())),
         };
         let missing = || {
             let inside = match &state.version {
-                Version::Is(name) => format!("there is no ConfigMap {NAMESPACE}/{name}, which {NODE_VERSION} names"),
+                Version::Is(name) => {
+                    format!("there is no ConfigMap {NAMESPACE}/{name}, which {NODE_VERSION} names")
+                }
                 _ => format!("there is no ConfigMap {NAMESPACE}/{COMPONENTS_PREFIX}*"),
             };
-            Refusal::lacking("components", "the cluster does not say which version of Kubernetes a node is to have")
-                .because(inside)
+            Refusal::lacking(
+                "components",
+                "the cluster does not say which version of Kubernetes a node is to have",
+            )
+            .because(inside)
         };
         let found = found.cloned().ok_or_else(missing)?;
         match &found.list {
             Ok(_) => Ok(found),
-            Err(error) => Err(Refusal::broken("components", format!("ConfigMap {NAMESPACE}/{}: {error}", found.name))),
+            Err(error) => Err(Refusal::broken(
+                "components",
+                format!("ConfigMap {NAMESPACE}/{}: {error}", found.name),
+            )),
         }
     }
 
@@ -350,7 +403,8 @@ impl State {
         if name == KUBEADM_CONFIG {
             self.kubeadm = Some(Arc::new(Kubeadm::read(map)));
         } else if name.starts_with(COMPONENTS_PREFIX) {
-            self.components.insert(name.to_owned(), Arc::new(Components::read(map)));
+            self.components
+                .insert(name.to_owned(), Arc::new(Components::read(map)));
         } else if let Some(record) = Record::read(map) {
             self.take_record(record.clone());
             return Some(record);
@@ -360,7 +414,10 @@ impl State {
 
     fn take_record(&mut self, record: Record) {
         self.drop_map(&record.name);
-        self.disks.entry(record.disk.clone()).or_default().push(record.name.clone());
+        self.disks
+            .entry(record.disk.clone())
+            .or_default()
+            .push(record.name.clone());
         self.records.insert(record.name.clone(), Arc::new(record));
     }
 
@@ -382,7 +439,8 @@ impl State {
 
 impl Watches {
     fn start(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        self.0.push(thread::Builder::new().name(name.into()).spawn(run)?);
+        self.0
+            .push(thread::Builder::new().name(name.into()).spawn(run)?);
         Ok(())
     }
 }
@@ -398,7 +456,10 @@ impl Drop for Watches {
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 fn name_of(object: &Value) -> &str {
@@ -408,7 +469,10 @@ fn name_of(object: &Value) -> &str {
 /// A Node object has 10 KiB, most of it the names of images.
 fn keep_of_node(mut node: Value) -> Value {
     if let Some(status) = node.get_mut("status") {
-        let conditions = status.get_mut("conditions").map(Value::take).unwrap_or_default();
+        let conditions = status
+            .get_mut("conditions")
+            .map(Value::take)
+            .unwrap_or_default();
         *status = serde_json::json!({"conditions": conditions});
     }
     without_management(node)
@@ -436,12 +500,20 @@ fn without_management(mut object: Value) -> Value {
 
 fn node_of(node: &Value) -> Node {
     let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
-    let ready = conditions.into_iter().flatten().find(|condition| condition["type"] == "Ready");
-    let since = ready.filter(|ready| ready["status"] == "True").map(|ready| {
-        // one that says no time has always been
-        time::parse(text(ready, "/lastTransitionTime")).unwrap_or(SystemTime::UNIX_EPOCH)
-    });
-    Node { uid: text(node, "/metadata/uid").to_owned(), ready_since: since }
+    let ready = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition["type"] == "Ready");
+    let since = ready
+        .filter(|ready| ready["status"] == "True")
+        .map(|ready| {
+            // one that says no time has always been
+            time::parse(text(ready, "/lastTransitionTime")).unwrap_or(SystemTime::UNIX_EPOCH)
+        });
+    Node {
+        uid: text(node, "/metadata/uid").to_owned(),
+        ready_since: since,
+    }
 }
 
 impl Components {
@@ -457,10 +529,16 @@ impl Components {
 
 /// The list's JSON: keys as they are now, or, where a value is empty, those of before.
 fn read_list(json: &str) -> Result<Vec<Component>, String> {
-    let list: Vec<Value> = serde_json::from_str(json).map_err(|error| format!("components: {error}"))?;
+    let list: Vec<Value> =
+        serde_json::from_str(json).map_err(|error| format!("components: {error}"))?;
     let component = |value: Value| {
         let text = |key: &str, old: &str| {
-            let of = |key: &str| value.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+            let of = |key: &str| {
+                value
+                    .get(key)
+                    .and_then(Value::as_str)
+                    .filter(|text| !text.is_empty())
+            };
             of(key).or_else(|| of(old)).unwrap_or_default().to_owned()
         };
         let is_set = |key: &str| value.get(key).and_then(Value::as_bool).unwrap_or_default();
@@ -472,7 +550,10 @@ fn read_list(json: &str) -> Result<Vec<Component>, String> {
         }
     };
     let list: Vec<_> = list.into_iter().map(component).collect();
-    match list.iter().all(|one| !one.url.is_empty() && !one.install_path.is_empty()) {
+    match list
+        .iter()
+        .all(|one| !one.url.is_empty() && !one.install_path.is_empty())
+    {
         true => Ok(list),
         false => Err("components: one has no url or install_path".into()),
     }
@@ -481,29 +562,41 @@ fn read_list(json: &str) -> Result<Vec<Component>, String> {
 impl Kubeadm {
     /// Of the ConfigMap that kubeadm makes.
     fn read(map: &Value) -> Result<Kubeadm, String> {
-        let problem = |error: String| format!("ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}: ClusterConfiguration: {error}");
-        let configuration =
-            yaml::document(text(map, "/data/ClusterConfiguration")).map_err(|error| problem(error.to_string()))?;
+        let problem = |error: String| {
+            format!("ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}: ClusterConfiguration: {error}")
+        };
+        let configuration = yaml::document(text(map, "/data/ClusterConfiguration"))
+            .map_err(|error| problem(error.to_string()))?;
         let endpoint = endpoint(text(&configuration, "/controlPlaneEndpoint")).map_err(problem)?;
-        let names = configuration.pointer("/apiServer/certSANs").and_then(Value::as_array);
-        let names = names.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+        let names = configuration
+            .pointer("/apiServer/certSANs")
+            .and_then(Value::as_array);
+        let names = names
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect();
         Ok(Kubeadm { endpoint, names })
     }
 
     /// Whether the API server's certificate is good for this host name (RFC 6125 §6.4: in any case, and the first label of a
     /// name may be `*`) or address, or clients look for it there.
     pub fn is_served_under(&self, host: &str) -> bool {
-        let endpoint = self.endpoint.rsplit_once(':').map_or(self.endpoint.as_str(), |(host, _)| host);
+        let endpoint = self
+            .endpoint
+            .rsplit_once(':')
+            .map_or(self.endpoint.as_str(), |(host, _)| host);
         let endpoint = endpoint.trim_start_matches('[').trim_end_matches(']');
         let parent = host.split_once('.').map_or("", |(_, parent)| parent);
         let address = host.parse::<IpAddr>().ok();
-        std::iter::once(endpoint).chain(self.names.iter().map(String::as_str)).any(|name| {
-            match name.strip_prefix("*.") {
+        std::iter::once(endpoint)
+            .chain(self.names.iter().map(String::as_str))
+            .any(|name| match name.strip_prefix("*.") {
                 Some(of) => of.eq_ignore_ascii_case(parent),
                 None if address.is_some() => name.parse().ok() == address,
                 None => name.eq_ignore_ascii_case(host),
-            }
-        })
+            })
     }
 }
 
@@ -513,14 +606,23 @@ fn endpoint(text: &str) -> Result<String, String> {
         return Ok(address.to_string());
     }
     let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !host.contains(':') => {
-            (host, port.parse().map_err(|_| format!("controlPlaneEndpoint {text:?} has a port that is none"))?)
-        }
+        Some((host, port)) if !host.contains(':') => (
+            host,
+            port.parse()
+                .map_err(|_| format!("controlPlaneEndpoint {text:?} has a port that is none"))?,
+        ),
         _ => (text, API_PORT),
     };
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let host = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
     parameters::host(host).map_err(|error| format!("controlPlaneEndpoint: {error}"))?;
-    Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+    Ok(if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    })
 }
 
 #[cfg(test)]
@@ -556,21 +658,49 @@ mod tests {
         let read =
             kubeadm("apiServer:\n  certSANs: [127.0.0.1, lb.example, 7]\ncontrolPlaneEndpoint: lb.example\n").unwrap();
         assert_eq!(read.names, ["127.0.0.1", "lb.example"]);
-        assert!(kubeadm("apiServer: {}\n").unwrap_err().contains("controlPlaneEndpoint"));
-        assert!(kubeadm("a: [").unwrap_err().contains("ClusterConfiguration: line"));
+        assert!(
+            kubeadm("apiServer: {}\n")
+                .unwrap_err()
+                .contains("controlPlaneEndpoint")
+        );
+        assert!(
+            kubeadm("a: [")
+                .unwrap_err()
+                .contains("ClusterConfiguration: line")
+        );
     }
 
     #[test]
     fn the_api_server_s_names_are_those_of_its_certificate_and_its_endpoint() {
-        let sans = "apiServer:\n  certSANs: [10.0.0.5, lb.example, '*.Wild.example', 'fd00:0::5']\n";
+        let sans =
+            "apiServer:\n  certSANs: [10.0.0.5, lb.example, '*.Wild.example', 'fd00:0::5']\n";
         let read = kubeadm(&format!("{sans}controlPlaneEndpoint: '[fd00::1]:443'\n")).unwrap();
-        for host in ["10.0.0.5", "LB.example", "a.wild.example", "fd00::5", "fd00::1", "fd00:0:0::1"] {
+        for host in [
+            "10.0.0.5",
+            "LB.example",
+            "a.wild.example",
+            "fd00::5",
+            "fd00::1",
+            "fd00:0:0::1",
+        ] {
             assert!(read.is_served_under(host), "{host}");
         }
-        for host in ["10.0.0.50", "a.lb.example", "wild.example", "a.b.wild.example", "example", "fd00::2", ""] {
+        for host in [
+            "10.0.0.50",
+            "a.lb.example",
+            "wild.example",
+            "a.b.wild.example",
+            "example",
+            "fd00::2",
+            "",
+        ] {
             assert!(!read.is_served_under(host), "{host}");
         }
-        assert!(kubeadm("controlPlaneEndpoint: cluster.example\n").unwrap().is_served_under("cluster.example"));
+        assert!(
+            kubeadm("controlPlaneEndpoint: cluster.example\n")
+                .unwrap()
+                .is_served_under("cluster.example")
+        );
     }
 
     #[test]
@@ -587,11 +717,18 @@ mod tests {
     #[test]
     fn a_record_is_found_by_its_disk_until_it_is_gone_or_has_another() {
         let mut state = State::default();
-        let record = |name: &str, disk: &str| Record { name: name.into(), disk: disk.into(), ..Record::default() };
+        let record = |name: &str, disk: &str| Record {
+            name: name.into(),
+            disk: disk.into(),
+            ..Record::default()
+        };
         state.take_record(record("a", "1"));
         state.take_record(record("b", "1"));
         state.take_record(record("a", "2"));
-        assert_eq!((&state.disks["1"], &state.disks["2"]), (&vec!["b".to_owned()], &vec!["a".to_owned()]));
+        assert_eq!(
+            (&state.disks["1"], &state.disks["2"]),
+            (&vec!["b".to_owned()], &vec!["a".to_owned()])
+        );
         state.drop_map("b");
         assert!(!state.disks.contains_key("1") && state.records.len() == 1);
     }
@@ -600,9 +737,17 @@ mod tests {
     fn a_node_is_ready_since_its_condition_says_so() {
         let node = |status: &str| {
             let ready = json!({"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:07Z"});
-            node_of(&keep_of_node(json!({"metadata": {"uid": "u"}, "status": {"images": [1], "conditions": [ready]}})))
+            node_of(&keep_of_node(
+                json!({"metadata": {"uid": "u"}, "status": {"images": [1], "conditions": [ready]}}),
+            ))
         };
-        assert_eq!(node("True").ready_since, Some(SystemTime::UNIX_EPOCH + Duration::from_secs(7)));
-        assert_eq!((node("False").ready_since, node("Unknown").uid.as_str()), (None, "u"));
+        assert_eq!(
+            node("True").ready_since,
+            Some(SystemTime::UNIX_EPOCH + Duration::from_secs(7))
+        );
+        assert_eq!(
+            (node("False").ready_since, node("Unknown").uid.as_str()),
+            (None, "u")
+        );
     }
 }

@@ -39,7 +39,10 @@ type Kept = (Instant, Result<Arc<List>, Refusal>);
 impl Instances {
     /// Of this service. Without one there are only workers, of any name, but of the address from which they come.
     pub fn new(metadata: Option<Metadata>) -> Instances {
-        Instances { metadata, list: Mutex::default() }
+        Instances {
+            metadata,
+            list: Mutex::default(),
+        }
     }
 
     /// Whether the machine that asks, from address `peer`, may have this name, these addresses, and this role; whether the cloud
@@ -48,24 +51,32 @@ impl Instances {
         let name = asked.node();
         // an IPv4 caller of a socket for both families
         let peer = peer.map(|peer| peer.to_canonical());
-        let Some(metadata) = &self.metadata else { return check_unlisted(asked, peer).map(|()| false) };
+        let Some(metadata) = &self.metadata else {
+            return check_unlisted(asked, peer).map(|()| false);
+        };
         let mut list = self.list(metadata, AGE)?;
         if !list.contains_key(name) {
             list = self.list(metadata, LEAST_AGE)?;
         }
         let instance = list.get(name).ok_or_else(|| {
-            let message = format!("the cloud's metadata service knows no machine of this cluster named {name}");
+            let message = format!(
+                "the cloud's metadata service knows no machine of this cluster named {name}"
+            );
             Refusal::denied("unknown-machine", message)
         })?;
         check_instance(asked, instance)?;
         let is_it = is_direct(asked, instance, peer, &list)?;
         // so that nobody can pose as another node's sshd
-        let others =
-            |principal: &&String| list.iter().any(|(other, one)| other != name && is_of(principal, other, one));
+        let others = |principal: &&String| {
+            list.iter()
+                .any(|(other, one)| other != name && is_of(principal, other, one))
+        };
         match asked.principals.iter().find(others) {
             None => Ok(is_it),
             Some(other) => {
-                let message = format!("host_certificate_principals: {other} is another machine of this cluster");
+                let message = format!(
+                    "host_certificate_principals: {other} is another machine of this cluster"
+                );
                 Err(Refusal::denied("principal-of-other", message))
             }
         }
@@ -75,7 +86,10 @@ impl Instances {
     /// `Some(Ok(None))` where the cloud lists no such machine, or no address of it.
     pub fn address(&self, name: &str) -> Option<Result<Option<IpAddr>, Refusal>> {
         let metadata = self.metadata.as_ref()?;
-        Some(self.list(metadata, AGE).map(|list| list.get(name).and_then(|instance| instance.vpc_ip)))
+        Some(
+            self.list(metadata, AGE)
+                .map(|list| list.get(name).and_then(|instance| instance.vpc_ip)),
+        )
     }
 
     fn list(&self, metadata: &Metadata, age: Duration) -> Result<Arc<List>, Refusal> {
@@ -96,7 +110,10 @@ impl Instances {
             }
             Err(error) => {
                 let message = "the cloud's metadata service does not answer: try again";
-                Err(Refusal::passing("metadata", message, Duration::from_secs(5)).because(error.to_string()))
+                Err(
+                    Refusal::passing("metadata", message, Duration::from_secs(5))
+                        .because(error.to_string()),
+                )
             }
         };
         *kept = Some((Instant::now(), list.clone()));
@@ -113,22 +130,35 @@ fn check_unlisted(asked: &Asked, peer: Option<IpAddr>) -> Result<(), Refusal> {
              it with --cloud-provider",
         ));
     }
-    match asked.addresses().iter().find(|address| Some(**address) != peer) {
+    match asked
+        .addresses()
+        .iter()
+        .find(|address| Some(**address) != peer)
+    {
         None => Ok(()),
         Some(address) => {
-            let message = format!("certificate_request: {address} is not the address from which this machine calls");
+            let message = format!(
+                "certificate_request: {address} is not the address from which this machine calls"
+            );
             Err(Refusal::denied("address", message))
         }
     }
 }
 
 /// Whether who calls is the machine of that name; not, where that cannot be told and need not.
-fn is_direct(asked: &Asked, instance: &Instance, peer: Option<IpAddr>, list: &List) -> Result<bool, Refusal> {
+fn is_direct(
+    asked: &Asked,
+    instance: &Instance,
+    peer: Option<IpAddr>,
+    list: &List,
+) -> Result<bool, Refusal> {
     if peer.is_some() && peer == instance.vpc_ip {
         return Ok(true);
     }
     let name = asked.node();
-    let other = list.iter().find(|(_, one)| peer.is_some() && one.vpc_ip == peer);
+    let other = list
+        .iter()
+        .find(|(_, one)| peer.is_some() && one.vpc_ip == peer);
     if let Some((other, _)) = other {
         let message = format!("the machine that calls has the address of {other}, not of {name}");
         return Err(Refusal::denied("machine-of-other", message));
@@ -137,7 +167,11 @@ fn is_direct(asked: &Asked, instance: &Instance, peer: Option<IpAddr>, list: &Li
     if !asked.control_plane && instance.role != Role::ControlPlane {
         return Ok(false);
     }
-    let address = instance.vpc_ip.map_or("an address that the cloud does not tell".into(), |ip| ip.to_string());
+    let address = instance
+        .vpc_ip
+        .map_or("an address that the cloud does not tell".into(), |ip| {
+            ip.to_string()
+        });
     let message = format!(
         "a control plane asks the join services themselves, from its own address ({address}), and not by way of a load balancer"
     );
@@ -146,12 +180,21 @@ fn is_direct(asked: &Asked, instance: &Instance, peer: Option<IpAddr>, list: &Li
 
 fn check_instance(asked: &Asked, instance: &Instance) -> Result<(), Refusal> {
     let name = asked.node();
-    if let Some(address) = asked.addresses().iter().find(|address| instance.vpc_ip != Some(**address)) {
-        let message = format!("certificate_request: {address} is not the address of {name} in the cluster's network");
+    if let Some(address) = asked
+        .addresses()
+        .iter()
+        .find(|address| instance.vpc_ip != Some(**address))
+    {
+        let message = format!(
+            "certificate_request: {address} is not the address of {name} in the cluster's network"
+        );
         return Err(Refusal::denied("address", message));
     }
     if asked.control_plane && instance.role != Role::ControlPlane {
-        let message = format!("{name} is no control plane: its role in the cloud is {}", instance.role);
+        let message = format!(
+            "{name} is no control plane: its role in the cloud is {}",
+            instance.role
+        );
         return Err(Refusal::denied("role", message));
     }
     Ok(())
@@ -160,5 +203,7 @@ fn check_instance(asked: &Asked, instance: &Instance) -> Result<(), Refusal> {
 fn is_of(principal: &str, node: &str, instance: &Instance) -> bool {
     principal.eq_ignore_ascii_case(node)
         || principal.eq_ignore_ascii_case(&instance.name)
-        || principal.parse::<IpAddr>().is_ok_and(|address| instance.vpc_ip == Some(address))
+        || principal
+            .parse::<IpAddr>()
+            .is_ok_and(|address| instance.vpc_ip == Some(address))
 }

@@ -96,7 +96,14 @@ pub struct Flags {
 impl Flags {
     /// Whether `--name` is one of these. All of them have a value.
     pub fn has(name: &str) -> bool {
-        ["key-service", "key-service-endpoint", "key-service-auth", "key-service-token", "tpm"].contains(&name)
+        [
+            "key-service",
+            "key-service-endpoint",
+            "key-service-auth",
+            "key-service-token",
+            "tpm",
+        ]
+        .contains(&name)
     }
 
     /// Takes the value of `--name`.
@@ -109,29 +116,44 @@ impl Flags {
             "key-service-auth" => self.auth = Some(program::text(value)?),
             "key-service-token" => self.token = Some(value.into()),
             "tpm" => self.tpm = Some(program::parsed("tpm", value)?),
-            _ => return Err(Failure::Usage(format!("--{name} is no option of the key service"))),
+            _ => {
+                return Err(Failure::Usage(format!(
+                    "--{name} is no option of the key service"
+                )));
+            }
         }
         Ok(())
     }
 
     /// Where the key service is, `HOST:PORT`, and how the two know each other; the policy is in `config_dir`.
     pub fn finish(self, config_dir: &Path) -> Result<(String, Auth), Failure> {
-        let endpoint = self.endpoint.ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
+        let endpoint = self
+            .endpoint
+            .ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
         // who uses the old name has the old system's key service, which knows no proof
-        let auth = match self.auth.as_deref().unwrap_or(if self.is_old { "none" } else { "attested" }) {
+        let auth = match self.auth.as_deref().unwrap_or(if self.is_old {
+            "none"
+        } else {
+            "attested"
+        }) {
             "attested" => {
                 let tpm = self.tpm.map_or_else(Location::default_device, Ok).map_err(|error| {
                     Failure::failed(format!(
                         "{error}: the key service would not know this machine; see --key-service-auth"
                     ))
                 })?;
-                Auth::Attested { tpm, config_dir: config_dir.into() }
+                Auth::Attested {
+                    tpm,
+                    config_dir: config_dir.into(),
+                }
             }
             "token" => Auth::Token(self.token.unwrap_or_else(|| TOKEN_FILE.into())),
             "none" => Auth::None,
             other => {
                 let expected = "expected attested, token or none";
-                return Err(Failure::Usage(format!("--key-service-auth {other:?}: {expected}")));
+                return Err(Failure::Usage(format!(
+                    "--key-service-auth {other:?}: {expected}"
+                )));
             }
         };
         Ok((endpoint, auth))
@@ -190,17 +212,29 @@ impl KeyClient {
                  who controls that network reads and chooses the keys of disks"
             );
         }
-        let inner = Arc::new(Inner { endpoint: endpoint.to_owned(), auth, connection: Mutex::default() });
+        let inner = Arc::new(Inner {
+            endpoint: endpoint.to_owned(),
+            auth,
+            connection: Mutex::default(),
+        });
         let keeper = match &inner.auth {
             Auth::Token(file) => Keeper::start(inner.clone(), file.clone()),
             Auth::Attested { .. } | Auth::None => None,
         };
-        KeyClient { inner, _keeper: keeper }
+        KeyClient {
+            inner,
+            _keeper: keeper,
+        }
     }
 
     /// The key of this id, `len` bytes. Ends before `deadline`, and in any case within a few seconds (with
     /// [`Auth::Attested`] some more, where a connection has to be made).
-    pub fn data_key(&self, id: &str, len: usize, deadline: Option<Instant>) -> Result<Secret, Error> {
+    pub fn data_key(
+        &self,
+        id: &str,
+        len: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Secret, Error> {
         self.inner.data_key(id, len, deadline)
     }
 }
@@ -212,12 +246,16 @@ impl Keeper {
             let mut shown = None;
             loop {
                 // what cannot be read is said by the call that needs it
-                let present = fs::read(&file).ok().map(|token| sha256(&Zeroizing::new(token)));
+                let present = fs::read(&file)
+                    .ok()
+                    .map(|token| sha256(&Zeroizing::new(token)));
                 if present.is_some() && present != shown {
                     match client.data_key(MEASUREMENT_SECRET_ID, KEY_LEN, None) {
                         // it knows the token, or never will
                         Ok(_) | Err(Error::Lasting(_)) => shown = present,
-                        Err(Error::Passing(error)) => log::debug!("the token was not shown: {error}"),
+                        Err(Error::Passing(error)) => {
+                            log::debug!("the token was not shown: {error}")
+                        }
                     }
                 }
                 if stopped.recv_timeout(TOKEN_INTERVAL) != Err(RecvTimeoutError::Timeout) {
@@ -226,9 +264,14 @@ impl Keeper {
             }
         };
         match thread::Builder::new().name("key-token".into()).spawn(keep) {
-            Ok(thread) => Some(Keeper { stop: Some(stop), thread: Some(thread) }),
+            Ok(thread) => Some(Keeper {
+                stop: Some(stop),
+                thread: Some(thread),
+            }),
             Err(error) => {
-                log::warn!("no thread can be started that shows new tokens to the key service: {error}");
+                log::warn!(
+                    "no thread can be started that shows new tokens to the key service: {error}"
+                );
                 None
             }
         }
@@ -247,13 +290,18 @@ impl Drop for Keeper {
 
 impl Inner {
     fn data_key(&self, id: &str, len: usize, deadline: Option<Instant>) -> Result<Secret, Error> {
-        let request = GetDataKeyRequest { data_key_id: id.to_owned(), length: len as u32 };
+        let request = GetDataKeyRequest {
+            data_key_id: id.to_owned(),
+            length: len as u32,
+        };
         let started = Instant::now();
         let mut response = match self.call(&request, deadline) {
             // the service ends connections at their maximum age; or it may have been dead for long, which shows at once; that the key was asked for twice changes nothing
-            Called { reused, result: Err(status) }
-                if status.is_unprocessed()
-                    || reused && status.code() == Code::Unavailable && started.elapsed() < PAUSE =>
+            Called {
+                reused,
+                result: Err(status),
+            } if status.is_unprocessed()
+                || reused && status.code() == Code::Unavailable && started.elapsed() < PAUSE =>
             {
                 self.call(&request, deadline).result
             }
@@ -272,10 +320,17 @@ impl Inner {
     }
 
     fn call(&self, request: &GetDataKeyRequest, deadline: Option<Instant>) -> Called {
-        let opened = self.metadata().and_then(|metadata| Ok((metadata, self.channel(deadline)?)));
+        let opened = self
+            .metadata()
+            .and_then(|metadata| Ok((metadata, self.channel(deadline)?)));
         let (metadata, (channel, number, reused)) = match opened {
             Ok(opened) => opened,
-            Err(status) => return Called { reused: false, result: Err(status) },
+            Err(status) => {
+                return Called {
+                    reused: false,
+                    result: Err(status),
+                };
+            }
         };
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout = Some(left.map_or(CALL_TIMEOUT, |left| left.min(CALL_TIMEOUT)));
@@ -285,7 +340,8 @@ impl Inner {
         if let Err(status) = &result
             && matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
         {
-            let is_refused = !reused && status.code() == Code::Unavailable && !status.is_unprocessed();
+            let is_refused =
+                !reused && status.code() == Code::Unavailable && !status.is_unprocessed();
             self.give_up(number, is_refused.then(|| status.to_string()));
         }
         Called { reused, result }
@@ -296,11 +352,16 @@ impl Inner {
         let mut metadata = Metadata::new();
         if let Auth::Token(file) = &self.auth {
             let unusable = |error: &dyn std::fmt::Display| {
-                Status::new(Code::Unavailable, format!("our token cannot be read from {}: {error}", file.display()))
+                Status::new(
+                    Code::Unavailable,
+                    format!("our token cannot be read from {}: {error}", file.display()),
+                )
             };
             let token = Zeroizing::new(fs::read_to_string(file).map_err(|error| unusable(&error))?);
             let header = Zeroizing::new(format!("Bearer {}", token.trim()));
-            metadata.insert("authorization", &header).map_err(|_| unusable(&"it is none"))?;
+            metadata
+                .insert("authorization", &header)
+                .map_err(|_| unusable(&"it is none"))?;
         }
         Ok(metadata)
     }
@@ -329,13 +390,18 @@ impl Inner {
     }
 
     fn connect(&self, deadline: Option<Instant>) -> Result<Channel, String> {
-        let addresses = self.endpoint.to_socket_addrs().map_err(|error| error.to_string())?;
+        let addresses = self
+            .endpoint
+            .to_socket_addrs()
+            .map_err(|error| error.to_string())?;
         let mut failure = "the name has no address".to_owned();
         for address in addresses {
             let channel = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
                 .map_err(|error| error.to_string())
                 .and_then(|socket| self.transport(socket, deadline))
-                .and_then(|transport| Channel::new(transport, &self.endpoint).map_err(|status| status.to_string()));
+                .and_then(|transport| {
+                    Channel::new(transport, &self.endpoint).map_err(|status| status.to_string())
+                });
             match channel {
                 Ok(channel) => return Ok(channel),
                 Err(error) => failure = format!("{address}: {error}"),
@@ -350,14 +416,21 @@ impl Inner {
         };
         let pcr15 = attestation::pcr15(tpm).map_err(|error| error.to_string())?;
         if pcr15 == [0; 32] {
-            return Err("this machine has joined no cluster since it started (PCR 15 is zero)".into());
+            return Err(
+                "this machine has joined no cluster since it started (PCR 15 is zero)".into(),
+            );
         }
         let members = Arc::new(Members::new(config_dir, pcr15)?);
-        let issuer = Arc::new(qemu_vtpm::Issuer::new(tpm.clone(), Some(qemu_vtpm::EVENT_LOG.into())));
+        let issuer = Arc::new(qemu_vtpm::Issuer::new(
+            tpm.clone(),
+            Some(qemu_vtpm::EVENT_LOG.into()),
+        ));
         let own = Instant::now() + HANDSHAKE_TIMEOUT;
         let deadline = deadline.map_or(own, |deadline| deadline.min(own));
         let client = atls::Client::new(Some(issuer), vec![members]).require_tls13();
-        client.connect(socket, deadline).map_err(|error| error.to_string())
+        client
+            .connect(socket, deadline)
+            .map_err(|error| error.to_string())
     }
 
     /// Of a new connection on which nothing worked, also why: the next calls need not try.
@@ -371,15 +444,19 @@ impl Inner {
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
         // what is behind it is replaced whole, so a panic elsewhere leaves nothing half done
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn error(&self, id: &str, status: &Status) -> Error {
         let text = format!("key service {}: key {id}: {status}", self.endpoint);
         match status.code() {
-            Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted | Code::Cancelled | Code::Aborted => {
-                Error::Passing(text)
-            }
+            Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::ResourceExhausted
+            | Code::Cancelled
+            | Code::Aborted => Error::Passing(text),
             _ => Error::Lasting(text),
         }
     }
@@ -392,7 +469,9 @@ struct Called {
 }
 
 fn sha256(bytes: &[u8]) -> Vec<u8> {
-    ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().to_vec()
+    ring::digest::digest(&ring::digest::SHA256, bytes)
+        .as_ref()
+        .to_vec()
 }
 
 #[cfg(test)]
@@ -401,13 +480,24 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_a_host_and_a_port_also_as_kubernetes_tells_them() {
-        for good in ["key-service:9000", "key-service.kube-system.svc:9000", "10.96.3.4:9000", "[fd00::1]:9000"] {
+        for good in [
+            "key-service:9000",
+            "key-service.kube-system.svc:9000",
+            "10.96.3.4:9000",
+            "[fd00::1]:9000",
+        ] {
             assert_eq!(endpoint(good).unwrap(), good);
         }
         assert_eq!(endpoint("fd00::1:9000").unwrap(), "[fd00::1]:9000");
-        for bad in
-            ["", "key-service", ":9000", "key-service:", "key-service:x", "$(KEY_SERVICE_SERVICE_HOST):9000", "a b:1"]
-        {
+        for bad in [
+            "",
+            "key-service",
+            ":9000",
+            "key-service:",
+            "key-service:x",
+            "$(KEY_SERVICE_SERVICE_HOST):9000",
+            "a b:1",
+        ] {
             assert!(endpoint(bad).is_err(), "{bad}");
         }
     }

@@ -151,8 +151,13 @@ impl JoinService {
         let tls = Arc::new(atls::Server::new(None, vec![policy.clone()]));
         let (tickets, cluster) = tickets(config, &registry)?;
         let router = router(Arc::new(tickets.judged_by(policy.clone())));
-        let limits = Limits { message_bytes: MAX_REQUEST, max_age: Some(MAX_AGE), ..Limits::default() };
-        let server = Server::start("join-service", listener, tls, router, limits).map_err(listen_error)?;
+        let limits = Limits {
+            message_bytes: MAX_REQUEST,
+            max_age: Some(MAX_AGE),
+            ..Limits::default()
+        };
+        let server =
+            Server::start("join-service", listener, tls, router, limits).map_err(listen_error)?;
         let server = Arc::new(server);
         let served = Arc::downgrade(&server);
         policy.on_change(move || {
@@ -163,14 +168,26 @@ impl JoinService {
         observed::server(&registry, "join-service", &server);
         registry.add_process();
         let health = health.map(serve_health).transpose()?;
-        let exporter =
-            metrics.map(|address| Exporter::start(address, &registry).map_err(|e| Error::Listen(address, e)));
+        let exporter = metrics.map(|address| {
+            Exporter::start(address, &registry).map_err(|e| Error::Listen(address, e))
+        });
         let exporter = exporter.transpose()?;
         if let Some(exporter) = &exporter {
             log::info!("metrics on http://{}/metrics", exporter.local_addr());
         }
-        log::info!("letting nodes in on {} that meet {}", server.local_addr(), file.display());
-        Ok(JoinService { server, health, cluster, registry, exporter, _policy: watch })
+        log::info!(
+            "letting nodes in on {} that meet {}",
+            server.local_addr(),
+            file.display()
+        );
+        Ok(JoinService {
+            server,
+            health,
+            cluster,
+            registry,
+            exporter,
+            _policy: watch,
+        })
     }
 
     /// Where it listens.
@@ -214,8 +231,10 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
             "no metadata service says which machines there are: every name is taken, and no control plane is let in"
         );
     }
-    let (keys, instances) =
-        (Arc::new(KeyClient::new(&config.key_service, config.key_auth)), Arc::new(Instances::new(config.metadata)));
+    let (keys, instances) = (
+        Arc::new(KeyClient::new(&config.key_service, config.key_auth)),
+        Arc::new(Instances::new(config.metadata)),
+    );
     let pki = Pki::new(&config.pki_dir);
     let migration = config.migration;
     migration.announce(SystemTime::now());
@@ -228,8 +247,15 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
             "no access to a cluster's API: no new node is let in, and any machine that meets the policy gets the key of any \
              disk, since nobody knows which machine has which"
         );
-        let tickets =
-            Tickets::new(keys, config.config_dir, pki, instances, None, Audit::new(registry).into(), migration);
+        let tickets = Tickets::new(
+            keys,
+            config.config_dir,
+            pki,
+            instances,
+            None,
+            Audit::new(registry).into(),
+            migration,
+        );
         return Ok((tickets, None));
     };
     let stop = Stop::new();
@@ -238,15 +264,35 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     let (cluster, watches) = Cluster::follow(&client, &cleaner).map_err(Error::Thread)?;
     let (audit, sending) = Audit::start(&client, registry).map_err(Error::Thread)?;
     let counted = Arc::downgrade(&cleaner);
-    registry.gauge_of("firstlight_join_tokens", "Bootstrap tokens of this service that wait for their nodes.", &[], {
-        move || counted.upgrade().map(|cleaner| cleaner.tokens() as f64)
-    });
+    registry.gauge_of(
+        "firstlight_join_tokens",
+        "Bootstrap tokens of this service that wait for their nodes.",
+        &[],
+        move || counted.upgrade().map(|cleaner| cleaner.tokens() as f64),
+    );
     let audit = Arc::new(audit);
     let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
-    let attached = Attached { cluster, cleaner: cleaner.clone() };
-    let tickets = Tickets::new(keys, config.config_dir, pki, instances, Some(attached), audit, migration);
-    let background =
-        Background { stop, cleaner, _watches: watches, _approving: approving, _cleaning: cleaning, _sending: sending };
+    let attached = Attached {
+        cluster,
+        cleaner: cleaner.clone(),
+    };
+    let tickets = Tickets::new(
+        keys,
+        config.config_dir,
+        pki,
+        instances,
+        Some(attached),
+        audit,
+        migration,
+    );
+    let background = Background {
+        stop,
+        cleaner,
+        _watches: watches,
+        _approving: approving,
+        _cleaning: cleaning,
+        _sending: sending,
+    };
     Ok((tickets, Some(background)))
 }
 
@@ -256,7 +302,9 @@ fn serve_health(address: SocketAddr) -> Result<Server, Error> {
 
 /// Whoever gets a ticket must have joined no cluster since it started, or machines of other clusters would get keys of this one.
 fn qemu_vtpm_validator(policy: &str) -> Result<Arc<dyn Validator>, String> {
-    let policy = Policy::from_json(policy).map_err(|error| error.to_string())?.expecting_fresh();
+    let policy = Policy::from_json(policy)
+        .map_err(|error| error.to_string())?
+        .expecting_fresh();
     Ok(Arc::new(qemu_vtpm::Validator::new(Arc::new(policy))))
 }
 
@@ -278,7 +326,10 @@ impl fmt::Display for Error {
         match self {
             Error::Variant(variant) => {
                 let expected = qemu_vtpm::VARIANT;
-                write!(f, "attestation variant {variant:?} is not supported by this version; expected {expected}")
+                write!(
+                    f,
+                    "attestation variant {variant:?} is not supported by this version; expected {expected}"
+                )
             }
             Error::Policy(error) => f.write_str(error),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
@@ -293,13 +344,27 @@ impl std::error::Error for Error {}
 pub fn router(tickets: Arc<Tickets>) -> Router {
     let rejoin = tickets.clone();
     Router::new()
-        .unary(ISSUE_REJOIN_TICKET, move |call: &Call, request: IssueRejoinTicketRequest| rejoin.rejoin(call, &request))
-        .unary(ISSUE_JOIN_TICKET, move |call: &Call, request: IssueJoinTicketRequest| tickets.join(call, &request))
+        .unary(
+            ISSUE_REJOIN_TICKET,
+            move |call: &Call, request: IssueRejoinTicketRequest| rejoin.rejoin(call, &request),
+        )
+        .unary(
+            ISSUE_JOIN_TICKET,
+            move |call: &Call, request: IssueJoinTicketRequest| tickets.join(call, &request),
+        )
 }
 
 /// Makes rejoin tickets with keys of this service, and nothing else.
 pub fn rejoin_only(keys: KeyClient) -> Arc<Tickets> {
     let (pki, instances) = (Pki::new(PKI_DIR.as_ref()), Arc::new(Instances::new(None)));
     let audit = Arc::new(Audit::new(&Registry::new()));
-    Arc::new(Tickets::new(Arc::new(keys), CONFIG_DIR.into(), pki, instances, None, audit, Migration::default()))
+    Arc::new(Tickets::new(
+        Arc::new(keys),
+        CONFIG_DIR.into(),
+        pki,
+        instances,
+        None,
+        audit,
+        Migration::default(),
+    ))
 }

@@ -19,8 +19,16 @@ use proto::join::ControlPlaneCertOrKey;
 /// Where kubeadm puts it.
 pub const DIRECTORY: &str = "/etc/kubernetes/pki";
 /// What a control plane needs before kubeadm can make it one; kubeadm makes the rest.
-const CONTROL_PLANE_FILES: [&str; 8] =
-    ["ca.crt", "ca.key", "etcd/ca.crt", "etcd/ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key", "sa.pub"];
+const CONTROL_PLANE_FILES: [&str; 8] = [
+    "ca.crt",
+    "ca.key",
+    "etcd/ca.crt",
+    "etcd/ca.key",
+    "front-proxy-ca.crt",
+    "front-proxy-ca.key",
+    "sa.key",
+    "sa.pub",
+];
 
 /// The directory. It is read for each ticket, since an operator may renew what is in it.
 pub struct Pki(PathBuf);
@@ -44,35 +52,57 @@ impl Pki {
     pub fn ca(&self) -> Result<Ca, Refusal> {
         let certificates = self.read("ca.crt")?;
         let key = self.read("ca.key")?;
-        let broken = |error: String| Refusal::broken("pki", format!("{}: {error}", self.0.join("ca.crt").display()));
+        let broken = |error: String| {
+            Refusal::broken(
+                "pki",
+                format!("{}: {error}", self.0.join("ca.crt").display()),
+            )
+        };
         let mut first = None;
         for certificate in CertificateDer::pem_slice_iter(&certificates) {
             let certificate = certificate.map_err(|error| broken(error.to_string()))?;
             first = first.or(Some(certificate));
         }
         let first = first.ok_or_else(|| broken("there is no certificate in it".into()))?;
-        let anchor = webpki::anchor_from_trusted_cert(&first).map_err(|error| broken(format!("{error:?}")))?;
+        let anchor = webpki::anchor_from_trusted_cert(&first)
+            .map_err(|error| broken(format!("{error:?}")))?;
         let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
-        let hash: String = digest(&SHA256, &public_key).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        let authority = Authority::new(&certificates, &key).map_err(|error| broken(error.to_string()))?;
-        Ok(Ca { certificates: certificates.to_vec(), pin: format!("sha256:{hash}"), authority })
+        let hash: String = digest(&SHA256, &public_key)
+            .as_ref()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let authority =
+            Authority::new(&certificates, &key).map_err(|error| broken(error.to_string()))?;
+        Ok(Ca {
+            certificates: certificates.to_vec(),
+            pin: format!("sha256:{hash}"),
+            authority,
+        })
     }
 
     /// All eight, each with its name below the directory.
     pub fn control_plane_files(&self) -> Result<Vec<ControlPlaneCertOrKey>, Refusal> {
         let read = |name: &&str| {
             let content = self.read(name)?;
-            Ok(ControlPlaneCertOrKey { name: (*name).into(), data: content.to_vec() })
+            Ok(ControlPlaneCertOrKey {
+                name: (*name).into(),
+                data: content.to_vec(),
+            })
         };
         CONTROL_PLANE_FILES.iter().map(read).collect()
     }
 
     fn read(&self, name: &str) -> Result<Zeroizing<Vec<u8>>, Refusal> {
         let path = self.0.join(name);
-        let read = fs::read(&path).map_err(|error| Refusal::broken("pki", format!("{}: {error}", path.display())))?;
+        let read = fs::read(&path)
+            .map_err(|error| Refusal::broken("pki", format!("{}: {error}", path.display())))?;
         match read.is_empty() {
             false => Ok(Zeroizing::new(read)),
-            true => Err(Refusal::broken("pki", format!("{}: it is empty", path.display()))),
+            true => Err(Refusal::broken(
+                "pki",
+                format!("{}: it is empty", path.display()),
+            )),
         }
     }
 }
@@ -80,9 +110,18 @@ impl Pki {
 impl Ca {
     /// A kubelet's serving certificate, PEM.
     pub fn certify(&self, request: &CertificateRequest) -> Result<Vec<u8>, Refusal> {
-        let CertificateRequest { node, addresses, public_key, .. } = request;
-        let issued = self.authority.certify(public_key, node, &[], addresses, SystemTime::now());
-        issued.map(String::into_bytes).map_err(|error| Refusal::broken("pki", error.to_string()))
+        let CertificateRequest {
+            node,
+            addresses,
+            public_key,
+            ..
+        } = request;
+        let issued = self
+            .authority
+            .certify(public_key, node, &[], addresses, SystemTime::now());
+        issued
+            .map(String::into_bytes)
+            .map_err(|error| Refusal::broken("pki", error.to_string()))
     }
 }
 
@@ -90,7 +129,8 @@ impl Ca {
 pub fn measurement_salt(directory: &Path) -> Result<Secret, Refusal> {
     let path = directory.join("measurementSalt");
     let refuse = |inside: String| {
-        let message = "the cluster's services have no measurement salt: bring them in by `firstlight apply`";
+        let message =
+            "the cluster's services have no measurement salt: bring them in by `firstlight apply`";
         Refusal::lacking("salt", message).because(format!("{}: {inside}", path.display()))
     };
     match fs::read(&path) {

@@ -55,13 +55,26 @@ pub fn follow(path: &Path, parse: Parse) -> Result<(Arc<PolicyFile>, Watch), Str
     follow_every(INTERVAL, path, parse)
 }
 
-fn follow_every(interval: Duration, path: &Path, parse: Parse) -> Result<(Arc<PolicyFile>, Watch), String> {
+fn follow_every(
+    interval: Duration,
+    path: &Path,
+    parse: Parse,
+) -> Result<(Arc<PolicyFile>, Watch), String> {
     let text = read(path)?;
-    let validator = parse(&text).map_err(|error| format!("attestation policy {}: {error}", path.display()))?;
-    let policy =
-        PolicyFile { current: RwLock::new(validator), is_stale: AtomicBool::new(false), change: Mutex::default() };
+    let validator =
+        parse(&text).map_err(|error| format!("attestation policy {}: {error}", path.display()))?;
+    let policy = PolicyFile {
+        current: RwLock::new(validator),
+        is_stale: AtomicBool::new(false),
+        change: Mutex::default(),
+    };
     let policy = Arc::new(policy);
-    let mut follower = Follower { path: path.into(), parse, policy: policy.clone(), seen: Ok(text) };
+    let mut follower = Follower {
+        path: path.into(),
+        parse,
+        policy: policy.clone(),
+        seen: Ok(text),
+    };
     let (stop, stopped) = mpsc::channel();
     let thread = thread::Builder::new()
         .name("policy".into())
@@ -70,8 +83,19 @@ fn follow_every(interval: Duration, path: &Path, parse: Parse) -> Result<(Arc<Po
                 follower.look();
             }
         })
-        .map_err(|error| format!("cannot start the thread that follows {}: {error}", path.display()))?;
-    Ok((policy, Watch { stop: Some(stop), thread: Some(thread) }))
+        .map_err(|error| {
+            format!(
+                "cannot start the thread that follows {}: {error}",
+                path.display()
+            )
+        })?;
+    Ok((
+        policy,
+        Watch {
+            stop: Some(stop),
+            thread: Some(thread),
+        },
+    ))
 }
 
 impl Validator for PolicyFile {
@@ -97,9 +121,16 @@ impl PolicyFile {
     pub fn add_metrics(self: &Arc<Self>, registry: &Registry) {
         let policy = Arc::downgrade(self);
         let help = "1 while the attestation policy's file cannot be used and the policy of before is in force.";
-        registry.gauge_of("firstlight_attestation_policy_stale", help, &[], move || {
-            policy.upgrade().map(|policy| f64::from(u8::from(policy.is_stale.load(Ordering::Relaxed))))
-        });
+        registry.gauge_of(
+            "firstlight_attestation_policy_stale",
+            help,
+            &[],
+            move || {
+                policy
+                    .upgrade()
+                    .map(|policy| f64::from(u8::from(policy.is_stale.load(Ordering::Relaxed))))
+            },
+        );
         observed::any_tpm(registry, self);
     }
 
@@ -111,7 +142,9 @@ impl PolicyFile {
 
     /// Whether a connection that was made then was judged by the policy that is in force.
     pub fn holds_for(&self, connected_at: Instant) -> bool {
-        self.change().last.is_none_or(|changed| changed < connected_at)
+        self.change()
+            .last
+            .is_none_or(|changed| changed < connected_at)
     }
 
     fn replace(&self, validator: Arc<dyn Validator>) {
@@ -132,7 +165,10 @@ impl PolicyFile {
 
     fn current(&self) -> Arc<dyn Validator> {
         // a pointer is swapped under the lock, nothing that could be half done
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -161,14 +197,21 @@ impl Follower {
             return;
         }
         let path = self.path.display();
-        let parsed = now.as_deref().map_err(|error| error.to_owned()).and_then(self.parse);
-        self.policy.is_stale.store(parsed.is_err(), Ordering::Relaxed);
+        let parsed = now
+            .as_deref()
+            .map_err(|error| error.to_owned())
+            .and_then(self.parse);
+        self.policy
+            .is_stale
+            .store(parsed.is_err(), Ordering::Relaxed);
         match parsed {
             Ok(validator) => {
                 self.policy.replace(validator);
                 log::info!("attestation policy {path}: a new one is in force");
             }
-            Err(error) => log::error!("attestation policy {path}: the old one stays in force: {error}"),
+            Err(error) => {
+                log::error!("attestation policy {path}: the old one stays in force: {error}")
+            }
         }
         self.seen = now;
     }
@@ -201,13 +244,21 @@ mod tests {
         }
 
         fn validate(&self, document: &[u8], _nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-            if document == self.0.as_bytes() { Ok(vec![]) } else { Err(ValidateError("other".into())) }
+            if document == self.0.as_bytes() {
+                Ok(vec![])
+            } else {
+                Err(ValidateError("other".into()))
+            }
         }
     }
 
     fn parse(text: &str) -> Result<Arc<dyn Validator>, String> {
         // a file that is being rewritten is empty for a moment
-        if matches!(text, "" | "bad") { Err("bad policy".into()) } else { Ok(Arc::new(Equal(text.into()))) }
+        if matches!(text, "" | "bad") {
+            Err("bad policy".into())
+        } else {
+            Ok(Arc::new(Equal(text.into())))
+        }
     }
 
     fn start(path: &Path) -> (Arc<PolicyFile>, Watch) {

@@ -42,8 +42,10 @@ pub fn check_disk(cluster: &Cluster, disk: &Uuid, machine: Option<&str>) -> Resu
         Some(record) => {
             let message = "this disk belongs to another machine; if it was moved on purpose, empty the `machine` of the \
                            record that the join service's log names";
-            Err(Refusal::denied("disk-of-other", message)
-                .because(format!("ConfigMap {NAMESPACE}/{} has another machine", record.name)))
+            Err(Refusal::denied("disk-of-other", message).because(format!(
+                "ConfigMap {NAMESPACE}/{} has another machine",
+                record.name
+            )))
         }
     }
 }
@@ -57,7 +59,10 @@ pub fn of_rejoin(
 ) -> Result<Option<Record>, Refusal> {
     check_disk(cluster, disk, machine)?;
     let records = cluster.records_of_disk(disk.as_str());
-    match (records.iter().find(|record| record.machine.is_empty()), machine) {
+    match (
+        records.iter().find(|record| record.machine.is_empty()),
+        machine,
+    ) {
         _ if records.is_empty() && !is_migrating => Err(Refusal::denied(
             "disk-unknown",
             "there is no record of this disk: it is no state disk of this cluster; if it is one from before there were \
@@ -65,7 +70,10 @@ pub fn of_rejoin(
         )),
         (None, Some(machine)) if records.is_empty() => of_new_disk(cluster, disk, machine),
         // the operator gave the disk to whichever machine comes next
-        (Some(record), Some(machine)) => Ok(Some(Record { machine: machine.into(), ..Record::clone(record) })),
+        (Some(record), Some(machine)) => Ok(Some(Record {
+            machine: machine.into(),
+            ..Record::clone(record)
+        })),
         _ => Ok(None),
     }
 }
@@ -79,11 +87,14 @@ fn of_new_disk(cluster: &Cluster, disk: &Uuid, machine: &str) -> Result<Option<R
             "this machine has had {of_machine} disks; if they are not its own any more, delete the records that the join \
              service's log names"
         );
-        return Err(Refusal::denied("too-many-disks", message)
-            .because(format!("ConfigMaps {NAMESPACE}/{OF_DISK}* with machine {machine}")));
+        return Err(Refusal::denied("too-many-disks", message).because(format!(
+            "ConfigMaps {NAMESPACE}/{OF_DISK}* with machine {machine}"
+        )));
     }
     if all >= DISKS {
-        log::error!("there are {all} ConfigMaps {NAMESPACE}/{OF_DISK}*: the machine of disk {disk} is not recorded");
+        log::error!(
+            "there are {all} ConfigMaps {NAMESPACE}/{OF_DISK}*: the machine of disk {disk} is not recorded"
+        );
         return Ok(None);
     }
     Ok(Some(Record::of_disk(disk, machine)))
@@ -99,20 +110,33 @@ pub struct Claimant<'a> {
 }
 
 /// Whether this machine may have this name.
-pub fn check_name(cluster: &Cluster, name: &str, claimant: Claimant, now: SystemTime) -> Result<(), Refusal> {
+pub fn check_name(
+    cluster: &Cluster,
+    name: &str,
+    claimant: Claimant,
+    now: SystemTime,
+) -> Result<(), Refusal> {
     let at = name_of_node(name);
     let record = cluster.record(&at);
-    check_name_against(record.as_deref(), cluster.node(name).as_ref(), claimant, now)
-        .map_err(|refusal| refusal.because(format!("ConfigMap {NAMESPACE}/{at}")))?;
-    let Some(machine) = claimant.machine.filter(|_| record.is_none()) else { return Ok(()) };
+    check_name_against(
+        record.as_deref(),
+        cluster.node(name).as_ref(),
+        claimant,
+        now,
+    )
+    .map_err(|refusal| refusal.because(format!("ConfigMap {NAMESPACE}/{at}")))?;
+    let Some(machine) = claimant.machine.filter(|_| record.is_none()) else {
+        return Ok(());
+    };
     match cluster.count_of_records(OF_NODE, machine).0 {
         of_machine if of_machine >= OF_MACHINE => {
             let message = format!(
                 "this machine has had {of_machine} names; if they are not its own any more, delete the records that the \
                  join service's log names"
             );
-            Err(Refusal::denied("too-many-names", message)
-                .because(format!("ConfigMaps {NAMESPACE}/{OF_NODE}* with machine {machine}")))
+            Err(Refusal::denied("too-many-names", message).because(format!(
+                "ConfigMaps {NAMESPACE}/{OF_NODE}* with machine {machine}"
+            )))
         }
         _ => Ok(()),
     }
@@ -128,7 +152,10 @@ fn check_name_against(
     let age = |record: &Record| {
         let issued = record.issued.filter(|_| !record.token.is_empty());
         // another replica's clock may be ahead: as far ahead as a ticket counts, but nobody waits until it is the present
-        issued.map_or(Duration::MAX, |issued| now.duration_since(issued).unwrap_or_else(|ahead| ahead.duration()))
+        issued.map_or(Duration::MAX, |issued| {
+            now.duration_since(issued)
+                .unwrap_or_else(|ahead| ahead.duration())
+        })
     };
     match (record, node) {
         // whoever came earlier by a load balancer may have been anybody
@@ -149,7 +176,8 @@ fn check_name_against(
             }
         }
         (Some(record), _) if age(record) < FRESH => {
-            let message = "a ticket for this node was made a moment ago: if it did not arrive, try again";
+            let message =
+                "a ticket for this node was made a moment ago: if it did not arrive, try again";
             Err(Refusal::passing(JUST_MADE, message, FRESH))
         }
         // nobody knows which machine it is, but it is alive
@@ -163,36 +191,60 @@ fn check_name_against(
 }
 
 /// Writes the record of a join ticket, if its node's record is still of nobody else.
-pub fn write(cluster: &Cluster, cleaner: &Cleaner, client: &Client, mut record: Record) -> Result<Written, Refusal> {
+pub fn write(
+    cluster: &Cluster,
+    cleaner: &Cleaner,
+    client: &Client,
+    mut record: Record,
+) -> Result<Written, Refusal> {
     let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
     let at = maps.named(&record.name);
     let mut before = cluster.record(&record.name);
     for _ in 0..TRIES {
         let machine = Some(record.machine.as_str()).filter(|machine| !machine.is_empty());
-        let claimant = Claimant { machine, direct: record.direct };
-        check_name_against(before.as_deref(), cluster.node(&record.node).as_ref(), claimant, SystemTime::now())?;
+        let claimant = Claimant {
+            machine,
+            direct: record.direct,
+        };
+        check_name_against(
+            before.as_deref(),
+            cluster.node(&record.node).as_ref(),
+            claimant,
+            SystemTime::now(),
+        )?;
         // who gets the name does not get the disk of the machine that had it
-        if let Some(before) =
-            before.as_deref().filter(|before| machine.is_some_and(|one| before.is_of_other(Some(one))))
+        if let Some(before) = before
+            .as_deref()
+            .filter(|before| machine.is_some_and(|one| before.is_of_other(Some(one))))
             && before.disk != record.disk
             && let Some(disk) = Uuid::parse(&before.disk)
         {
             write_if_absent(client, &Record::of_disk(&disk, &before.machine))
                 .map_err(|error| Refusal::of_api(&error))?;
         }
-        record.version = before.as_ref().map(|before| before.version.clone()).unwrap_or_default();
+        record.version = before
+            .as_ref()
+            .map(|before| before.version.clone())
+            .unwrap_or_default();
         let written = match &before {
             None => client.create(&maps, &record.to_object()),
             Some(_) => client.update(&at, &record.to_object()),
         };
         match written {
             Ok(map) => {
-                record.version = Record::read(&map).map(|record| record.version).unwrap_or_default();
+                record.version = Record::read(&map)
+                    .map(|record| record.version)
+                    .unwrap_or_default();
                 cluster.learn(record.clone());
-                return Ok(Written { record, before: before.as_deref().cloned() });
+                return Ok(Written {
+                    record,
+                    before: before.as_deref().cloned(),
+                });
             }
             // another replica was faster, or the watch is behind
-            Err(error) if error.is_already_exists() || error.is_conflict() || error.is_not_found() => {
+            Err(error)
+                if error.is_already_exists() || error.is_conflict() || error.is_not_found() =>
+            {
                 let found = client.find(&at).map_err(|error| Refusal::of_api(&error))?;
                 before = found.as_ref().and_then(Record::read).map(Arc::new);
             }
@@ -205,7 +257,11 @@ pub fn write(cluster: &Cluster, cleaner: &Cleaner, client: &Client, mut record: 
             }
         }
     }
-    Err(Refusal::passing("name-is-joining", "another ticket for this node is being made", Duration::from_secs(2)))
+    Err(Refusal::passing(
+        "name-is-joining",
+        "another ticket for this node is being made",
+        Duration::from_secs(2),
+    ))
 }
 
 #[cfg(test)]
@@ -215,21 +271,36 @@ mod tests {
     fn record(machine: &str, age: u64) -> Record {
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
         let mut record = Record::of_node("n", &disk, Some(machine), "abcdef", "");
-        record.issued = record.issued.map(|issued| issued - Duration::from_secs(age));
+        record.issued = record
+            .issued
+            .map(|issued| issued - Duration::from_secs(age));
         record
     }
 
     fn indirect(machine: Option<&str>) -> Claimant<'_> {
-        Claimant { machine, direct: false }
+        Claimant {
+            machine,
+            direct: false,
+        }
     }
 
     #[test]
     fn who_comes_from_the_names_own_address_is_not_kept_out_by_who_came_from_elsewhere() {
-        let node = Node { uid: "u".into(), ready_since: None };
-        let claimant = Claimant { machine: Some("other"), direct: true };
+        let node = Node {
+            uid: "u".into(),
+            ready_since: None,
+        };
+        let claimant = Claimant {
+            machine: Some("other"),
+            direct: true,
+        };
         for (direct, expected) in [(false, Ok(())), (true, Err("name-of-other"))] {
-            let record = Record { direct, ..record("m", 1) };
-            let checked = check_name_against(Some(&record), Some(&node), claimant, SystemTime::now());
+            let record = Record {
+                direct,
+                ..record("m", 1)
+            };
+            let checked =
+                check_name_against(Some(&record), Some(&node), claimant, SystemTime::now());
             assert_eq!(checked.map_err(|refusal| refusal.word), expected);
         }
     }
@@ -239,9 +310,22 @@ mod tests {
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
         let written = Record::of_node("n", &disk, Some("m"), "", "");
         let read = Record::read(&written.to_object()).unwrap();
-        let node = Node { uid: "u".into(), ready_since: None };
-        let check = |machine| check_name_against(Some(&read), Some(&node), indirect(Some(machine)), SystemTime::now());
-        assert_eq!(check("other").map_err(|refusal| refusal.word), Err("name-of-other"));
+        let node = Node {
+            uid: "u".into(),
+            ready_since: None,
+        };
+        let check = |machine| {
+            check_name_against(
+                Some(&read),
+                Some(&node),
+                indirect(Some(machine)),
+                SystemTime::now(),
+            )
+        };
+        assert_eq!(
+            check("other").map_err(|refusal| refusal.word),
+            Err("name-of-other")
+        );
         // at once, since no ticket is on its way
         assert_eq!(check("m"), Ok(()));
     }
@@ -249,9 +333,13 @@ mod tests {
     #[test]
     fn a_name_is_its_machines_while_its_node_is_there_or_on_its_way() {
         let (fresh, old) = (record("m", 1), record("m", 3600));
-        let node = Node { uid: "u".into(), ready_since: None };
+        let node = Node {
+            uid: "u".into(),
+            ready_since: None,
+        };
         let check = |record: &Record, node: Option<&Node>, machine: Option<&str>| {
-            check_name_against(Some(record), node, indirect(machine), SystemTime::now()).map_err(|refusal| refusal.word)
+            check_name_against(Some(record), node, indirect(machine), SystemTime::now())
+                .map_err(|refusal| refusal.word)
         };
         for node in [None, Some(&node)] {
             assert_eq!(check(&record("m", 7), node, Some("m")), Ok(()));
@@ -268,21 +356,45 @@ mod tests {
     fn a_ticket_of_a_replica_whose_clock_is_ahead_holds_nobody_up_for_long() {
         let check = |ahead: u64, machine: &str| {
             let mut record = record("m", 0);
-            record.issued = record.issued.map(|issued| issued + Duration::from_secs(ahead));
-            check_name_against(Some(&record), None, indirect(Some(machine)), SystemTime::now())
-                .map_err(|refusal| refusal.word)
+            record.issued = record
+                .issued
+                .map(|issued| issued + Duration::from_secs(ahead));
+            check_name_against(
+                Some(&record),
+                None,
+                indirect(Some(machine)),
+                SystemTime::now(),
+            )
+            .map_err(|refusal| refusal.word)
         };
         const YEAR: u64 = 365 * 24 * 60 * 60;
-        assert_eq!((check(2, "m"), check(2, "other")), (Err(JUST_MADE), Err("name-is-joining")));
-        assert_eq!((check(600, "m"), check(600, "other")), (Ok(()), Err("name-is-joining")));
+        assert_eq!(
+            (check(2, "m"), check(2, "other")),
+            (Err(JUST_MADE), Err("name-is-joining"))
+        );
+        assert_eq!(
+            (check(600, "m"), check(600, "other")),
+            (Ok(()), Err("name-is-joining"))
+        );
         assert_eq!((check(YEAR, "m"), check(YEAR, "other")), (Ok(()), Ok(())));
     }
 
     #[test]
     fn the_name_of_a_node_without_record_is_free_once_it_is_not_ready() {
-        let ready = Node { uid: "u".into(), ready_since: Some(SystemTime::now()) };
-        let check = |node: &Node| check_name_against(None, Some(node), indirect(Some("m")), SystemTime::now());
+        let ready = Node {
+            uid: "u".into(),
+            ready_since: Some(SystemTime::now()),
+        };
+        let check = |node: &Node| {
+            check_name_against(None, Some(node), indirect(Some("m")), SystemTime::now())
+        };
         assert_eq!(check(&ready).unwrap_err().word, "name-is-ready");
-        assert!(check(&Node { ready_since: None, ..ready }).is_ok());
+        assert!(
+            check(&Node {
+                ready_since: None,
+                ..ready
+            })
+            .is_ok()
+        );
     }
 }

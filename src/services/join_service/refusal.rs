@@ -21,7 +21,13 @@ pub struct Refusal {
 
 impl Refusal {
     fn new(code: Code, word: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal { code, word, message: message.into(), inside: String::new(), retry_after: None }
+        Refusal {
+            code,
+            word,
+            message: message.into(),
+            inside: String::new(),
+            retry_after: None,
+        }
     }
 
     /// The request makes no sense, whoever asks.
@@ -40,13 +46,24 @@ impl Refusal {
     }
 
     /// Not now.
-    pub fn passing(word: &'static str, message: impl Into<String>, retry_after: Duration) -> Refusal {
-        Refusal { retry_after: Some(retry_after), ..Refusal::new(Code::Unavailable, word, message) }
+    pub fn passing(
+        word: &'static str,
+        message: impl Into<String>,
+        retry_after: Duration,
+    ) -> Refusal {
+        Refusal {
+            retry_after: Some(retry_after),
+            ..Refusal::new(Code::Unavailable, word, message)
+        }
     }
 
     /// Nobody waits for the answer.
     pub fn gone() -> Refusal {
-        Refusal::new(Code::Cancelled, "caller-gone", "the caller did not wait for the ticket")
+        Refusal::new(
+            Code::Cancelled,
+            "caller-gone",
+            "the caller did not wait for the ticket",
+        )
     }
 
     /// This service is at fault, or a file of its node.
@@ -68,7 +85,10 @@ impl Refusal {
 
     /// With what happened inside.
     pub fn because(self, inside: impl Into<String>) -> Refusal {
-        Refusal { inside: inside.into(), ..self }
+        Refusal {
+            inside: inside.into(),
+            ..self
+        }
     }
 
     /// What the caller gets.
@@ -87,6 +107,9 @@ impl Refusal {
 
     /// Whether this service or its surroundings failed, rather than that it refused somebody.
     pub fn is_failure(&self) -> bool {
-        matches!(self.code, Code::Internal | Code::Unavailable | Code::FailedPrecondition | Code::Cancelled)
+        matches!(
+            self.code,
+            Code::Internal | Code::Unavailable | Code::FailedPrecondition | Code::Cancelled
+        )
     }
 }

@@ -33,28 +33,47 @@ impl Asked {
     /// Checks the form of everything.
     pub fn check(request: &IssueJoinTicketRequest) -> Result<Asked, Refusal> {
         let disk = disk(&request.disk_uuid)?;
-        let certificate = CertificateRequest::parse(&request.certificate_request)
-            .map_err(|error| Refusal::invalid("certificate-request", format!("certificate_request: {error}")))?;
+        let certificate =
+            CertificateRequest::parse(&request.certificate_request).map_err(|error| {
+                Refusal::invalid(
+                    "certificate-request",
+                    format!("certificate_request: {error}"),
+                )
+            })?;
         // the name becomes one of the certificate's, which the cluster's own CA signs
         let name = certificate.node.as_str();
         if name == "localhost" || name == "kubernetes" || name.starts_with("kubernetes.") {
-            let message = format!("certificate_request: {name} is a name of the API server: rename the machine");
+            let message = format!(
+                "certificate_request: {name} is a name of the API server: rename the machine"
+            );
             return Err(Refusal::invalid("certificate-request", message));
         }
         let host_key = PublicKey::from_blob(&request.host_public_key)
             .map_err(|error| Refusal::invalid("host-key", format!("host_public_key: {error}")))?;
         let principals = request.host_certificate_principals.clone();
         if principals.len() > MAX_PRINCIPALS {
-            let message = format!("host_certificate_principals: {}, of at most {MAX_PRINCIPALS}", principals.len());
+            let message = format!(
+                "host_certificate_principals: {}, of at most {MAX_PRINCIPALS}",
+                principals.len()
+            );
             return Err(Refusal::invalid("principals", message));
         }
         let is_bad = |name: &&String| name.len() > MAX_PRINCIPAL || !ssh::is_principal(name);
         if let Some(bad) = principals.iter().find(is_bad) {
-            let message = format!("host_certificate_principals: {bad:.40?} is no host name or address");
+            let message =
+                format!("host_certificate_principals: {bad:.40?} is no host name or address");
             return Err(Refusal::invalid("principals", message));
         }
-        let (control_plane, accepts_cluster_ca) = (request.is_control_plane, request.accepts_cluster_ca);
-        Ok(Asked { disk, certificate, control_plane, host_key, principals, accepts_cluster_ca })
+        let (control_plane, accepts_cluster_ca) =
+            (request.is_control_plane, request.accepts_cluster_ca);
+        Ok(Asked {
+            disk,
+            certificate,
+            control_plane,
+            host_key,
+            principals,
+            accepts_cluster_ca,
+        })
     }
 
     /// The name of the Node object.
@@ -71,5 +90,6 @@ impl Asked {
 /// The disk of either request.
 pub fn disk(uuid: &str) -> Result<Uuid, Refusal> {
     let message = "disk_uuid: expected a UUID of 8-4-4-4-12 hexadecimal digits";
-    Uuid::parse(uuid).ok_or_else(|| Refusal::invalid("disk-uuid", message).because(format!("{uuid:.40?}")))
+    Uuid::parse(uuid)
+        .ok_or_else(|| Refusal::invalid("disk-uuid", message).because(format!("{uuid:.40?}")))
 }

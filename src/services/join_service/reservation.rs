@@ -92,14 +92,21 @@ pub fn reserve(
     Ok(reserved)
 }
 
-fn reserve_lease(cluster: &Cluster, cleaner: &Cleaner, client: &Client, node: &str) -> Result<Reserved, Refusal> {
+fn reserve_lease(
+    cluster: &Cluster,
+    cleaner: &Cleaner,
+    client: &Client,
+    node: &str,
+) -> Result<Reserved, Refusal> {
     let at = lease();
     for _ in 0..TRIES {
         let found = client.find(&at).map_err(|error| Refusal::of_api(&error))?;
         let mut lease = found.as_ref().map(Lease::read).unwrap_or_default();
         let now = SystemTime::now();
         let decision = lease.ask(node, now, &|name| cluster.node(name));
-        let mut value = found.clone().unwrap_or_else(|| json!({"metadata": {"name": NAME}}));
+        let mut value = found
+            .clone()
+            .unwrap_or_else(|| json!({"metadata": {"name": NAME}}));
         lease.write(&mut value);
         let written = match found {
             None => client.create(&at.collection(), &value),
@@ -107,7 +114,11 @@ fn reserve_lease(cluster: &Cluster, cleaner: &Cleaner, client: &Client, node: &s
         };
         match written {
             Ok(_) => {}
-            Err(error) if error.is_conflict() || error.is_already_exists() || error.is_not_found() => continue,
+            Err(error)
+                if error.is_conflict() || error.is_already_exists() || error.is_not_found() =>
+            {
+                continue;
+            }
             Err(error) => {
                 // it may have been carried out
                 if decision == (Decision::Has { renewed: false }) {
@@ -117,7 +128,11 @@ fn reserve_lease(cluster: &Cluster, cleaner: &Cleaner, client: &Client, node: &s
             }
         }
         return match decision {
-            Decision::Has { renewed } => Ok(Reserved { node: node.into(), at: time::micros(now), renewed }),
+            Decision::Has { renewed } => Ok(Reserved {
+                node: node.into(),
+                at: time::micros(now),
+                renewed,
+            }),
             Decision::Waits(holder) => Err(waits(&holder)),
         };
     }
@@ -125,7 +140,8 @@ fn reserve_lease(cluster: &Cluster, cleaner: &Cleaner, client: &Client, node: &s
 }
 
 fn waits(holder: &str) -> Refusal {
-    let message = format!("control planes join one at a time, and it is the turn of {holder}: try again");
+    let message =
+        format!("control planes join one at a time, and it is the turn of {holder}: try again");
     Refusal::passing("control-plane-joining", message, RETRY)
 }
 
@@ -153,7 +169,12 @@ pub fn announce_worker(client: &Client, node: &str, components: &str) -> Result<
     applied.map(drop).map_err(|error| Refusal::of_api(&error))
 }
 
-fn reserve_joining_node(cluster: &Cluster, client: &Client, node: &str, components: &str) -> Result<(), Refusal> {
+fn reserve_joining_node(
+    cluster: &Cluster,
+    client: &Client,
+    node: &str,
+    components: &str,
+) -> Result<(), Refusal> {
     let at = JOINING_NODES.named(OLD_NAME);
     let object = joining_node(OLD_NAME, node, components, true);
     for _ in 0..TRIES {
@@ -162,16 +183,22 @@ fn reserve_joining_node(cluster: &Cluster, client: &Client, node: &str, componen
             Err(error) if error.is_already_exists() => {}
             Err(error) => return Err(Refusal::of_api(&error)),
         }
-        let Some(found) = client.find(&at).map_err(|error| Refusal::of_api(&error))? else { continue };
+        let Some(found) = client.find(&at).map_err(|error| Refusal::of_api(&error))? else {
+            continue;
+        };
         let holder = text(&found, "/spec/name");
         if holder == node {
-            let renewed = client.merge(&at, &json!({"spec": {"deadline": object["spec"]["deadline"]}}));
+            let renewed = client.merge(
+                &at,
+                &json!({"spec": {"deadline": object["spec"]["deadline"]}}),
+            );
             return renewed.map(drop).map_err(|error| Refusal::of_api(&error));
         }
         // one further ahead was set by a clock that is wrong
         let now = SystemTime::now();
         let deadline = time::parse(text(&found, "/spec/deadline"));
-        let is_over = deadline.is_none_or(|deadline| !(now..=now + 2 * VALIDITY).contains(&deadline));
+        let is_over =
+            deadline.is_none_or(|deadline| !(now..=now + 2 * VALIDITY).contains(&deadline));
         let made = time::parse(text(&found, "/metadata/creationTimestamp"));
         if !is_over && !is_ready_since(cluster.node(holder).as_ref(), made) {
             return Err(waits(holder));
@@ -187,7 +214,9 @@ pub fn delete_joining_node(client: &Client, name: &str, node: &str) -> Result<()
     let at = JOINING_NODES.named(name);
     match client.find(&at) {
         // another replica may make one anew meanwhile
-        Ok(Some(found)) if text(&found, "/spec/name") == node => client.delete_as(&at, &found).map(drop),
+        Ok(Some(found)) if text(&found, "/spec/name") == node => {
+            client.delete_as(&at, &found).map(drop)
+        }
         Ok(_) => Ok(()),
         Err(error) => Err(error),
     }
@@ -199,7 +228,11 @@ pub fn joining_node_name(node: &str, control_plane: bool) -> &str {
 }
 
 fn joining_node(name: &str, node: &str, components: &str, control_plane: bool) -> Value {
-    let validity = if control_plane { VALIDITY } else { WORKER_VALIDITY };
+    let validity = if control_plane {
+        VALIDITY
+    } else {
+        WORKER_VALIDITY
+    };
     json!({
         "apiVersion": JOINING_NODES.api_version(),
         "kind": "JoiningNode",
@@ -216,7 +249,10 @@ fn lease() -> Object {
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 fn secs(at: SystemTime) -> u64 {
@@ -227,18 +263,26 @@ fn secs(at: SystemTime) -> u64 {
 fn is_ready_since(node: Option<&Node>, turn: Option<SystemTime>) -> bool {
     // a node's condition has whole seconds
     let turn = turn.unwrap_or(UNIX_EPOCH);
-    node.and_then(|node| node.ready_since).is_some_and(|since| since + Duration::from_secs(1) > turn)
+    node.and_then(|node| node.ready_since)
+        .is_some_and(|since| since + Duration::from_secs(1) > turn)
 }
 
 impl Lease {
     fn read(value: &Value) -> Lease {
-        let line = value.pointer("/metadata/annotations").and_then(|annotations| annotations.get(LINE)?.as_str());
+        let line = value
+            .pointer("/metadata/annotations")
+            .and_then(|annotations| annotations.get(LINE)?.as_str());
         Lease {
             holder: text(value, "/spec/holderIdentity").to_owned(),
             acquired: time::parse(text(value, "/spec/acquireTime")),
             renewed: time::parse(text(value, "/spec/renewTime")),
-            transitions: value.pointer("/spec/leaseTransitions").and_then(Value::as_u64).unwrap_or_default(),
-            line: line.and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default(),
+            transitions: value
+                .pointer("/spec/leaseTransitions")
+                .and_then(Value::as_u64)
+                .unwrap_or_default(),
+            line: line
+                .and_then(|line| serde_json::from_str(line).ok())
+                .unwrap_or_default(),
         }
     }
 
@@ -257,10 +301,16 @@ impl Lease {
     }
 
     /// What happens when `node` asks at `now`; `node_of` finds Node objects.
-    fn ask(&mut self, node: &str, now: SystemTime, node_of: &dyn Fn(&str) -> Option<Node>) -> Decision {
+    fn ask(
+        &mut self,
+        node: &str,
+        now: SystemTime,
+        node_of: &dyn Fn(&str) -> Option<Node>,
+    ) -> Decision {
         let seconds = secs(now);
         self.end_future(now);
-        self.line.retain(|(_, asked)| seconds.saturating_sub(*asked) <= PATIENCE.as_secs());
+        self.line
+            .retain(|(_, asked)| seconds.saturating_sub(*asked) <= PATIENCE.as_secs());
         let is_over = self.renewed.is_none_or(|renewed| renewed + VALIDITY < now)
             || is_ready_since(node_of(&self.holder).as_ref(), self.acquired);
         let is_held = !self.holder.is_empty() && !is_over;
@@ -269,8 +319,16 @@ impl Lease {
             self.leave_line(node);
             return Decision::Has { renewed: true };
         }
-        let first = self.line.first().map(|(first, _)| first.clone()).filter(|first| first != node);
-        let before = if is_held { Some(self.holder.clone()) } else { first };
+        let first = self
+            .line
+            .first()
+            .map(|(first, _)| first.clone())
+            .filter(|first| first != node);
+        let before = if is_held {
+            Some(self.holder.clone())
+        } else {
+            first
+        };
         let Some(before) = before else {
             self.leave_line(node);
             self.holder = node.into();
@@ -288,7 +346,10 @@ impl Lease {
 
     /// What a replica wrote whose clock is ahead counts from now on: nobody is to wait until the others' clocks are there.
     fn end_future(&mut self, now: SystemTime) {
-        for time in [&mut self.acquired, &mut self.renewed].into_iter().flatten() {
+        for time in [&mut self.acquired, &mut self.renewed]
+            .into_iter()
+            .flatten()
+        {
             *time = if *time > now + SKEW { now } else { *time };
         }
         for (_, asked) in &mut self.line {
@@ -333,7 +394,14 @@ mod tests {
 
     #[test]
     fn a_turn_is_over_when_its_node_is_ready_and_not_by_what_it_was_before() {
-        let ready = |since: u64| move |_: &str| Some(Node { uid: "u".into(), ready_since: Some(at(since)) });
+        let ready = |since: u64| {
+            move |_: &str| {
+                Some(Node {
+                    uid: "u".into(),
+                    ready_since: Some(at(since)),
+                })
+            }
+        };
         let mut lease = Lease::default();
         lease.ask("a", at(100), &nobody);
         assert_eq!(lease.ask("b", at(110), &ready(50)), waits_for("a"));
@@ -363,12 +431,20 @@ mod tests {
         let mut lease = Lease::default();
         lease.ask("a", at(YEAR), &nobody);
         assert_eq!(lease.ask("b", at(0), &nobody), waits_for("a"));
-        let ready = |_: &str| Some(Node { uid: "u".into(), ready_since: Some(at(10)) });
+        let ready = |_: &str| {
+            Some(Node {
+                uid: "u".into(),
+                ready_since: Some(at(10)),
+            })
+        };
         assert_eq!(lease.clone().ask("b", at(11), &ready), HAS);
         assert_eq!(lease.ask("b", at(600), &nobody), waits_for("a"));
         assert_eq!(lease.ask("b", at(601), &nobody), HAS);
         // nor is a place in the line for ever
-        let mut lease = Lease { line: vec![("c".into(), secs(at(YEAR)))], ..Lease::default() };
+        let mut lease = Lease {
+            line: vec![("c".into(), secs(at(YEAR)))],
+            ..Lease::default()
+        };
         assert_eq!(lease.ask("d", at(0), &nobody), waits_for("c"));
         assert_eq!(lease.ask("d", at(61), &nobody), HAS);
     }
@@ -388,8 +464,12 @@ mod tests {
         lease.ask("b", at(1), &nobody);
         let mut value = json!({"metadata": {"name": NAME, "resourceVersion": "1"}});
         lease.write(&mut value);
-        assert_eq!((Lease::read(&value), &value["metadata"]["resourceVersion"]), (lease, &json!("1")));
-        let nonsense = json!({"metadata": {"annotations": {LINE: "[[1]]"}}, "spec": {"renewTime": "now"}});
+        assert_eq!(
+            (Lease::read(&value), &value["metadata"]["resourceVersion"]),
+            (lease, &json!("1"))
+        );
+        let nonsense =
+            json!({"metadata": {"annotations": {LINE: "[[1]]"}}, "spec": {"renewTime": "now"}});
         assert_eq!(Lease::read(&nonsense), Lease::default());
     }
 }

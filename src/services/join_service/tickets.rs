@@ -29,7 +29,8 @@ use super::refusal::Refusal;
 use super::request::{self, Asked};
 use super::{reservation, tokens};
 use base::crypto::{
-    KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
+    KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID,
+    SSH_USER_CA_SEED_ID, Secret,
 };
 use base::logger::peer;
 use kms::Uuid;
@@ -37,8 +38,8 @@ use kubernetes::client::Client;
 use kubernetes::machine_record::{self, Record};
 use kubernetes::services::migration::Migration;
 use proto::join::{
-    ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
-    IssueRejoinTicketResponse,
+    ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse,
+    IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
 use rpc::grpc::{Call, Status};
 use ssh::key::ED25519_BLOB_LEN;
@@ -138,19 +139,33 @@ impl Tickets {
 
     /// Tickets only for callers whose connection was judged by the policy in force.
     pub fn judged_by(self, policy: Arc<PolicyFile>) -> Tickets {
-        Tickets { policy: Some(policy), ..self }
+        Tickets {
+            policy: Some(policy),
+            ..self
+        }
     }
 
     /// Lets a new node in.
-    pub fn join(&self, call: &Call, request: &IssueJoinTicketRequest) -> Result<IssueJoinTicketResponse, Status> {
+    pub fn join(
+        &self,
+        call: &Call,
+        request: &IssueJoinTicketRequest,
+    ) -> Result<IssueJoinTicketResponse, Status> {
         let (since, peer) = (Instant::now(), peer(call.peer()));
         let asked = Asked::check(request);
         let subject = Subject {
             request: "join",
             peer: &peer,
             node: asked.as_ref().map(Asked::node).unwrap_or_default(),
-            role: if request.is_control_plane { "control-plane" } else { "worker" },
-            disk: asked.as_ref().map(|asked| asked.disk.as_str()).unwrap_or_default(),
+            role: if request.is_control_plane {
+                "control-plane"
+            } else {
+                "worker"
+            },
+            disk: asked
+                .as_ref()
+                .map(|asked| asked.disk.as_str())
+                .unwrap_or_default(),
             machine: call.identity().map(|machine| &**machine),
             since,
         };
@@ -171,7 +186,11 @@ impl Tickets {
     }
 
     /// Lets a node that boots again open its disk.
-    pub fn rejoin(&self, call: &Call, request: &IssueRejoinTicketRequest) -> Result<IssueRejoinTicketResponse, Status> {
+    pub fn rejoin(
+        &self,
+        call: &Call,
+        request: &IssueRejoinTicketRequest,
+    ) -> Result<IssueRejoinTicketResponse, Status> {
         let (since, peer) = (Instant::now(), peer(call.peer()));
         let disk = request::disk(&request.disk_uuid);
         let subject = Subject {
@@ -204,9 +223,17 @@ impl Tickets {
         if call.is_cancelled() {
             return Err(Refusal::gone());
         }
-        if self.policy.as_ref().is_some_and(|policy| !policy.holds_for(call.connected_at())) {
+        if self
+            .policy
+            .as_ref()
+            .is_some_and(|policy| !policy.holds_for(call.connected_at()))
+        {
             let message = "the cluster's attestation policy changed since this connection was made: connect again";
-            return Err(Refusal::passing("policy-changed", message, Duration::from_secs(1)));
+            return Err(Refusal::passing(
+                "policy-changed",
+                message,
+                Duration::from_secs(1),
+            ));
         }
         Ok(())
     }
@@ -219,22 +246,34 @@ impl Tickets {
             Refusal::lacking("no-cluster", message)
         })?;
         if !attached.cluster.is_known_within(KNOWN_WITHIN) {
-            let message = "the cluster's API has not answered since the join service started: try again";
+            let message =
+                "the cluster's API has not answered since the join service started: try again";
             return Err(Refusal::passing("api", message, Duration::from_secs(3)));
         }
         let machine = call.identity().map(|machine| &**machine);
         let peer = call.peer().map(|peer| peer.ip());
-        let direct = self.audit.step("machine", || self.instances.check(asked, peer))?;
+        let direct = self
+            .audit
+            .step("machine", || self.instances.check(asked, peer))?;
         let claimant = Claimant { machine, direct };
         records::check_disk(&attached.cluster, &asked.disk, machine)?;
         records::check_name(&attached.cluster, asked.node(), claimant, SystemTime::now())?;
         // not before it is known that the name may be this machine's: nobody else keeps it busy
         let _busy = self.begin(asked.node())?;
-        let read = self.audit.step("read", || self.read(call, asked, &attached.cluster))?;
+        let read = self
+            .audit
+            .step("read", || self.read(call, asked, &attached.cluster))?;
         let signed = self.audit.step("sign", || sign(asked, &read))?;
         self.check_rights(call, attached)?;
         self.check_caller(call)?;
-        let token = self.enter(call, asked, claimant, attached, &read.components.name, &signed.principals)?;
+        let token = self.enter(
+            call,
+            asked,
+            claimant,
+            attached,
+            &read.components.name,
+            &signed.principals,
+        )?;
         Ok(ticket(asked, read, signed, token))
     }
 
@@ -243,8 +282,7 @@ impl Tickets {
         if !self.tokens_are_served.load(Ordering::Relaxed) {
             let client = within_call(attached.cluster.client(), call)?;
             if !tokens::are_served(&client).map_err(|error| Refusal::of_api(&error))? {
-                let inside =
-                    "this account may not approve client certificates of kubelets: apply the services of this version";
+                let inside = "this account may not approve client certificates of kubelets: apply the services of this version";
                 return Err(Refusal::broken("api-refused", inside));
             }
             self.tokens_are_served.store(true, Ordering::Relaxed);
@@ -252,11 +290,18 @@ impl Tickets {
         Ok(())
     }
 
-    fn make_rejoin(&self, call: &Call, disk: &Uuid) -> Result<(IssueRejoinTicketResponse, &'static str), Refusal> {
+    fn make_rejoin(
+        &self,
+        call: &Call,
+        disk: &Uuid,
+    ) -> Result<(IssueRejoinTicketResponse, &'static str), Refusal> {
         let machine = call.identity().map(|machine| &**machine);
         let is_migrating = self.migration.is_on(SystemTime::now());
         let (record, note) = match &self.cluster {
-            None => (None, "which machine has this disk was not looked at: no cluster"),
+            None => (
+                None,
+                "which machine has this disk was not looked at: no cluster",
+            ),
             // a whole cluster may wait for this
             Some(attached) if !attached.cluster.is_known_within(KNOWN_WITHIN) => (
                 None,
@@ -264,7 +309,11 @@ impl Tickets {
             ),
             Some(attached) => {
                 let record = records::of_rejoin(&attached.cluster, disk, machine, is_migrating)?;
-                let note = if record.is_some() { "the machine is recorded with this disk from now on" } else { "" };
+                let note = if record.is_some() {
+                    "the machine is recorded with this disk from now on"
+                } else {
+                    ""
+                };
                 (record, note)
             }
         };
@@ -288,17 +337,31 @@ impl Tickets {
     /// For the machine that had its sshd's key certified when it joined with this disk; empty for any other. A node opens its
     /// disk without it, too.
     fn renewed_host_certificate(&self, call: &Call, disk: &Uuid) -> Vec<u8> {
-        let records = self.cluster.as_ref().map(|attached| attached.cluster.records_of_disk(disk.as_str()));
+        let records = self
+            .cluster
+            .as_ref()
+            .map(|attached| attached.cluster.records_of_disk(disk.as_str()));
         let records = records.unwrap_or_default();
-        let Some(record) = records.iter().find(|record| !record.host_key.is_empty()) else { return Vec::new() };
+        let Some(record) = records.iter().find(|record| !record.host_key.is_empty()) else {
+            return Vec::new();
+        };
         let certify = || -> Result<String, String> {
             let key = PublicKey::from_line(&record.host_key).map_err(|error| error.to_string())?;
-            let ssh = self.ssh(call).map_err(|refusal| refusal.status().to_string())?;
-            let certificate = ssh.hosts.host_certificate(&key, &record.principals, SystemTime::now());
-            certificate.map(|line| line + "\n").map_err(|error| error.to_string())
+            let ssh = self
+                .ssh(call)
+                .map_err(|refusal| refusal.status().to_string())?;
+            let certificate =
+                ssh.hosts
+                    .host_certificate(&key, &record.principals, SystemTime::now());
+            certificate
+                .map(|line| line + "\n")
+                .map_err(|error| error.to_string())
         };
         certify().map(String::into_bytes).unwrap_or_else(|error| {
-            log::warn!("the SSH host certificate of {} is not renewed: {error}", record.node);
+            log::warn!(
+                "the SSH host certificate of {} is not renewed: {error}",
+                record.node
+            );
             Vec::new()
         })
     }
@@ -332,16 +395,22 @@ impl Tickets {
     ) -> Result<zeroize::Zeroizing<String>, Refusal> {
         let node = asked.node();
         let client = || within_call(cluster.client(), call);
-        let mut undo = Undo { cleaner, tasks: Vec::new() };
+        let mut undo = Undo {
+            cleaner,
+            tasks: Vec::new(),
+        };
         // what it had before may belong to a ticket that counts
         let is_new = match asked.control_plane {
             true => {
-                let reserve = || reservation::reserve(cluster, cleaner, &client()?, node, components);
+                let reserve =
+                    || reservation::reserve(cluster, cleaner, &client()?, node, components);
                 let reserved = self.audit.step("reserve", reserve)?;
                 undo.tasks.extend(reserved.undo());
                 !reserved.renewed
             }
-            false => cluster.record(&machine_record::name_of_node(node)).is_none(),
+            false => cluster
+                .record(&machine_record::name_of_node(node))
+                .is_none(),
         };
         if cluster.has_joining_nodes() {
             if is_new {
@@ -359,7 +428,13 @@ impl Tickets {
             addresses: asked.addresses().to_vec(),
             host_key: asked.host_key.line(),
             principals: principals.to_vec(),
-            ..Record::of_node(node, &asked.disk, machine, &tokens::id(), present.as_ref().map_or("", |node| &node.uid))
+            ..Record::of_node(
+                node,
+                &asked.disk,
+                machine,
+                &tokens::id(),
+                present.as_ref().map_or("", |node| &node.uid),
+            )
         };
         let write = || records::write(cluster, cleaner, &client()?, record);
         let written = self.audit.step("record", write).inspect_err(|refusal| {
@@ -369,16 +444,31 @@ impl Tickets {
             }
         })?;
         match &written.before {
-            None => undo.add(Task::Record(written.record.name.clone(), written.record.token.clone())),
+            None => undo.add(Task::Record(
+                written.record.name.clone(),
+                written.record.token.clone(),
+            )),
             // one token for each node
-            Some(before) if !before.token.is_empty() => cleaner.add(Task::Token(before.token.clone())),
+            Some(before) if !before.token.is_empty() => {
+                cleaner.add(Task::Token(before.token.clone()))
+            }
             Some(_) => {}
         }
         // a create whose answer was lost may have been carried out
         undo.add(Task::Token(written.record.token.clone()));
         let client = client()?;
-        let create = || tokens::create(&client, &written.record.token, node, !asked.accepts_cluster_ca);
-        let token = self.audit.step("token", create).map_err(|error| Refusal::of_api(&error))?;
+        let create = || {
+            tokens::create(
+                &client,
+                &written.record.token,
+                node,
+                !asked.accepts_cluster_ca,
+            )
+        };
+        let token = self
+            .audit
+            .step("token", create)
+            .map_err(|error| Refusal::of_api(&error))?;
         self.check_caller(call)?;
         undo.tasks.clear();
         cleaner.token_is_ours(&written.record, cluster.node(node).as_ref());
@@ -386,46 +476,82 @@ impl Tickets {
     }
 
     fn begin(&self, node: &str) -> Result<Busy<'_>, Refusal> {
-        match self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(node.to_owned()) {
-            true => Ok(Busy { busy: &self.busy, node: node.to_owned() }),
+        match self
+            .busy
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(node.to_owned())
+        {
+            true => Ok(Busy {
+                busy: &self.busy,
+                node: node.to_owned(),
+            }),
             false => {
                 let message = "another ticket for this node is being made";
-                Err(Refusal::passing(records::JUST_MADE, message, Duration::from_secs(2)))
+                Err(Refusal::passing(
+                    records::JUST_MADE,
+                    message,
+                    Duration::from_secs(2),
+                ))
             }
         }
     }
 
     fn key(&self, call: &Call, id: &str) -> Result<Secret, Refusal> {
-        self.keys.data_key(id, KEY_LEN, call.deadline()).map_err(keys_refusal)
+        self.keys
+            .data_key(id, KEY_LEN, call.deadline())
+            .map_err(keys_refusal)
     }
 
     fn measurement_secret(&self, call: &Call) -> Result<Secret, Refusal> {
-        let known = self.constants.lock().unwrap_or_else(PoisonError::into_inner).measurement_secret.clone();
+        let known = self
+            .constants
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .measurement_secret
+            .clone();
         if let Some(secret) = known {
             return Ok(secret);
         }
         let secret = self.key(call, MEASUREMENT_SECRET_ID)?;
-        self.constants.lock().unwrap_or_else(PoisonError::into_inner).measurement_secret = Some(secret.clone());
+        self.constants
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .measurement_secret = Some(secret.clone());
         Ok(secret)
     }
 
     fn ssh(&self, call: &Call) -> Result<Arc<Ssh>, Refusal> {
-        let known = self.constants.lock().unwrap_or_else(PoisonError::into_inner).ssh.clone();
+        let known = self
+            .constants
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .ssh
+            .clone();
         if let Some(ssh) = known {
             return Ok(ssh);
         }
         let authority = |id| {
             let seed = self.key(call, id)?;
-            Authority::from_seed(&seed).map_err(|error| Refusal::broken("keys-refused", error.to_string()))
+            Authority::from_seed(&seed)
+                .map_err(|error| Refusal::broken("keys-refused", error.to_string()))
         };
-        let users = self.keys.data_key(SSH_USER_CA_PUBLIC_ID, ED25519_BLOB_LEN, call.deadline());
+        let users = self
+            .keys
+            .data_key(SSH_USER_CA_PUBLIC_ID, ED25519_BLOB_LEN, call.deadline());
         let users = match PublicKey::from_blob(users.map_err(keys_refusal)?.expose()) {
             Ok(key) => key,
             // the old system's key service knows no such id, and derives a key of it as of any other
             Err(_) => authority(SSH_USER_CA_SEED_ID)?.public().clone(),
         };
-        let ssh = Arc::new(Ssh { hosts: authority(SSH_HOST_CA_SEED_ID)?, users });
-        self.constants.lock().unwrap_or_else(PoisonError::into_inner).ssh = Some(ssh.clone());
+        let ssh = Arc::new(Ssh {
+            hosts: authority(SSH_HOST_CA_SEED_ID)?,
+            users,
+        });
+        self.constants
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .ssh = Some(ssh.clone());
         Ok(ssh)
     }
 }
@@ -443,10 +569,16 @@ fn keys_refusal(error: keys::Error) -> Refusal {
 /// What is left of a caller's time, for each call of the API.
 fn within_call(client: &Client, call: &Call) -> Result<Client, Refusal> {
     let soon = Instant::now() + ANSWER_TIME;
-    let left = call.deadline().map_or(API_TIME, |deadline| deadline.saturating_duration_since(soon));
+    let left = call.deadline().map_or(API_TIME, |deadline| {
+        deadline.saturating_duration_since(soon)
+    });
     match left.is_zero() {
         false => Ok(client.within(left.min(API_TIME))),
-        true => Err(Refusal::passing("api", "the time that the caller gave is up: try again", Duration::from_secs(3))),
+        true => Err(Refusal::passing(
+            "api",
+            "the time that the caller gave is up: try again",
+            Duration::from_secs(3),
+        )),
     }
 }
 
@@ -457,13 +589,22 @@ fn kubeadm(asked: &Asked, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
         return Ok(kubeadm);
     }
     if kubeadm.is_served_under(asked.node()) {
-        let message = format!("{} is a name of the cluster's API server: rename the machine", asked.node());
+        let message = format!(
+            "{} is a name of the cluster's API server: rename the machine",
+            asked.node()
+        );
         return Err(Refusal::denied("name-of-api-server", message));
     }
-    match asked.addresses().iter().find(|address| kubeadm.is_served_under(&address.to_string())) {
+    match asked
+        .addresses()
+        .iter()
+        .find(|address| kubeadm.is_served_under(&address.to_string()))
+    {
         None => Ok(kubeadm),
         Some(address) => {
-            let message = format!("certificate_request: {address} is the address of the cluster's API server");
+            let message = format!(
+                "certificate_request: {address} is the address of the cluster's API server"
+            );
             Err(Refusal::denied("address", message))
         }
     }
@@ -473,7 +614,11 @@ fn sign(asked: &Asked, read: &Read) -> Result<Signed, Refusal> {
     let mut principals = asked.principals.clone();
     // the API server's names are the control planes'; those with a wildcard are for TLS only
     if asked.control_plane {
-        let further = read.kubeadm.names.iter().filter(|name| ssh::is_principal(name));
+        let further = read
+            .kubeadm
+            .names
+            .iter()
+            .filter(|name| ssh::is_principal(name));
         principals.extend(further.cloned());
     } else {
         principals.retain(|name| !read.kubeadm.is_served_under(name));
@@ -483,12 +628,24 @@ fn sign(asked: &Asked, read: &Read) -> Result<Signed, Refusal> {
     }
     let mut seen = HashSet::new();
     principals.retain(|name| seen.insert(name.clone()));
-    let host = read.ssh.hosts.host_certificate(&asked.host_key, &principals, SystemTime::now());
+    let host = read
+        .ssh
+        .hosts
+        .host_certificate(&asked.host_key, &principals, SystemTime::now());
     let host = host.map_err(|error| Refusal::invalid("principals", error.to_string()))? + "\n";
-    Ok(Signed { kubelet: read.ca.certify(&asked.certificate)?, host, principals })
+    Ok(Signed {
+        kubelet: read.ca.certify(&asked.certificate)?,
+        host,
+        principals,
+    })
 }
 
-fn ticket(asked: &Asked, read: Read, signed: Signed, token: zeroize::Zeroizing<String>) -> IssueJoinTicketResponse {
+fn ticket(
+    asked: &Asked,
+    read: Read,
+    signed: Signed,
+    token: zeroize::Zeroizing<String>,
+) -> IssueJoinTicketResponse {
     let mut ticket = IssueJoinTicketResponse::default();
     ticket.state_disk_key = read.disk_key.expose().to_vec();
     ticket.measurement_salt = read.measurement_salt.expose().to_vec();
@@ -535,6 +692,9 @@ struct Busy<'a> {
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.node);
+        self.busy
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.node);
     }
 }

@@ -28,7 +28,9 @@ pub fn id() -> String {
 
 /// Where the token of this identifier is.
 pub fn object(id: &str) -> Object {
-    SECRETS.in_namespace(NAMESPACE).named(&format!("bootstrap-token-{id}"))
+    SECRETS
+        .in_namespace(NAMESPACE)
+        .named(&format!("bootstrap-token-{id}"))
 }
 
 /// Whether a kubelet that asks with such a token gets its certificate: whether this service's account may approve it. What gives
@@ -45,7 +47,12 @@ pub fn are_served(client: &Client) -> Result<bool, client::Error> {
 }
 
 /// Makes the token; `id.secret`.
-pub fn create(client: &Client, id: &str, node: &str, may_sign: bool) -> Result<Zeroizing<String>, client::Error> {
+pub fn create(
+    client: &Client,
+    id: &str,
+    node: &str,
+    may_sign: bool,
+) -> Result<Zeroizing<String>, client::Error> {
     let secret = letters(SECRET_LEN);
     let mut data = json!({
         "token-id": id,
@@ -82,7 +89,10 @@ fn letters(len: usize) -> Zeroizing<String> {
         let mut bytes = random::<32>();
         let fair = bytes.iter().filter(|byte| **byte < FAIR);
         let wanted = len - text.len();
-        text.extend(fair.take(wanted).map(|byte| char::from(LETTERS[usize::from(byte % 36)])));
+        text.extend(
+            fair.take(wanted)
+                .map(|byte| char::from(LETTERS[usize::from(byte % 36)])),
+        );
         bytes.zeroize();
     }
     text
@@ -96,12 +106,21 @@ mod tests {
     fn halves_are_of_the_form_that_kubernetes_takes_and_differ() {
         for len in [ID_LEN, SECRET_LEN, 100] {
             let text = letters(len);
-            assert!(text.len() == len && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()));
+            assert!(
+                text.len() == len
+                    && text
+                        .bytes()
+                        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+            );
         }
         assert_ne!(letters(SECRET_LEN), letters(SECRET_LEN));
         let all = letters(20_000);
         assert!(
-            (b'a'..=b'z').chain(b'0'..=b'9').all(|letter| all.bytes().filter(|byte| *byte == letter).count() > 300)
+            (b'a'..=b'z').chain(b'0'..=b'9').all(|letter| all
+                .bytes()
+                .filter(|byte| *byte == letter)
+                .count()
+                > 300)
         );
     }
 }

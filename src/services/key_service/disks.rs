@@ -65,7 +65,9 @@ impl Disks {
             None => Ok(()),
             Some(record) => Err(Status::new(
                 Code::PermissionDenied,
-                format!("this UUID is a state disk's, and no volume's: see ConfigMap {NAMESPACE}/{record}"),
+                format!(
+                    "this UUID is a state disk's, and no volume's: see ConfigMap {NAMESPACE}/{record}"
+                ),
             )),
         }
     }
@@ -85,12 +87,20 @@ impl Disks {
             if left.is_zero() {
                 return Err(unavailable());
             }
-            last = self.changed.wait_timeout(last, left).unwrap_or_else(PoisonError::into_inner).0;
+            last = self
+                .changed
+                .wait_timeout(last, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         last.is_pending = true;
         drop(last);
         // also where a panic passes through here, nobody waits for ever
-        let mut pending = Pending { disks: self, began: Instant::now(), records: None };
+        let mut pending = Pending {
+            disks: self,
+            began: Instant::now(),
+            records: None,
+        };
         match self.seconds.time(|| list(&self.client)) {
             Ok(records) => pending.records = Some(Arc::new(records)),
             Err(error) => log::error!("it is not known which disks are state disks: {error}"),
@@ -113,24 +123,45 @@ struct Pending<'a> {
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        *self.disks.lock() = List { is_pending: false, began: Some(self.began), records: self.records.take() };
+        *self.disks.lock() = List {
+            is_pending: false,
+            began: Some(self.began),
+            records: self.records.take(),
+        };
         self.disks.changed.notify_all();
     }
 }
 
 fn list(client: &Client) -> Result<Records, Error> {
-    let maps = client.list_keeping(&CONFIG_MAPS.in_namespace(NAMESPACE), &Selector::default(), disks_and_name)?;
+    let maps = client.list_keeping(
+        &CONFIG_MAPS.in_namespace(NAMESPACE),
+        &Selector::default(),
+        disks_and_name,
+    )?;
     let pairs = maps.items.iter().filter_map(Value::as_array).flatten();
-    let of_pair = |pair: &Value| Some((Uuid::parse(pair[0].as_str()?)?, pair[1].as_str()?.to_owned()));
+    let of_pair = |pair: &Value| {
+        Some((
+            Uuid::parse(pair[0].as_str()?)?,
+            pair[1].as_str()?.to_owned(),
+        ))
+    };
     Ok(pairs.filter_map(of_pair).collect())
 }
 
 /// Of a record, each disk with the record's name: a cluster may have thousands of records, and other ConfigMaps are large.
 fn disks_and_name(map: Value) -> Value {
-    let pairs = |record: Record| record.disks().map(|disk| json!([disk.as_str(), record.name])).collect();
+    let pairs = |record: Record| {
+        record
+            .disks()
+            .map(|disk| json!([disk.as_str(), record.name]))
+            .collect()
+    };
     Record::read(&map).map_or(Value::Null, pairs)
 }
 
 fn unavailable() -> Status {
-    Status::new(Code::Unavailable, "it cannot be checked at the moment that no state disk has this UUID: try again")
+    Status::new(
+        Code::Unavailable,
+        "it cannot be checked at the moment that no state disk has this UUID: try again",
+    )
 }

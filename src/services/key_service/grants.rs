@@ -15,7 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use base::crypto::{MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID};
+use base::crypto::{
+    MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID,
+};
 use kms::Uuid;
 use kubernetes::services::JOIN_SERVICE_ACCOUNT;
 
@@ -45,11 +47,22 @@ pub enum Class {
     Other,
 }
 
-const CLASSES: [Class; 6] = [Class::Disk, Class::Volume, Class::Ssh, Class::SshUsers, Class::Measurement, Class::Other];
+const CLASSES: [Class; 6] = [
+    Class::Disk,
+    Class::Volume,
+    Class::Ssh,
+    Class::SshUsers,
+    Class::Measurement,
+    Class::Other,
+];
 
 /// They make nodes and clusters, and a worker is a member, too.
-const NEVER_A_MEMBERS: [&str; 4] =
-    [SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, MEASUREMENT_SECRET_ID];
+const NEVER_A_MEMBERS: [&str; 4] = [
+    SSH_HOST_CA_SEED_ID,
+    SSH_USER_CA_SEED_ID,
+    SSH_USER_CA_PUBLIC_ID,
+    MEASUREMENT_SECRET_ID,
+];
 
 impl Class {
     /// The class of the key of this id; whether a UUID is a volume's the id does not say.
@@ -98,17 +111,23 @@ impl Grants {
         let grant = self.0.get(caller)?;
         match Class::of(id) {
             // of the pods, the join service alone has to do with state disks
-            Class::Disk if grant.allows(id) && caller.contains('/') && caller != JOIN_SERVICE_ACCOUNT => {
+            Class::Disk
+                if grant.allows(id) && caller.contains('/') && caller != JOIN_SERVICE_ACCOUNT =>
+            {
                 Some(Class::Volume)
             }
-            Class::Disk if !grant.allows(id) && grant.classes.contains(&Class::Volume) => Some(Class::Volume),
+            Class::Disk if !grant.allows(id) && grant.classes.contains(&Class::Volume) => {
+                Some(Class::Volume)
+            }
             class => grant.allows(id).then_some(class),
         }
     }
 
     /// Whether somebody may have keys of volumes alone by the name of that class.
     pub fn have_volumes(&self) -> bool {
-        self.0.values().any(|grant| grant.classes.contains(&Class::Volume))
+        self.0
+            .values()
+            .any(|grant| grant.classes.contains(&Class::Volume))
     }
 
     /// Everybody who may have anything.
@@ -122,15 +141,25 @@ impl FromStr for Grants {
 
     fn from_str(text: &str) -> Result<Grants, String> {
         let mut grants: BTreeMap<String, Grant> = BTreeMap::new();
-        for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
-            let (caller, items) =
-                part.split_once('=').ok_or_else(|| format!("{part:?}: expected CALLER=CLASS,CLASS.."))?;
+        for part in text
+            .split(';')
+            .map(str::trim)
+            .filter(|part| !part.is_empty())
+        {
+            let (caller, items) = part
+                .split_once('=')
+                .ok_or_else(|| format!("{part:?}: expected CALLER=CLASS,CLASS.."))?;
             let (caller, mut grant) = (caller.trim(), Grant::default());
             if !is_caller(caller) {
-                return Err(format!("{caller:?} is no caller: expected NAMESPACE/NAME, {LOCAL}, {MEMBER} or {ANYONE}"));
+                return Err(format!(
+                    "{caller:?} is no caller: expected NAMESPACE/NAME, {LOCAL}, {MEMBER} or {ANYONE}"
+                ));
             }
             for item in items.split(',').map(str::trim) {
-                match (CLASSES.into_iter().find(|class| class.name() == item), item.strip_prefix("id:")) {
+                match (
+                    CLASSES.into_iter().find(|class| class.name() == item),
+                    item.strip_prefix("id:"),
+                ) {
                     (Some(class), _) => drop(grant.classes.insert(class)),
                     (None, Some(id)) if !id.is_empty() => drop(grant.ids.insert(id.into())),
                     _ => {
@@ -144,13 +173,19 @@ impl FromStr for Grants {
                 && let Some(id) = NEVER_A_MEMBERS.into_iter().find(|id| grant.allows(id))
             {
                 let class = Class::of(id).name();
-                return Err(format!("{MEMBER} may not have {class}: a worker is a member, too; see {LOCAL}"));
+                return Err(format!(
+                    "{MEMBER} may not have {class}: a worker is a member, too; see {LOCAL}"
+                ));
             }
             if grants.insert(caller.into(), grant).is_some() {
                 return Err(format!("{caller} is there twice"));
             }
         }
-        if grants.is_empty() { Err("nobody may have anything".into()) } else { Ok(Grants(grants)) }
+        if grants.is_empty() {
+            Err("nobody may have anything".into())
+        } else {
+            Ok(Grants(grants))
+        }
     }
 }
 
@@ -158,7 +193,9 @@ impl fmt::Display for Grants {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let entry = |(caller, grant): (&String, &Grant)| {
             let classes = grant.classes.iter().map(|class| class.name().to_owned());
-            let items: Vec<_> = classes.chain(grant.ids.iter().map(|id| format!("id:{id}"))).collect();
+            let items: Vec<_> = classes
+                .chain(grant.ids.iter().map(|id| format!("id:{id}")))
+                .collect();
             format!("{caller}={}", items.join(","))
         };
         f.write_str(&self.0.iter().map(entry).collect::<Vec<_>>().join(";"))
@@ -168,7 +205,10 @@ impl fmt::Display for Grants {
 fn is_caller(text: &str) -> bool {
     // names of the API: letters, digits, '-' and '.'
     let is_name = |name: &str| {
-        !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b))
+        !name.is_empty()
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b))
     };
     match text.split_once('/') {
         Some((namespace, name)) => is_name(namespace) && is_name(name),
@@ -181,7 +221,8 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    const GRANTS: &str = "default/s3proxy=id:s3proxy-kek;kube-system/join-service=disk,ssh,measurement";
+    const GRANTS: &str =
+        "default/s3proxy=id:s3proxy-kek;kube-system/join-service=disk,ssh,measurement";
     const UUID: &str = "00000000-0000-0000-0000-000000000000";
 
     #[test]
@@ -199,14 +240,36 @@ mod tests {
             ]
             .map(|id| grants.allow(caller, id).is_some())
         };
-        assert_eq!(allowed("kube-system/join-service"), [true, true, true, true, false, false, false]);
-        assert_eq!(allowed("default/s3proxy"), [false, false, false, false, false, true, false]);
-        for caller in ["default/join-service", "kube-system/join-service ", "", LOCAL, MEMBER, ANYONE] {
+        assert_eq!(
+            allowed("kube-system/join-service"),
+            [true, true, true, true, false, false, false]
+        );
+        assert_eq!(
+            allowed("default/s3proxy"),
+            [false, false, false, false, false, true, false]
+        );
+        for caller in [
+            "default/join-service",
+            "kube-system/join-service ",
+            "",
+            LOCAL,
+            MEMBER,
+            ANYONE,
+        ] {
             assert_eq!(allowed(caller), [false; 7], "{caller}");
         }
         let old: Grants = "kube-system/join-service=ssh-users".parse().unwrap();
-        assert!(old.allow("kube-system/join-service", "ca_emergency_ssh").is_some());
-        assert!("anyone=other".parse::<Grants>().unwrap().allow(ANYONE, "else").is_some());
+        assert!(
+            old.allow("kube-system/join-service", "ca_emergency_ssh")
+                .is_some()
+        );
+        assert!(
+            "anyone=other"
+                .parse::<Grants>()
+                .unwrap()
+                .allow(ANYONE, "else")
+                .is_some()
+        );
     }
 
     #[test]
@@ -218,11 +281,28 @@ mod tests {
         };
         for caller in [JOIN_SERVICE_ACCOUNT, LOCAL, MEMBER, ANYONE] {
             assert_eq!(class(caller, "disk", UUID), Some(Class::Disk), "{caller}");
-            assert_eq!(class(caller, &format!("id:{UUID}"), UUID), Some(Class::Disk), "{caller}");
-            assert_eq!(class(caller, "volume", UUID), Some(Class::Volume), "{caller}");
+            assert_eq!(
+                class(caller, &format!("id:{UUID}"), UUID),
+                Some(Class::Disk),
+                "{caller}"
+            );
+            assert_eq!(
+                class(caller, "volume", UUID),
+                Some(Class::Volume),
+                "{caller}"
+            );
         }
-        for item in ["disk", "volume", &format!("id:{UUID}"), &format!("id:{UUID},volume")] {
-            assert_eq!(class("default/csi", item, UUID), Some(Class::Volume), "{item}");
+        for item in [
+            "disk",
+            "volume",
+            &format!("id:{UUID}"),
+            &format!("id:{UUID},volume"),
+        ] {
+            assert_eq!(
+                class("default/csi", item, UUID),
+                Some(Class::Volume),
+                "{item}"
+            );
             assert_eq!(class("default/csi", item, "else"), None, "{item}");
         }
         assert_eq!(class("default/csi", "other", UUID), None);
@@ -230,7 +310,10 @@ mod tests {
 
     #[test]
     fn a_key_has_a_class_by_its_id_and_case_does_not_make_another() {
-        assert_eq!(Class::of("F0000000-0000-0000-0000-000000000000"), Class::Disk);
+        assert_eq!(
+            Class::of("F0000000-0000-0000-0000-000000000000"),
+            Class::Disk
+        );
         assert_eq!(Class::of("measurementsecret"), Class::Other);
         assert_eq!(Class::of(&UUID[1..]), Class::Other);
     }
@@ -250,10 +333,19 @@ mod tests {
             ("a/b=disk; a/b=ssh", "a/b is there twice"),
             ("member=disk,ssh", "member may not have ssh"),
             ("member=ssh-users", "member may not have ssh-users"),
-            ("local=disk;member=id:ca_emergency_ssh", "member may not have ssh-users"),
-            ("member=id:ca_emergency_ssh_host", "member may not have ssh:"),
+            (
+                "local=disk;member=id:ca_emergency_ssh",
+                "member may not have ssh-users",
+            ),
+            (
+                "member=id:ca_emergency_ssh_host",
+                "member may not have ssh:",
+            ),
             ("member=measurement", "member may not have measurement"),
-            ("member=id:measurementSecret", "member may not have measurement"),
+            (
+                "member=id:measurementSecret",
+                "member may not have measurement",
+            ),
         ] {
             let error = text.parse::<Grants>().unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

@@ -41,7 +41,15 @@ impl Members {
         let file = config_dir.join(POLICY_FILE);
         let text = read(&file)?;
         let validator = validator(&file, &text, pcr15)?;
-        Ok(Members { file, pcr15, last: Mutex::new(Last { text, validator, problem: None }) })
+        Ok(Members {
+            file,
+            pcr15,
+            last: Mutex::new(Last {
+                text,
+                validator,
+                problem: None,
+            }),
+        })
     }
 
     fn current(&self) -> Arc<qemu_vtpm::Validator> {
@@ -49,11 +57,16 @@ impl Members {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = read(&self.file).and_then(|text| match text == last.text {
             true => Ok(None),
-            false => validator(&self.file, &text, self.pcr15).map(|validator| Some((text, validator))),
+            false => {
+                validator(&self.file, &text, self.pcr15).map(|validator| Some((text, validator)))
+            }
         });
         let problem = now.as_ref().err().cloned();
         if let Ok(Some((text, validator))) = now {
-            log::info!("attestation policy {}: a new one is in force", self.file.display());
+            log::info!(
+                "attestation policy {}: a new one is in force",
+                self.file.display()
+            );
             (last.text, last.validator) = (text, validator);
         }
         if problem != last.problem {
@@ -84,9 +97,15 @@ impl Validator for Members {
     }
 }
 
-fn validator(file: &Path, text: &str, pcr15: [u8; 32]) -> Result<Arc<qemu_vtpm::Validator>, String> {
+fn validator(
+    file: &Path,
+    text: &str,
+    pcr15: [u8; 32],
+) -> Result<Arc<qemu_vtpm::Validator>, String> {
     let policy = Policy::from_json(text).map_err(|error| format!("{}: {error}", file.display()))?;
-    Ok(Arc::new(qemu_vtpm::Validator::new(Arc::new(policy.expecting_pcr15(pcr15)))))
+    Ok(Arc::new(qemu_vtpm::Validator::new(Arc::new(
+        policy.expecting_pcr15(pcr15),
+    ))))
 }
 
 fn read(path: &Path) -> Result<String, String> {

@@ -42,7 +42,8 @@ use attest::atls;
 use attest::attestation::{self, IssueError, Issuer, pcr15_after, qemu_vtpm};
 use attest::tpm;
 use base::crypto::{
-    Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret, cluster_id,
+    Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
+    cluster_id,
 };
 use base::logger::peer;
 use base::stop::Stop;
@@ -158,8 +159,13 @@ impl KeyService {
         if is_plain && !config.listen.ip().is_loopback() && !config.allow_plaintext {
             return Err(Error::Exposed(config.listen.ip()));
         }
-        let grants = config.grants.unwrap_or_else(|| config.clients.default_grants());
-        if let Some(caller) = grants.callers().find(|caller| !config.clients.can_have(caller)) {
+        let grants = config
+            .grants
+            .unwrap_or_else(|| config.clients.default_grants());
+        if let Some(caller) = grants
+            .callers()
+            .find(|caller| !config.clients.can_have(caller))
+        {
             return Err(Error::Grant(caller.to_owned()));
         }
         let kms = read_kms(&config.master_secret, &config.salt)?;
@@ -168,16 +174,26 @@ impl KeyService {
         if grants.have_volumes() && api.is_none() {
             return Err(Error::NoApi("the class volume is granted"));
         }
-        let plain = || -> Arc<dyn Accept> { Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)) };
+        let plain = || -> Arc<dyn Accept> {
+            Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket))
+        };
         let (accept, authority, who) = match config.clients {
             Clients::Attested { tpm, config_dir } => {
                 let (accept, own) = attested(&kms, &tpm, &config_dir, &registry)?;
-                (accept, Authority::Members { own }, "machines of this cluster")
+                (
+                    accept,
+                    Authority::Members { own },
+                    "machines of this cluster",
+                )
             }
             Clients::Token => {
                 let api = api.as_ref().ok_or(Error::NoApi("callers show tokens"))?;
                 let reviewer = Reviewer::new(api, &registry);
-                (plain(), Authority::Tokens(Box::new(reviewer)), "service accounts that show their token")
+                (
+                    plain(),
+                    Authority::Tokens(Box::new(reviewer)),
+                    "service accounts that show their token",
+                )
             }
             Clients::Any => {
                 log::warn!(
@@ -190,16 +206,24 @@ impl KeyService {
         };
         let listen_error = |error| Error::Listen(config.listen, error);
         let listener = TcpListener::bind(config.listen).map_err(listen_error)?;
-        let limits = Limits { message_bytes: MAX_REQUEST, ..Limits::default() };
+        let limits = Limits {
+            message_bytes: MAX_REQUEST,
+            ..Limits::default()
+        };
         log::info!("grants: {grants}");
         let disks = api.map(|api| Disks::new(&api, &registry));
         let router = Handler::new(kms, authority, grants, disks, &registry).router();
-        let server = Server::start("key-service", listener, accept, router, limits).map_err(listen_error)?;
+        let server =
+            Server::start("key-service", listener, accept, router, limits).map_err(listen_error)?;
         observed::server(&registry, "key-service", &server);
         registry.add_process();
         let health = config.health.map(serve_health).transpose()?;
-        let exporter = config.metrics.map(|address| Exporter::start(address, &registry).map_err(|e| (address, e)));
-        let exporter = exporter.transpose().map_err(|(address, error)| Error::Listen(address, error))?;
+        let exporter = config
+            .metrics
+            .map(|address| Exporter::start(address, &registry).map_err(|e| (address, e)));
+        let exporter = exporter
+            .transpose()
+            .map_err(|(address, error)| Error::Listen(address, error))?;
         if let Some(exporter) = &exporter {
             log::info!("metrics on http://{}/metrics", exporter.local_addr());
         }
@@ -207,8 +231,16 @@ impl KeyService {
             true => ", in plaintext",
             false => "",
         };
-        log::info!("serving data keys on {} for {who}{exposed}", server.local_addr());
-        Ok(KeyService { server, health, exporter, stop })
+        log::info!(
+            "serving data keys on {} for {who}{exposed}",
+            server.local_addr()
+        );
+        Ok(KeyService {
+            server,
+            health,
+            exporter,
+            stop,
+        })
     }
 
     /// Where it listens.
@@ -247,21 +279,37 @@ fn attested(
     let path = config_dir.join(MEASUREMENT_SALT_FILE);
     let salt = read_secret(&path, "measurement salt", MEASUREMENT_SALT_LEN)?;
     if salt.len() != MEASUREMENT_SALT_LEN {
-        return Err(Error::Size("measurement salt", path, salt.len(), MEASUREMENT_SALT_LEN));
+        return Err(Error::Size(
+            "measurement salt",
+            path,
+            salt.len(),
+            MEASUREMENT_SALT_LEN,
+        ));
     }
-    let secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN).map_err(Error::Kms)?;
+    let secret = kms
+        .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
+        .map_err(Error::Kms)?;
     let expected = pcr15_after(&cluster_id(&secret, salt.expose()));
     // callers would refuse us one by one, and could not say why
-    let pcr15 = attestation::pcr15(tpm).map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
+    let pcr15 =
+        attestation::pcr15(tpm).map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
     if pcr15 != expected {
-        return Err(Error::NoMember { is_fresh: pcr15 == [0; 32] });
+        return Err(Error::NoMember {
+            is_fresh: pcr15 == [0; 32],
+        });
     }
     let members = Arc::new(Members::new(config_dir, expected).map_err(Error::Policy)?);
     crate::observed::any_tpm(registry, &members);
-    let issuer = Arc::new(qemu_vtpm::Issuer::new(tpm.clone(), Some(qemu_vtpm::EVENT_LOG.into())));
+    let issuer = Arc::new(qemu_vtpm::Issuer::new(
+        tpm.clone(),
+        Some(qemu_vtpm::EVENT_LOG.into()),
+    ));
     let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();
     // no old peer speaks this, so there is none for whom documents would have to be shown to the network
-    Ok((Arc::new(atls::Server::new(Some(issuer), vec![members]).require_tls13()), own))
+    Ok((
+        Arc::new(atls::Server::new(Some(issuer), vec![members]).require_tls13()),
+        own,
+    ))
 }
 
 fn serve_health(address: SocketAddr) -> Result<Server, Error> {
@@ -285,7 +333,9 @@ impl Authority {
         match self {
             Authority::Members { own } if call.identity() == Some(own) => Ok(LOCAL.into()),
             Authority::Members { .. } => Ok(MEMBER.into()),
-            Authority::Tokens(reviewer) => reviewer.account(call.metadata(), call.peer().map(|peer| peer.ip())),
+            Authority::Tokens(reviewer) => {
+                reviewer.account(call.metadata(), call.peer().map(|peer| peer.ip()))
+            }
             Authority::Anyone => Ok(ANYONE.into()),
         }
     }
@@ -311,16 +361,32 @@ impl Handler {
         registry: &Registry,
     ) -> Handler {
         let help = "Keys that were asked for, by class and outcome; the class is `none` where it was not looked at.";
-        let requests = registry.labelled("firstlight_key_requests_total", help, ["class", "result"]);
-        let seconds = registry.add("firstlight_key_request_seconds", "Time from a request to its answer.");
-        Handler { kms, authority, grants, disks, requests, seconds }
+        let requests =
+            registry.labelled("firstlight_key_requests_total", help, ["class", "result"]);
+        let seconds = registry.add(
+            "firstlight_key_request_seconds",
+            "Time from a request to its answer.",
+        );
+        Handler {
+            kms,
+            authority,
+            grants,
+            disks,
+            requests,
+            seconds,
+        }
     }
 
     fn router(self) -> Router {
-        Router::new().unary(GET_DATA_KEY, move |call: &Call, request: GetDataKeyRequest| {
-            let key = self.seconds.time(|| self.answer(call, &request))?;
-            Ok(GetDataKeyResponse { data_key: key.expose().to_vec() })
-        })
+        Router::new().unary(
+            GET_DATA_KEY,
+            move |call: &Call, request: GetDataKeyRequest| {
+                let key = self.seconds.time(|| self.answer(call, &request))?;
+                Ok(GetDataKeyResponse {
+                    data_key: key.expose().to_vec(),
+                })
+            },
+        )
     }
 
     /// Who, what, whether; then the line that says so.
@@ -332,10 +398,17 @@ impl Handler {
             let id = &request.data_key_id;
             let granted = self.grants.allow(&caller, id);
             class = granted.unwrap_or_else(|| Class::of(id)).name();
-            let denied =
-                || Status::new(Code::PermissionDenied, format!("keys of the class {class} are not for {caller}"));
+            let denied = || {
+                Status::new(
+                    Code::PermissionDenied,
+                    format!("keys of the class {class} are not for {caller}"),
+                )
+            };
             if granted.ok_or_else(denied)? == Class::Volume {
-                let (disks, uuid) = (self.disks.as_ref().ok_or_else(denied)?, Uuid::parse(id).ok_or_else(denied)?);
+                let (disks, uuid) = (
+                    self.disks.as_ref().ok_or_else(denied)?,
+                    Uuid::parse(id).ok_or_else(denied)?,
+                );
                 disks.refuse_state_disk(&uuid)?;
             }
             data_key(&self.kms, request)
@@ -370,15 +443,24 @@ fn check(request: &GetDataKeyRequest) -> Result<(), Status> {
     let invalid = |message: String| Err(Status::new(Code::InvalidArgument, message));
     let id = request.data_key_id.as_str();
     if !(1..=MAX_KEY_LEN).contains(&request.length) {
-        return invalid(format!("length: expected 1 to {MAX_KEY_LEN} bytes, got {}", request.length));
+        return invalid(format!(
+            "length: expected 1 to {MAX_KEY_LEN} bytes, got {}",
+            request.length
+        ));
     }
     if id.is_empty() {
         return invalid("data_key_id: it is empty".into());
     }
     if id.len() > MAX_ID_LEN {
-        return invalid(format!("data_key_id: expected at most {MAX_ID_LEN} characters, got {}", id.len()));
+        return invalid(format!(
+            "data_key_id: expected at most {MAX_ID_LEN} characters, got {}",
+            id.len()
+        ));
     }
-    if !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
+    if !id
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    {
         return invalid("data_key_id: expected letters, digits, '.', '_' and '-' only".into());
     }
     if Uuid::parse(id).is_some_and(|uuid| uuid.as_str() != id) {
@@ -389,17 +471,28 @@ fn check(request: &GetDataKeyRequest) -> Result<(), Status> {
 
 fn data_key(kms: &ClusterKms, request: &GetDataKeyRequest) -> Result<Secret, Status> {
     let internal = |error: &dyn fmt::Display| Status::new(Code::Internal, error.to_string());
-    let key = |id: &str, len| kms.dek(&Dek::named(id), len).map_err(|error| internal(&error));
+    let key = |id: &str, len| {
+        kms.dek(&Dek::named(id), len)
+            .map_err(|error| internal(&error))
+    };
     match request.data_key_id.as_str() {
         // new nodes trust this authority; who makes tickets needs no more of it
         SSH_USER_CA_PUBLIC_ID => {
             let authority = ssh::Authority::from_seed(&key(SSH_USER_CA_SEED_ID, KEY_LEN)?);
-            let blob = authority.map_err(|error| internal(&error))?.public().blob().to_vec();
+            let blob = authority
+                .map_err(|error| internal(&error))?
+                .public()
+                .blob()
+                .to_vec();
             match request.length as usize == blob.len() {
                 true => Ok(Secret::new(blob)),
                 false => Err(Status::new(
                     Code::InvalidArgument,
-                    format!("length: the public key has {} bytes, got {}", blob.len(), request.length),
+                    format!(
+                        "length: the public key has {} bytes, got {}",
+                        blob.len(),
+                        request.length
+                    ),
                 )),
             }
         }
@@ -419,7 +512,9 @@ fn read_secret(path: &Path, what: &'static str, min: usize) -> Result<Secret, Er
     let file = fs::File::open(path).map_err(failed)?;
     // with room for all of it, since a vector that grows leaves copies behind
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_FILE_LEN as usize + 1));
-    file.take(MAX_FILE_LEN + 1).read_to_end(&mut bytes).map_err(failed)?;
+    file.take(MAX_FILE_LEN + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
     if !(min..=MAX_FILE_LEN as usize).contains(&bytes.len()) {
         return Err(Error::Size(what, path.into(), bytes.len(), min));
     }
@@ -498,7 +593,10 @@ mod tests {
     }
 
     fn ask(id: &str, length: u32) -> Result<Secret, Status> {
-        let request = GetDataKeyRequest { data_key_id: id.into(), length };
+        let request = GetDataKeyRequest {
+            data_key_id: id.into(),
+            length,
+        };
         check(&request)?;
         data_key(&zeros(), &request)
     }
@@ -521,7 +619,10 @@ mod tests {
         let given = ask("ca_emergency_ssh.pub", ssh::key::ED25519_BLOB_LEN as u32).unwrap();
         assert_eq!(given.expose(), authority.public().blob());
         for length in [32, 50, 52, 64] {
-            assert_eq!(ask("ca_emergency_ssh.pub", length).unwrap_err().code(), Code::InvalidArgument);
+            assert_eq!(
+                ask("ca_emergency_ssh.pub", length).unwrap_err().code(),
+                Code::InvalidArgument
+            );
         }
         assert_ne!(ask("ca_emergency_ssh_host", 32).unwrap(), seed);
     }
@@ -529,7 +630,11 @@ mod tests {
     #[test]
     fn lengths_outside_1_to_64_are_invalid() {
         for length in [0, 65, 8160, u32::MAX] {
-            assert_eq!(ask("measurementSecret", length).unwrap_err().code(), Code::InvalidArgument, "{length}");
+            assert_eq!(
+                ask("measurementSecret", length).unwrap_err().code(),
+                Code::InvalidArgument,
+                "{length}"
+            );
         }
     }
 
@@ -537,7 +642,11 @@ mod tests {
     fn ids_that_are_none_are_invalid() {
         let long = "x".repeat(MAX_ID_LEN + 1);
         for id in ["", "a b", "../x", "a/b", "ü", "a\0", "key\n", &long] {
-            assert_eq!(ask(id, 32).unwrap_err().code(), Code::InvalidArgument, "{id}");
+            assert_eq!(
+                ask(id, 32).unwrap_err().code(),
+                Code::InvalidArgument,
+                "{id}"
+            );
         }
         assert!(ask(&long[1..], 32).is_ok());
     }
@@ -574,11 +683,25 @@ mod tests {
     fn short_long_and_missing_secrets_are_refused_with_the_file_named() {
         let dir = tempfile::tempdir().unwrap();
         for (secret, salt, wrong) in [
-            (&[1; 15][..], &[2; 32][..], "mastersecret: expected 16 to 4096 bytes, got 15"),
-            (&[1; 16], &[2; 31], "salt: expected 32 to 4096 bytes, got 31"),
-            (&[1; 5000], &[2; 32], "mastersecret: expected 16 to 4096 bytes, got 4097"),
+            (
+                &[1; 15][..],
+                &[2; 32][..],
+                "mastersecret: expected 16 to 4096 bytes, got 15",
+            ),
+            (
+                &[1; 16],
+                &[2; 31],
+                "salt: expected 32 to 4096 bytes, got 31",
+            ),
+            (
+                &[1; 5000],
+                &[2; 32],
+                "mastersecret: expected 16 to 4096 bytes, got 4097",
+            ),
         ] {
-            let error = read(&config(dir.path(), secret, salt)).unwrap_err().to_string();
+            let error = read(&config(dir.path(), secret, salt))
+                .unwrap_err()
+                .to_string();
             assert!(error.ends_with(wrong), "{error}");
         }
         let mut missing = config(dir.path(), &[1; 16], &[2; 32]);
@@ -593,7 +716,11 @@ mod tests {
         let kms = read(&config(dir.path(), b"0123456789abcdef\n", &[2; 32])).unwrap();
         assert_eq!(
             kms,
-            ClusterKms::new(Secret::new(b"0123456789abcdef\n".to_vec()), Secret::new(vec![2; 32])).unwrap()
+            ClusterKms::new(
+                Secret::new(b"0123456789abcdef\n".to_vec()),
+                Secret::new(vec![2; 32])
+            )
+            .unwrap()
         );
     }
 
@@ -605,7 +732,10 @@ mod tests {
             allow_plaintext,
             ..config(dir.path(), &[1; 16], &[2; 32])
         };
-        assert!(matches!(KeyService::start(exposed(false)), Err(Error::Exposed(_))));
+        assert!(matches!(
+            KeyService::start(exposed(false)),
+            Err(Error::Exposed(_))
+        ));
         assert!(KeyService::start(exposed(true)).is_ok());
     }
 
@@ -613,7 +743,12 @@ mod tests {
     fn without_the_records_of_state_disks_nobody_has_keys_of_volumes() {
         let dir = tempfile::tempdir().unwrap();
         let grants = Some("anyone=volume".parse().unwrap());
-        let error = KeyService::start(Config { grants, ..config(dir.path(), &[1; 16], &[2; 32]) }).err().unwrap();
+        let error = KeyService::start(Config {
+            grants,
+            ..config(dir.path(), &[1; 16], &[2; 32])
+        })
+        .err()
+        .unwrap();
         assert!(matches!(error, Error::NoApi(_)), "{error}");
     }
 
@@ -621,8 +756,14 @@ mod tests {
     fn a_grant_to_somebody_who_cannot_come_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let grants = Some("kube-system/join-service=disk".parse().unwrap());
-        let config = Config { grants, ..config(dir.path(), &[1; 16], &[2; 32]) };
+        let config = Config {
+            grants,
+            ..config(dir.path(), &[1; 16], &[2; 32])
+        };
         let error = KeyService::start(config).err().unwrap().to_string();
-        assert!(error.contains("\"kube-system/join-service\" can be no caller"), "{error}");
+        assert!(
+            error.contains("\"kube-system/join-service\" can be no caller"),
+            "{error}"
+        );
     }
 }

@@ -79,7 +79,11 @@ struct Known {
 impl Known {
     fn new(account: Option<String>) -> Known {
         let now = Instant::now();
-        Known { account, said: now, ask_again: now + FRESH }
+        Known {
+            account,
+            said: now,
+            ask_again: now + FRESH,
+        }
     }
 
     /// Whether it would do if the API server did not answer.
@@ -100,18 +104,24 @@ impl Reviewer {
                 "Tokens that the API server was asked about: accepted, refused, or failed to say.",
                 ["result"],
             ),
-            seconds: registry
-                .add("firstlight_key_token_review_seconds", "Time that the API server took to judge a token."),
+            seconds: registry.add(
+                "firstlight_key_token_review_seconds",
+                "Time that the API server took to judge a token.",
+            ),
         }
     }
 
     /// The service account of a caller, `NAMESPACE/NAME`.
     pub fn account(&self, metadata: &Metadata, peer: Option<IpAddr>) -> Result<String, Status> {
         let refused = |text: &str| Status::new(Code::Unauthenticated, text);
-        let token = bearer(metadata).ok_or_else(|| refused("expected metadata authorization: Bearer TOKEN"))?;
+        let token = bearer(metadata)
+            .ok_or_else(|| refused("expected metadata authorization: Bearer TOKEN"))?;
         let verdict = self.verdict(token, peer)?;
-        verdict
-            .ok_or_else(|| refused("the token is not accepted: expected one of a service account, for this audience"))
+        verdict.ok_or_else(|| {
+            refused(
+                "the token is not accepted: expected one of a service account, for this audience",
+            )
+        })
     }
 
     fn verdict(&self, token: &str, peer: Option<IpAddr>) -> Result<Option<String>, Status> {
@@ -120,13 +130,19 @@ impl Reviewer {
         let mut state = self.lock();
         let before = loop {
             match state.verdicts.get(&hash) {
-                Some(Verdict::Known(known)) if Instant::now() < known.ask_again => return Ok(known.account.clone()),
+                Some(Verdict::Known(known)) if Instant::now() < known.ask_again => {
+                    return Ok(known.account.clone());
+                }
                 Some(Verdict::Pending) => {
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Err(unavailable());
                     }
-                    state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                    state = self
+                        .changed
+                        .wait_timeout(state, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
                 }
                 Some(Verdict::Known(known)) if known.would_do() => break Some(known.clone()),
                 _ => break None,
@@ -139,12 +155,22 @@ impl Reviewer {
         state.verdicts.insert(hash, Verdict::Pending);
         drop(state);
         // also where a panic passes through here, nobody waits for ever
-        let mut pending = Pending { reviewer: self, hash, verdict: None };
+        let mut pending = Pending {
+            reviewer: self,
+            hash,
+            verdict: None,
+        };
         let known = match (self.review(token), before) {
             (Ok(account), _) => Known::new(account),
             (Err(_), Some(before)) => {
-                log::warn!("the token was accepted {} s ago, and is for now", before.said.elapsed().as_secs());
-                Known { ask_again: Instant::now() + ASK_AGAIN, ..before }
+                log::warn!(
+                    "the token was accepted {} s ago, and is for now",
+                    before.said.elapsed().as_secs()
+                );
+                Known {
+                    ask_again: Instant::now() + ASK_AGAIN,
+                    ..before
+                }
             }
             (Err(status), None) => return Err(status),
         };
@@ -158,7 +184,11 @@ impl Reviewer {
             "spec": {"token": token, "audiences": [AUDIENCE]},
         });
         let deadline = Instant::now() + REVIEW_TIME;
-        let ask = |time| self.client.within(time).create(&TOKEN_REVIEWS.all(), &review);
+        let ask = |time| {
+            self.client
+                .within(time)
+                .create(&TOKEN_REVIEWS.all(), &review)
+        };
         let mut answer = self.seconds.time(|| match ask(REVIEW_TIME) {
             // the connection may have been dead for long; that it is asked twice changes nothing
             Err(error) if error.is_passing() && Instant::now() < deadline => {
@@ -180,7 +210,10 @@ impl Reviewer {
         };
         self.reviews.with([label]).inc();
         if let (Ok(None), Ok(answer)) = (&result, &answer) {
-            let why = answer.pointer("/status/error").and_then(Value::as_str).unwrap_or("no reason was given");
+            let why = answer
+                .pointer("/status/error")
+                .and_then(Value::as_str)
+                .unwrap_or("no reason was given");
             log::info!("the API server does not accept a token: {why:.300}");
         }
         // the answer has the token in it too
@@ -219,8 +252,15 @@ impl Drop for Pending<'_> {
 impl State {
     /// Takes one review from what an address may cause.
     fn charge(&mut self, peer: Option<IpAddr>, now: Instant) -> Result<(), Status> {
-        let full = |(left, at): &(f64, Instant)| left + now.duration_since(*at).as_secs_f64() * PER_SECOND >= BURST;
-        let busy = || Status::new(Code::ResourceExhausted, "too many different tokens: try again in a while");
+        let full = |(left, at): &(f64, Instant)| {
+            left + now.duration_since(*at).as_secs_f64() * PER_SECOND >= BURST
+        };
+        let busy = || {
+            Status::new(
+                Code::ResourceExhausted,
+                "too many different tokens: try again in a while",
+            )
+        };
         let peer = peer.ok_or_else(busy)?;
         if self.peers.len() >= MAX_PEERS {
             self.peers.retain(|_, budget| !full(budget));
@@ -250,38 +290,55 @@ impl State {
             Verdict::Known(known) => known.would_do() || Instant::now() < known.ask_again,
         });
         while self.verdicts.len() >= MAX_VERDICTS {
-            let known = self.verdicts.iter().filter_map(|(hash, verdict)| match verdict {
-                Verdict::Known(known) => Some((known.account.is_some(), known.said, *hash)),
-                Verdict::Pending => None,
-            });
+            let known = self
+                .verdicts
+                .iter()
+                .filter_map(|(hash, verdict)| match verdict {
+                    Verdict::Known(known) => Some((known.account.is_some(), known.said, *hash)),
+                    Verdict::Pending => None,
+                });
             // pending ones are fewer than the handlers that a server runs
-            let Some((.., first)) = known.min() else { return };
+            let Some((.., first)) = known.min() else {
+                return;
+            };
             self.verdicts.remove(&first);
         }
     }
 }
 
 fn unavailable() -> Status {
-    Status::new(Code::Unavailable, "tokens cannot be checked at the moment: try again")
+    Status::new(
+        Code::Unavailable,
+        "tokens cannot be checked at the moment: try again",
+    )
 }
 
 /// The token of an `authorization` entry (RFC 6750 §2.1); the scheme's case does not matter (RFC 9110 §11.1).
 fn bearer(metadata: &Metadata) -> Option<&str> {
     let (scheme, token) = metadata.get("authorization")?.split_once(' ')?;
     let token = token.trim();
-    let is_token = !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    let is_token = !token.is_empty()
+        && token.len() <= MAX_TOKEN
+        && token.bytes().all(|byte| byte.is_ascii_graphic());
     (scheme.eq_ignore_ascii_case("bearer") && is_token).then_some(token)
 }
 
 /// The service account in a review, if the token is good for us.
 fn account(review: &Value) -> Option<String> {
     let status = review.get("status")?;
-    let is_for_us = status.get("audiences")?.as_array()?.iter().any(|audience| audience == AUDIENCE);
+    let is_for_us = status
+        .get("audiences")?
+        .as_array()?
+        .iter()
+        .any(|audience| audience == AUDIENCE);
     if status.get("authenticated")? != true || !is_for_us {
         return None;
     }
-    let (namespace, name) =
-        status.pointer("/user/username")?.as_str()?.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+    let (namespace, name) = status
+        .pointer("/user/username")?
+        .as_str()?
+        .strip_prefix("system:serviceaccount:")?
+        .split_once(':')?;
     Some(format!("{namespace}/{name}"))
 }
 
@@ -303,7 +360,8 @@ mod tests {
     fn only_an_authenticated_service_account_for_our_audience_counts() {
         let user = json!({"username": "system:serviceaccount:kube-system:join-service"});
         assert_eq!(
-            review(json!({"authenticated": true, "audiences": ["a", AUDIENCE], "user": user})).unwrap(),
+            review(json!({"authenticated": true, "audiences": ["a", AUDIENCE], "user": user}))
+                .unwrap(),
             "kube-system/join-service"
         );
         for status in [
@@ -332,7 +390,13 @@ mod tests {
         };
         assert_eq!(of("Bearer abc.def").unwrap(), "abc.def");
         assert_eq!(of("bearer  abc").unwrap(), "abc");
-        for value in ["abc", "Basic abc", "Bearer", "Bearer a b", &format!("Bearer {}", "x".repeat(MAX_TOKEN + 1))] {
+        for value in [
+            "abc",
+            "Basic abc",
+            "Bearer",
+            "Bearer a b",
+            &format!("Bearer {}", "x".repeat(MAX_TOKEN + 1)),
+        ] {
             assert_eq!(of(value), None, "{value:.40}");
         }
         assert_eq!(bearer(&Metadata::new()), None);
@@ -345,7 +409,10 @@ mod tests {
         for _ in 0..BURST as usize {
             state.charge(hostile, now).unwrap();
         }
-        assert_eq!(state.charge(hostile, now).unwrap_err().code(), Code::ResourceExhausted);
+        assert_eq!(
+            state.charge(hostile, now).unwrap_err().code(),
+            Code::ResourceExhausted
+        );
         state.charge(other, now).unwrap();
         let later = now + Duration::from_secs(2);
         state.charge(hostile, later).unwrap();
@@ -360,11 +427,19 @@ mod tests {
             let _ = state.charge(Some(IpAddr::from(number.to_be_bytes())), now);
             state.make_room();
             let account = (number == 0).then(|| "a/b".to_owned());
-            state.verdicts.insert(sha256(&number.to_be_bytes()), Verdict::Known(Known::new(account)));
+            state.verdicts.insert(
+                sha256(&number.to_be_bytes()),
+                Verdict::Known(Known::new(account)),
+            );
         }
-        assert!(state.verdicts.contains_key(&sha256(&[0; 4])), "what was accepted is kept the longest");
+        assert!(
+            state.verdicts.contains_key(&sha256(&[0; 4])),
+            "what was accepted is kept the longest"
+        );
         assert!(state.peers.len() <= MAX_PEERS && state.verdicts.len() <= MAX_VERDICTS);
-        state.charge(Some([255; 4].into()), now + Duration::from_secs(20)).unwrap();
+        state
+            .charge(Some([255; 4].into()), now + Duration::from_secs(20))
+            .unwrap();
         assert!(state.peers.len() < MAX_PEERS);
     }
 }

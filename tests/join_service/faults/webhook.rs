@@ -14,8 +14,11 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
 
-const CONFIGURATIONS: Resource =
-    Resource::cluster("admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations");
+const CONFIGURATIONS: Resource = Resource::cluster(
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingwebhookconfigurations",
+);
 const NAME: &str = "join-service-writes";
 /// In the API server's log, of a write that a test does not let through.
 const REFUSED: &str = "not in this test";
@@ -33,14 +36,18 @@ impl Webhook {
     /// Lets everything through until [`Webhook::set`].
     pub fn start(admin: &Client) -> Webhook {
         let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
-        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
+        let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()])
             .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate.der().clone()], key)
+            .self_signed(&key)
             .unwrap();
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let config =
+            ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_no_client_auth()
+                .with_single_cert(vec![certificate.der().clone()], key)
+                .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let judge: Arc<Mutex<Judge>> = Arc::new(Mutex::new(Box::new(|_| true)));
@@ -55,14 +62,18 @@ impl Webhook {
                 });
             }
         });
-        let webhook = Webhook { admin: admin.clone(), judge };
+        let webhook = Webhook {
+            admin: admin.clone(),
+            judge,
+        };
         webhook.register(address, &certificate.pem());
         webhook
     }
 
     fn register(&self, address: SocketAddr, ca: &str) {
         let rule = |group: &str, resource: &str| json!({"apiGroups": [group], "apiVersions": ["v1"], "resources": [resource], "operations": ["*"]});
-        let account = "request.userInfo.username == 'system:serviceaccount:kube-system:join-service'";
+        let account =
+            "request.userInfo.username == 'system:serviceaccount:kube-system:join-service'";
         let webhook = json!({
             "name": "writes.join-service.test",
             "clientConfig": {"url": format!("https://{address}/"), "caBundle": BASE64_STANDARD.encode(ca)},
@@ -71,8 +82,15 @@ impl Webhook {
             // where a test fails nobody else is to be held up
             "failurePolicy": "Ignore", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 30,
         });
-        self.admin.delete_if_there(&CONFIGURATIONS.named(NAME)).unwrap();
-        self.admin.create(&CONFIGURATIONS.all(), &json!({"metadata": {"name": NAME}, "webhooks": [webhook]})).unwrap();
+        self.admin
+            .delete_if_there(&CONFIGURATIONS.named(NAME))
+            .unwrap();
+        self.admin
+            .create(
+                &CONFIGURATIONS.all(),
+                &json!({"metadata": {"name": NAME}, "webhooks": [webhook]}),
+            )
+            .unwrap();
     }
 
     /// Asks this about each write from now on.
@@ -97,7 +115,10 @@ fn answer(mut stream: impl Read + Write, judge: &Mutex<Judge>) {
         }
         if let Some(end) = text.windows(4).position(|four| four == b"\r\n\r\n") {
             let head = str::from_utf8(&text[..end]).unwrap().to_ascii_lowercase();
-            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: "))
+                .unwrap();
             if text.len() >= end + 4 + length.parse::<usize>().unwrap() {
                 break serde_json::from_slice::<Value>(&text[end + 4..]).unwrap();
             }
@@ -115,5 +136,7 @@ fn answer(mut stream: impl Read + Write, judge: &Mutex<Judge>) {
     let head = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     );
-    let _ = stream.write_all((head + &review).as_bytes()).and_then(|()| stream.flush());
+    let _ = stream
+        .write_all((head + &review).as_bytes())
+        .and_then(|()| stream.flush());
 }

@@ -51,7 +51,9 @@ impl Case<'_> {
         machine.memory = self.memory;
         machine.firmware = self.firmware;
         machine.host_ports.extend(self.host_ports.iter().copied());
-        self.disks.iter().try_for_each(|(serial, size)| machine.add_disk(serial, *size))?;
+        self.disks
+            .iter()
+            .try_for_each(|(serial, size)| machine.add_disk(serial, *size))?;
         let mut overlay = Overlay::default();
         add_script(&mut overlay, self.script)?;
         for name in self.host_programs {
@@ -69,7 +71,11 @@ impl Case<'_> {
 /// Adds a script of tests/boot/cases to an initramfs whose init will run it instead of opening the disk.
 pub fn add_script(overlay: &mut Overlay, name: &str) -> Result<()> {
     let path = root().join("tests/boot/cases").join(name);
-    overlay.file("/case", 0o755, std::fs::read(&path).context(&format!("read {}", path.display()))?);
+    overlay.file(
+        "/case",
+        0o755,
+        std::fs::read(&path).context(&format!("read {}", path.display()))?,
+    );
     Ok(())
 }
 
@@ -79,7 +85,11 @@ pub fn judge(vm: &mut Vm, limit: Duration) -> Result<Vec<String>> {
     let end = vm.console.wait_for("END of case: ", limit)?;
     let lines = vm.console.lines();
     let said = |word: &str| -> Vec<String> {
-        lines.iter().filter_map(|line| line.text.strip_prefix(word)).map(str::to_owned).collect()
+        lines
+            .iter()
+            .filter_map(|line| line.text.strip_prefix(word))
+            .map(str::to_owned)
+            .collect()
     };
     let (passed, failed) = (said("PASS "), said("FAIL "));
     if !failed.is_empty() || passed.is_empty() || !end.text.ends_with("exit code 0") {

@@ -57,7 +57,10 @@ impl Console {
             let mut from = BufReader::new(from);
             let mut raw = Vec::new();
             while matches!(from.read_until(b'\n', &mut raw), Ok(1..)) {
-                let line = Line { at: start.elapsed(), text: without_control(&raw) };
+                let line = Line {
+                    at: start.elapsed(),
+                    text: without_control(&raw),
+                };
                 raw.clear();
                 let _ = writeln!(log, "[{:8.3}] {}", line.at.as_secs_f64(), line.text);
                 match (show, timeline::parse(&line.text)) {
@@ -71,7 +74,12 @@ impl Console {
             lock(&shared.0).ended = true;
             shared.1.notify_all();
         });
-        Console { said, reader: Some(reader), next: 0, errors }
+        Console {
+            said,
+            reader: Some(reader),
+            next: 0,
+            errors,
+        }
     }
 
     /// All that was said so far.
@@ -82,11 +90,18 @@ impl Console {
     /// The next line that contains `text`, after the one that the last wait found. Gives up when the machine is gone,
     /// when it says that it failed, or after `limit`.
     pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<Line> {
-        self.wait_until(&format!("the line {text:?}"), limit, |line| line.contains(text))
+        self.wait_until(&format!("the line {text:?}"), limit, |line| {
+            line.contains(text)
+        })
     }
 
     /// The next line that `wanted` accepts; `what` names it in the error.
-    pub fn wait_until(&mut self, what: &str, limit: Duration, wanted: impl Fn(&str) -> bool) -> Result<Line> {
+    pub fn wait_until(
+        &mut self,
+        what: &str,
+        limit: Duration,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Line> {
         let deadline = Instant::now() + limit;
         let shared = self.said.clone();
         let (mutex, changed) = &*shared;
@@ -108,13 +123,23 @@ impl Console {
             if left.is_zero() {
                 return Err(self.gave_up(&format!("{} s went by", limit.as_secs()), what, &said));
             }
-            said = changed.wait_timeout(said, left).unwrap_or_else(PoisonError::into_inner).0;
+            said = changed
+                .wait_timeout(said, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
     fn gave_up(&self, why: &str, what: &str, said: &Said) -> Failure {
         let errors = std::fs::read_to_string(&self.errors).unwrap_or_default();
-        let mut last: Vec<&str> = said.lines.iter().rev().take(25).rev().map(|line| line.text.as_str()).collect();
+        let mut last: Vec<&str> = said
+            .lines
+            .iter()
+            .rev()
+            .take(25)
+            .rev()
+            .map(|line| line.text.as_str())
+            .collect();
         last.extend(errors.lines());
         Failure(format!(
             "{why} while waiting for {what}; the last lines of console and QEMU:\n    {}",
@@ -136,7 +161,8 @@ fn lock(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
 
 /// `failed:` is how `initramfs/init` says that it powers the machine off.
 fn is_fatal(text: &str) -> bool {
-    text.contains("Kernel panic - not syncing") || (text.starts_with("firstlight[init]") && text.contains("failed:"))
+    text.contains("Kernel panic - not syncing")
+        || (text.starts_with("firstlight[init]") && text.contains("failed:"))
 }
 
 /// Without carriage returns, escape sequences and other control characters.
@@ -158,19 +184,45 @@ fn without_control(raw: &[u8]) -> String {
 
 #[test]
 fn a_line_loses_its_carriage_return_and_colours() {
-    assert_eq!(without_control(b"\x1b[!p\x1b[1;31mred\x1b[0m\tend\r\n"), "red\tend");
+    assert_eq!(
+        without_control(b"\x1b[!p\x1b[1;31mred\x1b[0m\tend\r\n"),
+        "red\tend"
+    );
 }
 
 #[test]
 fn waiting_ends_when_the_machine_is_gone_or_failed() {
-    let mut console = Console::new(&b"one\ntwo\n"[..], std::io::sink(), Show::Nothing, PathBuf::new());
-    assert_eq!(console.wait_for("two", Duration::from_secs(5)).unwrap().text, "two");
-    assert!(console.wait_for("one", Duration::from_secs(5)).unwrap_err().0.contains("is gone"));
+    let mut console = Console::new(
+        &b"one\ntwo\n"[..],
+        std::io::sink(),
+        Show::Nothing,
+        PathBuf::new(),
+    );
+    assert_eq!(
+        console
+            .wait_for("two", Duration::from_secs(5))
+            .unwrap()
+            .text,
+        "two"
+    );
+    assert!(
+        console
+            .wait_for("one", Duration::from_secs(5))
+            .unwrap_err()
+            .0
+            .contains("is gone")
+    );
     let mut console = Console::new(
         &b"firstlight[init] 1.0s failed: no disk\nthree\n"[..],
         std::io::sink(),
         Show::Nothing,
         PathBuf::new(),
     );
-    assert!(console.wait_for("three", Duration::from_secs(5)).unwrap_err().0.contains("failed: no disk"));
+    assert!(
+        console
+            .wait_for("three", Duration::from_secs(5))
+            .unwrap_err()
+            .0
+            .contains("failed: no disk")
+    );
 }

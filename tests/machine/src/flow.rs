@@ -59,7 +59,8 @@ impl Setting {
         metadata.set_self(&node);
         metadata.set_peers(&format!("[{node},{}]", instance("control-plane-1", HOST)));
         metadata.set_endpoint(HOST);
-        metadata.set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 10).context("hash the init secret")?);
+        metadata
+            .set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 10).context("hash the init secret")?);
 
         let join_port = free_port()?;
         let mut machine = Machine::new(name)?;
@@ -69,9 +70,17 @@ impl Setting {
         machine.add_disk("state", disk)?;
         initramfs::build(&machine.initramfs(), &["unlock", "bootstrapper"], overlay)?;
 
-        let setting = Setting { machine, metadata, services: Vec::new(), join_port };
+        let setting = Setting {
+            machine,
+            metadata,
+            services: Vec::new(),
+            join_port,
+        };
         fs::create_dir(setting.path("config")).context("make the join service's folder")?;
-        setting.write("config/attestationConfig", setting.machine.policy()?.as_bytes())?;
+        setting.write(
+            "config/attestationConfig",
+            setting.machine.policy()?.as_bytes(),
+        )?;
         setting.write("policy.json", setting.machine.policy()?.as_bytes())?;
         setting.write("init-secret", INIT_SECRET.as_bytes())?;
         Ok(setting)
@@ -90,20 +99,27 @@ impl Setting {
     }
 
     /// Runs the operator's command against a port of the node, in the operator's folder.
-    pub fn operator(&self, vm: &Vm, command: &str, port: u16, arguments: &[&str]) -> Result<Output> {
+    pub fn operator(
+        &self,
+        vm: &Vm,
+        command: &str,
+        port: u16,
+        arguments: &[&str],
+    ) -> Result<Output> {
         let endpoint = format!("127.0.0.1:{}", forwarded(vm, port)?);
-        self.firstlight(&[command, "--endpoint", &endpoint])?.args(arguments).output().context("run firstlight")
+        self.firstlight(&[command, "--endpoint", &endpoint])?
+            .args(arguments)
+            .output()
+            .context("run firstlight")
     }
 
     /// The operator's command in the operator's folder, with the policy there.
     fn firstlight(&self, arguments: &[&str]) -> Result<Command> {
         let mut command = Command::new(dist("firstlight")?);
-        command.current_dir(self.machine.folder()).args(arguments).args([
-            "--policy",
-            "policy.json",
-            "--timeout",
-            "90s",
-        ]);
+        command
+            .current_dir(self.machine.folder())
+            .args(arguments)
+            .args(["--policy", "policy.json", "--timeout", "90s"]);
         command.stdin(Stdio::null());
         Ok(command)
     }
@@ -111,7 +127,10 @@ impl Setting {
     /// `firstlight init`: makes the node the first of a cluster, and returns what the command printed.
     pub fn init(&self, vm: &Vm) -> Result<String> {
         self.accept(&attestation_key(vm)?)?;
-        succeeded("firstlight init", self.operator(vm, "init", INIT, &["--init-secret", "init-secret"])?)
+        succeeded(
+            "firstlight init",
+            self.operator(vm, "init", INIT, &["--init-secret", "init-secret"])?,
+        )
     }
 
     /// `firstlight status` of a node that belongs to no cluster yet: whether it meets the policy, by what its TPM signs.
@@ -121,7 +140,11 @@ impl Setting {
         let output = command.output().context("run firstlight")?;
         match output.status.code() {
             Some(FRESH) => Ok(said(&output)),
-            _ => Err(Failure(format!("firstlight status ended with {}: {}", output.status, said(&output)))),
+            _ => Err(Failure(format!(
+                "firstlight status ended with {}: {}",
+                output.status,
+                said(&output)
+            ))),
         }
     }
 
@@ -129,7 +152,8 @@ impl Setting {
     pub fn accept(&self, key: &str) -> Result<()> {
         for file in ["policy.json", "config/attestationConfig"] {
             let policy = fs::read(self.path(file)).context("read a policy")?;
-            let mut policy: serde_json::Value = serde_json::from_slice(&policy).context("read a policy")?;
+            let mut policy: serde_json::Value =
+                serde_json::from_slice(&policy).context("read a policy")?;
             match policy["attestationKeys"].as_array_mut() {
                 Some(keys) if keys.iter().any(|named| named == key) => {}
                 Some(keys) => keys.push(key.into()),
@@ -142,12 +166,18 @@ impl Setting {
 
     /// `firstlight recover`: brings the master secret.
     pub fn recover(&self, vm: &Vm) -> Result<String> {
-        succeeded("firstlight recover", self.operator(vm, "recover", RECOVERY, &[])?)
+        succeeded(
+            "firstlight recover",
+            self.operator(vm, "recover", RECOVERY, &[])?,
+        )
     }
 
     /// `firstlight recover --status`: what the node waits for.
     pub fn recovery_status(&self, vm: &Vm) -> Result<String> {
-        succeeded("firstlight recover --status", self.operator(vm, "recover", RECOVERY, &["--status"])?)
+        succeeded(
+            "firstlight recover --status",
+            self.operator(vm, "recover", RECOVERY, &["--status"])?,
+        )
     }
 
     /// Starts key service and join service, as another control plane of the cluster runs them.
@@ -158,9 +188,12 @@ impl Setting {
     /// The same, with these options of the join service.
     pub fn start_services_with(&mut self, options: &[&str]) -> Result<()> {
         let file = fs::read(self.path(MASTER_SECRET)).context("read the master secret")?;
-        let file: serde_json::Value = serde_json::from_slice(&file).context("read the master secret")?;
+        let file: serde_json::Value =
+            serde_json::from_slice(&file).context("read the master secret")?;
         for (field, name) in [("key", "mastersecret"), ("salt", "salt")] {
-            let value = STANDARD.decode(file[field].as_str().unwrap_or_default()).context("read the master secret")?;
+            let value = STANDARD
+                .decode(file[field].as_str().unwrap_or_default())
+                .context("read the master secret")?;
             self.write(name, &value)?;
         }
         let keys = format!("127.0.0.1:{}", free_port()?);
@@ -173,8 +206,19 @@ impl Setting {
         );
         let join_service = Program::start(
             Command::new(dist("join-service")?)
-                .args(["--key-service", &keys, "--key-service-auth", "none", "--attestation-variant", "qemu-vtpm"])
-                .args(["--listen", &format!("127.0.0.1:{}", self.join_port), "--config"])
+                .args([
+                    "--key-service",
+                    &keys,
+                    "--key-service-auth",
+                    "none",
+                    "--attestation-variant",
+                    "qemu-vtpm",
+                ])
+                .args([
+                    "--listen",
+                    &format!("127.0.0.1:{}", self.join_port),
+                    "--config",
+                ])
                 .arg(self.path("config"))
                 .args(options),
         );
@@ -206,28 +250,44 @@ fn instance(name: &str, address: &str) -> String {
 
 /// The port of the host that leads to a port of the node.
 fn forwarded(vm: &Vm, port: u16) -> Result<u16> {
-    vm.ports.get(&port).copied().ok_or_else(|| Failure(format!("port {port} is not forwarded")))
+    vm.ports
+        .get(&port)
+        .copied()
+        .ok_or_else(|| Failure(format!("port {port} is not forwarded")))
 }
 
 /// What the machine's console says of its TPM: the name by which an operator accepts it.
 pub fn attestation_key(vm: &Vm) -> Result<String> {
     let lines = vm.console.lines();
-    let named = lines.iter().find_map(|line| line.text.split_once(" attestation key: "));
-    let (_, name) = named.ok_or_else(|| Failure("the console does not name the attestation key".to_owned()))?;
+    let named = lines
+        .iter()
+        .find_map(|line| line.text.split_once(" attestation key: "));
+    let (_, name) =
+        named.ok_or_else(|| Failure("the console does not name the attestation key".to_owned()))?;
     Ok(name.trim().to_owned())
 }
 
 fn succeeded(what: &str, output: Output) -> Result<String> {
     match output.status.success() {
         true => Ok(said(&output)),
-        false => Err(Failure(format!("{what} ended with {}: {}", output.status, said(&output)))),
+        false => Err(Failure(format!(
+            "{what} ended with {}: {}",
+            output.status,
+            said(&output)
+        ))),
     }
 }
 
 /// What a command printed on both streams, without the lines that only say that something has begun.
 fn said(output: &Output) -> String {
-    let streams = [String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout)];
-    let lines = streams.iter().flat_map(|text| text.lines()).filter(|line| !line.ends_with(" .."));
+    let streams = [
+        String::from_utf8_lossy(&output.stderr),
+        String::from_utf8_lossy(&output.stdout),
+    ];
+    let lines = streams
+        .iter()
+        .flat_map(|text| text.lines())
+        .filter(|line| !line.ends_with(" .."));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -255,9 +315,14 @@ struct First {
 
 fn first_boot_and_init(setting: &mut Setting, story: &Story) -> Result<First> {
     story.part("1. First boot: the disk is blank. Then the operator's init.");
-    story.tell("switched on; the firmware measures and starts the kernel, which takes it some seconds");
+    story.tell(
+        "switched on; the firmware measures and starts the kernel, which takes it some seconds",
+    );
     let mut vm = new_machine(setting)?;
-    story.tell(&format!("its TPM, beside the policy that was computed before:\n{}", registers(setting, &mut vm)?));
+    story.tell(&format!(
+        "its TPM, beside the policy that was computed before:\n{}",
+        registers(setting, &mut vm)?
+    ));
     let key = attestation_key(&vm)?;
     setting.accept(&key)?;
     story
@@ -266,16 +331,23 @@ fn first_boot_and_init(setting: &mut Setting, story: &Story) -> Result<First> {
     story.tell(&setting.status_of_fresh(&vm, INIT)?);
     story.tell("it meets the policy, so that the operator may give it secrets: firstlight init");
     let (vm, cluster) = member(setting, vm, story)?;
-    story.tell(&format!("PCR 15 is the cluster's from here on, and never again a fresh node's:\n{cluster}"));
-    Ok(First { events: shut_down(vm)?, cluster })
+    story.tell(&format!(
+        "PCR 15 is the cluster's from here on, and never again a fresh node's:\n{cluster}"
+    ));
+    Ok(First {
+        events: shut_down(vm)?,
+        cluster,
+    })
 }
 
 fn rejoin(setting: &mut Setting, story: &Story, cluster: &str) -> Result<Vec<Event>> {
     story.part("2. Reboot: the cluster's join service gives the key to a machine that proves what it runs.");
     setting.start_services()?;
     story.tell("the join service is up; switched on");
-    let vm = member_again(setting.machine.boot()?, " ticket:", cluster)
-        .context(&format!("rejoin; the services said\n{}", setting.services_said()))?;
+    let vm = member_again(setting.machine.boot()?, " ticket:", cluster).context(&format!(
+        "rejoin; the services said\n{}",
+        setting.services_said()
+    ))?;
     story.tell("the disk opened by itself; the file written before the reboot is there");
     shut_down(vm)
 }
@@ -287,24 +359,50 @@ fn tampered(setting: &mut Setting, story: &Story) -> Result<Vec<Event>> {
     let usual = setting.machine.command_line.clone();
     setting.machine.command_line.push_str(TAMPERING);
     let altered = setting.machine.event_log()?;
-    story.tell(&format!("switched on with {:?}", setting.machine.command_line));
+    story.tell(&format!(
+        "switched on with {:?}",
+        setting.machine.command_line
+    ));
     let mut vm = setting.machine.boot()?;
-    let heard = vm.console.wait_for("join service 10.42.0.1:30090: ", PATIENCE)?;
+    let heard = vm
+        .console
+        .wait_for("join service 10.42.0.1:30090: ", PATIENCE)?;
     if !heard.text.contains("refused") {
-        return Err(Failure(format!("the join service should refuse an altered machine: {}", heard.text)));
+        return Err(Failure(format!(
+            "the join service should refuse an altered machine: {}",
+            heard.text
+        )));
     }
-    story.tell("the machine hears that it is refused, and no more; the join service's log says why:");
-    let why = format!("PCR 9: expected {}, got {}", predict::value(&honest, 9), predict::value(&altered, 9));
+    story.tell(
+        "the machine hears that it is refused, and no more; the join service's log says why:",
+    );
+    let why = format!(
+        "PCR 9: expected {}, got {}",
+        predict::value(&honest, 9),
+        predict::value(&altered, 9)
+    );
     story.tell(&line_with(&setting.services_said(), &why)?);
     let refused = setting.operator(&vm, "recover", RECOVERY, &[])?;
     if refused.status.code() != Some(ATTESTATION_REFUSED) {
-        return Err(Failure(format!("firstlight recover should end with 3: {}: {}", refused.status, said(&refused))));
+        return Err(Failure(format!(
+            "firstlight recover should end with 3: {}: {}",
+            refused.status,
+            said(&refused)
+        )));
     }
-    story.tell("the operator does not give it the master secret either: firstlight recover ended with 3");
+    story.tell(
+        "the operator does not give it the master secret either: firstlight recover ended with 3",
+    );
     story.tell(&line_with(&said(&refused), &why)?);
-    story.tell(&format!("the event log has the reason:\n{}", changed_entries(&honest, &altered, &said(&refused))?));
+    story.tell(&format!(
+        "the event log has the reason:\n{}",
+        changed_entries(&honest, &altered, &said(&refused))?
+    ));
     let events = timeline::events(&vm.console.lines());
-    if events.iter().any(|event| ["key-slot", "mounted"].contains(&event.name.as_str())) {
+    if events
+        .iter()
+        .any(|event| ["key-slot", "mounted"].contains(&event.name.as_str()))
+    {
         return Err(Failure("the disk of an altered machine opened".to_owned()));
     }
     story.tell("the disk stays closed; the power is cut, and the command line is what it was");
@@ -347,10 +445,15 @@ fn new_machine(setting: &mut Setting) -> Result<Vm> {
 fn member(setting: &Setting, mut vm: Vm, story: &Story) -> Result<(Vm, String)> {
     story.tell(&setting.init(&vm)?);
     vm.console.wait_for(" complete:", PATIENCE)?;
-    vm.command("echo written before the reboot >/run/state/proof && sync", PATIENCE)?;
+    vm.command(
+        "echo written before the reboot >/run/state/proof && sync",
+        PATIENCE,
+    )?;
     let cluster = pcr(&mut vm, 15)?;
     if cluster.bytes().all(|b| b == b'0') {
-        return Err(Failure("the node is initialised, but its PCR 15 is zero".to_owned()));
+        return Err(Failure(
+            "the node is initialised, but its PCR 15 is zero".to_owned(),
+        ));
     }
     Ok((vm, cluster))
 }
@@ -364,12 +467,16 @@ pub fn member_again(mut vm: Vm, event: &str, cluster: &str) -> Result<Vm> {
     // not read-only either: the kernel says it of each
     let mounts = vm.command("dmesg | grep -c 'EXT4-fs (dm-.*): mounted'", PATIENCE)?;
     if measured.at > mounted.at || mounts != "1" {
-        return Err(Failure(format!("the kernel mounted the disk {mounts} times, and before PCR 15 was set")));
+        return Err(Failure(format!(
+            "the kernel mounted the disk {mounts} times, and before PCR 15 was set"
+        )));
     }
     let proof = vm.command("cat /run/state/proof", PATIENCE)?;
     let now = pcr(&mut vm, 15)?;
     if proof != "written before the reboot" || now != cluster {
-        return Err(Failure(format!("the file says {proof:?}; PCR 15 is {now}, expected {cluster}")));
+        return Err(Failure(format!(
+            "the file says {proof:?}; PCR 15 is {now}, expected {cluster}"
+        )));
     }
     Ok(vm)
 }
@@ -377,22 +484,42 @@ pub fn member_again(mut vm: Vm, event: &str, cluster: &str) -> Result<Vm> {
 /// The registers that say most, as the machine's TPM has them, and what the policy says to each.
 fn registers(setting: &Setting, vm: &mut Vm) -> Result<String> {
     let policy = setting.machine.event_log()?;
-    let meaning = [(4, "the kernel"), (9, "its command line and the initramfs"), (15, "the cluster: none yet")];
+    let meaning = [
+        (4, "the kernel"),
+        (9, "its command line and the initramfs"),
+        (15, "the cluster: none yet"),
+    ];
     let line = |(number, meaning)| {
         let (got, wanted) = (pcr(vm, number)?, predict::value(&policy, number));
-        let verdict = if got == wanted { "as in the policy".to_owned() } else { format!("the policy wants {wanted}") };
+        let verdict = if got == wanted {
+            "as in the policy".to_owned()
+        } else {
+            format!("the policy wants {wanted}")
+        };
         Ok(format!("PCR {number:2}  {got}  {verdict}: {meaning}"))
     };
-    Ok(meaning.into_iter().map(line).collect::<Result<Vec<_>>>()?.join("\n"))
+    Ok(meaning
+        .into_iter()
+        .map(line)
+        .collect::<Result<Vec<_>>>()?
+        .join("\n"))
 }
 
 /// Which entries of PCR 9 differ; the refusal has to name each by the beginning of its digest.
 fn changed_entries(honest: &[Entry], altered: &[Entry], refusal: &str) -> Result<String> {
     let mut lines = Vec::new();
-    for (honest, altered) in honest.iter().zip(altered).filter(|(entry, _)| entry.pcr == 9) {
+    for (honest, altered) in honest
+        .iter()
+        .zip(altered)
+        .filter(|(entry, _)| entry.pcr == 9)
+    {
         let [wanted, got] = [honest, altered].map(|entry| predict::hex(&entry.digest[..4]));
         line_with(refusal, &got)?;
-        let verdict = if wanted == got { "as it should be".to_owned() } else { format!("it should be {wanted}..") };
+        let verdict = if wanted == got {
+            "as it should be".to_owned()
+        } else {
+            format!("it should be {wanted}..")
+        };
         lines.push(format!("{got}.. is {}: {verdict}", altered.what));
     }
     Ok(lines.join("\n"))
@@ -400,12 +527,22 @@ fn changed_entries(honest: &[Entry], altered: &[Entry], refusal: &str) -> Result
 
 /// The line of `text` that has `wanted` in it.
 fn line_with(text: &str, wanted: &str) -> Result<String> {
-    let line = text.lines().find(|line| line.contains(wanted)).map(|line| line.trim().to_owned());
-    line.ok_or_else(|| Failure(format!("there should be {wanted:?} in what was said:\n{text}")))
+    let line = text
+        .lines()
+        .find(|line| line.contains(wanted))
+        .map(|line| line.trim().to_owned());
+    line.ok_or_else(|| {
+        Failure(format!(
+            "there should be {wanted:?} in what was said:\n{text}"
+        ))
+    })
 }
 
 fn pcr(vm: &mut Vm, number: u32) -> Result<String> {
-    let value = vm.command(&format!("cat /sys/class/tpm/tpm0/pcr-sha256/{number}"), PATIENCE)?;
+    let value = vm.command(
+        &format!("cat /sys/class/tpm/tpm0/pcr-sha256/{number}"),
+        PATIENCE,
+    )?;
     Ok(value.to_ascii_lowercase())
 }
 

@@ -15,18 +15,28 @@ pub struct Overlay {
 impl Overlay {
     /// A file with these bytes; `mode` are its permission bits. `path` starts with a slash.
     pub fn file(&mut self, path: &str, mode: u32, content: impl Into<Vec<u8>>) -> &mut Overlay {
-        self.files.insert(path.trim_start_matches('/').to_owned(), (0o100_000 | mode, content.into()));
+        self.files.insert(
+            path.trim_start_matches('/').to_owned(),
+            (0o100_000 | mode, content.into()),
+        );
         self
     }
 
     /// A program of the host and the shared libraries that it names, each under the path that it has on the host.
     pub fn host_program(&mut self, name: &str) -> Result<&mut Overlay> {
-        let found = ["/sbin", "/bin", "/usr/sbin", "/usr/bin"].iter().map(|dir| Path::new(dir).join(name));
-        let path =
-            found.into_iter().find(|path| path.is_file()).ok_or_else(|| Failure(format!("{name} is not installed")))?;
+        let found = ["/sbin", "/bin", "/usr/sbin", "/usr/bin"]
+            .iter()
+            .map(|dir| Path::new(dir).join(name));
+        let path = found
+            .into_iter()
+            .find(|path| path.is_file())
+            .ok_or_else(|| Failure(format!("{name} is not installed")))?;
         let libraries = Command::new("ldd").arg(&path).output().context("run ldd")?;
         let libraries = String::from_utf8_lossy(&libraries.stdout).into_owned();
-        let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
+        let libraries = libraries
+            .split_whitespace()
+            .filter(|word| word.starts_with('/'))
+            .map(PathBuf::from);
         // opened by name when a thread is cancelled, so no list of needed libraries has it
         let hidden = Path::new("/lib/x86_64-linux-gnu/libgcc_s.so.1");
         for file in libraries.chain([hidden.to_owned(), path.clone()]) {
@@ -58,9 +68,25 @@ impl Overlay {
 /// One member: a header of 13 eight-digit hexadecimal numbers, the name, the content, each padded to four bytes.
 fn entry(out: &mut Vec<u8>, inode: usize, path: &str, mode: u32, content: &[u8]) {
     let links = 1;
-    let header = [inode, mode as usize, 0, 0, links, 0, content.len(), 0, 0, 0, 0, path.len() + 1, 0];
+    let header = [
+        inode,
+        mode as usize,
+        0,
+        0,
+        links,
+        0,
+        content.len(),
+        0,
+        0,
+        0,
+        0,
+        path.len() + 1,
+        0,
+    ];
     out.extend_from_slice(b"070701");
-    header.iter().for_each(|field| out.extend_from_slice(format!("{field:08X}").as_bytes()));
+    header
+        .iter()
+        .for_each(|field| out.extend_from_slice(format!("{field:08X}").as_bytes()));
     out.extend_from_slice(path.as_bytes());
     out.push(0);
     out.resize(out.len().next_multiple_of(4), 0);
@@ -70,8 +96,13 @@ fn entry(out: &mut Vec<u8>, inode: usize, path: &str, mode: u32, content: &[u8])
 
 /// The initramfs with the named programs of `make build` in it, and `overlay` behind it, written to `out`.
 pub fn build(out: &Path, programs: &[&str], overlay: &Overlay) -> Result<()> {
-    let programs: Vec<PathBuf> = programs.iter().map(|name| dist(name)).collect::<Result<_>>()?;
-    let arguments: Vec<&Path> = std::iter::once(out).chain(programs.iter().map(PathBuf::as_path)).collect();
+    let programs: Vec<PathBuf> = programs
+        .iter()
+        .map(|name| dist(name))
+        .collect::<Result<_>>()?;
+    let arguments: Vec<&Path> = std::iter::once(out)
+        .chain(programs.iter().map(PathBuf::as_path))
+        .collect();
     script("initramfs/build.sh", &arguments)?;
     if !overlay.files.is_empty() {
         let mut bytes = std::fs::read(out).context("read the initramfs")?;
@@ -85,13 +116,21 @@ pub fn build(out: &Path, programs: &[&str], overlay: &Overlay) -> Result<()> {
 fn the_archive_is_what_cpio_reads() {
     let folder = tempfile::tempdir().unwrap();
     let mut overlay = Overlay::default();
-    overlay.file("/case", 0o755, *b"#!/bin/sh\n").file("/usr/share/a/b", 0o600, *b"12345");
+    overlay
+        .file("/case", 0o755, *b"#!/bin/sh\n")
+        .file("/usr/share/a/b", 0o600, *b"12345");
     let archive = folder.path().join("a.cpio");
     std::fs::write(&archive, overlay.to_cpio()).unwrap();
-    let listing = Command::new("cpio").args(["-itv", "--quiet", "-F"]).arg(&archive).output().unwrap();
+    let listing = Command::new("cpio")
+        .args(["-itv", "--quiet", "-F"])
+        .arg(&archive)
+        .output()
+        .unwrap();
     let listing = String::from_utf8(listing.stdout).unwrap();
-    let members: Vec<(&str, &str)> =
-        listing.lines().map(|line| (&line[..10], line.rsplit(' ').next().unwrap())).collect();
+    let members: Vec<(&str, &str)> = listing
+        .lines()
+        .map(|line| (&line[..10], line.rsplit(' ').next().unwrap()))
+        .collect();
     let expected = [
         ("-rwxr-xr-x", "case"),
         ("drwxr-xr-x", "usr"),

@@ -69,7 +69,10 @@ pub fn dist(name: &str) -> Result<PathBuf> {
     if path.is_file() {
         Ok(path)
     } else {
-        Err(Failure(format!("there is no {}: run `make build` first", path.display())))
+        Err(Failure(format!(
+            "there is no {}: run `make build` first",
+            path.display()
+        )))
     }
 }
 
@@ -86,7 +89,10 @@ pub fn example(name: &str) -> Result<Vec<u8>> {
     }
     // .../TARGET/debug/deps/boot-HASH is what runs now
     let this = std::env::current_exe().context("find the folder of the examples")?;
-    let folder = this.ancestors().nth(2).ok_or_else(|| Failure(format!("{} has no folder above", this.display())))?;
+    let folder = this
+        .ancestors()
+        .nth(2)
+        .ok_or_else(|| Failure(format!("{} has no folder above", this.display())))?;
     let stripped = tempfile::NamedTempFile::new().context("make a file")?;
     let strip = Command::new("strip")
         .arg("-o")
@@ -95,7 +101,9 @@ pub fn example(name: &str) -> Result<Vec<u8>> {
         .status()
         .context("run strip")?;
     if !strip.success() {
-        return Err(Failure(format!("strip of the example {name} ended with {strip}")));
+        return Err(Failure(format!(
+            "strip of the example {name} ended with {strip}"
+        )));
     }
     std::fs::read(stripped.path()).context(&format!("read the example {name}"))
 }
@@ -111,7 +119,11 @@ pub fn script(path: &str, arguments: &[&Path]) -> Result<String> {
     if !output.status.success() {
         return Err(Failure(format!("{path} ended with {}", output.status)));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned())
+    Ok(String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .last()
+        .unwrap_or_default()
+        .to_owned())
 }
 
 /// A port on 127.0.0.1 that nobody listens on at this moment. Another process may take it before its user does: the user

@@ -30,28 +30,52 @@ pub struct Entry {
 /// nothing may touch before the node belongs to a cluster.
 pub fn policy(entries: &[Entry]) -> String {
     let registers = [4, 9, 8, 11, 12, 13, 15].map(|pcr| (pcr, value(entries, pcr)));
-    let measurements =
-        registers.map(|(pcr, value)| format!("\"{pcr}\":{{\"expected\":\"{value}\",\"warnOnly\":false}}"));
+    let measurements = registers
+        .map(|(pcr, value)| format!("\"{pcr}\":{{\"expected\":\"{value}\",\"warnOnly\":false}}"));
     format!("{{\"measurements\":{{{}}}}}", measurements.join(","))
 }
 
 /// What a register holds after these entries, in hexadecimal digits.
 pub fn value(entries: &[Entry], pcr: u32) -> String {
     let of_pcr = entries.iter().filter(|entry| entry.pcr == pcr);
-    hex(&of_pcr.fold([0; 32], |value, entry| sha256(&[value, entry.digest].concat())))
+    hex(&of_pcr.fold([0; 32], |value, entry| {
+        sha256(&[value, entry.digest].concat())
+    }))
 }
 
 /// The entries of PCRs 4 and 9 of a machine with `memory` bytes.
 pub fn entries(kernel: &[u8], initrd: &[u8], command_line: &str, memory: u32) -> Vec<Entry> {
     let initrd_size = u32::try_from(initrd.len()).unwrap();
-    let options: Vec<u8> =
-        format!("{command_line} initrd=initrd\0").encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let options: Vec<u8> = format!("{command_line} initrd=initrd\0")
+        .encode_utf16()
+        .flat_map(u16::to_le_bytes)
+        .collect();
     vec![
-        Entry { pcr: 4, what: "the kernel", digest: authenticode(&loaded(kernel, initrd_size, memory)) },
-        Entry { pcr: 4, what: "its call", digest: sha256(b"Calling EFI Application from Boot Option") },
-        Entry { pcr: 4, what: "a separator", digest: sha256(&[0; 4]) },
-        Entry { pcr: 9, what: "the kernel's command line", digest: sha256(&options) },
-        Entry { pcr: 9, what: "the initramfs", digest: sha256(initrd) },
+        Entry {
+            pcr: 4,
+            what: "the kernel",
+            digest: authenticode(&loaded(kernel, initrd_size, memory)),
+        },
+        Entry {
+            pcr: 4,
+            what: "its call",
+            digest: sha256(b"Calling EFI Application from Boot Option"),
+        },
+        Entry {
+            pcr: 4,
+            what: "a separator",
+            digest: sha256(&[0; 4]),
+        },
+        Entry {
+            pcr: 9,
+            what: "the kernel's command line",
+            digest: sha256(&options),
+        },
+        Entry {
+            pcr: 9,
+            what: "the initramfs",
+            digest: sha256(initrd),
+        },
     ]
 }
 
@@ -73,7 +97,12 @@ fn loaded(kernel: &[u8], initrd_size: u32, memory: u32) -> Vec<u8> {
 fn authenticode(pe: &[u8]) -> [u8; 32] {
     let coff = u32_at(pe, 0x3c) as usize + 4;
     let optional = coff + 20;
-    let directories = optional + if u16_at(pe, optional) == 0x20b { 112 } else { 96 };
+    let directories = optional
+        + if u16_at(pe, optional) == 0x20b {
+            112
+        } else {
+            96
+        };
     let certificates = directories + 4 * 8;
     let headers_size = u32_at(pe, optional + 60) as usize;
     let mut context = Sha256::new();

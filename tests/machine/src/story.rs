@@ -13,12 +13,19 @@ pub struct Story {
 impl Story {
     /// On standard output.
     pub fn aloud() -> Story {
-        Story { start: Instant::now(), aloud: true, parts: RefCell::default() }
+        Story {
+            start: Instant::now(),
+            aloud: true,
+            parts: RefCell::default(),
+        }
     }
 
     /// Nowhere.
     pub fn silent() -> Story {
-        Story { aloud: false, ..Story::aloud() }
+        Story {
+            aloud: false,
+            ..Story::aloud()
+        }
     }
 
     /// A part begins, whose time ends with the next.
@@ -26,7 +33,9 @@ impl Story {
         if self.aloud {
             println!("\n{title}");
         }
-        self.parts.borrow_mut().push((title.to_owned(), self.start.elapsed()));
+        self.parts
+            .borrow_mut()
+            .push((title.to_owned(), self.start.elapsed()));
     }
 
     /// Something happened, or is about to take its time. Further lines stand below the first.
@@ -42,8 +51,12 @@ impl Story {
         let parts = self.parts.borrow();
         let all = self.start.elapsed();
         let ends = parts.iter().skip(1).map(|(_, start)| *start).chain([all]);
-        let line = |title: &str, took: Duration| format!("  {:7.1} s  {title}\n", took.as_secs_f64());
-        let lines = parts.iter().zip(ends).map(|((title, start), end)| line(title, end - *start));
+        let line =
+            |title: &str, took: Duration| format!("  {:7.1} s  {title}\n", took.as_secs_f64());
+        let lines = parts
+            .iter()
+            .zip(ends)
+            .map(|((title, start), end)| line(title, end - *start));
         lines.chain([line("together", all)]).collect()
     }
 }

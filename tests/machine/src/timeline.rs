@@ -20,8 +20,17 @@ pub struct Event {
 /// The machine's clock, the step.
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Event { stage, at, name, text } = self;
-        write!(f, "{at:7.2} s  {stage:6}  {name}{}{text}", if text.is_empty() { "" } else { ": " })
+        let Event {
+            stage,
+            at,
+            name,
+            text,
+        } = self;
+        write!(
+            f,
+            "{at:7.2} s  {stage:6}  {name}{}{text}",
+            if text.is_empty() { "" } else { ": " }
+        )
     }
 }
 
@@ -29,7 +38,10 @@ impl fmt::Display for Event {
 pub fn parse(line: &str) -> Option<Event> {
     let (stage, rest) = line.strip_prefix("firstlight[")?.split_once(']')?;
     let (at, rest) = rest.trim_start().split_once("s ")?;
-    let (name, text) = rest.trim_start().split_once(": ").unwrap_or((rest.trim(), ""));
+    let (name, text) = rest
+        .trim_start()
+        .split_once(": ")
+        .unwrap_or((rest.trim(), ""));
     let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
     let is_stage = matches!(stage, "init" | "unlock" | "run");
     (is_name && is_stage).then_some(Event {
@@ -42,28 +54,45 @@ pub fn parse(line: &str) -> Option<Event> {
 
 /// The steps of a boot in the order in which they were said.
 pub fn events(console: &[Line]) -> Vec<Event> {
-    console.iter().filter_map(|line| parse(&line.text)).collect()
+    console
+        .iter()
+        .filter_map(|line| parse(&line.text))
+        .collect()
 }
 
 /// Seconds from one step to a later one.
 pub fn between(events: &[Event], first: &str, last: &str) -> Option<f64> {
-    let at = |name: &str| events.iter().find(|event| event.name == name).map(|event| event.at);
+    let at = |name: &str| {
+        events
+            .iter()
+            .find(|event| event.name == name)
+            .map(|event| event.at)
+    };
     Some(at(last)? - at(first)?)
 }
 
 #[test]
 fn a_line_of_the_bootstrapper_is_a_step() {
-    let event = parse("firstlight[unlock]    3.214s key-slot: opened by the ticket: slot 0").unwrap();
-    assert_eq!((event.stage.as_str(), event.at, event.name.as_str()), ("unlock", 3.214, "key-slot"));
+    let event =
+        parse("firstlight[unlock]    3.214s key-slot: opened by the ticket: slot 0").unwrap();
+    assert_eq!(
+        (event.stage.as_str(), event.at, event.name.as_str()),
+        ("unlock", 3.214, "key-slot")
+    );
     assert_eq!(event.text, "opened by the ticket: slot 0");
     assert_eq!(parse("firstlight[init] 1.72s start").unwrap().text, "");
 }
 
 #[test]
 fn other_lines_are_no_steps() {
-    for line in
-        ["", "firstlight", "firstlight[x] 1s a", "firstlight[run] s a", "firstlight[run] 1.0s A B", "[ 1.0] usb"]
-    {
+    for line in [
+        "",
+        "firstlight",
+        "firstlight[x] 1s a",
+        "firstlight[run] s a",
+        "firstlight[run] 1.0s A B",
+        "[ 1.0] usb",
+    ] {
         assert_eq!(parse(line), None, "{line}");
     }
 }

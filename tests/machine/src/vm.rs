@@ -59,8 +59,10 @@ pub struct Machine {
 impl Machine {
     /// A computer with SeaBIOS, a TPM and 512 MiB, without a disk. `name` is used for its logs, target/boot/NAME-BOOT.log.
     pub fn new(name: &str) -> Result<Machine> {
-        let folder =
-            tempfile::Builder::new().prefix("firstlight-").tempdir().context("make a folder for the machine")?;
+        let folder = tempfile::Builder::new()
+            .prefix("firstlight-")
+            .tempdir()
+            .context("make a folder for the machine")?;
         std::fs::create_dir(folder.path().join("tpm")).context("make a folder for the TPM")?;
         Ok(Machine {
             firmware: Firmware::Bios,
@@ -106,7 +108,12 @@ impl Machine {
     pub fn event_log(&self) -> Result<Vec<Entry>> {
         let kernel = std::fs::read(kernel()?).context("read the kernel")?;
         let initramfs = std::fs::read(self.initramfs()).context("read the initramfs")?;
-        Ok(predict::entries(&kernel, &initramfs, &self.command_line, self.memory << 20))
+        Ok(predict::entries(
+            &kernel,
+            &initramfs,
+            &self.command_line,
+            self.memory << 20,
+        ))
     }
 
     /// A folder for whatever else belongs to this machine.
@@ -139,7 +146,8 @@ impl Machine {
 
         let mut ports = BTreeMap::new();
         // 10.42.0.1 must not be QEMU's own gateway address, to which it refuses forwards
-        let mut network = format!("user,id=net,net=10.42.0.0/16,host=10.42.0.2,dns=10.42.0.3,dhcpstart={GUEST}");
+        let mut network =
+            format!("user,id=net,net=10.42.0.0/16,host=10.42.0.2,dns=10.42.0.3,dhcpstart={GUEST}");
         for guest in &self.open_ports {
             let port = free_port()?;
             ports.insert(*guest, port);
@@ -154,31 +162,81 @@ impl Machine {
         // dies with the thread that started it, however that ends
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
-        qemu.args(processor.split_whitespace()).args(["-M", "q35", "-smp", "1", "-m", &self.memory.to_string()]);
-        qemu.args(["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"]);
+        qemu.args(processor.split_whitespace()).args([
+            "-M",
+            "q35",
+            "-smp",
+            "1",
+            "-m",
+            &self.memory.to_string(),
+        ]);
+        qemu.args([
+            "-nodefaults",
+            "-no-reboot",
+            "-display",
+            "none",
+            "-serial",
+            "stdio",
+        ]);
         if self.firmware == Firmware::Uefi {
             let variables = self.folder.path().join("uefi-variables");
             if !variables.exists() {
-                std::fs::copy(UEFI_VARIABLES, &variables).context(&format!("copy {UEFI_VARIABLES}"))?;
+                std::fs::copy(UEFI_VARIABLES, &variables)
+                    .context(&format!("copy {UEFI_VARIABLES}"))?;
             }
-            qemu.args(["-drive", &format!("if=pflash,unit=0,format=raw,readonly=on,file={UEFI_CODE}")]);
-            qemu.args(["-drive", &format!("if=pflash,unit=1,format=raw,file={}", variables.display())]);
+            qemu.args([
+                "-drive",
+                &format!("if=pflash,unit=0,format=raw,readonly=on,file={UEFI_CODE}"),
+            ]);
+            qemu.args([
+                "-drive",
+                &format!("if=pflash,unit=1,format=raw,file={}", variables.display()),
+            ]);
         }
-        qemu.arg("-kernel").arg(kernel()?).arg("-initrd").arg(self.initramfs()).args(["-append", &self.command_line]);
-        qemu.args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci"]);
+        qemu.arg("-kernel")
+            .arg(kernel()?)
+            .arg("-initrd")
+            .arg(self.initramfs())
+            .args(["-append", &self.command_line]);
+        qemu.args([
+            "-netdev",
+            &network,
+            "-device",
+            "virtio-net-pci,netdev=net,romfile=",
+            "-device",
+            "virtio-rng-pci",
+        ]);
         for serial in &self.disks {
             let file = self.disk(serial);
             qemu.args([
                 "-drive",
-                &format!("if=none,id={serial},file={},format=raw,cache=unsafe,discard=unmap", file.display()),
+                &format!(
+                    "if=none,id={serial},file={},format=raw,cache=unsafe,discard=unmap",
+                    file.display()
+                ),
             ]);
-            qemu.args(["-device", &format!("virtio-blk-pci,drive={serial},serial={serial}")]);
+            qemu.args([
+                "-device",
+                &format!("virtio-blk-pci,drive={serial},serial={serial}"),
+            ]);
         }
-        let swtpm = if self.tpm { Some(self.start_tpm()?) } else { None };
+        let swtpm = if self.tpm {
+            Some(self.start_tpm()?)
+        } else {
+            None
+        };
         if self.tpm {
             let socket = self.folder.path().join("tpm.socket");
-            qemu.args(["-chardev", &format!("socket,id=tpm,path={}", socket.display())]);
-            qemu.args(["-tpmdev", "emulator,id=tpm0,chardev=tpm", "-device", "tpm-crb,tpmdev=tpm0"]);
+            qemu.args([
+                "-chardev",
+                &format!("socket,id=tpm,path={}", socket.display()),
+            ]);
+            qemu.args([
+                "-tpmdev",
+                "emulator,id=tpm0,chardev=tpm",
+                "-device",
+                "tpm-crb,tpmdev=tpm0",
+            ]);
         }
 
         let errors = self.folder.path().join("qemu.errors");
@@ -187,11 +245,25 @@ impl Machine {
         std::fs::create_dir_all(&logs).context("make the folder of the logs")?;
         let log = logs.join(format!("{}-{}.log", self.name, self.boots));
         let log = File::create(&log).context(&format!("write {}", log.display()))?;
-        let mut qemu =
-            qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr).spawn().context("start QEMU")?;
-        let stdout = qemu.stdout.take().ok_or_else(|| Failure("QEMU has no console".to_owned()))?;
+        let mut qemu = qemu
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .spawn()
+            .context("start QEMU")?;
+        let stdout = qemu
+            .stdout
+            .take()
+            .ok_or_else(|| Failure("QEMU has no console".to_owned()))?;
         let console = Console::new(stdout, log, self.show, errors.clone());
-        Ok(Vm { console, ports, qemu, swtpm, commands: 0, errors })
+        Ok(Vm {
+            console,
+            ports,
+            qemu,
+            swtpm,
+            commands: 0,
+            errors,
+        })
     }
 
     /// Starts swtpm on the machine's TPM state, as after power-on, and waits for its socket.
@@ -199,7 +271,16 @@ impl Machine {
         let socket = self.folder.path().join("tpm.socket");
         let _ = std::fs::remove_file(&socket);
         let swtpm = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "swtpm", "socket", "--tpm2", "--flags", "startup-clear", "--terminate"])
+            .args([
+                "--pdeathsig",
+                "KILL",
+                "swtpm",
+                "socket",
+                "--tpm2",
+                "--flags",
+                "startup-clear",
+                "--terminate",
+            ])
             .arg("--tpmstate")
             .arg(format!("dir={}", self.folder.path().join("tpm").display()))
             .arg("--ctrl")
@@ -212,7 +293,10 @@ impl Machine {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !socket.exists() {
             if Instant::now() > deadline {
-                return Err(Failure(format!("swtpm did not make its socket {} within 10 s", socket.display())));
+                return Err(Failure(format!(
+                    "swtpm did not make its socket {} within 10 s",
+                    socket.display()
+                )));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -223,10 +307,14 @@ impl Machine {
 /// The kernel that every machine boots.
 fn kernel() -> Result<PathBuf> {
     let folder = PathBuf::from(script("tools/kernel.sh", &[])?);
-    let version = std::fs::read_dir(folder.join("lib/modules")).context("read the kernel's folder")?.next();
+    let version = std::fs::read_dir(folder.join("lib/modules"))
+        .context("read the kernel's folder")?
+        .next();
     let version = version.ok_or_else(|| Failure("the kernel has no modules".to_owned()))?;
     let version = version.context("read the kernel's folder")?.file_name();
-    Ok(folder.join("boot").join(format!("vmlinuz-{}", version.to_string_lossy())))
+    Ok(folder
+        .join("boot")
+        .join(format!("vmlinuz-{}", version.to_string_lossy())))
 }
 
 /// A computer that is switched on; the power is cut when this value ends.
@@ -249,21 +337,37 @@ impl Vm {
         self.type_line(&format!("{id} {command}"))?;
         let done = format!("{id} done ");
         let before = self.console.lines().len();
-        let end = self.console.wait_until(&format!("the end of `{command}`"), limit, |line| line.starts_with(&done))?;
+        let end = self
+            .console
+            .wait_until(&format!("the end of `{command}`"), limit, |line| {
+                line.starts_with(&done)
+            })?;
         let prefix = format!("{id}| ");
         let lines = self.console.lines();
-        let output: Vec<&str> = lines[before..].iter().filter_map(|line| line.text.strip_prefix(&prefix)).collect();
+        let output: Vec<&str> = lines[before..]
+            .iter()
+            .filter_map(|line| line.text.strip_prefix(&prefix))
+            .collect();
         let output = output.join("\n");
         match end.text.strip_prefix(&done) {
             Some("0") => Ok(output),
-            code => Err(Failure(format!("`{command}` ended with {} in the machine: {output}", code.unwrap_or("?")))),
+            code => Err(Failure(format!(
+                "`{command}` ended with {} in the machine: {output}",
+                code.unwrap_or("?")
+            ))),
         }
     }
 
     /// Types a line on the serial console.
     pub fn type_line(&mut self, line: &str) -> Result<()> {
-        let input = self.qemu.stdin.as_mut().ok_or_else(|| Failure("the console is closed".to_owned()))?;
-        writeln!(input, "{line}").and_then(|()| input.flush()).context("type on the console")
+        let input = self
+            .qemu
+            .stdin
+            .as_mut()
+            .ok_or_else(|| Failure("the console is closed".to_owned()))?;
+        writeln!(input, "{line}")
+            .and_then(|()| input.flush())
+            .context("type on the console")
     }
 
     /// Has the OS stage shut down in order, and waits until the machine is off.
@@ -281,7 +385,10 @@ impl Vm {
                 return Ok(status);
             }
             if Instant::now() > deadline {
-                return Err(Failure(format!("the machine did not switch off within {} s", limit.as_secs())));
+                return Err(Failure(format!(
+                    "the machine did not switch off within {} s",
+                    limit.as_secs()
+                )));
             }
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -10,14 +10,20 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// Arbitrary bytes from the peer, in arbitrary pieces, with arbitrary actions in between, whether they make sense or not.
 /// The output stays in proportion to what came in and was asked for.
 pub fn bytes(input: &[u8]) {
-    let Some((&mode, mut input)) = input.split_first() else { return };
+    let Some((&mode, mut input)) = input.split_first() else {
+        return;
+    };
     let is_server = mode & 1 == 0;
     let mut connection = match is_server {
         true => Connection::server(Limits::default()),
         false => Connection::client(Limits::default()),
     };
     let now = Instant::now();
-    let mut received = if mode & 2 == 0 { PREFACE[if is_server { 0 } else { 24 }..].to_vec() } else { Vec::new() };
+    let mut received = if mode & 2 == 0 {
+        PREFACE[if is_server { 0 } else { 24 }..].to_vec()
+    } else {
+        Vec::new()
+    };
     let mut asked = 0;
     // each step: an action, a stream, a length, and so many bytes of the peer
     while let [action, stream, length, rest @ ..] = input {
@@ -35,7 +41,10 @@ pub fn bytes(input: &[u8]) {
             }
         }
         let (stream, end) = (u32::from(stream & 15), stream & 16 != 0);
-        let fields: [Field<'_>; 2] = [(b":status", b"200", Indexing::Yes), (b"x", &[*action], Indexing::Yes)];
+        let fields: [Field<'_>; 2] = [
+            (b":status", b"200", Indexing::Yes),
+            (b"x", &[*action], Indexing::Yes),
+        ];
         match action % 8 {
             0 => drop(connection.send_headers(stream, fields.into_iter(), end)),
             1 => drop(connection.send_data(stream, &[0; 20_000], end)),
@@ -47,16 +56,27 @@ pub fn bytes(input: &[u8]) {
             _ => drop(connection.may_send(stream)),
         }
         asked += 1;
-        assert!(connection.output().len() < 4096 + 21_000 * asked + 32 * received.len().max(40_000));
+        assert!(
+            connection.output().len() < 4096 + 21_000 * asked + 32 * received.len().max(40_000)
+        );
     }
 }
 
 /// HPACK and the rules for header fields: arbitrary header blocks, one after the other on one connection. What is accepted
 /// comes out the same when it is sent on over another connection.
 pub fn header_blocks(input: &[u8]) {
-    let limits = Limits { resets: crate::h2::Allowance { burst: 1 << 20, per_second: 1 }, ..Limits::default() };
-    let (mut server, mut client, mut next) =
-        (Connection::server(limits), Connection::client(limits), Connection::server(limits));
+    let limits = Limits {
+        resets: crate::h2::Allowance {
+            burst: 1 << 20,
+            per_second: 1,
+        },
+        ..Limits::default()
+    };
+    let (mut server, mut client, mut next) = (
+        Connection::server(limits),
+        Connection::client(limits),
+        Connection::server(limits),
+    );
     let now = Instant::now();
     server.receive(PREFACE, now).expect("the preface");
     server.receive(&PREFACE[24..], now).expect("SETTINGS");
@@ -69,17 +89,29 @@ pub fn header_blocks(input: &[u8]) {
         frame.extend([1, 5]);
         frame.extend((1 + 2 * index as u32).to_be_bytes());
         frame.extend_from_slice(block);
-        let Ok((_, event)) = server.receive(&frame, now) else { return };
+        let Ok((_, event)) = server.receive(&frame, now) else {
+            return;
+        };
         let is_accepted = event.is_some();
-        let size: usize = server.headers().iter().map(|(name, value)| name.len() + value.len() + 32).sum();
+        let size: usize = server
+            .headers()
+            .iter()
+            .map(|(name, value)| name.len() + value.len() + 32)
+            .sum();
         assert!(size <= limits.header_list as usize);
         if !is_accepted {
             continue;
         }
         let indexing = [Indexing::Yes, Indexing::No, Indexing::Never];
-        let fields = server.headers().iter().enumerate().map(|(at, (name, value))| (name, value, indexing[at % 3]));
+        let fields = server
+            .headers()
+            .iter()
+            .enumerate()
+            .map(|(at, (name, value))| (name, value, indexing[at % 3]));
         let fields: Vec<_> = fields.collect();
-        let stream = client.open(fields.iter().copied(), true).expect("no more than the peer allows");
+        let stream = client
+            .open(fields.iter().copied(), true)
+            .expect("no more than the peer allows");
         carry(&mut client, &mut next, now);
         assert!(next.headers().iter().eq(server.headers().iter()));
         next.reset(stream, ErrorCode::CANCEL);
@@ -93,7 +125,9 @@ fn carry(from: &mut Connection, to: &mut Connection, now: Instant) {
     let bytes = std::mem::take(from.output());
     let mut rest = bytes.as_slice();
     while !rest.is_empty() {
-        let (taken, _) = to.receive(rest, now).expect("what we write keeps the rules");
+        let (taken, _) = to
+            .receive(rest, now)
+            .expect("what we write keeps the rules");
         assert!(taken > 0, "we write whole frames");
         rest = &rest[taken..];
     }

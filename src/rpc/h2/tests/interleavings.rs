@@ -9,7 +9,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::h2::{Allowance, Connection, Error, ErrorCode, Event, Field, Indexing, Limits, SendError};
+use crate::h2::{
+    Allowance, Connection, Error, ErrorCode, Event, Field, Indexing, Limits, SendError,
+};
 
 const HEAD: usize = 9;
 const PREFACE: usize = 24;
@@ -98,8 +100,14 @@ impl Pair {
                 header_list: [200, 2000, 16 << 10, 100 << 10][choice >> 2 & 3],
                 stream_window: [65_535, 65_536, 100_000, 256 << 10][choice >> 4 & 3],
                 connection_window: [65_535, 200_000][choice >> 6 & 1],
-                resets: Allowance { burst: [1000, 20][choice >> 7], per_second: 33 },
-                control: Allowance { burst: [1000, 40][choice >> 7], per_second: 100 },
+                resets: Allowance {
+                    burst: [1000, 20][choice >> 7],
+                    per_second: 33,
+                },
+                control: Allowance {
+                    burst: [1000, 40][choice >> 7],
+                    per_second: 100,
+                },
             }
         };
         let (client, server) = (limits(), limits());
@@ -132,7 +140,9 @@ impl Pair {
             15 => {
                 let stream = self.sides[side].pick(program.small());
                 self.provocations += 1;
-                self.act(side, 0, |connection| connection.reset(stream, ErrorCode::CANCEL));
+                self.act(side, 0, |connection| {
+                    connection.reset(stream, ErrorCode::CANCEL)
+                });
             }
             16..19 => {
                 let (stream, share) = (self.sides[side].pick(program.small()), program.small());
@@ -144,7 +154,9 @@ impl Pair {
                 self.act(side, 0, Connection::ping);
             }
             20 if is_server => self.act(side, 0, |h2| h2.shutdown("")),
-            21 if program.small() < 32 => self.act(side, 0, |connection| connection.goaway(ErrorCode::NO_ERROR, "")),
+            21 if program.small() < 32 => self.act(side, 0, |connection| {
+                connection.goaway(ErrorCode::NO_ERROR, "")
+            }),
             22 => self.now += Duration::from_millis(program.small() as u64),
             23 => self.now += Duration::from_secs(program.small() as u64),
             24 => self.anything(side, program),
@@ -183,7 +195,11 @@ impl Pair {
                 self.carry(side, usize::MAX);
                 self.receive(side, usize::MAX);
             }
-            if self.sides.iter_mut().all(|side| side.connection.output().is_empty()) {
+            if self
+                .sides
+                .iter_mut()
+                .all(|side| side.connection.output().is_empty())
+            {
                 return;
             }
         }
@@ -219,7 +235,11 @@ impl Pair {
         let payload = match kind {
             PRIORITY if flags == 0 => [program.word().to_be_bytes().as_slice(), &[0]].concat(),
             RST_STREAM | WINDOW_UPDATE if flags == 0 => program.word().to_be_bytes().to_vec(),
-            SETTINGS if flags == 0 => [&[0, program.small() as u8][..], &program.word().to_be_bytes()].concat(),
+            SETTINGS if flags == 0 => [
+                &[0, program.small() as u8][..],
+                &program.word().to_be_bytes(),
+            ]
+            .concat(),
             PING if flags == 0 => b"draining".to_vec(),
             DATA if flags == 0 => vec![0; program.length().min(MAX_FRAME)],
             _ => {
@@ -227,7 +247,11 @@ impl Pair {
                 program.bytes(length).to_vec()
             }
         };
-        let stream = if matches!(kind, SETTINGS | PING | GOAWAY) { stream >> 7 } else { stream & 0x7f };
+        let stream = if matches!(kind, SETTINGS | PING | GOAWAY) {
+            stream >> 7
+        } else {
+            stream & 0x7f
+        };
         // at the border of a frame
         let missing = self.sides[side].missing();
         self.carry(side, missing);
@@ -247,14 +271,25 @@ impl Pair {
 
     fn open(&mut self, program: &mut Program<'_>) {
         let (kind, end) = (program.small(), program.small() & 1 == 1);
-        let mut fields = fields(&[(":method", "POST"), (":scheme", "http"), (":path", "/a.B/C"), (":authority", "x")]);
+        let mut fields = fields(&[
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", "/a.B/C"),
+            (":authority", "x"),
+        ]);
         fields.extend(self.more_fields(kind, program));
         let side = &mut self.sides[0];
         if side.connection.output().len() > OUTPUT {
             return;
         }
-        let live = side.streams.values().filter(|stream| stream.is_live()).count();
-        let result = side.act(4 * size(&fields), |connection| connection.open(borrowed(&fields), end));
+        let live = side
+            .streams
+            .values()
+            .filter(|stream| stream.is_live())
+            .count();
+        let result = side.act(4 * size(&fields), |connection| {
+            connection.open(borrowed(&fields), end)
+        });
         let expected = match side {
             _ if side.goes_away || side.dead.is_some() => Err(SendError::GoingAway),
             _ if live >= side.peer_streams as usize => Err(SendError::TooMany),
@@ -264,7 +299,10 @@ impl Pair {
         assert_eq!(result, expected);
         if let Ok(stream) = result {
             // streams or fields may be too many for a server whose SETTINGS have not come
-            side.streams.get_mut(&stream).expect("its HEADERS were seen").is_early = !side.has_settings;
+            side.streams
+                .get_mut(&stream)
+                .expect("its HEADERS were seen")
+                .is_early = !side.has_settings;
             self.provocations += side.too_early(size(&fields));
             side.sent.entry(stream).or_default().push_back(fields);
         }
@@ -277,7 +315,11 @@ impl Pair {
         let end = kind & 0x60 == 0x20;
         let mut fields = fields(&[(":status", if is_interim { "103" } else { "200" })]);
         fields.extend(self.more_fields(kind & 31, program));
-        if self.sides[1].streams.get(&stream).is_some_and(|stream| stream.sent_headers) {
+        if self.sides[1]
+            .streams
+            .get(&stream)
+            .is_some_and(|stream| stream.sent_headers)
+        {
             return;
         }
         self.provocations += usize::from(is_interim);
@@ -287,18 +329,31 @@ impl Pair {
     fn send_trailers(&mut self, side: usize, program: &mut Program<'_>) {
         let (stream, kind) = (self.sides[side].pick(program.small()), program.small());
         let fields = self.more_fields(kind, program);
-        if self.sides[side].streams.get(&stream).is_none_or(|stream| stream.sent_headers) {
+        if self.sides[side]
+            .streams
+            .get(&stream)
+            .is_none_or(|stream| stream.sent_headers)
+        {
             self.send_headers(side, stream, fields, true, false);
         }
     }
 
-    fn send_headers(&mut self, side: usize, stream: u32, fields: Fields, end: bool, is_interim: bool) {
+    fn send_headers(
+        &mut self,
+        side: usize,
+        stream: u32,
+        fields: Fields,
+        end: bool,
+        is_interim: bool,
+    ) {
         let side = &mut self.sides[side];
         if side.connection.output().len() > OUTPUT {
             return;
         }
         let is_open = side.is_open(stream);
-        let result = side.act(4 * size(&fields), |connection| connection.send_headers(stream, borrowed(&fields), end));
+        let result = side.act(4 * size(&fields), |connection| {
+            connection.send_headers(stream, borrowed(&fields), end)
+        });
         let expected = match () {
             _ if !is_open => Err(SendError::Closed),
             _ if size(&fields) > side.peer_header_list => Err(SendError::TooLarge),
@@ -330,7 +385,9 @@ impl Pair {
             }
             18..24 => {
                 let name = format!("x-{}", program.small());
-                (0..program.small() & 15).map(|_| (name.clone().into_bytes(), vec![b'v'; 7], Indexing::Yes)).collect()
+                (0..program.small() & 15)
+                    .map(|_| (name.clone().into_bytes(), vec![b'v'; 7], Indexing::Yes))
+                    .collect()
             }
             24..26 => {
                 self.is_honest = false;
@@ -343,35 +400,53 @@ impl Pair {
             _ => {
                 self.is_honest = false;
                 let (name, value) = (program.small() & 15, program.small());
-                vec![(program.bytes(name).to_vec(), program.bytes(value).to_vec(), Indexing::Yes)]
+                vec![(
+                    program.bytes(name).to_vec(),
+                    program.bytes(value).to_vec(),
+                    Indexing::Yes,
+                )]
             }
         }
     }
 
     fn send_data(&mut self, side: usize, stream: u32, length: usize, end: bool) {
         let side = &mut self.sides[side];
-        let has_no_headers = side.streams.get(&stream).is_some_and(|stream| !stream.sent_headers);
+        let has_no_headers = side
+            .streams
+            .get(&stream)
+            .is_some_and(|stream| !stream.sent_headers);
         if side.connection.output().len() > OUTPUT || has_no_headers {
             return;
         }
         // each may be late, on a stream that was reset
         self.provocations += 1;
         let from = side.streams.get(&stream).map_or(0, |stream| stream.sent);
-        let data: Vec<u8> = (from..from + length).map(|at| pattern(stream, at)).collect();
+        let data: Vec<u8> = (from..from + length)
+            .map(|at| pattern(stream, at))
+            .collect();
         let room = side.room(stream);
         let most = length + HEAD * (length / MAX_FRAME + 1);
         let result = side.act(most, |connection| connection.send_data(stream, &data, end));
-        assert_eq!(result, room.map(|room| room.min(length)).ok_or(SendError::Closed));
+        assert_eq!(
+            result,
+            room.map(|room| room.min(length)).ok_or(SendError::Closed)
+        );
         if let Ok(sent) = result {
             side.streams.get_mut(&stream).expect("it is open").sent += sent;
-            assert_eq!(side.is_open(stream), !(end && sent == length), "END_STREAM goes with the last byte");
+            assert_eq!(
+                side.is_open(stream),
+                !(end && sent == length),
+                "END_STREAM goes with the last byte"
+            );
         }
     }
 
     /// The layer above has no more need of a share (in 255ths) of what it holds.
     fn release(&mut self, side: usize, stream: u32, share: usize) {
         let this = &mut self.sides[side];
-        let Some(state) = this.streams.get_mut(&stream) else { return };
+        let Some(state) = this.streams.get_mut(&stream) else {
+            return;
+        };
         let bytes = state.held * share / 255;
         state.held -= bytes;
         this.act(0, |connection| connection.release(stream, bytes as u32));
@@ -380,14 +455,24 @@ impl Pair {
     /// A layer above that makes no sense: no panic, and no frame that breaks the stream's state.
     fn anything(&mut self, side: usize, program: &mut Program<'_>) {
         self.is_honest = false;
-        let (kind, stream, end) = (program.small(), program.small() as u32, program.small() & 1 == 1);
+        let (kind, stream, end) = (
+            program.small(),
+            program.small() as u32,
+            program.small() & 1 == 1,
+        );
         let fields = self.more_fields(kind, program);
         let this = &mut self.sides[side];
         if this.connection.output().len() > OUTPUT {
             return;
         }
-        this.act(4 * size(&fields), |connection| connection.send_headers(stream, borrowed(&fields), end).is_ok());
-        this.act(20_000, |connection| connection.send_data(stream, &[0; 10_000], end).is_ok());
+        this.act(4 * size(&fields), |connection| {
+            connection
+                .send_headers(stream, borrowed(&fields), end)
+                .is_ok()
+        });
+        this.act(20_000, |connection| {
+            connection.send_data(stream, &[0; 10_000], end).is_ok()
+        });
     }
 
     // ---- the end ----
@@ -429,8 +514,17 @@ impl Pair {
         for side in [&*client, &*server] {
             assert!(side.inbox.is_empty(), "part of a frame was left");
             assert_eq!(side.pongs, side.pings);
-            let live: Vec<_> = side.streams.iter().filter(|(_, stream)| stream.is_live()).map(|(id, _)| id).collect();
-            assert!(live.is_empty(), "streams {live:?} have not ended (server: {})", side.is_server);
+            let live: Vec<_> = side
+                .streams
+                .iter()
+                .filter(|(_, stream)| stream.is_live())
+                .map(|(id, _)| id)
+                .collect();
+            assert!(
+                live.is_empty(),
+                "streams {live:?} have not ended (server: {})",
+                side.is_server
+            );
             assert!(side.connection.is_established());
         }
         assert_eq!(client.goes_away, server.promised_last.is_some());
@@ -442,14 +536,23 @@ impl Pair {
         }
         for _ in 0..limit {
             let request = fields(&[(":method", "GET"), (":scheme", "http"), (":path", "/")]);
-            client.act(100, |connection| connection.open(borrowed(&request), true)).expect("room");
-            client.sent.entry(client.last_own).or_default().push_back(request);
+            client
+                .act(100, |connection| connection.open(borrowed(&request), true))
+                .expect("room");
+            client
+                .sent
+                .entry(client.last_own)
+                .or_default()
+                .push_back(request);
         }
         let last = client.last_own;
         self.settle();
         let [client, server] = &self.sides;
         if server.dead.is_none() {
-            assert!(client.is_live(last) && server.is_live(last), "the server refused what its SETTINGS allow");
+            assert!(
+                client.is_live(last) && server.is_live(last),
+                "the server refused what its SETTINGS allow"
+            );
         }
     }
 }
@@ -457,7 +560,11 @@ impl Pair {
 /// (the other side, this side)
 fn pick_two(sides: &mut [Side; 2], side: usize) -> (&mut Side, &mut Side) {
     let [client, server] = sides;
-    if side == 0 { (server, client) } else { (client, server) }
+    if side == 0 {
+        (server, client)
+    } else {
+        (client, server)
+    }
 }
 
 /// A stream as the frames on the wire tell it.
@@ -518,7 +625,11 @@ struct Side {
 impl Side {
     fn new(is_server: bool, limits: Limits) -> Side {
         let mut side = Side {
-            connection: if is_server { Connection::server(limits) } else { Connection::client(limits) },
+            connection: if is_server {
+                Connection::server(limits)
+            } else {
+                Connection::client(limits)
+            },
             is_server,
             limits,
             inbox: Vec::new(),
@@ -558,13 +669,23 @@ impl Side {
     fn pick(&self, choice: usize) -> u32 {
         match choice {
             // the newest
-            0..200 => self.streams.keys().rev().nth(choice % 8).copied().unwrap_or(1),
+            0..200 => self
+                .streams
+                .keys()
+                .rev()
+                .nth(choice % 8)
+                .copied()
+                .unwrap_or(1),
             _ => choice as u32 - 200,
         }
     }
 
     fn is_open(&self, stream: u32) -> bool {
-        self.dead.is_none() && self.streams.get(&stream).is_some_and(|stream| !stream.is_reset && stream.local_open)
+        self.dead.is_none()
+            && self
+                .streams
+                .get(&stream)
+                .is_some_and(|stream| !stream.is_reset && stream.local_open)
     }
 
     fn is_live(&self, stream: u32) -> bool {
@@ -574,7 +695,12 @@ impl Side {
     /// How much may be sent, if the stream is open.
     fn room(&self, stream: u32) -> Option<usize> {
         let is_open = self.is_open(stream);
-        is_open.then(|| self.streams[&stream].send_window.min(self.send_window).max(0) as usize)
+        is_open.then(|| {
+            self.streams[&stream]
+                .send_window
+                .min(self.send_window)
+                .max(0) as usize
+        })
     }
 
     /// How many bytes the frame still needs that is arriving.
@@ -594,7 +720,10 @@ impl Side {
         let before = self.connection.output().len();
         let result = action(&mut self.connection);
         let written = self.connection.output().len() - before;
-        assert!(written <= most + ANSWERS, "{written} bytes of output, {most} asked for");
+        assert!(
+            written <= most + ANSWERS,
+            "{written} bytes of output, {most} asked for"
+        );
         if self.dead.is_some() {
             assert_eq!(written, 0, "GOAWAY is the last frame");
         }
@@ -604,13 +733,20 @@ impl Side {
     }
 
     /// Takes in one frame of the inbox; `false` if there is none. `expected`: all that the peer sent arrives as it was.
-    fn receive(&mut self, now: Instant, expected: Option<&mut BTreeMap<u32, VecDeque<Fields>>>) -> bool {
+    fn receive(
+        &mut self,
+        now: Instant,
+        expected: Option<&mut BTreeMap<u32, VecDeque<Fields>>>,
+    ) -> bool {
         let inbox = std::mem::take(&mut self.inbox);
         let before = self.connection.output().len();
         let result = self.connection.receive(&inbox, now);
         let (taken, event) = match result {
             Err(error) => {
-                assert!(self.dead.is_none_or(|dead| dead == error), "after an error comes no other one");
+                assert!(
+                    self.dead.is_none_or(|dead| dead == error),
+                    "after an error comes no other one"
+                );
                 let written = &self.connection.output()[before..];
                 if self.dead.is_some() {
                     assert!(written.is_empty(), "GOAWAY is the last frame");
@@ -627,7 +763,10 @@ impl Side {
             }
             Ok((0, event)) => {
                 assert_eq!(event, None);
-                assert!(inbox.len() < HEAD + MAX_FRAME, "a complete frame was not taken");
+                assert!(
+                    inbox.len() < HEAD + MAX_FRAME,
+                    "a complete frame was not taken"
+                );
                 self.inbox = inbox;
                 return false;
             }
@@ -635,13 +774,20 @@ impl Side {
         };
         assert!(self.dead.is_none(), "after an error nothing is taken");
         let written = self.connection.output().len() - before;
-        assert!(written <= ANSWERS, "{written} bytes of output for one frame");
+        assert!(
+            written <= ANSWERS,
+            "{written} bytes of output for one frame"
+        );
         // the event borrows from the inbox only
         let event = event.map(|event| match event {
             Event::Data { stream, data, end } => Happened::Data(stream, data.to_vec(), end),
             Event::Headers { stream, end } => Happened::Headers(stream, end),
             Event::Trailers { stream } => Happened::Trailers(stream),
-            Event::Reset { stream, code, by_peer } => Happened::Reset(stream, code, by_peer),
+            Event::Reset {
+                stream,
+                code,
+                by_peer,
+            } => Happened::Reset(stream, code, by_peer),
             Event::Window { .. } => Happened::Window,
             Event::GoAway { last, .. } => Happened::GoAway(last),
             Event::Pong => Happened::Pong,
@@ -664,25 +810,43 @@ impl Side {
 
     /// What a frame that was taken grants us.
     fn read(&mut self, head: Head, payload: &[u8], event: Option<&Happened>) {
-        let number = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().expect("four bytes"));
+        let number =
+            |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().expect("four bytes"));
         match head.kind {
             DATA => {
                 self.receive_window -= payload.len() as i64;
-                assert!(self.receive_window >= 0, "more DATA was taken than the connection's window");
-                if let (Some(Happened::Data(..)), Some(stream)) = (event, self.streams.get_mut(&head.stream)) {
+                assert!(
+                    self.receive_window >= 0,
+                    "more DATA was taken than the connection's window"
+                );
+                if let (Some(Happened::Data(..)), Some(stream)) =
+                    (event, self.streams.get_mut(&head.stream))
+                {
                     stream.receive_window -= payload.len() as i64;
-                    assert!(stream.receive_window >= 0, "more DATA was taken than the stream's window");
+                    assert!(
+                        stream.receive_window >= 0,
+                        "more DATA was taken than the stream's window"
+                    );
                 }
             }
             SETTINGS if head.flags & ACK == 0 => {
                 self.has_settings = true;
                 for at in (0..payload.len()).step_by(6) {
-                    self.setting(u16::from_be_bytes([payload[at], payload[at + 1]]), number(at + 2));
+                    self.setting(
+                        u16::from_be_bytes([payload[at], payload[at + 1]]),
+                        number(at + 2),
+                    );
                 }
             }
-            WINDOW_UPDATE if head.stream == 0 => self.send_window += i64::from(number(0) & 0x7fff_ffff),
+            WINDOW_UPDATE if head.stream == 0 => {
+                self.send_window += i64::from(number(0) & 0x7fff_ffff)
+            }
             WINDOW_UPDATE => {
-                if let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| stream.is_live()) {
+                if let Some(stream) = self
+                    .streams
+                    .get_mut(&head.stream)
+                    .filter(|stream| stream.is_live())
+                {
                     stream.send_window += i64::from(number(0) & 0x7fff_ffff);
                 }
             }
@@ -711,19 +875,33 @@ impl Side {
         }
     }
 
-    fn happened(&mut self, event: Happened, expected: Option<&mut BTreeMap<u32, VecDeque<Fields>>>) {
+    fn happened(
+        &mut self,
+        event: Happened,
+        expected: Option<&mut BTreeMap<u32, VecDeque<Fields>>>,
+    ) {
         match event {
             Happened::Headers(id, end) => {
                 if self.is_server {
                     let highest = self.streams.last_key_value().map_or(0, |(id, _)| *id);
                     assert!(id % 2 == 1 && id > highest, "request {id} after {highest}");
-                    assert!(self.promised_last.is_none_or(|last| id <= last), "a request that GOAWAY disowned");
+                    assert!(
+                        self.promised_last.is_none_or(|last| id <= last),
+                        "a request that GOAWAY disowned"
+                    );
                     self.streams.insert(id, self.new_stream());
-                    let live = self.streams.values().filter(|stream| stream.is_live()).count();
+                    let live = self
+                        .streams
+                        .values()
+                        .filter(|stream| stream.is_live())
+                        .count();
                     assert!(live <= self.limits.streams as usize, "{live} streams");
                 }
                 let stream = self.speaking(id);
-                assert!(!std::mem::replace(&mut stream.got_headers, true), "headers twice");
+                assert!(
+                    !std::mem::replace(&mut stream.got_headers, true),
+                    "headers twice"
+                );
                 stream.remote_open = !end;
                 self.compare(id, expected);
             }
@@ -740,30 +918,45 @@ impl Side {
                 stream.held += data.len();
                 if expected.is_some() {
                     let mut sent = (stream.received..).map(|at| pattern(id, at));
-                    assert!(data.iter().all(|byte| sent.next() == Some(*byte)), "other data than was sent");
+                    assert!(
+                        data.iter().all(|byte| sent.next() == Some(*byte)),
+                        "other data than was sent"
+                    );
                 }
                 stream.received += data.len();
             }
             Happened::Reset(id, code, by_peer) => {
                 let is_server = self.is_server;
-                let stream = self.streams.get_mut(&id).expect("a reset of a stream that the layer above knows");
+                let stream = self
+                    .streams
+                    .get_mut(&id)
+                    .expect("a reset of a stream that the layer above knows");
                 assert!(stream.is_live(), "a reset of stream {id}, which has ended");
                 stream.is_reset = true;
                 if expected.is_some() {
                     // what is too much for a server whose SETTINGS have not come; the client's side knows whether they had
-                    let is_early = matches!(code.0, 7 | 11) && if is_server { !by_peer } else { stream.is_early };
-                    assert!(is_early || by_peer && code == ErrorCode::CANCEL, "reset of stream {id}: {code}");
+                    let is_early = matches!(code.0, 7 | 11)
+                        && if is_server { !by_peer } else { stream.is_early };
+                    assert!(
+                        is_early || by_peer && code == ErrorCode::CANCEL,
+                        "reset of stream {id}: {code}"
+                    );
                 }
             }
             Happened::GoAway(last) => {
                 self.goes_away = true;
                 if !self.is_server {
-                    self.streams.range_mut(last + 1..).for_each(|(_, stream)| stream.is_reset = true);
+                    self.streams
+                        .range_mut(last + 1..)
+                        .for_each(|(_, stream)| stream.is_reset = true);
                 }
             }
             Happened::Pong => {
                 self.pongs += 1;
-                assert!(expected.is_none() || self.pongs <= self.pings, "more answers than PINGs");
+                assert!(
+                    expected.is_none() || self.pongs <= self.pings,
+                    "more answers than PINGs"
+                );
             }
             Happened::Window => {}
         }
@@ -771,17 +964,36 @@ impl Side {
 
     /// A stream on which the peer may say something.
     fn speaking(&mut self, id: u32) -> &mut Stream {
-        let stream = self.streams.get_mut(&id).expect("an event of a stream that exists");
-        assert!(!stream.is_reset && stream.remote_open, "an event of stream {id}, on which nothing can follow");
+        let stream = self
+            .streams
+            .get_mut(&id)
+            .expect("an event of a stream that exists");
+        assert!(
+            !stream.is_reset && stream.remote_open,
+            "an event of stream {id}, on which nothing can follow"
+        );
         stream
     }
 
     fn compare(&mut self, id: u32, expected: Option<&mut BTreeMap<u32, VecDeque<Fields>>>) {
-        let size: usize = self.connection.headers().iter().map(|(name, value)| name.len() + value.len() + 32).sum();
+        let size: usize = self
+            .connection
+            .headers()
+            .iter()
+            .map(|(name, value)| name.len() + value.len() + 32)
+            .sum();
         assert!(size <= self.limits.header_list as usize);
         if let Some(expected) = expected {
-            let sent = expected.get_mut(&id).and_then(VecDeque::pop_front).expect("headers that were sent");
-            assert!(self.connection.headers().iter().eq(borrowed(&sent).map(|(name, value, _)| (name, value))));
+            let sent = expected
+                .get_mut(&id)
+                .and_then(VecDeque::pop_front)
+                .expect("headers that were sent");
+            assert!(
+                self.connection
+                    .headers()
+                    .iter()
+                    .eq(borrowed(&sent).map(|(name, value, _)| (name, value)))
+            );
         }
     }
 
@@ -811,12 +1023,18 @@ impl Side {
             rest = &rest[HEAD + head.length..];
             self.wrote_frame(head, payload);
         }
-        assert_eq!(self.writes_block, None, "a header block goes out in one piece");
+        assert_eq!(
+            self.writes_block, None,
+            "a header block goes out in one piece"
+        );
     }
 
     fn wrote_frame(&mut self, head: Head, payload: &[u8]) {
         assert!(head.length <= MAX_FRAME);
-        assert!(head.stream == 0 || head.stream % 2 == 1, "streams are the client's");
+        assert!(
+            head.stream == 0 || head.stream % 2 == 1,
+            "streams are the client's"
+        );
         match self.writes_block {
             Some(stream) => assert_eq!((head.kind, head.stream), (CONTINUATION, stream)),
             None => assert_ne!(head.kind, CONTINUATION),
@@ -824,26 +1042,50 @@ impl Side {
         let increment = || i64::from(u32::from_be_bytes(payload.try_into().expect("four bytes")));
         match head.kind {
             DATA => {
-                let stream = self.streams.get_mut(&head.stream).expect("DATA on a stream that exists");
-                assert!(!stream.is_reset && stream.local_open, "DATA on a stream whose half is closed");
+                let stream = self
+                    .streams
+                    .get_mut(&head.stream)
+                    .expect("DATA on a stream that exists");
+                assert!(
+                    !stream.is_reset && stream.local_open,
+                    "DATA on a stream whose half is closed"
+                );
                 let length = payload.len() as i64;
-                assert!(length == 0 || length <= stream.send_window.min(self.send_window), "more than the windows");
+                assert!(
+                    length == 0 || length <= stream.send_window.min(self.send_window),
+                    "more than the windows"
+                );
                 stream.send_window -= length;
                 self.send_window -= length;
                 stream.local_open = head.flags & END_STREAM == 0;
             }
             HEADERS => {
                 if !self.is_server && !self.streams.contains_key(&head.stream) {
-                    assert_eq!(head.stream, if self.last_own == 0 { 1 } else { self.last_own + 2 });
+                    assert_eq!(
+                        head.stream,
+                        if self.last_own == 0 {
+                            1
+                        } else {
+                            self.last_own + 2
+                        }
+                    );
                     self.last_own = head.stream;
                     self.streams.insert(head.stream, self.new_stream());
                 }
-                let stream = self.streams.get_mut(&head.stream).expect("HEADERS on a stream that exists");
-                assert!(!stream.is_reset && stream.local_open, "HEADERS on a stream whose half is closed");
+                let stream = self
+                    .streams
+                    .get_mut(&head.stream)
+                    .expect("HEADERS on a stream that exists");
+                assert!(
+                    !stream.is_reset && stream.local_open,
+                    "HEADERS on a stream whose half is closed"
+                );
                 stream.local_open = head.flags & END_STREAM == 0;
                 self.writes_block = (head.flags & END_HEADERS == 0).then_some(head.stream);
             }
-            CONTINUATION => self.writes_block = (head.flags & END_HEADERS == 0).then_some(head.stream),
+            CONTINUATION => {
+                self.writes_block = (head.flags & END_HEADERS == 0).then_some(head.stream)
+            }
             RST_STREAM => {
                 assert!(head.stream != 0 && payload.len() == 4);
                 if let Some(stream) = self.streams.get_mut(&head.stream) {
@@ -851,25 +1093,41 @@ impl Side {
                 }
             }
             SETTINGS => {
-                assert!(head.stream == 0 && payload.len().is_multiple_of(6) && (head.flags == 0 || payload.is_empty()))
+                assert!(
+                    head.stream == 0
+                        && payload.len().is_multiple_of(6)
+                        && (head.flags == 0 || payload.is_empty())
+                )
             }
             PING => assert!(head.stream == 0 && payload.len() == 8),
             GOAWAY => {
                 assert_eq!(head.stream, 0);
                 let last = u32::from_be_bytes(payload[..4].try_into().expect("four bytes"));
-                assert!(self.promised_last.is_none_or(|before| last <= before), "GOAWAY takes back a promise (§6.8)");
+                assert!(
+                    self.promised_last.is_none_or(|before| last <= before),
+                    "GOAWAY takes back a promise (§6.8)"
+                );
                 if i64::from(last) < MAX_31_BITS {
                     self.promised_last = Some(last);
                 }
             }
             WINDOW_UPDATE if head.stream == 0 => {
                 self.receive_window += increment();
-                assert!(increment() > 0 && self.receive_window <= i64::from(self.limits.connection_window));
+                assert!(
+                    increment() > 0
+                        && self.receive_window <= i64::from(self.limits.connection_window)
+                );
             }
             WINDOW_UPDATE => {
-                let stream = self.streams.get_mut(&head.stream).expect("WINDOW_UPDATE on a stream that exists");
+                let stream = self
+                    .streams
+                    .get_mut(&head.stream)
+                    .expect("WINDOW_UPDATE on a stream that exists");
                 stream.receive_window += increment();
-                assert!(increment() > 0 && stream.receive_window <= i64::from(self.limits.stream_window));
+                assert!(
+                    increment() > 0
+                        && stream.receive_window <= i64::from(self.limits.stream_window)
+                );
             }
             other => panic!("a frame of type {other}"),
         }
@@ -881,7 +1139,10 @@ impl Side {
             return;
         }
         let whole = i64::from(self.limits.connection_window);
-        assert!(self.receive_window > whole - whole / 2, "the connection's window does not open again");
+        assert!(
+            self.receive_window > whole - whole / 2,
+            "the connection's window does not open again"
+        );
         let whole = i64::from(self.limits.stream_window);
         assert!(self.send_window <= MAX_31_BITS);
         for (&id, stream) in &self.streams {
@@ -892,7 +1153,10 @@ impl Side {
             }
             if stream.is_live() && stream.remote_open {
                 let open = stream.receive_window + stream.held as i64;
-                assert!(open <= whole && open > whole - whole / 2, "stream {id}: a window of {open} of {whole}");
+                assert!(
+                    open <= whole && open > whole - whole / 2,
+                    "stream {id}: a window of {open} of {whole}"
+                );
             }
         }
     }
@@ -923,24 +1187,46 @@ impl Head {
     fn parse(bytes: &[u8]) -> Option<Head> {
         let &[l0, l1, l2, kind, flags, s0, s1, s2, s3] = bytes.first_chunk::<HEAD>()?;
         let length = u32::from_be_bytes([0, l0, l1, l2]) as usize;
-        Some(Head { length, kind, flags, stream: u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]) })
+        Some(Head {
+            length,
+            kind,
+            flags,
+            stream: u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]),
+        })
     }
 }
 
 /// The byte of a stream's body at `at`.
 fn pattern(stream: u32, at: usize) -> u8 {
-    (at as u32).wrapping_mul(0x9e37_79b1).wrapping_add(stream).to_be_bytes()[0]
+    (at as u32)
+        .wrapping_mul(0x9e37_79b1)
+        .wrapping_add(stream)
+        .to_be_bytes()[0]
 }
 
 fn fields(fields: &[(&str, &str)]) -> Fields {
-    fields.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec(), Indexing::Yes)).collect()
+    fields
+        .iter()
+        .map(|(name, value)| {
+            (
+                name.as_bytes().to_vec(),
+                value.as_bytes().to_vec(),
+                Indexing::Yes,
+            )
+        })
+        .collect()
 }
 
 fn borrowed(fields: &Fields) -> impl Iterator<Item = Field<'_>> + Clone {
-    fields.iter().map(|(name, value, indexing)| (name.as_slice(), value.as_slice(), *indexing))
+    fields
+        .iter()
+        .map(|(name, value, indexing)| (name.as_slice(), value.as_slice(), *indexing))
 }
 
 /// As SETTINGS_MAX_HEADER_LIST_SIZE counts it.
 fn size(fields: &Fields) -> usize {
-    fields.iter().map(|(name, value, _)| name.len() + value.len() + 32).sum()
+    fields
+        .iter()
+        .map(|(name, value, _)| name.len() + value.len() + 32)
+        .sum()
 }

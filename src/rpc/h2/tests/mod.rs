@@ -25,12 +25,19 @@ enum Seen {
     Pong,
 }
 
-fn feed_at(connection: &mut Connection, mut bytes: &[u8], now: Instant) -> Result<Vec<Seen>, Error> {
+fn feed_at(
+    connection: &mut Connection,
+    mut bytes: &[u8],
+    now: Instant,
+) -> Result<Vec<Seen>, Error> {
     let mut seen = Vec::new();
     loop {
         let (length, event) = connection.receive(bytes, now)?;
         if length == 0 {
-            assert!(bytes.len() < 9 + MAX_FRAME, "a complete frame was not taken");
+            assert!(
+                bytes.len() < 9 + MAX_FRAME,
+                "a complete frame was not taken"
+            );
             return Ok(seen);
         }
         bytes = &bytes[length..];
@@ -38,7 +45,11 @@ fn feed_at(connection: &mut Connection, mut bytes: &[u8], now: Instant) -> Resul
             Event::Headers { stream, end } => Seen::Headers(stream, end),
             Event::Trailers { stream } => Seen::Trailers(stream),
             Event::Data { stream, data, end } => Seen::Data(stream, data.to_vec(), end),
-            Event::Reset { stream, code, by_peer } => Seen::Reset(stream, code, by_peer),
+            Event::Reset {
+                stream,
+                code,
+                by_peer,
+            } => Seen::Reset(stream, code, by_peer),
             Event::Window { stream } => Seen::Window(stream),
             Event::GoAway { last, code, .. } => Seen::GoAway(last, code),
             Event::Pong => Seen::Pong,
@@ -58,7 +69,12 @@ fn output(connection: &mut Connection) -> Vec<u8> {
 fn frames(mut bytes: &[u8]) -> Vec<(u8, u8, u32, Vec<u8>)> {
     let mut frames = Vec::new();
     while let Some(head) = frame::Head::parse(bytes) {
-        frames.push((head.kind, head.flags, head.stream, bytes[9..9 + head.length].to_vec()));
+        frames.push((
+            head.kind,
+            head.flags,
+            head.stream,
+            bytes[9..9 + head.length].to_vec(),
+        ));
         bytes = &bytes[9 + head.length..];
     }
     assert!(bytes.is_empty());
@@ -102,12 +118,20 @@ fn server() -> Connection {
     server_with(Limits::default())
 }
 
-fn fields<'a>(fields: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = (&'a [u8], &'a [u8], Indexing)> + Clone {
-    fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes(), Indexing::Yes))
+fn fields<'a>(
+    fields: &'a [(&'a str, &'a str)],
+) -> impl Iterator<Item = (&'a [u8], &'a [u8], Indexing)> + Clone {
+    fields
+        .iter()
+        .map(|(name, value)| (name.as_bytes(), value.as_bytes(), Indexing::Yes))
 }
 
-const POST: [(&str, &str); 4] =
-    [(":method", "POST"), (":scheme", "http"), (":path", "/a.B/C"), (":authority", "localhost")];
+const POST: [(&str, &str); 4] = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/a.B/C"),
+    (":authority", "localhost"),
+];
 
 /// A client and a server that know each other's settings.
 fn pair(client: Limits, server: Limits) -> (Connection, Connection) {
@@ -142,15 +166,29 @@ fn connection_error(bytes: &[u8], code: ErrorCode) {
 fn stream_error(stream: u32, bytes: &[u8], code: ErrorCode) {
     let mut server = prepared();
     feed(&mut server, bytes).expect("only a stream error");
-    let resets: Vec<_> = frames(&output(&mut server)).into_iter().filter(|frame| frame.0 == kind::RST_STREAM).collect();
-    assert_eq!(resets, [(kind::RST_STREAM, 0, stream, word(code.0).to_vec())]);
+    let resets: Vec<_> = frames(&output(&mut server))
+        .into_iter()
+        .filter(|frame| frame.0 == kind::RST_STREAM)
+        .collect();
+    assert_eq!(
+        resets,
+        [(kind::RST_STREAM, 0, stream, word(code.0).to_vec())]
+    );
 }
 
 fn prepared() -> Connection {
     let mut server = server();
-    let streams = [request(1, END_HEADERS), request(3, END), request(5, END), request(7, END), request(9, END_HEADERS)];
+    let streams = [
+        request(1, END_HEADERS),
+        request(3, END),
+        request(5, END),
+        request(7, END),
+        request(9, END_HEADERS),
+    ];
     feed(&mut server, &streams.concat()).unwrap();
-    server.send_headers(5, fields(&[(":status", "200")]), true).unwrap();
+    server
+        .send_headers(5, fields(&[(":status", "200")]), true)
+        .unwrap();
     feed(&mut server, &raw(kind::RST_STREAM, 0, 7, &word(8))).unwrap();
     server.reset(9, ErrorCode::CANCEL);
     output(&mut server);
@@ -167,14 +205,27 @@ fn a_call_runs_through_both_machines() {
         assert_eq!(stream, 1 + 2 * round);
         assert_eq!(client.send_data(stream, b"hello", true), Ok(5));
         let (_, seen) = exchange(&mut client, &mut server);
-        assert_eq!(seen, [Seen::Headers(stream, false), Seen::Data(stream, b"hello".to_vec(), true)]);
+        assert_eq!(
+            seen,
+            [
+                Seen::Headers(stream, false),
+                Seen::Data(stream, b"hello".to_vec(), true)
+            ]
+        );
         assert_eq!(server.headers().get(b":path"), Some(&b"/a.B/C"[..]));
-        server.send_headers(stream, fields(&[(":status", "200")]), false).unwrap();
+        server
+            .send_headers(stream, fields(&[(":status", "200")]), false)
+            .unwrap();
         server.send_data(stream, b"world", false).unwrap();
-        server.send_headers(stream, fields(&[("grpc-status", "0")]), true).unwrap();
+        server
+            .send_headers(stream, fields(&[("grpc-status", "0")]), true)
+            .unwrap();
         let (seen, _) = exchange(&mut client, &mut server);
-        let expected =
-            [Seen::Headers(stream, false), Seen::Data(stream, b"world".to_vec(), false), Seen::Trailers(stream)];
+        let expected = [
+            Seen::Headers(stream, false),
+            Seen::Data(stream, b"world".to_vec(), false),
+            Seen::Trailers(stream),
+        ];
         assert_eq!(seen, expected);
         assert_eq!(client.headers().get(b"grpc-status"), Some(&b"0"[..]));
     }
@@ -182,7 +233,11 @@ fn a_call_runs_through_both_machines() {
 
 #[test]
 fn sending_stops_at_the_windows_and_goes_on_after_release() {
-    let limits = Limits { stream_window: 65_535, connection_window: 65_535, ..Limits::default() };
+    let limits = Limits {
+        stream_window: 65_535,
+        connection_window: 65_535,
+        ..Limits::default()
+    };
     let (mut client, mut server) = pair(Limits::default(), limits);
     let data = vec![7; 200_000];
     let stream = client.open(fields(&POST), false).unwrap();
@@ -204,7 +259,11 @@ fn sending_stops_at_the_windows_and_goes_on_after_release() {
 
 #[test]
 fn what_is_not_released_stops_its_stream_and_no_other() {
-    let limits = Limits { stream_window: 65_535, connection_window: 100_000, ..Limits::default() };
+    let limits = Limits {
+        stream_window: 65_535,
+        connection_window: 100_000,
+        ..Limits::default()
+    };
     let (mut client, mut server) = pair(Limits::default(), limits);
     for _ in 0..5 {
         let stream = client.open(fields(&POST), false).unwrap();
@@ -218,36 +277,72 @@ fn what_is_not_released_stops_its_stream_and_no_other() {
 fn a_changed_initial_window_moves_open_streams_even_below_zero() {
     let mut server = server();
     feed(&mut server, &request(1, END)).unwrap();
-    server.send_headers(1, fields(&[(":status", "200")]), false).unwrap();
+    server
+        .send_headers(1, fields(&[(":status", "200")]), false)
+        .unwrap();
     assert_eq!(server.send_data(1, &[0; 1000], false), Ok(1000));
-    feed(&mut server, &settings(&[(setting::INITIAL_WINDOW_SIZE, 500)])).unwrap();
-    assert_eq!(server.send_data(1, &[0; 1000], false), Ok(0), "the window is -500");
+    feed(
+        &mut server,
+        &settings(&[(setting::INITIAL_WINDOW_SIZE, 500)]),
+    )
+    .unwrap();
+    assert_eq!(
+        server.send_data(1, &[0; 1000], false),
+        Ok(0),
+        "the window is -500"
+    );
     feed(&mut server, &raw(kind::WINDOW_UPDATE, 0, 1, &word(501))).unwrap();
     assert_eq!(server.send_data(1, &[0; 1000], false), Ok(1));
-    feed(&mut server, &settings(&[(setting::INITIAL_WINDOW_SIZE, 1500)])).unwrap();
+    feed(
+        &mut server,
+        &settings(&[(setting::INITIAL_WINDOW_SIZE, 1500)]),
+    )
+    .unwrap();
     assert_eq!(server.send_data(1, &[0; 5000], false), Ok(1000));
 }
 
 #[test]
 fn long_header_blocks_are_continued() {
-    let limits = Limits { header_list: 60_000, ..Limits::default() };
+    let limits = Limits {
+        header_list: 60_000,
+        ..Limits::default()
+    };
     let (mut client, mut server) = pair(limits, limits);
     let long = "v".repeat(50_000);
-    let stream = client.open(fields(&[&POST[..], &[("x", &long)]].concat()), true).unwrap();
+    let stream = client
+        .open(fields(&[&POST[..], &[("x", &long)]].concat()), true)
+        .unwrap();
     let sent = output(&mut client);
-    assert!(frames(&sent).iter().filter(|frame| frame.0 == kind::CONTINUATION).count() > 0);
-    assert_eq!(feed(&mut server, &sent).unwrap(), [Seen::Headers(stream, true)]);
+    assert!(
+        frames(&sent)
+            .iter()
+            .filter(|frame| frame.0 == kind::CONTINUATION)
+            .count()
+            > 0
+    );
+    assert_eq!(
+        feed(&mut server, &sent).unwrap(),
+        [Seen::Headers(stream, true)]
+    );
     assert_eq!(server.headers().get(b"x"), Some(long.as_bytes()));
 }
 
 #[test]
 fn the_peers_limit_of_streams_is_kept() {
-    let (mut client, mut server) = pair(Limits::default(), Limits { streams: 2, ..Limits::default() });
+    let (mut client, mut server) = pair(
+        Limits::default(),
+        Limits {
+            streams: 2,
+            ..Limits::default()
+        },
+    );
     let first = client.open(fields(&POST), true).unwrap();
     client.open(fields(&POST), true).unwrap();
     assert_eq!(client.open(fields(&POST), true), Err(SendError::TooMany));
     exchange(&mut client, &mut server);
-    server.send_headers(first, fields(&[(":status", "200")]), true).unwrap();
+    server
+        .send_headers(first, fields(&[(":status", "200")]), true)
+        .unwrap();
     exchange(&mut client, &mut server);
     client.open(fields(&POST), true).unwrap();
 }
@@ -255,14 +350,29 @@ fn the_peers_limit_of_streams_is_kept() {
 #[test]
 fn the_peers_limit_of_header_lists_is_kept() {
     // names and values, and 32 for each field (§6.5.2)
-    let exactly = Limits { header_list: 11 + 11 + 11 + 19 + 4 * 32, ..Limits::default() };
-    let (mut client, mut server) = pair(Limits { header_list: 41, ..Limits::default() }, exactly);
+    let exactly = Limits {
+        header_list: 11 + 11 + 11 + 19 + 4 * 32,
+        ..Limits::default()
+    };
+    let (mut client, mut server) = pair(
+        Limits {
+            header_list: 41,
+            ..Limits::default()
+        },
+        exactly,
+    );
     let with_path = |path| [POST[0], POST[1], (":path", path), POST[3]];
-    assert_eq!(client.open(fields(&with_path("/a.B/CD")), true), Err(SendError::TooLarge));
+    assert_eq!(
+        client.open(fields(&with_path("/a.B/CD")), true),
+        Err(SendError::TooLarge)
+    );
     let stream = client.open(fields(&POST), true).unwrap();
     assert_eq!(stream, 1, "the refused one took no identifier");
     exchange(&mut client, &mut server);
-    assert_eq!(server.send_headers(stream, fields(&[(":status", "200")]), true), Err(SendError::TooLarge));
+    assert_eq!(
+        server.send_headers(stream, fields(&[(":status", "200")]), true),
+        Err(SendError::TooLarge)
+    );
 }
 
 #[test]
@@ -275,11 +385,20 @@ fn goaway_drains_in_two_steps() {
     // the client sends another request before it sees the GOAWAY: still served
     let second = client.open(fields(&POST), true).unwrap();
     on_the_way.extend(output(&mut client));
-    assert_eq!(feed(&mut server, &on_the_way).unwrap(), [Seen::Headers(early, true), Seen::Headers(second, true)]);
+    assert_eq!(
+        feed(&mut server, &on_the_way).unwrap(),
+        [Seen::Headers(early, true), Seen::Headers(second, true)]
+    );
     assert!(!server.is_drained());
-    assert_eq!(feed(&mut client, &goaway_and_ping).unwrap(), [Seen::GoAway(MAX_31_BITS, ErrorCode::NO_ERROR)]);
+    assert_eq!(
+        feed(&mut client, &goaway_and_ping).unwrap(),
+        [Seen::GoAway(MAX_31_BITS, ErrorCode::NO_ERROR)]
+    );
     assert_eq!(client.open(fields(&POST), true), Err(SendError::GoingAway));
-    assert_eq!(exchange(&mut client, &mut server).0, [Seen::GoAway(second, ErrorCode::NO_ERROR)]);
+    assert_eq!(
+        exchange(&mut client, &mut server).0,
+        [Seen::GoAway(second, ErrorCode::NO_ERROR)]
+    );
     assert!(server.is_drained());
     // beyond the promise: ignored
     assert_eq!(feed(&mut server, &request(99, END)).unwrap(), []);
@@ -290,9 +409,15 @@ fn goaway_drains_in_two_steps() {
 fn pings_are_answered_and_ours_come_back() {
     let (mut client, mut server) = pair(Limits::default(), Limits::default());
     server.ping();
-    assert_eq!(exchange(&mut client, &mut server), (vec![], vec![Seen::Pong]));
+    assert_eq!(
+        exchange(&mut client, &mut server),
+        (vec![], vec![Seen::Pong])
+    );
     feed(&mut server, &raw(kind::PING, 0, 0, b"12345678")).unwrap();
-    assert_eq!(frames(&output(&mut server)), [(kind::PING, flag::ACK, 0, b"12345678".to_vec())]);
+    assert_eq!(
+        frames(&output(&mut server)),
+        [(kind::PING, flag::ACK, 0, b"12345678".to_vec())]
+    );
 }
 
 #[test]
@@ -304,15 +429,26 @@ fn padding_counts_for_the_window_but_is_no_data() {
         1,
         &[&[2][..], &word(0), &[16], &REQUEST, &[0, 0]].concat(),
     );
-    let data = raw(kind::DATA, flag::PADDED | flag::END_STREAM, 1, &[3, b'x', 0, 0, 0]);
+    let data = raw(
+        kind::DATA,
+        flag::PADDED | flag::END_STREAM,
+        1,
+        &[3, b'x', 0, 0, 0],
+    );
     let seen = feed(&mut server, &[padded, data].concat()).unwrap();
-    assert_eq!(seen, [Seen::Headers(1, false), Seen::Data(1, b"x".to_vec(), true)]);
+    assert_eq!(
+        seen,
+        [Seen::Headers(1, false), Seen::Data(1, b"x".to_vec(), true)]
+    );
 }
 
 #[test]
 fn trailers_of_a_request_end_it() {
     let trailers = raw(kind::HEADERS, END, 1, b"\x00\x01x\x01y");
-    assert_eq!(feed(&mut prepared(), &trailers).unwrap(), [Seen::Trailers(1)]);
+    assert_eq!(
+        feed(&mut prepared(), &trailers).unwrap(),
+        [Seen::Trailers(1)]
+    );
 }
 
 // ---- limits ----
@@ -327,7 +463,10 @@ fn a_connection_is_established_once_settings_came_and_ours_are_acknowledged() {
     }
     assert!(!server.is_established());
     feed(&mut server, &hello[PREFACE.len()..]).unwrap();
-    assert!(!server.is_established(), "our SETTINGS are not acknowledged");
+    assert!(
+        !server.is_established(),
+        "our SETTINGS are not acknowledged"
+    );
     feed(&mut server, &raw(kind::SETTINGS, flag::ACK, 0, &[])).unwrap();
     assert!(server.is_established());
 }
@@ -357,15 +496,24 @@ fn a_header_list_above_the_limit_costs_its_stream_a_huge_one_the_connection() {
         let mut block = REQUEST.to_vec();
         block.extend(b"\x00\x01x\x7f");
         // §5.1 of RFC 7541: length - 127 in groups of seven bits, four of them
-        block.extend(
-            (0..4).map(|group| ((length - 127) >> (7 * group)) as u8 & 0x7f | if group < 3 { 0x80 } else { 0 }),
-        );
+        block.extend((0..4).map(|group| {
+            ((length - 127) >> (7 * group)) as u8 & 0x7f | if group < 3 { 0x80 } else { 0 }
+        }));
         block.resize(block.len() + length, b'v');
         let mut bytes = Vec::new();
         let last = block.len().div_ceil(MAX_FRAME) - 1;
         for (index, piece) in block.chunks(MAX_FRAME).enumerate() {
-            let kind = if index == 0 { kind::HEADERS } else { kind::CONTINUATION };
-            bytes.extend(raw(kind, if index == last { END_HEADERS } else { 0 }, 11, piece));
+            let kind = if index == 0 {
+                kind::HEADERS
+            } else {
+                kind::CONTINUATION
+            };
+            bytes.extend(raw(
+                kind,
+                if index == last { END_HEADERS } else { 0 },
+                11,
+                piece,
+            ));
         }
         bytes
     };
@@ -379,11 +527,21 @@ fn after_a_connection_error_nothing_is_taken_and_nothing_sent() {
     let mut server = prepared();
     let error = feed(&mut server, &raw(kind::PING, 0, 0, &[0; 7])).unwrap_err();
     let sent = output(&mut server);
-    assert_eq!(frames(&sent).last().map(|frame| frame.0), Some(kind::GOAWAY));
-    for next in [raw(kind::PING, 0, 0, &[0; 8]), request(11, END), raw(kind::DATA, 0, 0, &[])] {
+    assert_eq!(
+        frames(&sent).last().map(|frame| frame.0),
+        Some(kind::GOAWAY)
+    );
+    for next in [
+        raw(kind::PING, 0, 0, &[0; 8]),
+        request(11, END),
+        raw(kind::DATA, 0, 0, &[]),
+    ] {
         assert_eq!(feed(&mut server, &next), Err(error));
     }
-    assert_eq!(server.send_headers(3, fields(&[(":status", "200")]), true), Err(SendError::Closed));
+    assert_eq!(
+        server.send_headers(3, fields(&[(":status", "200")]), true),
+        Err(SendError::Closed)
+    );
     assert_eq!(server.send_data(3, &[0], true), Err(SendError::Closed));
     server.reset(3, ErrorCode::CANCEL);
     server.ping();
@@ -412,9 +570,23 @@ fn goaway_with_an_error_takes_back_no_promise() {
 #[test]
 fn a_request_that_lacks_the_body_that_it_announces_was_never_a_request() {
     let mut server = server();
-    let lacking = raw(kind::HEADERS, END, 1, &[&REQUEST[..], b"\x0f\x0d\x015"].concat());
-    assert_eq!(feed(&mut server, &lacking).unwrap(), [], "the layer above knows no stream that could be reset");
-    let refused = (kind::RST_STREAM, 0, 1, word(ErrorCode::PROTOCOL_ERROR.0).to_vec());
+    let lacking = raw(
+        kind::HEADERS,
+        END,
+        1,
+        &[&REQUEST[..], b"\x0f\x0d\x015"].concat(),
+    );
+    assert_eq!(
+        feed(&mut server, &lacking).unwrap(),
+        [],
+        "the layer above knows no stream that could be reset"
+    );
+    let refused = (
+        kind::RST_STREAM,
+        0,
+        1,
+        word(ErrorCode::PROTOCOL_ERROR.0).to_vec(),
+    );
     assert_eq!(frames(&output(&mut server)), [refused]);
 }
 
@@ -446,7 +618,11 @@ fn floods_of_frames_without_use_end_the_connection() {
         assert_eq!(flood(&mut server, &frame, 400), None, "{frame:?}");
         assert_eq!(flood(&mut server, &frame, 1000), calm, "{frame:?}");
     }
-    let endless_block = [request(11, 0), raw(kind::CONTINUATION, 0, 11, &[]).repeat(100)].concat();
+    let endless_block = [
+        request(11, 0),
+        raw(kind::CONTINUATION, 0, 11, &[]).repeat(100),
+    ]
+    .concat();
     assert_eq!(flood(&mut prepared(), &endless_block, 1), calm);
 }
 
@@ -454,8 +630,13 @@ fn floods_of_frames_without_use_end_the_connection() {
 fn rapid_resets_end_the_connection() {
     let now = Instant::now();
     // by the peer itself, and by making us reset (here: a stream that depends on itself)
-    let pairs = |make: fn(u32) -> Vec<u8>| (0..1100).flat_map(|n| make(11 + 2 * n)).collect::<Vec<u8>>();
-    let reset_by_peer = pairs(|id| [request(id, END), raw(kind::RST_STREAM, 0, id, &word(8))].concat());
+    let pairs = |make: fn(u32) -> Vec<u8>| {
+        (0..1100)
+            .flat_map(|n| make(11 + 2 * n))
+            .collect::<Vec<u8>>()
+    };
+    let reset_by_peer =
+        pairs(|id| [request(id, END), raw(kind::RST_STREAM, 0, id, &word(8))].concat());
     let reset_by_us = pairs(|id| raw(kind::HEADERS, END, id, &[0x83]));
     for attack in [reset_by_peer, reset_by_us] {
         let error = feed_at(&mut prepared(), &attack, now).unwrap_err();
@@ -465,13 +646,23 @@ fn rapid_resets_end_the_connection() {
 
 #[test]
 fn a_peer_that_takes_our_data_may_answer_each_frame() {
-    let mut server = server_with(Limits { control: Allowance { burst: 100, per_second: 1 }, ..Limits::default() });
+    let mut server = server_with(Limits {
+        control: Allowance {
+            burst: 100,
+            per_second: 1,
+        },
+        ..Limits::default()
+    });
     let now = Instant::now();
     feed_at(&mut server, &request(1, END), now).unwrap();
-    server.send_headers(1, fields(&[(":status", "200")]), false).unwrap();
+    server
+        .send_headers(1, fields(&[(":status", "200")]), false)
+        .unwrap();
     for _ in 0..1000 {
         assert_eq!(server.send_data(1, &[0; 1000], false), Ok(1000));
-        let updates = [0, 1].map(|stream| raw(kind::WINDOW_UPDATE, 0, stream, &word(1000))).concat();
+        let updates = [0, 1]
+            .map(|stream| raw(kind::WINDOW_UPDATE, 0, stream, &word(1000)))
+            .concat();
         feed_at(&mut server, &updates, now).unwrap();
         feed_at(&mut server, &raw(kind::PING, 0, 0, &[0; 8]), now).unwrap();
         server.output().clear();
@@ -494,13 +685,26 @@ fn the_allowance_comes_back_with_time() {
 fn conversation() -> Vec<u8> {
     [
         PREFACE.to_vec(),
-        settings(&[(setting::INITIAL_WINDOW_SIZE, 100_000), (setting::HEADER_TABLE_SIZE, 100)]),
+        settings(&[
+            (setting::INITIAL_WINDOW_SIZE, 100_000),
+            (setting::HEADER_TABLE_SIZE, 100),
+        ]),
         raw(kind::WINDOW_UPDATE, 0, 0, &word(1 << 20)),
         raw(kind::SETTINGS, flag::ACK, 0, &[]),
-        raw(kind::HEADERS, END_HEADERS, 1, b"\x83\x86\x44\x07/a.B/C1\x40\x0ccontent-type\x10application/grpc"),
+        raw(
+            kind::HEADERS,
+            END_HEADERS,
+            1,
+            b"\x83\x86\x44\x07/a.B/C1\x40\x0ccontent-type\x10application/grpc",
+        ),
         raw(kind::DATA, flag::PADDED, 1, &[2, 0, 0, 0, 0, 1, 7, 0, 0]),
         raw(kind::DATA, flag::END_STREAM, 1, &[]),
-        raw(kind::HEADERS, flag::PRIORITY, 3, &[&[0, 0, 0, 1, 9][..], &REQUEST[..2]].concat()),
+        raw(
+            kind::HEADERS,
+            flag::PRIORITY,
+            3,
+            &[&[0, 0, 0, 1, 9][..], &REQUEST[..2]].concat(),
+        ),
         raw(kind::CONTINUATION, END_HEADERS, 3, &[0x84, 0xbe]),
         raw(kind::PING, 0, 0, &[7; 8]),
         raw(kind::WINDOW_UPDATE, 0, 3, &word(1000)),
@@ -537,7 +741,11 @@ fn mutated_conversations_never_panic_nor_make_much_output() {
             }
             let stream = 1 + random.below(6) as u32;
             match random.below(8) {
-                0 => drop(connection.send_headers(stream, fields(&[(":status", "200")]), random.below(2) == 0)),
+                0 => drop(connection.send_headers(
+                    stream,
+                    fields(&[(":status", "200")]),
+                    random.below(2) == 0,
+                )),
                 1 => drop(connection.send_data(stream, &[0; 5000], random.below(2) == 0)),
                 2 => connection.reset(stream, ErrorCode::CANCEL),
                 3 => connection.release(stream, random.below(100) as u32),
@@ -554,7 +762,9 @@ fn mutated_conversations_never_panic_nor_make_much_output() {
 fn arbitrary_interleavings_keep_the_invariants() {
     let mut random = Random::new(0x7540);
     for round in 0..4000 {
-        let mut program: Vec<u8> = (0..10 + random.below(400)).map(|_| random.below(256) as u8).collect();
+        let mut program: Vec<u8> = (0..10 + random.below(400))
+            .map(|_| random.below(256) as u8)
+            .collect();
         if round % 2 == 0 {
             // no byte that is an operation which spoils the wire
             program.iter_mut().for_each(|byte| {

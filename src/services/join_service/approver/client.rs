@@ -7,7 +7,10 @@
 
 use serde_json::Value;
 
-use super::{Approve, Deny, GROUP, Judgement, Leave, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
+use super::{
+    Approve, Deny, GROUP, Judgement, Leave, REQUESTER, USER_PREFIX, deny, is_of_group, read,
+    user_of,
+};
 use kubernetes::NAMESPACE;
 use kubernetes::machine_record::{self, Record};
 use kubernetes::services::TICKET_GROUP;
@@ -38,10 +41,16 @@ enum By {
 /// Who asks, and for what: all that can be judged by the request alone.
 pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     let of_group = |prefix: &str, group: &str| {
-        let rest = user_of(request).strip_prefix(prefix).filter(|rest| !rest.is_empty());
-        rest.filter(|_| is_of_group(request, group)).map(str::to_owned)
+        let rest = user_of(request)
+            .strip_prefix(prefix)
+            .filter(|rest| !rest.is_empty());
+        rest.filter(|_| is_of_group(request, group))
+            .map(str::to_owned)
     };
-    let by = match (of_group(TOKEN_PREFIX, TICKET_GROUP), of_group(USER_PREFIX, GROUP)) {
+    let by = match (
+        of_group(TOKEN_PREFIX, TICKET_GROUP),
+        of_group(USER_PREFIX, GROUP),
+    ) {
         (Some(token), _) => By::Token(token),
         (None, Some(node)) => By::Node(node),
         (None, None) => {
@@ -51,10 +60,17 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     };
     let asked = read(request, CLIENT_AUTH)?;
     if !asked.names.is_empty() || !asked.addresses.is_empty() {
-        return deny("name", "a client certificate has no names or addresses beside its subject".into());
+        return deny(
+            "name",
+            "a client certificate has no names or addresses beside its subject".into(),
+        );
     }
     // as it stands there, which is what the API server will go by
-    let node = asked.common_name.strip_prefix(USER_PREFIX).unwrap_or_default().to_owned();
+    let node = asked
+        .common_name
+        .strip_prefix(USER_PREFIX)
+        .unwrap_or_default()
+        .to_owned();
     Ok(Asked { node, by })
 }
 
@@ -68,24 +84,36 @@ pub fn compare(
 ) -> Judgement {
     let node = &asked.node;
     match &asked.by {
-        By::Token(token) => match record.filter(|record| record.node == *node && record.token == *token) {
-            Some(record) => {
-                Approve(format!("the token is of the join ticket for {node}, by ConfigMap {NAMESPACE}/{}", record.name))
+        By::Token(token) => {
+            match record.filter(|record| record.node == *node && record.token == *token) {
+                Some(record) => Approve(format!(
+                    "the token is of the join ticket for {node}, by ConfigMap {NAMESPACE}/{}",
+                    record.name
+                )),
+                None => match node_of_token(token) {
+                    Some(other) => Deny(
+                        "subject",
+                        format!(
+                            "the token is of the join ticket for {other}, and asks to be {node:.80?}"
+                        ),
+                    ),
+                    // another replica's ticket may be news
+                    None => {
+                        let map = machine_record::name_of_node(node);
+                        Leave(
+                            "no-ticket",
+                            format!(
+                                "the token is not that of the last join ticket for {node}, by {map}"
+                            ),
+                        )
+                    }
+                },
             }
-            None => match node_of_token(token) {
-                Some(other) => {
-                    Deny("subject", format!("the token is of the join ticket for {other}, and asks to be {node:.80?}"))
-                }
-                // another replica's ticket may be news
-                None => {
-                    let map = machine_record::name_of_node(node);
-                    Leave("no-ticket", format!("the token is not that of the last join ticket for {node}, by {map}"))
-                }
-            },
-        },
-        By::Node(own) if own != node => {
-            Deny("subject", format!("the node {own:.80?} asks for the certificate of {node:.80?}"))
         }
+        By::Node(own) if own != node => Deny(
+            "subject",
+            format!("the node {own:.80?} asks for the certificate of {node:.80?}"),
+        ),
         By::Node(_) if !is_there => Leave("no-node", format!("there is no node {node}")),
         By::Node(_) => Approve(format!("{node} renews its own certificate")),
     }
@@ -120,19 +148,32 @@ mod tests {
     }
 
     fn record(node: &str, token: &str) -> Record {
-        Record { name: machine_record::name_of_node(node), node: node.into(), token: token.into(), ..Record::default() }
+        Record {
+            name: machine_record::name_of_node(node),
+            node: node.into(),
+            token: token.into(),
+            ..Record::default()
+        }
     }
 
     /// With the records of the nodes `n`, whose ticket has the token `abcdef`, `m` and `k`, which have no ticket.
     fn judge(request: &Value) -> &'static str {
-        let records = [record("n", "abcdef"), record("m", "fedcba"), record("k", "")];
+        let records = [
+            record("n", "abcdef"),
+            record("m", "fedcba"),
+            record("k", ""),
+        ];
         let asked = match examine(request) {
             Ok(asked) => asked,
             Err(judgement) => return word(judgement),
         };
         let own = records.iter().find(|record| record.node == asked.node);
-        let node_of_token =
-            |id: &str| records.iter().find(|record| record.token == id).map(|record| record.node.clone());
+        let node_of_token = |id: &str| {
+            records
+                .iter()
+                .find(|record| record.token == id)
+                .map(|record| record.node.clone())
+        };
         word(compare(&asked, own, own.is_some(), node_of_token))
     }
 
@@ -141,7 +182,10 @@ mod tests {
         assert_eq!(judge(&by_token("system:node:n", &[], &[])), "approved");
         for other in ["m", "k", "unknown", "N", "n.", "n "] {
             let judged = judge(&by_token(&format!("system:node:{other}"), &[], &[]));
-            assert!(["subject", "certificate-request"].contains(&judged), "{other}: {judged}");
+            assert!(
+                ["subject", "certificate-request"].contains(&judged),
+                "{other}: {judged}"
+            );
         }
         // a token that was replaced, or is news
         let mut stale = by_token("system:node:n", &[], &[]);
@@ -168,17 +212,30 @@ mod tests {
         };
         assert_eq!(denied(&by_token("system:node:n", &["n"], &[])), "name");
         assert_eq!(denied(&by_token("system:node:n", &[], &[IP])), "name");
-        assert_eq!(denied(&by_token("system:masters", &[], &[])), "certificate-request");
+        assert_eq!(
+            denied(&by_token("system:masters", &[], &[])),
+            "certificate-request"
+        );
         let good = by_token("system:node:n", &[], &[]);
-        for usages in [json!([]), json!(["digital signature"]), json!([CLIENT_AUTH, "server auth"])] {
+        for usages in [
+            json!([]),
+            json!(["digital signature"]),
+            json!([CLIENT_AUTH, "server auth"]),
+        ] {
             let mut request = good.clone();
             request["spec"]["usages"] = usages;
             assert_eq!(denied(&request), "usages");
         }
         // as of kubeadm and of the old join service: Kubernetes' own approver looks at those
         for (user, groups) in [
-            ("system:bootstrap:abcdef", json!(["system:bootstrappers:kubeadm:default-node-token"])),
-            ("kubernetes-admin", json!(["system:masters", GROUP, TICKET_GROUP])),
+            (
+                "system:bootstrap:abcdef",
+                json!(["system:bootstrappers:kubeadm:default-node-token"]),
+            ),
+            (
+                "kubernetes-admin",
+                json!(["system:masters", GROUP, TICKET_GROUP]),
+            ),
         ] {
             let mut request = good.clone();
             (request["spec"]["username"], request["spec"]["groups"]) = (user.into(), groups);
@@ -188,7 +245,10 @@ mod tests {
 
     #[test]
     fn no_mutation_of_a_request_is_approved_for_another_node_or_makes_it_panic() {
-        for mutant in mutations(by_token("system:node:n", &[], &[]).to_string().as_bytes(), 5000) {
+        for mutant in mutations(
+            by_token("system:node:n", &[], &[]).to_string().as_bytes(),
+            5000,
+        ) {
             if let Ok(request) = serde_json::from_slice::<Value>(&mutant)
                 && let Ok(asked) = examine(&request)
             {

@@ -135,7 +135,11 @@ use Judgement::{Approve, Deny, Leave};
 
 impl Approver {
     /// Begins to judge.
-    pub fn start(cluster: &Arc<Cluster>, instances: &Arc<Instances>, audit: &Arc<Audit>) -> io::Result<Running> {
+    pub fn start(
+        cluster: &Arc<Cluster>,
+        instances: &Arc<Instances>,
+        audit: &Arc<Audit>,
+    ) -> io::Result<Running> {
         let approver = Arc::new(Approver {
             cluster: cluster.clone(),
             client: cluster.client().within(TIME),
@@ -146,12 +150,22 @@ impl Approver {
         });
         let mut running = Running(approver.clone(), Vec::new());
         let judging = approver.clone();
-        running.1.push(thread::Builder::new().name("approver".into()).spawn(move || judging.work())?);
+        running.1.push(
+            thread::Builder::new()
+                .name("approver".into())
+                .spawn(move || judging.work())?,
+        );
         let watch = move || {
             let all = CERTIFICATE_SIGNING_REQUESTS.all();
-            approver.cluster.watch(&all, &Selector::default(), keep, |event| approver.on(event));
+            approver
+                .cluster
+                .watch(&all, &Selector::default(), keep, |event| approver.on(event));
         };
-        running.1.push(thread::Builder::new().name("watch-requests".into()).spawn(watch)?);
+        running.1.push(
+            thread::Builder::new()
+                .name("watch-requests".into())
+                .spawn(watch)?,
+        );
         Ok(running)
     }
 
@@ -183,7 +197,11 @@ impl Approver {
                 Some((name, due)) if due <= Instant::now() => {
                     drop(state);
                     // what is not known yet is not missing
-                    let pause = if self.cluster.is_known_within(LOOK_EVERY) { self.handle(&name) } else { LOOK_EVERY };
+                    let pause = if self.cluster.is_known_within(LOOK_EVERY) {
+                        self.handle(&name)
+                    } else {
+                        LOOK_EVERY
+                    };
                     state = self.lock();
                     pause
                 }
@@ -191,14 +209,20 @@ impl Approver {
                 None => LONGEST_PAUSE,
             };
             if !state.ends && !pause.is_zero() {
-                state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+                state = self
+                    .changed
+                    .wait_timeout(state, pause)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
             }
         }
     }
 
     /// Judges a request, and carries it out. How long to wait before the next one.
     fn handle(&self, name: &str) -> Duration {
-        let Some(request) = self.lock().open.get(name).map(|open| open.request.clone()) else { return Duration::ZERO };
+        let Some(request) = self.lock().open.get(name).map(|open| open.request.clone()) else {
+            return Duration::ZERO;
+        };
         let (node, judgement) = self.judge(&request);
         let (verdict, word, why) = match judgement {
             Approve(why) => (Verdict::Approved, "attested", why),
@@ -224,7 +248,11 @@ impl Approver {
             Err(error) if error.is_conflict() => self.put_off(&request, &node, None),
             Err(error) => {
                 let refusal = Refusal::of_api(&error);
-                self.put_off(&request, &node, Some((Verdict::Failed, refusal.word, &refusal.inside)));
+                self.put_off(
+                    &request,
+                    &node,
+                    Some((Verdict::Failed, refusal.word, &refusal.inside)),
+                );
                 // it will hardly take the next one
                 return LOOK_EVERY;
             }
@@ -233,9 +261,18 @@ impl Approver {
     }
 
     /// Later again; why is said if that is news.
-    fn put_off(&self, request: &Arc<Value>, node: &str, why: Option<(Verdict, &'static str, &str)>) {
+    fn put_off(
+        &self,
+        request: &Arc<Value>,
+        node: &str,
+        why: Option<(Verdict, &'static str, &str)>,
+    ) {
         let mut state = self.lock();
-        let Some(open) = state.open.get_mut(name_of(request)).filter(|open| Arc::ptr_eq(&open.request, request)) else {
+        let Some(open) = state
+            .open
+            .get_mut(name_of(request))
+            .filter(|open| Arc::ptr_eq(&open.request, request))
+        else {
             return;
         };
         open.due = Instant::now() + open.backoff.pause();
@@ -248,21 +285,30 @@ impl Approver {
 
     fn say(&self, request: &Value, node: &str, verdict: Verdict, word: &'static str, why: &str) {
         let kind = Kind::of(request).map_or("", Kind::name);
-        self.audit.certificate(kind, verdict, name_of(request), node, word, why);
+        self.audit
+            .certificate(kind, verdict, name_of(request), node, word, why);
     }
 
     /// Of which node, as far as one can tell; what to do.
     fn judge(&self, request: &Value) -> (String, Judgement) {
-        let user = user_of(request).strip_prefix(USER_PREFIX).unwrap_or_default().to_owned();
-        let state_of =
-            |node: &str| (self.cluster.record(&machine_record::name_of_node(node)), self.cluster.node(node).is_some());
+        let user = user_of(request)
+            .strip_prefix(USER_PREFIX)
+            .unwrap_or_default()
+            .to_owned();
+        let state_of = |node: &str| {
+            (
+                self.cluster.record(&machine_record::name_of_node(node)),
+                self.cluster.node(node).is_some(),
+            )
+        };
         if Kind::of(request) == Some(Kind::Client) {
             return match client::examine(request) {
                 Err(judgement) => (user, judgement),
                 Ok(asked) => {
                     let (record, is_there) = state_of(&asked.node);
                     let node_of_token = |id: &str| self.cluster.node_of_token(id);
-                    let judgement = client::compare(&asked, record.as_deref(), is_there, node_of_token);
+                    let judgement =
+                        client::compare(&asked, record.as_deref(), is_there, node_of_token);
                     (asked.node, judgement)
                 }
             };
@@ -271,20 +317,34 @@ impl Approver {
             |judgement| judgement,
             |asked| {
                 let (record, is_there) = state_of(&asked.node);
-                serving::compare(&asked, record.as_deref(), is_there, || self.instances.address(&asked.node))
+                serving::compare(&asked, record.as_deref(), is_there, || {
+                    self.instances.address(&asked.node)
+                })
             },
         );
         (user, judgement)
     }
 
     /// Writes it into the request, as this replica has seen it.
-    fn decide(&self, request: &Value, verdict: Verdict, word: &str, why: &str) -> Result<(), Error> {
-        let kind = if verdict == Verdict::Approved { "Approved" } else { "Denied" };
+    fn decide(
+        &self,
+        request: &Value,
+        verdict: Verdict,
+        word: &str,
+        why: &str,
+    ) -> Result<(), Error> {
+        let kind = if verdict == Verdict::Approved {
+            "Approved"
+        } else {
+            "Denied"
+        };
         let mut decided = request.clone();
         decided["status"]["conditions"] = json!([{
             "type": kind, "status": "True", "reason": word, "message": format!("join service: {why}"),
         }]);
-        let at = CERTIFICATE_SIGNING_REQUESTS.named(name_of(request)).subresource("approval");
+        let at = CERTIFICATE_SIGNING_REQUESTS
+            .named(name_of(request))
+            .subresource("approval");
         self.client.update(&at, &decided).map(drop)
     }
 
@@ -300,16 +360,36 @@ impl State {
             return;
         }
         let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-        let (now, name, request) = (Instant::now(), name_of(&request).to_owned(), Arc::new(request));
+        let (now, name, request) = (
+            Instant::now(),
+            name_of(&request).to_owned(),
+            Arc::new(request),
+        );
         let open = match known {
             Some(open) if open.request == request => open,
-            Some(open) => Open { request, due: now, ..open },
-            None => Open { request, since: now, due: now, backoff, said: "" },
+            Some(open) => Open {
+                request,
+                due: now,
+                ..open
+            },
+            None => Open {
+                request,
+                since: now,
+                due: now,
+                backoff,
+                said: "",
+            },
         };
         let user = user_of(&open.request);
-        let same = || self.open.iter().filter(|(_, other)| user_of(&other.request) == user);
+        let same = || {
+            self.open
+                .iter()
+                .filter(|(_, other)| user_of(&other.request) == user)
+        };
         if same().count() >= MAX_OF_USER
-            && let Some(oldest) = same().min_by_key(|(_, open)| open.since).map(|(name, _)| name.clone())
+            && let Some(oldest) = same()
+                .min_by_key(|(_, open)| open.since)
+                .map(|(name, _)| name.clone())
         {
             self.open.remove(&oldest);
         }
@@ -318,12 +398,19 @@ impl State {
 
     /// Whose turn is next, and when.
     fn next(&self) -> Option<(String, Instant)> {
-        self.open.iter().min_by_key(|(_, open)| open.due).map(|(name, open)| (name.clone(), open.due))
+        self.open
+            .iter()
+            .min_by_key(|(_, open)| open.due)
+            .map(|(name, open)| (name.clone(), open.due))
     }
 
     /// It is decided, unless it has changed meanwhile.
     fn forget(&mut self, request: &Arc<Value>) {
-        if self.open.get(name_of(request)).is_some_and(|open| Arc::ptr_eq(&open.request, request)) {
+        if self
+            .open
+            .get(name_of(request))
+            .is_some_and(|open| Arc::ptr_eq(&open.request, request))
+        {
             self.open.remove(name_of(request));
         }
     }
@@ -348,17 +435,29 @@ fn deny<T>(word: &'static str, why: String) -> Result<T, Judgement> {
 fn read(request: &Value, purpose: &str) -> Result<CertificateRequest, Judgement> {
     let usages = || strings(request, "/spec/usages");
     if usages().count() > MAX_USAGES {
-        return deny("usages", format!("it is for more than {purpose:?} and {USAGES:?}"));
+        return deny(
+            "usages",
+            format!("it is for more than {purpose:?} and {USAGES:?}"),
+        );
     }
     if let Some(usage) = usages().find(|usage| *usage != purpose && !USAGES.contains(usage)) {
-        return deny("usages", format!("such a certificate is not for {usage:.40?}"));
+        return deny(
+            "usages",
+            format!("such a certificate is not for {usage:.40?}"),
+        );
     }
     if !usages().any(|usage| usage == purpose) {
         return deny("usages", format!("such a certificate is for {purpose:?}"));
     }
-    let parsed = decode(text(request, "/spec/request"))
-        .and_then(|der| CertificateRequest::parse_with_names(&der).map_err(|error| error.to_string()));
-    parsed.or_else(|why| deny("certificate-request", format!("the request is refused: {why}")))
+    let parsed = decode(text(request, "/spec/request")).and_then(|der| {
+        CertificateRequest::parse_with_names(&der).map_err(|error| error.to_string())
+    });
+    parsed.or_else(|why| {
+        deny(
+            "certificate-request",
+            format!("the request is refused: {why}"),
+        )
+    })
 }
 
 /// Whether one of this group asks.
@@ -372,8 +471,11 @@ fn decode(encoded: &str) -> Result<Vec<u8>, String> {
     if encoded.len() > MAX_ENCODED || encoded == TOO_LONG {
         return Err(format!("it has more than {MAX_ENCODED} characters"));
     }
-    let text = BASE64_STANDARD.decode(encoded).map_err(|_| "it is no base64".to_owned())?;
-    let der = CertificateSigningRequestDer::from_pem_slice(&text).map_err(|_| "it is no PEM".to_owned())?;
+    let text = BASE64_STANDARD
+        .decode(encoded)
+        .map_err(|_| "it is no base64".to_owned())?;
+    let der = CertificateSigningRequestDer::from_pem_slice(&text)
+        .map_err(|_| "it is no PEM".to_owned())?;
     match pem("CERTIFICATE REQUEST", &der).as_bytes() == text {
         true => Ok(der.to_vec()),
         false => Err("it is more than one request as PEM, in lines of 64 characters".into()),
@@ -382,8 +484,11 @@ fn decode(encoded: &str) -> Result<Vec<u8>, String> {
 
 /// Whether somebody has approved or denied it, or it was signed, or cannot be.
 fn is_decided(request: &Value) -> bool {
-    let conditions = request.pointer("/status/conditions").and_then(Value::as_array);
-    conditions.is_some_and(|conditions| !conditions.is_empty()) || !text(request, "/status/certificate").is_empty()
+    let conditions = request
+        .pointer("/status/conditions")
+        .and_then(Value::as_array);
+    conditions.is_some_and(|conditions| !conditions.is_empty())
+        || !text(request, "/status/certificate").is_empty()
 }
 
 fn name_of(object: &Value) -> &str {
@@ -395,11 +500,19 @@ fn user_of(request: &Value) -> &str {
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 fn strings<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a str> {
-    object.pointer(pointer).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
+    object
+        .pointer(pointer)
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
 }
 
 /// Who may make requests may make them large: only what is judged is kept, and of a long one that it is too long.
@@ -413,9 +526,14 @@ fn keep(request: Value) -> Value {
     if pkcs10.len() > MAX_ENCODED {
         pkcs10 = TOO_LONG;
     }
-    let groups: Vec<_> = [GROUP, TICKET_GROUP].into_iter().filter(|group| is_of_group(&request, group)).collect();
+    let groups: Vec<_> = [GROUP, TICKET_GROUP]
+        .into_iter()
+        .filter(|group| is_of_group(&request, group))
+        .collect();
     // more than there are good ones are not all good
-    let usages: Vec<_> = strings(&request, "/spec/usages").take(MAX_USAGES + 1).collect();
+    let usages: Vec<_> = strings(&request, "/spec/usages")
+        .take(MAX_USAGES + 1)
+        .collect();
     for field in ["uid", "resourceVersion"] {
         kept["metadata"][field] = request["metadata"][field].clone();
     }
@@ -440,12 +558,22 @@ mod tests {
     pub(super) fn pkcs10(common_name: &str, names: &[&str], addresses: &[&str]) -> String {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::OrganizationName, GROUP);
-        params.distinguished_name.push(DnType::CommonName, common_name);
-        let names = names.iter().map(|name| SanType::DnsName((*name).try_into().unwrap()));
-        let addresses = addresses.iter().map(|address| SanType::IpAddress(address.parse().unwrap()));
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, GROUP);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
+        let names = names
+            .iter()
+            .map(|name| SanType::DnsName((*name).try_into().unwrap()));
+        let addresses = addresses
+            .iter()
+            .map(|address| SanType::IpAddress(address.parse().unwrap()));
         params.subject_alt_names = names.chain(addresses).collect();
-        let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
+        let request = params
+            .serialize_request(&KeyPair::generate().unwrap())
+            .unwrap();
         BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", request.der()).as_bytes())
     }
 
@@ -476,7 +604,9 @@ mod tests {
     fn pem_is_taken_in_one_form_only_so_that_the_signer_reads_what_was_judged() {
         let good = pkcs10("system:node:n", &["n"], &[IP]);
         let text = String::from_utf8(BASE64_STANDARD.decode(&good).unwrap()).unwrap();
-        let other = BASE64_STANDARD.decode(pkcs10("system:node:m", &["m"], &[])).unwrap();
+        let other = BASE64_STANDARD
+            .decode(pkcs10("system:node:m", &["m"], &[]))
+            .unwrap();
         let other = String::from_utf8(other).unwrap();
         assert!(decode(&good).is_ok());
         for changed in [
@@ -489,7 +619,10 @@ mod tests {
             text.replace('\n', "\r\n"),
             String::new(),
         ] {
-            assert!(decode(&BASE64_STANDARD.encode(&changed)).is_err(), "{changed}");
+            assert!(
+                decode(&BASE64_STANDARD.encode(&changed)).is_err(),
+                "{changed}"
+            );
         }
         assert!(decode("?").is_err() && decode(&"A".repeat(MAX_ENCODED + 1)).is_err());
     }
@@ -525,7 +658,13 @@ mod tests {
     fn of_what_nobody_asked_for_little_is_kept() {
         let mut request = good();
         let long = Value::from("A".repeat(1 << 20));
-        for place in ["/metadata/annotations", "/spec/extra", "/spec/usages", "/spec/groups", "/status"] {
+        for place in [
+            "/metadata/annotations",
+            "/spec/extra",
+            "/spec/usages",
+            "/spec/groups",
+            "/status",
+        ] {
             let (object, field) = place.rsplit_once('/').unwrap();
             request.pointer_mut(object).unwrap()[field] = match request.pointer(place) {
                 Some(Value::Array(some)) => [some.clone(), vec![long.clone(); 3]].concat().into(),
@@ -533,7 +672,9 @@ mod tests {
             };
         }
         let kept = keep(request.clone());
-        assert!(kept.to_string().len() < 3 << 20 && matches!(examine(&kept), Err(Deny("usages", _))));
+        assert!(
+            kept.to_string().len() < 3 << 20 && matches!(examine(&kept), Err(Deny("usages", _)))
+        );
         request["spec"]["usages"] = good()["spec"]["usages"].clone();
         assert!(keep(request.clone()).to_string().len() < 2 * MAX_ENCODED);
         assert_eq!(examine(&keep(request.clone())), examine(&good()));
@@ -558,8 +699,15 @@ mod tests {
         }
         let mut names: Vec<_> = state.open.into_keys().collect();
         names.sort();
-        let newest = |user: &str| (MAX_OF_USER..2 * MAX_OF_USER).map(|n| format!("{user}-{n}")).collect::<Vec<_>>();
-        assert_eq!(names, [newest("system:node:m"), newest("system:node:n")].concat());
+        let newest = |user: &str| {
+            (MAX_OF_USER..2 * MAX_OF_USER)
+                .map(|n| format!("{user}-{n}"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names,
+            [newest("system:node:m"), newest("system:node:n")].concat()
+        );
     }
 
     #[test]

@@ -12,7 +12,10 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use super::super::refusal::Refusal;
-use super::{Approve, Deny, GROUP, Judgement, Leave, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
+use super::{
+    Approve, Deny, GROUP, Judgement, Leave, REQUESTER, USER_PREFIX, deny, is_of_group, read,
+    user_of,
+};
 use kubernetes::NAMESPACE;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::machine_record::{self, Record};
@@ -32,20 +35,43 @@ pub struct Asked {
 /// Who asks, and for what: all that can be judged by the request alone.
 pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     let user = user_of(request);
-    let Some(node) = user.strip_prefix(USER_PREFIX).filter(|_| is_of_group(request, GROUP)) else {
-        return Err(Leave(REQUESTER, "it is not a kubelet that asks: an administrator may decide about it".into()));
+    let Some(node) = user
+        .strip_prefix(USER_PREFIX)
+        .filter(|_| is_of_group(request, GROUP))
+    else {
+        return Err(Leave(
+            REQUESTER,
+            "it is not a kubelet that asks: an administrator may decide about it".into(),
+        ));
     };
-    let CertificateRequest { common_name, names, addresses, .. } = read(request, SERVER_AUTH)?;
+    let CertificateRequest {
+        common_name,
+        names,
+        addresses,
+        ..
+    } = read(request, SERVER_AUTH)?;
     if common_name != user {
-        return deny("subject", format!("{user:.80?} asks for the certificate of {common_name:.80?}"));
+        return deny(
+            "subject",
+            format!("{user:.80?} asks for the certificate of {common_name:.80?}"),
+        );
     }
     if let Some(name) = names.iter().find(|name| *name != node) {
-        return deny("name", format!("{name:.80?} is not the name of the node {node:.80?}"));
+        return deny(
+            "name",
+            format!("{name:.80?} is not the name of the node {node:.80?}"),
+        );
     }
     if names.is_empty() && addresses.is_empty() {
-        return deny("name", "a serving certificate without a name or an address serves nobody".into());
+        return deny(
+            "name",
+            "a serving certificate without a name or an address serves nobody".into(),
+        );
     }
-    Ok(Asked { node: node.to_owned(), addresses })
+    Ok(Asked {
+        node: node.to_owned(),
+        addresses,
+    })
 }
 
 /// Whether the node has joined as what it asks for. `cloud` is asked only for one that has.
@@ -56,26 +82,41 @@ pub fn compare(
     cloud: impl FnOnce() -> Option<Result<Option<IpAddr>, Refusal>>,
 ) -> Judgement {
     let Asked { node, addresses } = asked;
-    let map = format!("ConfigMap {NAMESPACE}/{}", machine_record::name_of_node(node));
+    let map = format!(
+        "ConfigMap {NAMESPACE}/{}",
+        machine_record::name_of_node(node)
+    );
     let Some(record) = record.filter(|record| record.node == *node) else {
-        let why =
-            format!("there is no {map}: nobody knows as what {node} joined; approve it by hand, or let it join anew");
+        let why = format!(
+            "there is no {map}: nobody knows as what {node} joined; approve it by hand, or let it join anew"
+        );
         return Leave("no-record", why);
     };
     if !is_there {
         return Leave("no-node", format!("there is no node {node}"));
     }
-    if let Some(address) = addresses.iter().find(|one| !record.addresses.is_empty() && !record.addresses.contains(one))
+    if let Some(address) = addresses
+        .iter()
+        .find(|one| !record.addresses.is_empty() && !record.addresses.contains(one))
     {
-        return Deny("address", format!("{address} is not what {node} joined with, by {map}"));
+        return Deny(
+            "address",
+            format!("{address} is not what {node} joined with, by {map}"),
+        );
     }
     let cloud = match cloud() {
         None if record.addresses.is_empty() && !addresses.is_empty() => {
-            let why = format!("{map} has no addresses, and no metadata service says which {node} has");
+            let why =
+                format!("{map} has no addresses, and no metadata service says which {node} has");
             return Leave("no-addresses", why);
         }
         None => return Approve(format!("{node} joined as this, by {map}")),
-        Some(Err(refusal)) => return Leave("metadata", format!("{} ({})", refusal.message(), refusal.inside)),
+        Some(Err(refusal)) => {
+            return Leave(
+                "metadata",
+                format!("{} ({})", refusal.message(), refusal.inside),
+            );
+        }
         Some(Ok(None)) => {
             let why = format!(
                 "the cloud's metadata service knows no machine of this cluster named {node}, or no address of it"
@@ -85,11 +126,16 @@ pub fn compare(
         Some(Ok(Some(address))) => address,
     };
     match addresses.iter().find(|address| **address != cloud) {
-        Some(address) => Deny("address", format!("{address} is not the address of {node} in the cluster's network")),
-        None if record.addresses.is_empty() => {
-            Approve(format!("{node} joined, by {map}, and the metadata service says that this is its address"))
-        }
-        None => Approve(format!("{node} joined as this, by {map}, and the metadata service says the same")),
+        Some(address) => Deny(
+            "address",
+            format!("{address} is not the address of {node} in the cluster's network"),
+        ),
+        None if record.addresses.is_empty() => Approve(format!(
+            "{node} joined, by {map}, and the metadata service says that this is its address"
+        )),
+        None => Approve(format!(
+            "{node} joined as this, by {map}, and the metadata service says the same"
+        )),
     }
 }
 
@@ -103,13 +149,24 @@ mod tests {
     use super::*;
 
     fn record(addresses: &[&str]) -> Record {
-        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        Record { node: "n".into(), name: "join-node-n".into(), addresses, ..Record::default() }
+        let addresses = addresses
+            .iter()
+            .map(|address| address.parse().unwrap())
+            .collect();
+        Record {
+            node: "n".into(),
+            name: "join-node-n".into(),
+            addresses,
+            ..Record::default()
+        }
     }
 
     #[test]
     fn a_kubelets_request_for_its_own_name_and_addresses_has_the_right_form() {
-        let asked = Asked { node: "n".into(), addresses: vec![IP.parse().unwrap()] };
+        let asked = Asked {
+            node: "n".into(),
+            addresses: vec![IP.parse().unwrap()],
+        };
         assert_eq!(examine(&good()), Ok(asked));
         let mut with_rsa = good();
         with_rsa["spec"]["usages"] = json!(["key encipherment", "digital signature", SERVER_AUTH]);
@@ -127,7 +184,12 @@ mod tests {
             Err(Deny(word, _)) => word,
             other => panic!("{other:?}"),
         };
-        for usages in [json!([]), json!(["digital signature"]), json!([SERVER_AUTH, "client auth"]), json!(["any"])] {
+        for usages in [
+            json!([]),
+            json!(["digital signature"]),
+            json!([SERVER_AUTH, "client auth"]),
+            json!(["any"]),
+        ] {
             assert_eq!(denied(with("/spec/usages", usages)), "usages");
         }
         let user = "system:node:n";
@@ -141,7 +203,11 @@ mod tests {
             (user, vec!["n.cluster.local"], vec![], "name"),
             (user, vec![], vec![], "name"),
         ] {
-            assert_eq!(denied(request(&pkcs10(common_name, &names, &addresses))), word, "{common_name} {names:?}");
+            assert_eq!(
+                denied(request(&pkcs10(common_name, &names, &addresses))),
+                word,
+                "{common_name} {names:?}"
+            );
         }
         for (pointer, value) in [
             ("/spec/username", json!("kubernetes-admin")),
@@ -149,13 +215,19 @@ mod tests {
             ("/spec/username", Value::Null),
             ("/spec/groups", json!(["system:authenticated"])),
         ] {
-            assert!(matches!(examine(&with(pointer, value)), Err(Leave("requester", _))));
+            assert!(matches!(
+                examine(&with(pointer, value)),
+                Err(Leave("requester", _))
+            ));
         }
     }
 
     #[test]
     fn only_what_the_node_joined_with_and_still_has_is_approved() {
-        let asked = |address: &str| Asked { node: "n".into(), addresses: vec![address.parse().unwrap()] };
+        let asked = |address: &str| Asked {
+            node: "n".into(),
+            addresses: vec![address.parse().unwrap()],
+        };
         let cloud = |address: &str| Some(Ok(Some(address.parse().unwrap())));
         let unreachable = || Refusal::passing("metadata", "no answer", Duration::from_secs(5));
         let (bound, old) = (record(&[IP, "fd00::7"]), record(&[]));
@@ -178,9 +250,18 @@ mod tests {
             let judged = compare(&asked(address), record, true, || of_cloud.clone());
             assert_eq!(word(judged.clone()), expected, "{address}: {judged:?}");
         }
-        assert_eq!(word(compare(&asked(IP), Some(&bound), false, || None)), "no-node");
+        assert_eq!(
+            word(compare(&asked(IP), Some(&bound), false, || None)),
+            "no-node"
+        );
         // a record under another's name, which nobody but an administrator could make
-        let other = Record { node: "m".into(), ..record(&[IP]) };
-        assert_eq!(word(compare(&asked(IP), Some(&other), true, || None)), "no-record");
+        let other = Record {
+            node: "m".into(),
+            ..record(&[IP])
+        };
+        assert_eq!(
+            word(compare(&asked(IP), Some(&other), true, || None)),
+            "no-record"
+        );
     }
 }

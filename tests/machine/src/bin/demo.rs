@@ -16,7 +16,9 @@ fn main() -> ExitCode {
     match run(&story) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("the demo failed: {why}\nThe consoles are in target/boot/; VERBOSE=1 shows them as they come.");
+            eprintln!(
+                "the demo failed: {why}\nThe consoles are in target/boot/; VERBOSE=1 shows them as they come."
+            );
             ExitCode::FAILURE
         }
     }
@@ -25,9 +27,15 @@ fn main() -> ExitCode {
 fn run(story: &Story) -> machine::Result<()> {
     story.part("0. The machine: its initramfs, and the policy, computed from what it is to boot.");
     let mut setting = Setting::new("demo", 4 << 30)?;
-    setting.machine.show = if std::env::var_os("VERBOSE").is_some() { Show::Everything } else { Show::Steps };
+    setting.machine.show = if std::env::var_os("VERBOSE").is_some() {
+        Show::Everything
+    } else {
+        Show::Steps
+    };
     let boots = flow::demo(&mut setting, story)?;
-    println!("\nThe time of each part, and from the network being up to the disk being open by the machine's clock:");
+    println!(
+        "\nThe time of each part, and from the network being up to the disk being open by the machine's clock:"
+    );
     print!("{}", story.times());
     for (title, events) in boots {
         match timeline::between(&events, "network-up", "mounted") {
