@@ -18,7 +18,7 @@ test: lint check-deps unit boot ## everything that must pass before a change lan
 
 lint: setup ## formatting, clippy, shell syntax
 	cargo fmt --all --check
-	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --all-targets --bench storm -- -D warnings
 	@for script in tools/*.sh tests/cluster/*.sh initramfs/build.sh .ci/run; do bash -n $$script || exit; done
 
 unit: setup ## unit tests, and the tests against real peers that need no VM

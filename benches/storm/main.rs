@@ -187,7 +187,7 @@ impl Setting {
         metadata.set_peers(&json!((0..nodes).map(machine).collect::<Vec<_>>()).to_string());
         let at = |name: &str| dir.path().join(name).display().to_string();
         let keys = Service::start(
-            support::program::built("key-service"),
+            "key-service",
             dir.path().join("keys.log"),
             &[
                 "--clients=any",
@@ -199,7 +199,7 @@ impl Setting {
             ],
         );
         let service = Service::start(
-            support::program::built("join-service"),
+            "join-service",
             dir.path().join("join.log"),
             &[
                 "--listen=127.0.0.1:0",
@@ -470,7 +470,7 @@ struct Service {
 impl Service {
     fn start(program: &str, log: PathBuf, arguments: &[&str]) -> Service {
         let out = File::create(&log).unwrap();
-        let mut command = Command::new(program);
+        let mut command = Command::new(support::program::built(program));
         command
             .args(arguments)
             .stdin(Stdio::null())
