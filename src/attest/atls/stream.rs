@@ -16,6 +16,7 @@
 //! Received plaintext goes straight from rustls to the caller's buffer; none is kept here. (rustls frees its own copies without
 //! wiping them.)
 
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -26,9 +27,11 @@ use rustls::Connection;
 use super::Error;
 use rpc::grpc::Transport;
 
-/// Bytes read from the socket at once. rustls takes no more at once, either, and has room of its own for a record, so each
-/// byte more would be a byte that every peer can make us hold.
-const READ_SIZE: usize = 4 << 10;
+/// Bytes read from the socket at first. Every peer can make us hold as many.
+const READ_FIRST: usize = 4 << 10;
+/// Bytes read at once while the peer sends faster than that: one record of the largest size (RFC 8446 §5.2, 2^14 + 256, with
+/// its header).
+const READ_RECORD: usize = (1 << 14) + 256 + 5;
 /// Plaintext encrypted at once: four records of the largest size, so that a large write is few system calls.
 const WRITE_SIZE: usize = 4 << 14;
 /// How long the end of the writer waits for a peer that does not read.
@@ -62,6 +65,7 @@ pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport>
             socket: socket.clone(),
             received: Vec::new(),
             unread: 0..0,
+            is_fast: false,
             ended: None,
         }),
         writer: Box::new(Writer { shared }),
@@ -75,6 +79,12 @@ pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport>
 struct Shared {
     engine: Mutex<Connection>,
     outgoing: Mutex<Outgoing>,
+}
+
+thread_local! {
+    /// Room for the records of the connection that this thread writes to. A connection that was busy once and idles keeps none,
+    /// and a busy one does not ask the system for it at each write.
+    static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 /// The way to the socket.
@@ -158,6 +168,9 @@ impl Outgoing {
     }
 
     fn take_from(&mut self, engine: &mut Connection) -> io::Result<()> {
+        if self.records.capacity() == 0 {
+            self.records = ROOM.take();
+        }
         while engine.wants_write() {
             engine.write_tls(&mut self.records)?;
         }
@@ -165,8 +178,10 @@ impl Outgoing {
     }
 
     fn send(&mut self) -> io::Result<()> {
-        // a peer may keep as many connections as it wants busy once, and then idle: no room is kept
-        let result = (&*self.socket).write_all(&std::mem::take(&mut self.records));
+        let mut records = std::mem::take(&mut self.records);
+        let result = (&*self.socket).write_all(&records);
+        records.clear();
+        ROOM.set(records);
         if let Err(error) = &result {
             self.broken = Some(error.kind());
         }
@@ -181,6 +196,8 @@ struct Reader {
     received: Vec<u8>,
     /// The part of `received` that the engine has not taken yet.
     unread: std::ops::Range<usize>,
+    /// The last read gave as much as a first one has room for: more is on its way.
+    is_fast: bool,
     /// Why no more data comes; returned once all data before it was.
     ended: Option<rustls::Error>,
 }
@@ -205,10 +222,17 @@ impl Read for Reader {
                 return Err(Error::from(error.clone()).into());
             }
             if self.unread.is_empty() {
-                self.received.resize(READ_SIZE, 0);
-                let len = read_socket(&self.socket, &mut self.received)
-                    .inspect_err(|_| self.received = Vec::new())?;
-                self.unread = 0..len;
+                let size = if self.is_fast {
+                    READ_RECORD
+                } else {
+                    READ_FIRST
+                };
+                if self.received.len() != size {
+                    self.received = vec![0; size];
+                }
+                let result = read_socket(&self.socket, &mut self.received);
+                self.is_fast = result.as_ref().is_ok_and(|len| *len >= READ_FIRST);
+                self.unread = 0..result.inspect_err(|_| self.received = Vec::new())?;
             }
             self.process()?;
         }
