@@ -3,6 +3,7 @@
 #
 #   tools/fuzz.sh [SECONDS] [TARGET..]      each target for SECONDS (60); all of fuzz/src/bin where none is named
 #   tools/fuzz.sh check                     that all of them compile
+#   tools/fuzz.sh keep TARGET FILE..        adds inputs to fuzz/corpus/TARGET.tar.gz, from which every run starts
 #
 # The corpus grows in the cache, from run to run. Fails when an input crashes a target, is too slow or takes too much memory,
 # and says where that input is: run the program that is named on that file to see it again.
@@ -11,6 +12,15 @@ cd "$ROOT/fuzz"
 if [ "${1:-}" = check ]; then
   link_tss gnu
   exec env CARGO_TARGET_DIR="$ROOT/target" cargo check --locked --quiet --target "$GNU"
+fi
+if [ "${1:-}" = keep ]; then
+  [ $# -gt 2 ] || die "usage: tools/fuzz.sh keep TARGET FILE.."
+  pack=corpus/$2.tar.gz inputs=$(mktemp -d); trap 'rm -rf "$inputs"' EXIT
+  [ ! -e "$pack" ] || tar xzf "$pack" -C "$inputs"
+  cp "${@:3}" "$inputs"
+  tar c --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=644 --format=ustar -C "$inputs" -- $(ls "$inputs") | gzip -9n >"$pack"
+  say "$pack has $(tar tzf "$pack" | wc -l) inputs"
+  exit
 fi
 seconds=${1:-60}; shift || true
 [[ $seconds =~ ^[0-9]+$ ]] || die "usage: tools/fuzz.sh [SECONDS] [TARGET..]"
@@ -34,7 +44,12 @@ for target in "${targets[@]}"; do
   mkdir -p "$corpus" "$findings"
   options=(-max_total_time="$seconds" -max_len=16384 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1)
   options+=(-artifact_prefix="$findings/" "$corpus")
-  if [ -d "corpus/$target" ]; then options+=("corpus/$target"); fi
+  if [ -e "corpus/$target.tar.gz" ]; then
+    seeds=$ROOT/fuzz/target/corpus/$target
+    rm -rf "$seeds" && mkdir -p "$seeds"
+    tar xzf "corpus/$target.tar.gz" -C "$seeds"
+    options+=("$seeds")
+  fi
   status=0
   nice "$program" "${options[@]}" >"$log" 2>&1 || status=$?
   count=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")

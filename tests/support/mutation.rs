@@ -1,6 +1,9 @@
 //! Hostile variants of valid inputs, for the tests of every parser: the same ones in each run. And the inputs that fuzzing
 //! found worth keeping.
 
+use std::fs::File;
+use std::io::Read;
+
 /// `count` variants of `valid`: bits flipped, bytes set, cut, doubled, moved and deleted, a few at a time.
 pub fn mutations(valid: &[u8], count: usize) -> impl Iterator<Item = Vec<u8>> {
     let mut random = XorShift(SEED);
@@ -19,20 +22,23 @@ pub fn numbers() -> impl FnMut() -> u64 {
     move || random.next()
 }
 
-/// The inputs that are kept for a fuzzer (`fuzz/corpus`), each with its name.
+/// Returns the inputs that are kept for a fuzzer (`fuzz/corpus/TARGET.tar.gz`), each with its name.
 pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
-    let folder = format!("{}/fuzz/corpus/{target}", crate::ROOT);
-    let files = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
-    let inputs = files.map(|file| file.expect("a file").path());
-    let inputs: Vec<_> = inputs
-        .map(|path| {
-            (
-                path.display().to_string(),
-                std::fs::read(&path).expect("its bytes"),
-            )
+    let path = format!("{}/fuzz/corpus/{target}.tar.gz", crate::ROOT);
+    let file = File::open(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(file));
+    let inputs: Vec<_> = archive
+        .entries()
+        .expect("an archive")
+        .map(|entry| {
+            let mut entry = entry.expect("an input");
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).expect("its bytes");
+            let name = entry.path().expect("a name").display().to_string();
+            (format!("{path}: {name}"), bytes)
         })
         .collect();
-    assert!(!inputs.is_empty(), "{folder} is empty");
+    assert!(!inputs.is_empty(), "{path} is empty");
     inputs
 }
 

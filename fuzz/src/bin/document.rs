@@ -37,7 +37,7 @@ static POLICIES: LazyLock<[Validator; 2]> = LazyLock::new(|| {
 
 fn init() {
     // else nothing behind the signature would be reached
-    let genuine = include_bytes!("../../corpus/document/genuine");
+    let genuine = include_bytes!("../../../tests/data/attestation-document");
     assert_eq!(
         POLICIES[0].validate(genuine, NONCE).as_deref().ok(),
         Some(USER_DATA)
