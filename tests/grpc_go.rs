@@ -1,5 +1,6 @@
-//! Our client against grpc-go, with what its servers do by their options: deadlines that they keep, too, a maximum connection
-//! age, small limits, and GOAWAY to who asks too often. `tests/grpc_go` is the peer.
+//! Our client against grpc-go servers with different options: deadlines that they enforce
+//! themselves, a maximum connection age, small limits, and GOAWAY to a client that sends too many
+//! PINGs. `tests/grpc_go` is the peer.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -18,7 +19,7 @@ struct Blob {
     data: Vec<u8>,
 }
 
-/// A server; ends when dropped.
+/// A server; it ends when dropped.
 struct Peer {
     process: Child,
     address: String,
@@ -92,7 +93,8 @@ fn soon() -> CallOptions {
     within(Duration::from_secs(30))
 }
 
-/// The server ends such a call with RST_STREAM (CANCEL) at about the time when the client gives it up.
+/// The server ends such a call with RST_STREAM (CANCEL) at about the same time as the client gives
+/// up.
 #[test]
 fn a_call_past_its_deadline_is_deadline_exceeded_whoever_notices_first() {
     let peer = Peer::start(&[]);
@@ -137,7 +139,7 @@ fn the_first_call_already_keeps_to_what_the_server_takes() {
         let status = echo(&channel, &large).unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted);
         assert!(
-            status.message().contains("more than the server takes"),
+            status.message().contains("exceeds the server's limit"),
             "{status}"
         );
         let channel = peer.connect();
@@ -153,7 +155,7 @@ fn the_first_call_already_keeps_to_what_the_server_takes() {
 fn what_the_server_says_when_it_ends_a_connection_is_in_the_error() {
     let peer = Peer::start(&[]);
     let socket = Transport::plain(TcpStream::connect(&peer.address).unwrap()).unwrap();
-    // its enforcement policy lets nobody ask more often than every five minutes
+    // The server's enforcement policy allows one PING in five minutes.
     let hasty = Keepalive {
         every: Duration::from_millis(50),
         timeout: Duration::from_secs(20),

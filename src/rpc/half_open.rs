@@ -1,6 +1,9 @@
-//! Connections from accept to the end of their handshake. It costs a peer nothing to open one, so they have places of their
-//! own, fewer than there are for connections, and so have the threads for their handshakes. A new one is always let in: the
-//! oldest of the network that has the most makes room.
+//! Half-open connections: from accept to the end of their handshake.
+//!
+//! Opening a connection costs a peer nothing. So half-open connections have a limit of their own,
+//! lower than the limit of all connections, and so have the threads for their handshakes. A new
+//! connection is always accepted: if no place is free, the oldest connection of the network with
+//! the most half-open connections is closed.
 //!
 //! ```text
 //!   accepted ─► silent ─ first byte ─► queued ─ turn of its network ─► handshake ─► over: no longer here
@@ -15,18 +18,18 @@ use std::time::{Duration, Instant};
 
 use base::network::Network;
 
-/// Those that there are, by the number of their connection: the smallest is the oldest.
+/// All half-open connections by connection number; the smallest number is the oldest.
 pub struct HalfOpen {
     places: usize,
     threads: usize,
     patience: Duration,
-    silent: BTreeMap<u64, Caller>,
-    queued: BTreeMap<u64, Caller>,
+    silent: BTreeMap<u64, WaitingConnection>,
+    queued: BTreeMap<u64, WaitingConnection>,
     handshakes: BTreeMap<u64, Handshake>,
 }
 
-/// Nothing was read from it yet.
-struct Caller {
+/// A connection that waits for its first byte, or for a thread.
+struct WaitingConnection {
     network: Network,
     socket: TcpStream,
     deadline: Instant,
@@ -34,29 +37,31 @@ struct Caller {
 
 struct Handshake {
     network: Network,
-    /// To cut it short.
+    /// A second handle, to interrupt the handshake.
     socket: TcpStream,
     turn: Arc<PeersTurn>,
     is_outdated: bool,
 }
 
-/// A handshake that is to begin, on a thread.
-pub struct Begin {
+/// The next handshake to run, on a thread of its own.
+pub struct NextHandshake {
     /// The connection's number.
     pub id: u64,
-    /// Whose it is.
+    /// The peer's network.
     pub network: Network,
     /// The connection.
     pub socket: TcpStream,
-    /// When the handshake must be over.
+    /// When the handshake must be complete.
     pub deadline: Instant,
-    /// To be told when it waits for the peer.
+    /// The handshake reports here when it waits for the peer.
     pub turn: Arc<PeersTurn>,
 }
 
 impl HalfOpen {
-    /// For `places`, of which `threads` in their handshake, half of them of one network. One whose peer lets us wait for
-    /// `patience` loses its thread when only a quarter of them is free, or another one of its network waits for one.
+    /// Creates a list with `places` connections, of which `threads` may be in their handshake, at
+    /// most half of these from one network. A handshake that has waited for its peer for `patience`
+    /// loses its thread when only a quarter of the threads is free or another connection of its
+    /// network needs one.
     pub fn new(places: usize, threads: usize, patience: Duration) -> HalfOpen {
         let (silent, queued, handshakes) = Default::default();
         HalfOpen {
@@ -69,11 +74,11 @@ impl HalfOpen {
         }
     }
 
-    /// A connection was accepted; it is closed if its handshake does not begin before `deadline`.
+    /// Adds an accepted connection. It is closed if its handshake does not begin before `deadline`.
     pub fn enter(&mut self, id: u64, network: Network, socket: TcpStream, deadline: Instant) {
         self.silent.insert(
             id,
-            Caller {
+            WaitingConnection {
                 network,
                 socket,
                 deadline,
@@ -81,13 +86,13 @@ impl HalfOpen {
         );
     }
 
-    /// How many there are.
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    /// Returns the number of half-open connections.
+    #[expect(clippy::len_without_is_empty, reason = "no caller needs it")]
     pub fn len(&self) -> usize {
         self.silent.len() + self.queued.len() + self.handshakes.len()
     }
 
-    /// How many there are of a network.
+    /// Returns the number of half-open connections of a network.
     pub fn len_of(&self, network: Network) -> usize {
         self.networks().filter(|other| *other == network).count()
     }
@@ -101,13 +106,14 @@ impl HalfOpen {
         callers.chain(self.handshakes.values().map(|handshake| handshake.network))
     }
 
-    /// Whether there are more than places.
-    pub fn is_over(&self) -> bool {
+    /// Returns whether there are more connections than places.
+    pub fn is_overfull(&self) -> bool {
         self.len() > self.places
     }
 
-    /// Makes room: closes the oldest one of the network that has the most, or of this one, and returns which one that is. It is
-    /// none where it is our turn; of a network's others, those go last that have spoken.
+    /// Closes one connection to make room, and returns its number. It is the oldest one of `of`, or
+    /// else of the network that has the most. Connections that have sent no byte go first. A
+    /// handshake is closed only if it waits for its peer.
     pub fn displace(&mut self, of: Option<Network>, now: Instant) -> Option<u64> {
         let mut counts: HashMap<Network, usize> = HashMap::new();
         self.networks()
@@ -138,36 +144,38 @@ impl HalfOpen {
     fn close(&mut self, id: u64) {
         let _ = (self.silent.remove(&id), self.queued.remove(&id));
         if let Some(Handshake { socket, .. }) = self.handshakes.remove(&id) {
-            // its thread has another handle of it
+            // The thread of the handshake has another handle of the socket.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
-    /// Its first byte has come.
-    pub fn heard(&mut self, id: u64) {
+    /// Notes that the first byte of a connection has arrived.
+    pub fn first_byte_arrived(&mut self, id: u64) {
         self.queued.extend(self.silent.remove_entry(&id));
     }
 
-    /// The handshake that comes next, if any: to be asked again until there is none. Ends one that holds its thread for too long.
-    pub fn next(&mut self, now: Instant) -> Option<Begin> {
+    /// Returns the next handshake to run; the caller repeats this until `None`. Closes handshakes
+    /// that hold their thread for too long.
+    pub fn next(&mut self, now: Instant) -> Option<NextHandshake> {
         while self.is_busy() {
             let mut running: HashMap<Network, usize> = HashMap::new();
             self.handshakes
                 .values()
                 .for_each(|other| *running.entry(other.network).or_default() += 1);
-            let running_of = |caller: &Caller| running.get(&caller.network).copied().unwrap_or(0);
+            let running_of =
+                |caller: &WaitingConnection| running.get(&caller.network).copied().unwrap_or(0);
             let may_begin = self.queued.iter().filter(|(_, caller)| {
                 self.handshakes.len() < self.threads
                     && running_of(caller) < self.threads.div_ceil(2)
             });
             if let Some((&id, _)) = may_begin.min_by_key(|(id, caller)| (running_of(caller), **id))
             {
-                let Caller {
+                let WaitingConnection {
                     network,
                     socket,
                     deadline,
                 } = self.queued.remove(&id)?;
-                // else no descriptor is free for it
+                // If this fails, no file descriptor is free, and the connection is dropped.
                 if let Ok(handle) = socket.try_clone() {
                     let turn = Arc::new(PeersTurn::default());
                     let handshake = Handshake {
@@ -177,7 +185,7 @@ impl HalfOpen {
                         is_outdated: false,
                     };
                     self.handshakes.insert(id, handshake);
-                    return Some(Begin {
+                    return Some(NextHandshake {
                         id,
                         network,
                         socket,
@@ -188,7 +196,8 @@ impl HalfOpen {
                 continue;
             }
             let is_wanted = |network| {
-                self.are_scarce() || self.queued.values().any(|caller| caller.network == network)
+                self.threads_are_scarce()
+                    || self.queued.values().any(|caller| caller.network == network)
             };
             let waiting = self
                 .handshakes
@@ -202,37 +211,40 @@ impl HalfOpen {
         None
     }
 
-    /// Whether those that come next may find no thread.
-    fn are_scarce(&self) -> bool {
+    /// Returns whether fewer than a quarter of the threads are free.
+    fn threads_are_scarce(&self) -> bool {
         4 * self.handshakes.len() >= 3 * self.threads
     }
 
-    /// Whether [`HalfOpen::next`] is to be asked again soon, though nothing happens.
+    /// Returns whether the caller should call [`HalfOpen::next`] again soon, even without a new
+    /// event.
     pub fn is_busy(&self) -> bool {
-        !self.queued.is_empty() || self.are_scarce()
+        !self.queued.is_empty() || self.threads_are_scarce()
     }
 
-    /// Its handshake is over. Returns whether [`HalfOpen::outdate`] was called meanwhile; `None` if it was closed.
+    /// Removes a connection whose handshake is complete. Returns whether
+    /// [`HalfOpen::mark_outdated`] was called during the handshake; `None` if the connection was
+    /// closed.
     pub fn leave(&mut self, id: u64) -> Option<bool> {
         self.handshakes
             .remove(&id)
             .map(|handshake| handshake.is_outdated)
     }
 
-    /// What the handshakes prove that are under way is not enough any more.
-    pub fn outdate(&mut self) {
+    /// Marks the running handshakes as outdated: the requirements on peers have changed.
+    pub fn mark_outdated(&mut self) {
         self.handshakes
             .values_mut()
             .for_each(|handshake| handshake.is_outdated = true);
     }
 
-    /// Closes those whose first byte, or whose thread, did not come in time.
+    /// Closes connections whose first byte or thread did not come before their deadline.
     pub fn end_late(&mut self, now: Instant) {
         self.silent.retain(|_, caller| caller.deadline > now);
         self.queued.retain(|_, caller| caller.deadline > now);
     }
 
-    /// Closes all.
+    /// Closes all half-open connections.
     pub fn clear(&mut self) {
         self.silent.clear();
         self.queued.clear();
@@ -242,22 +254,22 @@ impl HalfOpen {
     }
 }
 
-/// Whose turn it is in a handshake.
+/// Records whether a handshake waits for the peer, and since when.
 #[derive(Debug, Default)]
 pub struct PeersTurn(Mutex<Option<Instant>>);
 
 impl PeersTurn {
-    /// From now on we wait for the peer.
+    /// Notes that we wait for the peer from now on.
     pub fn begin(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// It is our turn.
+    /// Notes that it is our turn.
     pub fn end(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// How long we wait for the peer already.
+    /// Returns how long we have been waiting for the peer.
     fn waited(&self, now: Instant) -> Duration {
         let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
@@ -281,7 +293,7 @@ mod tests {
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         listener.accept().unwrap();
         all.enter(id, network(who), socket, now + PATIENCE);
-        if all.is_over() {
+        if all.is_overfull() {
             all.displace(None, now)
         } else {
             None
@@ -290,7 +302,7 @@ mod tests {
 
     fn speak(all: &mut HalfOpen, id: u64, who: u32, now: Instant) {
         assert_eq!(enter(all, id, who, now), None);
-        all.heard(id);
+        all.first_byte_arrived(id);
     }
 
     fn begun(all: &mut HalfOpen, now: Instant) -> Option<u64> {
@@ -304,15 +316,15 @@ mod tests {
             assert_eq!(enter(&mut all, id, who, now), None);
         }
         assert_eq!(enter(&mut all, 5, 6, now), Some(1));
-        // each has one: the oldest goes, and not one that has spoken
-        all.heard(2);
+        // Each network has one: the oldest connection goes, but not one that has sent a byte.
+        all.first_byte_arrived(2);
         assert_eq!(enter(&mut all, 6, 5, now), Some(3));
-        // who floods takes places from himself alone
+        // A network that opens many connections takes places only from itself.
         for id in 7..1000 {
             let expected = if id == 7 { 4 } else { id - 1 };
             assert_eq!(enter(&mut all, id, 4, now), Some(expected));
         }
-        // of a network that has all its places one goes
+        // When one network has all places, one of its connections goes.
         assert_eq!((all.len_of(network(8)), all.len()), (1, 4));
         assert_eq!(all.displace(Some(network(8)), now), Some(2));
         assert_eq!(all.displace(Some(network(8)), now), None);
@@ -345,7 +357,8 @@ mod tests {
             begun_first.iter().map(|begin| begin.id).collect::<Vec<_>>(),
             [1, 4, 2]
         );
-        // three run, of four threads; one is queued, whose network has its half
+        // Three of four threads are in use. One connection is queued, because its network has half
+        // of the threads.
         begun_first[2].turn.begin();
         now += PATIENCE / 2;
         assert_eq!(begun(&mut all, now), None);
@@ -359,7 +372,7 @@ mod tests {
         now += 10 * PATIENCE;
         assert!(
             begun(&mut all, now).is_none() && !all.is_busy(),
-            "nobody needs its thread"
+            "no other connection needs its thread"
         );
         speak(&mut all, 5, 7, now);
         assert_eq!(begun(&mut all, now), Some(5), "one of its network does");
@@ -379,7 +392,7 @@ mod tests {
         let (mut all, now) = (HalfOpen::new(9, 1, PATIENCE), Instant::now());
         (1..4).for_each(|id| speak(&mut all, id, 1, now));
         let begun = all.next(now).unwrap();
-        all.outdate();
+        all.mark_outdated();
         assert_eq!(enter(&mut all, 4, 1, now + PATIENCE), None);
         all.end_late(now + PATIENCE);
         assert_eq!(all.len(), 2);

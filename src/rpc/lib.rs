@@ -1,5 +1,9 @@
-//! gRPC over HTTP/2 without an asynchronous runtime: [`h2`] is a state machine over bytes, [`grpc`] has the sockets and threads.
-//! [`half_open`] bounds connections before their handshake is over, [`share`] what each peer may take of a server.
+//! gRPC over HTTP/2 without an asynchronous runtime.
+//!
+//! - [`h2`]: HTTP/2 as a state machine over bytes.
+//! - [`grpc`]: sockets, threads and calls.
+//! - [`half_open`]: limits for connections whose handshake is not complete.
+//! - [`share`]: how much of a server's resources each peer may use.
 
 pub mod grpc;
 pub mod h2;

@@ -1,4 +1,4 @@
-//! The client: one connection, any number of calls on it at once.
+//! The client: one connection with any number of concurrent calls.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,37 +17,39 @@ use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
 use crate::share::PeerShare;
 use base::crypto::buffer::Bytes;
 
-/// PING of a client that has not set another: grpc-go's servers end a connection that is asked more often than every five
-/// minutes (its `EnforcementPolicy`).
+/// The default of a client. The servers of grpc-go end a connection that gets a PING more often
+/// than every five minutes (its `EnforcementPolicy`).
 const KEEPALIVE: Keepalive = Keepalive {
     every: Duration::from_secs(310),
     timeout: Duration::from_secs(20),
 };
-/// How long a server may refuse to take what we send.
+/// How long a server may not read what we send.
 const STALL: Duration = Duration::from_secs(60);
-/// The keeper looks at a connection that a thread reads at most this rarely.
+/// Longest interval at which the keeper checks a connection that another thread reads.
 const LONGEST_TICK: Duration = Duration::from_millis(640);
 const USER_AGENT: &[u8] = concat!("firstlight/", env!("CARGO_PKG_VERSION")).as_bytes();
 
-/// How a client finds out that its server is gone, while it has calls there.
+/// How a client with open calls detects that its server is gone.
 #[derive(Clone, Copy, Debug)]
 pub struct Keepalive {
-    /// Without a byte from the server for this long, a PING is sent.
+    /// Time without a byte from the server after which a PING is sent.
     pub every: Duration,
-    /// The connection ends, and all calls with [`Code::Unavailable`], when no byte comes within this time after it.
+    /// Time without a byte after that PING until the connection and all its calls end with
+    /// [`Code::Unavailable`].
     pub timeout: Duration,
 }
 
-/// What a call may carry besides its message.
+/// The options of a call.
 #[derive(Clone, Debug, Default)]
 pub struct CallOptions {
-    /// Ends the call with [`Code::DeadlineExceeded`] and tells the server (`grpc-timeout`).
+    /// Time limit for the call, sent to the server as `grpc-timeout`. After it, the call ends with
+    /// [`Code::DeadlineExceeded`].
     pub timeout: Option<Duration>,
-    /// Custom headers of the request.
+    /// Custom metadata of the request headers.
     pub metadata: Metadata,
 }
 
-/// One client connection; clones share it, and it closes when the last one drops.
+/// A client connection. Its clones share it; it closes when the last one is dropped.
 #[derive(Clone)]
 pub struct Channel {
     connection: Arc<ClientConnection>,
@@ -62,12 +64,13 @@ struct ClientConnection {
 }
 
 impl Channel {
-    /// Opens HTTP/2 on an established connection. `authority` is the `:authority` of the requests (`host:port`).
+    /// Starts HTTP/2 on an established connection. `authority` is the `:authority` of the requests
+    /// (`host:port`).
     pub fn new(transport: Transport, authority: &str) -> Result<Channel, Status> {
         Channel::with_keepalive(transport, authority, KEEPALIVE)
     }
 
-    /// The same with PINGs of one's own timing.
+    /// Starts HTTP/2 with custom PING times.
     pub fn with_keepalive(
         transport: Transport,
         authority: &str,
@@ -103,13 +106,13 @@ impl Channel {
         })
     }
 
-    /// Sets the largest response message that is accepted (4 MiB if not set).
+    /// Sets the maximum size of a response message in bytes; the default is 4 MiB.
     pub fn with_message_bytes(mut self, message_bytes: usize) -> Channel {
         self.message_bytes = message_bytes;
         self
     }
 
-    /// One request, one response. `path` is `/package.Service/Method`.
+    /// Makes a call with one request and one response. `path` is `/package.Service/Method`.
     pub fn unary<Q: Message, R: Message + Default>(
         &self,
         path: &str,
@@ -126,7 +129,7 @@ impl Channel {
         message::decode(&call.receive_one(core)?, "response")
     }
 
-    /// One request, any number of responses.
+    /// Makes a call with one request and any number of responses.
     pub fn server_streaming<Q: Message, R: Message + Default>(
         &self,
         path: &str,
@@ -144,8 +147,8 @@ impl Channel {
         })
     }
 
-    /// Any number of requests and of responses, in the order that the method defines; one response where that is all that
-    /// the method gives ([`Responses::one`]).
+    /// Makes a call with any number of requests and responses, in the order that the method
+    /// defines. For a client-streaming method, [`Responses::one`] returns the only response.
     pub fn streaming<Q: Message, R: Message + Default>(
         &self,
         path: &str,
@@ -170,12 +173,12 @@ impl Channel {
         ))
     }
 
-    /// Closes the connection now; calls that wait on it in other threads end with [`Code::Unavailable`].
+    /// Closes the connection now; waiting calls of other threads end with [`Code::Unavailable`].
     pub fn close(&self) {
         self.connection.close();
     }
 
-    /// Opens a stream for a call: its headers are in the output. The connection stays locked.
+    /// Opens a stream for a call and puts its headers into the output. The connection stays locked.
     fn start<'a>(
         &'a self,
         path: &str,
@@ -209,7 +212,7 @@ impl Channel {
                 .chain(timeout)
                 .chain(options.metadata.fields())
         };
-        // what the server takes is in its SETTINGS
+        // The server's limits are in its SETTINGS.
         let limit = deadline.or_else(|| started.checked_add(STALL));
         let has_settings = |core: &mut Core| core.h2.has_settings().then_some(());
         let (mut core, begun) =
@@ -227,12 +230,12 @@ impl Channel {
                 Err(SendError::TooLarge) => {
                     return Err(Status::new(
                         Code::ResourceExhausted,
-                        "the metadata are more than the server takes",
+                        "the metadata exceeds the server's limit",
                     ));
                 }
                 Err(_) => {
-                    let why = core.farewell.as_deref().unwrap_or_default();
-                    let text = format!("the server takes no more calls on this connection{why}");
+                    let why = core.goaway_text.as_deref().unwrap_or_default();
+                    let text = format!("the server accepts no more calls on this connection{why}");
                     return Err(Status::new(Code::Unavailable, text).unprocessed());
                 }
             }
@@ -275,14 +278,14 @@ impl Drop for ClientConnection {
             .take();
         if let Some(keeper) = keeper {
             keeper.thread().unpark();
-            // it runs nothing that could panic or block any more
+            // The keeper runs nothing that can panic or block now.
             let _ = keeper.join();
         }
     }
 }
 
-/// The keeper's life: it reads the connection while no caller does, so that PINGs are answered and a lost server is
-/// noticed; and it leaves the reading to the next caller that waits.
+/// Runs the keeper. It reads the connection while no caller does, so that PINGs are answered and a
+/// lost server is noticed. It leaves the reading half to the next caller that waits.
 fn keep(link: &Link, keepalive: Keepalive) {
     let mut tick = TICK;
     loop {
@@ -300,7 +303,7 @@ fn keep(link: &Link, keepalive: Keepalive) {
             if core.calls.is_empty() {
                 core.trim();
             }
-            core.is_wanted();
+            core.yield_reader();
         }
         loop {
             let has_calls =
@@ -308,18 +311,21 @@ fn keep(link: &Link, keepalive: Keepalive) {
             if has_calls && core.keepalive(keepalive.every, keepalive.timeout, Instant::now()) {
                 link.end(
                     &mut core,
-                    Status::new(Code::Unavailable, "the server answered no PING in time"),
+                    Status::new(
+                        Code::Unavailable,
+                        "the server did not answer a PING in time",
+                    ),
                 );
             }
             core = link.flush(core);
             if core.ended.is_some() {
                 return;
             }
-            if !is_neglected || !core.is_free() || core.is_held() {
+            if !is_neglected || !core.is_free() || core.is_output_full() {
                 break;
             }
             core = link.read_turn(core, Some(keepalive.every.min(keepalive.timeout)));
-            if core.is_wanted() {
+            if core.yield_reader() {
                 break;
             }
         }
@@ -341,7 +347,7 @@ impl ClientCall {
         result
     }
 
-    /// The next message; the room of the `spent` one is for a later one.
+    /// Waits for the next message. The buffer of `spent` is reused for a later one.
     fn receive(&self, spent: Bytes) -> Result<Option<Bytes>, Status> {
         let link = &self.connection.link;
         let mut core = link.lock();
@@ -351,7 +357,7 @@ impl ClientCall {
         link.receive(core, self.stream, self.deadline).1
     }
 
-    /// The only response, once the call has ended well.
+    /// Waits for the successful end of the call and returns its only response.
     fn receive_one(&self, core: Guard<'_>) -> Result<Bytes, Status> {
         let (mut core, ended) =
             self.connection
@@ -368,18 +374,18 @@ impl ClientCall {
             (Some(response), None) => Ok(response),
             (None, _) => Err(Status::new(
                 Code::Internal,
-                "the server answered OK without a message",
+                "the server ended the call with OK but sent no message",
             )),
             _ => Err(Status::new(
                 Code::Internal,
-                "the server answered the call with several messages",
+                "the server sent several messages for a call with one response",
             )),
         }
     }
 }
 
 fn lost() -> Status {
-    Status::new(Code::Internal, "the call is not known to its connection")
+    Status::new(Code::Internal, "the connection does not know the call")
 }
 
 impl Drop for ClientCall {
@@ -387,14 +393,14 @@ impl Drop for ClientCall {
         let link = &self.connection.link;
         let mut core = link.lock();
         core.calls.remove(&self.stream);
-        // nothing happens if the stream is closed, as it is after a complete call
+        // Does nothing if the stream is closed, as it is after a complete call.
         core.h2.reset(self.stream, ErrorCode::CANCEL);
         drop(link.flush(core));
     }
 }
 
-/// The responses of a streaming call as they arrive; ends after the first error. Dropping it earlier cancels the call, once
-/// its [`Requests`] are dropped or finished too.
+/// The responses of a streaming call as they arrive. The iterator ends after the first error.
+/// Dropping it earlier cancels the call once its [`Requests`] are dropped or finished.
 pub struct Responses<R> {
     call: Arc<ClientCall>,
     ended: bool,
@@ -403,7 +409,8 @@ pub struct Responses<R> {
 }
 
 impl<R> Responses<R> {
-    /// Waits for the response's headers, and returns their custom metadata; `None` if the call ended without.
+    /// Waits for the response's headers and returns their custom metadata; `None` if the call ended
+    /// without headers.
     pub fn headers(&self) -> Result<Option<Metadata>, Status> {
         let call = &self.call;
         let link = &call.connection.link;
@@ -415,7 +422,7 @@ impl<R> Responses<R> {
         found
     }
 
-    /// The custom metadata behind the last response; none before the call has ended.
+    /// Returns the custom metadata of the trailers; empty before the end of the call.
     pub fn trailers(&self) -> Metadata {
         let core = self.call.connection.link.lock();
         core.calls
@@ -426,7 +433,7 @@ impl<R> Responses<R> {
 }
 
 impl<R: Message + Default> Responses<R> {
-    /// Waits for the end of a call that has one response, as client-streaming ones have.
+    /// Waits for the end of a call that has one response, such as a client-streaming call.
     pub fn one(&mut self) -> Result<R, Status> {
         self.ended = true;
         message::decode(
@@ -455,7 +462,8 @@ impl<R: Message + Default> Iterator for Responses<R> {
     }
 }
 
-/// Where a client puts the requests of a streaming call. Dropping it before [`Requests::finish`] cancels the call.
+/// Sends the requests of a streaming call. Dropping it before [`Requests::finish`] cancels the
+/// call.
 pub struct Requests<Q> {
     call: Arc<ClientCall>,
     finished: bool,
@@ -463,7 +471,8 @@ pub struct Requests<Q> {
 }
 
 impl<Q: Message> Requests<Q> {
-    /// Sends one request; blocks while the server reads slower than we send. After an error, the responses say why.
+    /// Sends one request; blocks while the server reads more slowly than we send. After an error,
+    /// [`Responses`] has the reason.
     pub fn send(&mut self, request: &Q) -> Result<(), Status> {
         let request = message::encode(request)?;
         self.call
@@ -486,7 +495,7 @@ impl<Q> Drop for Requests<Q> {
                 self.call.stream,
                 Err(Status::new(
                     Code::Cancelled,
-                    "the requests were not finished",
+                    "the caller stopped before its last request",
                 )),
             );
             drop(link.flush(core));
@@ -495,7 +504,7 @@ impl<Q> Drop for Requests<Q> {
 }
 
 impl Core {
-    /// The response's headers; with `end` they are its trailers as well.
+    /// Handles the response's headers; with `end`, they are also its trailers.
     pub(super) fn response(&mut self, stream: u32, end: bool) {
         let Some(call) = self.calls.get_mut(&stream) else {
             return;
@@ -504,10 +513,10 @@ impl Core {
         let http = headers.get(b":status").unwrap_or_default();
         let kind = headers.get(b"content-type").unwrap_or_default();
         if http != b"200" || !is_grpc_type(kind) {
-            // no gRPC server; unless it says how the call ended all the same
+            // The peer is no gRPC server, unless the headers have a `grpc-status`.
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             let strange = format!(
-                "not a gRPC answer: HTTP status {}, content-type {:?}",
+                "not a gRPC response: HTTP status {}, content-type {:?}",
                 text(http),
                 text(kind)
             );
@@ -530,7 +539,7 @@ impl Core {
         let truncated = || {
             Err(Status::new(
                 Code::Internal,
-                "the server ended the call within a message",
+                "the server ended the call in the middle of a message",
             ))
         };
         let missing = || {

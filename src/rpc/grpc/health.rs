@@ -1,5 +1,6 @@
-//! The standard health service, `grpc.health.v1`, which every [`Server`](super::Server) has. `Check` alone: `Watch` would
-//! hold a handler for as long as a peer likes, and its definition has clients take UNIMPLEMENTED for an answer.
+//! The standard health service `grpc.health.v1`, which every [`Server`](super::Server) has. Only
+//! `Check` is implemented: `Watch` would hold a handler for as long as the peer likes, and its
+//! definition tells clients to accept UNIMPLEMENTED.
 
 use std::collections::HashSet;
 use std::io;
@@ -12,13 +13,14 @@ use super::server::{Limits, Server};
 use super::status::{Code, Status};
 use super::transport::Transport;
 
-/// The name of a service.
+/// Maximum size of a request in bytes; it has only the name of a service.
 const MAX_REQUEST: usize = 256;
-/// Two probes of one kubelet, and somebody who looks; nobody holds them all.
+/// Enough for two probes of one kubelet and an operator. One peer cannot take all connections.
 const CONNECTIONS: usize = 16;
 const CONNECTIONS_PER_PEER: usize = 4;
 
-/// Serves health alone, in plaintext: for a kubelet, where the other methods are for those who prove themselves.
+/// Starts a plaintext server with only the health service. It is for a kubelet; the other methods
+/// are for peers that attest themselves.
 pub fn serve(address: SocketAddr) -> io::Result<Server> {
     let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
     let limits = Limits {
@@ -36,12 +38,13 @@ pub fn serve(address: SocketAddr) -> io::Result<Server> {
     )
 }
 
-/// `HealthCheckResponse.ServingStatus.SERVING`; a server that does not serve does not answer.
+/// `HealthCheckResponse.ServingStatus.SERVING`. A server that does not serve does not answer at
+/// all.
 const SERVING: i32 = 1;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckRequest {
-    /// Empty: the server as a whole.
+    /// An empty name means the server as a whole.
     #[prost(string, tag = "1")]
     service: String,
 }
@@ -52,7 +55,7 @@ struct HealthCheckResponse {
     status: i32,
 }
 
-/// `router` with the health of its services.
+/// Adds the health service to `router`.
 pub(super) fn add(router: Router) -> Router {
     let services: HashSet<String> = router.services().map(str::to_owned).collect();
     router.unary(

@@ -1,4 +1,5 @@
-//! What the fuzzer `grpc_message` does with its input; the tests here do it with the inputs that it found worth keeping.
+//! What the fuzzer `grpc_message` does with its input. The tests here repeat it with the inputs
+//! that the fuzzer kept.
 
 use super::message::{Assembler, format_timeout, parse_timeout};
 use super::metadata;
@@ -6,8 +7,8 @@ use super::status::{Code, percent_decode, percent_encode};
 
 const LIMIT: usize = 1000;
 
-/// Message framing: how the stream is cut into pieces changes nothing, and no message exceeds the limit. Also the parsers of
-/// the headers that have a form of their own.
+/// Checks the message framing: the cuts of the stream change nothing, and no message exceeds the
+/// limit. Also checks the parsers of headers that have a format of their own.
 pub fn messages(input: &[u8]) {
     let whole = assemble(input, input.len().max(1));
     let bytes = assemble(input, 1);
@@ -29,7 +30,7 @@ pub fn messages(input: &[u8]) {
     _ = (Code::from_http(input), metadata::is_grpc_type(input));
 }
 
-/// The complete messages, and whether the stream may end there.
+/// Returns the complete messages, and whether the stream may end there.
 fn assemble(input: &[u8], piece: usize) -> (Vec<Vec<u8>>, bool) {
     let mut assembler = Assembler::default();
     let fine = input

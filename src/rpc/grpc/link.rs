@@ -1,22 +1,24 @@
-//! One connection, shared by the threads that have calls on it.
+//! One connection that several threads share for their calls.
 //!
-//! Everything is under one lock ([`Core`]) but the two halves of the transport, which threads take out of it for as long as
-//! they block in them. There is no thread for reading: whoever must wait for the peer reads, if nobody does so already, and
-//! works for all while it waits; then it hands the reading half to another thread that waits. So a call on a connection of
-//! its own wakes no other thread, on either side.
+//! One lock guards the state of the connection ([`Core`]). Only the two halves of the transport are
+//! outside of it: a thread takes a half out for as long as it blocks in it. No thread only reads. A
+//! thread that must wait for the peer reads if no other thread does, and processes what arrives for
+//! all threads. Then it hands the reading half to another thread that waits. So a call that is
+//! alone on its connection wakes no other thread, on either side.
 //!
 //! ```text
-//!   send request ─► flush ─► is my answer there? ── yes ──► hand over ─► return
+//!   send request ─► flush ─► has my answer come? ─ yes ──► hand over ─► return
 //!                              ▲     │ no
 //!                              │     ├─ reader is free: take it, read, process for all, put it back ─┐
-//!                              │     └─ it is taken: park until woken ──────────────────────────────┤
+//!                              │     └─ reader is taken: park until woken ──────────────────────────┤
 //!                              └────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A connection that nobody reads although there is no hurry (all its threads run handlers, or no call is under way) is
-//! taken care of after a [`TICK`]: on the server by its watcher, on the client by the channel's keeper. That bounds the time
-//! to answer a PING, to notice a cancellation, and to resolve two peers that both only write. On the server a connection
-//! from which nothing comes is parked: it costs no thread until its socket can be read.
+//! A connection may have no reader for a while: all its threads run handlers, or no call is open.
+//! After a [`TICK`] the watcher (server) or the channel's keeper (client) reads it. This bounds the
+//! time to answer a PING, to notice a cancellation, and to resolve a deadlock of two peers that
+//! both only write. On the server, a connection without received bytes is parked: it uses no thread
+//! until its socket is readable.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -35,25 +37,28 @@ use crate::h2::{self, Connection, ErrorCode, Event, StreamMap};
 use crate::share::{Held, PeerShare};
 use base::crypto::buffer::{Bytes, reserve, wipe};
 
-/// How long a connection may have nobody who reads it.
+/// How long a connection may have no reader.
 pub(super) const TICK: Duration = Duration::from_millis(10);
-/// DATA is framed only while less than this waits to be written; while memory is scarce, the other.
+/// DATA is framed only while the output is smaller than this, in bytes. The second value applies
+/// while memory is scarce.
 const OUTPUT: usize = 64 << 10;
 const OUTPUT_LEAN: usize = 2 << 10;
-/// Nothing is taken in while so many times as much waits: what we answer is then bounded, too. It must be more than DATA alone
-/// may be, or two peers that both send much would wait for each other.
+/// Nothing is received while the output is larger than this multiple of the value above, so that
+/// our answers to control frames are bounded, too. It must exceed what DATA alone can reach;
+/// otherwise two peers that both send much would block each other.
 const OUTPUTS_HELD: usize = 3;
-/// How long the peer may take to close its side of a connection that we ended, and how often its bytes are read in a row.
+/// How long the peer may take to close its side of a connection that we ended, and how often its
+/// bytes are read in a row.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_READS: usize = 16;
-/// What is told of a GOAWAY's debug data, bytes.
-const FAREWELL: usize = 100;
-/// The read buffer: small until it was full once, one frame then, more while memory is not scarce;
-/// small again when idle.
+/// Number of bytes of a GOAWAY's debug data that we repeat.
+const GOAWAY_TEXT: usize = 100;
+/// Sizes of the read buffer in bytes: it begins small, grows to one frame when it was full, and
+/// then further if memory is not scarce. It becomes small again when the connection is idle.
 const READ_FIRST: usize = 4 << 10;
 const READ_FRAME: usize = 17 << 10;
 const READ_MOST: usize = 64 << 10;
-/// Buffers of a connection that are not counted.
+/// Bytes of buffers of each connection that do not count against its peer's share.
 const BUFFERS_FREE: usize = READ_FRAME + 2 * OUTPUT_LEAN;
 
 /// A connection.
@@ -61,60 +66,61 @@ pub(super) struct Link {
     core: Mutex<Core>,
     pub(super) socket: Arc<TcpStream>,
     pub(super) peer: Option<SocketAddr>,
-    /// The transport's.
+    /// The identity from the transport.
     pub(super) identity: Option<Arc<str>>,
-    /// What the connections of this peer take together.
+    /// The resources that all connections of this peer use together.
     pub(super) share: Arc<PeerShare>,
     me: Weak<Link>,
-    /// The longest that one flush may take.
+    /// Maximum duration of a flush.
     stall: Duration,
-    /// Counts each time that the reading half is taken and put back: odd while a thread has it.
+    /// Counts how often the reading half was taken and put back; odd while a thread has it.
     turns: AtomicU64,
-    /// `turns` as the watcher or keeper last saw it.
-    seen: AtomicU64,
-    /// Server: jobs of the pool that will attend the connection but have not begun.
-    pub(super) awaited: AtomicUsize,
+    /// The value of `turns` at the last check of the watcher or keeper.
+    turns_seen: AtomicU64,
+    /// Server: number of pool jobs for this connection that have not begun.
+    pub(super) pending_jobs: AtomicUsize,
 }
 
-/// What the lock guards.
+/// The state that the lock guards.
 pub(super) struct Core {
     pub(super) h2: Connection,
     pub(super) side: Side,
-    /// Boxed, as the map keeps the places of calls that ended.
+    /// Boxed, because the map keeps the places of calls that ended.
     pub(super) calls: StreamMap<Box<CallState>>,
-    /// Server: calls whose handler can start.
+    /// Server: streams of calls whose handler can start.
     pub(super) ready: VecDeque<u32>,
-    /// Server: calls whose handlers are done, and whose answers did not go out whole.
+    /// Server: streams of calls whose handler is done and whose response is not completely sent.
     outbound: VecDeque<u32>,
     reader: Option<Reader>,
-    /// Absent while a thread writes, and for good once the connection is closed.
+    /// `None` while a thread writes, and after the connection is closed.
     writer: Option<Box<dyn Write + Send>>,
     pub(super) is_writing: bool,
-    /// The output's other buffer, while one is filled and one written.
+    /// The second output buffer: one is filled while the other is written.
     spare: Vec<u8>,
-    /// Bytes of the buffers that threads have taken out: one to read to, one to write from.
+    /// Sizes in bytes of the buffers that threads have taken out: one for reading and one for
+    /// writing.
     read_room: usize,
     written_room: usize,
-    /// What all these buffers take.
+    /// The memory of all these buffers.
     pub(super) buffers: Held,
-    waiting: Vec<(For, Thread)>,
-    /// Some waiting thread was woken since the flag was last cleared.
+    waiting: Vec<(WaitReason, Thread)>,
+    /// Whether a waiting thread was woken since this flag was last cleared.
     has_woken: bool,
-    /// The connection is over, and calls without an answer end with this.
+    /// Set when the connection is over; calls without an answer end with this status.
     pub(super) ended: Option<Status>,
-    /// How long a peer may take to close its side, too.
+    /// Until when the peer may close its side.
     pub(super) lingers_until: Option<Instant>,
-    /// Client: what the server's GOAWAY said.
-    pub(super) farewell: Option<String>,
+    /// Client: the text of the server's GOAWAY.
+    pub(super) goaway_text: Option<String>,
     pub(super) last_read: Instant,
     ping_sent: Option<Instant>,
-    /// Server: the poller looks for bytes to read, and no thread does.
+    /// Server: whether the poller waits for bytes instead of a thread.
     pub(super) is_parked: bool,
-    /// Server: the timers.
+    /// Server: the timers of the connection.
     pub(super) upkeep: Upkeep,
 }
 
-/// Which side of the connection we are.
+/// Our side of the connection.
 pub(super) enum Side {
     Client,
     Server(Arc<Shared>),
@@ -122,68 +128,68 @@ pub(super) enum Side {
 
 /// What a parked thread waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum For {
-    /// Something on its stream.
+enum WaitReason {
+    /// An event of its stream.
     Call(u32),
-    /// The output has room.
+    /// Room in the output.
     Room,
     /// The peer allows another stream.
     Slot,
 }
 
-/// An answer that a handler returned, on its way: it waits for the peer without a thread.
+/// A response that its handler has returned. It waits for the peer without a thread.
 pub(super) struct Outbound {
-    /// Empty where the handler sent all itself.
+    /// Empty if the handler has sent all messages itself.
     pub(super) message: Bytes,
     sent: usize,
-    /// Custom headers and trailers.
+    /// Custom metadata of the headers and of the trailers.
     custom: (Metadata, Metadata),
-    /// When the peer last took something.
+    /// When the peer last accepted bytes.
     pub(super) moved: Option<Instant>,
 }
 
-/// A call as the connection sees it.
+/// The connection's state of a call.
 pub(super) struct CallState {
     pub(super) inbound: Assembler,
     pub(super) message_limit: usize,
-    /// Received bytes whose window opens when a message is taken.
+    /// Number of received bytes that are released when a message is taken.
     unreleased: u32,
-    /// Client: the response's headers, once there.
+    /// Client: the custom metadata of the response's headers, once received.
     pub(super) headers: Option<Metadata>,
     pub(super) trailers: Metadata,
-    /// `Ok`: the peer said all it had to say. `Err`: the call failed, or was cancelled.
+    /// How the peer's side ended. `Ok`: complete. `Err`: the call failed or was cancelled.
     pub(super) end: Option<Result<(), Status>>,
-    /// Server: what the handler needs, until it starts.
+    /// Server: the request until its handler starts.
     pub(super) request: Option<Request>,
-    /// Server: what is counted against the limit of buffered bytes.
+    /// Server: memory that counts against the limit of buffered bytes.
     pub(super) held: Option<Held>,
-    /// Server: what the handler returned.
+    /// Server: the response that the handler returned.
     pub(super) outbound: Option<Outbound>,
-    /// Server: the request is not gRPC, and is answered with this HTTP status, without a handler.
-    pub(super) turned_away: Option<TurnedAway>,
-    /// Server: the response's headers went out.
+    /// Server: the HTTP response to a request that is not gRPC; no handler runs.
+    pub(super) http_response: Option<HttpResponse>,
+    /// Server: whether the response's headers were sent.
     pub(super) has_answered: bool,
-    /// The client named a compression.
+    /// Whether the client named a compression.
     pub(super) has_encoding: bool,
     pub(super) started: Instant,
     /// Client: when the caller stops waiting.
     pub(super) deadline: Option<Instant>,
 }
 
-/// The answer to a request that is not gRPC.
+/// The HTTP response to a request that is not gRPC.
 #[derive(Clone, Copy)]
-pub(super) struct TurnedAway {
+pub(super) struct HttpResponse {
     pub(super) status: &'static [u8],
-    /// The field that says what would be gRPC.
+    /// A header field that says what gRPC expects.
     pub(super) hint: (&'static [u8], &'static [u8]),
-    /// For who looks with a browser.
+    /// The body, for a person with a browser.
     pub(super) text: &'static [u8],
 }
 
 impl CallState {
-    /// Server: a handler has it, and ends it.
+    /// Server: returns whether a handler has the call; the handler then ends it.
     pub(super) fn has_handler(&self) -> bool {
-        self.request.is_none() && self.outbound.is_none() && self.turned_away.is_none()
+        self.request.is_none() && self.outbound.is_none() && self.http_response.is_none()
     }
 
     pub(super) fn new(
@@ -201,7 +207,7 @@ impl CallState {
             request: None,
             held: None,
             outbound: None,
-            turned_away: None,
+            http_response: None,
             has_answered: false,
             has_encoding: false,
             started,
@@ -214,14 +220,15 @@ struct Reader {
     source: Box<dyn Read + Send>,
     buffer: Vec<u8>,
     filled: usize,
-    /// Frames may be among what is filled, since we took nothing in any more.
-    is_behind: bool,
+    /// Whether the buffer may have complete frames that are not processed because the output was
+    /// full.
+    has_unprocessed: bool,
     timeout: Option<Duration>,
 }
 
 impl Reader {
     fn read(&mut self, socket: &TcpStream, timeout: Option<Duration>) -> io::Result<usize> {
-        // zero would mean no time-out at all
+        // A zero time-out would mean no time-out at all.
         let timeout = timeout.map(|timeout| timeout.max(Duration::from_millis(1)));
         if timeout != self.timeout {
             socket.set_read_timeout(timeout)?;
@@ -238,7 +245,7 @@ impl Reader {
             0 => self.resize(READ_FIRST),
             READ_FIRST => self.resize(READ_FRAME),
             _ if !is_lean => self.resize(READ_MOST),
-            // a frame that was complete has been taken out
+            // A complete frame fits already.
             _ => {}
         }
     }
@@ -288,7 +295,7 @@ impl Link {
             source: reader,
             buffer: Vec::new(),
             filled: 0,
-            is_behind: false,
+            has_unprocessed: false,
             timeout: None,
         };
         let core = Core {
@@ -308,7 +315,7 @@ impl Link {
             has_woken: false,
             ended: None,
             lingers_until: None,
-            farewell: None,
+            goaway_text: None,
             last_read: now,
             ping_sent: None,
             is_parked: false,
@@ -323,44 +330,45 @@ impl Link {
             me: me.clone(),
             stall,
             turns: AtomicU64::new(0),
-            seen: AtomicU64::new(u64::MAX),
-            awaited: AtomicUsize::new(0),
+            turns_seen: AtomicU64::new(u64::MAX),
+            pending_jobs: AtomicUsize::new(0),
         }))
     }
 
     pub(super) fn lock(&self) -> Guard<'_> {
-        // a panic under the lock would be a bug of ours; the connection's state is still better than none
+        // A panic under the lock would be a bug of ours. The state of the connection is still
+        // better than none.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a thread has the reading half, or puts it back just now.
+    /// Returns whether a thread has the reading half.
     pub(super) fn is_attended(&self) -> bool {
         self.turns.load(Ordering::SeqCst) % 2 == 1
     }
 
-    /// Whether nobody read since the last call of this.
+    /// Returns whether no thread has read since the last call of this function.
     pub(super) fn is_neglected(&self) -> bool {
         let turns = self.turns.load(Ordering::SeqCst);
-        self.seen.swap(turns, Ordering::Relaxed) == turns && turns.is_multiple_of(2)
+        self.turns_seen.swap(turns, Ordering::Relaxed) == turns && turns.is_multiple_of(2)
     }
 
-    /// Ends the connection: all that wait on it wake up.
+    /// Ends the connection and wakes all threads that wait on it.
     pub(super) fn end(&self, core: &mut Core, status: Status) {
         core.end(status);
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Ends it politely: what is to be written goes out, then whatever the transport says at its end. If another thread is
-    /// writing, that one does it.
+    /// Ends the connection after the output is written and the transport has sent its closing
+    /// message. If another thread is writing, that thread does this.
     pub(super) fn end_after_flush<'a>(&'a self, mut core: Guard<'a>, status: Status) -> Guard<'a> {
         core.end(status);
         self.flush(core)
     }
 
-    /// Server, on a connection that is over: takes in what the peer still sends until it closes too, without waiting for it.
-    /// Bytes that nobody read would make the system answer with a reset, which may overtake our GOAWAY. Returns whether
-    /// there may be more.
-    pub(super) fn lingers(&self, core: &Core) -> bool {
+    /// Server: after the end of a connection, discards what the peer still sends, without waiting.
+    /// The kernel answers unread bytes with a TCP reset, which can overtake our GOAWAY. Returns
+    /// whether the caller should call again later.
+    pub(super) fn discard_unread(&self, core: &Core) -> bool {
         let mut unread = [0; 4 << 10];
         let is_late = core
             .lingers_until
@@ -378,27 +386,27 @@ impl Link {
         true
     }
 
-    /// Reads once, for at most `timeout`, and processes what came. Returns at once if another thread reads, or nothing more may
-    /// be taken in.
+    /// Reads once, for at most `timeout`, and processes the received bytes. Returns at once if
+    /// another thread reads or the output is full.
     pub(super) fn read_turn<'a>(
         &'a self,
         mut core: Guard<'a>,
         timeout: Option<Duration>,
     ) -> Guard<'a> {
-        if core.is_held() {
+        if core.is_output_full() {
             return core;
         }
         let Some(mut reader) = core.reader.take() else {
             return core;
         };
-        if reader.is_behind {
+        if reader.has_unprocessed {
             core.process(&mut reader, Instant::now());
             core.reader = Some(reader);
             return core;
         }
         reader.make_room(core.memory_is_scarce());
         core.read_room = reader.buffer.len();
-        // from now on there may be bytes in the transport, behind the socket where the poller looks
+        // From now on the transport may hold bytes that the poller cannot see at the socket.
         self.unpark(&mut core);
         self.turns.fetch_add(1, Ordering::SeqCst);
         drop(core);
@@ -410,7 +418,7 @@ impl Link {
             Ok(0) => {
                 let why = format!(
                     "the peer closed the connection{}",
-                    core.farewell.as_deref().unwrap_or_default()
+                    core.goaway_text.as_deref().unwrap_or_default()
                 );
                 core.end(Status::new(Code::Unavailable, why));
             }
@@ -429,14 +437,14 @@ impl Link {
         if core.ended.is_some() && !was_over {
             core = self.flush(core);
             if core.is_writing {
-                // the peer is gone, silent or broken: there is no use in what another thread is still writing to it
+                // The peer is gone, silent or faulty: another thread's write to it is useless.
                 let _ = self.socket.shutdown(Shutdown::Both);
             }
         }
         core
     }
 
-    /// Server: the connection is to be attended by threads again.
+    /// Server: takes a connection back from the poller.
     pub(super) fn unpark(&self, core: &mut Core) {
         if std::mem::take(&mut core.is_parked)
             && let (Side::Server(shared), Some(link)) = (&core.side, self.me.upgrade())
@@ -445,8 +453,8 @@ impl Link {
         }
     }
 
-    /// Writes what is to be written, unless another thread is at it: that one then also writes ours. Closes a connection
-    /// that is over.
+    /// Writes the output. If another thread is writing, that thread also writes our part. Closes a
+    /// connection that is over.
     pub(super) fn flush<'a>(&'a self, mut core: Guard<'a>) -> Guard<'a> {
         while core.has_output()
             && let Some(mut writer) = core.writer.take()
@@ -475,7 +483,7 @@ impl Link {
                     Status::new(Code::Unavailable, format!("the connection broke: {error}")),
                 );
             }
-            core.wake(For::Room);
+            core.wake(WaitReason::Room);
         }
         if core.ended.is_some()
             && let Some(writer) = core.writer.take()
@@ -492,12 +500,13 @@ impl Link {
             core = self.lock();
             core.is_writing = false;
             core.lingers_until = Some(Instant::now() + LINGER);
-            core.wake(For::Room);
+            core.wake(WaitReason::Room);
         }
         core
     }
 
-    /// Waits on behalf of the call on `stream` until `check` has an answer, its deadline, or the connection's end.
+    /// Waits on behalf of the call on `stream` until `check` returns an answer, the deadline passes
+    /// or the connection ends.
     pub(super) fn wait<'a, T>(
         &'a self,
         mut core: Guard<'a>,
@@ -517,17 +526,18 @@ impl Link {
                 Ok(left) => left,
                 Err(status) => break Err(status),
             };
-            core = match (core.is_free(), core.is_held()) {
-                (true, true) => self.park(core, For::Room, left),
+            core = match (core.is_free(), core.is_output_full()) {
+                (true, true) => self.park(core, WaitReason::Room, left),
                 (true, false) => self.read_for_all(core, left),
-                (false, _) => self.park(core, For::Call(stream), left),
+                (false, _) => self.park(core, WaitReason::Call(stream), left),
             };
         };
         core.hand_over();
         (core, result)
     }
 
-    /// A turn by a thread that has a handler to run: requests that came in are for other threads.
+    /// Reads on behalf of a thread that has a handler to run; newly received requests go to other
+    /// threads.
     fn read_for_all<'a>(&'a self, core: Guard<'a>, timeout: Option<Duration>) -> Guard<'a> {
         let core = self.read_turn(core, timeout);
         if let Side::Server(shared) = &core.side
@@ -538,7 +548,12 @@ impl Link {
         core
     }
 
-    fn park<'a>(&'a self, mut core: Guard<'a>, what: For, timeout: Option<Duration>) -> Guard<'a> {
+    fn park<'a>(
+        &'a self,
+        mut core: Guard<'a>,
+        what: WaitReason,
+        timeout: Option<Duration>,
+    ) -> Guard<'a> {
         let me = thread::current();
         let id = me.id();
         core.waiting.push((what, me));
@@ -552,7 +567,8 @@ impl Link {
         core
     }
 
-    /// Sends the pieces of a framed message as the windows open. What it framed may not be written yet on return.
+    /// Sends a framed message as the windows open. On return, the last frames may be only in the
+    /// output.
     pub(super) fn send<'a>(
         &'a self,
         mut core: Guard<'a>,
@@ -562,22 +578,22 @@ impl Link {
         deadline: Option<Instant>,
     ) -> (Guard<'a>, Result<(), Status>) {
         loop {
-            if core.h2.output().len() >= core.most_output() {
+            if core.h2.output().len() >= core.output_limit() {
                 core = self.flush(core);
             }
             if core.ended.is_some() {
                 let status = core.why_closed(stream);
                 return (core, Err(status));
             }
-            while core.h2.output().len() >= core.most_output() && core.ended.is_none() {
+            while core.h2.output().len() >= core.output_limit() && core.ended.is_none() {
                 match time_left(deadline) {
-                    Ok(left) => core = self.park(core, For::Room, left),
+                    Ok(left) => core = self.park(core, WaitReason::Room, left),
                     Err(status) => return (core, Err(status)),
                 }
             }
-            let piece = &message[..message.len().min(core.most_output())];
+            let piece = &message[..message.len().min(core.output_limit())];
             let is_last = piece.len() == message.len();
-            // and the heads of its frames
+            // Room for the piece and its frame heads.
             reserve(core.h2.output(), piece.len() + 64);
             let Ok(sent) = core.h2.send_data(stream, piece, end && is_last) else {
                 let status = core.why_closed(stream);
@@ -595,19 +611,15 @@ impl Link {
                 (core, result) = self.wait(core, stream, Some(limit), open);
                 if let Err(status) = result {
                     let is_stall = limit == stalled && core.ended.is_none();
-                    let stall = || {
-                        Status::new(
-                            Code::Unavailable,
-                            "the peer does not take what is sent to it",
-                        )
-                    };
+                    let stall =
+                        || Status::new(Code::Unavailable, "the peer does not read what we send");
                     return (core, Err(if is_stall { stall() } else { status }));
                 }
             }
         }
     }
 
-    /// Waits for the next message on a stream; `None` when the peer ended its side well.
+    /// Waits for the next message on a stream; `None` after the peer's side ended without an error.
     pub(super) fn receive<'a>(
         &'a self,
         core: Guard<'a>,
@@ -618,14 +630,14 @@ impl Link {
         (core, result.and_then(|message| message))
     }
 
-    /// Waits until the peer allows another stream; the caller tries again.
+    /// Waits until the peer allows another stream. The caller must try again.
     pub(super) fn wait_for_slot<'a>(
         &'a self,
         core: Guard<'a>,
         deadline: Option<Instant>,
     ) -> Result<Guard<'a>, Status> {
         let left = time_left(deadline)?;
-        Ok(self.park(core, For::Slot, left))
+        Ok(self.park(core, WaitReason::Slot, left))
     }
 }
 
@@ -633,7 +645,7 @@ impl Core {
     fn process(&mut self, reader: &mut Reader, now: Instant) {
         self.last_read = now;
         let mut taken = 0;
-        while self.ended.is_none() && !self.is_held() {
+        while self.ended.is_none() && !self.is_output_full() {
             match self.h2.receive(&reader.buffer[taken..reader.filled], now) {
                 Ok((0, _)) => break,
                 Ok((length, event)) => {
@@ -644,29 +656,31 @@ impl Core {
                 }
                 Err(error) => {
                     if matches!(self.side, Side::Server(_)) {
-                        log::info!("a connection is closed because its peer broke HTTP/2: {error}");
+                        log::info!(
+                            "closing a connection, because its peer violated HTTP/2: {error}"
+                        );
                     }
                     self.end(Status::new(
                         Code::Unavailable,
-                        format!("the peer broke HTTP/2: {error}"),
+                        format!("the peer violated HTTP/2: {error}"),
                     ));
                 }
             }
         }
-        reader.is_behind = self.is_held();
+        reader.has_unprocessed = self.is_output_full();
         reader.consume(taken);
         self.h2.forget_headers();
         self.count_buffers();
         if self.h2.block_room() > 0 && self.memory_is_scarce() {
-            let why = "memory is too scarce for a header block of more than one frame";
+            let why = "not enough memory for a header block of more than one frame";
             self.h2.refuse_block(why);
             self.end(Status::new(Code::ResourceExhausted, why));
             self.count_buffers();
         }
     }
 
-    /// How much may wait to be written before no more DATA is framed.
-    fn most_output(&self) -> usize {
+    /// Returns the size of the output in bytes at which no more DATA is framed.
+    fn output_limit(&self) -> usize {
         if self.memory_is_scarce() {
             OUTPUT_LEAN
         } else {
@@ -674,10 +688,11 @@ impl Core {
         }
     }
 
-    /// Whether so much waits to be written that nothing more may be taken in: a thread is writing, and the peer does not read.
-    pub(super) fn is_held(&mut self) -> bool {
+    /// Returns whether the output is so large that nothing more is received: a thread is writing,
+    /// and the peer does not read.
+    pub(super) fn is_output_full(&mut self) -> bool {
         self.h2.output().len() >= OUTPUTS_HELD * OUTPUT_LEAN
-            && self.h2.output().len() >= OUTPUTS_HELD * self.most_output()
+            && self.h2.output().len() >= OUTPUTS_HELD * self.output_limit()
     }
 
     fn memory_is_scarce(&self) -> bool {
@@ -693,29 +708,29 @@ impl Core {
             .set(room.saturating_sub(BUFFERS_FREE) + self.h2.block_room());
     }
 
-    /// Whether there is something to write; frames what answers that wait have, as far as there is room.
+    /// Frames the waiting responses as far as there is room. Returns whether the output has bytes.
     fn has_output(&mut self) -> bool {
         for _ in 0..self.outbound.len() {
-            if self.h2.output().len() >= self.most_output() {
+            if self.h2.output().len() >= self.output_limit() {
                 break;
             }
             if let Some(stream) = self.outbound.pop_front() {
-                self.go_on_answering(stream);
+                self.send_outbound(stream);
             }
         }
         !self.h2.output().is_empty()
     }
 
-    /// Answers with what a handler returned.
+    /// Sends a response that a handler returned.
     pub(super) fn respond(&mut self, stream: u32, message: Bytes, custom: (Metadata, Metadata)) {
         if !message.is_empty() {
             self.answer_headers(stream, &custom.0);
         }
-        self.respond_with(stream, message, custom);
+        self.respond_after_headers(stream, message, custom);
     }
 
-    /// The same where the headers went out.
-    pub(super) fn respond_with(
+    /// Sends a response whose headers were sent before.
+    pub(super) fn respond_after_headers(
         &mut self,
         stream: u32,
         message: Bytes,
@@ -732,9 +747,9 @@ impl Core {
         }
     }
 
-    fn go_on_answering(&mut self, stream: u32) {
-        let most = self.most_output();
-        // it was cancelled if it is not there
+    fn send_outbound(&mut self, stream: u32) {
+        let most = self.output_limit();
+        // The call is absent if it was cancelled.
         let Some(call) = self.calls.get_mut(&stream) else {
             return;
         };
@@ -743,10 +758,10 @@ impl Core {
         };
         let rest = &outbound.message[outbound.sent..];
         let piece = &rest[..rest.len().min(most)];
-        // and the heads of its frames
+        // Room for the piece and its frame heads.
         reserve(self.h2.output(), piece.len() + 64);
-        // what is not gRPC has no trailers
-        let ends = call.turned_away.is_some();
+        // A response that is not gRPC has no trailers.
+        let ends = call.http_response.is_some();
         let Ok(sent) = self
             .h2
             .send_data(stream, piece, ends && piece.len() == rest.len())
@@ -765,7 +780,7 @@ impl Core {
         if sent > 0 || outbound.moved.is_none() {
             outbound.moved = Some(Instant::now());
         }
-        // the request is of no more use
+        // The request is no longer needed, so only the response counts.
         if call
             .held
             .as_mut()
@@ -775,14 +790,14 @@ impl Core {
         } else {
             let status = Status::new(
                 Code::ResourceExhausted,
-                "the client does not take its answers",
+                "the client does not read its responses",
             );
             self.answer(stream, &Err(status), &Default::default());
             self.forget(stream);
         }
     }
 
-    /// Server: a call is over.
+    /// Server: removes a call that is over.
     pub(super) fn forget(&mut self, stream: u32) {
         self.calls.remove(&stream);
         if self.calls.is_empty() {
@@ -808,11 +823,11 @@ impl Core {
                 self.finish(stream, Err(reset_status(code, by_peer, is_late)));
             }
             Event::Window { stream: 0 } => {
-                // every stream may have waited for this
+                // Each stream may have waited for this.
                 self.has_woken |= !self.waiting.is_empty();
                 self.waiting.iter().for_each(|(_, thread)| thread.unpark());
             }
-            Event::Window { stream } => self.wake(For::Call(stream)),
+            Event::Window { stream } => self.wake(WaitReason::Call(stream)),
             Event::GoAway { last, code, debug } => self.goaway(last, code, debug),
             Event::Pong => {}
         }
@@ -824,22 +839,24 @@ impl Core {
             .get_mut(&stream)
             .filter(|call| call.end.is_none())
         else {
-            // RFC 9113 §8.1: our answer was complete before the request. Only now that more comes do we cut it off: some
-            // clients forget the answer when RST_STREAM follows it closely.
+            // Our response was complete before the request (RFC 9113 §8.1). We reset the stream
+            // only now that more data arrives, because some clients drop the response if RST_STREAM
+            // follows it closely.
             return self.h2.reset(stream, ErrorCode::NO_ERROR);
         };
         if call.outbound.is_some() {
-            // the handler wants no more of it
+            // The handler has returned and needs no more of the request.
             return;
         }
-        if call.turned_away.is_some() {
+        if call.http_response.is_some() {
             self.h2.release(stream, data.len() as u32);
             if end {
                 self.end_inbound(stream);
             }
             return;
         }
-        // a message that is awaited must get through whatever its size; what comes behind one that waits must wait too
+        // A message that the handler waits for must arrive whatever its size, so its bytes are
+        // released at once. The bytes of later messages are released when they are taken.
         if call.inbound.waiting() == 0 {
             self.h2.release(stream, data.len() as u32);
         } else {
@@ -860,11 +877,12 @@ impl Core {
         if end {
             self.end_inbound(stream);
         } else if has_message {
-            self.wake(For::Call(stream));
+            self.wake(WaitReason::Call(stream));
         }
     }
 
-    /// The peer's side ended with its last DATA frame: a request is complete, a response lacks its status.
+    /// Handles the end of the peer's side in its last DATA frame: a request is complete, but a
+    /// response lacks its status.
     pub(super) fn end_inbound(&mut self, stream: u32) {
         let Some(call) = self.calls.get_mut(&stream) else {
             return;
@@ -872,7 +890,10 @@ impl Core {
         if !call.inbound.is_between_messages() {
             return self.reject(
                 stream,
-                Status::new(Code::Internal, "the stream ended within a message"),
+                Status::new(
+                    Code::Internal,
+                    "the stream ended in the middle of a message",
+                ),
             );
         }
         match self.side {
@@ -891,12 +912,12 @@ impl Core {
     fn trailers(&mut self, stream: u32) {
         match self.side {
             Side::Client => self.response_trailers(stream),
-            // a request has none in gRPC; they are harmless
+            // gRPC defines no trailers for requests; they are ignored.
             Side::Server(_) => self.end_inbound(stream),
         }
     }
 
-    /// We end a call that the peer has not ended.
+    /// Ends a call that the peer has not ended.
     pub(super) fn reject(&mut self, stream: u32, status: Status) {
         match self.side {
             Side::Client => {
@@ -907,34 +928,35 @@ impl Core {
         }
     }
 
-    /// Notes how a call ended and wakes who waits for it. The first end counts.
+    /// Stores how a call ended and wakes the threads that wait for it. Only the first end counts.
     pub(super) fn finish(&mut self, stream: u32, end: Result<(), Status>) {
         if let Some(call) = self.calls.get_mut(&stream) {
             if call.end.as_ref().is_none_or(|before| before.is_ok()) {
                 call.end = Some(end);
             }
             match self.side {
-                // the server may answer before it heard all of the request
+                // The server may answer before it has received the whole request.
                 Side::Client => self.h2.reset(stream, ErrorCode::CANCEL),
                 Side::Server(_) => self.drop_if_unstarted(stream),
             }
         }
-        self.wake(For::Call(stream));
-        self.wake(For::Slot);
+        self.wake(WaitReason::Call(stream));
+        self.wake(WaitReason::Slot);
     }
 
-    /// The peer goes away: calls that it will not act on end now, so that the caller can repeat them elsewhere.
+    /// Handles GOAWAY: ends the calls that the peer will not process, so that the caller can retry
+    /// them on another connection.
     fn goaway(&mut self, last: u32, code: ErrorCode, debug: &[u8]) {
         if matches!(self.side, Side::Server(_)) {
             return;
         }
-        let words = debug[..debug.len().min(FAREWELL)].escape_ascii();
+        let words = debug[..debug.len().min(GOAWAY_TEXT)].escape_ascii();
         let said = if debug.is_empty() {
             code.to_string()
         } else {
             format!("{code}, \"{words}\"")
         };
-        self.farewell = Some(format!(" after GOAWAY ({said})"));
+        self.goaway_text = Some(format!(" after GOAWAY ({said})"));
         let is_unheard = |stream: u32, call: &CallState| stream > last && call.end.is_none();
         let unheard = self
             .calls
@@ -943,13 +965,14 @@ impl Core {
             .map(|(&stream, _)| stream);
         let unheard: Vec<u32> = unheard.collect();
         for stream in unheard {
-            let text = format!("the server went away before it saw the call ({said})");
+            let text =
+                format!("the server ended the connection before it processed the call ({said})");
             self.finish(
                 stream,
                 Err(Status::new(Code::Unavailable, text).unprocessed()),
             );
         }
-        self.wake(For::Slot);
+        self.wake(WaitReason::Slot);
     }
 
     fn next_message(&mut self, stream: u32) -> Option<Result<Option<Bytes>, Status>> {
@@ -970,7 +993,7 @@ impl Core {
         call.end.clone().map(|end| end.map(|()| None))
     }
 
-    /// Why nothing can be sent on a stream any more.
+    /// Returns why nothing more can be sent on a stream.
     pub(super) fn why_closed(&self, stream: u32) -> Status {
         let end = self.calls.get(&stream).and_then(|call| call.end.clone());
         match (end, &self.ended) {
@@ -980,7 +1003,7 @@ impl Core {
         }
     }
 
-    /// Whether the call is over for the peer.
+    /// Returns whether the peer has no more interest in the call.
     pub(super) fn is_cancelled(&self, stream: u32) -> bool {
         self.ended.is_some()
             || self
@@ -997,7 +1020,7 @@ impl Core {
         self.waiting.iter().for_each(|(_, thread)| thread.unpark());
     }
 
-    fn wake(&mut self, what: For) {
+    fn wake(&mut self, what: WaitReason) {
         for (waits_for, thread) in &self.waiting {
             if *waits_for == what {
                 self.has_woken = true;
@@ -1006,30 +1029,30 @@ impl Core {
         }
     }
 
-    /// Gives the reading half to a thread that waits for the peer.
+    /// Wakes a thread that waits for the peer, so that it takes the reading half.
     pub(super) fn hand_over(&self) {
         if self.reader.is_some()
             && let Some((_, thread)) = self
                 .waiting
                 .iter()
-                .find(|(what, _)| matches!(what, For::Call(_)))
+                .find(|(what, _)| matches!(what, WaitReason::Call(_)))
         {
             thread.unpark();
         }
     }
 
-    /// Lets the keeper know whether the last turn concerned a thread that waits (it should then read for itself), and
-    /// hands over.
-    pub(super) fn is_wanted(&mut self) -> bool {
+    /// Hands the reading half over. Returns whether the last turn concerned a thread that waits,
+    /// which should then read for itself.
+    pub(super) fn yield_reader(&mut self) -> bool {
         self.hand_over();
         std::mem::take(&mut self.has_woken)
             || self
                 .waiting
                 .iter()
-                .any(|(what, _)| matches!(what, For::Call(_)))
+                .any(|(what, _)| matches!(what, WaitReason::Call(_)))
     }
 
-    /// Gives back memory that an idle connection does not need.
+    /// Frees memory that an idle connection does not need.
     pub(super) fn trim(&mut self) {
         self.spare = Vec::new();
         if self.h2.output().is_empty() {
@@ -1045,7 +1068,8 @@ impl Core {
         self.count_buffers();
     }
 
-    /// Sends a PING after `every` without a byte from the peer; returns whether one was not answered within `timeout`.
+    /// Sends a PING after the time `every` without a byte from the peer. Returns whether a PING was
+    /// not answered within `timeout`.
     pub(super) fn keepalive(&mut self, every: Duration, timeout: Duration, now: Instant) -> bool {
         match self.ping_sent {
             Some(sent) if self.last_read > sent => self.ping_sent = None,
@@ -1059,13 +1083,13 @@ impl Core {
         false
     }
 
-    /// Whether a thread may take the reading half.
+    /// Returns whether a thread may take the reading half.
     pub(super) fn is_free(&self) -> bool {
         self.reader.is_some()
     }
 }
 
-/// The time until `deadline`, or the status of a call that missed it.
+/// Returns the time until `deadline`, or DEADLINE_EXCEEDED if it has passed.
 fn time_left(deadline: Option<Instant>) -> Result<Option<Duration>, Status> {
     let Some(deadline) = deadline else {
         return Ok(None);
@@ -1084,7 +1108,7 @@ fn is_timeout(error: &io::Error) -> bool {
     )
 }
 
-/// Writes all within `limit`; the socket's own time-out bounds each single write.
+/// Writes all bytes within `limit`. The time-out of the socket bounds each single write.
 fn write(writer: &mut dyn Write, mut bytes: &[u8], limit: Duration) -> io::Result<()> {
     let mut started = None;
     while !bytes.is_empty() {
@@ -1097,18 +1121,18 @@ fn write(writer: &mut dyn Write, mut bytes: &[u8], limit: Duration) -> io::Resul
         if !bytes.is_empty() && started.get_or_insert_with(Instant::now).elapsed() > limit {
             return Err(io::Error::new(
                 ErrorKind::TimedOut,
-                "the peer does not take what is sent to it",
+                "the peer does not read what we send",
             ));
         }
     }
     writer.flush()
 }
 
-/// gRPC over HTTP2, "Errors": the status of a call that RST_STREAM ended.
+/// Returns the status of a call that RST_STREAM ended ("gRPC over HTTP2", section "Errors").
 fn reset_status(code: ErrorCode, by_peer: bool, is_late: bool) -> Status {
     let status = match code {
         ErrorCode::REFUSED_STREAM => Code::Unavailable,
-        // a server that keeps the deadline, too, as grpc-go's, ends the call by this
+        // A server that enforces the deadline itself, such as grpc-go's, ends the call this way.
         ErrorCode::CANCEL if is_late => Code::DeadlineExceeded,
         ErrorCode::CANCEL => Code::Cancelled,
         ErrorCode::ENHANCE_YOUR_CALM => Code::ResourceExhausted,
@@ -1118,7 +1142,7 @@ fn reset_status(code: ErrorCode, by_peer: bool, is_late: bool) -> Status {
     let who = if by_peer {
         "the peer reset the stream"
     } else {
-        "the stream was reset because the peer broke a rule"
+        "the stream was reset because the peer violated the protocol"
     };
     let status = Status::new(status, format!("{who} ({code})"));
     if by_peer && code == ErrorCode::REFUSED_STREAM {
@@ -1128,7 +1152,7 @@ fn reset_status(code: ErrorCode, by_peer: bool, is_late: bool) -> Status {
     }
 }
 
-/// The limits of a connection for `streams` calls with headers of at most `header_bytes`.
+/// Returns the HTTP/2 limits for `streams` concurrent calls with headers of at most `header_bytes`.
 pub(super) fn h2_limits(streams: u32, header_bytes: u32) -> h2::Limits {
     h2::Limits {
         streams,

@@ -1,4 +1,4 @@
-//! Messages on a stream: the 5-byte prefix and limits; and the form of `grpc-timeout`.
+//! Messages on a stream: the 5-byte prefix and size limits. Also the format of `grpc-timeout`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use prost::Message;
 use super::status::{Code, Status};
 use base::crypto::buffer::Bytes;
 
-/// Compressed-Flag and Message-Length.
+/// Length of the prefix in bytes: Compressed-Flag and Message-Length.
 const PREFIX: usize = 5;
 
-/// A message with its prefix, ready for DATA frames.
+/// Encodes a message with its prefix, ready for DATA frames.
 pub(super) fn encode<M: Message>(message: &M) -> Result<Bytes, Status> {
     let mut bytes = Bytes::default();
     encode_into(message, &mut bytes).map(|()| bytes)
 }
 
-/// The same in place of what `bytes` held.
+/// Encodes a message with its prefix into `bytes`, whose content it replaces.
 pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<(), Status> {
     let length = message.encoded_len();
     let Ok(announced) = u32::try_from(length) else {
@@ -32,12 +32,12 @@ pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<
     }
     bytes.0.push(0);
     bytes.0.extend_from_slice(&announced.to_be_bytes());
-    // room for exactly this was reserved, and Vec<u8> takes all
+    // The buffer has room for exactly this, and `Vec<u8>` accepts any number of bytes.
     message.encode_raw(&mut bytes.0);
     Ok(())
 }
 
-/// Decodes a message; `what` names it in the error.
+/// Decodes a message. `what` names it in the error.
 pub(super) fn decode<M: Message + Default>(bytes: &[u8], what: &str) -> Result<M, Status> {
     M::decode(bytes).map_err(|error| {
         Status::new(
@@ -47,25 +47,28 @@ pub(super) fn decode<M: Message + Default>(bytes: &[u8], what: &str) -> Result<M
     })
 }
 
-/// Puts messages together from the pieces that DATA frames bring.
+/// Puts messages together from the payloads of DATA frames.
 #[derive(Default)]
 pub(super) struct Assembler {
     prefix: [u8; PREFIX],
     prefix_length: usize,
-    /// Length and content of the message under way, once its prefix is complete.
+    /// Length and received part of the current message, once its prefix is complete.
     partial: Option<(usize, Bytes)>,
-    /// The longest message that came whole: its sender may be believed that another one is as long.
+    /// Length of the longest message that was received in full. Up to this length, memory is
+    /// allocated as announced.
     longest: usize,
-    /// Room for the next message.
+    /// Buffer for the next message.
     spare: Bytes,
-    /// Complete messages. The first has a place of its own, as most streams bring one and a queue costs an allocation.
+    /// The first of the complete messages. It is outside of the queue, because most streams have
+    /// one message and a queue costs an allocation.
     first: Option<Bytes>,
     more: VecDeque<Bytes>,
 }
 
 impl Assembler {
-    /// Takes a piece in. Errors when a message is compressed or larger than `limit`; nothing more may then be fed.
-    /// `has_encoding`: the peer named a compression (`grpc-encoding`), which we do not know; else it must not compress.
+    /// Adds a piece of the stream. Errors if a message is compressed or larger than `limit` bytes;
+    /// the caller must then stop. `has_encoding` says whether the peer named a compression
+    /// (`grpc-encoding`). We support none, and without the name compression is a violation.
     pub(super) fn feed(
         &mut self,
         mut piece: &[u8],
@@ -82,7 +85,8 @@ impl Assembler {
                 if self.prefix_length == PREFIX {
                     self.prefix_length = 0;
                     let length = self.announced(limit, has_encoding)?;
-                    // whatever length it announces; the room doubles as bytes arrive
+                    // The announced length does not determine the allocation; the buffer doubles as
+                    // bytes arrive.
                     self.partial =
                         Some((length, self.room(length.min(self.longest.max(piece.len())))));
                     self.complete_if_whole();
@@ -106,7 +110,7 @@ impl Assembler {
         }
     }
 
-    /// Takes back the room of a message.
+    /// Takes back the buffer of a message.
     pub(super) fn reuse(&mut self, mut spent: Bytes) {
         spent.clear();
         self.spare = spent;
@@ -123,12 +127,12 @@ impl Assembler {
             )),
             1 if has_encoding => Err(Status::new(
                 Code::Unimplemented,
-                "compressed messages are not supported: use identity",
+                "compressed messages are not supported; use the encoding identity",
             )),
-            // compression.md: the flag without `grpc-encoding`
+            // The flag is set without `grpc-encoding`, which compression.md forbids.
             _ => Err(Status::new(
                 Code::Internal,
-                format!("a message with the compressed-flag {flag}"),
+                format!("the Compressed-Flag {flag} of a message is invalid"),
             )),
         }
     }
@@ -146,23 +150,24 @@ impl Assembler {
         }
     }
 
-    /// The next complete message.
+    /// Removes and returns the next complete message.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
         std::mem::replace(&mut self.first, self.more.pop_front())
     }
 
-    /// Complete messages that wait.
+    /// Returns the number of complete messages.
     pub(super) fn waiting(&self) -> usize {
         usize::from(self.first.is_some()) + self.more.len()
     }
 
-    /// Whether the stream may end here.
+    /// Returns whether the stream may end here.
     pub(super) fn is_between_messages(&self) -> bool {
         self.partial.is_none() && self.prefix_length == 0
     }
 }
 
-/// `grpc-timeout`: at most 8 digits and a unit. The finest unit that holds the value, rounded up.
+/// Formats `grpc-timeout`: at most 8 digits and a unit. The value is rounded up in the finest unit
+/// that can hold it.
 pub(super) fn format_timeout(timeout: Duration) -> String {
     const MOST: u128 = 99_999_999;
     let nanos = timeout.as_nanos();
@@ -182,7 +187,7 @@ pub(super) fn format_timeout(timeout: Duration) -> String {
     format!("{}H", nanos.div_ceil(3_600_000_000_000).min(MOST))
 }
 
-/// The inverse of [`format_timeout`]; `None` when malformed.
+/// Parses `grpc-timeout`; `None` if it is malformed.
 pub(super) fn parse_timeout(value: &[u8]) -> Option<Duration> {
     let (&unit, digits) = value.split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {

@@ -1,4 +1,4 @@
-//! Custom metadata of a call: headers and trailers that are not the protocol's own.
+//! Custom metadata of a call: headers and trailers that the protocol does not define itself.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
@@ -7,7 +7,8 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use super::status::{Code, Status};
 use crate::h2::{Field, HeaderList, Indexing};
 
-/// The protocol sends `-bin` values without padding and accepts both.
+/// The base64 form of `-bin` values: we send them without padding and accept both forms, as the
+/// protocol demands.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -15,24 +16,25 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What an entry takes in memory beside its bytes: its place in a vector that doubled, and what two small allocations cost.
+/// Memory of an entry in addition to its bytes: its place in a vector that may have doubled, and
+/// the overhead of two small allocations.
 const ENTRY_BYTES: usize = 128;
 
-/// Ordered key-value pairs. Keys are lower-case ASCII; a key that ends in `-bin` has bytes for a value
-/// ([`Metadata::get_bin`]), any other printable ASCII.
+/// Ordered key-value pairs. Keys are lower-case ASCII. A key that ends in `-bin` has a value of
+/// arbitrary bytes ([`Metadata::get_bin`]); the values of other keys are printable ASCII.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
-    /// A `-bin` value is kept as base64, its form on the wire.
+    /// A `-bin` value is stored as base64, as on the wire.
     entries: Vec<(String, String)>,
 }
 
 impl Metadata {
-    /// No entries.
+    /// Creates empty metadata.
     pub fn new() -> Metadata {
         Metadata::default()
     }
 
-    /// The first value of `key`; of a `-bin` key its base64 form.
+    /// Returns the first value of `key`; for a `-bin` key, in base64.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.entries
             .iter()
@@ -40,15 +42,15 @@ impl Metadata {
             .map(|(_, value)| value.as_str())
     }
 
-    /// The first value of the `-bin` key `key`, decoded; `None` also when it is not base64.
+    /// Returns the first value of the `-bin` key `key`, decoded; `None` also if it is not base64.
     pub fn get_bin(&self, key: &str) -> Option<Vec<u8>> {
-        // several values may have been joined with commas on the way
+        // A proxy may have joined several values with commas.
         let first = self.get(key)?.split(',').next()?;
         BASE64.decode(first.trim()).ok()
     }
 
-    /// Appends an ASCII entry. Errors with [`Code::InvalidArgument`] when the protocol has no form for it, or the key is
-    /// the protocol's own.
+    /// Appends an ASCII entry. Errors with [`Code::InvalidArgument`] if the protocol cannot carry
+    /// it or reserves the key.
     pub fn insert(&mut self, key: &str, value: &str) -> Result<(), Status> {
         if !is_custom_key(key.as_bytes()) || key.ends_with("-bin") {
             return Err(Status::new(
@@ -66,7 +68,8 @@ impl Metadata {
         Ok(())
     }
 
-    /// Appends a binary entry; `key` ends in `-bin`.
+    /// Appends a binary entry. Errors with [`Code::InvalidArgument`] unless `key` is legal and ends
+    /// in `-bin`.
     pub fn insert_bin(&mut self, key: &str, value: &[u8]) -> Result<(), Status> {
         if !is_custom_key(key.as_bytes()) || !key.ends_with("-bin") {
             return Err(Status::new(
@@ -78,14 +81,14 @@ impl Metadata {
         Ok(())
     }
 
-    /// All entries in order.
+    /// Returns all entries in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries
             .iter()
             .map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// Bytes of all keys and values, and what their places take.
+    /// Returns the memory in bytes that the entries need.
     pub(super) fn size(&self) -> usize {
         self.entries
             .iter()
@@ -93,7 +96,7 @@ impl Metadata {
             .sum()
     }
 
-    /// The custom metadata among received headers.
+    /// Reads the custom metadata from received headers.
     pub(super) fn of(headers: &HeaderList) -> Metadata {
         let mut metadata = Metadata::new();
         headers
@@ -102,7 +105,8 @@ impl Metadata {
         metadata
     }
 
-    /// As header fields; what may be a credential never enters a compression table.
+    /// Returns the entries as header fields. A possible credential never enters a compression
+    /// table.
     pub(super) fn fields(&self) -> impl Iterator<Item = Field<'_>> + Clone {
         self.entries.iter().map(|(key, value)| {
             let indexing = if key == "authorization" {
@@ -114,8 +118,8 @@ impl Metadata {
         })
     }
 
-    /// Keeps a received header if it is custom metadata with a value of the allowed form; others are the protocol's, or
-    /// not worth failing a call.
+    /// Adds a received header if it is custom metadata with a legal value. Other headers belong to
+    /// the protocol, or are not worth failing a call.
     fn receive(&mut self, name: &[u8], value: &[u8]) {
         if is_custom_key(name)
             && is_ascii_value(value)
@@ -126,7 +130,8 @@ impl Metadata {
     }
 }
 
-/// `Custom-Metadata` of the protocol: not reserved (`grpc-`), not one of the headers that HTTP and gRPC themselves use.
+/// Returns whether `key` is legal for `Custom-Metadata` of the protocol: not reserved (`grpc-`) and
+/// not a header that HTTP or gRPC itself uses.
 fn is_custom_key(key: &[u8]) -> bool {
     const PROTOCOL: [&[u8]; 4] = [b"content-type", b"te", b"user-agent", b"content-length"];
     let legal = |byte: &u8| {
@@ -138,24 +143,26 @@ fn is_custom_key(key: &[u8]) -> bool {
         && !PROTOCOL.contains(&key)
 }
 
-/// Whether a `content-type` is gRPC's: `application/grpc`, of any message format (`+proto`), with any parameter.
+/// Returns whether a `content-type` is gRPC's: `application/grpc`, with any message format
+/// (`+proto`) and any parameter.
 pub(super) fn is_grpc_type(value: &[u8]) -> bool {
     value
         .strip_prefix(b"application/grpc")
         .is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
 }
 
-/// Printable ASCII without space at either end, which HTTP would not keep.
+/// Returns whether `value` is printable ASCII without spaces at its ends, which HTTP would remove.
 fn is_ascii_value(value: &[u8]) -> bool {
     value.iter().all(|byte| (0x20..0x7f).contains(byte)) && value.trim_ascii().len() == value.len()
 }
 
-/// Decodes a header that is base64 whatever its name, as `grpc-status-details-bin`.
+/// Decodes a header that is base64 although its name may not end in `-bin`, such as
+/// `grpc-status-details-bin`.
 pub(super) fn decode_bin(value: &[u8]) -> Option<Vec<u8>> {
     BASE64.decode(value.trim_ascii()).ok()
 }
 
-/// The form of a `-bin` value on the wire.
+/// Returns the wire format of a `-bin` value.
 pub(super) fn encode_bin(value: &[u8]) -> String {
     BASE64.encode(value)
 }

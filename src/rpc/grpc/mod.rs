@@ -1,14 +1,17 @@
-//! gRPC over HTTP/2 (the "gRPC over HTTP2" protocol document; [`crate::h2`] beneath): a blocking client and server.
+//! gRPC over HTTP/2 (the "gRPC over HTTP2" protocol document, on top of [`crate::h2`]): a blocking
+//! client and server.
 //!
-//! - [`transport`](Transport): the connection that it runs over, plain TCP or TLS.
-//! - `status`, `metadata`: what surrounds messages. `message`: the 5-byte prefix, limits, timeouts.
-//! - `link`: one connection shared by threads. There is no thread that only reads: whoever has to wait for the peer takes
-//!   the reading half for as long as it waits, so that a call costs no hand-over between threads.
+//! - [`transport`](Transport): the connection below, plain TCP or TLS.
+//! - `message`: the 5-byte prefix, size limits, timeouts.
+//! - `status`, `metadata`: what surrounds the messages.
+//! - `link`: one connection that several threads share. No thread only reads: a thread that waits
+//!   for the peer takes the reading half for as long as it waits. So a call needs no switch between
+//!   threads.
 //! - [`client`](Channel), [`server`](Server) with its [`Router`], [`Limits`] and `health`.
 
-// a handler that panics must not take the other callers down with it
+// A handler that panics must not end the calls of other clients.
 #[cfg(panic = "abort")]
-compile_error!("the server survives a panicking handler only where panics unwind");
+compile_error!("the server survives a panicking handler only if panics unwind");
 
 mod client;
 mod health;

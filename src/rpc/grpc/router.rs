@@ -1,4 +1,4 @@
-//! Which handler answers which path, and what a handler is given.
+//! The router, which finds the handler for a path, and the types that a handler uses.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -15,57 +15,59 @@ use super::status::{Code, Status};
 use base::crypto::buffer::Bytes;
 use base::network::Network;
 
-/// One call, as its handler sees it.
+/// A call as its handler sees it.
 pub struct Call {
     pub(super) link: Arc<Link>,
     pub(super) stream: u32,
     pub(super) metadata: Metadata,
     pub(super) deadline: Option<Instant>,
-    /// What the handler adds to the response's headers and trailers.
+    /// Custom metadata that the handler adds to the response's headers and trailers.
     pub(super) answer: Mutex<(Metadata, Metadata)>,
 }
 
 impl Call {
-    /// The address at the other end of the connection.
+    /// Returns the address of the peer.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.link.peer
     }
 
-    /// What the peer counts as where turns are shared out.
+    /// Returns the network by which the peer is counted when peers take turns.
     pub fn network(&self) -> Network {
         self.peer()
             .map_or(Network::UNKNOWN, |peer| peer.ip().into())
     }
 
-    /// Who the peer proved to be beneath gRPC ([`Transport::identity`](super::Transport::identity)).
+    /// Returns the identity that the peer proved below gRPC
+    /// ([`Transport::identity`](super::Transport::identity)).
     pub fn identity(&self) -> Option<&Arc<str>> {
         self.link.identity.as_ref()
     }
 
-    /// When the connection's handshake was done.
+    /// Returns when the connection's handshake was complete.
     pub fn connected_at(&self) -> Instant {
         self.link.lock().upkeep.opened
     }
 
-    /// The custom headers of the request.
+    /// Returns the custom metadata of the request's headers.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// When the caller stops waiting, if it said so.
+    /// Returns the caller's deadline, if it sent one.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Whether nobody waits for the answer any more: cancelled, past its deadline, or the connection is gone. A handler
-    /// that works for long looks from time to time.
+    /// Returns whether the caller no longer waits for the answer: the call is cancelled, past its
+    /// deadline, or its connection is gone. A handler that works for a long time checks this from
+    /// time to time.
     pub fn is_cancelled(&self) -> bool {
         self.deadline
             .is_some_and(|deadline| deadline <= Instant::now())
             || self.link.lock().is_cancelled(self.stream)
     }
 
-    /// Waits for `time` or until [`Call::is_cancelled`], which it returns.
+    /// Waits for `time` or until [`Call::is_cancelled`], whose result it returns.
     pub fn wait_cancelled(&self, time: Duration) -> bool {
         let until = Instant::now()
             .checked_add(time)
@@ -81,17 +83,18 @@ impl Call {
         self.is_cancelled()
     }
 
-    /// Sets the custom headers of the response; too late once a response was sent.
+    /// Sets the custom metadata of the response's headers. This has no effect after the first
+    /// response.
     pub fn set_headers(&self, headers: Metadata) {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).0 = headers;
     }
 
-    /// Sets the custom trailers of the response.
+    /// Sets the custom metadata of the response's trailers.
     pub fn set_trailers(&self, trailers: Metadata) {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).1 = trailers;
     }
 
-    /// The next request message; `None` at the end of the client's side.
+    /// Waits for the next request message; `None` at the end of the client's side.
     fn receive<Q: Message + Default>(&self) -> Result<Option<Q>, Status> {
         let received = self
             .link
@@ -102,7 +105,7 @@ impl Call {
             .transpose()
     }
 
-    /// The only request message of a method that takes one.
+    /// Waits for the only request message of a method that takes one.
     fn receive_one<Q: Message + Default>(&self) -> Result<Q, Status> {
         let missing = || Status::new(Code::Internal, "the request has no message");
         let request = self.receive()?.ok_or_else(missing)?;
@@ -110,7 +113,7 @@ impl Call {
             None => Ok(request),
             Some(_) => Err(Status::new(
                 Code::Internal,
-                "the request has several messages, the method takes one",
+                "the request has several messages, but the method takes one",
             )),
         }
     }
@@ -130,10 +133,10 @@ impl Call {
     }
 }
 
-/// Where a streaming handler puts its responses.
+/// Sends the responses of a streaming handler.
 pub struct Sender<'a, R> {
     call: &'a Call,
-    /// Room for the encoded response.
+    /// Buffer for the encoded response.
     encoded: Bytes,
     message: PhantomData<fn(&R)>,
 }
@@ -147,8 +150,8 @@ impl<R: Message> Sender<'_, R> {
         }
     }
 
-    /// Sends one response; blocks while the caller reads slower than we send. Errors once the caller is gone or the
-    /// deadline has passed: the handler should then return.
+    /// Sends one response; blocks while the caller reads more slowly than we send. Errors if the
+    /// caller is gone or the deadline has passed; the handler should then return.
     pub fn send(&mut self, response: &R) -> Result<(), Status> {
         message::encode_into(response, &mut self.encoded)?;
         let sent = self.call.send(&self.encoded);
@@ -157,7 +160,7 @@ impl<R: Message> Sender<'_, R> {
     }
 }
 
-/// The requests of a streaming call as they arrive; ends after the first error.
+/// The requests of a streaming call as they arrive. The iterator ends after the first error.
 pub struct Receiver<'a, Q> {
     call: &'a Call,
     ended: bool,
@@ -188,7 +191,8 @@ impl<Q: Message + Default> Iterator for Receiver<'_, Q> {
 }
 
 pub(super) struct Method {
-    /// The handler starts when the whole request is there; else with its headers.
+    /// Whether the handler starts when the whole request was received; otherwise it starts after
+    /// the headers.
     pub(super) takes_one: bool,
     /// Returns the encoded response, or nothing once all responses are sent.
     #[allow(clippy::type_complexity)]
@@ -202,7 +206,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// A router that answers every call with [`Code::Unimplemented`].
+    /// Creates a router that answers each call with [`Code::Unimplemented`].
     pub fn new() -> Router {
         Router::default()
     }
@@ -219,7 +223,8 @@ impl Router {
         })
     }
 
-    /// Adds a method with one request and any number of responses, which the handler sends before it returns.
+    /// Adds a method with one request and any number of responses, which the handler sends before
+    /// it returns.
     pub fn server_streaming<Q, R, F>(self, path: &str, handler: F) -> Router
     where
         Q: Message + Default,
@@ -275,12 +280,12 @@ impl Router {
         self
     }
 
-    /// The names of all services, as often as each has methods.
+    /// Returns the service name of each method, so names repeat.
     pub(super) fn services(&self) -> impl Iterator<Item = &str> {
         self.methods.keys().filter_map(|path| service_of(path))
     }
 
-    /// The method at `path`, or why there is none.
+    /// Returns the method at `path`, or the status for an unknown one.
     pub(super) fn find(&self, path: &[u8]) -> Result<Arc<Method>, Status> {
         let text = std::str::from_utf8(path).unwrap_or_default();
         if let Some(method) = self.methods.get(text) {
@@ -288,7 +293,7 @@ impl Router {
         }
         let is_known = self.services().any(|known| service_of(text) == Some(known));
         let what = if is_known { "method" } else { "service" };
-        // the answer is not to be larger than the question
+        // The answer must not be larger than the request.
         let shown: String = path.escape_ascii().take(64).map(char::from).collect();
         Err(Status::new(
             Code::Unimplemented,
@@ -297,7 +302,7 @@ impl Router {
     }
 }
 
-/// `/service/method`
+/// Returns the service of a path `/service/method`.
 fn service_of(path: &str) -> Option<&str> {
     Some(path.strip_prefix('/')?.rsplit_once('/')?.0)
 }

@@ -1,15 +1,15 @@
-//! The server: threads under limits.
+//! The server: threads within limits.
 //!
 //! ```text
-//!   watcher ── a socket that speaks ──────────► pool: handshake, then attend ◄── watcher: a parked connection can be read; or
-//!                                                     │                         nobody reads one for a tick, since its
-//!                                                     ▼                         thread is busy with a handler
-//!        attend: read ─► a request is complete ─► run its handler right here ─► write ─► read …
-//!                  └─► nothing comes ─► park: the poller has the socket, the thread goes back to the pool
+//!   watcher ── first byte on a socket ────────► pool: handshake, then attend ◄── watcher: a parked connection is readable,
+//!                                                     │                         or a connection had no reader for a tick,
+//!                                                     ▼                         because its thread runs a handler
+//!        attend: read ─► a request is complete ─► run its handler in this thread ─► write ─► read …
+//!                  └─► nothing arrives ─► park: the poller has the socket, the thread goes back to the pool
 //! ```
 //!
-//! So the common call is served by one thread without a hand-over, a slow handler costs the other calls of its connection at
-//! most two ticks, and an idle connection costs no thread.
+//! So one thread serves the usual call without a switch. A slow handler delays the other calls of
+//! its connection by at most two ticks. An idle connection uses no thread.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -21,88 +21,102 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::health;
-use super::link::{CallState, Core, Guard, Link, Side, TICK, TurnedAway, h2_limits};
+use super::link::{CallState, Core, Guard, HttpResponse, Link, Side, TICK, h2_limits};
 use super::message::parse_timeout;
 use super::metadata::{Metadata, encode_bin, is_grpc_type};
 use super::router::{Call, Method, Router};
 use super::status::{Code, Status, percent_encode};
 use super::transport::Accept;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
-use crate::half_open::{Begin, HalfOpen};
-use crate::share::{Held, PeerShare, Pot, Share};
+use crate::half_open::{HalfOpen, NextHandshake};
+use crate::share::{Held, PeerShare, Share, SharedLimit};
 use base::crypto::buffer::Bytes;
 use base::network::Network;
 use base::pool::Pool;
 use sys::net::limit_send_buffer;
 use sys::poll::Poller;
 
-/// How often a connection on which something is due is looked at; also how precise its time-outs are.
+/// Interval between checks of a connection's timers; also the precision of its time-outs.
 const UPKEEP: Duration = Duration::from_secs(1);
-/// How long a thread waits for the next bytes of a connection before it parks it: after a call (another may follow at once,
-/// and then costs no hand-over between threads), and else.
+/// How long a thread waits for the next bytes of a connection before it parks the connection. The
+/// first value applies after a call, because another call may follow at once and then needs no
+/// switch between threads.
 const PATIENCE: Duration = Duration::from_millis(50);
 const PATIENCE_FIRST: Duration = Duration::from_millis(1);
-/// The listening socket's number for the poller; those of connections are above.
+/// The poller's number for the listening socket; the numbers of connections are higher.
 const LISTENER: u64 = 0;
-/// What a call takes beside its metadata and its message, as it counts against [`Limits::buffered_bytes`].
+/// Bytes of a call in addition to its metadata and its message, as they count against
+/// [`Limits::buffered_bytes`].
 const CALL_BYTES: usize = 1 << 10;
-/// Bytes of a status' message that are sent.
+/// Maximum number of bytes of a status message that are sent.
 const MESSAGE_MOST: usize = 2 << 10;
-/// When a call that was shed should come again.
+/// The retry hint for a call that was shed.
 const BUSY_PAUSE: Duration = Duration::from_secs(2);
-/// Connections accepted before the others are looked at again.
+/// Maximum number of connections accepted in a row before the open ones are served again.
 const ACCEPTS: usize = 64;
-/// The part of all connections whose peers may let us wait while so much is to be written that we read no further. Each holds a
-/// thread, and buffers that nobody counts; of more, those end whose peers have been silent for the longest.
+/// At most one in `UNREAD_PART` connections may have so much output that nothing more is received.
+/// Each one holds a thread, and kernel buffers that no limit counts. Beyond this part, the
+/// connections whose peers have been silent for the longest are ended.
 const UNREAD_PART: usize = 4;
-/// What the kernel holds for a peer that does not read; without a limit it is 4 MiB (tcp(7), tcp_wmem).
+/// Size in bytes of the kernel's send buffer; without a limit it grows to 4 MiB (tcp(7), tcp_wmem).
 const SOCKET_BYTES: u32 = 64 << 10;
-/// How long to wait before the next accept when the system had no descriptor for one.
+/// Pause before the next accept when no file descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a server spends on its peers at most. Over a limit it sheds, and says so in the log.
+/// The resources that a server spends on its peers at most. Beyond a limit it refuses connections
+/// or calls, and says so in the log.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Connections at once; a further one takes the place of a half-open one, or is closed at once.
+    /// Maximum number of connections. A further one takes the place of a half-open one, or is
+    /// closed at once.
     pub connections: usize,
-    /// Connections at once from one peer (an IPv4 address, an IPv6 network of 64 bits); a further one takes the place of a
-    /// half-open one of this peer, or is closed at once.
+    /// Maximum number of connections of one peer (an IPv4 address, or an IPv6 network of 64 bits).
+    /// A further one takes the place of a half-open one of this peer, or is closed at once.
     pub connections_per_peer: usize,
-    /// Of the connections, those whose handshake is not over; a further one takes the place of the oldest one of the peer that
-    /// has the most. At most half of the connections, so that the others keep theirs.
+    /// Maximum number of connections whose handshake is not complete. A further one takes the place
+    /// of the oldest one of the peer that has the most. At most half of all connections, so that
+    /// established connections keep their places.
     pub half_open: usize,
-    /// Of those, the ones in their handshake, each with a thread, half of them of one peer; the others wait, peers in turn.
+    /// Maximum number of handshakes that run at once, each with a thread; at most half of them of
+    /// one peer. The other connections wait, and peers take turns.
     pub handshakes: usize,
-    /// A handshake whose peer lets us wait for so long loses its thread when few are free.
+    /// A handshake that has waited for its peer for this long loses its thread when few threads are
+    /// free.
     pub handshake_patience: Duration,
-    /// From accept to the end of the peer's HTTP/2 preface, TLS included.
+    /// Time from accept to the end of the peer's HTTP/2 preface, including TLS.
     pub handshake: Duration,
-    /// A connection without a call is closed (GOAWAY) after this long.
+    /// Time without a call after which a connection is closed (GOAWAY).
     pub idle: Duration,
-    /// A connection takes no further calls (GOAWAY) after this long, whatever runs on it (grpc-go's `MaxConnectionAge`): what
-    /// its handshake proved must be proved again.
+    /// Time after which a connection accepts no further calls (GOAWAY), as grpc-go's
+    /// `MaxConnectionAge`. The client must then repeat what it proved in the handshake.
     pub max_age: Option<Duration>,
-    /// How long the calls that run on a connection may go on after that GOAWAY (grpc-go's `MaxConnectionAgeGrace`).
+    /// How long the running calls of a connection may continue after that GOAWAY (grpc-go's
+    /// `MaxConnectionAgeGrace`).
     pub max_age_grace: Duration,
-    /// Without a byte from the peer for this long, a PING is sent (grpc-go's keepalive `Time`).
+    /// Time without a byte from the peer after which a PING is sent (grpc-go's keepalive `Time`).
     pub keepalive: Duration,
-    /// The connection is closed when such a PING is not answered within this time (grpc-go's keepalive `Timeout`).
+    /// Time without an answer to that PING after which the connection is closed (grpc-go's
+    /// keepalive `Timeout`).
     pub keepalive_timeout: Duration,
-    /// From a call's headers to the end of its request, for methods that take one message; also the longest time without
-    /// progress while a peer does not take what we send.
+    /// Maximum time from a call's headers to the end of its request, for methods that take one
+    /// message. Also the maximum time without progress while a peer does not read what we send.
     pub stall: Duration,
-    /// Calls at once on one connection (SETTINGS_MAX_CONCURRENT_STREAMS).
+    /// Maximum number of calls at once on one connection (SETTINGS_MAX_CONCURRENT_STREAMS).
     pub streams: u32,
-    /// Handlers at once in the whole server; a further call ends with RESOURCE_EXHAUSTED. One peer (an IPv4 address, an IPv6
-    /// network of 64 bits) leaves the last quarter to others.
+    /// Maximum number of handlers that run at once in the whole server; a further call ends with
+    /// RESOURCE_EXHAUSTED. One peer (an IPv4 address, or an IPv6 network of 64 bits) leaves the
+    /// last quarter to others.
     pub handlers: usize,
-    /// Bytes of one request's headers (SETTINGS_MAX_HEADER_LIST_SIZE, RFC 9113 §6.5.2).
+    /// Maximum size in bytes of a request's headers (SETTINGS_MAX_HEADER_LIST_SIZE, RFC 9113
+    /// §6.5.2).
     pub header_bytes: u32,
-    /// Bytes of one request message; a larger one ends with RESOURCE_EXHAUSTED.
+    /// Maximum size in bytes of a request message; a call with a larger one ends with
+    /// RESOURCE_EXHAUSTED.
     pub message_bytes: usize,
-    /// Bytes in the whole server of requests until their handlers are done, of answers that a peer does not take, and of
-    /// buffers beyond what each connection has; one peer leaves the last quarter to others. Over it a call ends with
-    /// RESOURCE_EXHAUSTED, and less is taken in while a peer does not read.
+    /// Maximum number of bytes in the whole server for requests until their handlers return,
+    /// responses that a peer does not read, and buffers beyond what each connection has. One peer
+    /// leaves the last quarter to others. Beyond the limit a call ends with RESOURCE_EXHAUSTED, and
+    /// less is received from a peer that does not read.
     pub buffered_bytes: usize,
 }
 
@@ -113,9 +127,9 @@ impl Default for Limits {
             connections_per_peer: 256,
             half_open: 512,
             handshakes: 256,
-            // a peer that attests itself has to ask its TPM meanwhile
+            // A peer that attests itself waits for its TPM during the handshake.
             handshake_patience: Duration::from_secs(3),
-            // the reference server's (grpc-go) is 120 s; an attested handshake takes under one
+            // grpc-go has 120 s; an attested handshake takes less than one second.
             handshake: Duration::from_secs(20),
             idle: Duration::from_secs(600),
             max_age: None,
@@ -126,66 +140,67 @@ impl Default for Limits {
             streams: 100,
             handlers: 128,
             header_bytes: 16 << 10,
-            // gRPC's usual default
+            // The usual default of gRPC.
             message_bytes: 4 << 20,
             buffered_bytes: 8 << 20,
         }
     }
 }
 
-/// A listening server; dropping it stops it without grace.
+/// A server that listens; dropping it stops it without grace.
 pub struct Server {
     address: SocketAddr,
     shared: Arc<Shared>,
     watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the server's threads share.
+/// The state that the threads of a server share.
 pub(super) struct Shared {
     name: &'static str,
     router: Router,
     limits: Limits,
     accept: Arc<dyn Accept>,
     pool: Arc<Pool>,
-    /// Those whose handshake is over, by number.
+    /// Connections whose handshake is complete, by number.
     connections: Mutex<HashMap<u64, (Network, Arc<Link>)>>,
-    /// The others. Locked after `connections`.
+    /// The other connections. This lock is taken after that of `connections`.
     half_open: Mutex<HalfOpen>,
-    /// A connection ended.
+    /// Notified when a connection ends.
     changed: Condvar,
     stopping: AtomicBool,
     watcher_sleeps: AtomicBool,
     poller: Poller,
     /// Connections that are not parked, by number.
     active: Mutex<HashMap<u64, Arc<Link>>>,
-    handlers: Arc<Pot>,
-    memory: Arc<Pot>,
-    /// Of the peers that have connections.
+    handlers: Arc<SharedLimit>,
+    memory: Arc<SharedLimit>,
+    /// The shares of all peers that have connections.
     shares: Mutex<HashMap<Network, Weak<PeerShare>>>,
     shed: Mutex<Shed>,
-    shed_ever: AtomicU64,
+    shed_total: AtomicU64,
 }
 
-/// What was shed since the last line in the log.
+/// The number of refusals since the last log line about them.
 #[derive(Default)]
 struct Shed {
     count: u64,
-    told: Option<Instant>,
+    logged_at: Option<Instant>,
 }
 
-/// What a server does at one moment.
+/// A snapshot of what a server does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistics {
-    /// Connections, those in their handshake included.
+    /// Number of connections, including those in their handshake.
     pub connections: usize,
-    /// Calls whose handlers run.
+    /// Number of running handlers.
     pub calls_in_flight: usize,
-    /// Connections and calls that a limit turned away, since the start.
+    /// Number of connections and calls that a limit has refused since the start.
     pub shed: u64,
 }
 
 impl Server {
-    /// Serves `router` and `grpc.health.v1` on `listener` until [`Server::stop`]. `name` names its threads and log lines.
+    /// Starts a server for `router` and `grpc.health.v1` on `listener`. It runs until
+    /// [`Server::stop`]. `name` is in its thread names and log lines.
     pub fn start(
         name: &'static str,
         listener: TcpListener,
@@ -201,8 +216,8 @@ impl Server {
             router: health::add(router),
             accept,
             pool: Arc::new(Pool::new(name, limits.connections + limits.handlers)),
-            handlers: Pot::new(limits.handlers),
-            memory: Pot::new(limits.buffered_bytes),
+            handlers: SharedLimit::new(limits.handlers),
+            memory: SharedLimit::new(limits.buffered_bytes),
             shares: Mutex::default(),
             half_open: Mutex::new(HalfOpen::new(
                 limits.half_open.min(limits.connections / 2),
@@ -217,7 +232,7 @@ impl Server {
             poller: Poller::new()?,
             active: Mutex::default(),
             shed: Mutex::default(),
-            shed_ever: AtomicU64::new(0),
+            shed_total: AtomicU64::new(0),
         });
         shared.listen(&listener);
         let watching = shared.clone();
@@ -231,43 +246,46 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address of the listening socket.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// What this server does at the moment of a call; nothing when it is gone, which this does not prevent.
+    /// Returns a function that takes a snapshot of the server, or returns `None` once the server is
+    /// dropped. The function does not keep the server alive.
     pub fn statistics(&self) -> impl Fn() -> Option<Statistics> + Clone + Send + Sync + 'static {
         let shared = Arc::downgrade(&self.shared);
         move || {
             shared.upgrade().map(|shared| Statistics {
                 connections: lock(&shared.connections).len() + lock(&shared.half_open).len(),
                 calls_in_flight: shared.handlers.used(),
-                shed: shared.shed_ever.load(Ordering::Relaxed),
+                shed: shared.shed_total.load(Ordering::Relaxed),
             })
         }
     }
 
-    /// Connections that hold a thread, or may.
+    /// Returns the number of connections that hold a thread or may get one.
     #[cfg(test)]
     pub(super) fn attended(&self) -> usize {
         lock(&self.shared.active).len()
     }
 
-    /// Ends all connections that there are, those in their handshake included, for a change of what handshakes must prove:
-    /// they take no further calls (GOAWAY), and close when their calls have ended, at the latest after
-    /// [`Limits::max_age_grace`]. The server goes on, and clients connect again.
+    /// Ends all connections, including those in their handshake, because peers must now prove
+    /// something else in the handshake. The connections accept no further calls (GOAWAY). They
+    /// close when their calls have ended, at the latest after [`Limits::max_age_grace`]. The server
+    /// continues, and clients connect again.
     pub fn close_connections(&self, why: &str) {
-        lock(&self.shared.half_open).outdate();
+        lock(&self.shared.half_open).mark_outdated();
         for link in self.shared.links() {
             self.shared.retire(&link, why);
             self.shared.attend_later(&link, 1);
         }
     }
 
-    /// Takes no further connections and calls (GOAWAY), gives running calls `grace` to end, closes what is left and joins
-    /// all threads, so it waits for handlers that do not look at [`Call::is_cancelled`]. Further calls of it do nothing.
-    /// Not to be called from a handler.
+    /// Stops the server: it accepts no further connections and calls (GOAWAY), gives running calls
+    /// the time `grace` to end, closes the remaining connections and joins all threads. So it waits
+    /// for handlers that ignore [`Call::is_cancelled`]. Further calls of `stop` do nothing. A
+    /// handler must not call it.
     pub fn stop(&self, grace: Duration) {
         let Some(watcher) = lock(&self.watcher).take() else {
             return;
@@ -278,7 +296,7 @@ impl Server {
         shared.poller.wake();
         for link in shared.links() {
             let mut core = link.lock();
-            core.h2.shutdown("the server stops");
+            core.h2.shutdown("the server is stopping");
             drop(link.flush(core));
         }
         let deadline = Instant::now() + grace;
@@ -299,7 +317,7 @@ impl Server {
         }
         drop(connections);
         shared.poller.wake();
-        // it runs no code of others
+        // The watcher runs no foreign code, so it cannot panic there.
         let _ = watcher.join();
         shared.pool.stop();
     }
@@ -314,12 +332,12 @@ impl Drop for Server {
 pub(super) fn short_of_memory() -> Status {
     Status::new(
         Code::ResourceExhausted,
-        "the server is short of memory for requests",
+        "the server has no memory left for this request",
     )
 }
 
 fn stopped() -> Status {
-    Status::new(Code::Unavailable, "the server stops")
+    Status::new(Code::Unavailable, "the server is stopping")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -340,7 +358,8 @@ impl Shared {
             .collect()
     }
 
-    /// Accepts connections that wait, some at a time: between, those that there are may speak.
+    /// Accepts waiting connections, a limited number at a time so that the open ones are served in
+    /// between.
     fn accept_some(&self, listener: &TcpListener, last_id: &mut u64) {
         for _ in 0..ACCEPTS {
             match listener.accept() {
@@ -351,15 +370,16 @@ impl Shared {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    // no descriptor is free: there may be soon
-                    log::warn!("{}: a connection could not be accepted: {error}", self.name);
+                    // No file descriptor is free at the moment.
+                    log::warn!("{}: cannot accept a connection: {error}", self.name);
                     return thread::sleep(ACCEPT_PAUSE);
                 }
             }
         }
     }
 
-    /// Lets a connection in, in the place of a half-open one if need be; or sheds it.
+    /// Adds a new connection. If a limit is reached, a half-open connection makes room or the new
+    /// one is closed.
     fn admit(&self, id: u64, socket: TcpStream, ip: IpAddr) {
         let (network, now) = (Network::from(ip), Instant::now());
         let connections = lock(&self.connections);
@@ -374,7 +394,7 @@ impl Shared {
             + half_open.len_of(network);
         let all = connections.len() + half_open.len();
         drop(connections);
-        // where that fails, it ends at its deadline
+        // If this fails, the connection ends at its deadline.
         let _ = self.poller.watch_once(&socket, id);
         half_open.enter(id, network, socket, now + self.limits.handshake);
         let (why, of) = if own >= self.limits.connections_per_peer {
@@ -384,7 +404,7 @@ impl Shared {
             )
         } else if all >= self.limits.connections {
             ("the limit of connections is reached", None)
-        } else if half_open.is_over() {
+        } else if half_open.is_overfull() {
             ("the limit of half-open connections is reached", None)
         } else {
             return;
@@ -394,52 +414,52 @@ impl Shared {
         self.shed(why, ip);
     }
 
-    /// Begins handshakes, as far as there are threads for them.
+    /// Starts handshakes as long as threads are free for them.
     fn begin_handshakes(self: &Arc<Self>) {
         loop {
-            let Some(begin) = lock(&self.half_open).next(Instant::now()) else {
+            let Some(next) = lock(&self.half_open).next(Instant::now()) else {
                 return;
             };
             let shared = self.clone();
-            self.submit(move || shared.connect(begin));
+            self.submit(move || shared.connect(next));
         }
     }
 
-    /// Logs what was shed, at most one line a second.
+    /// Counts a refusal and logs it, with at most one line per second.
     fn shed(&self, why: &str, ip: IpAddr) {
-        self.shed_ever.fetch_add(1, Ordering::Relaxed);
+        self.shed_total.fetch_add(1, Ordering::Relaxed);
         let mut shed = lock(&self.shed);
         shed.count += 1;
         if shed
-            .told
-            .is_none_or(|told| told.elapsed() >= Duration::from_secs(1))
+            .logged_at
+            .is_none_or(|logged_at| logged_at.elapsed() >= Duration::from_secs(1))
         {
             log::warn!(
-                "{}: {why}; turned away {} since the last such line, now {ip}",
+                "{}: {why}; {} refused since the last such line, the latest from {ip}",
                 self.name,
                 shed.count
             );
             *shed = Shed {
                 count: 0,
-                told: Some(Instant::now()),
+                logged_at: Some(Instant::now()),
             };
         }
     }
 
-    /// A connection's first thread: the handshake, then its calls.
-    fn connect(self: Arc<Self>, begin: Begin) {
-        let Begin {
+    /// Runs a connection's first thread: the handshake, then its calls.
+    fn connect(self: Arc<Self>, next: NextHandshake) {
+        let NextHandshake {
             id,
             network,
             socket,
             deadline,
             turn,
-        } = begin;
+        } = next;
         let peer = socket.peer_addr();
         let opened = panic::catch_unwind(AssertUnwindSafe(|| {
             self.accept.accept(socket, deadline, &turn)
         }))
-        .unwrap_or_else(|_| Err(io::Error::other("a panic in the handshake")))
+        .unwrap_or_else(|_| Err(io::Error::other("the handshake panicked")))
         .and_then(|transport| {
             let h2 = Connection::server(h2_limits(self.limits.streams, self.limits.header_bytes));
             let share = self.share_of(network);
@@ -467,29 +487,29 @@ impl Shared {
         match (opened, is_outdated) {
             (Ok(link), Some(is_outdated)) => {
                 if is_outdated {
-                    self.retire(&link, "the handshake is outdated");
+                    self.retire(&link, "the requirements of the handshake have changed");
                 }
                 if !self.is_stopping() {
                     self.attend(&link);
                 }
-                // stop() may not have seen it
+                // `stop()` may have missed this new connection.
                 if self.is_stopping() {
                     let mut core = link.lock();
-                    core.h2.shutdown("the server stops");
+                    core.h2.shutdown("the server is stopping");
                     drop(link.flush(core));
                     self.attend(&link);
                 }
             }
-            // closed for another, or by stop()
+            // The connection was closed to make room for another, or by `stop()`.
             (Ok(_), None) => {}
             (Err(error), _) => {
                 let peer = peer.map_or("an unknown address".into(), |peer| peer.to_string());
-                log::info!("{}: no connection with {peer}: {error}", self.name);
+                log::info!("{}: the connection with {peer} failed: {error}", self.name);
             }
         }
     }
 
-    /// What the connections of this peer take together.
+    /// Returns the share of a peer, which all its connections use together.
     fn share_of(&self, peer: Network) -> Arc<PeerShare> {
         let mut shares = lock(&self.shares);
         shares.retain(|_, share| share.strong_count() > 0);
@@ -505,8 +525,9 @@ impl Shared {
         })
     }
 
-    /// Has a connection take no further calls; what it has ends within the grace. Who attends to it next sends the GOAWAY: a peer
-    /// that does not read must not hold up the caller.
+    /// Stops further calls on a connection; its running calls must end within the grace. The next
+    /// thread that serves the connection sends the GOAWAY, so that a peer that does not read cannot
+    /// block the caller.
     fn retire(&self, link: &Link, why: &str) {
         let mut core = link.lock();
         core.h2.goaway(ErrorCode::NO_ERROR, why);
@@ -520,13 +541,13 @@ impl Shared {
         lock(&self.active).remove(&id);
         self.changed.notify_all();
         if self.is_stopping() {
-            // the watcher ends with the last connection
+            // The watcher ends after the last connection.
             self.poller.wake();
         }
     }
 
-    /// Serves a connection until it ends, another thread does so, or nothing comes: runs the handlers of complete requests,
-    /// else reads.
+    /// Serves a connection: runs the handlers of complete requests, otherwise reads. Returns when
+    /// the connection has ended, another thread serves it, or nothing arrives.
     fn attend(self: &Arc<Self>, link: &Arc<Link>) {
         let mut patience = PATIENCE_FIRST;
         let mut core = link.lock();
@@ -547,15 +568,15 @@ impl Shared {
                     .and_then(|call| call.request.take());
                 drop(core);
                 if let Some(request) = request {
-                    self.rouse_watcher();
+                    self.wake_watcher();
                     self.run(link, stream, request);
                     patience = PATIENCE;
                 }
                 core = link.lock();
                 continue;
             }
-            // who writes comes back here, or leaves it to the watcher
-            if core.is_parked || !core.is_free() || core.is_held() {
+            // The thread that writes serves the connection afterwards, or the watcher does.
+            if core.is_parked || !core.is_free() || core.is_output_full() {
                 return;
             }
             let before = core.last_read;
@@ -566,12 +587,12 @@ impl Shared {
         }
     }
 
-    /// Lets go of a connection that is over and written to the end, once the peer has closed it too or had time for that; the
-    /// poller waits for it meanwhile.
+    /// Removes a connection that is over and completely written. It waits for the peer to close its
+    /// side, for a limited time and in the poller, without a thread.
     fn close(&self, link: &Link, mut core: Guard<'_>) {
         if core.is_writing {
-            // that thread comes back here, or leaves it to the watcher
-        } else if link.lingers(&core)
+            // That thread comes back here, or leaves it to the watcher.
+        } else if link.discard_unread(&core)
             && self
                 .poller
                 .watch_once(&*link.socket, core.upkeep.id)
@@ -587,7 +608,8 @@ impl Shared {
         }
     }
 
-    /// Leaves a connection from which nothing comes to the poller. Where that fails, the watcher has it read as before.
+    /// Leaves an idle connection to the poller. If that fails, the watcher makes threads read it as
+    /// before.
     fn park(&self, link: &Link, mut core: Guard<'_>) {
         if core.calls.is_empty() {
             core.trim();
@@ -603,25 +625,25 @@ impl Shared {
         core.hand_over();
     }
 
-    /// The watcher is to look after a connection.
+    /// Puts a connection under the care of the watcher.
     pub(super) fn activate(&self, id: u64, link: Arc<Link>) {
         lock(&self.active).insert(id, link);
     }
 
-    /// Has `calls` calls of a connection, which are ready, run by other threads.
+    /// Lets other threads run `calls` ready calls of a connection.
     pub(super) fn attend_later(self: &Arc<Self>, link: &Arc<Link>, calls: usize) {
         for _ in 0..calls {
             let (shared, link) = (self.clone(), link.clone());
-            link.awaited.fetch_add(1, Ordering::SeqCst);
+            link.pending_jobs.fetch_add(1, Ordering::SeqCst);
             self.submit(move || {
-                link.awaited.fetch_sub(1, Ordering::SeqCst);
+                link.pending_jobs.fetch_sub(1, Ordering::SeqCst);
                 shared.attend(&link)
             });
         }
     }
 
-    /// The watcher's life: accepts connections, gives a thread to those that can be read or that nobody reads, and does what
-    /// is due by the clock.
+    /// Runs the watcher. It accepts connections, gives a thread to connections that are readable or
+    /// have no reader, and checks the timers.
     fn watch(self: Arc<Self>, listener: TcpListener) {
         let (mut listener, mut last_id) = (Some(listener), LISTENER);
         let mut ready = Vec::new();
@@ -631,7 +653,7 @@ impl Shared {
                 .poller
                 .wait(&mut ready, tick.saturating_duration_since(Instant::now()))
             {
-                log::error!("{}: the poller failed: {error}", self.name);
+                log::error!("{}: cannot wait for events: {error}", self.name);
                 thread::sleep(TICK);
             }
             listener = listener.filter(|_| !self.is_stopping());
@@ -649,7 +671,7 @@ impl Shared {
                 tick = tick.min(now + TICK);
             }
             if lock(&self.half_open).is_busy() {
-                // some may have let us wait for too long by now
+                // Some handshakes may have waited too long for their peers by now.
                 self.begin_handshakes();
             }
             if now >= upkeep {
@@ -674,25 +696,27 @@ impl Shared {
         }
     }
 
-    /// Starts threads for jobs and connections that lack one; returns whether none does.
+    /// Starts threads for jobs and connections that lack one. Returns whether all of them have a
+    /// thread.
     fn all_have_threads(self: &Arc<Self>) -> bool {
         let active: Vec<_> = lock(&self.active).values().cloned().collect();
         let mut unread = Vec::new();
         for link in active.iter().filter(|link| link.is_neglected()) {
             let mut core = link.lock();
-            if core.is_writing && (core.ended.is_some() || core.is_held()) {
-                // there is nothing to do until that is written, or fails
+            if core.is_writing && (core.ended.is_some() || core.is_output_full()) {
+                // The connection waits until the output is written or the write fails.
                 unread.push((core.last_read, link));
                 continue;
             }
             let ready = core.ready.len();
             drop(core);
-            // in a burst the jobs of an earlier tick may still wait: each tick would add as many again
+            // In a burst, the jobs of an earlier tick may still wait; without this, each tick would
+            // add the same number again.
             self.attend_later(
                 link,
                 ready
                     .max(1)
-                    .saturating_sub(link.awaited.load(Ordering::SeqCst)),
+                    .saturating_sub(link.pending_jobs.load(Ordering::SeqCst)),
             );
         }
         unread.sort_by_key(|(last_read, _)| *last_read);
@@ -700,7 +724,7 @@ impl Shared {
             .len()
             .saturating_sub(self.limits.connections / UNREAD_PART)]
         {
-            let why = "too many peers do not take what is sent to them";
+            let why = "too many peers do not read what is sent to them";
             self.shed(why, link.peer.map_or([0; 4].into(), |peer| peer.ip()));
             link.end(&mut link.lock(), Status::new(Code::Unavailable, why));
         }
@@ -711,20 +735,17 @@ impl Shared {
 
     fn listen(&self, listener: &TcpListener) {
         if let Err(error) = self.poller.watch_once(listener, LISTENER) {
-            log::error!(
-                "{}: no further connections are accepted: {error}",
-                self.name
-            );
+            log::error!("{}: cannot accept further connections: {error}", self.name);
         }
     }
 
-    /// A connection that is silent, or parked, can be read.
+    /// Handles a readable connection that was parked or had not sent a byte.
     fn resume(self: &Arc<Self>, id: u64) {
         let link = lock(&self.connections)
             .get(&id)
             .map(|(_, link)| link.clone());
         let Some(link) = link else {
-            lock(&self.half_open).heard(id);
+            lock(&self.half_open).first_byte_arrived(id);
             return self.begin_handshakes();
         };
         link.unpark(&mut link.lock());
@@ -733,12 +754,12 @@ impl Shared {
 
     fn submit(&self, job: impl FnOnce() + Send + 'static) {
         if self.pool.submit(job) {
-            self.rouse_watcher();
+            self.wake_watcher();
         }
     }
 
-    /// To be called before a handler runs: its connection has nobody who reads it for now.
-    fn rouse_watcher(&self) {
+    /// Wakes the watcher before a handler runs, because its connection has no reader then.
+    fn wake_watcher(&self) {
         if self.watcher_sleeps.swap(false, Ordering::SeqCst) {
             self.poller.wake();
         }
@@ -746,7 +767,7 @@ impl Shared {
 
     // ---- calls ----
 
-    /// Runs a handler and answers with its result.
+    /// Runs a handler and sends its result.
     fn run(self: &Arc<Self>, link: &Arc<Link>, stream: u32, request: Request) {
         let Request {
             method,
@@ -798,7 +819,7 @@ impl Shared {
     }
 }
 
-/// What a handler needs to start.
+/// The request as its handler needs it.
 pub(super) struct Request {
     method: Arc<Method>,
     metadata: Metadata,
@@ -813,7 +834,7 @@ pub(super) struct Upkeep {
     pub(super) last_call: Instant,
     within_headers_since: Option<Instant>,
     pub(super) opened: Instant,
-    /// It was told to go away, and is closed then at the latest.
+    /// When the connection is closed after a GOAWAY.
     closes_by: Option<Instant>,
 }
 
@@ -831,7 +852,7 @@ impl Upkeep {
 }
 
 impl Core {
-    /// Server: does what is due by the clock. Returns whether there is something to write, or to end.
+    /// Server: checks the timers. Returns whether the connection has output, or is over.
     fn upkeep(
         &mut self,
         name: &str,
@@ -860,7 +881,7 @@ impl Core {
         if !self.h2.is_established() {
             let is_late = now >= self.upkeep.established_by;
             return if is_late {
-                Err((ErrorCode::SETTINGS_TIMEOUT, "it did not begin in time"))
+                Err((ErrorCode::SETTINGS_TIMEOUT, "HTTP/2 did not start in time"))
             } else {
                 Ok(())
             };
@@ -873,7 +894,7 @@ impl Core {
         ) {
             return Err((
                 ErrorCode::ENHANCE_YOUR_CALM,
-                "a header block did not end in time",
+                "a header block was not complete in time",
             ));
         }
         let awaits_more = |call: &CallState| !call.has_handler() && call.outbound.is_none();
@@ -887,11 +908,14 @@ impl Core {
             .map(|(&stream, _)| stream)
             .collect();
         for stream in late {
-            match self.calls.get(&stream).and_then(|call| call.turned_away) {
-                Some(answer) => self.answer_turned_away(stream, answer),
+            match self.calls.get(&stream).and_then(|call| call.http_response) {
+                Some(answer) => self.send_http_response(stream, answer),
                 None => self.refuse(
                     stream,
-                    &Status::new(Code::DeadlineExceeded, "the request did not end in time"),
+                    &Status::new(
+                        Code::DeadlineExceeded,
+                        "the request was not complete in time",
+                    ),
                 ),
             }
         }
@@ -917,10 +941,7 @@ impl Core {
         }
         match self.upkeep.closes_by {
             Some(by) if now >= by => {
-                return Err((
-                    ErrorCode::NO_ERROR,
-                    "its calls did not end within the grace",
-                ));
+                return Err((ErrorCode::NO_ERROR, "its calls did not end in time"));
             }
             None if limits
                 .max_age
@@ -937,19 +958,19 @@ impl Core {
         Ok(())
     }
 
-    /// A request's headers.
+    /// Handles the headers of a request.
     pub(super) fn request(&mut self, shared: &Arc<Shared>, stream: u32, end: bool, now: Instant) {
         self.upkeep.last_call = now;
         let headers = self.h2.headers();
         let kind = headers.get(b"content-type").unwrap_or_default();
         if headers.get(b":method") != Some(b"POST") || !is_grpc_type(kind) {
-            return self.turn_away(stream, end, now);
+            return self.answer_with_http(stream, end, now);
         }
         let mut call = CallState::new(shared.limits.message_bytes, now, None);
         call.has_encoding = headers
             .get(b"grpc-encoding")
             .is_some_and(|encoding| encoding != b"identity");
-        let malformed = || Status::new(Code::Internal, "a malformed grpc-timeout");
+        let malformed = || Status::new(Code::Internal, "grpc-timeout is malformed");
         let timeout = headers
             .get(b"grpc-timeout")
             .map(|value| parse_timeout(value).ok_or_else(malformed))
@@ -988,22 +1009,23 @@ impl Core {
         }
     }
 
-    /// A request that is not gRPC gets an HTTP status when it is complete, and a field that says what would be gRPC (gRPC over
-    /// HTTP2: "servers SHOULD respond with HTTP status of 415" to another content-type).
-    fn turn_away(&mut self, stream: u32, end: bool, now: Instant) {
+    /// Handles a request that is not gRPC. Once it is complete, it gets an HTTP status and a field
+    /// that says what gRPC expects (gRPC over HTTP2: "servers SHOULD respond with HTTP status of
+    /// 415" to another content-type).
+    fn answer_with_http(&mut self, stream: u32, end: bool, now: Instant) {
         let text: &[u8] = b"This is a gRPC server.\n";
         let answer = match self.h2.headers().get(b":method") {
-            Some(b"POST") => TurnedAway {
+            Some(b"POST") => HttpResponse {
                 status: b"415",
                 hint: (b"accept", b"application/grpc"),
                 text,
             },
-            Some(b"HEAD") => TurnedAway {
+            Some(b"HEAD") => HttpResponse {
                 status: b"405",
                 hint: (b"allow", b"POST"),
                 text: b"",
             },
-            _ => TurnedAway {
+            _ => HttpResponse {
                 status: b"405",
                 hint: (b"allow", b"POST"),
                 text,
@@ -1014,7 +1036,7 @@ impl Core {
             return self.h2.reset(stream, ErrorCode::REFUSED_STREAM);
         }
         let mut call = CallState::new(0, now, None);
-        call.turned_away = Some(answer);
+        call.http_response = Some(answer);
         call.held = Some(held);
         self.calls.insert(stream, call);
         if end {
@@ -1022,7 +1044,11 @@ impl Core {
         }
     }
 
-    fn answer_turned_away(&mut self, stream: u32, TurnedAway { status, hint, text }: TurnedAway) {
+    fn send_http_response(
+        &mut self,
+        stream: u32,
+        HttpResponse { status, hint, text }: HttpResponse,
+    ) {
         let fields: [Field; 2] = [
             (b":status", status, Indexing::Yes),
             (hint.0, hint.1, Indexing::Yes),
@@ -1038,14 +1064,14 @@ impl Core {
         if text.is_empty() {
             self.forget(stream)
         } else {
-            self.respond_with(stream, Bytes(text.to_vec()), Default::default())
+            self.respond_after_headers(stream, Bytes(text.to_vec()), Default::default())
         }
     }
 
-    /// A method that takes one message can start.
+    /// Handles the end of a request: a method that takes one message can start.
     pub(super) fn request_is_complete(&mut self, stream: u32) {
-        if let Some(answer) = self.calls.get(&stream).and_then(|call| call.turned_away) {
-            return self.answer_turned_away(stream, answer);
+        if let Some(answer) = self.calls.get(&stream).and_then(|call| call.http_response) {
+            return self.send_http_response(stream, answer);
         }
         let takes_one = |call: &CallState| {
             call.request
@@ -1057,7 +1083,8 @@ impl Core {
         }
     }
 
-    /// A call that ended badly before its handler started needs none, and after it no answer.
+    /// Drops a failed call whose handler has not started; it needs neither a handler nor a
+    /// response.
     pub(super) fn drop_if_unstarted(&mut self, stream: u32) {
         let is_over = |call: &CallState| !call.has_handler() && matches!(call.end, Some(Err(_)));
         if self.calls.get(&stream).is_some_and(|call| is_over(call)) {
@@ -1065,7 +1092,8 @@ impl Core {
         }
     }
 
-    /// Answers a call without its handler, which is told if it runs already.
+    /// Ends a call with `status` instead of its handler's result. A running handler sees the call
+    /// as cancelled.
     pub(super) fn refuse(&mut self, stream: u32, status: &Status) {
         self.answer(stream, &Err(status.clone()), &Default::default());
         self.upkeep.last_call = Instant::now();
@@ -1077,26 +1105,27 @@ impl Core {
         }
     }
 
-    /// Sends the response's headers unless they went out before.
+    /// Sends the response's headers unless they were sent before.
     pub(super) fn answer_headers(&mut self, stream: u32, custom: &Metadata) {
         let Some(call) = self.calls.get_mut(&stream) else {
             return;
         };
         if !std::mem::replace(&mut call.has_answered, true) {
             let fields = RESPONSE.into_iter().chain(custom.fields());
-            // a closed stream will be noticed by who sends the message
+            // If the stream is closed, the thread that sends the message notices it.
             if self.h2.send_headers(stream, fields, false) == Err(SendError::TooLarge) {
                 call.has_answered = false;
                 let status = Status::new(
                     Code::ResourceExhausted,
-                    "the metadata are more than the client takes",
+                    "the metadata exceeds the client's limit",
                 );
                 self.refuse(stream, &status);
             }
         }
     }
 
-    /// Sends the trailers, with the headers if these did not go out before ("Trailers-Only").
+    /// Sends the trailers; if the headers were not sent before, both in one block
+    /// ("Trailers-Only").
     pub(super) fn answer(
         &mut self,
         stream: u32,
@@ -1138,7 +1167,7 @@ impl Core {
                 details.as_bytes(),
                 Indexing::No,
             )),
-            // "Compression": a refusal says what would be accepted
+            // A refusal names the encodings that would be accepted (section "Compression").
             (code == Code::Unimplemented).then_some((
                 b"grpc-accept-encoding",
                 b"identity",
@@ -1148,7 +1177,7 @@ impl Core {
         let fields = headers
             .chain(trailers.into_iter().flatten())
             .chain(custom.1.fields());
-        // a stream that is closed by now needs no answer
+        // A stream that is closed by now needs no response.
         if self.h2.send_headers(stream, fields, true) == Err(SendError::TooLarge) {
             let bare: [Field; 1] = [(
                 b"grpc-status",
@@ -1163,7 +1192,7 @@ impl Core {
     }
 }
 
-/// What every gRPC response begins with.
+/// The first fields of each gRPC response.
 const RESPONSE: [Field; 2] = [
     (b":status", b"200", Indexing::Yes),
     (b"content-type", b"application/grpc", Indexing::Yes),

@@ -1,4 +1,4 @@
-//! How a call ended: `grpc-status`, `grpc-message` and `grpc-status-details-bin`.
+//! The status of a call: `grpc-status`, `grpc-message` and `grpc-status-details-bin`.
 
 use std::error::Error;
 use std::fmt;
@@ -9,7 +9,7 @@ use prost::Message;
 use super::metadata;
 use crate::h2::HeaderList;
 
-/// The codes of gRPC's `statuscodes.md`.
+/// The status codes of gRPC's `statuscodes.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Code {
@@ -40,7 +40,8 @@ impl Code {
         Code::OutOfRange, Code::Unimplemented, Code::Internal, Code::Unavailable, Code::DataLoss, Code::Unauthenticated,
     ];
 
-    /// The code of a `grpc-status` value; what is no known code is [`Code::Unknown`], as the protocol demands.
+    /// Reads a `grpc-status` value. An unknown value becomes [`Code::Unknown`], as the protocol
+    /// demands.
     pub(super) fn from_header(value: &[u8]) -> Code {
         let number = std::str::from_utf8(value)
             .ok()
@@ -50,7 +51,7 @@ impl Code {
             .unwrap_or(Code::Unknown)
     }
 
-    /// The value of `grpc-status`.
+    /// Returns the value of `grpc-status`.
     pub(super) fn as_header(self) -> &'static [u8] {
         const DIGITS: &[u8; 10] = b"0123456789";
         const TENS: &[u8; 14] = b"10111213141516";
@@ -60,7 +61,8 @@ impl Code {
         }
     }
 
-    /// The code for an HTTP answer without `grpc-status` (gRPC's `http-grpc-status-mapping.md`).
+    /// Returns the code for an HTTP response without `grpc-status` (gRPC's
+    /// `http-grpc-status-mapping.md`).
     pub(super) fn from_http(status: &[u8]) -> Code {
         match status {
             b"400" => Code::Internal,
@@ -79,7 +81,8 @@ impl fmt::Display for Code {
     }
 }
 
-/// A call's end other than success: a code for programs, a message for people. Never carries [`Code::Ok`] to a caller.
+/// The end of a call without success: a code for programs and a message for people. A caller never
+/// gets [`Code::Ok`] here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     code: Code,
@@ -89,7 +92,8 @@ pub struct Status {
 }
 
 impl Status {
-    /// The message crosses the network as it is: to an unauthenticated peer it must say no more than that it was refused.
+    /// Creates a status. The message is sent over the network unchanged: an unauthenticated peer
+    /// must learn no more from it than the refusal.
     pub fn new(code: Code, message: impl Into<String>) -> Status {
         Status {
             code,
@@ -99,13 +103,13 @@ impl Status {
         }
     }
 
-    /// Adds the binary details (`grpc-status-details-bin`, an encoded `google.rpc.Status`).
+    /// Adds binary details (`grpc-status-details-bin`, an encoded `google.rpc.Status`).
     pub fn with_details(mut self, details: Vec<u8>) -> Status {
         self.details = details;
         self
     }
 
-    /// Adds when the same call may succeed: a `google.rpc.RetryInfo` in the details, which it replaces.
+    /// Replaces the details with a `google.rpc.RetryInfo` that says when the caller may retry.
     pub fn with_retry_after(mut self, pause: Duration) -> Status {
         let retry = RetryInfo {
             retry_delay: Some(WireDuration {
@@ -126,16 +130,18 @@ impl Status {
         self
     }
 
-    /// For a caller that had no turn. UNAVAILABLE, since the old system's tools try again after that, and after nothing else.
+    /// Creates the status for a caller that got no turn. The code is UNAVAILABLE, because the old
+    /// system's tools retry only after this code.
     pub fn busy(retry_after: Duration) -> Status {
         let seconds = retry_after.as_secs() + 1;
         let why = format!(
-            "too many callers wait, or your last secret was wrong: try again in {seconds} s"
+            "too many callers wait, or your last secret was wrong; try again in {seconds} s"
         );
         Status::new(Code::Unavailable, why).with_retry_after(retry_after)
     }
 
-    /// How long the server wants the caller to wait before it tries again, if it said so; at most a day.
+    /// Returns how long the server wants the caller to wait before a retry, if it said so; at most
+    /// one day.
     pub fn retry_after(&self) -> Option<Duration> {
         let status = RpcStatus::decode(&self.details[..]).ok()?;
         let info = status
@@ -153,7 +159,7 @@ impl Status {
         )
     }
 
-    /// Says that the server did not look at the call.
+    /// Marks the status: the server did not process the call.
     pub(super) fn unprocessed(self) -> Status {
         Status {
             is_unprocessed: true,
@@ -161,32 +167,33 @@ impl Status {
         }
     }
 
-    /// Whether the server said that it did not look at the call (GOAWAY, REFUSED_STREAM): on another connection it may be
-    /// made again, whatever it does.
+    /// Returns whether the server said that it did not process the call (GOAWAY, REFUSED_STREAM).
+    /// The caller may then retry it on another connection, whatever the call does.
     pub fn is_unprocessed(&self) -> bool {
         self.is_unprocessed
     }
 
-    /// What kind of failure it was.
+    /// Returns the status code.
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// The sentence for people; may be empty.
+    /// Returns the message for people; may be empty.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The binary details; empty when there are none.
+    /// Returns the binary details; empty if there are none.
     pub fn details(&self) -> &[u8] {
         &self.details
     }
 }
 
-/// The type of a [`RetryInfo`] in an [`Any`].
+/// The type URL of a [`RetryInfo`] in an [`Any`].
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
-/// `google.rpc.Status` (googleapis, google/rpc/status.proto): what `grpc-status-details-bin` holds.
+/// `google.rpc.Status` (googleapis, google/rpc/status.proto), the content of
+/// `grpc-status-details-bin`.
 #[derive(Clone, PartialEq, Message)]
 struct RpcStatus {
     #[prost(int32, tag = "1")]
@@ -234,7 +241,8 @@ impl fmt::Display for Status {
 
 impl Error for Status {}
 
-/// `grpc-message`: UTF-8, every byte outside printable ASCII and the `%` itself written as `%XX`.
+/// Encodes `grpc-message`: each byte of the UTF-8 text outside printable ASCII, and `%` itself,
+/// becomes `%XX`.
 pub(super) fn percent_encode(message: &str) -> Vec<u8> {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     let mut encoded = Vec::with_capacity(message.len());
@@ -251,8 +259,8 @@ pub(super) fn percent_encode(message: &str) -> Vec<u8> {
     encoded
 }
 
-/// The inverse of [`percent_encode`]. A broken escape stands for itself and broken UTF-8 is replaced: the protocol forbids
-/// to lose a message over its encoding.
+/// Decodes `grpc-message`. A broken escape stands for itself and invalid UTF-8 is replaced, because
+/// the protocol forbids losing a message over its encoding.
 pub(super) fn percent_decode(encoded: &[u8]) -> String {
     let hex = |at: usize| {
         encoded
@@ -276,7 +284,7 @@ pub(super) fn percent_decode(encoded: &[u8]) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
-/// The status that trailers carry, if they do.
+/// Reads the status from trailers; `None` if they have none.
 pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
     let code = Code::from_header(trailers.get(b"grpc-status")?);
     if code == Code::Ok {

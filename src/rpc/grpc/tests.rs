@@ -1,4 +1,4 @@
-//! Our client against our server. Other implementations are in `tests/grpc_interop.rs`.
+//! Tests of our client against our server. `tests/grpc_interop.rs` has other implementations.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,7 +25,8 @@ fn blob(data: &[u8], count: u32) -> Blob {
     }
 }
 
-/// A server, how many of its handlers began to wait for their cancellation, and how many saw it.
+/// A server, the number of its handlers that have begun to wait for their cancellation, and the
+/// number of those that saw it.
 struct TestServer {
     server: Server,
     begun: Arc<AtomicUsize>,
@@ -160,11 +161,11 @@ fn echo(channel: &Channel, request: &Blob) -> Result<Blob, Status> {
     channel.unary("/t.T/Echo", request, &soon())
 }
 
-/// Waits for `what`, which must come soon.
+/// Waits until `what` returns true, which must happen soon.
 fn eventually(what: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !what() {
-        assert!(Instant::now() < deadline, "it never happened");
+        assert!(Instant::now() < deadline, "it did not happen in time");
         thread::sleep(Duration::from_millis(2));
     }
 }
@@ -213,7 +214,7 @@ fn messages_above_the_limit_are_refused_on_either_side() {
     assert_eq!(
         echo(&channel, &blob(b"", 1)).unwrap().count,
         1,
-        "the connection goes on"
+        "the connection continues"
     );
 }
 
@@ -266,7 +267,8 @@ fn requests_and_responses_stream_together() {
     for size in [0, 10, 300_000, 1] {
         requests.send(&blob(&vec![1; size], size as u32)).unwrap();
         assert_eq!(responses.next().unwrap().unwrap().count, size as u32);
-        // a unary call meanwhile, though the streaming handler is the one who reads
+        // A unary call succeeds at the same time, although the thread of the streaming handler
+        // reads.
         assert_eq!(echo(&channel, &blob(b"", 5)).unwrap().count, 5);
     }
     requests.finish().unwrap();
@@ -394,7 +396,7 @@ fn a_deadline_ends_the_call_on_both_sides() {
     let server = start(Limits::default());
     let channel = connect(&server);
     let started = Instant::now();
-    // long enough for the handler to begin on a busy machine
+    // Long enough for the handler to begin on a busy machine.
     let options = within(Duration::from_millis(1000));
     let status = channel
         .unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &options)
@@ -465,7 +467,7 @@ fn many_threads_share_a_channel() {
             scope.spawn(move || {
                 for count in 0..100 {
                     let request = blob(&vec![1; 10 * count], thread * 1000 + count as u32);
-                    // the server's limit of streams may be unknown yet
+                    // The server's limit of streams may be unknown at first.
                     match echo(channel, &request) {
                         Ok(response) => assert_eq!(response, request),
                         Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
@@ -530,7 +532,7 @@ fn stop_lets_running_calls_end_and_takes_no_new_ones() {
     server.stop(Duration::ZERO);
 }
 
-/// The farewell of a stopping server is on its way, in one thread, while the handler answers in another.
+/// One thread sends the GOAWAY of a stopping server while the handler answers in another.
 #[test]
 fn stop_never_cuts_off_an_answer() {
     struct Slow(TcpStream);
@@ -678,7 +680,8 @@ fn connections_that_are_closed_by_the_server_end_their_calls_and_no_others_and_n
 
 // ---- answers as they are on the wire ----
 
-/// Sends a request by hand and returns the answer: the fields of its headers, of its trailers if there are any.
+/// Sends a request without our client and returns the answer: the fields of its headers, and of its
+/// trailers if there are any.
 fn answers(server: &Server, fields: &[(&str, &str)], body: &[u8]) -> Vec<Vec<(String, String)>> {
     let (mut socket, mut client) = by_hand(server);
     socket
@@ -728,7 +731,7 @@ fn answers(server: &Server, fields: &[(&str, &str)], body: &[u8]) -> Vec<Vec<(St
     }
 }
 
-/// A call's fields with `more`.
+/// Returns the fields of a call with `more`.
 fn call_with<'a>(path: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     let fixed = [
         (":method", "POST"),
@@ -787,7 +790,7 @@ fn compressed_requests_are_refused_and_told_what_is_accepted() {
     assert_eq!(
         answer(&gzip, &[0; 5]).0.unwrap(),
         "0",
-        "a message that is not compressed may come all the same"
+        "a message without compression is still allowed"
     );
     assert_eq!(answer(&identity, &[0; 5]).0.unwrap(), "0");
     assert_eq!(
@@ -878,7 +881,7 @@ fn malformed_requests_are_answered_with_a_status() {
 
 // ---- peers that misbehave ----
 
-/// Waits until the server has closed `socket`, and returns what it said before.
+/// Waits until the server has closed `socket`, and returns what it sent before.
 fn until_closed(mut socket: TcpStream, within: Duration) -> Vec<u8> {
     socket.set_read_timeout(Some(within)).unwrap();
     let (mut said, started) = (Vec::new(), Instant::now());
@@ -890,7 +893,7 @@ fn until_closed(mut socket: TcpStream, within: Duration) -> Vec<u8> {
     said
 }
 
-/// A client by hand: our state machine, no gRPC.
+/// Creates a client from our HTTP/2 state machine, without gRPC.
 fn by_hand(server: &Server) -> (TcpStream, h2::Connection) {
     let mut client = h2::Connection::client(h2::Limits::default());
     let mut socket = TcpStream::connect(server.local_addr()).unwrap();
@@ -936,7 +939,7 @@ fn garbage_and_half_open_connections_end_and_harm_nobody() {
     let mut garbage = TcpStream::connect(server.local_addr()).unwrap();
     garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     until_closed(garbage, Duration::from_secs(5));
-    // says nothing; says the preface and nothing more
+    // One client sends nothing; another sends only the preface.
     let silent = TcpStream::connect(server.local_addr()).unwrap();
     let mut begun = TcpStream::connect(server.local_addr()).unwrap();
     begun
@@ -951,20 +954,20 @@ fn garbage_and_half_open_connections_end_and_harm_nobody() {
 fn a_client_that_never_acknowledges_our_settings_is_dropped() {
     let server = start(hurried());
     let mut socket = TcpStream::connect(server.local_addr()).unwrap();
-    // preface, SETTINGS, a request that is answered
+    // The client sends its preface, SETTINGS and a request, which is answered.
     let mut client = h2::Connection::client(h2::Limits::default());
     open(&mut client, "/t.T/None");
     socket.write_all(client.output()).unwrap();
     let said = until_closed(socket, Duration::from_secs(5));
-    // GOAWAY's debug data
-    assert!(String::from_utf8_lossy(&said).ends_with("\0\0\0\u{4}it did not begin in time"));
+    // The debug data of GOAWAY.
+    assert!(String::from_utf8_lossy(&said).ends_with("\0\0\0\u{4}HTTP/2 did not start in time"));
 }
 
 #[test]
 fn a_peer_that_breaks_a_rule_amid_much_data_still_reads_why() {
     let server = start(Limits::default());
     let (mut socket, _) = by_hand(&server);
-    // PING on a stream, and more than any buffer of ours holds
+    // PING on a stream, and more bytes than any of our buffers holds.
     let breach = [
         b"\0\0\x08\x06\0\0\0\0\x01........".as_slice(),
         &[0; 256 << 10],
@@ -997,7 +1000,7 @@ fn metadata_that_the_peer_does_not_take_fail_the_call_alone() {
     assert_eq!(result.unwrap_err().code(), Code::ResourceExhausted);
     assert!(echo(&channel, &blob(b"", 1)).is_ok());
 
-    // the other way: the handler's answer is more than this client takes
+    // The other direction: the handler's answer exceeds the limit of this client.
     let mut socket = TcpStream::connect(server.local_addr()).unwrap();
     let mut client = h2::Connection::client(h2::Limits {
         header_list: 150,
@@ -1052,12 +1055,15 @@ fn a_server_that_answers_no_ping_is_given_up_and_one_that_does_is_not() {
         let transport = Transport::plain(TcpStream::connect(address).unwrap()).unwrap();
         Channel::with_keepalive(transport, "localhost", quick).unwrap()
     };
-    // takes connections and says nothing
+    // This server accepts connections and sends nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let status = echo(&open(silent.local_addr().unwrap()), &Blob::default()).unwrap_err();
     assert_eq!(
         (status.code(), status.message()),
-        (Code::Unavailable, "the server answered no PING in time")
+        (
+            Code::Unavailable,
+            "the server did not answer a PING in time"
+        )
     );
     let server = start(Limits::default());
     let request = blob(b"", 2500);
@@ -1077,7 +1083,7 @@ fn idle_connections_hold_no_thread_and_are_served_when_they_speak() {
             .for_each(|channel| assert_eq!(echo(channel, &blob(b"", 1)).unwrap().count, 1));
         eventually(|| server.attended() == 0);
     }
-    // calls that have begun, but whose requests do not come, are no reason to hold one either
+    // Calls whose requests are incomplete hold no thread either.
     let held: Vec<_> = (0..3).map(|_| by_hand(&server)).collect();
     let begun = held.into_iter().map(|(mut socket, mut client)| {
         open(&mut client, "/t.T/Echo");
@@ -1103,7 +1109,7 @@ fn a_client_that_answers_pings_stays_while_it_has_a_call() {
             .count,
         4000
     );
-    // and is sent away when it has none
+    // It is closed when it has no call.
     eventually(|| echo(&channel, &Blob::default()).is_ok());
     thread::sleep(Duration::from_millis(3500));
     assert_eq!(
@@ -1120,7 +1126,7 @@ fn a_connection_without_a_call_ends_though_its_peer_answers_each_ping() {
         .set_read_timeout(Some(Duration::from_secs(10)))
         .unwrap();
     let (mut received, mut parsed, mut piece) = (Vec::new(), 0, [0; 1024]);
-    // the server may close before our last answer
+    // The server may close the connection before our last answer.
     while let Ok(length @ 1..) = socket.read(&mut piece) {
         received.extend_from_slice(&piece[..length]);
         while let Ok((taken @ 1.., _)) = client.receive(&received[parsed..], Instant::now()) {
@@ -1141,7 +1147,7 @@ fn a_request_that_does_not_end_is_refused() {
     let (mut socket, mut client) = by_hand(&server);
     open(&mut client, "/t.T/Echo");
     socket.write_all(&std::mem::take(client.output())).unwrap();
-    // the peer keeps the connection busy meanwhile
+    // The peer keeps the connection busy at the same time.
     for _ in 0..50 {
         thread::sleep(Duration::from_millis(50));
         client.ping();
@@ -1163,7 +1169,7 @@ fn a_request_that_does_not_end_is_refused() {
 fn a_client_that_reads_nothing_is_dropped() {
     let server = start(hurried());
     let (mut socket, mut client) = by_hand(&server);
-    // windows that never are in the way: only the socket's buffers are
+    // Windows that never block; only the socket's buffers do.
     let stream = open(&mut client, "/t.T/Endless");
     let message = message::encode(&blob(&[7; 30_000], 0)).unwrap();
     client.send_data(stream, &message, true).unwrap();
@@ -1226,7 +1232,7 @@ fn requests_that_wait_are_bounded_in_the_whole_server() {
         ..Limits::default()
     });
     let (mut socket, mut client) = by_hand(&server);
-    // ten requests of 200 KiB that do not end
+    // Ten incomplete requests of 200 KiB.
     let mut refused = 0;
     socket
         .set_read_timeout(Some(Duration::from_millis(200)))
@@ -1246,14 +1252,14 @@ fn requests_that_wait_are_bounded_in_the_whole_server() {
         }
     }
     refused += refusals(&mut socket, &mut client);
-    // one peer leaves the last quarter to others
+    // One peer leaves the last quarter to others.
     assert!((6..=8).contains(&refused), "{refused}");
     drop(socket);
     let channel = connect(&server);
     eventually(|| echo(&channel, &blob(&[0; 700_000], 0)).is_ok());
 }
 
-/// Its SETTINGS say what a server takes: windows, calls at once, headers.
+/// The server's SETTINGS have its limits: windows, calls at once, headers.
 #[test]
 fn a_client_sends_no_call_before_the_servers_settings_and_then_keeps_to_them() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -1294,7 +1300,7 @@ fn a_client_sends_no_call_before_the_servers_settings_and_then_keeps_to_them() {
         .filter(|(kind, _)| *kind != 4)
         .collect();
     assert!(matches!(data[..], [(1, _), (0, 10)]), "{data:?}");
-    // GOAWAY: no stream was processed
+    // GOAWAY: no stream was processed.
     let words = b"too \"busy\"\n";
     let goaway = [
         &[0, 0, 8 + words.len() as u8, 7, 0, 0, 0, 0, 0][..],
@@ -1314,7 +1320,8 @@ fn a_client_sends_no_call_before_the_servers_settings_and_then_keeps_to_them() {
     );
 }
 
-/// A client that does not read is read no further; once it reads, it gets all answers.
+/// The server stops reading from a client that does not read. Once the client reads, it gets all
+/// answers.
 #[test]
 fn a_peer_that_takes_no_answers_is_held_back_and_loses_none() {
     let server = start(Limits::default());
@@ -1325,8 +1332,9 @@ fn a_peer_that_takes_no_answers_is_held_back_and_loses_none() {
     let (mut asked, mut unsent) = (0, Vec::new());
     let deadline = Instant::now() + Duration::from_secs(60);
     while unsent.is_empty() {
-        assert!(Instant::now() < deadline, "it reads on");
-        // new streams at once: the answers end them, and by the rules nobody need have read these
+        assert!(Instant::now() < deadline, "the server still reads");
+        // New streams in each round: the answers end them, and no rule forces the client to read
+        // these.
         for _ in 0..50 {
             let stream = open(
                 &mut client,
@@ -1377,7 +1385,7 @@ fn without_resets(mut bytes: &[u8]) -> Vec<u8> {
     kept
 }
 
-/// CVE-2025-8671: what the peer does makes us reset.
+/// CVE-2025-8671: the peer makes us send resets.
 #[test]
 fn resets_that_a_peer_makes_us_send_end_its_connection() {
     let server = start(Limits::default());
@@ -1391,9 +1399,9 @@ fn resets_that_a_peer_makes_us_send_end_its_connection() {
     });
     let deadline = Instant::now() + Duration::from_secs(20);
     while !said.is_finished() {
-        assert!(Instant::now() < deadline, "it is endured");
+        assert!(Instant::now() < deadline, "the connection still lives");
         let stream = open(&mut client, "/t.T/PingPong");
-        // a message with a flag that does not exist, and then more
+        // A message with an unknown flag, and then more data.
         client.send_data(stream, &[9, 0, 0, 0, 0], false).unwrap();
         client.send_data(stream, &[0], false).unwrap();
         client.reset(stream, h2::ErrorCode::CANCEL);
@@ -1408,7 +1416,8 @@ fn resets_that_a_peer_makes_us_send_end_its_connection() {
     assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
 }
 
-/// Answers that wait for the peer's window hold no handler; they come when it opens, or are given up.
+/// Answers that wait for the peer's window hold no handler. They are sent when the window opens, or
+/// dropped.
 #[test]
 fn answers_that_wait_for_their_window_hold_no_handler() {
     let server = start(Limits {
@@ -1435,7 +1444,7 @@ fn answers_that_wait_for_their_window_hold_no_handler() {
         echo(&channel, &Blob::default()).unwrap();
     }
     eventually(|| server.attended() == 0);
-    // the first half gets its window, by a byte and then the rest
+    // The first half gets its window: first one byte, then the rest.
     for increment in [1u32, 1000] {
         for stream in &streams[..25] {
             let update = [
@@ -1475,7 +1484,7 @@ fn answers_that_wait_for_their_window_hold_no_handler() {
     assert_eq!((ended, reset, data), (25, 25, 25 * message.len()));
 }
 
-/// Reads what is there and counts answers that came before the request ended.
+/// Reads the available bytes and counts answers that came before the end of their request.
 fn refusals(socket: &mut TcpStream, client: &mut h2::Connection) -> usize {
     let (mut bytes, mut refused) = (vec![0; 64 << 10], 0);
     let mut filled = 0;

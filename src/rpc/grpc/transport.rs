@@ -1,4 +1,5 @@
-//! What gRPC runs over: a connection whose two directions can be used from two threads at once.
+//! The transport below gRPC: a connection whose two directions can be used from two threads at
+//! once.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -7,22 +8,24 @@ use std::time::Instant;
 
 use crate::half_open::PeersTurn;
 
-/// One established connection: plain TCP, or TLS over it.
+/// An established connection: plain TCP, or TLS over TCP.
 pub struct Transport {
-    /// Bytes from the peer. One thread blocks in it.
+    /// Bytes from the peer. One thread may block in it.
     pub reader: Box<dyn Read + Send>,
-    /// Bytes to the peer, usable while another thread blocks in `reader`.
+    /// Bytes to the peer. It can be used while another thread blocks in `reader`.
     pub writer: Box<dyn Write + Send>,
-    /// The socket beneath: time-outs, the peer's address, and `shutdown`, which wakes both halves.
+    /// The socket below: for time-outs, the peer's address, and `shutdown`, which wakes both
+    /// halves.
     pub socket: Arc<TcpStream>,
     /// The `:scheme` of requests: `http` or `https`.
     pub scheme: &'static str,
-    /// Who the peer proved to be beneath gRPC, as a name to compare with others of the same layer; none where nothing was.
+    /// The identity that the peer proved below gRPC, as a name to compare with others of the same
+    /// kind; `None` if it proved nothing.
     pub identity: Option<Arc<str>>,
 }
 
 impl Transport {
-    /// Plain TCP.
+    /// Creates a transport of plain TCP.
     pub fn plain(socket: TcpStream) -> io::Result<Transport> {
         socket.set_nodelay(true)?;
         let socket = Arc::new(socket);
@@ -37,7 +40,7 @@ impl Transport {
     }
 }
 
-/// One direction of plain TCP. All share a descriptor.
+/// One direction of plain TCP. Both share a file descriptor.
 struct Plain(Arc<TcpStream>);
 
 impl Read for Plain {
@@ -56,10 +59,11 @@ impl Write for Plain {
     }
 }
 
-/// How a server makes a [`Transport`] of an accepted socket; runs on the connection's own thread.
+/// Makes a [`Transport`] from an accepted socket, on the connection's own thread.
 pub trait Accept: Send + Sync {
-    /// Completes before `deadline` or fails. The error's text is for the server's log. Tells `turn` whenever it waits for the
-    /// peer: one that lets us wait may lose its place to another.
+    /// Completes before `deadline`, or fails; the error's text goes to the server's log. Notes in
+    /// `turn` whenever it waits for the peer, because a handshake that waits for long may lose its
+    /// place to another.
     fn accept(
         &self,
         socket: TcpStream,

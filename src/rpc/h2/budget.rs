@@ -1,13 +1,13 @@
-//! How much a peer may make us do for nothing.
+//! Limits for frames that make us work and carry no request data.
 
 use std::time::Instant;
 
-/// A token bucket's size: so many at once, and so many a second in the long run.
+/// The size of a token bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
-    /// Events at once.
+    /// Maximum number of events in one burst.
     pub burst: u32,
-    /// Events a second in the long run; at least 1.
+    /// Number of events per second in the long run; at least 1.
     pub per_second: u32,
 }
 
@@ -26,7 +26,7 @@ impl Budget {
         }
     }
 
-    /// Takes one; `false` when there is none left.
+    /// Takes one token; returns `false` if none is left.
     pub(super) fn spend(&mut self, now: Instant) -> bool {
         let filled = *self.filled.get_or_insert(now);
         if self.left == 0 {
@@ -37,7 +37,7 @@ impl Budget {
         enough
     }
 
-    /// Gives back what the peer earned by work of use.
+    /// Adds tokens that the peer earned by useful work.
     pub(super) fn earn(&mut self, amount: u32) {
         self.left = self.left.saturating_add(amount).min(self.allowance.burst);
     }

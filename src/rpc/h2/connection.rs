@@ -1,4 +1,4 @@
-//! The connection's state machine. Section numbers are RFC 9113's.
+//! The connection's state machine. Section numbers refer to RFC 9113.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,34 +13,41 @@ use super::headers::{FIELD_OVERHEAD, HeaderList};
 use super::hpack::{Decoder, Encoder, Field};
 use super::streams::StreamMap;
 
-/// Both windows before any SETTINGS or WINDOW_UPDATE (§6.9.2).
+/// Initial size of all flow-control windows, before any SETTINGS or WINDOW_UPDATE (§6.9.2).
 const DEFAULT_WINDOW: u32 = 65_535;
-/// How many closed streams we remember the end of, to tell a late frame from a broken peer (§5.1).
+/// Number of closed streams whose end is remembered, to tell a late frame from a protocol error
+/// (§5.1).
 const CLOSED_REMEMBERED: usize = 256;
-/// CONTINUATION frames for one header block; ours need at most 4 for the largest that any peer accepts by default.
+/// Maximum number of CONTINUATION frames for one header block. We send at most 4, for the largest
+/// block that peers accept by default.
 const CONTINUATIONS: u32 = 16;
-/// How much larger a header block may be than the list that we accept, so that only its stream is refused and not the
-/// connection; larger ones are an attack (CVE-2024-24549 and its kin).
+/// How many bytes a header block may exceed the limit of the header list. Within this margin, only
+/// the stream is refused; a larger block ends the connection as an attack (CVE-2024-24549 and
+/// similar).
 const BLOCK_SLACK: usize = 64 << 10;
-/// What our PINGs carry, to tell their answers apart.
+/// Payloads of our PINGs, to tell their acknowledgements apart.
 const PING_KEEPALIVE: [u8; 8] = *b"keepaliv";
 const PING_DRAIN: [u8; 8] = *b"draining";
 
-/// What a connection grants its peer, and what it endures from it.
+/// What a connection allows its peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Streams at once that the peer may open (SETTINGS_MAX_CONCURRENT_STREAMS); more are refused.
+    /// Maximum number of streams that the peer may have open at once
+    /// (SETTINGS_MAX_CONCURRENT_STREAMS); further ones are refused.
     pub streams: u32,
-    /// Size of a header list as §6.5.2 counts it, and of a header block on the wire.
+    /// Maximum size in bytes of a header list as §6.5.2 counts it, and of a header block on the
+    /// wire.
     pub header_list: u32,
-    /// Bytes of one stream that were not released yet, at least 65 535 (SETTINGS_INITIAL_WINDOW_SIZE).
+    /// Maximum number of received bytes of one stream that are not released yet
+    /// (SETTINGS_INITIAL_WINDOW_SIZE); at least 65 535.
     pub stream_window: u32,
-    /// Bytes of all streams that were not released yet, at least 65 535.
+    /// Maximum number of received bytes of all streams that are not released yet; at least 65 535.
     pub connection_window: u32,
-    /// Streams that the peer opens only to reset them or to have them reset (CVE-2023-44487, CVE-2025-8671).
+    /// Streams that the peer opens only to reset them or to make us reset them (CVE-2023-44487,
+    /// CVE-2025-8671).
     pub resets: Allowance,
-    /// Frames that cost us work and bring nothing: SETTINGS, PING, PRIORITY, empty DATA, unknown ones, and WINDOW_UPDATE
-    /// beyond what our own DATA explains.
+    /// Frames that cost work and carry no request data: SETTINGS, PING, PRIORITY, empty DATA,
+    /// unknown types, and more WINDOW_UPDATE than our own DATA explains.
     pub control: Allowance,
 }
 
@@ -51,7 +58,7 @@ impl Default for Limits {
             header_list: 16 << 10,
             stream_window: 256 << 10,
             connection_window: 1 << 20,
-            // nghttp2's defaults for the same attack
+            // The defaults of nghttp2 against the same attack.
             resets: Allowance {
                 burst: 1000,
                 per_second: 33,
@@ -64,12 +71,12 @@ impl Default for Limits {
     }
 }
 
-/// The peer broke a rule for which the connection ends (§5.4.1), or exceeded a limit.
+/// The peer broke a rule that ends the connection (§5.4.1), or exceeded a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// What GOAWAY says.
+    /// The error code of our GOAWAY.
     pub code: ErrorCode,
-    /// The rule.
+    /// The rule that was broken.
     pub reason: &'static str,
 }
 
@@ -85,12 +92,12 @@ fn error<T, E: From<Error>>(code: ErrorCode, reason: &'static str) -> Result<T, 
     Err(Error { code, reason }.into())
 }
 
-/// PROTOCOL_ERROR, the code for most rules, if the connection's peer broke one.
+/// Returns PROTOCOL_ERROR, the code of most rules, if the rule is broken.
 fn forbid(is_broken: bool, reason: &'static str) -> Result<(), Error> {
     forbid_as(Code::PROTOCOL_ERROR, is_broken, reason)
 }
 
-/// Another code.
+/// Returns `code` if the rule is broken.
 fn forbid_as(code: ErrorCode, is_broken: bool, reason: &'static str) -> Result<(), Error> {
     if is_broken {
         error(code, reason)
@@ -99,14 +106,14 @@ fn forbid_as(code: ErrorCode, is_broken: bool, reason: &'static str) -> Result<(
     }
 }
 
-/// The payload of a frame that has one length only.
+/// Returns the payload of a frame type that has a fixed length of `N` bytes.
 fn exactly<const N: usize>(payload: &[u8], reason: &'static str) -> Result<[u8; N], Error> {
     payload
         .try_into()
         .or_else(|_| error(Code::FRAME_SIZE_ERROR, reason))
 }
 
-/// An error if a rule of the stream is broken.
+/// Returns a stream error with `code` if a rule of the stream is broken.
 fn forbid_on(stream: u32, is_broken: bool, code: ErrorCode) -> Result<(), Fault> {
     if is_broken {
         Err(Fault::Stream(stream, code))
@@ -118,78 +125,82 @@ fn forbid_on(stream: u32, is_broken: bool, code: ErrorCode) -> Result<(), Fault>
 /// What a received frame means to the layer above.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A request, or the final response. The fields are in [`Connection::headers`] until the next call of `receive`.
+    /// A request, or the final response. [`Connection::headers`] has the fields until the next call
+    /// of [`Connection::receive`].
     Headers {
-        /// The stream; new when we are the server.
+        /// The stream; on a server, a new one.
         stream: u32,
-        /// No body and no trailers follow.
+        /// Whether the message has neither body nor trailers.
         end: bool,
     },
-    /// The fields after the body, in [`Connection::headers`]; they end the peer's side of the stream.
+    /// The trailers; [`Connection::headers`] has the fields. They end the peer's side of the
+    /// stream.
     Trailers {
         /// The stream.
         stream: u32,
     },
-    /// A piece of the body. Its length counts against the stream's window until [`Connection::release`].
+    /// A part of the body. It counts against the stream's window until [`Connection::release`].
     Data {
         /// The stream.
         stream: u32,
         /// The bytes without padding.
         data: &'a [u8],
-        /// Nothing follows.
+        /// Whether this is the last part and no trailers follow.
         end: bool,
     },
-    /// The stream is gone before its end.
+    /// The stream was reset before its end.
     Reset {
         /// The stream.
         stream: u32,
         /// The code of RST_STREAM.
         code: ErrorCode,
-        /// Whether the peer did it; else we did, because the peer broke a rule of the stream.
+        /// Whether the peer reset the stream. Otherwise we did, because the peer broke a rule of
+        /// the stream.
         by_peer: bool,
     },
-    /// There may be room to send again: on one stream, or on all (0).
+    /// The send window may have grown: of one stream, or of all streams.
     Window {
-        /// The stream or 0.
+        /// The stream, or 0 for all streams.
         stream: u32,
     },
-    /// The peer accepts no new streams and knows nothing of ours above `last`.
+    /// The peer accepts no new streams and does not process our streams above `last`.
     GoAway {
-        /// The last stream that it may have acted on.
+        /// The last stream that the peer may have processed.
         last: u32,
-        /// Why.
+        /// The reason.
         code: ErrorCode,
-        /// Why, in words for people, if the peer says so; any bytes.
+        /// The reason as text for people; arbitrary bytes, often empty.
         debug: &'a [u8],
     },
-    /// Our keepalive PING came back.
+    /// The peer acknowledged our keepalive PING.
     Pong,
 }
 
 /// Why nothing was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendError {
-    /// As many streams as the peer allows are open.
+    /// The number of open streams has reached the peer's limit.
     TooMany,
-    /// The peer sent GOAWAY, or the identifiers are used up: another connection is needed.
+    /// The peer sent GOAWAY, or all stream identifiers are used: the caller needs another
+    /// connection.
     GoingAway,
-    /// The fields are more than the peer takes (its SETTINGS_MAX_HEADER_LIST_SIZE).
+    /// The fields exceed the peer's SETTINGS_MAX_HEADER_LIST_SIZE.
     TooLarge,
-    /// The stream is closed, or our side of it.
+    /// The stream is closed, at least for sending.
     Closed,
 }
 
 struct Stream {
     local_open: bool,
     remote_open: bool,
-    /// Client: the final response's headers have come; what follows are trailers.
+    /// Client: the headers of the final response were received; further headers are trailers.
     has_headers: bool,
     /// May be negative after SETTINGS (§6.9.2).
     send_window: i64,
     receive_window: i64,
-    /// Released, but not yet told to the peer.
+    /// Bytes that were released but not yet announced to the peer by WINDOW_UPDATE.
     unannounced: u32,
-    /// What `content-length` still lets come (§8.1.1).
+    /// Remaining bytes of the body according to `content-length` (§8.1.1).
     length_left: Option<u64>,
 }
 
@@ -200,7 +211,7 @@ enum Closed {
     ResetByUs,
 }
 
-/// A header block that is not complete.
+/// A header block that is not complete yet.
 struct Block {
     stream: u32,
     end_stream: bool,
@@ -209,7 +220,7 @@ struct Block {
     continuations: u32,
 }
 
-/// A stream error (§5.4.2) or a connection error.
+/// A stream error (§5.4.2) or a connection error (§5.4.1).
 enum Fault {
     Stream(u32, ErrorCode),
     Connection(Error),
@@ -239,7 +250,7 @@ pub struct Connection {
 
     streams: StreamMap<Stream>,
     closed: VecDeque<(u32, Closed)>,
-    /// The highest stream that the peer opened.
+    /// The highest stream identifier that the peer has opened.
     last_peer_stream: u32,
     next_own_stream: u32,
 
@@ -251,20 +262,20 @@ pub struct Connection {
     peer_header_list: usize,
 
     is_draining: bool,
-    /// What our last GOAWAY promised; later streams are ignored (§6.8).
+    /// The last stream identifier in our GOAWAY; higher streams are ignored (§6.8).
     promised_last: u32,
     peer_goes_away: bool,
-    /// The peer's mistake that ended the connection.
+    /// The error by which the peer ended the connection.
     dead: Option<Error>,
 
     resets: Budget,
     control: Budget,
-    /// When the last bytes came.
+    /// When the last bytes were received.
     now: Option<Instant>,
 }
 
 impl Connection {
-    /// The client's side; its preface and SETTINGS are in the output at once.
+    /// Creates the client's side. The output already has its preface and SETTINGS.
     pub fn client(limits: Limits) -> Connection {
         let mut connection = Connection::new(false, limits);
         connection.out.extend_from_slice(PREFACE);
@@ -272,7 +283,7 @@ impl Connection {
         connection
     }
 
-    /// The server's side; its SETTINGS are in the output at once.
+    /// Creates the server's side. The output already has its SETTINGS.
     pub fn server(limits: Limits) -> Connection {
         let mut connection = Connection::new(true, limits);
         connection.send_settings(&[(setting::MAX_CONCURRENT_STREAMS, limits.streams)]);
@@ -299,7 +310,7 @@ impl Connection {
             receive_window: i64::from(limits.connection_window),
             unannounced: 0,
             peer_stream_window: DEFAULT_WINDOW,
-            // no limits until the peer sets them (§6.5.2)
+            // There are no limits until the peer sets them (§6.5.2).
             peer_streams: u32::MAX,
             peer_header_list: usize::MAX,
             is_draining: false,
@@ -326,9 +337,10 @@ impl Connection {
 
     // ---- receiving ----
 
-    /// Takes at most one frame from the start of `input`: returns how many bytes to skip, and what they mean. Nothing
-    /// skipped: the frame is not complete. At most 16 393 bytes are ever needed. After an error the output ends with
-    /// GOAWAY, and the connection is of no more use: it takes nothing in, and nothing can be sent.
+    /// Processes at most one frame from the start of `input`. Returns the number of bytes to skip
+    /// and the event. 0 bytes mean that the frame is not complete; a frame has at most 16 393
+    /// bytes. After an error, the output ends with GOAWAY, and the connection neither receives nor
+    /// sends anything.
     pub fn receive<'a>(
         &mut self,
         input: &'a [u8],
@@ -343,7 +355,7 @@ impl Connection {
         }
     }
 
-    /// §5.4.1
+    /// Ends the connection with GOAWAY (§5.4.1).
     fn die(&mut self, error: Error) {
         self.goaway(error.code, error.reason);
         self.dead = Some(error);
@@ -385,24 +397,24 @@ impl Connection {
         Ok((HEAD + head.length, event))
     }
 
-    /// The fields of the last [`Event::Headers`] or [`Event::Trailers`].
+    /// Returns the fields of the last [`Event::Headers`] or [`Event::Trailers`].
     pub fn headers(&self) -> &HeaderList {
         &self.headers
     }
 
-    /// Gives back what large ones take.
+    /// Clears the fields and frees the memory of large ones.
     pub fn forget_headers(&mut self) {
         self.headers.clear();
     }
 
-    /// What a header block that came in part takes.
+    /// Returns the bytes of memory that an incomplete header block uses.
     pub fn block_room(&self) -> usize {
         self.block
             .as_ref()
             .map_or(0, |block| block.fragments.capacity())
     }
 
-    /// Ends the connection because that is too much.
+    /// Ends the connection because its incomplete header block uses too much memory.
     pub fn refuse_block(&mut self, reason: &'static str) {
         self.die(Error {
             code: Code::ENHANCE_YOUR_CALM,
@@ -415,28 +427,28 @@ impl Connection {
             !self.has_settings && (head.kind != kind::SETTINGS || head.has(flag::ACK)),
             "the first frame is not SETTINGS (§3.4)",
         )?;
-        let goes_on =
+        let continues_block =
             |block: &Block| head.kind == kind::CONTINUATION && head.stream == block.stream;
-        let interrupts = !self.block.as_ref().is_none_or(goes_on);
+        let interrupts = !self.block.as_ref().is_none_or(continues_block);
         forbid(interrupts, "a frame within a header block (§4.3)")?;
-        let is_connections = matches!(head.kind, kind::SETTINGS | kind::PING | kind::GOAWAY);
+        let is_connection_frame = matches!(head.kind, kind::SETTINGS | kind::PING | kind::GOAWAY);
         forbid(
-            is_connections && head.stream != 0,
+            is_connection_frame && head.stream != 0,
             "a frame of the connection on a stream (§6)",
         )?;
-        let is_streams = matches!(
+        let is_stream_frame = matches!(
             head.kind,
             kind::DATA | kind::HEADERS | kind::PRIORITY | kind::RST_STREAM
         );
         forbid(
-            is_streams && head.stream == 0,
+            is_stream_frame && head.stream == 0,
             "a frame of a stream on stream 0 (§6)",
         )?;
-        if is_connections
+        if is_connection_frame
             || matches!(head.kind, kind::PRIORITY | kind::WINDOW_UPDATE)
             || head.kind > kind::CONTINUATION
         {
-            self.useless(now)?;
+            self.charge_control(now)?;
         }
         match head.kind {
             kind::DATA => self.data(head, payload, now),
@@ -452,26 +464,26 @@ impl Connection {
                 Code::PROTOCOL_ERROR,
                 "PUSH_PROMISE, which is disabled (§8.4)",
             ),
-            // §5.5
+            // Unknown frame types are ignored (§5.5).
             _ => Ok(None),
         }
     }
 
-    /// Counts a frame that brings nothing.
-    fn useless(&mut self, now: Instant) -> Result<(), Fault> {
+    /// Counts a frame that carries no request data against its limit.
+    fn charge_control(&mut self, now: Instant) -> Result<(), Fault> {
         Ok(forbid_as(
             Code::ENHANCE_YOUR_CALM,
             !self.control.spend(now),
-            "too many frames without use",
+            "too many frames without request data",
         )?)
     }
 
-    /// §6.1
+    /// Handles DATA (§6.1).
     fn data<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
         let data = unpad(head, payload)?;
         let end = head.has(flag::END_STREAM);
         if data.is_empty() && !end {
-            self.useless(now)?;
+            self.charge_control(now)?;
         }
         self.receive_window -= payload.len() as i64;
         forbid_as(
@@ -479,8 +491,8 @@ impl Connection {
             self.receive_window < 0,
             "more DATA than the connection's window (§6.9)",
         )?;
-        // The connection's window is given back at once: memory is bounded by the streams' windows and their number, and
-        // one stream that nobody reads must not stop the others.
+        // The connection's window opens again at once. The windows and the number of the streams
+        // bound the memory, and a stream that nobody reads must not block the others.
         self.unannounced += payload.len() as u32;
         if self.unannounced >= self.limits.connection_window / 2 {
             frame::window_update(&mut self.out, 0, self.unannounced);
@@ -488,10 +500,10 @@ impl Connection {
             self.unannounced = 0;
         }
         let Some(stream) = self.streams.get_mut(&head.stream) else {
-            return self.absent(head.stream, now).map(|()| None);
+            return self.frame_on_closed_stream(head.stream, now).map(|()| None);
         };
         forbid_on(head.stream, !stream.remote_open, Code::STREAM_CLOSED)?;
-        // DATA before the response's headers
+        // DATA is not allowed before the response's headers.
         forbid_on(head.stream, !stream.has_headers, Code::PROTOCOL_ERROR)?;
         stream.receive_window -= payload.len() as i64;
         forbid_on(
@@ -517,13 +529,14 @@ impl Connection {
         }))
     }
 
-    /// A frame on a stream that is not open: idle is the peer's mistake, closed may be late (§5.1).
-    fn absent(&mut self, stream: u32, now: Instant) -> Result<(), Fault> {
+    /// Handles a frame on a stream that is not open (§5.1). An idle stream is an error of the peer;
+    /// on a closed stream the frame may only be late.
+    fn frame_on_closed_stream(&mut self, stream: u32, now: Instant) -> Result<(), Fault> {
         forbid(self.is_idle(stream), "a frame on an idle stream (§5.1)")?;
         match self.how_closed(stream) {
             Some(Closed::Ended) => error(Code::STREAM_CLOSED, "a frame on an ended stream (§5.1)"),
             Some(Closed::ResetByPeer) => Err(Fault::Stream(stream, Code::STREAM_CLOSED)),
-            Some(Closed::ResetByUs) | None => self.useless(now),
+            Some(Closed::ResetByUs) | None => self.charge_control(now),
         }
     }
 
@@ -544,7 +557,7 @@ impl Connection {
             .map(|(_, how)| *how)
     }
 
-    /// The peer's END_STREAM.
+    /// Handles the peer's END_STREAM.
     fn end_remote(&mut self, id: u32) -> Result<(), Fault> {
         let Some(stream) = self.streams.get_mut(&id) else {
             return Ok(());
@@ -569,7 +582,7 @@ impl Connection {
         self.closed.push_back((stream, how));
     }
 
-    /// §6.2
+    /// Handles HEADERS (§6.2).
     fn headers_frame<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
         let mut fragment = unpad(head, payload)?;
         let mut depends_on_itself = false;
@@ -598,7 +611,7 @@ impl Connection {
         Ok(None)
     }
 
-    /// §6.10
+    /// Handles CONTINUATION (§6.10).
     fn continuation<'a>(&mut self, head: Head, payload: &'a [u8], now: Instant) -> Outcome<'a> {
         let Some(mut block) = self.block.take() else {
             return error(Code::PROTOCOL_ERROR, "CONTINUATION without HEADERS (§6.10)");
@@ -619,7 +632,8 @@ impl Connection {
         Ok(None)
     }
 
-    /// A complete header block: decoded in any case, since the table depends on it (§4.3).
+    /// Handles a complete header block. It is always decoded, because the dynamic table depends on
+    /// it (§4.3).
     fn header_block<'a>(&mut self, block: &Block, fragments: &[u8], now: Instant) -> Outcome<'a> {
         self.headers.clear();
         if let Err(broken) = self.decoder.decode(fragments, &mut self.headers) {
@@ -630,7 +644,8 @@ impl Connection {
         } else if self.is_server {
             self.request(block, now)
         } else {
-            self.absent(block.stream, now).map(|()| None)
+            self.frame_on_closed_stream(block.stream, now)
+                .map(|()| None)
         }
     }
 
@@ -642,7 +657,7 @@ impl Connection {
                 self.how_closed(id).is_none(),
                 "a stream identifier that is not above the last (§5.1.1)",
             )?;
-            return self.absent(id, now).map(|()| None);
+            return self.frame_on_closed_stream(id, now).map(|()| None);
         }
         self.last_peer_stream = id;
         if id > self.promised_last {
@@ -688,7 +703,7 @@ impl Connection {
         }
     }
 
-    /// A response or trailers (§8.1).
+    /// Handles response headers or trailers (§8.1).
     fn headers_on_open_stream<'a>(&mut self, block: &Block, now: Instant) -> Outcome<'a> {
         let id = block.stream;
         let Some(stream) = self.streams.get_mut(&id) else {
@@ -710,7 +725,7 @@ impl Connection {
             return malformed;
         }
         if self.headers.is_interim() {
-            self.useless(now)?;
+            self.charge_control(now)?;
             return if block.end_stream {
                 malformed
             } else {
@@ -738,14 +753,15 @@ impl Connection {
         Ok(Some(event))
     }
 
-    /// §5.4.2: RST_STREAM, and the layer above learns of it if it knew the stream.
+    /// Sends RST_STREAM (§5.4.2). Returns an event if the layer above knows the stream.
     fn stream_error<'a>(
         &mut self,
         id: u32,
         code: ErrorCode,
         now: Instant,
     ) -> Result<Option<Event<'a>>, Error> {
-        // RST_STREAM is not for idle streams (§6.4): PRIORITY, which may come on them, ends the connection there
+        // RST_STREAM is not allowed on idle streams (§6.4). PRIORITY may come on an idle stream, so
+        // a broken one ends the connection.
         forbid_as(
             code,
             self.is_idle(id),
@@ -768,7 +784,7 @@ impl Connection {
         }))
     }
 
-    /// §6.4
+    /// Handles RST_STREAM (§6.4).
     fn rst_stream<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
         let code = exactly(payload, "RST_STREAM not of 4 bytes (§6.4)")?;
         forbid(
@@ -778,7 +794,7 @@ impl Connection {
         forbid_as(
             Code::ENHANCE_YOUR_CALM,
             !self.resets.spend(now),
-            "too many RST_STREAM",
+            "too many RST_STREAM frames",
         )?;
         if !self.streams.contains_key(&head.stream) {
             return Ok(None);
@@ -792,7 +808,7 @@ impl Connection {
         }))
     }
 
-    /// §6.5
+    /// Handles SETTINGS (§6.5).
     fn settings<'a>(&mut self, head: Head, payload: &[u8]) -> Outcome<'a> {
         forbid_as(
             Code::FRAME_SIZE_ERROR,
@@ -814,7 +830,7 @@ impl Connection {
         Ok(Some(Event::Window { stream: 0 }))
     }
 
-    /// §6.5.2
+    /// Applies one setting (§6.5.2).
     fn setting(&mut self, id: u16, value: u32) -> Result<(), Error> {
         match id {
             setting::HEADER_TABLE_SIZE => self.encoder.resize(value),
@@ -843,7 +859,7 @@ impl Connection {
                     )?;
                 }
             }
-            // ours are never larger than the smallest legal value
+            // Our frames never exceed the smallest legal value.
             setting::MAX_FRAME_SIZE if !(1 << 14..1 << 24).contains(&value) => {
                 return error(
                     Code::PROTOCOL_ERROR,
@@ -855,7 +871,7 @@ impl Connection {
         Ok(())
     }
 
-    /// §6.7
+    /// Handles PING (§6.7).
     fn ping_frame<'a>(&mut self, head: Head, payload: &[u8]) -> Outcome<'a> {
         let data = exactly(payload, "PING not of 8 bytes (§6.7)")?;
         if !head.has(flag::ACK) {
@@ -869,7 +885,7 @@ impl Connection {
         Ok((data == PING_KEEPALIVE).then_some(Event::Pong))
     }
 
-    /// §6.8
+    /// Handles GOAWAY (§6.8).
     fn goaway_frame<'a>(&mut self, payload: &'a [u8]) -> Outcome<'a> {
         let Some((&[l0, l1, l2, l3, c0, c1, c2, c3], debug)) = payload.split_first_chunk::<8>()
         else {
@@ -887,7 +903,7 @@ impl Connection {
         }))
     }
 
-    /// §6.9
+    /// Handles WINDOW_UPDATE (§6.9).
     fn window_update<'a>(&mut self, head: Head, payload: &[u8]) -> Outcome<'a> {
         let increment = exactly(payload, "WINDOW_UPDATE not of 4 bytes (§6.9)")?;
         let increment = i64::from(u32::from_be_bytes(increment) & MAX_31_BITS);
@@ -920,8 +936,8 @@ impl Connection {
         }))
     }
 
-    /// The layer above has no more need of `bytes` bytes of a stream's data: its window opens again. What is released
-    /// comes to the peer in steps of half a window.
+    /// Releases `bytes` received bytes of a stream: the layer above has processed them, so the
+    /// window opens again. The peer gets WINDOW_UPDATE in steps of half a window.
     pub fn release(&mut self, stream: u32, bytes: u32) {
         let threshold = self.limits.stream_window / 2;
         let Some(state) = self
@@ -941,12 +957,13 @@ impl Connection {
 
     // ---- sending ----
 
-    /// What is to be written to the peer, in order. The caller takes bytes from its front, or all.
+    /// Returns the bytes to send to the peer, in order. The caller removes bytes from the front, or
+    /// all of them.
     pub fn output(&mut self) -> &mut Vec<u8> {
         &mut self.out
     }
 
-    /// Client: a request, `end` when it has no body. Returns its stream.
+    /// Client: opens a stream with a request; `end` if it has no body. Returns the stream.
     pub fn open<'f>(
         &mut self,
         fields: impl Iterator<Item = Field<'f>> + Clone,
@@ -968,7 +985,7 @@ impl Connection {
         sent.map(|()| id)
     }
 
-    /// A response's headers, or trailers (`end`).
+    /// Sends a response's headers, or trailers (with `end`).
     pub fn send_headers<'f>(
         &mut self,
         stream: u32,
@@ -1000,7 +1017,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Puts frame heads around the block that is in the output behind `start` and an empty head.
+    /// Adds frame heads to the header block that follows `start` and an empty head in the output.
     fn frame_block(&mut self, start: usize, stream: u32, end: bool) {
         let length = self.out.len() - start - HEAD;
         let end_stream = if end { flag::END_STREAM } else { 0 };
@@ -1035,7 +1052,8 @@ impl Connection {
         }
     }
 
-    /// Frames as much of `data` as both windows allow and returns how much that was; `end` counts once all of it went.
+    /// Frames as much of `data` as both windows allow and returns the number of bytes. `end` takes
+    /// effect once all of `data` is framed.
     pub fn send_data(&mut self, stream: u32, data: &[u8], end: bool) -> Result<usize, SendError> {
         let state = self
             .streams
@@ -1060,7 +1078,8 @@ impl Connection {
             };
             frame::head(&mut self.out, piece.len(), kind::DATA, flags, stream);
             self.out.extend_from_slice(piece);
-            // an answer to each: WINDOW_UPDATE for stream and connection, and peers that measure the line with PING
+            // The peer may answer each frame with a WINDOW_UPDATE for the stream, one for the
+            // connection, and a PING to measure the bandwidth.
             self.control.earn(3);
             rest = behind;
             if rest.is_empty() {
@@ -1073,7 +1092,8 @@ impl Connection {
         Ok(length)
     }
 
-    /// Whether [`Connection::send_data`] would take something now, or fail because the stream is closed.
+    /// Returns whether [`Connection::send_data`] would take bytes now, or fail because the stream
+    /// is closed.
     pub fn may_send(&self, stream: u32) -> bool {
         self.streams.get(&stream).is_none_or(|stream| {
             !stream.local_open || stream.send_window > 0 && self.send_window > 0
@@ -1090,8 +1110,8 @@ impl Connection {
         }
     }
 
-    /// Ends a stream with RST_STREAM; nothing happens if it is closed. What makes a server do so is the peer's work: too much
-    /// of it ends the connection (CVE-2025-8671).
+    /// Ends a stream with RST_STREAM; does nothing if it is closed. On a server the peer causes
+    /// these resets, so too many of them end the connection (CVE-2025-8671).
     pub fn reset(&mut self, stream: u32, code: ErrorCode) {
         if !self.streams.contains_key(&stream) {
             return;
@@ -1106,15 +1126,16 @@ impl Connection {
         }
     }
 
-    /// Sends a keepalive PING; its answer is [`Event::Pong`].
+    /// Sends a keepalive PING; the acknowledgement becomes [`Event::Pong`].
     pub fn ping(&mut self) {
         if self.dead.is_none() {
             frame::ping(&mut self.out, 0, &PING_KEEPALIVE);
         }
     }
 
-    /// Server: starts the graceful end (§6.8). New requests are still taken until the peer must have seen the GOAWAY (it
-    /// answered the PING behind it), then ignored, so that the peer may repeat them elsewhere. `reason` is for people.
+    /// Server: starts the graceful shutdown (§6.8). New requests are accepted until the peer
+    /// acknowledges the PING behind the GOAWAY. Later requests are ignored, so that the peer can
+    /// retry them on another connection. `reason` is text for people.
     pub fn shutdown(&mut self, reason: &str) {
         if !self.is_draining && self.dead.is_none() {
             self.is_draining = true;
@@ -1123,39 +1144,41 @@ impl Connection {
         }
     }
 
-    /// Ends the connection from our side with GOAWAY; the caller writes the output and closes.
+    /// Ends the connection from our side with GOAWAY. The caller writes the output and closes the
+    /// socket.
     pub fn goaway(&mut self, code: ErrorCode, reason: &str) {
         if self.dead.is_some() {
             return;
         }
         self.is_draining = true;
-        // never above what an earlier one promised (§6.8)
+        // The last stream must not be above that of an earlier GOAWAY (§6.8).
         self.promised_last = self.promised_last.min(self.last_peer_stream);
         frame::goaway(&mut self.out, self.promised_last, code, reason);
     }
 
-    /// Server: whether the peer knows that it must open no further streams.
+    /// Server: returns whether the peer knows that it must open no further streams.
     pub fn is_drained(&self) -> bool {
         self.promised_last != MAX_31_BITS
     }
 
-    /// Whether the peer's preface and SETTINGS have come, and it acknowledged ours (§6.5.3: else SETTINGS_TIMEOUT).
+    /// Returns whether the peer's preface and SETTINGS were received and the peer acknowledged our
+    /// SETTINGS (§6.5.3; otherwise SETTINGS_TIMEOUT).
     pub fn is_established(&self) -> bool {
         self.has_settings && self.settings_acknowledged
     }
 
-    /// Whether the peer's SETTINGS have come: what it takes is not known before.
+    /// Returns whether the peer's SETTINGS were received. Its limits are unknown before.
     pub fn has_settings(&self) -> bool {
         self.has_settings
     }
 
-    /// Whether a header block is under way.
+    /// Returns whether a header block is incomplete.
     pub fn is_within_headers(&self) -> bool {
         self.block.is_some()
     }
 }
 
-/// Takes the padding off DATA and HEADERS (§6.1).
+/// Removes the padding of DATA and HEADERS (§6.1).
 fn unpad(head: Head, payload: &[u8]) -> Result<&[u8], Error> {
     if !head.has(flag::PADDED) {
         return Ok(payload);
@@ -1172,7 +1195,7 @@ fn unpad(head: Head, payload: &[u8]) -> Result<&[u8], Error> {
     }
 }
 
-/// §5.3.2, §6.3: checked and ignored.
+/// Checks PRIORITY and ignores it (§5.3.2, §6.3).
 fn priority<'a>(head: Head, payload: &[u8]) -> Outcome<'a> {
     let Ok(priority) = payload.try_into() else {
         return Err(Fault::Stream(head.stream, Code::FRAME_SIZE_ERROR));
@@ -1185,7 +1208,7 @@ fn priority<'a>(head: Head, payload: &[u8]) -> Outcome<'a> {
     Ok(None)
 }
 
-/// The stream dependency of a priority (RFC 7540 §6.3).
+/// Returns the stream dependency of a priority (RFC 7540 §6.3).
 fn dependency(&[s0, s1, s2, s3, _]: &[u8; 5]) -> u32 {
     u32::from_be_bytes([s0, s1, s2, s3]) & MAX_31_BITS
 }

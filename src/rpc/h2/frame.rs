@@ -1,14 +1,16 @@
-//! Frames (RFC 9113 §4, §6): their head, the numbers that go into them, and how the small ones are written.
+//! Frames (RFC 9113 §4, §6): the frame head, the numbers in it, and functions that write the small
+//! frames.
 
 use std::fmt;
 
-/// The frame head's length in bytes (§4.1).
+/// Length of the frame head in bytes (§4.1).
 pub(super) const HEAD: usize = 9;
-/// The largest payload that we accept: SETTINGS_MAX_FRAME_SIZE's initial and smallest value (§6.5.2).
+/// Largest payload that we accept, in bytes: the initial and smallest value of
+/// SETTINGS_MAX_FRAME_SIZE (§6.5.2).
 pub(super) const MAX_FRAME: usize = 1 << 14;
-/// What a client says first (§3.4).
+/// The client's connection preface (§3.4).
 pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// The largest flow-control window (§6.9.1), and the largest stream identifier.
+/// The largest flow-control window (§6.9.1) and the largest stream identifier.
 pub(super) const MAX_31_BITS: u32 = (1 << 31) - 1;
 
 /// Frame types (§6).
@@ -25,7 +27,7 @@ pub(super) mod kind {
     pub const CONTINUATION: u8 = 9;
 }
 
-/// Flags (§6); ACK and END_STREAM share a bit.
+/// Flags (§6). ACK and END_STREAM have the same bit; they belong to different frame types.
 pub(super) mod flag {
     pub const ACK: u8 = 1;
     pub const END_STREAM: u8 = 1;
@@ -44,7 +46,7 @@ pub(super) mod setting {
     pub const MAX_HEADER_LIST_SIZE: u16 = 6;
 }
 
-/// An error code (§7), any number the peer may choose.
+/// An error code (§7). The peer may send any number.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ErrorCode(pub u32);
 
@@ -87,7 +89,7 @@ impl fmt::Debug for ErrorCode {
     }
 }
 
-/// §4.1
+/// A frame head (§4.1).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
     pub length: usize,
@@ -97,14 +99,14 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// `None` while there are not enough bytes.
+    /// Reads a frame head; returns `None` if `input` is too short.
     pub(super) fn parse(input: &[u8]) -> Option<Head> {
         let &[l0, l1, l2, kind, flags, s0, s1, s2, s3] = input.first_chunk::<HEAD>()?;
         Some(Head {
             length: u32::from_be_bytes([0, l0, l1, l2]) as usize,
             kind,
             flags,
-            // the reserved bit is ignored
+            // The reserved bit is ignored (§4.1).
             stream: u32::from_be_bytes([s0, s1, s2, s3]) & MAX_31_BITS,
         })
     }
@@ -114,14 +116,14 @@ impl Head {
     }
 }
 
-/// A frame's head.
+/// Encodes a frame head.
 pub(super) fn head_bytes(length: usize, kind: u8, flags: u8, stream: u32) -> [u8; HEAD] {
     let [_, l0, l1, l2] = (length as u32).to_be_bytes();
     let [s0, s1, s2, s3] = stream.to_be_bytes();
     [l0, l1, l2, kind, flags, s0, s1, s2, s3]
 }
 
-/// Appends a frame's head.
+/// Appends a frame head to `out`.
 pub(super) fn head(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, stream: u32) {
     out.extend_from_slice(&head_bytes(length, kind, flags, stream));
 }

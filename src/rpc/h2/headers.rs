@@ -1,23 +1,25 @@
-//! Lists of header fields, and what makes one malformed (RFC 9113 §8).
+//! Lists of header fields, and the rules for malformed ones (RFC 9113 §8).
 
-/// What a field counts beside its bytes (§6.5.2, SETTINGS_MAX_HEADER_LIST_SIZE).
+/// Bytes that each field counts in addition to its name and value (§6.5.2,
+/// SETTINGS_MAX_HEADER_LIST_SIZE).
 pub(super) const FIELD_OVERHEAD: usize = 32;
 
-/// What a connection keeps of buffers that large header blocks needed.
+/// Bytes of buffer that a connection keeps after a large header block.
 pub(super) const SCRATCH: usize = 1 << 10;
 
-/// The fields of one header block in order.
+/// The fields of one header block, in order.
 pub struct HeaderList {
-    /// Names and values one after the other.
+    /// All names and values in a row.
     bytes: Vec<u8>,
-    /// Where name and value end.
+    /// Where each name and each value ends in `bytes`.
     ends: Vec<(usize, usize)>,
     size: usize,
     limit: usize,
 }
 
 impl HeaderList {
-    /// Holds fields up to a size of `limit`, counted as in SETTINGS_MAX_HEADER_LIST_SIZE.
+    /// Creates an empty list that holds fields up to a size of `limit` bytes, counted as in
+    /// SETTINGS_MAX_HEADER_LIST_SIZE.
     pub(super) fn new(limit: usize) -> HeaderList {
         HeaderList {
             bytes: Vec::new(),
@@ -35,7 +37,7 @@ impl HeaderList {
         self.size = 0;
     }
 
-    /// Once one field exceeded the limit, none is kept.
+    /// Appends a field. After a field that exceeds the limit, the list is empty and stays so.
     pub(super) fn push(&mut self, name: &[u8], value: &[u8]) {
         self.size = self
             .size
@@ -52,7 +54,7 @@ impl HeaderList {
         self.size > self.limit
     }
 
-    /// (name, value) in the order of the block.
+    /// Returns (name, value) in the order of the block.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let mut start = 0;
         self.ends.iter().map(move |&(name_end, value_end)| {
@@ -65,14 +67,14 @@ impl HeaderList {
         })
     }
 
-    /// The first value of `name`.
+    /// Returns the first value of `name`.
     pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
         self.iter()
             .find(|(field, _)| *field == name)
             .map(|(_, value)| value)
     }
 
-    /// Whether a request may look like this (§8.1, §8.2, §8.3.1).
+    /// Returns whether the list is a well-formed request (§8.1, §8.2, §8.3.1).
     pub(super) fn is_request(&self) -> bool {
         let Some([method, scheme, path, authority]) =
             self.check(&[b":method", b":scheme", b":path", b":authority"])
@@ -85,24 +87,25 @@ impl HeaderList {
         method.is_some() && scheme.is_some() && path.is_some_and(|path| !path.is_empty())
     }
 
-    /// Whether a response may look like this (§8.3.2).
+    /// Returns whether the list is a well-formed response (§8.3.2).
     pub(super) fn is_response(&self) -> bool {
         self.check(&[b":status"]).is_some_and(|[status]| {
             status.is_some_and(|status| status.len() == 3 && status.iter().all(u8::is_ascii_digit))
         })
     }
 
-    /// Whether trailers may look like this (§8.1: no pseudo-header fields).
+    /// Returns whether the list is well-formed trailers (§8.1: no pseudo-header fields).
     pub(super) fn are_trailers(&self) -> bool {
         self.check(&[]).is_some()
     }
 
-    /// An interim response (1xx), after which the real one follows.
+    /// Returns whether this is an interim response (1xx); the final response follows it.
     pub(super) fn is_interim(&self) -> bool {
         self.get(b":status").is_some_and(|status| status[0] == b'1')
     }
 
-    /// The body's length if it is announced: `Some(None)` when that is no number or two different ones (§8.1.1).
+    /// Returns the value of `content-length`: `None` if there is none, `Some(None)` if it is no
+    /// number or there are different ones (§8.1.1).
     pub(super) fn content_length(&self) -> Option<Option<u64>> {
         let mut values = self
             .iter()
@@ -121,8 +124,9 @@ impl HeaderList {
         })
     }
 
-    /// The values of the allowed pseudo-header fields, or `None` when the list is malformed: others or doubled ones or
-    /// ones behind regular fields (§8.3), illegal characters (§8.2.1), connection-specific fields (§8.2.2).
+    /// Returns the values of the allowed pseudo-header fields. `None` means that the list is
+    /// malformed: another or repeated pseudo-header field, one behind a regular field (§8.3), an
+    /// illegal character (§8.2.1), or a connection-specific field (§8.2.2).
     fn check<const N: usize>(&self, pseudo: &[&[u8]; N]) -> Option<[Option<&[u8]>; N]> {
         let mut found = [None; N];
         let mut regular = false;
@@ -147,7 +151,7 @@ impl HeaderList {
     }
 }
 
-/// §8.2.1 and the token of RFC 9110 §5.6.2, in lower case.
+/// Returns whether `name` is legal (§8.2.1): a token of RFC 9110 §5.6.2 in lower case.
 fn is_field_name(name: &[u8]) -> bool {
     let legal = |&byte: &u8| {
         byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_.!#$%&'*+^`|~".contains(&byte)
@@ -155,7 +159,7 @@ fn is_field_name(name: &[u8]) -> bool {
     !name.is_empty() && name.iter().all(legal)
 }
 
-/// §8.2.1
+/// Returns whether `value` is legal (§8.2.1).
 fn is_field_value(value: &[u8]) -> bool {
     let blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     !value.iter().any(|byte| matches!(byte, 0 | b'\r' | b'\n'))
@@ -163,7 +167,7 @@ fn is_field_value(value: &[u8]) -> bool {
         && !blank(value.last())
 }
 
-/// §8.2.2
+/// Returns whether the field is connection-specific, which HTTP/2 forbids (§8.2.2).
 fn is_connection_specific(name: &[u8], value: &[u8]) -> bool {
     const FORBIDDEN: [&[u8]; 5] = [
         b"connection",

@@ -1,16 +1,17 @@
-//! HPACK (RFC 7541): header fields to bytes and back, with a dynamic table on either side.
+//! HPACK (RFC 7541): encodes and decodes header fields, with a dynamic table for each direction.
 
 use std::collections::VecDeque;
 
 use super::headers::{HeaderList, SCRATCH};
 use super::huffman;
 
-/// The dynamic table's size that both sides start with (RFC 9113 §6.5.2) and that we keep, as encoder at most.
+/// Size of the dynamic table in bytes: the initial value of both sides (RFC 9113 §6.5.2). Our
+/// encoder never uses a larger one.
 pub(super) const TABLE_SIZE: usize = 4096;
-/// What an entry counts beside its bytes (§4.1).
+/// Bytes that each entry counts in addition to its name and value (§4.1).
 const ENTRY_OVERHEAD: usize = 32;
 
-/// Appendix A; the index on the wire is one more.
+/// The static table of appendix A. An index on the wire is one higher than the index here.
 #[rustfmt::skip]
 const STATIC_TABLE: [(&str, &str); 61] = [
     (":authority", ""), (":method", "GET"), (":method", "POST"), (":path", "/"), (":path", "/index.html"),
@@ -28,13 +29,13 @@ const STATIC_TABLE: [(&str, &str); 61] = [
     ("www-authenticate", ""),
 ];
 
-/// A header block that breaks RFC 7541: a connection error of type COMPRESSION_ERROR.
+/// A header block that breaks RFC 7541; it is a connection error of type COMPRESSION_ERROR.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CompressionError(pub(super) &'static str);
 
-/// §2.3.2: first in, first out, the newest entry at the front.
+/// The dynamic table (§2.3.2): first in, first out, with the newest entry at the front.
 struct DynamicTable {
-    /// Name and value one after the other, and where the value starts.
+    /// Name and value in a row, and the position where the value starts.
     entries: VecDeque<(Vec<u8>, usize)>,
     size: usize,
     max_size: usize,
@@ -55,7 +56,7 @@ impl DynamicTable {
             .map(|(bytes, name)| bytes.split_at(*name))
     }
 
-    /// §4.4: an entry that is larger than the table empties it.
+    /// Adds an entry. An entry that is larger than the table empties it (§4.4).
     fn insert(&mut self, name: &[u8], value: &[u8]) {
         let size = name.len() + value.len() + ENTRY_OVERHEAD;
         self.evict(size);
@@ -71,7 +72,7 @@ impl DynamicTable {
         self.evict(0);
     }
 
-    /// §4.3: drops the oldest entries until `room` bytes fit or nothing is left.
+    /// Removes the oldest entries until `room` bytes fit or the table is empty (§4.3).
     fn evict(&mut self, room: usize) {
         while self.size + room > self.max_size {
             let Some((bytes, _)) = self.entries.pop_back() else {
@@ -82,10 +83,11 @@ impl DynamicTable {
     }
 }
 
-/// Reads header blocks. After an error the connection cannot go on: the table no longer matches the peer's.
+/// Decodes header blocks. After an error the connection must end, because our table differs from
+/// the peer's.
 pub(super) struct Decoder {
     table: DynamicTable,
-    /// Reused for names of literals, which are needed twice.
+    /// Buffer for the name of a literal, which goes into the list and into the table.
     name: Vec<u8>,
     value: Vec<u8>,
 }
@@ -99,8 +101,8 @@ impl Decoder {
         }
     }
 
-    /// Decodes a whole header block into `list`. What exceeds the list's limit is decoded as well, for the sake of the
-    /// table, but not kept.
+    /// Decodes a whole header block into `list`. Fields beyond the list's limit are decoded for the
+    /// sake of the dynamic table, but not stored.
     pub(super) fn decode(
         &mut self,
         block: &[u8],
@@ -119,7 +121,8 @@ impl Decoder {
                     list.push(&self.name, &self.value);
                     self.table.insert(&self.name, &self.value);
                 }
-                // without indexing (0x00) and never indexed (0x10): the same to us, who forward nothing
+                // Literals without indexing (0x00) and never-indexed literals (0x10) are the same
+                // for us, because we forward nothing.
                 0x00..0x20 => {
                     self.literal(&mut input, 4)?;
                     list.push(&self.name, &self.value);
@@ -149,7 +152,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// §2.3.3: one index space, the static table first.
+    /// Returns the field at `index`: the static table comes first, then the dynamic table (§2.3.3).
     fn field(&self, index: usize) -> Result<(&[u8], &[u8]), CompressionError> {
         let field = match index {
             0 => None,
@@ -162,7 +165,7 @@ impl Decoder {
         ))
     }
 
-    /// §6.2: the name by index or in full, then the value.
+    /// Reads a literal field (§6.2): its name by index or in full, then its value.
     fn literal(&mut self, input: &mut Input<'_>, prefix: u8) -> Result<(), CompressionError> {
         let index = input.integer(prefix)?;
         let mut name = std::mem::take(&mut self.name);
@@ -189,7 +192,8 @@ impl Input<'_> {
         Ok(first)
     }
 
-    /// §5.1, up to 2^28 and five bytes: more than any length or index that we could accept.
+    /// Reads an integer (§5.1) of at most five bytes and below 2^28. Every length or index that we
+    /// could accept is smaller.
     fn integer(&mut self, prefix: u8) -> Result<usize, CompressionError> {
         let mask = (1usize << prefix) - 1;
         let mut value = usize::from(self.byte()?) & mask;
@@ -208,7 +212,7 @@ impl Input<'_> {
         ))
     }
 
-    /// §5.2
+    /// Reads a string literal (§5.2).
     fn string(&mut self, out: &mut Vec<u8>) -> Result<(), CompressionError> {
         let huffman = self.0.first().is_some_and(|first| first & 0x80 != 0);
         let length = self.integer(7)?;
@@ -226,24 +230,24 @@ impl Input<'_> {
     }
 }
 
-/// Whether a field may enter the dynamic table.
+/// How the compression treats a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Indexing {
-    /// Repeated on most calls.
+    /// Enters the dynamic table: for values that repeat on most calls.
     Yes,
-    /// Different on each call.
+    /// Stays out of the dynamic table: for values that differ on each call.
     No,
-    /// Secret: no intermediary may index it either (RFC 7541 §7.1.3).
+    /// A secret: no intermediary may add it to a table either (RFC 7541 §7.1.3).
     Never,
 }
 
-/// A header field to send: name, value, how to compress it.
+/// A header field to send: name, value and its compression.
 pub type Field<'a> = (&'a [u8], &'a [u8], Indexing);
 
-/// Writes header blocks.
+/// Encodes header blocks.
 pub(super) struct Encoder {
     table: DynamicTable,
-    /// The smallest size that the table had since the last block, which must be told (§4.2).
+    /// The smallest size of the table since the last block; the next block must announce it (§4.2).
     smallest: Option<usize>,
 }
 
@@ -255,7 +259,7 @@ impl Encoder {
         }
     }
 
-    /// The peer's SETTINGS_HEADER_TABLE_SIZE.
+    /// Applies the peer's SETTINGS_HEADER_TABLE_SIZE.
     pub(super) fn resize(&mut self, peer_limit: u32) {
         let size = TABLE_SIZE.min(peer_limit as usize);
         if size != self.table.max_size {
@@ -264,7 +268,7 @@ impl Encoder {
         }
     }
 
-    /// Starts a block.
+    /// Starts a header block.
     pub(super) fn begin(&mut self, out: &mut Vec<u8>) {
         if let Some(smallest) = self.smallest.take() {
             if smallest < self.table.max_size {
@@ -301,7 +305,8 @@ impl Encoder {
         }
     }
 
-    /// The index of the whole field (and `true`), or else of its name, or else 0.
+    /// Returns the index of the whole field and `true`; otherwise the index of its name, or 0 if it
+    /// has none, and `false`.
     fn find(&self, name: &[u8], value: &[u8]) -> (usize, bool) {
         let mut name_index = 0;
         for (index, (bytes, name_length)) in self.table.entries.iter().enumerate() {
@@ -325,7 +330,7 @@ impl Encoder {
     }
 }
 
-/// §5.1: `value` behind the bits of `pattern` in the first byte.
+/// Appends an integer (§5.1). The first byte also has the bits of `pattern`.
 fn integer(value: usize, prefix: u8, pattern: u8, out: &mut Vec<u8>) {
     let mask = (1usize << prefix) - 1;
     if value < mask {
@@ -340,7 +345,7 @@ fn integer(value: usize, prefix: u8, pattern: u8, out: &mut Vec<u8>) {
     out.push(rest as u8);
 }
 
-/// §5.2: in the Huffman code where that is shorter.
+/// Appends a string literal (§5.2), in the Huffman code if that is shorter.
 fn string(text: &[u8], out: &mut Vec<u8>) {
     let coded = huffman::encoded_len(text);
     if coded < text.len() {
@@ -470,7 +475,8 @@ mod tests {
         assert_eq!(encoder.table.size, 0);
     }
 
-    /// Every rule that a header block can break, with its section. Each is a connection error (RFC 9113 §4.3).
+    /// Each rule that a header block can break, with its section. Each violation is a connection
+    /// error (RFC 9113 §4.3).
     #[test]
     fn rfc7541_broken_blocks_are_compression_errors() {
         for (section, block, why) in [
@@ -508,7 +514,8 @@ mod tests {
                 "§{section}: {why}"
             );
         }
-        // just within the rules: the largest table, two updates at the start, the newest entry, a padding of 7 bits
+        // These blocks are just within the rules: the largest table, two updates at the start, the
+        // newest entry, a padding of 7 bits.
         for block in ["3fe11f82", "203fe11f82", "400161017abe", "40810f0179"] {
             assert!(
                 decode(&mut Decoder::new(), &unhex(block)).is_ok(),
@@ -521,7 +528,7 @@ mod tests {
     fn a_list_above_the_limit_is_cut_but_the_table_goes_on() {
         let mut decoder = Decoder::new();
         let mut list = HeaderList::new(100);
-        // one entry of 34 bytes, then 16 000 references to it
+        // One entry of 34 bytes, then 16 000 references to it.
         decoder
             .decode(
                 &[vec![0x40, 1, b'a', 1, b'b'], vec![0xbe; 16_000]].concat(),

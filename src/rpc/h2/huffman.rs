@@ -1,9 +1,11 @@
 //! The Huffman code of HPACK (RFC 7541 §5.2 and Appendix B).
 //!
-//! The code is canonical: codes of one length are consecutive numbers in the order of their symbols, and shorter codes come
-//! first. So the table of lengths is all there is to write down; the rest is computed at compile time.
+//! The code is canonical: codes of the same length are consecutive numbers in the order of their
+//! symbols, and shorter codes come first. So the table of lengths defines the code; the rest is
+//! computed at compile time.
 
-/// Code lengths in bits of the symbols 0 to 255 and of EOS (256), from the last column of Appendix B.
+/// Lengths in bits of the codes of symbols 0 to 255 and of EOS (256), from the last column of
+/// appendix B.
 #[rustfmt::skip]
 const LENGTHS: [u8; 257] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 28,
@@ -22,15 +24,17 @@ const LONGEST: usize = 30;
 const EOS: u16 = 256;
 
 struct Code {
-    /// Symbol to code, right-aligned.
+    /// The code of each symbol, right-aligned.
     codes: [u32; 257],
-    /// Symbols in the order of their codes.
+    /// The symbols in the order of their codes.
     symbols: [u16; 257],
-    /// For each length: the first code that is longer, left-aligned in 32 bits (so 2^32 after the longest).
+    /// For each length, the first code that is longer, left-aligned in 32 bits; 2^32 after the
+    /// longest.
     limits: [u64; LONGEST + 1],
-    /// For each length: what to add to a code to have its index in `symbols` (modulo 2^32).
+    /// For each length, the difference between a code and its index in `symbols`, modulo 2^32.
     offsets: [u32; LONGEST + 1],
-    /// The next 8 bits to (symbol, length), where they hold a whole code; else length 0.
+    /// For each value of the next 8 bits, the symbol and the length of the code that they begin
+    /// with; length 0 if the code is longer than 8 bits.
     short: [(u8, u8); 256],
 }
 
@@ -71,7 +75,7 @@ const fn build() -> Code {
 
 static CODE: Code = build();
 
-/// Bytes that `text` takes when encoded.
+/// Returns the length of the encoded `text` in bytes.
 pub(super) fn encoded_len(text: &[u8]) -> usize {
     let bits: usize = text
         .iter()
@@ -80,7 +84,7 @@ pub(super) fn encoded_len(text: &[u8]) -> usize {
     bits.div_ceil(8)
 }
 
-/// Appends the code of `text`, padded with ones to a whole byte.
+/// Appends the encoded `text`, padded with ones to a whole byte.
 pub(super) fn encode(text: &[u8], out: &mut Vec<u8>) {
     let (mut bits, mut count) = (0u64, 0);
     for &byte in text {
@@ -97,11 +101,12 @@ pub(super) fn encode(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the text of `code`; `None` when it is not what [`encode`] can make (§5.2: a coded EOS, a padding longer than 7
-/// bits or not of ones).
+/// Appends the decoded text. Returns `None` if [`encode`] cannot produce `code` (§5.2): it has an
+/// EOS, a padding longer than 7 bits, or a padding that is not all ones.
 pub(super) fn decode(code: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let mut input = code.iter();
-    // the unread bits, left-aligned, with ones behind them: what is left at the end then looks like the start of EOS
+    // The unread bits are left-aligned with ones behind them, so a legal padding looks like the
+    // start of EOS.
     let (mut bits, mut count) = (u64::MAX, 0);
     loop {
         while count <= 56
@@ -149,7 +154,7 @@ mod tests {
 
     #[test]
     fn the_code_is_complete_and_ends_with_eos() {
-        // Kraft's equality, and the two codes at the edges of Appendix B
+        // Kraft's equality, and the first and last code of appendix B.
         assert_eq!(
             LENGTHS
                 .iter()

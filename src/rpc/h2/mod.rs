@@ -1,15 +1,21 @@
-//! HTTP/2 (RFC 9113) with HPACK (RFC 7541), as far as gRPC needs it: client and server, no push, priorities ignored.
+//! HTTP/2 (RFC 9113) with HPACK (RFC 7541), to the extent that gRPC needs it: client and server, no
+//! server push, priorities are ignored.
 //!
-//! [`Connection`] is a state machine: bytes in ([`Connection::receive`]), events and bytes out ([`Connection::output`]),
-//! time passed in. It has no socket, no clock and no thread, and it keeps no bodies: an [`Event::Data`] borrows from the
-//! bytes that came in, and what is sent is framed at once into the output as far as the peer's windows allow.
+//! [`Connection`] is a state machine. Bytes go in through [`Connection::receive`]; events and bytes
+//! come out ([`Connection::output`]); the caller passes the time in. It has no socket, no clock and
+//! no thread. It stores no bodies: an [`Event::Data`] borrows from the received bytes, and data to
+//! be sent is framed at once into the output as far as the peer's flow-control windows allow.
 //!
-//! - `connection`: frames in and out, streams, flow control, settings, the end of the connection.
-//! - `frame`: the wire format and its numbers. `headers`: lists of fields, and which are malformed.
-//! - `hpack`, `huffman`: compression of fields.
-//! - `streams`: what is kept by stream. `budget`: how many frames without use a peer may send.
+//! - `connection`: received and sent frames, streams, flow control, settings, the end of the
+//!   connection.
+//! - `frame`: the wire format and its numbers.
+//! - `headers`: lists of header fields, and the rules for malformed ones.
+//! - `hpack`, `huffman`: compression of header fields.
+//! - `streams`: the map from stream identifier to state.
+//! - `budget`: limits for frames that cost work and carry no data.
 //!
-//! The life of a stream (§5.1), here for the server; the client's is the mirror image. PUSH_PROMISE does not exist for us.
+//! The life of a stream (§5.1), here for the server; the client's is the mirror image. PUSH_PROMISE
+//! is not supported.
 //!
 //! ```text
 //!             HEADERS                    peer: END_STREAM
@@ -23,7 +29,7 @@
 //!                ── RST_STREAM from us ────────► closed (ResetByUs): frames on their way are ignored
 //! ```
 //!
-//! The life of a connection: what each state expects next.
+//! The life of a connection, with what each state expects next:
 //!
 //! ```text
 //!   preface (server only) ──► SETTINGS ──► running ── shutdown() ──► draining ── PING answered ──► drained
@@ -48,7 +54,7 @@ pub(crate) use streams::StreamMap;
 
 #[cfg(test)]
 pub(crate) mod testing {
-    /// xorshift64: the same mutations in each run.
+    /// Random numbers by xorshift64, so that each run makes the same mutations.
     pub(crate) struct Random(u64);
 
     impl Random {
@@ -56,7 +62,7 @@ pub(crate) mod testing {
             Random(seed)
         }
 
-        /// Below `bound`, which is not 0.
+        /// Returns a number below `bound`, which must not be 0.
         pub(crate) fn below(&mut self, bound: usize) -> usize {
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;
@@ -64,7 +70,8 @@ pub(crate) mod testing {
             (self.0 % bound as u64) as usize
         }
 
-        /// `seed` with up to four bytes changed, inserted or removed, or cut short.
+        /// Returns `seed` with up to four changes: bytes are changed, inserted or removed, or the
+        /// end is cut off.
         pub(crate) fn mutate(&mut self, seed: &[u8]) -> Vec<u8> {
             let mut bytes = seed.to_vec();
             for _ in 0..=self.below(4) {

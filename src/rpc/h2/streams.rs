@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Several look-ups a frame: the standard library's hash function would cost a call more than HPACK does. Whoever chooses
-/// identifiers that collide slows down a map of no more entries than `Limits::streams`.
+/// A map from stream identifier to `V`. Each frame needs several look-ups, and with the standard
+/// library's hash function they would cost more than HPACK. A peer that chooses colliding
+/// identifiers slows down a map of at most `Limits::streams` entries.
 pub(crate) type StreamMap<V> = HashMap<u32, V, BuildHasherDefault<StreamHasher>>;
 
-/// Fibonacci hashing: identifiers in a row fall into places of their own.
+/// Fibonacci hashing: consecutive identifiers get different places.
 #[derive(Default)]
 pub(crate) struct StreamHasher(u64);
 
 impl Hasher for StreamHasher {
     fn write_u32(&mut self, stream: u32) {
-        // 2^64 / the golden ratio
+        // 2^64 divided by the golden ratio.
         self.0 = u64::from(stream).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 

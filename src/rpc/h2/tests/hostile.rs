@@ -1,5 +1,5 @@
-//! What the fuzzers in `fuzz/` do with their input, as far as one connection alone is concerned; `interleavings` has two.
-//! Here the tests of the library do it with the inputs that the fuzzers found worth keeping.
+//! What the fuzzers in `fuzz/` do with their input for a single connection; `interleavings` has two
+//! connections. The tests of the library repeat it with the inputs that the fuzzers kept.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use crate::h2::{Connection, ErrorCode, Field, Indexing, Limits};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Arbitrary bytes from the peer, in arbitrary pieces, with arbitrary actions in between, whether they make sense or not.
-/// The output stays in proportion to what came in and was asked for.
+/// Feeds arbitrary bytes from the peer in arbitrary pieces, with arbitrary actions in between,
+/// sensible or not. The output must stay in proportion to the input and the actions.
 pub fn bytes(input: &[u8]) {
     let Some((&mode, mut input)) = input.split_first() else {
         return;
@@ -25,7 +25,7 @@ pub fn bytes(input: &[u8]) {
         Vec::new()
     };
     let mut asked = 0;
-    // each step: an action, a stream, a length, and so many bytes of the peer
+    // Each step has an action, a stream, a length, and that many bytes from the peer.
     while let [action, stream, length, rest @ ..] = input {
         let (piece, rest) = rest.split_at(usize::from(*length).min(rest.len()));
         input = rest;
@@ -62,8 +62,8 @@ pub fn bytes(input: &[u8]) {
     }
 }
 
-/// HPACK and the rules for header fields: arbitrary header blocks, one after the other on one connection. What is accepted
-/// comes out the same when it is sent on over another connection.
+/// Feeds arbitrary header blocks to one connection, to test HPACK and the rules for header fields.
+/// Accepted fields must come out unchanged after they are sent over another connection.
 pub fn header_blocks(input: &[u8]) {
     let limits = Limits {
         resets: crate::h2::Allowance {
@@ -85,7 +85,7 @@ pub fn header_blocks(input: &[u8]) {
     for (index, block) in input.split(|&byte| byte == 0xfe).enumerate().take(200) {
         let block = &block[..block.len().min(16_384)];
         let mut frame = (block.len() as u32).to_be_bytes()[1..].to_vec();
-        // HEADERS with END_STREAM and END_HEADERS
+        // HEADERS with END_STREAM and END_HEADERS.
         frame.extend([1, 5]);
         frame.extend((1 + 2 * index as u32).to_be_bytes());
         frame.extend_from_slice(block);
@@ -120,7 +120,7 @@ pub fn header_blocks(input: &[u8]) {
     }
 }
 
-/// All that one side wrote goes to the other.
+/// Moves all output of one side to the other.
 fn carry(from: &mut Connection, to: &mut Connection, now: Instant) {
     let bytes = std::mem::take(from.output());
     let mut rest = bytes.as_slice();

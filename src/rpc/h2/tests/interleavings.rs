@@ -1,10 +1,13 @@
-//! Programs of operations on two connections back to back: a client's and a server's, and the wire between them.
+//! Programs of operations on two connected connections: a client, a server, and the wire between
+//! them.
 //!
-//! A program is bytes, which the fuzzer `h2_interleavings` or the tests make up. Its steps are what a layer above, a network
-//! and a clock may do: open, send, reset, release, ping, shut down; carry some bytes, in pieces, or spoil them; let time pass.
-//! Each side has a [`Side`] beside it, which follows the frames on the wire and knows what RFC 9113 lets the side do: events,
-//! windows, streams and output are compared with it after each step. While nothing was spoilt ("honest"), all that was sent
-//! must also arrive, and all that was begun must come to its end.
+//! A program is a string of bytes from the fuzzer `h2_interleavings` or from the tests. Its steps
+//! are possible actions of the layer above, of the network and of the clock: open, send, reset,
+//! release, ping, shut down; deliver some bytes in pieces, or change them; let time pass. Each
+//! connection has a [`Side`], a model that follows the frames on the wire and knows what RFC 9113
+//! allows. After each step, events, windows, streams and output are compared with the model. As
+//! long as no byte was changed (the pair is "honest"), everything sent must also arrive, and
+//! everything begun must end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -17,12 +20,13 @@ const HEAD: usize = 9;
 const PREFACE: usize = 24;
 const MAX_FRAME: usize = 1 << 14;
 const MAX_31_BITS: i64 = (1 << 31) - 1;
-/// More than any answer to one frame: two WINDOW_UPDATE or SETTINGS, RST_STREAM, GOAWAY with a reason.
+/// More bytes than any answer to one frame: two WINDOW_UPDATE or SETTINGS, RST_STREAM, GOAWAY with
+/// a reason.
 const ANSWERS: usize = 160;
-/// Beyond this a side that is not read is given nothing more to send.
+/// A side with more unread output than this gets nothing more to send.
 const OUTPUT: usize = 1 << 20;
 
-// frame types and flags, once more, so that a wrong number in `frame` shows
+// Frame types and flags are repeated here, so that a wrong number in `frame` is noticed.
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const PRIORITY: u8 = 2;
@@ -38,7 +42,7 @@ const END_HEADERS: u8 = 4;
 
 type Fields = Vec<(Vec<u8>, Vec<u8>, Indexing)>;
 
-/// Runs a program; panics when an invariant does not hold.
+/// Runs a program; panics if an invariant does not hold.
 pub fn run(program: &[u8]) {
     let mut program = Program(program);
     let mut pair = Pair::new(&mut program);
@@ -48,7 +52,7 @@ pub fn run(program: &[u8]) {
     pair.finish();
 }
 
-/// What is left of the bytes; zeros behind their end.
+/// The remaining bytes of a program; zeros follow their end.
 struct Program<'a>(&'a [u8]);
 
 impl<'a> Program<'a> {
@@ -62,7 +66,8 @@ impl<'a> Program<'a> {
         usize::from(self.byte().unwrap_or(0))
     }
 
-    /// Mostly small, up to 130 050: beyond each window's first size.
+    /// Returns mostly small lengths, up to 130 050, which is beyond the initial size of each
+    /// window.
     fn length(&mut self) -> usize {
         match self.small() {
             small @ 0..128 => small,
@@ -81,13 +86,13 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Both sides.
+/// The two sides of a connection.
 struct Pair {
     sides: [Side; 2],
     now: Instant,
-    /// Nothing on the wire was changed, and nobody sent what the rules of HTTP forbid.
+    /// Whether no byte on the wire was changed and no side sent anything that HTTP forbids.
     is_honest: bool,
-    /// Operations that an honest side may be told to be calm for.
+    /// Number of operations for which an honest side may get ENHANCE_YOUR_CALM.
     provocations: usize,
 }
 
@@ -166,14 +171,14 @@ impl Pair {
 
     // ---- the wire ----
 
-    /// `length` bytes of what the other side wrote arrive, and wait.
+    /// Delivers `length` bytes of the other side's output to the inbox.
     fn carry(&mut self, side: usize, length: usize) {
         let output = self.sides[1 - side].connection.output();
         let arrived: Vec<u8> = output.drain(..length.min(output.len())).collect();
         self.sides[side].inbox.extend(arrived);
     }
 
-    /// Up to `count` of the frames that arrived are taken in.
+    /// Makes a side receive up to `count` of the delivered frames.
     fn receive(&mut self, side: usize, count: usize) {
         for _ in 0..count {
             let (other, this) = pick_two(&mut self.sides, side);
@@ -188,7 +193,7 @@ impl Pair {
         }
     }
 
-    /// All arrives at both, until nobody has more to say.
+    /// Delivers everything in both directions until both outputs are empty.
     fn settle(&mut self) {
         for _ in 0..100 {
             for side in [0, 1] {
@@ -203,10 +208,10 @@ impl Pair {
                 return;
             }
         }
-        panic!("the two sides answer each other for ever");
+        panic!("the two sides answer each other without end");
     }
 
-    /// Some of the next bytes on the wire change.
+    /// Changes some of the next bytes on the wire.
     fn spoil(&mut self, side: usize, program: &mut Program<'_>) {
         self.is_honest = false;
         let (how, at, value) = (program.small(), program.length(), program.small());
@@ -223,7 +228,7 @@ impl Pair {
         }
     }
 
-    /// A frame comes in between that the other side did not write, with a head that agrees with its length.
+    /// Inserts a frame that the other side did not write, with a consistent length.
     fn inject(&mut self, side: usize, program: &mut Program<'_>) {
         self.is_honest = false;
         let (kind, stream) = (program.small() as u8, program.small() as u32);
@@ -252,7 +257,7 @@ impl Pair {
         } else {
             stream & 0x7f
         };
-        // at the border of a frame
+        // Insert it at the border of a frame.
         let missing = self.sides[side].missing();
         self.carry(side, missing);
         let inbox = &mut self.sides[side].inbox;
@@ -264,7 +269,8 @@ impl Pair {
 
     // ---- the layers above ----
 
-    /// Does something to a connection that writes at most `most` bytes beside a small frame or two.
+    /// Does something to a connection that writes at most `most` bytes, not counting one or two
+    /// small frames.
     fn act<T>(&mut self, side: usize, most: usize, action: impl FnOnce(&mut Connection) -> T) -> T {
         self.sides[side].act(most, action)
     }
@@ -298,7 +304,7 @@ impl Pair {
         };
         assert_eq!(result, expected);
         if let Ok(stream) = result {
-            // streams or fields may be too many for a server whose SETTINGS have not come
+            // The server may refuse streams or fields if its SETTINGS have not arrived yet.
             side.streams
                 .get_mut(&stream)
                 .expect("its HEADERS were seen")
@@ -308,7 +314,7 @@ impl Pair {
         }
     }
 
-    /// The server's headers for a request, the final ones or interim ones.
+    /// Sends the server's headers for a request, final or interim.
     fn respond(&mut self, program: &mut Program<'_>) {
         let (stream, kind) = (self.sides[1].pick(program.small()), program.small());
         let is_interim = kind & 0x60 == 0x60;
@@ -369,7 +375,8 @@ impl Pair {
         }
     }
 
-    /// Fields that a layer above may add; the kinds 24 to 31 are against the rules, or may be.
+    /// Returns fields that a layer above may add. The kinds 24 to 31 break the rules, or may break
+    /// them.
     fn more_fields(&mut self, kind: usize, program: &mut Program<'_>) -> Fields {
         match kind & 31 {
             0..4 => fields(&[("te", "trailers"), ("content-type", "application/grpc")]),
@@ -379,7 +386,7 @@ impl Pair {
                 vec![(b"authorization".to_vec(), secret, Indexing::Never)]
             }
             14..18 => {
-                // up to several frames, as legal bytes that no Huffman code makes shorter
+                // Up to several frames of legal bytes that the Huffman code cannot shorten.
                 let long = vec![b'~'; program.length()];
                 vec![(b"x-long".to_vec(), long, Indexing::No)]
             }
@@ -418,7 +425,7 @@ impl Pair {
         if side.connection.output().len() > OUTPUT || has_no_headers {
             return;
         }
-        // each may be late, on a stream that was reset
+        // Each frame may be late, on a stream that was reset.
         self.provocations += 1;
         let from = side.streams.get(&stream).map_or(0, |stream| stream.sent);
         let data: Vec<u8> = (from..from + length)
@@ -441,7 +448,7 @@ impl Pair {
         }
     }
 
-    /// The layer above has no more need of a share (in 255ths) of what it holds.
+    /// Releases a share (in 255ths) of the bytes that the layer above holds.
     fn release(&mut self, side: usize, stream: u32, share: usize) {
         let this = &mut self.sides[side];
         let Some(state) = this.streams.get_mut(&stream) else {
@@ -452,7 +459,8 @@ impl Pair {
         this.act(0, |connection| connection.release(stream, bytes as u32));
     }
 
-    /// A layer above that makes no sense: no panic, and no frame that breaks the stream's state.
+    /// Acts like a layer above without sense. There must be no panic, and no frame that breaks the
+    /// stream's state.
     fn anything(&mut self, side: usize, program: &mut Program<'_>) {
         self.is_honest = false;
         let (kind, stream, end) = (
@@ -477,7 +485,7 @@ impl Pair {
 
     // ---- the end ----
 
-    /// Each side says all it has to say; then everything has ended.
+    /// Lets each side send the rest; then everything must have ended.
     fn finish(&mut self) {
         self.settle();
         for _ in 0..2000 {
@@ -499,7 +507,7 @@ impl Pair {
         }
     }
 
-    /// Ends our half of a stream; `false` if it cannot be.
+    /// Ends our half of a stream; returns `false` if that is not possible.
     fn end(&mut self, side: usize, stream: u32) -> bool {
         if self.sides[side].streams[&stream].sent_headers {
             self.send_data(side, stream, 0, true);
@@ -529,7 +537,7 @@ impl Pair {
         }
         assert_eq!(client.goes_away, server.promised_last.is_some());
         assert_eq!(server.connection.is_drained(), client.goes_away);
-        // no stream leaked: there is room for all that the server allows, and no more
+        // No stream leaked: there is room for exactly as many streams as the server allows.
         let limit = server.limits.streams;
         if client.goes_away || client.promised_last.is_some() {
             return;
@@ -557,7 +565,7 @@ impl Pair {
     }
 }
 
-/// (the other side, this side)
+/// Returns (the other side, this side).
 fn pick_two(sides: &mut [Side; 2], side: usize) -> (&mut Side, &mut Side) {
     let [client, server] = sides;
     if side == 0 {
@@ -567,7 +575,7 @@ fn pick_two(sides: &mut [Side; 2], side: usize) -> (&mut Side, &mut Side) {
     }
 }
 
-/// A stream as the frames on the wire tell it.
+/// A stream according to the frames on the wire.
 struct Stream {
     is_reset: bool,
     local_open: bool,
@@ -575,11 +583,11 @@ struct Stream {
     sent_headers: bool,
     got_headers: bool,
     is_early: bool,
-    /// What the peer lets us send.
+    /// Number of bytes that the peer allows us to send.
     send_window: i64,
-    /// What we let the peer send.
+    /// Number of bytes that we allow the peer to send.
     receive_window: i64,
-    /// Received and not released.
+    /// Number of bytes received and not released.
     held: usize,
     sent: usize,
     received: usize,
@@ -591,7 +599,7 @@ impl Stream {
     }
 }
 
-/// A connection, what arrived for it, and what is known of it from outside.
+/// A connection, the bytes that arrived for it, and what is known about it from outside.
 struct Side {
     connection: Connection,
     is_server: bool,
@@ -599,9 +607,9 @@ struct Side {
     inbox: Vec<u8>,
     dead: Option<Error>,
     streams: BTreeMap<u32, Stream>,
-    /// The last stream that we opened.
+    /// The last stream that this side opened.
     last_own: u32,
-    /// The fields of each of our header blocks that are still to be seen by the other side.
+    /// The fields of our header blocks that the other side has not received yet, by stream.
     sent: BTreeMap<u32, VecDeque<Fields>>,
     preface_left: usize,
     has_settings: bool,
@@ -611,13 +619,13 @@ struct Side {
     peer_streams: u32,
     peer_header_list: usize,
     goes_away: bool,
-    /// The last stream of our last GOAWAY, if it was not the first of two.
+    /// The last stream of our last GOAWAY, unless it was the first of two.
     promised_last: Option<u32>,
-    /// Bytes since the header block under way began.
+    /// Number of bytes since the current header block began.
     within_headers: usize,
-    /// The stream whose block goes on in our output.
+    /// The stream whose header block is incomplete in our output.
     writes_block: Option<u32>,
-    /// DATA and other frames of the peer that still explain answers.
+    /// Number of the peer's DATA and other frames that still explain answers.
     pings: usize,
     pongs: usize,
 }
@@ -656,7 +664,7 @@ impl Side {
         side
     }
 
-    /// How much of a provocation a header list is before the peer said what it takes.
+    /// Returns how much a header list counts as a provocation before the peer's limit is known.
     fn too_early(&self, size: usize) -> usize {
         match self.has_settings {
             true => 0,
@@ -665,10 +673,10 @@ impl Side {
         }
     }
 
-    /// A stream that exists, mostly.
+    /// Returns a stream, which mostly exists.
     fn pick(&self, choice: usize) -> u32 {
         match choice {
-            // the newest
+            // The newest stream.
             0..200 => self
                 .streams
                 .keys()
@@ -692,7 +700,7 @@ impl Side {
         self.streams.get(&stream).is_some_and(Stream::is_live)
     }
 
-    /// How much may be sent, if the stream is open.
+    /// Returns how many bytes may be sent, if the stream is open.
     fn room(&self, stream: u32) -> Option<usize> {
         let is_open = self.is_open(stream);
         is_open.then(|| {
@@ -703,7 +711,7 @@ impl Side {
         })
     }
 
-    /// How many bytes the frame still needs that is arriving.
+    /// Returns how many bytes the arriving frame still needs.
     fn missing(&self) -> usize {
         let mut rest = &self.inbox[self.preface_left.min(self.inbox.len())..];
         while let Some(head) = Head::parse(rest) {
@@ -715,7 +723,7 @@ impl Side {
         0
     }
 
-    /// Does something to the connection, and looks at what it wrote.
+    /// Does something to the connection and checks what it wrote.
     fn act<T>(&mut self, most: usize, action: impl FnOnce(&mut Connection) -> T) -> T {
         let before = self.connection.output().len();
         let result = action(&mut self.connection);
@@ -732,7 +740,8 @@ impl Side {
         result
     }
 
-    /// Takes in one frame of the inbox; `false` if there is none. `expected`: all that the peer sent arrives as it was.
+    /// Receives one frame of the inbox; returns `false` if there is none. With `expected`, the
+    /// fields must arrive as the peer sent them.
     fn receive(
         &mut self,
         now: Instant,
@@ -751,10 +760,10 @@ impl Side {
                 if self.dead.is_some() {
                     assert!(written.is_empty(), "GOAWAY is the last frame");
                 } else {
-                    assert!(!written.is_empty(), "an error is told");
+                    assert!(!written.is_empty(), "GOAWAY reports an error");
                 }
                 self.dead = Some(error);
-                // its window may have been given back before the error
+                // The connection's window may have been opened before the error.
                 if let Some(head) = Head::parse(&inbox).filter(|head| head.kind == DATA) {
                     self.receive_window -= head.length as i64;
                 }
@@ -778,7 +787,7 @@ impl Side {
             written <= ANSWERS,
             "{written} bytes of output for one frame"
         );
-        // the event borrows from the inbox only
+        // The event borrows only from the inbox.
         let event = event.map(|event| match event {
             Event::Data { stream, data, end } => Happened::Data(stream, data.to_vec(), end),
             Event::Headers { stream, end } => Happened::Headers(stream, end),
@@ -808,7 +817,7 @@ impl Side {
         true
     }
 
-    /// What a frame that was taken grants us.
+    /// Applies what a received frame allows us.
     fn read(&mut self, head: Head, payload: &[u8], event: Option<&Happened>) {
         let number =
             |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().expect("four bytes"));
@@ -856,7 +865,7 @@ impl Side {
             true => self.within_headers += payload.len(),
             false => self.within_headers = 0,
         }
-        // what RFC 9113 cannot limit, and memory must
+        // RFC 9113 sets no limit here, but the memory must have one.
         assert!(self.within_headers <= self.limits.header_list as usize + (64 << 10) + MAX_FRAME);
     }
 
@@ -934,7 +943,8 @@ impl Side {
                 assert!(stream.is_live(), "a reset of stream {id}, which has ended");
                 stream.is_reset = true;
                 if expected.is_some() {
-                    // what is too much for a server whose SETTINGS have not come; the client's side knows whether they had
+                    // The request may be too much for a server whose SETTINGS have not arrived; the
+                    // client's side knows whether they had.
                     let is_early = matches!(code.0, 7 | 11)
                         && if is_server { !by_peer } else { stream.is_early };
                     assert!(
@@ -962,7 +972,7 @@ impl Side {
         }
     }
 
-    /// A stream on which the peer may say something.
+    /// Returns a stream on which the peer may still send.
     fn speaking(&mut self, id: u32) -> &mut Stream {
         let stream = self
             .streams
@@ -1013,7 +1023,8 @@ impl Side {
         }
     }
 
-    /// Follows the frames in the output behind `start`: whole ones, and none that the standard forbids to us.
+    /// Follows the frames in the output behind `start`: they must be whole and allowed by the
+    /// standard.
     fn wrote(&mut self, start: usize) {
         let output = self.connection.output()[start..].to_vec();
         let mut rest = output.as_slice();
@@ -1133,7 +1144,7 @@ impl Side {
         }
     }
 
-    /// What holds between any two steps.
+    /// Checks the invariants between two steps.
     fn check(&mut self) {
         if self.dead.is_some() {
             return;
@@ -1174,7 +1185,7 @@ enum Happened {
     Pong,
 }
 
-/// A frame's head, read once more on its own.
+/// A frame's head, parsed independently of `frame`.
 #[derive(Clone, Copy, Debug)]
 struct Head {
     length: usize,
@@ -1196,7 +1207,7 @@ impl Head {
     }
 }
 
-/// The byte of a stream's body at `at`.
+/// Returns the byte of a stream's body at `at`.
 fn pattern(stream: u32, at: usize) -> u8 {
     (at as u32)
         .wrapping_mul(0x9e37_79b1)
@@ -1223,7 +1234,7 @@ fn borrowed(fields: &Fields) -> impl Iterator<Item = Field<'_>> + Clone {
         .map(|(name, value, indexing)| (name.as_slice(), value.as_slice(), *indexing))
 }
 
-/// As SETTINGS_MAX_HEADER_LIST_SIZE counts it.
+/// Returns the size of a list as SETTINGS_MAX_HEADER_LIST_SIZE counts it.
 fn size(fields: &Fields) -> usize {
     fields
         .iter()

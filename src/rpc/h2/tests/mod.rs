@@ -1,5 +1,5 @@
-//! Two connections talking to each other, floods, arbitrary bytes. `rules`: each rule broken once. `hostile`, `interleavings`:
-//! what the fuzzers do with their inputs.
+//! Tests of two connected connections, of floods, and of arbitrary bytes. `rules` breaks each rule
+//! once. `hostile` and `interleavings` do what the fuzzers do with their inputs.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ mod hostile;
 mod interleavings;
 mod rules;
 
-/// What `receive` made of some bytes, with the data copied.
+/// An event of `receive`, with its data copied.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     Headers(u32, bool),
@@ -65,7 +65,7 @@ fn output(connection: &mut Connection) -> Vec<u8> {
     std::mem::take(connection.output())
 }
 
-/// The frames in some output: (type, flags, stream, payload).
+/// Splits output into frames: (type, flags, stream, payload).
 fn frames(mut bytes: &[u8]) -> Vec<(u8, u8, u32, Vec<u8>)> {
     let mut frames = Vec::new();
     while let Some(head) = frame::Head::parse(bytes) {
@@ -98,7 +98,7 @@ fn word(value: u32) -> [u8; 4] {
     value.to_be_bytes()
 }
 
-/// `:method POST`, `:scheme http`, `:path /` by index.
+/// `:method POST`, `:scheme http`, `:path /` as indexes.
 const REQUEST: [u8; 3] = [0x83, 0x86, 0x84];
 const END_HEADERS: u8 = flag::END_HEADERS;
 const END: u8 = flag::END_HEADERS | flag::END_STREAM;
@@ -133,14 +133,14 @@ const POST: [(&str, &str); 4] = [
     (":authority", "localhost"),
 ];
 
-/// A client and a server that know each other's settings.
+/// Creates a client and a server that know each other's settings.
 fn pair(client: Limits, server: Limits) -> (Connection, Connection) {
     let (mut client, mut server) = (Connection::client(client), Connection::server(server));
     exchange(&mut client, &mut server);
     (client, server)
 }
 
-/// Carries bytes both ways until there are none; returns what each side saw.
+/// Moves bytes in both directions until there are none left. Returns the events of each side.
 fn exchange(client: &mut Connection, server: &mut Connection) -> (Vec<Seen>, Vec<Seen>) {
     let (mut client_saw, mut server_saw) = (Vec::new(), Vec::new());
     while !client.output().is_empty() || !server.output().is_empty() {
@@ -150,8 +150,8 @@ fn exchange(client: &mut Connection, server: &mut Connection) -> (Vec<Seen>, Vec
     (client_saw, server_saw)
 }
 
-/// Asserts that `bytes` are a connection error of `code` to a server that has an open stream 1, a half-closed (remote)
-/// stream 3, an ended stream 5, a stream 7 that the peer reset and a stream 9 that we reset.
+/// Asserts that `bytes` cause a connection error of `code` at a server with these streams: 1 is
+/// open, 3 is half-closed (remote), 5 has ended, the peer reset 7, and we reset 9.
 #[track_caller]
 fn connection_error(bytes: &[u8], code: ErrorCode) {
     let mut server = prepared();
@@ -161,7 +161,7 @@ fn connection_error(bytes: &[u8], code: ErrorCode) {
     assert_eq!((kind, &payload[4..8]), (kind::GOAWAY, &word(code.0)[..]));
 }
 
-/// Asserts that `bytes` are an error of `stream` only; see [`connection_error`].
+/// Asserts that `bytes` cause only an error of `stream`; see [`connection_error`].
 #[track_caller]
 fn stream_error(stream: u32, bytes: &[u8], code: ErrorCode) {
     let mut server = prepared();
@@ -349,7 +349,7 @@ fn the_peers_limit_of_streams_is_kept() {
 
 #[test]
 fn the_peers_limit_of_header_lists_is_kept() {
-    // names and values, and 32 for each field (§6.5.2)
+    // Names and values, and 32 bytes for each field (§6.5.2).
     let exactly = Limits {
         header_list: 11 + 11 + 11 + 19 + 4 * 32,
         ..Limits::default()
@@ -382,7 +382,7 @@ fn goaway_drains_in_two_steps() {
     let late = output(&mut client);
     server.shutdown("");
     let (goaway_and_ping, mut on_the_way) = (output(&mut server), late);
-    // the client sends another request before it sees the GOAWAY: still served
+    // The client sends another request before it sees the GOAWAY; that one is still served.
     let second = client.open(fields(&POST), true).unwrap();
     on_the_way.extend(output(&mut client));
     assert_eq!(
@@ -400,7 +400,7 @@ fn goaway_drains_in_two_steps() {
         [Seen::GoAway(second, ErrorCode::NO_ERROR)]
     );
     assert!(server.is_drained());
-    // beyond the promise: ignored
+    // Streams above the last stream of the GOAWAY are ignored.
     assert_eq!(feed(&mut server, &request(99, END)).unwrap(), []);
     assert!(output(&mut server).is_empty());
 }
@@ -455,7 +455,7 @@ fn trailers_of_a_request_end_it() {
 
 #[test]
 fn a_connection_is_established_once_settings_came_and_ours_are_acknowledged() {
-    // byte by byte
+    // One byte at a time.
     let mut server = Connection::server(Limits::default());
     let hello = [PREFACE.as_slice(), &settings(&[])].concat();
     for at in 0..PREFACE.len() {
@@ -484,7 +484,7 @@ fn late_frames_on_streams_that_we_reset_are_ignored() {
     ];
     assert_eq!(feed(&mut server, &late.concat()).unwrap(), []);
     assert!(output(&mut server).is_empty());
-    // but their fields are in the table
+    // Their fields are still in the dynamic table.
     let indexed = raw(kind::HEADERS, END, 11, &[&REQUEST[..], &[0xbe]].concat());
     feed(&mut server, &indexed).unwrap();
     assert_eq!(server.headers().get(b"x"), Some(&b"y"[..]));
@@ -495,7 +495,7 @@ fn a_header_list_above_the_limit_costs_its_stream_a_huge_one_the_connection() {
     let long = |length: usize| {
         let mut block = REQUEST.to_vec();
         block.extend(b"\x00\x01x\x7f");
-        // §5.1 of RFC 7541: length - 127 in groups of seven bits, four of them
+        // RFC 7541 §5.1: length - 127 in four groups of seven bits.
         block.extend((0..4).map(|group| {
             ((length - 127) >> (7 * group)) as u8 & 0x7f | if group < 3 { 0x80 } else { 0 }
         }));
@@ -556,7 +556,8 @@ fn after_a_connection_error_nothing_is_taken_and_nothing_sent() {
 
 #[test]
 fn goaway_with_an_error_takes_back_no_promise() {
-    // §6.8: requests above an earlier GOAWAY's last stream may have been repeated elsewhere
+    // §6.8: the peer may have retried requests above the last stream of an earlier GOAWAY on
+    // another connection.
     let mut server = server();
     feed(&mut server, &request(1, END)).unwrap();
     server.goaway(ErrorCode::NO_ERROR, "");
@@ -629,7 +630,8 @@ fn floods_of_frames_without_use_end_the_connection() {
 #[test]
 fn rapid_resets_end_the_connection() {
     let now = Instant::now();
-    // by the peer itself, and by making us reset (here: a stream that depends on itself)
+    // The peer resets streams itself, or makes us reset them (here: a stream that depends on
+    // itself).
     let pairs = |make: fn(u32) -> Vec<u8>| {
         (0..1100)
             .flat_map(|n| make(11 + 2 * n))
@@ -681,7 +683,7 @@ fn the_allowance_comes_back_with_time() {
 
 // ---- arbitrary bytes ----
 
-/// A whole conversation as a server hears it.
+/// A whole conversation from the client to the server.
 fn conversation() -> Vec<u8> {
     [
         PREFACE.to_vec(),
@@ -732,7 +734,7 @@ fn mutated_conversations_never_panic_nor_make_much_output() {
         let bytes = random.mutate(&seed[start..]);
         let (mut taken, mut given) = (0, 0);
         loop {
-            // bytes come in pieces, and the layer above acts in between
+            // Bytes come in pieces, and the layer above acts in between.
             given = bytes.len().min(given + 1 + random.below(200));
             match connection.receive(&bytes[taken..given], now) {
                 Err(_) => break,
@@ -766,7 +768,7 @@ fn arbitrary_interleavings_keep_the_invariants() {
             .map(|_| random.below(256) as u8)
             .collect();
         if round % 2 == 0 {
-            // no byte that is an operation which spoils the wire
+            // Replaces the operations that change bytes on the wire.
             program.iter_mut().for_each(|byte| {
                 if matches!(*byte >> 1 & 31, 6..9 | 21 | 24) {
                     *byte -= 10

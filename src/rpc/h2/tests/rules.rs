@@ -1,5 +1,6 @@
-//! Every rule of RFC 9113 that a peer can break, by its section: what is broken, by whom, and which error it is. Who receives
-//! is in the state of [`prepared`]. Rules about lists of fields in general are in `headers.rs`, RFC 7541's in `hpack.rs`.
+//! Each rule of RFC 9113 that a peer can break, by its section: what is broken, by which side, and
+//! which error follows. The receiver is in the state of [`prepared`]. The rules for lists of fields
+//! are in `headers.rs`, those of RFC 7541 in `hpack.rs`.
 
 use super::*;
 use Outcome::{Dead, Fine, Reset};
@@ -11,7 +12,7 @@ const FLOW: ErrorCode = ErrorCode::FLOW_CONTROL_ERROR;
 const CLOSED: ErrorCode = ErrorCode::STREAM_CLOSED;
 const COMPRESSION: ErrorCode = ErrorCode::COMPRESSION_ERROR;
 
-/// Whose peer breaks the rule.
+/// The receiver whose peer breaks the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Server,
@@ -25,15 +26,16 @@ enum Outcome {
     Dead(ErrorCode),
     /// A stream error (§5.4.2).
     Reset(u32, ErrorCode),
-    /// Allowed or to be ignored.
+    /// Allowed, or ignored.
     Fine,
 }
 
-/// `:status 200`
+/// `:status 200`.
 const RESPONSE: [u8; 1] = [0x88];
 
-/// A connection with stream 1 open both ways (the client has the response's headers), 3 with the request complete and no
-/// answer, 5 ended, 7 reset by the peer, 9 reset by us. 11 and above are idle.
+/// Creates a connection with these streams: 1 is open in both directions (the client has the
+/// response's headers), 3 has a complete request and no answer, 5 has ended, the peer reset 7, and
+/// we reset 9. Streams from 11 on are idle.
 fn prepared_as(role: Role) -> Connection {
     if role == Server {
         return prepared();
@@ -68,7 +70,7 @@ fn check(rules: &[(Role, &str, Vec<u8>, Outcome)]) {
             let sent = frames(&output(&mut connection));
             if let Dead(code) = outcome {
                 assert_eq!(result, Err(*code), "{role:?}: {rule}");
-                // §5.4.1: GOAWAY with the last stream that the peer opened
+                // §5.4.1: GOAWAY has the last stream that the peer opened.
                 let (kind, _, stream, payload) = sent.last().expect("GOAWAY");
                 assert_eq!(
                     (*kind, *stream, &payload[4..8]),
@@ -97,7 +99,7 @@ fn check(rules: &[(Role, &str, Vec<u8>, Outcome)]) {
                 }
                 _ => assert!(resets.is_empty(), "{role:?}: {rule}: {resets:?}"),
             }
-            // the connection goes on
+            // The connection continues.
             feed(&mut connection, &raw(kind::PING, 0, 0, &[5; 8])).unwrap();
             let pong = (kind::PING, flag::ACK, 0, vec![5; 8]);
             assert_eq!(
@@ -109,12 +111,12 @@ fn check(rules: &[(Role, &str, Vec<u8>, Outcome)]) {
     }
 }
 
-/// A request on stream 11 with further fields.
+/// Returns a request on stream 11 with additional fields.
 fn request_with(more: &[u8]) -> Vec<u8> {
     raw(kind::HEADERS, END, 11, &[&REQUEST[..], more].concat())
 }
 
-/// The response on stream 3 with further fields.
+/// Returns the response on stream 3 with additional fields.
 fn response_with(more: &[u8]) -> Vec<u8> {
     raw(kind::HEADERS, END, 3, &[&RESPONSE[..], more].concat())
 }
@@ -143,7 +145,7 @@ fn rfc9113_3_4_connections_begin_with_preface_and_settings() {
         let code = feed(&mut connection, &bytes)
             .expect_err("the rule is broken")
             .code;
-        // "PRI * HT" and "HTTP/1.1" are frames of 5 MB to a client
+        // A client reads "PRI * HT" and "HTTP/1.1" as heads of frames of 5 MB.
         assert!(
             code == PROTOCOL || role == Client && code == SIZE,
             "{role:?} {bytes:?}"
@@ -473,7 +475,7 @@ fn rfc9113_5_3_streams_do_not_depend_on_themselves() {
             raw(kind::PRIORITY, 0, 1, &[0, 0, 0, 1, 0]),
             Reset(1, PROTOCOL),
         ),
-        // which RST_STREAM must not name (§6.4)
+        // RST_STREAM must not name this stream (§6.4).
         (
             Both,
             "PRIORITY of an idle stream",
@@ -881,7 +883,7 @@ fn rfc9113_6_9_1_windows_are_neither_overdrawn_nor_overfilled() {
             raw(kind::WINDOW_UPDATE, 0, 1, &most),
             Reset(1, FLOW),
         ),
-        // 256 KiB are allowed; nothing was released
+        // 256 KiB are allowed, and nothing was released.
         (
             Both,
             "more DATA than the window",
