@@ -1,17 +1,18 @@
-//! Pauses between tries: doubling, with jitter so that a fleet that lost power together does not ask together.
+//! Pauses between retries. They double, with jitter, so that many nodes that lost power together do
+//! not retry together.
 
 use std::time::Duration;
 
 use crate::crypto::random;
 
-/// The pauses of one retried action.
+/// The pauses of one action that is retried.
 pub struct Backoff {
     next: Duration,
     longest: Duration,
 }
 
 impl Backoff {
-    /// Starts at `first`, doubles up to `longest`.
+    /// Creates pauses that begin at `first` and double up to `longest`.
     pub fn new(first: Duration, longest: Duration) -> Backoff {
         Backoff {
             next: first,
@@ -19,7 +20,8 @@ impl Backoff {
         }
     }
 
-    /// The next pause: between half of the current length and all of it.
+    /// Returns the next pause: a random duration between half of the current length and the whole
+    /// of it.
     pub fn pause(&mut self) -> Duration {
         let full = self.next;
         self.next = (full * 2).min(self.longest);

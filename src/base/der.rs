@@ -1,4 +1,5 @@
-//! As much DER (ITU-T X.690 §10) as certificates and names need: single-byte tags, definite lengths.
+//! The part of DER (ITU-T X.690 §10) that certificates and names need: single-byte tags and
+//! definite lengths.
 
 use crate::time::date;
 
@@ -25,12 +26,12 @@ pub const UTC_TIME: u8 = 0x17;
 /// GeneralizedTime.
 pub const GENERALIZED_TIME: u8 = 0x18;
 
-/// `[number]`, constructed, as in `TBSCertificate.version [0] EXPLICIT`.
+/// Returns the tag `[number]`, constructed, as in `TBSCertificate.version [0] EXPLICIT`.
 pub const fn context(number: u8) -> u8 {
     0xa0 | number
 }
 
-/// One element: tag, length, the concatenated parts as its content.
+/// Encodes one element: tag, length, and the concatenated parts as its content.
 pub fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let len: usize = parts.iter().map(|part| part.len()).sum();
     let mut out = Vec::with_capacity(len + 6);
@@ -49,7 +50,8 @@ pub fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// Seconds since 1970 as RFC 5280 §4.1.2.5 wants them: UTCTime until 2049, GeneralizedTime from 2050.
+/// Encodes seconds since 1970 as RFC 5280 §4.1.2.5 demands: UTCTime until 2049, GeneralizedTime
+/// from 2050.
 pub fn time(seconds: u64) -> Vec<u8> {
     let (year, month, day) = date(seconds / 86_400);
     let second = seconds % 86_400;
@@ -72,40 +74,41 @@ pub fn time(seconds: u64) -> Vec<u8> {
     }
 }
 
-/// What was read is no DER, or not the element that belongs there.
+/// The input is not DER, or not the expected element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Reads one element after the other.
+/// Reads elements in order.
 #[derive(Clone, Copy)]
 pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// Of these bytes.
+    /// Creates a reader of `input`.
     pub fn new(input: &'a [u8]) -> Self {
         Reader(input)
     }
 
-    /// Whether all is read.
+    /// Returns whether all input is read.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The next element's tag.
+    /// Returns the tag of the next element.
     pub fn peek(&self) -> Option<u8> {
         self.0.first().copied()
     }
 
-    /// The next element: tag and content.
+    /// Reads the next element: its tag and content.
     pub fn read(&mut self) -> Result<(u8, &'a [u8]), Malformed> {
         let (&tag, rest) = self.0.split_first().ok_or(Malformed)?;
         if tag & 0x1f == 0x1f {
-            return Err(Malformed); // a tag of several bytes
+            return Err(Malformed); // the tag has several bytes
         }
         let (&first, rest) = rest.split_first().ok_or(Malformed)?;
         let (len, rest) = match first {
             0..=0x7f => (usize::from(first), rest),
-            // 0x80 is BER's indefinite length; more than three bytes is more than any TLS message
+            // 0x80 is the indefinite length of BER. A length of more than three bytes exceeds any
+            // TLS message.
             0x81..=0x83 => {
                 let (bytes, rest) = rest
                     .split_at_checked(usize::from(first & 0x7f))
@@ -114,7 +117,7 @@ impl<'a> Reader<'a> {
                     .iter()
                     .fold(0, |len, byte| len << 8 | usize::from(*byte));
                 if len < 0x80 || bytes[0] == 0 {
-                    return Err(Malformed); // not the shortest form
+                    return Err(Malformed); // the length is not in its shortest form
                 }
                 (len, rest)
             }
@@ -125,7 +128,7 @@ impl<'a> Reader<'a> {
         Ok((tag, content))
     }
 
-    /// The content of the next element, whose tag must be `tag`.
+    /// Reads the next element, whose tag must be `tag`, and returns its content.
     pub fn expect(&mut self, tag: u8) -> Result<&'a [u8], Malformed> {
         match self.read()? {
             (found, content) if found == tag => Ok(content),
@@ -133,14 +136,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next element with its tag and length, whose tag must be `tag`.
+    /// Reads the next element, whose tag must be `tag`, and returns it with tag and length.
     pub fn expect_whole(&mut self, tag: u8) -> Result<&'a [u8], Malformed> {
         let before = self.0;
         self.expect(tag)?;
         Ok(&before[..before.len() - self.0.len()])
     }
 
-    /// Nothing may follow.
+    /// Ends the reading; errors if input is left.
     pub fn end(self) -> Result<(), Malformed> {
         if self.is_empty() {
             Ok(())
@@ -167,7 +170,7 @@ mod tests {
 
     #[test]
     fn times_are_written_as_rfc_5280_wants_them() {
-        // from date -u -d @...
+        // The texts are from `date -u -d @...`.
         for (seconds, text) in [
             (0, &b"\x17\x0d700101000000Z"[..]),
             (951_782_399, b"\x17\x0d000228235959Z"),
@@ -193,8 +196,8 @@ mod tests {
             &[0x04, 0x02, 0x00],                         // too short
             &[0x04, 0x80, 0x00, 0x00],                   // indefinite
             &[0x04, 0x81, 0x01, 0x00],                   // not the shortest length
-            &[0x04, 0x82, 0x00, 0x80],                   // nor this
-            &[0x04, 0x84, 0xff, 0xff, 0xff, 0xff, 0x00], // longer than anything
+            &[0x04, 0x82, 0x00, 0x80],                   // not the shortest length
+            &[0x04, 0x84, 0xff, 0xff, 0xff, 0xff, 0x00], // longer than any message
             &[0x1f, 0x20, 0x01, 0x00],                   // a tag of two bytes
         ] {
             assert_eq!(Reader::new(bad).read(), Err(Malformed), "{bad:02x?}");

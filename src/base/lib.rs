@@ -1,4 +1,4 @@
-//! What every program shares, and nothing that only one of them needs.
+//! What all programs use. A module that only one program needs does not belong here.
 
 pub mod backoff;
 pub mod crypto;

@@ -4,9 +4,10 @@
 //! [   12.345678] WARN  join_service: 10.42.1.7: attestation refused: ..
 //! ```
 //!
-//! The time is that since boot, which needs no right clock, and stands beside the kernel's own lines on a console. One
-//! record is one write, so that lines of two threads do not mix. Control characters are escaped, since texts come from
-//! peers too; lines after a record's first are indented, so that none passes for a record.
+//! The time is the time since boot. It needs no correct clock and matches the kernel's own lines on
+//! a console. One record is one write, so that lines of two threads do not mix. Control characters
+//! are escaped, because texts may come from peers. The second and further lines of a record are
+//! indented, so that none looks like a record of its own.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -18,7 +19,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use sys::clock;
 
-/// The crates of this project: all others are libraries.
+/// The crates of this project; all others are libraries.
 const OURS: [&str; 16] = [
     "attest",
     "base",
@@ -37,10 +38,11 @@ const OURS: [&str; 16] = [
     "sys",
     "unlock",
 ];
-/// What libraries say is for whoever debugs.
+/// The level for libraries; their other records help only in debugging.
 const FOREIGN_LEVEL: LevelFilter = LevelFilter::Warn;
 
-/// Logs records of `level` and above; of other crates only warnings and errors. The first call counts.
+/// Starts to log records of `level` and above; of libraries only warnings and errors. Only the
+/// first call has an effect.
 pub fn init(level: LevelFilter) {
     static LOGGER: OnceLock<Stderr> = OnceLock::new();
     if log::set_logger(LOGGER.get_or_init(|| Stderr { level })).is_ok() {
@@ -48,7 +50,8 @@ pub fn init(level: LevelFilter) {
     }
 }
 
-/// The level of the old programs' `-v`: -1 and below for debug, 0 info, 1 warnings, 2 and above errors.
+/// Returns the level for the old programs' `-v`: -1 and below is debug, 0 info, 1 warnings, 2 and
+/// above errors.
 pub fn level_of_verbosity(v: i32) -> LevelFilter {
     match v {
         ..=-1 => LevelFilter::Debug,
@@ -58,12 +61,9 @@ pub fn level_of_verbosity(v: i32) -> LevelFilter {
     }
 }
 
-/// The caller of a service, for its log.
+/// Returns the text for the caller of a service in its log.
 pub fn peer(address: Option<SocketAddr>) -> String {
-    address.map_or_else(
-        || "a caller that is gone".into(),
-        |address| address.to_string(),
-    )
+    address.map_or_else(|| "an unknown caller".into(), |address| address.to_string())
 }
 
 struct Stderr {
@@ -72,7 +72,7 @@ struct Stderr {
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata) -> bool {
-        // a program's own lines have its name, with `-` as `_`
+        // The target of a program's own records is its name, with `_` instead of `-`.
         let is_ours = match metadata.target().split_once("::") {
             Some((name, _)) => OURS.contains(&name),
             None => true,
@@ -93,7 +93,7 @@ impl Log for Stderr {
                 record.target(),
                 &record.args().to_string(),
             );
-            // there is nowhere else to say that the log cannot be written
+            // If the log cannot be written, there is no other place to report that.
             let _ = io::stderr().lock().write_all(line.as_bytes());
         }
     }
@@ -112,8 +112,8 @@ fn line(since_boot: Duration, level: Level, target: &str, message: &str) -> Stri
     line
 }
 
-/// Adds a text that may come from a peer to a line of a log or console: it neither passes for a line of its own nor drives
-/// the terminal.
+/// Appends a text that may come from a peer to a line of a log or console. The text can neither
+/// look like a line of its own nor control the terminal.
 pub(crate) fn push_escaped(line: &mut String, text: &str) {
     for c in text.trim_end().chars() {
         match c {

@@ -1,19 +1,21 @@
-//! Who counts as one peer where places, turns and delays are shared out.
+//! What counts as one peer when places, turns and delays are shared.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An IPv4 address, or an IPv6 /64: the lower half of an IPv6 address is whatever the machine chooses (RFC 4291 §2.5.1).
+/// An IPv4 address or an IPv6 /64 network. A machine chooses the lower half of its IPv6 address
+/// itself (RFC 4291 §2.5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Network(IpAddr);
 
 impl Network {
-    /// The one for peers whose address is not known.
+    /// The network of peers whose address is unknown.
     pub const UNKNOWN: Network = Network(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
 }
 
 impl From<IpAddr> for Network {
     fn from(address: IpAddr) -> Network {
-        // an IPv4 peer of a socket that listens on both has a mapped address (RFC 4291 §2.5.5.2)
+        // A socket for both IP versions shows an IPv4 peer with a mapped address (RFC 4291
+        // §2.5.5.2).
         Network(match address.to_canonical() {
             IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
             address => address,

@@ -1,26 +1,30 @@
-//! A bounded pool of threads: started as there is work, kept for a while, joined at the end.
+//! A pool with a limited number of threads. Threads start when there is work, stay for a while, and
+//! are joined at the end.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// A thread without work ends after this long.
+/// Time without work after which a thread ends.
 const LINGER: Duration = Duration::from_secs(3);
-/// Stack of a thread; the system backs only what was touched. Handlers shake hands, hash, parse.
+/// Stack of a thread in bytes; the system provides only the touched pages. Threads run handshakes,
+/// hashes and parsers.
 const STACK: usize = 1 << 20;
 
-/// So many threads start as soon as there is a job for them; further ones only with [`Pool::grow`], because most jobs are
-/// short: a burst of them is sooner done by these than by a thread for each.
+/// Up to this number, a thread starts as soon as it has a job. Further threads start only in
+/// [`Pool::grow`], because most jobs are short: these threads finish a burst sooner than one thread
+/// per job would.
 const AT_ONCE: usize = 64;
-/// Threads that one [`Pool::grow`] starts.
+/// Number of threads that one call of [`Pool::grow`] starts.
 const GROWTH: usize = 4;
-/// Jobs that wait need no further threads as long as so many times the jobs begun since the last [`Pool::grow`] are more.
+/// Waiting jobs need further threads only if they are more than this many times the jobs begun
+/// since the last [`Pool::grow`].
 const PATIENCE: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads and the jobs that wait for one. Shared by an [`Arc`].
+/// The threads, and the jobs that wait for a thread. It is shared through an [`Arc`].
 pub struct Pool {
     name: &'static str,
     most: usize,
@@ -30,17 +34,18 @@ pub struct Pool {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// The last one to become idle is the first one to be woken, so that those that were needed only for a burst end.
+    /// Idle threads. The last to become idle is the first to be woken, so that threads that only a
+    /// burst needed can end.
     idle: Vec<Thread>,
     threads: Vec<JoinHandle<()>>,
     started: u64,
-    /// Jobs begun since the last look at whether they go on.
+    /// Number of jobs begun since the last [`Pool::grow`].
     begun: usize,
     stopping: bool,
 }
 
 impl Pool {
-    /// At most `most` threads, named after `name`.
+    /// Creates a pool of at most `most` threads with names that begin with `name`.
     pub fn new(name: &'static str, most: usize) -> Pool {
         Pool {
             name,
@@ -53,8 +58,9 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `job` run by an idle thread, or a new one. Else, or when the system refuses one, the job waits for its turn, and
-    /// the return value is `true`: somebody should call [`Pool::grow`] soon, and again while it returns `true`.
+    /// Runs `job` in an idle or a new thread. Returns `true` if the job must wait, because there
+    /// are many threads already. The caller should then call [`Pool::grow`] soon, and again while
+    /// that returns `true`.
     pub fn submit(self: &Arc<Pool>, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.lock();
         state.jobs.push_back(Box::new(job));
@@ -70,8 +76,8 @@ impl Pool {
         true
     }
 
-    /// Returns whether jobs wait, and starts some more threads if they would for long at the rate since the last call:
-    /// because the threads that there are block in theirs.
+    /// Returns whether jobs wait. Starts some threads if the jobs would wait for long at the rate
+    /// since the last call, because the existing threads are blocked.
     pub fn grow(self: &Arc<Pool>) -> bool {
         let mut state = self.lock();
         let begun = std::mem::take(&mut state.begun);
@@ -84,7 +90,7 @@ impl Pool {
     }
 
     fn start(self: &Arc<Pool>, state: &mut State) {
-        // handles of threads that ended by themselves
+        // Drops the handles of threads that have ended.
         state.threads.retain(|thread| !thread.is_finished());
         if state.threads.len() >= self.most {
             return;
@@ -97,7 +103,7 @@ impl Pool {
             .spawn(move || pool.work())
         {
             Ok(thread) => state.threads.push(thread),
-            Err(error) => log::warn!("{}: no further thread can be started: {error}", self.name),
+            Err(error) => log::warn!("{}: cannot start a further thread: {error}", self.name),
         }
     }
 
@@ -115,7 +121,7 @@ impl Pool {
             } else {
                 state.idle.push(me.clone());
                 let until = Instant::now() + LINGER;
-                // a job may have left a wake-up behind that was not meant for this
+                // A job may have left a wake-up behind that was not meant for this wait.
                 while state.idle.iter().any(|idle| idle.id() == me.id()) {
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
@@ -130,14 +136,14 @@ impl Pool {
         }
     }
 
-    /// Waits until all jobs are done and joins the threads. No job may be submitted after.
+    /// Waits until all jobs are done and joins the threads. No job may be submitted afterwards.
     pub fn stop(&self) {
         let mut state = self.lock();
         state.stopping = true;
         state.idle.drain(..).for_each(|thread| thread.unpark());
         while let Some(thread) = state.threads.pop() {
             drop(state);
-            // jobs catch the panics of handlers
+            // The jobs themselves catch panics of handlers.
             let _ = thread.join();
             state = self.lock();
         }

@@ -1,4 +1,4 @@
-//! What the four programs' mains share: arguments in, one library call, exit code out.
+//! The common part of all programs' `main`: arguments in, one library call, exit code out.
 //!
 //! ```no_run
 //! # use base::program::{self, Failure};
@@ -22,28 +22,30 @@ use crate::logger;
 use sys::process;
 use sys::signal::StopSignals;
 
-/// Why a program ends before its work is done.
+/// The reason why a program ends before its work is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// `--help`: the usage goes to standard output, exit code 0.
+    /// `--help`: the usage goes to standard output; exit code 0.
     Help,
-    /// `--help` after a command: this text instead.
+    /// `--help` after a command: this text goes to standard output; exit code 0.
     HelpOn(String),
     /// `--version`: exit code 0.
     Version,
-    /// The arguments make no sense: what is wrong, then a hint at `--help`, on standard error; exit code [`USAGE`].
+    /// The arguments are wrong. This text and a hint at `--help` go to standard error; exit code
+    /// [`USAGE`].
     Usage(String),
-    /// The work failed: the sentence goes to standard error, with the given exit code, [`FAILED`] unless it means more.
+    /// The work failed. The sentence goes to standard error; the exit code is [`FAILED`] unless
+    /// another one has a meaning.
     Failed(u8, String),
 }
 
-/// Exit code of a failure that has none of its own.
+/// Exit code of a failure without an exit code of its own.
 pub const FAILED: u8 = 1;
-/// Exit code of arguments that make no sense.
+/// Exit code of wrong arguments.
 pub const USAGE: u8 = 2;
 
 impl Failure {
-    /// Of an error that has no exit code of its own.
+    /// Creates the failure for an error without an exit code of its own.
     pub fn failed(error: impl Display) -> Self {
         Failure::Failed(FAILED, error.to_string())
     }
@@ -55,7 +57,7 @@ impl From<lexopt::Error> for Failure {
     }
 }
 
-/// Runs `program` on the process's arguments and turns its result into output and exit code.
+/// Runs `program` with the arguments of the process and turns its result into output and exit code.
 pub fn main(
     name: &str,
     usage: &str,
@@ -68,7 +70,7 @@ pub fn main(
     };
     let code = match program(lexopt::Parser::from_env()) {
         Ok(()) => 0,
-        // whoever closed standard output does not want the text
+        // If standard output is closed, its reader does not want the text.
         Err(Failure::Help) => print(usage),
         Err(Failure::HelpOn(text)) => print(&text),
         Err(Failure::Version) => print(&format!("{name} {}\n", env!("CARGO_PKG_VERSION"))),
@@ -84,8 +86,8 @@ pub fn main(
     ExitCode::from(code)
 }
 
-/// What a service's main does before it starts a thread: logs from `level` on, keeps its memory to itself, and holds back
-/// the signals that ask it to stop until it waits for them.
+/// Prepares the `main` of a service before it starts a thread: starts the log at `level`, protects
+/// the memory of the process, and blocks the signals that stop the service until it waits for them.
 pub fn prepare_service(level: LevelFilter) -> Result<StopSignals, Failure> {
     logger::init(level);
     process::keep_memory_private().map_err(|error| {
@@ -94,28 +96,31 @@ pub fn prepare_service(level: LevelFilter) -> Result<StopSignals, Failure> {
     StopSignals::block().map_err(|error| Failure::failed(format!("cannot block signals: {error}")))
 }
 
-/// Waits until the service is asked to stop, and says so in the log.
+/// Waits for a signal to stop and writes it to the log.
 pub fn wait_until_stopped(signals: &StopSignals, grace: Duration) -> Result<(), Failure> {
     let signal = signals
         .wait()
         .map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))?;
-    log::info!("{signal}: callers have {} s to finish", grace.as_secs());
+    log::info!(
+        "{signal}: running calls have {} s to finish",
+        grace.as_secs()
+    );
     Ok(())
 }
 
 fn complain(text: impl Display) {
-    // there is nowhere else to say that standard error is closed
+    // If standard error is closed, there is no other place to report that.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// The value of an option that is text.
+/// Returns the value of an option as text. Errors if it is not UTF-8.
 pub fn text(value: OsString) -> Result<String, Failure> {
     value
         .into_string()
         .map_err(|value| Failure::Usage(format!("{value:?} is not UTF-8")))
 }
 
-/// The value of the option `--name` as any type that is read from text, e.g. an address.
+/// Parses the value of the option `--name`. Errors with the option and the value.
 pub fn parsed<T>(name: &str, value: OsString) -> Result<T, Failure>
 where
     T: std::str::FromStr,

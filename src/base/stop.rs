@@ -1,11 +1,11 @@
-//! One way to stop what several threads wait in: a flag that, once set, stays set and wakes everybody.
+//! A stop signal for several threads: a flag that stays set and wakes all threads that wait.
 
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A one-way stop signal. Clones share it.
+/// A stop signal that cannot be taken back. Clones share it.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<Inner>);
 
@@ -25,47 +25,48 @@ struct State {
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// Ends the hold of [`Stop::hold`] when dropped.
+/// Keeps a socket registered by [`Stop::hold`] until it is dropped.
 pub struct Held<'a> {
     stop: &'a Stop,
     number: u64,
 }
 
-/// Takes back what [`Stop::on_stop`] was given when dropped.
+/// Keeps an action registered by [`Stop::on_stop`] until it is dropped.
 pub struct OnStop {
     stop: Stop,
     number: u64,
 }
 
 impl Stop {
-    /// Not stopped yet.
+    /// Creates a signal that is not set.
     pub fn new() -> Stop {
         Stop::default()
     }
 
-    /// Stops: wakes every wait, shuts every held socket down and does what [`Stop::on_stop`] was given.
+    /// Sets the signal: wakes all waits, shuts all registered sockets down and runs all registered
+    /// actions.
     pub fn stop(&self) {
         let mut state = self.lock();
         state.stopped = true;
         for (_, socket) in state.sockets.drain(..) {
-            // fails on a socket that the peer has closed already, which is as good
+            // This fails if the peer has closed the socket already, which is fine.
             let _ = socket.shutdown(Shutdown::Both);
         }
         self.0.changed.notify_all();
         let actions = std::mem::take(&mut state.actions);
-        // an action may take long, or look here
+        // An action may take long, or use this signal.
         drop(state);
         for (_, action) in actions {
             action();
         }
     }
 
-    /// Whether [`Stop::stop`] was called.
+    /// Returns whether [`Stop::stop`] was called.
     pub fn is_stopped(&self) -> bool {
         self.lock().stopped
     }
 
-    /// Waits for `time` or for the stop, whichever is first; true when stopped.
+    /// Waits for `time` or until the stop. Returns whether it is stopped.
     pub fn wait(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         let mut state = self.lock();
@@ -84,7 +85,8 @@ impl Stop {
         true
     }
 
-    /// Shuts `socket` down when the stop comes, or at once when it has come, so that no thread stays blocked in it.
+    /// Shuts `socket` down at the stop, or at once if it is stopped already, so that no thread
+    /// stays blocked in it.
     pub fn hold(&self, socket: &TcpStream) -> std::io::Result<Held<'_>> {
         let socket = socket.try_clone()?;
         let mut state = self.lock();
@@ -98,8 +100,8 @@ impl Stop {
         Ok(Held { stop: self, number })
     }
 
-    /// Does this when the stop comes, in the thread that stops, or at once when it has come; unless what is returned was
-    /// dropped before.
+    /// Runs `action` at the stop, in the thread that stops, or at once if it is stopped already.
+    /// Dropping the returned value before the stop cancels the action.
     pub fn on_stop(&self, action: impl FnOnce() + Send + 'static) -> OnStop {
         let mut state = self.lock();
         let number = state.next;
@@ -117,7 +119,7 @@ impl Stop {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // no code panics while it holds this lock
+        // No code panics while it holds this lock.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -139,7 +141,7 @@ impl Drop for OnStop {
             .iter()
             .position(|(number, _)| *number == self.number);
         let action = taken.map(|at| state.actions.swap_remove(at));
-        // what the action owns may look here when it is dropped
+        // The values that the action owns may use this signal when they are dropped.
         drop(state);
         drop(action);
     }

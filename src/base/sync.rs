@@ -1,4 +1,5 @@
-//! The standard library's locks, by a name of ours: `tests/model.rs` compiles what imports them from here with loom's instead,
-//! which runs the interleavings of their threads.
+//! The locks of the standard library under a name of our own. `tests/model.rs` compiles the modules
+//! that import them from here with loom's locks instead, which run the interleavings of their
+//! threads.
 
 pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,18 +1,20 @@
-//! Instants as the API writes them: RFC 3339 in UTC, to the second (meta/v1 Time) or the microsecond (MicroTime).
+//! Times as the Kubernetes API writes them: RFC 3339 in UTC, with seconds (meta/v1 Time) or
+//! microseconds (MicroTime).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// `2026-11-21T14:00:00Z`.
+/// Formats a time like `2026-11-21T14:00:00Z`.
 pub fn seconds(at: SystemTime) -> String {
     format!("{}Z", whole(at))
 }
 
-/// `2026-11-21T14:00:00.000000Z`.
+/// Formats a time like `2026-11-21T14:00:00.000000Z`.
 pub fn micros(at: SystemTime) -> String {
     format!("{}.{:06}Z", whole(at), since_epoch(at).subsec_micros())
 }
 
-/// Reads either form, to the microsecond. None for what is no instant since 1970 in UTC.
+/// Parses both formats, with a precision of microseconds. Returns `None` if `text` is not a time in
+/// UTC since 1970.
 pub fn parse(text: &str) -> Option<SystemTime> {
     let text = text.strip_suffix('Z')?;
     let (whole, fraction) = text.split_at_checked(19)?;
@@ -42,7 +44,7 @@ pub fn parse(text: &str) -> Option<SystemTime> {
     let number = |from: usize, to: usize| whole.get(from..to)?.parse::<u64>().ok();
     let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
     let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
-    // 60 is a leap second
+    // 60 is a leap second.
     if year < 1970
         || !(1..=12).contains(&month)
         || !(1..=31).contains(&day)
@@ -52,14 +54,14 @@ pub fn parse(text: &str) -> Option<SystemTime> {
     {
         return None;
     }
-    // years that begin in March, so that a leap day is a year's last
+    // Years are counted from March, so that a leap day is the last day of a year.
     let (year, month) = if month > 2 {
         (year, month - 3)
     } else {
         (year - 1, month + 9)
     };
     let days = year * 365 + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
-    // 1970-01-01, counted in the same way
+    // 1970-01-01 counted in the same way.
     let days = days.checked_sub(719_468)?;
     let whole = Duration::from_secs(((days * 24 + hour) * 60 + minute) * 60 + second);
     UNIX_EPOCH.checked_add(whole + Duration::from_micros(micros))
@@ -69,7 +71,8 @@ fn since_epoch(at: SystemTime) -> Duration {
     at.duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Year, month and day (from 1) of a day since 1970-01-01, in the Gregorian calendar: Howard Hinnant's civil_from_days.
+/// Returns year, month and day (from 1) of a day since 1970-01-01 in the Gregorian calendar, by
+/// Howard Hinnant's civil_from_days.
 pub fn date(day: u64) -> (u64, u64, u64) {
     let days = day + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,4 +1,4 @@
-//! What a boot did when: one line an event on the console, in a form that a person and a test can read.
+//! The events of a boot on the console, one line per event, in a format for people and tests.
 //!
 //! ```text
 //! firstlight[unlock]    3.214s mapped: /dev/mapper/state
@@ -14,23 +14,24 @@ use std::time::Duration;
 use crate::logger;
 use sys::clock;
 
-/// Prints the events of one run of the bootstrapper: the few lines that may leave the machine. They have phases, refusals and
-/// peers in them, no secrets, and nothing that another program has said.
+/// Prints the events of one run of a program: the only lines that may leave the machine. They
+/// contain phases, refusals and peers, but no secrets and no output of other programs.
 #[derive(Clone, Copy)]
 pub struct Timeline {
     stage: &'static str,
-    /// For the whole of the process.
+    /// A second output, which lives as long as the process.
     also: Option<&'static File>,
 }
 
 impl Timeline {
-    /// A timeline whose lines are marked with `stage`: `unlock` or `run`.
+    /// Creates a timeline whose lines are marked with `stage`, e.g. `unlock` or `run`.
     pub fn new(stage: &'static str) -> Timeline {
         Timeline { stage, also: None }
     }
 
-    /// Writes the events to `path` too, at its end: a console, a port to the host, a pipe of a log shipper. One that nobody
-    /// reads does not hold anything up: what it does not take is lost.
+    /// Also appends the events to the file at `path`: a console, a port to the host, or the pipe of
+    /// a log shipper. A file that nobody reads blocks nothing; the lines that it does not accept
+    /// are lost.
     pub fn also_to(self, path: &Path) -> io::Result<Timeline> {
         let file = File::options()
             .append(true)
@@ -43,10 +44,11 @@ impl Timeline {
         })
     }
 
-    /// Prints an event, a word of letters and dashes, with what there is to say about it (no secrets: a console of a
-    /// confidential VM is read by its host). The text may hold a peer's words: they cannot pass for another event.
+    /// Prints an event: `name` is a word of letters and dashes, `text` its description. The text
+    /// must hold no secrets, because the host reads the console of a confidential VM. It may hold
+    /// the words of a peer, which cannot look like another event.
     pub fn event(&self, name: &str, text: impl Display) {
-        // a node whose console is gone still boots: println! would panic
+        // A node without a console still boots; `println!` would panic.
         let line = self.line(clock::since_boot(), name, &text.to_string());
         let _ = io::stdout().write_all(line.as_bytes());
         if let Some(mut also) = self.also {
@@ -65,7 +67,7 @@ impl Timeline {
         line
     }
 
-    /// Prints the most memory that this process has had resident so far (proc_pid_status(5), `VmHWM`).
+    /// Prints the peak of this process's resident memory (proc_pid_status(5), `VmHWM`).
     pub fn peak_memory(&self) {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         if let Some(peak) = status.lines().find_map(|line| line.strip_prefix("VmHWM:")) {
@@ -101,7 +103,7 @@ mod tests {
         );
         assert!(
             Timeline::new("run").also_to(&pipe).is_err(),
-            "a pipe without a reader is told at the start"
+            "opening a pipe without a reader fails at once"
         );
         let _reader = File::options().read(true).write(true).open(&pipe).unwrap();
         let timeline = Timeline::new("run").also_to(&pipe).unwrap();

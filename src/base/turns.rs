@@ -1,9 +1,10 @@
-//! Turns at what is dear: deriving keys from what a peer sends, a quote of the TPM. A few at once, networks in turn, and a
-//! network that was wrong waits before its next try, longer each time. Nobody waits for what others did wrong.
+//! Turns for expensive work, such as deriving keys from a peer's input or a quote of the TPM. A few
+//! turns run at once, and networks take turns. After a wrong attempt a network must wait before its
+//! next one, longer each time. The mistakes of one network never delay another.
 //!
 //! ```text
-//!   take ─► places, so many ─► the delay of its network is over, and it is the network's turn ─► Turn ─► wrong: longer delay
-//!              │ all taken: the newest of the network that was wrong most often, or has the most, goes
+//!   take ─► a place ─► the network's delay is over, and it is its turn ─► Turn ─► wrong: longer delay
+//!              │ all places taken: the network with most wrong attempts, or most places, loses its newest
 //!              └─► Busy
 //! ```
 
@@ -13,19 +14,21 @@ use std::time::{Duration, Instant};
 
 use crate::network::Network;
 
-/// After a network's first wrong try; doubles with each further one.
+/// Delay after a network's first wrong attempt; it doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 /// The longest delay.
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
-/// The time without a try after which a network's wrong tries are forgotten. Strangers who want to hold all places need as many
-/// networks as can be wrong within it: about [`MAX_DELAYS`].
+/// Time without an attempt after which a network's wrong attempts are forgotten. To hold all
+/// places, an attacker needs as many networks as can be wrong within this time: about
+/// [`MAX_DELAYS`].
 const FORGET_AFTER: Duration = Duration::from_secs(3600);
-/// Networks whose delays are remembered; the one with the fewest wrong tries makes room for another.
+/// Number of networks whose delays are remembered. The one with the fewest wrong attempts is
+/// dropped for a new one.
 const MAX_DELAYS: usize = 1024;
-/// How often those that wait look whether their caller is gone.
+/// Interval at which a waiting call checks whether its caller is gone.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The turns at one thing.
+/// The turns for one kind of work.
 pub struct Turns {
     at_once: usize,
     places: usize,
@@ -36,15 +39,16 @@ pub struct Turns {
 #[derive(Default)]
 struct State {
     running: usize,
-    /// Who waits, the next one first.
+    /// The waiting networks in the order of their places.
     waiting: BTreeMap<Place, Network>,
     delays: HashMap<Network, Delay>,
-    /// The highest of the turns that were given.
+    /// The highest round of a turn that was given.
     round: u64,
     last: u64,
 }
 
-/// A network's first place is in the current round, its second in the next: so it has one turn while each other has one.
+/// A place in the queue. A network's first place is in the current round and its second in the
+/// next, so it gets one turn while each other network gets one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     round: u64,
@@ -56,15 +60,15 @@ struct Delay {
     until: Instant,
 }
 
-/// There was no turn; it may be worth a try after this time.
+/// There was no turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy {
-    /// At least until the network's delay is over.
+    /// Time after which a retry may succeed; not before the network's delay is over.
     pub retry_after: Duration,
 }
 
 impl Turns {
-    /// `at_once` turns at the same time, and `places` to wait for one.
+    /// Creates turns of which `at_once` may run at the same time, with `places` to wait for one.
     pub fn new(at_once: usize, places: usize) -> Turns {
         Turns {
             at_once,
@@ -74,8 +78,9 @@ impl Turns {
         }
     }
 
-    /// Waits for a turn: until `deadline`, as long as `is_over` is false. [`Busy`] also when all places to wait are taken by
-    /// those that were wrong less often, or have fewer of them.
+    /// Waits for a turn until `deadline`, as long as `is_over` returns false; otherwise errors with
+    /// [`Busy`]. When all places are taken, one waiting call errors with [`Busy`]: of the network
+    /// with the most wrong attempts, or else with the most places.
     pub fn take(
         &self,
         network: Network,
@@ -117,7 +122,7 @@ impl Turns {
         }
     }
 
-    /// How many wait.
+    /// Returns the number of waiting calls.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.lock().waiting.len()
@@ -145,15 +150,16 @@ impl State {
         place
     }
 
-    /// Makes the place a turn.
+    /// Turns a place into a turn.
     fn give(&mut self, place: Place) {
         self.waiting.remove(&place);
         self.running += 1;
-        // a network whose delay is over has an old round: the others go on from theirs
+        // A network whose delay was long has a place in an old round; that must not move the
+        // current round back.
         self.round = self.round.max(place.round);
     }
 
-    /// The one whose turn it is.
+    /// Returns the place whose turn is next.
     fn next(&self, now: Instant) -> Option<Place> {
         let mut waiting = self.waiting.iter();
         waiting
@@ -161,7 +167,8 @@ impl State {
             .map(|(place, _)| *place)
     }
 
-    /// Takes the place of the newest one of the network that was wrong most often; of those, that has the most places.
+    /// Removes the newest place of the network with the most wrong attempts; among equals, of the
+    /// one with the most places.
     fn displace(&mut self, now: Instant) {
         let mut counts: HashMap<Network, usize> = HashMap::new();
         self.waiting
@@ -185,7 +192,7 @@ impl State {
             .map_or(0, |delay| delay.wrong)
     }
 
-    /// How long a network has to wait.
+    /// Returns how long a network must still wait.
     fn delay(&self, network: Network, now: Instant) -> Duration {
         self.delays.get(&network).map_or(Duration::ZERO, |delay| {
             delay.until.saturating_duration_since(now)
@@ -224,21 +231,21 @@ impl Delay {
     }
 }
 
-/// A turn, until it is dropped.
+/// A turn; it ends when it is dropped.
 pub struct Turn<'a> {
     turns: &'a Turns,
     network: Network,
 }
 
 impl Turn<'_> {
-    /// The try was wrong: the next one of this network has to wait.
+    /// Notes a wrong attempt: the next one of this network must wait.
     pub fn wrong(self) {
         self.turns
             .lock()
             .lengthen_delay(self.network, Instant::now());
     }
 
-    /// The try was right: all that this network did before is forgiven.
+    /// Notes a right attempt: all earlier wrong attempts of this network are forgotten.
     pub fn right(self) {
         self.turns.lock().delays.remove(&self.network);
     }
@@ -333,7 +340,7 @@ mod tests {
                 .wrong();
         }
         assert!(turns.lock().delays.len() <= MAX_DELAYS);
-        // all of one IPv6 /64 are one
+        // All addresses of one IPv6 /64 count as one network.
         let neighbour = |number: u64| {
             IpAddr::V6(Ipv6Addr::from_bits(
                 (0x2001_0db8 << 96) + u128::from(number),

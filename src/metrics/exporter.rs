@@ -1,7 +1,8 @@
-//! The HTTP server for whoever collects the metrics: `GET /metrics`, one request a connection (RFC 9112).
+//! The HTTP server for metrics: `GET /metrics`, one request per connection (RFC 9112).
 //!
-//! Whoever reaches the port may ask, and the answer has nothing secret in it; so all that a hostile peer could take is room:
-//! [`CONNECTIONS`], [`MAX_HEAD`] and [`TIME`] bound it, and the service's own threads are not these.
+//! Anyone who reaches the port may ask, and the answer holds no secrets. So a hostile peer can only
+//! use up resources: [`CONNECTIONS`], [`MAX_HEAD`] and [`TIME`] limit them, and the service's own
+//! threads are separate.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,24 +15,26 @@ use super::Registry;
 use base::pool::Pool;
 use sys::poll::Poller;
 
-/// Connections at once, each with a thread; a further one is closed. Two collectors and somebody who looks.
+/// Maximum number of connections, each with a thread; a further one is closed. Enough for two
+/// collectors and a person.
 pub const CONNECTIONS: usize = 8;
-/// Connections at once from one address, so that no single one keeps the others out.
+/// Maximum number of connections from one address, so that one peer cannot block the others.
 pub const CONNECTIONS_PER_PEER: usize = 4;
-/// From accept to the last byte of the answer; Prometheus itself gives up after 10 s.
+/// Maximum time from accept to the last byte of the answer; Prometheus itself gives up after 10 s.
 pub const TIME: Duration = Duration::from_secs(5);
-/// Bytes of a request's head. Prometheus sends some 300.
+/// Maximum size of a request's head in bytes. Prometheus sends about 300.
 pub const MAX_HEAD: usize = 8 << 10;
-/// Header fields of a request.
+/// Maximum number of header fields of a request.
 const MAX_HEADERS: usize = 64;
-/// Bytes and time that a peer may still send, so that it gets to read why it was refused (RFC 9112 §9.6).
+/// Time and bytes for which a refused peer may still send, so that it can read the reason (RFC 9112
+/// §9.6).
 const LINGER: Duration = Duration::from_millis(500);
 const MAX_LINGER: u64 = 64 << 10;
-/// The listening socket's number for the poller.
+/// The poller's number for the listening socket.
 const LISTENER: u64 = 0;
-/// How long to wait when the system has no descriptor for a connection.
+/// Pause before the next accept when no file descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// What Prometheus expects of the format that it speaks with everybody.
+/// The content type of the text format, as Prometheus expects it.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A running server; dropping it stops it.
@@ -46,12 +49,12 @@ struct Shared {
     poller: Poller,
     pool: Arc<Pool>,
     stopping: AtomicBool,
-    /// Open connections, to count them and to cut them short.
+    /// Open connections, to count them and to interrupt them.
     open: Mutex<Vec<(u64, IpAddr, TcpStream)>>,
 }
 
 impl Exporter {
-    /// Serves the metrics at this address; port 0 takes a free one.
+    /// Serves the metrics at this address; port 0 picks a free port.
     pub fn start(listen: SocketAddr, registry: &Registry) -> io::Result<Exporter> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
@@ -74,7 +77,7 @@ impl Exporter {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address of the listening socket.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
@@ -85,11 +88,11 @@ impl Drop for Exporter {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.poller.wake();
         if let Some(thread) = self.thread.take() {
-            // it runs no code of others
+            // The thread runs no foreign code, so it cannot panic there.
             let _ = thread.join();
         }
         for (_, _, socket) in self.shared.open().iter() {
-            // fails where the peer has gone, which is as good
+            // This fails if the peer has closed the socket already, which is fine.
             let _ = socket.shutdown(Shutdown::Both);
         }
         self.shared.pool.stop();
@@ -101,7 +104,7 @@ impl Shared {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread's life: accepts connections.
+    /// Runs the thread that accepts connections.
     fn watch(self: &Arc<Self>, listener: &TcpListener) {
         let mut ready = Vec::new();
         let mut number = 0;
@@ -110,7 +113,7 @@ impl Shared {
             if let Err(error) =
                 waited.and_then(|()| self.poller.wait(&mut ready, Duration::from_secs(3600)))
             {
-                log::error!("metrics: no connection can be waited for: {error}");
+                log::error!("metrics: cannot wait for connections: {error}");
                 thread::sleep(ACCEPT_PAUSE);
             }
             while let Some((socket, peer)) = accept(listener) {
@@ -127,12 +130,12 @@ impl Shared {
             return;
         };
         if open.len() >= CONNECTIONS || of_peer >= CONNECTIONS_PER_PEER {
-            return log::debug!("metrics: {ip}: there are too many connections");
+            return log::debug!("metrics: {ip}: refused, because there are too many connections");
         }
         open.push((number, ip, handle));
         drop(open);
         let shared = self.clone();
-        // there is a thread for each: the pool has as many as may be open
+        // The pool has as many threads as there may be connections, so the job starts at once.
         self.pool.submit(move || {
             if let Err(error) = serve(&socket, &shared.registry) {
                 log::debug!("metrics: {ip}: {error}");
@@ -142,7 +145,7 @@ impl Shared {
     }
 }
 
-/// The next connection that waits, if any.
+/// Accepts the next waiting connection, if any.
 fn accept(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
     loop {
         match listener.accept() {
@@ -153,7 +156,7 @@ fn accept(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
             Err(error) => {
-                log::warn!("metrics: a connection could not be accepted: {error}");
+                log::warn!("metrics: cannot accept a connection: {error}");
                 thread::sleep(ACCEPT_PAUSE);
                 return None;
             }
@@ -161,7 +164,7 @@ fn accept(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
     }
 }
 
-/// One request and its answer.
+/// Handles one request.
 fn serve(socket: &TcpStream, registry: &Registry) -> io::Result<()> {
     let deadline = Instant::now() + TIME;
     let answer = match read_head(socket, deadline)? {
@@ -175,12 +178,13 @@ fn serve(socket: &TcpStream, registry: &Registry) -> io::Result<()> {
         deadline: Instant::now() + LINGER,
     }
     .take(MAX_LINGER);
-    // what it still says changes nothing
+    // The remaining bytes of the peer are ignored.
     let _ = io::copy(&mut rest, &mut io::sink());
     Ok(())
 }
 
-/// What stands up to and with the empty line; none where there is no end to it.
+/// Reads the head of a request, including the empty line; `None` if it has no end within
+/// [`MAX_HEAD`].
 fn read_head(socket: &TcpStream, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
     let mut head = Vec::with_capacity(1024);
     let mut peer = Timed { socket, deadline };
@@ -202,10 +206,10 @@ fn read_head(socket: &TcpStream, deadline: Instant) -> io::Result<Option<Vec<u8>
     }
 }
 
-/// What is sent back.
+/// An HTTP response.
 struct Answer {
     status: &'static str,
-    /// Further header lines.
+    /// Additional header lines.
     more: &'static str,
     content_type: &'static str,
     body: String,
@@ -244,7 +248,7 @@ impl Answer {
     }
 }
 
-/// The answer to a request's head, whatever that is.
+/// Returns the response to a request's head, which may be any bytes.
 fn answer(head: &[u8], registry: &Registry) -> Answer {
     let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut fields);
@@ -278,7 +282,7 @@ fn answer(head: &[u8], registry: &Registry) -> Answer {
     answer
 }
 
-/// A socket whose reads all end before a deadline.
+/// A socket whose reads end at a deadline.
 struct Timed<'a> {
     socket: &'a TcpStream,
     deadline: Instant,
@@ -332,7 +336,7 @@ mod tests {
         socket
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
-        // it may answer, and close, before it has read all
+        // The server may answer and close the connection before it has read everything.
         let _ = socket.write_all(request);
         let mut answer = Vec::new();
         let _ = socket.read_to_end(&mut answer);

@@ -1,4 +1,4 @@
-//! What a service counts and measures, in Prometheus' text format (version 0.0.4), over plain HTTP.
+//! Metrics of a service in Prometheus' text format (version 0.0.4), served over plain HTTP.
 //!
 //! ```
 //! # use metrics::{Counter, Histogram, Labelled, Registry};
@@ -12,14 +12,15 @@
 //! assert!(registry.render().contains("firstlight_join_attempts_total{result=\"refused\",reason=\"name\"} 1\n"));
 //! ```
 //!
-//! This file has the registry and the metrics, `exporter` the HTTP server, `process` what the kernel knows of this program.
-//! Names follow Prometheus' conventions: `firstlight_` first, base units (`_seconds`, `_bytes`), `_total` for what only grows.
-//! Values of labels come from small fixed sets, never from a peer; should that ever be forgotten, further ones are counted
-//! together ([`MAX_SERIES`]).
+//! This file has the registry and the metrics, `exporter` the HTTP server, `process` the kernel's
+//! data about this process. Names follow Prometheus' conventions: the prefix `firstlight_`, base
+//! units (`_seconds`, `_bytes`), and `_total` for counters. Label values come from small fixed
+//! sets, never from a peer. In case of a mistake, [`MAX_SERIES`] limits their number.
 //!
-//! Why no crate: `prometheus-client` brings parking_lot and a second text format that needs negotiation, for what are 200
-//! lines here; `tiny_http` has no time-outs and starts threads without a limit. The request's head is read by `httparse`,
-//! which the HTTP client has brought already.
+//! There is no crate for this: `prometheus-client` brings parking_lot and a second text format that
+//! needs negotiation, in place of about 200 lines here; `tiny_http` has no time-outs and starts
+//! threads without a limit. `httparse`, which the HTTP client needs anyway, parses the request's
+//! head.
 
 mod exporter;
 mod process;
@@ -32,13 +33,15 @@ use std::time::{Duration, Instant};
 
 pub use exporter::Exporter;
 
-/// Combinations of label values that one family has at most; further ones share a last one, [`OTHER`].
+/// Maximum number of combinations of label values in one family; all further ones share the series
+/// [`OTHER`].
 pub const MAX_SERIES: usize = 200;
-/// The value of every label of the series that stands for those beyond [`MAX_SERIES`].
+/// The value of all labels in the series for combinations beyond [`MAX_SERIES`].
 pub const OTHER: &str = "other";
 
-/// Upper bounds of a histogram's buckets in milliseconds, as Prometheus' own libraries have them (5 ms to 10 s), and some more
-/// at either end: a key takes microseconds, a ticket may wait for half a minute. Beside each bound its text in seconds.
+/// Upper bounds of a histogram's buckets in milliseconds, each with its text in seconds. Those from
+/// 5 ms to 10 s are the defaults of Prometheus' own libraries. There are some more at both ends,
+/// because a key takes microseconds and a ticket may wait for half a minute.
 const BUCKETS: [(u64, &str); 15] = [
     (1, "0.001"),
     (2, "0.002"),
@@ -57,27 +60,27 @@ const BUCKETS: [(u64, &str); 15] = [
     (60_000, "60"),
 ];
 
-/// What can be registered: [`Counter`], [`Gauge`], [`Histogram`].
+/// A metric that can be registered: [`Counter`], [`Gauge`] or [`Histogram`].
 pub trait Metric: Clone + Default + Send + Sync + 'static {
-    /// Its name in a `# TYPE` line.
+    /// The type in the `# TYPE` line.
     const KIND: &'static str;
-    /// Adds its lines; `labels` are `a="b",c="d"` or empty.
+    /// Appends the sample lines; `labels` is `a="b",c="d"` or empty.
     fn write(&self, out: &mut String, name: &str, labels: &str);
 }
 
-/// Something that only grows. Clones share the value.
+/// A value that only grows. Clones share it.
 #[derive(Clone, Default)]
 pub struct Counter(Arc<AtomicU64>);
 
-/// Something that goes up and down. Clones share the value.
+/// A value that goes up and down. Clones share it.
 #[derive(Clone, Default)]
 pub struct Gauge(Arc<AtomicI64>);
 
-/// How long something took, counted in buckets. Clones share the values.
+/// Durations, counted in buckets. Clones share them.
 #[derive(Clone, Default)]
 pub struct Histogram(Arc<Buckets>);
 
-/// A metric for each combination of label values. Clones share them.
+/// One metric for each combination of label values. Clones share them.
 #[derive(Clone)]
 pub struct Labelled<M, const N: usize>(Arc<Series<M, N>>);
 
@@ -90,7 +93,8 @@ pub struct Registry(Arc<Mutex<BTreeMap<&'static str, Family>>>);
 
 #[derive(Default)]
 struct Buckets {
-    /// Observations in each bucket and in none below; the last is for what is longer than every bound.
+    /// Number of observations per bucket, without those in lower buckets. The last bucket is for
+    /// durations above all bounds.
     counts: [AtomicU64; BUCKETS.len() + 1],
     nanoseconds: AtomicU64,
 }
@@ -106,44 +110,44 @@ struct Family {
     sources: Vec<Source>,
 }
 
-/// Adds the lines of the family of this name.
+/// Appends the sample lines of the family with this name.
 type Source = Box<dyn Fn(&mut String, &str) + Send + Sync>;
 
 impl Counter {
-    /// One more.
+    /// Adds one.
     pub fn inc(&self) {
         self.add(1);
     }
 
-    /// So many more.
+    /// Adds `more`.
     pub fn add(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// How many until now.
+    /// Returns the value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 impl Gauge {
-    /// Is this now.
+    /// Sets the value.
     pub fn set(&self, value: i64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Goes up, or down.
+    /// Adds `more`, which may be negative.
     pub fn add(&self, more: i64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// One more until what is returned is dropped: for what is in flight.
+    /// Adds one until the returned value is dropped, to count what is in flight.
     pub fn enter(&self) -> InGauge {
         self.add(1);
         InGauge(self.clone())
     }
 
-    /// What it is now.
+    /// Returns the value.
     pub fn get(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -156,7 +160,7 @@ impl Drop for InGauge {
 }
 
 impl Histogram {
-    /// It took this long.
+    /// Records a duration.
     pub fn observe(&self, time: Duration) {
         let milliseconds = time.as_nanos().div_ceil(1_000_000);
         let at = BUCKETS
@@ -168,7 +172,7 @@ impl Histogram {
         self.0.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
-    /// Does something, and observes how long that took.
+    /// Runs `work` and records its duration.
     pub fn time<T>(&self, work: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         let result = work();
@@ -176,7 +180,7 @@ impl Histogram {
         result
     }
 
-    /// How often something was observed until now.
+    /// Returns the number of recorded durations.
     pub fn count(&self) -> u64 {
         self.0
             .counts
@@ -225,7 +229,7 @@ impl Metric for Histogram {
 }
 
 impl<M: Metric, const N: usize> Labelled<M, N> {
-    /// The metric of these label values, in the order of the names.
+    /// Returns the metric with these label values, in the order of the label names.
     pub fn with(&self, values: [&str; N]) -> M {
         let mut metrics = self.lock();
         let key = values.map(str::to_owned);
@@ -263,12 +267,12 @@ impl<M: Metric, const N: usize> Labelled<M, N> {
 }
 
 impl Registry {
-    /// Without metrics.
+    /// Creates a registry without metrics.
     pub fn new() -> Registry {
         Registry::default()
     }
 
-    /// A metric without labels. `help` is a sentence.
+    /// Adds a metric without labels. `help` is a sentence.
     pub fn add<M: Metric>(&self, name: &'static str, help: &'static str) -> M {
         let metric = M::default();
         let source = metric.clone();
@@ -281,7 +285,7 @@ impl Registry {
         metric
     }
 
-    /// A metric for each combination of values of these labels.
+    /// Adds a metric with these labels: one series for each combination of their values.
     pub fn labelled<M: Metric, const N: usize>(
         &self,
         name: &'static str,
@@ -303,7 +307,8 @@ impl Registry {
         metrics
     }
 
-    /// A gauge that is asked for when somebody looks; none leaves it out. Several of one name differ in their labels.
+    /// Adds a gauge whose value is computed when the metrics are read; `None` omits it. Several
+    /// gauges of one name must differ in their labels.
     pub fn gauge_of(
         &self,
         name: &'static str,
@@ -314,7 +319,7 @@ impl Registry {
         self.callback(name, help, Gauge::KIND, of, value);
     }
 
-    /// The same of a counter, for what somebody else counts.
+    /// Adds a counter whose value is computed when the metrics are read; `None` omits it.
     pub fn counter_of(
         &self,
         name: &'static str,
@@ -342,7 +347,8 @@ impl Registry {
         self.register(name, help, kind, Box::new(source));
     }
 
-    /// What the kernel knows of this process, under the names that every Prometheus library has for it; and the version.
+    /// Adds the kernel's data about this process, under the names that all Prometheus libraries
+    /// use, and the version.
     pub fn add_process(&self) {
         process::register(self);
     }
@@ -359,7 +365,7 @@ impl Registry {
         family.sources.push(source);
     }
 
-    /// All of it in the text format.
+    /// Returns all metrics in the text format.
     pub fn render(&self) -> String {
         let mut out = String::with_capacity(8 << 10);
         for (name, family) in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -375,7 +381,7 @@ impl Registry {
 }
 
 fn sample(out: &mut String, name: &str, labels: &str, value: &dyn std::fmt::Display) {
-    // a String takes whatever is written
+    // Writing to a `String` never fails.
     let _ = match labels.is_empty() {
         true => writeln!(out, "{name} {value}"),
         false => writeln!(out, "{name}{{{labels}}} {value}"),
@@ -389,7 +395,7 @@ fn labels<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> String {
         .join(",")
 }
 
-/// A help text, or a label's value, where quotes are escaped too.
+/// Escapes a help text, or a label's value, in which quotes are escaped too.
 fn escaped(text: &str, quotes: bool) -> String {
     let text = text.replace('\\', "\\\\").replace('\n', "\\n");
     if quotes {
@@ -399,7 +405,7 @@ fn escaped(text: &str, quotes: bool) -> String {
     }
 }
 
-/// Letters, digits and `more`, and no digit first.
+/// Returns whether `name` has only letters, digits and `more`, and does not begin with a digit.
 fn is_name(name: &str, more: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(|c: char| c.is_ascii_digit())

@@ -1,4 +1,4 @@
-//! What `/proc/self` tells of this process.
+//! Metrics from `/proc/self`.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,54 +6,62 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::Registry;
 use sys::clock;
 
-/// Since Linux 2.6 what user space sees is in hundredths of a second (USER_HZ), whatever the kernel's own clock.
+/// The unit of times in `/proc`: since Linux 2.6 it is a hundredth of a second (USER_HZ),
+/// independent of the kernel's own clock.
 const TICKS_A_SECOND: f64 = 100.0;
 
 pub(super) fn register(registry: &Registry) {
     let version = [("version", env!("CARGO_PKG_VERSION"))];
     registry.gauge_of(
         "firstlight_build_info",
-        "Always 1; the label has the version.",
+        "Always 1; the label is the program's version.",
         &version,
         || Some(1.0),
     );
     registry.counter_of(
         "process_cpu_seconds_total",
-        "Processor time, of user and system.",
+        "User and system processor time.",
         &[],
         || {
-            // user and system time are the fields 14 and 15 (proc_pid_stat(5))
+            // User and system time are the fields 14 and 15 (proc_pid_stat(5)).
             Some((stat(14)? + stat(15)?) / TICKS_A_SECOND)
         },
     );
     registry.gauge_of(
         "process_resident_memory_bytes",
-        "Memory that is resident.",
+        "Resident memory.",
         &[],
         || status("VmRSS:"),
     );
-    registry.gauge_of("process_threads", "Threads.", &[], || status("Threads:"));
-    registry.gauge_of("process_open_fds", "Open file descriptors.", &[], || {
-        // the folder itself is open while it is read
-        Some(
-            fs::read_dir("/proc/self/fd")
-                .ok()?
-                .count()
-                .saturating_sub(1) as f64,
-        )
+    registry.gauge_of("process_threads", "Number of threads.", &[], || {
+        status("Threads:")
     });
+    registry.gauge_of(
+        "process_open_fds",
+        "Number of open file descriptors.",
+        &[],
+        || {
+            // The directory itself is open while it is read.
+            Some(
+                fs::read_dir("/proc/self/fd")
+                    .ok()?
+                    .count()
+                    .saturating_sub(1) as f64,
+            )
+        },
+    );
     let start = start_time();
     registry.gauge_of(
         "process_start_time_seconds",
-        "When the process started, since 1970.",
+        "Start time of the process since 1970.",
         &[],
         move || start,
     );
 }
 
-/// By the wall clock as it is now: whoever sets it later does not move a time that is past.
+/// Returns the start time by the current wall clock: setting the clock moves it.
 fn start_time() -> Option<f64> {
-    // the start, since boot, is field 22
+    // Field 22 is the start time since boot.
     let age = clock::since_boot().as_secs_f64() - stat(22)? / TICKS_A_SECOND;
     Some(
         SystemTime::now()
@@ -64,15 +72,16 @@ fn start_time() -> Option<f64> {
     )
 }
 
-/// A field of `/proc/self/stat`, counted from 1; those up to the program's name cannot be asked for.
+/// Returns a field of `/proc/self/stat`, counted from 1. Fields up to the program's name are not
+/// available.
 fn stat(field: usize) -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // the name is in parentheses and may have anything in it
+    // The name is in parentheses and may contain any characters.
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(field.checked_sub(3)?)?.parse().ok()
 }
 
-/// A number of `/proc/self/status`, with its unit.
+/// Returns a number from `/proc/self/status` in its unit.
 fn status(name: &str) -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let mut words = status

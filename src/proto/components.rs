@@ -5,7 +5,7 @@
 pub struct Component {
     #[prost(string, tag = "1")]
     pub url: ::prost::alloc::string::String,
-    /// `sha256:` and lower-case hex; empty for data: URLs.
+    /// `sha256:` and lower-case hex digits; empty for data: URLs.
     #[prost(string, tag = "2")]
     pub hash: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]

@@ -23,10 +23,10 @@ pub struct InitRequest {
     pub apiserver_cert_sans: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, tag = "11")]
     pub service_cidr: ::prost::alloc::string::String,
-    /// Firstlight: whether kubeadm installs its CoreDNS and kube-proxy. The old operator's tool brings its own.
+    /// Firstlight: whether kubeadm installs CoreDNS and kube-proxy. The old operator's tool installs its own.
     #[prost(bool, tag = "12")]
     pub kubeadm_addons: bool,
-    /// Firstlight: the pods' network, as service_cidr. Empty where the pod network's own configuration has it.
+    /// Firstlight: the network of the pods, like service_cidr. Empty if the CNI plugin's own configuration has it.
     #[prost(string, tag = "13")]
     pub pod_cidr: ::prost::alloc::string::String,
 }
@@ -68,17 +68,17 @@ pub struct InitFailureResponse {
     #[prost(string, tag = "1")]
     pub error: ::prost::alloc::string::String,
 }
-/// Something happened in the node's set-up, which goes on whether anybody watches or not.
+/// An event of the node's initialization, which continues even if no caller watches.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct ProgressResponse {
-    /// What it belongs to, e.g. `kubeadm init`.
+    /// The step, e.g. `kubeadm init`.
     #[prost(string, tag = "1")]
     pub phase: ::prost::alloc::string::String,
-    /// What happened in it; empty when it begins.
+    /// What happened in the step; empty when it begins.
     #[prost(string, tag = "2")]
     pub line: ::prost::alloc::string::String,
-    /// Since the set-up began.
+    /// Time since the initialization began.
     #[prost(uint64, tag = "3")]
     pub elapsed_millis: u64,
 }

@@ -16,7 +16,7 @@ pub struct IssueJoinTicketRequest {
     pub host_certificate_principals: ::prost::alloc::vec::Vec<
         ::prost::alloc::string::String,
     >,
-    /// The caller finds the API server by cluster_ca, so that its token need not sign anything; not in the old system.
+    /// The caller verifies the API server by cluster_ca, so its token need not sign cluster-info. The old system lacks this field.
     #[prost(bool, tag = "6")]
     pub accepts_cluster_ca: bool,
 }
@@ -49,7 +49,7 @@ pub struct IssueJoinTicketResponse {
     pub authorized_ca_public_key: ::prost::alloc::vec::Vec<u8>,
     #[prost(bytes = "vec", tag = "12")]
     pub host_certificate: ::prost::alloc::vec::Vec<u8>,
-    /// PEM, every certificate that signs for the API server; only for who accepts it.
+    /// PEM: all CA certificates that may sign the API server's certificate. Only if accepts_cluster_ca is set.
     #[prost(bytes = "vec", tag = "13")]
     pub cluster_ca: ::prost::alloc::vec::Vec<u8>,
 }
@@ -76,11 +76,11 @@ pub struct IssueRejoinTicketResponse {
     pub state_disk_key: ::prost::alloc::vec::Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub measurement_secret: ::prost::alloc::vec::Vec<u8>,
-    /// Only while the cluster is migrating: its measurement salt, with which a disk is opened whose header does not say of which
-    /// cluster it is; not in the old system.
+    /// Only while the cluster is migrating: its measurement salt, to open a disk whose header does not name its cluster.
+    /// The old system lacks this field.
     #[prost(bytes = "vec", tag = "3")]
     pub measurement_salt: ::prost::alloc::vec::Vec<u8>,
-    /// A line, in place of the one that the node has, which will end; not in the old system.
+    /// The line of an SSH host certificate that replaces the node's expiring one. The old system lacks this field.
     #[prost(bytes = "vec", tag = "4")]
     pub host_certificate: ::prost::alloc::vec::Vec<u8>,
 }

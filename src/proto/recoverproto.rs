@@ -7,7 +7,7 @@ pub struct RecoverMessage {
     pub kms_uri: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub storage_uri: ::prost::alloc::string::String,
-    /// As in join.IssueRejoinTicketResponse, by the operator's word.
+    /// As in join.IssueRejoinTicketResponse, on behalf of the operator.
     #[prost(bytes = "vec", tag = "5")]
     pub measurement_salt: ::prost::alloc::vec::Vec<u8>,
 }
@@ -20,16 +20,16 @@ pub struct StatusRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct StatusResponse {
-    /// Lower case; empty while the disk is not known.
+    /// In lower case; empty while the disk is unknown.
     #[prost(string, tag = "1")]
     pub disk_uuid: ::prost::alloc::string::String,
-    /// What the node is doing, a phrase for a person: `waiting for a key to open the state disk`.
+    /// What the node is doing, as text for people: `waiting for a key to open the state disk`.
     #[prost(string, tag = "2")]
     pub state: ::prost::alloc::string::String,
-    /// One line for each source of a key that was tried: its address, how often, the last error.
+    /// One line for each key source that was tried: its address, the number of attempts, the last error.
     #[prost(string, repeated, tag = "3")]
     pub waiting_for: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// For how long it has been in this state.
+    /// Time in this state.
     #[prost(uint64, tag = "4")]
     pub waiting_seconds: u64,
 }

@@ -1,4 +1,5 @@
-//! Block devices: size, direct reads and writes that bypass the page cache, and the holes of sparse files.
+//! Block devices: their size, direct reads and writes that bypass the page cache, and the holes of
+//! sparse files.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -8,26 +9,28 @@ use std::path::Path;
 
 use super::check;
 
-/// Alignment, in bytes, of address, offset and length that satisfies O_DIRECT on every device with sectors up to 4096 bytes
-/// (open(2), NOTES).
+/// Alignment in bytes of address, offset and length that satisfies O_DIRECT on every device with
+/// sectors of up to 4096 bytes (open(2), NOTES).
 pub const DIRECT_ALIGNMENT: usize = 4096;
 
-// _IOR(0x12, 114, size_t), linux/fs.h; not in libc for musl
+// _IOR(0x12, 114, size_t) of linux/fs.h; libc lacks it for musl.
 const BLKGETSIZE64: u32 = 0x8008_1272;
 
-/// Size in bytes of a block device, or length of a regular file.
+/// Returns the size in bytes of a block device or regular file.
 pub fn size(file: &File) -> io::Result<u64> {
     let metadata = file.metadata()?;
     if !metadata.file_type().is_block_device() {
         return Ok(metadata.len());
     }
     let mut bytes = 0_u64;
-    // SAFETY: BLKGETSIZE64 writes one u64 (on 64-bit; blkdev_ioctl puts a u64 on every architecture) to the pointer given.
+    // SAFETY: BLKGETSIZE64 writes one u64 to the given pointer (blkdev_ioctl does so on every
+    // architecture).
     check(unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64 as _, &mut bytes) })?;
     Ok(bytes)
 }
 
-/// `(major, minor)` of the block device at `path`; `InvalidInput` for any other kind of file.
+/// Returns `(major, minor)` of the block device at `path`; `InvalidInput` for any other kind of
+/// file.
 pub fn number(path: &Path) -> io::Result<(u32, u32)> {
     let metadata = path.metadata()?;
     if !metadata.file_type().is_block_device() {
@@ -39,7 +42,7 @@ pub fn number(path: &Path) -> io::Result<(u32, u32)> {
     Ok((libc::major(metadata.rdev()), libc::minor(metadata.rdev())))
 }
 
-/// Opens a device for reads and writes that bypass the page cache. Use [`PageBuffer`]s with it.
+/// Opens a device for reads and writes that bypass the page cache; they need a [`PageBuffer`].
 pub fn open_direct(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
@@ -48,7 +51,8 @@ pub fn open_direct(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Where the next data at or after `offset` starts in a sparse file; `None` behind the last data (lseek(2), SEEK_DATA).
+/// Returns where the next data at or after `offset` starts in a sparse file (lseek(2), SEEK_DATA);
+/// `None` after the last data.
 pub fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
     match seek(file, offset, libc::SEEK_DATA) {
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
@@ -56,21 +60,23 @@ pub fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
     }
 }
 
-/// Where the next hole at or after `offset` starts; the end of the file counts as one (lseek(2), SEEK_HOLE).
+/// Returns where the next hole at or after `offset` starts (lseek(2), SEEK_HOLE). The end of the
+/// file counts as a hole.
 pub fn next_hole(file: &File, offset: u64) -> io::Result<u64> {
     seek(file, offset, libc::SEEK_HOLE)
 }
 
 fn seek(file: &File, offset: u64, whence: i32) -> io::Result<u64> {
     let offset = i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    // SAFETY: no memory is involved, and the descriptor is open for as long as `file` is borrowed.
+    // SAFETY: the call uses no memory, and the descriptor is open while `file` is borrowed.
     let found = check(unsafe { libc::lseek(file.as_raw_fd(), offset, whence) })?;
     Ok(found as u64)
 }
 
-/// An empty file in memory, without a name, sparse like one of tmpfs (memfd_create(2)). Gone when the last descriptor is.
+/// Creates an empty file in memory, without a name, sparse as on tmpfs (memfd_create(2)). It is
+/// gone when its last descriptor is closed.
 pub fn memory_file(label: &'static std::ffi::CStr) -> io::Result<File> {
-    // SAFETY: `label` is a valid C string; the descriptor returned is new and ours alone.
+    // SAFETY: `label` is a valid C string; the returned descriptor is new and has no other owner.
     unsafe {
         let descriptor = check(libc::memfd_create(label.as_ptr(), libc::MFD_CLOEXEC))?;
         Ok(OwnedFd::from_raw_fd(descriptor).into())
@@ -81,11 +87,11 @@ pub fn memory_file(label: &'static std::ffi::CStr) -> io::Result<File> {
 #[derive(Clone, Copy)]
 struct Page([u8; DIRECT_ALIGNMENT]);
 
-/// Zeroed memory aligned for O_DIRECT, a whole number of pages.
+/// Zeroed memory with the alignment of O_DIRECT; a whole number of pages.
 pub struct PageBuffer(Vec<Page>);
 
 impl PageBuffer {
-    /// At least `len` bytes, rounded up to whole pages.
+    /// Allocates at least `len` bytes, rounded up to whole pages.
     pub fn new(len: usize) -> Self {
         PageBuffer(vec![
             Page([0; DIRECT_ALIGNMENT]);
@@ -93,14 +99,15 @@ impl PageBuffer {
         ])
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         let len = self.0.len() * DIRECT_ALIGNMENT;
-        // SAFETY: a Page is exactly 4096 initialised bytes without padding, so n of them are n * 4096 bytes.
+        // SAFETY: a Page is exactly 4096 initialized bytes without padding, so n of them are n *
+        // 4096 bytes.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), len) }
     }
 
-    /// The bytes, to fill.
+    /// Returns the bytes for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let len = self.0.len() * DIRECT_ALIGNMENT;
         // SAFETY: as in `bytes`, and the borrow is exclusive.

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-/// `CLOCK_BOOTTIME` of clock_gettime(2): time since the kernel started, sleep included; not moved by anyone who sets the
-/// wall clock.
+/// Returns `CLOCK_BOOTTIME` (clock_gettime(2)): the time since the kernel started, including sleep.
+/// Setting the wall clock does not change it.
 pub fn since_boot() -> Duration {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `now` is a timespec that lives through the call, which writes nothing else.
+    // SAFETY: `now` is a timespec that outlives the call, and the call writes only to it.
     let rc = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut now) };
-    // fails only for a clock that the kernel does not have; this one is there since 2.6.39
+    // The call fails only for an unknown clock; this one exists since Linux 2.6.39.
     debug_assert_eq!(rc, 0);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

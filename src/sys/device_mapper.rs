@@ -1,5 +1,5 @@
-//! The ioctl of `/dev/mapper/control` (linux/dm-ioctl.h). What the buffers contain is the business of
-//! [`disk::device_mapper`]; here is only what makes the call safe.
+//! The ioctl of `/dev/mapper/control` (linux/dm-ioctl.h). This module makes the call safe;
+//! [`disk::device_mapper`] fills and reads the buffers.
 
 use std::fs::File;
 use std::io;
@@ -7,12 +7,13 @@ use std::os::fd::AsRawFd;
 
 use super::check;
 
-/// Size of `struct dm_ioctl`, which starts every buffer.
+/// Size in bytes of `struct dm_ioctl`, with which every buffer starts.
 pub const HEADER_LEN: usize = 312;
-/// Offset of `dm_ioctl.data_size`: how many bytes of the buffer, header included, the kernel may read and write.
+/// Offset of `dm_ioctl.data_size`: the number of bytes of the buffer, including the header, that
+/// the kernel may read and write.
 pub const DATA_SIZE_AT: usize = 12;
 
-/// The commands in use, with their numbers in linux/dm-ioctl.h.
+/// The used commands with their numbers in linux/dm-ioctl.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -25,11 +26,11 @@ pub enum Command {
     TableClear = 10,
 }
 
-/// Runs one command on `/dev/mapper/control`. `buffer` holds a `struct dm_ioctl` and what belongs after it, and takes the
-/// answer. `data_size` is set here.
+/// Runs one command on `/dev/mapper/control`. `buffer` holds a `struct dm_ioctl` and its payload,
+/// and receives the answer. This function sets `data_size`.
 ///
 /// # Panics
-/// When `buffer` is shorter than the header: a mistake of the caller, not of any input.
+/// If `buffer` is shorter than the header. This is a mistake of the caller; no input can cause it.
 pub fn command(control: &File, command: Command, buffer: &mut [u8]) -> io::Result<()> {
     assert!(
         buffer.len() >= HEADER_LEN,
@@ -40,8 +41,9 @@ pub fn command(control: &File, command: Command, buffer: &mut [u8]) -> io::Resul
     buffer[DATA_SIZE_AT..DATA_SIZE_AT + 4].copy_from_slice(&data_size.to_ne_bytes());
     // _IOWR(DM_IOCTL = 0xfd, command, struct dm_ioctl)
     let request = 0xc000_0000_u32 | (HEADER_LEN as u32) << 16 | 0xfd << 8 | command as u32;
-    // SAFETY: the kernel reads and writes at most `data_size` bytes at the pointer, which is what `buffer` holds and borrows
-    // exclusively. A device that is not the device-mapper's does not know a request of type 0xfd and answers ENOTTY.
+    // SAFETY: the kernel reads and writes at most `data_size` bytes at the pointer, which `buffer`
+    // holds and borrows exclusively. Any other device does not know a request of type 0xfd and
+    // answers ENOTTY.
     check(unsafe { libc::ioctl(control.as_raw_fd(), request as _, buffer.as_mut_ptr()) })?;
     Ok(())
 }

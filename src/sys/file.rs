@@ -1,15 +1,17 @@
-//! Files that are whole: whoever reads one, after a power cut too, sees the old content or the new.
+//! Atomic replacement of files: a reader sees the old content or the new one, even after a power
+//! failure.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Gives `path`, whose directory must exist, this content and mode, durably (fsync(2)); what it was before does not matter.
+/// Replaces the file at `path` durably with this content and mode (fsync(2)). Its directory must
+/// exist; the old file need not.
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
-    // of a run that was cut off
+    // A previous run that was interrupted may have left this file.
     match fs::remove_file(&fresh) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -20,7 +22,7 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
             .create_new(true)
             .mode(mode)
             .open(&fresh)?;
-        file.set_permissions(Permissions::from_mode(mode))?; // whatever the umask
+        file.set_permissions(Permissions::from_mode(mode))?; // independent of the umask
         file.write_all(content)?;
         file.sync_all()?;
         fs::rename(&fresh, path)
@@ -29,7 +31,8 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     sync_directory(path)
 }
 
-/// Makes the entry of `path` in its directory durable (fsync(2): the file's own fsync need not).
+/// Makes the directory entry of `path` durable; fsync(2) of the file itself does not guarantee
+/// this.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
     let parent = path
         .parent()

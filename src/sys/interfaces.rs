@@ -5,24 +5,25 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::check;
 
-/// The addresses of all interfaces in the kernel's order (getifaddrs(3)), IPv4 and IPv6.
+/// Returns the IPv4 and IPv6 addresses of all interfaces, in the kernel's order (getifaddrs(3)).
 pub fn addresses() -> io::Result<Vec<IpAddr>> {
     let mut first = std::ptr::null_mut();
-    // SAFETY: `first` is a valid place for the pointer to the list that the call makes
+    // SAFETY: `first` is a valid place for the pointer to the list that the call creates.
     check(unsafe { libc::getifaddrs(&mut first) })?;
     let mut found = vec![];
     let mut next = first;
     while !next.is_null() {
-        // SAFETY: not null, so an entry of the list, which is not freed yet
+        // SAFETY: `next` is not null, so it is an entry of the list, which is not freed yet.
         let entry = unsafe { &*next };
         next = entry.ifa_next;
         if entry.ifa_addr.is_null() {
             continue;
         }
-        // SAFETY: not null, so an address that lives as long as the list; each starts with its family
+        // SAFETY: `ifa_addr` is not null, so it is an address that lives as long as the list; each
+        // address starts with its family.
         match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
             libc::AF_INET => {
-                // SAFETY: an address of this family is a sockaddr_in
+                // SAFETY: an address of this family is a sockaddr_in.
                 let address =
                     unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
                 found.push(IpAddr::V4(Ipv4Addr::from(
@@ -30,7 +31,7 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
                 )));
             }
             libc::AF_INET6 => {
-                // SAFETY: an address of this family is a sockaddr_in6
+                // SAFETY: an address of this family is a sockaddr_in6.
                 let address =
                     unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
                 found.push(IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr)));
@@ -38,7 +39,8 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
             _ => {}
         }
     }
-    // SAFETY: of getifaddrs, not freed yet, and no reference into it is left
+    // SAFETY: `first` comes from getifaddrs and is not freed yet; no reference into the list is
+    // left.
     unsafe { libc::freeifaddrs(first) };
     Ok(found)
 }

@@ -1,4 +1,5 @@
-//! The kernel's key retention service (keyrings(7)): a place for a disk key where no program can read it.
+//! The kernel's key retention service (keyrings(7)), which keeps a disk key where no program can
+//! read it.
 
 use std::ffi::CString;
 use std::io;
@@ -11,20 +12,23 @@ const KEY_SPEC_THREAD_KEYRING: i32 = -1;
 const KEYCTL_REVOKE: i32 = 3;
 const KEYCTL_UNLINK: i32 = 9;
 
-/// A key of type `logon` in the thread's own keyring. User space, we included, cannot read it back; dm-crypt finds it by its
-/// description when the table is loaded by the same thread. Dropping revokes it and takes it out of the keyring.
+/// A key of type `logon` in the thread's own keyring. No program in user space can read it back,
+/// not even this one. dm-crypt finds it by its description if the same thread loads the table.
+/// Dropping it revokes the key and removes it from the keyring.
 #[derive(Debug)]
 pub struct LogonKey {
     serial: i32,
-    // tied to its thread: another one has another thread keyring
+    // A key belongs to its thread, because each thread has a keyring of its own.
     not_send: PhantomData<*const ()>,
 }
 
 impl LogonKey {
-    /// Adds a key (add_key(2)). `description` needs a `service:` prefix. `ENOSYS` from a kernel without keyrings.
+    /// Adds a key (add_key(2)). `description` must begin with `service:`, for any service. `ENOSYS`
+    /// means that the kernel has no keyrings.
     pub fn add(description: &str, payload: &[u8]) -> io::Result<LogonKey> {
         let description = CString::new(description)?;
-        // SAFETY: both strings are valid C strings and the payload's length is given with its pointer; the kernel only reads.
+        // SAFETY: both strings are valid C strings, and the payload's pointer comes with its
+        // length; the kernel only reads.
         let serial = check(unsafe {
             libc::syscall(
                 libc::SYS_add_key,
@@ -44,8 +48,8 @@ impl LogonKey {
 
 impl Drop for LogonKey {
     fn drop(&mut self) {
-        // Errors change nothing: the keyring itself goes with the thread.
-        // SAFETY: keyctl(2) with these two operations takes integers only.
+        // Errors are ignored: the keyring itself ends with its thread.
+        // SAFETY: these two operations of keyctl(2) take only integers.
         unsafe {
             libc::syscall(libc::SYS_keyctl, KEYCTL_REVOKE, self.serial);
             libc::syscall(

@@ -1,5 +1,6 @@
-//! Every raw system call and `unsafe` block of the crate (but the TPM bindings'), one file a subject. Each function is safe
-//! to call, returns [`std::io::Error`] from `errno`, and names the manual page or kernel header that its constants come from.
+//! All raw system calls and all `unsafe` blocks of the project, except those of the TPM bindings;
+//! one file per subject. Each function is safe to call and returns [`std::io::Error`] from `errno`.
+//! It names the manual page or kernel header from which its constants come.
 #![allow(unsafe_code)]
 
 pub mod block;
@@ -20,7 +21,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A C return value as a `Result`: -1 means that `errno` says why.
+/// Converts the return value of a C function: -1 means that `errno` has the error.
 fn check<T: Into<i64> + Copy>(returned: T) -> io::Result<T> {
     if returned.into() == -1 {
         Err(io::Error::last_os_error())
@@ -29,7 +30,7 @@ fn check<T: Into<i64> + Copy>(returned: T) -> io::Result<T> {
     }
 }
 
-/// A path as the kernel takes it. `InvalidInput` for a path that contains a zero byte.
+/// Converts a path for the kernel. `InvalidInput` for a path with a zero byte.
 fn c_path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }

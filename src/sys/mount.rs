@@ -6,14 +6,15 @@ use std::path::Path;
 
 use super::{c_path, check};
 
-/// How a file system is mounted (mount(2)): a bit each.
+/// The flags of mount(2) that we use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Flags {
-    /// MS_RDONLY
+    /// MS_RDONLY.
     pub read_only: bool,
-    /// MS_NOSUID and MS_NODEV
+    /// MS_NOSUID and MS_NODEV.
     pub no_devices: bool,
-    /// MS_BIND: `source` is a directory to show at `target`; file system type and options are ignored
+    /// MS_BIND: `source` is a directory that also appears at `target`; file system type and options
+    /// are ignored.
     pub bind: bool,
 }
 
@@ -30,8 +31,8 @@ impl Flags {
     }
 }
 
-/// Mounts the file system of type `kind` from `source` at the existing directory `target`. `options` are the file system's
-/// own, separated by commas.
+/// Mounts the file system of type `kind` from `source` at the existing directory `target`.
+/// `options` are specific to the file system and separated by commas.
 pub fn mount(
     source: &Path,
     target: &Path,
@@ -41,7 +42,7 @@ pub fn mount(
 ) -> io::Result<()> {
     let (source, target) = (c_path(source)?, c_path(target)?);
     let (kind, options) = (CString::new(kind)?, CString::new(options)?);
-    // SAFETY: four valid C strings that outlive the call; the kernel only reads them.
+    // SAFETY: these are four valid C strings that outlive the call; the kernel only reads them.
     check(unsafe {
         libc::mount(
             source.as_ptr(),
@@ -54,10 +55,10 @@ pub fn mount(
     Ok(())
 }
 
-/// Unmounts what is mounted at `target`; `EBUSY` while a file in it is open.
+/// Unmounts the file system at `target`; `EBUSY` while a file in it is open.
 pub fn unmount(target: &Path) -> io::Result<()> {
     let target = c_path(target)?;
-    // SAFETY: a valid C string that outlives the call.
+    // SAFETY: `target` is a valid C string that outlives the call.
     check(unsafe { libc::umount2(target.as_ptr(), 0) })?;
     Ok(())
 }

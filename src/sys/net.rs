@@ -1,15 +1,17 @@
-//! Sockets: connect(2) with a deadline that another thread can cut short; the size of their buffers.
+//! Sockets: connect(2) with a deadline that another thread can cut short, and the size of send
+//! buffers.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How long a cancelled connect may go unnoticed.
+/// Maximum time until a cancelled connect notices the cancellation.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Connects to `address` before `deadline`; looks at `cancelled` ten times a second, which [`TcpStream::connect_timeout`]
-/// cannot. Errors are those of connect(2), `TimedOut`, or `Interrupted` when cancelled.
+/// Connects to `address` before `deadline`. Unlike [`TcpStream::connect_timeout`], it checks
+/// `cancelled` ten times per second. Errors are those of connect(2), `TimedOut`, or `Interrupted`
+/// after a cancellation.
 pub fn connect(
     address: SocketAddr,
     deadline: Instant,
@@ -20,7 +22,7 @@ pub fn connect(
     } else {
         libc::AF_INET6
     };
-    // SAFETY: socket(2) takes no pointers
+    // SAFETY: socket(2) takes no pointers.
     let fd = unsafe {
         libc::socket(
             family,
@@ -31,7 +33,7 @@ pub fn connect(
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `fd` is a fresh descriptor that nothing else owns
+    // SAFETY: `fd` is a new descriptor without another owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     match start_connect(&socket, address) {
         Ok(()) => {}
@@ -61,7 +63,7 @@ fn start_connect(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
                 sin_zero: [0; 8],
             };
             let len = size_of_val(&name) as libc::socklen_t;
-            // SAFETY: `name` is a sockaddr_in of `len` bytes and outlives the call
+            // SAFETY: `name` is a sockaddr_in of `len` bytes and outlives the call.
             unsafe { libc::connect(socket.as_raw_fd(), (&raw const name).cast(), len) }
         }
         SocketAddr::V6(v6) => {
@@ -75,7 +77,7 @@ fn start_connect(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
                 sin6_scope_id: v6.scope_id(),
             };
             let len = size_of_val(&name) as libc::socklen_t;
-            // SAFETY: `name` is a sockaddr_in6 of `len` bytes and outlives the call
+            // SAFETY: `name` is a sockaddr_in6 of `len` bytes and outlives the call.
             unsafe { libc::connect(socket.as_raw_fd(), (&raw const name).cast(), len) }
         }
     };
@@ -95,7 +97,7 @@ fn wait_connected(
         if cancelled() {
             return Err(io::Error::new(
                 io::ErrorKind::Interrupted,
-                "stopped while connecting",
+                "connecting was stopped",
             ));
         }
         let left = deadline.saturating_duration_since(Instant::now());
@@ -108,7 +110,7 @@ fn wait_connected(
             revents: 0,
         };
         let milliseconds = left.min(TICK).as_millis().max(1) as libc::c_int;
-        // SAFETY: `poll` is one valid, writable pollfd
+        // SAFETY: `poll` is one valid, writable pollfd.
         let ready = unsafe { libc::poll(&mut poll, 1, milliseconds) };
         match ready {
             0 => {}
@@ -123,11 +125,11 @@ fn wait_connected(
     }
 }
 
-/// Has the kernel hold at most twice `bytes` of what a peer does not read (SO_SNDBUF, socket(7)). Accepted sockets inherit it
-/// from the listening one.
+/// Limits what the kernel buffers for a peer that does not read to twice `bytes` (SO_SNDBUF,
+/// socket(7)). Accepted sockets inherit the limit from the listening one.
 pub fn limit_send_buffer(socket: &impl AsRawFd, bytes: u32) -> io::Result<()> {
     let length = size_of::<u32>() as libc::socklen_t;
-    // SAFETY: `bytes` is an int of four bytes for the duration of the call
+    // SAFETY: `bytes` is an int of four bytes that outlives the call.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -144,7 +146,7 @@ pub fn limit_send_buffer(socket: &impl AsRawFd, bytes: u32) -> io::Result<()> {
     }
 }
 
-/// The addresses of a host name. Blocks for as long as the system's resolver takes.
+/// Returns the addresses of a host name. Blocks for as long as the system's resolver takes.
 pub fn resolve(host: &str) -> io::Result<Vec<IpAddr>> {
     (host, 0)
         .to_socket_addrs()
@@ -189,9 +191,9 @@ mod tests {
 
     #[test]
     fn a_connect_that_hangs_ends_by_deadline_and_by_cancellation() {
-        // a listener whose backlog is full answers no SYN
+        // A listener with a full backlog answers no SYN.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        // SAFETY: listen(2) takes no pointers; this shrinks the backlog of a socket that is listening already
+        // SAFETY: listen(2) takes no pointers; this shrinks the backlog of a listening socket.
         unsafe { libc::listen(listener.as_raw_fd(), 0) };
         let address = listener.local_addr().unwrap();
         let short = || Instant::now() + Duration::from_millis(150);

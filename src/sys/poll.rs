@@ -1,4 +1,4 @@
-//! Many descriptors watched by one thread: epoll(7), and an eventfd(2) to wake it.
+//! One thread waits for many descriptors: epoll(7), and an eventfd(2) to wake it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -6,35 +6,37 @@ use std::time::Duration;
 
 use super::check;
 
-/// Descriptors told of at most by one [`Poller::wait`]; the others are told of by the next.
+/// Maximum number of descriptors that one [`Poller::wait`] reports; the next one reports the
+/// others.
 const BATCH: usize = 256;
 /// The token of the poller's own eventfd.
 const WAKE: u64 = u64::MAX;
 
-/// Waits until one of its descriptors can be read.
+/// Waits until one of its descriptors is readable.
 pub struct Poller {
     epoll: OwnedFd,
     waker: OwnedFd,
 }
 
 impl Poller {
-    /// Watches nothing yet. Errors when no descriptor is free.
+    /// Creates a poller without descriptors. Errors if no file descriptor is free.
     pub fn new() -> io::Result<Poller> {
-        // SAFETY: epoll_create1(2) takes flags only
+        // SAFETY: epoll_create1(2) takes only flags.
         let epoll = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: `epoll` is a fresh descriptor that nothing else owns
+        // SAFETY: `epoll` is a new descriptor without another owner.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
-        // SAFETY: eventfd(2) takes integers only
+        // SAFETY: eventfd(2) takes only integers.
         let waker = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        // SAFETY: as above
+        // SAFETY: `waker` is a new descriptor without another owner.
         let waker = unsafe { OwnedFd::from_raw_fd(waker) };
         let poller = Poller { epoll, waker };
         poller.control(libc::EPOLL_CTL_ADD, &poller.waker, libc::EPOLLIN, WAKE)?;
         Ok(poller)
     }
 
-    /// Has one later [`Poller::wait`] tell `token` (not `u64::MAX`) when `fd` can be read, or has ended or failed; at once if
-    /// that is so already. Then not again until the next call of this. Closing the descriptor ends it too.
+    /// Makes one [`Poller::wait`] report `token` (not `u64::MAX`) when `fd` is readable, closed by
+    /// its peer or failed; at once if it is so already. After one report, the descriptor is not
+    /// watched until the next call. Closing it also ends the watch.
     pub fn watch_once(&self, fd: &impl AsFd, token: u64) -> io::Result<()> {
         let events = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLONESHOT;
         match self.control(libc::EPOLL_CTL_MOD, fd, events, token) {
@@ -50,7 +52,8 @@ impl Poller {
             events: events as u32,
             u64: token,
         };
-        // SAFETY: both descriptors are open, and the kernel reads one epoll_event from a valid pointer
+        // SAFETY: both descriptors are open, and the kernel reads one epoll_event from a valid
+        // pointer.
         check(unsafe {
             libc::epoll_ctl(
                 self.epoll.as_raw_fd(),
@@ -62,10 +65,11 @@ impl Poller {
         Ok(())
     }
 
-    /// Ends the current or else the next [`Poller::wait`].
+    /// Ends the current [`Poller::wait`], or else the next one.
     pub fn wake(&self) {
         let one = 1u64;
-        // SAFETY: write(2) reads eight bytes from a valid pointer. It fails only when 2^64-2 wakes were not noticed yet.
+        // SAFETY: write(2) reads eight bytes from a valid pointer. It fails only after 2^64-2
+        // unnoticed wakes.
         unsafe {
             libc::write(
                 self.waker.as_raw_fd(),
@@ -75,13 +79,13 @@ impl Poller {
         };
     }
 
-    /// Sleeps until a descriptor is ready, somebody wakes us or `timeout` has passed (rounded up to milliseconds), and puts
-    /// the tokens of what is ready into `ready`.
+    /// Sleeps until a descriptor is ready, [`Poller::wake`] is called or `timeout` has passed
+    /// (rounded up to milliseconds). Puts the tokens of ready descriptors into `ready`.
     pub fn wait(&self, ready: &mut Vec<u64>, timeout: Duration) -> io::Result<()> {
         ready.clear();
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
         let timeout = timeout.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32;
-        // SAFETY: the kernel writes at most BATCH events to `events`
+        // SAFETY: the kernel writes at most BATCH events to `events`.
         let count = unsafe {
             libc::epoll_wait(
                 self.epoll.as_raw_fd(),
@@ -105,7 +109,7 @@ impl Poller {
 
     fn clear(&self) {
         let mut count = 0u64;
-        // SAFETY: read(2) writes eight bytes to a valid pointer; the descriptor does not block
+        // SAFETY: read(2) writes eight bytes to a valid pointer; the descriptor does not block.
         unsafe {
             libc::read(
                 self.waker.as_raw_fd(),

@@ -1,13 +1,15 @@
-//! What keeps this process's memory to itself, and what it does to others.
+//! Protection of this process's memory, and control over processes and threads.
 
 use std::io;
 
 use super::check;
 
-/// No core dump, no ptrace by others, `/proc/self` owned by root (prctl(2) PR_SET_DUMPABLE, setrlimit(2) RLIMIT_CORE). Both,
-/// because a core_pattern that pipes to a program ignores the limit. Lost across execve(2): each program calls it itself.
+/// Prevents core dumps and ptrace by others, and makes root the owner of `/proc/self` (prctl(2)
+/// PR_SET_DUMPABLE, setrlimit(2) RLIMIT_CORE). Both calls are necessary, because a core_pattern
+/// that pipes to a program ignores the limit. execve(2) resets this, so each program calls it
+/// itself.
 pub fn keep_memory_private() -> io::Result<()> {
-    // SAFETY: PR_SET_DUMPABLE takes integers only.
+    // SAFETY: PR_SET_DUMPABLE takes only integers.
     check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) })?;
     let none = libc::rlimit {
         rlim_cur: 0,
@@ -18,34 +20,35 @@ pub fn keep_memory_private() -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps all memory of the process, now and later, out of swap (mlockall(2)). Pages are locked as they are first touched
-/// (MCL_ONFAULT), so that untouched thread stacks cost nothing. `ENOMEM` or `EPERM` where RLIMIT_MEMLOCK forbids it.
+/// Keeps all present and future memory of the process out of swap (mlockall(2)). Pages are locked
+/// when they are first touched (MCL_ONFAULT), so that untouched thread stacks cost nothing.
+/// `ENOMEM` or `EPERM` if RLIMIT_MEMLOCK forbids it.
 pub fn lock_memory() -> io::Result<()> {
-    // MCL_ONFAULT, linux/mman.h (asm-generic); not in libc for musl
+    // MCL_ONFAULT of linux/mman.h (asm-generic); libc lacks it for musl.
     const MCL_ONFAULT: i32 = 4;
-    // SAFETY: takes flags only.
+    // SAFETY: mlockall(2) takes only flags.
     check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | MCL_ONFAULT) })?;
     Ok(())
 }
 
-/// Sends a signal to all processes of a group (kill(2)); `ESRCH` when there is none left.
+/// Sends a signal to all processes of a group (kill(2)); `ESRCH` if there are none left.
 pub fn signal_group(group: u32, signal: i32) -> io::Result<()> {
     let group = i32::try_from(group)
         .ok()
         .filter(|group| *group > 1)
         .ok_or(io::ErrorKind::InvalidInput)?;
-    // SAFETY: takes integers only; the group is neither our own (0) nor everybody (-1).
+    // SAFETY: kill(2) takes only integers; the group is neither our own (0) nor all processes (-1).
     check(unsafe { libc::kill(-group, signal) })?;
     Ok(())
 }
 
-/// Gives a thread the highest priority for disk I/O: class real time, level 0 (ioprio_set(2)). `EPERM` without
-/// CAP_SYS_ADMIN, `ESRCH` when it is gone.
+/// Gives a thread the highest priority for disk I/O: class real time, level 0 (ioprio_set(2)).
+/// `EPERM` without CAP_SYS_ADMIN, `ESRCH` if the thread has ended.
 pub fn prioritize_io(thread: u32) -> io::Result<()> {
     const IOPRIO_CLASS_RT: libc::c_long = 1;
     const IOPRIO_CLASS_SHIFT: libc::c_long = 13;
     let priority = IOPRIO_CLASS_RT << IOPRIO_CLASS_SHIFT;
-    // SAFETY: takes integers only.
+    // SAFETY: ioprio_set(2) takes only integers.
     check(unsafe {
         libc::syscall(
             libc::SYS_ioprio_set,
@@ -57,9 +60,10 @@ pub fn prioritize_io(thread: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// A thread's priority for disk I/O: its class, shifted left by 13 bits, and the level in it (ioprio_get(2)).
+/// Returns a thread's priority for disk I/O: the class, shifted left by 13 bits, and the level in
+/// it (ioprio_get(2)).
 pub fn io_priority(thread: u32) -> io::Result<i64> {
-    // SAFETY: takes integers only.
+    // SAFETY: ioprio_get(2) takes only integers.
     check(unsafe {
         libc::syscall(
             libc::SYS_ioprio_get,
@@ -69,10 +73,11 @@ pub fn io_priority(thread: u32) -> io::Result<i64> {
     })
 }
 
-/// One thread, not a group or a user (ioprio_set(2)).
+/// Addresses one thread instead of a group or a user (ioprio_set(2)).
 const IOPRIO_WHO_PROCESS: libc::c_long = 1;
 
-/// Raises this process's limit of open descriptors to what it may have (setrlimit(2) RLIMIT_NOFILE), and returns that.
+/// Raises this process's limit of open descriptors to its hard limit (setrlimit(2) RLIMIT_NOFILE)
+/// and returns that.
 pub fn raise_descriptor_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,

@@ -1,17 +1,18 @@
-//! Being told to stop: SIGTERM and SIGINT as something that a thread waits for, instead of a handler.
+//! Stop signals: a thread waits for SIGTERM and SIGINT instead of handling them.
 
 use std::{fmt, io, mem, ptr};
 
-/// SIGTERM and SIGINT, blocked for the thread that made this and for all that it starts afterwards, so that they wait until
-/// [`StopSignals::wait`] takes them. Made by `main` before any other thread runs.
+/// SIGTERM and SIGINT, blocked for the thread that creates this value and for all threads that it
+/// starts later. So they stay pending until [`StopSignals::wait`] takes them. `main` must create it
+/// before any other thread runs.
 pub struct StopSignals(libc::sigset_t);
 
-/// A request to stop.
+/// A signal that asks the program to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopSignal {
-    /// From a service manager.
+    /// SIGTERM, from a service manager.
     Term,
-    /// From the keyboard.
+    /// SIGINT, from the keyboard.
     Int,
 }
 
@@ -25,27 +26,28 @@ impl fmt::Display for StopSignal {
 }
 
 impl StopSignals {
-    /// Blocks both (pthread_sigmask(3)).
+    /// Blocks both signals (pthread_sigmask(3)).
     pub fn block() -> io::Result<StopSignals> {
-        // SAFETY: a sigset_t is plain data, for which zeros are a valid value; sigemptyset then sets it properly.
+        // SAFETY: a sigset_t is plain data for which zeros are a valid value; sigemptyset then
+        // initializes it.
         let mut set: libc::sigset_t = unsafe { mem::zeroed() };
-        // SAFETY: `set` lives through the three calls, and the signal numbers exist.
+        // SAFETY: `set` outlives the three calls, and the signal numbers exist.
         unsafe {
             libc::sigemptyset(&mut set);
             libc::sigaddset(&mut set, libc::SIGTERM);
             libc::sigaddset(&mut set, libc::SIGINT);
         }
-        // SAFETY: `set` is initialised, and no old mask is asked for.
+        // SAFETY: `set` is initialized, and the old mask is not requested.
         match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, ptr::null_mut()) } {
             0 => Ok(StopSignals(set)),
             errno => Err(io::Error::from_raw_os_error(errno)),
         }
     }
 
-    /// Sleeps until one comes (sigwait(3)).
+    /// Sleeps until one of the signals arrives (sigwait(3)).
     pub fn wait(&self) -> io::Result<StopSignal> {
         let mut signal = 0;
-        // SAFETY: the set is initialised, and `signal` lives through the call.
+        // SAFETY: the set is initialized, and `signal` outlives the call.
         match unsafe { libc::sigwait(&self.0, &mut signal) } {
             0 if signal == libc::SIGINT => Ok(StopSignal::Int),
             0 => Ok(StopSignal::Term),
@@ -60,7 +62,8 @@ mod tests {
 
     #[test]
     fn a_signal_that_came_before_the_wait_is_not_lost() {
-        // a thread of its own, since the mask stays; the signal is sent to it alone
+        // The test needs a thread of its own, because the mask stays; the signal is sent only to
+        // that thread.
         std::thread::spawn(|| {
             let signals = StopSignals::block().unwrap();
             // SAFETY: the thread signals itself.

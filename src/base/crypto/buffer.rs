@@ -1,13 +1,15 @@
-//! Buffers of bytes that may be secret, as those of messages that carry keys: wiped, at the speed of a plain buffer.
+//! Byte buffers for messages, which may carry keys: they are wiped, at the speed of a plain buffer.
 
-/// Overwrites bytes that may have been part of a message: messages carry keys.
+/// Overwrites the bytes of a message, which may carry keys.
 pub fn wipe(bytes: &mut [u8]) {
     bytes.fill(0);
-    // keeps the compiler from dropping the fill as a dead store, and costs nothing, unlike volatile writes byte by byte
+    // This barrier keeps the compiler from removing the fill as a dead store. Unlike volatile
+    // writes of single bytes, it costs nothing.
     zeroize::optimization_barrier(bytes);
 }
 
-/// Makes room for `more` bytes without leaving an unwiped copy behind, as a vector does that grows by itself.
+/// Makes room for `more` bytes. Unlike a vector that grows by itself, it leaves no unwiped copy
+/// behind.
 pub fn reserve(buffer: &mut Vec<u8>, more: usize) {
     if buffer.capacity() - buffer.len() < more {
         let mut grown = Vec::with_capacity((2 * buffer.capacity()).max(buffer.len() + more));
@@ -17,17 +19,18 @@ pub fn reserve(buffer: &mut Vec<u8>, more: usize) {
     }
 }
 
-/// Message bytes, wiped on drop.
+/// The bytes of a message; wiped on drop.
 #[derive(Default)]
 pub struct Bytes(pub Vec<u8>);
 
 impl Bytes {
-    /// Empty.
+    /// Creates an empty buffer with room for `capacity` bytes.
     pub fn with_capacity(capacity: usize) -> Bytes {
         Bytes(Vec::with_capacity(capacity))
     }
 
-    /// Appends without leaving an unwiped copy behind in a moved allocation; it never grows beyond `expected` bytes before it must.
+    /// Appends bytes without leaving an unwiped copy in a moved allocation. The capacity stays
+    /// within `expected` bytes as long as the content does.
     pub fn extend(&mut self, more: &[u8], expected: usize) {
         let needed = self.0.len() + more.len();
         if needed > self.0.capacity() {
@@ -42,8 +45,8 @@ impl Bytes {
         self.0.extend_from_slice(more);
     }
 
-    /// Wipes the content; the room remains for another message. Room that comes anew from the system costs more time than
-    /// the copying into it.
+    /// Wipes the content and keeps the memory for another message. New memory from the system costs
+    /// more time than the copy into it.
     pub fn clear(&mut self) {
         wipe(&mut self.0);
         self.0.clear();

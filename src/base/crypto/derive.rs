@@ -1,53 +1,58 @@
-//! Key derivation: HKDF (RFC 5869) with SHA-256, and the names under which keys are derived.
+//! Key derivation by HKDF (RFC 5869) with SHA-256, and the names of the derived keys.
 
 use ring::hkdf;
 
 use super::Secret;
 
-/// Length in bytes of a state disk's key, of the measurement secret, of the seeds of SSH authorities.
+/// Length in bytes of a state disk's key, of the measurement secret, and of the seeds of SSH
+/// certificate authorities.
 pub const KEY_LEN: usize = 32;
-/// Length in bytes of a measurement salt, of which the cluster ID is made.
+/// Length in bytes of a measurement salt, from which the cluster ID is derived.
 pub const MEASUREMENT_SALT_LEN: usize = 32;
 /// Length in bytes of a cluster ID.
 pub const CLUSTER_ID_LEN: usize = 32;
-/// The most bytes that HKDF-SHA-256 can give: 255 blocks (RFC 5869 §2.3).
+/// Maximum number of bytes from HKDF-SHA-256: 255 blocks (RFC 5869 §2.3).
 pub const MAX_DERIVED_LEN: usize = 255 * 32;
-/// Id of the key from which the cluster ID is derived.
+/// ID of the key from which the cluster ID is derived.
 pub const MEASUREMENT_SECRET_ID: &str = "measurementSecret";
-/// Id of the seed of the SSH certificate authority for users: who has it can log in to every node.
+/// ID of the seed of the SSH certificate authority for users. Its owner can log in to every node.
 pub const SSH_USER_CA_SEED_ID: &str = "ca_emergency_ssh";
-/// Id under which the key service gives that authority's public key, in SSH's wire format, and no seed.
+/// ID under which the key service returns the public key of that authority, in SSH's wire format,
+/// instead of its seed.
 pub const SSH_USER_CA_PUBLIC_ID: &str = "ca_emergency_ssh.pub";
-/// Id of the seed of the SSH certificate authority for hosts: who has it can pose as any node to an operator.
+/// ID of the seed of the SSH certificate authority for hosts. Its owner can impersonate any node to
+/// an operator.
 pub const SSH_HOST_CA_SEED_ID: &str = "ca_emergency_ssh_host";
 
-/// Every id that the key service derives under is prefixed by this in the HKDF info.
+/// Prefix of all IDs of the key service in the HKDF info.
 const DEK_PREFIX: &str = "key-";
 const CLUSTER_ID_INFO: &str = "clusterID";
 const DISK_MAC_INFO: &str = "firstlight-state-disk";
 
-/// The name of a data encryption key: the HKDF info `key-` + id.
+/// The name of a data encryption key: the HKDF info `key-` + ID.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dek(String);
 
 impl Dek {
-    /// The key of the given id, e.g. [`MEASUREMENT_SECRET_ID`].
+    /// Names the key with this ID, e.g. [`MEASUREMENT_SECRET_ID`].
     pub fn named(id: &str) -> Self {
         Dek(format!("{DEK_PREFIX}{id}"))
     }
 
-    /// The key of the disk whose LUKS UUID this is; in lower case, since HKDF infos are compared byte for byte.
+    /// Names the key of the disk with this LUKS UUID. The UUID becomes lower case, because HKDF
+    /// compares infos byte by byte.
     pub fn disk(uuid: &str) -> Self {
         Self::named(&uuid.to_lowercase())
     }
 
-    /// The HKDF info.
+    /// Returns the HKDF info.
     pub fn info(&self) -> &str {
         &self.0
     }
 }
 
-/// HKDF-SHA-256 of `secret` and `salt` under `info`; `None` when `len` is 0 or above [`MAX_DERIVED_LEN`].
+/// Derives `len` bytes from `secret` and `salt` under `info` by HKDF-SHA-256. Returns `None` if
+/// `len` is 0 or above [`MAX_DERIVED_LEN`].
 pub fn derive_key(secret: &[u8], salt: &[u8], info: &str, len: usize) -> Option<Secret> {
     struct Len(usize);
     impl hkdf::KeyType for Len {
@@ -67,14 +72,16 @@ pub fn derive_key(secret: &[u8], salt: &[u8], info: &str, len: usize) -> Option<
     Some(Secret::new(out))
 }
 
-/// The key of the MAC that ties a state disk to its cluster: HKDF(measurement secret, no salt, `firstlight-state-disk`, 32).
-/// The cluster ID is under an info of its own, so that neither says anything of the other.
+/// Derives the key of the MAC that binds a state disk to its cluster: HKDF(measurement secret, no
+/// salt, `firstlight-state-disk`, 32). The cluster ID has another info, so neither reveals anything
+/// about the other.
 pub fn disk_mac_key(measurement_secret: &Secret) -> Secret {
     let key = derive_key(measurement_secret.expose(), &[], DISK_MAC_INFO, KEY_LEN);
     key.expect("the length is a constant within HKDF's bounds")
 }
 
-/// The cluster ID, which is measured into PCR 15: HKDF(measurement secret, measurement salt, `key-clusterID`, 32).
+/// Derives the cluster ID, which is measured into PCR 15: HKDF(measurement secret, measurement
+/// salt, `key-clusterID`, 32).
 pub fn cluster_id(measurement_secret: &Secret, measurement_salt: &[u8]) -> [u8; CLUSTER_ID_LEN] {
     let info = Dek::named(CLUSTER_ID_INFO);
     let id = derive_key(
@@ -83,7 +90,7 @@ pub fn cluster_id(measurement_secret: &Secret, measurement_salt: &[u8]) -> [u8; 
         info.info(),
         CLUSTER_ID_LEN,
     );
-    // the length is a constant within HKDF's bounds
+    // The length is a constant within HKDF's bounds.
     id.and_then(|id| id.expose().try_into().ok())
         .unwrap_or_default()
 }
@@ -145,7 +152,7 @@ mod tests {
 
     #[test]
     fn rfc_5869_test_case_3() {
-        // the one case of RFC 5869 appendix A whose info is UTF-8, as ours always is
+        // This is the only case of RFC 5869 appendix A whose info is UTF-8, as ours always is.
         let okm = derive_key(&[0x0b; 22], &[], "", 42).unwrap();
         assert_eq!(
             hex(okm.expose()),

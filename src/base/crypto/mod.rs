@@ -1,4 +1,4 @@
-//! Plain helpers: secrets that wipe themselves, and the key derivations that all programs share.
+//! Secrets that wipe themselves, and the key derivations that all programs use.
 
 pub mod buffer;
 mod derive;

@@ -1,4 +1,4 @@
-//! Bytes that must not outlive their use.
+//! Bytes that are wiped after their use.
 
 use std::fmt;
 
@@ -10,31 +10,31 @@ use zeroize::Zeroizing;
 pub struct Secret(Zeroizing<Box<[u8]>>);
 
 impl Secret {
-    /// Takes over `bytes`; spare capacity of the vector is wiped as well.
+    /// Takes ownership of `bytes` and wipes the vector's spare capacity.
     pub fn new(bytes: Vec<u8>) -> Self {
         let bytes = Zeroizing::new(bytes);
-        // not into_boxed_slice: shrinking may leave an unwiped copy behind
+        // `into_boxed_slice` is not used, because shrinking may leave an unwiped copy behind.
         Secret(Zeroizing::new(Box::from(bytes.as_slice())))
     }
 
-    /// `len` bytes from the kernel's random number generator.
+    /// Returns `len` bytes from the kernel's random number generator.
     pub fn random(len: usize) -> Self {
         let mut bytes = vec![0; len];
         fill_random(&mut bytes);
         Secret::new(bytes)
     }
 
-    /// The bytes. What is copied out of them is the caller's to wipe.
+    /// Returns the bytes. A caller that copies them must wipe the copy.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -60,7 +60,8 @@ impl PartialEq for Secret {
 
 impl Eq for Secret {}
 
-/// `N` bytes from the kernel's random number generator, for nonces and salts (not secret).
+/// Returns `N` bytes from the kernel's random number generator, for nonces and salts, which are not
+/// secret.
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     fill_random(&mut bytes);
@@ -68,7 +69,7 @@ pub fn random<const N: usize>() -> [u8; N] {
 }
 
 fn fill_random(bytes: &mut [u8]) {
-    // ring reads getrandom(2), which only fails where the kernel lacks it (before 3.17)
+    // `ring` calls getrandom(2), which fails only on kernels before 3.17.
     SystemRandom::new()
         .fill(bytes)
         .expect("getrandom(2) works on every supported kernel");
