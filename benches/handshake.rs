@@ -1,8 +1,10 @@
-//! Attested handshakes a second, and what one costs either side in processor time; the Go peer of the tests beside it.
+//! Measures attested handshakes per second and their processor time on both sides, with the Go peer
+//! of the tests for comparison.
 //!
-//! `cargo bench --bench handshake [-- COUNT]`. Documents are of the dummy variant, so that TLS is what is measured: a real one adds the
-//! time of its TPM quote. Each connection is a TCP connection over loopback, the handshake, and a line there and back;
-//! two are open at a time. A client and a server share this machine, so compare the processor times.
+//! `cargo bench --bench handshake [-- COUNT]`. The attestation documents are of the dummy variant,
+//! so that the bench measures TLS; a real one adds the time of its TPM quote. Each connection is a
+//! TCP connection over loopback, the handshake, and one line in each direction; two are open at a
+//! time. Client and server share this machine, so compare the processor times.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -23,9 +25,9 @@ mod dummy;
 use dummy::{Dummy, OID};
 
 const PARALLEL: usize = 2;
-/// Our own first argument, in a process that is to be a server.
+/// The first argument of a process that is a server.
 const SERVE: &str = "serve";
-/// Unit of the times in /proc/PID/stat (proc(5)): 1/100 s on every Linux that Rust runs on.
+/// Unit of the times in /proc/PID/stat (proc(5)): 1/100 s on every Linux that Rust supports.
 const TICK: Duration = Duration::from_millis(10);
 
 fn main() {
@@ -36,7 +38,7 @@ fn main() {
         return serve(mode);
     }
     let number = arguments.iter().find_map(|argument| argument.parse().ok());
-    // `cargo test --all-targets` calls benches too, without this argument: it only is to see that they work
+    // `cargo test --all-targets` also calls benches, without this argument, to check that they run.
     let count = number.unwrap_or(if arguments.iter().any(|argument| argument == "--bench") {
         1000
     } else {
@@ -56,7 +58,7 @@ fn main() {
                 [(false, false), (true, false), (false, true), (true, true)]
             {
                 let needs_go = client_is_go || server_is_go;
-                // two of ours agree on TLS 1.3
+                // Two peers of our own always agree on TLS 1.3.
                 if (needs_go && go.is_none()) || (!needs_go && tls == "1.2") {
                     continue;
                 }
@@ -140,15 +142,16 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        drop(self.process.stdin.take()); // its sign to end
+        drop(self.process.stdin.take()); // the end of its input ends it
         let _ = self.process.wait();
     }
 }
 
-/// Processor time of a process, in the kernel and outside.
+/// Returns the user and system time of a process.
 fn cpu(process: &str) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    // proc(5): fields 14 and 15, counted from the end of the name in parentheses, field 2
+    // Fields 14 and 15 (proc(5)), counted from the end of the name in parentheses, which is field
+    // 2.
     let fields: Vec<&str> = stat
         .rsplit(')')
         .next()
@@ -158,7 +161,7 @@ fn cpu(process: &str) -> Duration {
     TICK * (fields[11].parse::<u32>().unwrap() + fields[12].parse::<u32>().unwrap())
 }
 
-/// Our server, a thread a connection; ends with its standard input.
+/// Runs our server with one thread per connection until its standard input ends.
 fn serve(mode: &str) {
     let server = Arc::new(Server::new(issuer(true), validators(mode == "mutual")));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -182,7 +185,7 @@ fn serve(mode: &str) {
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
-/// Our clients; returns their processor time.
+/// Runs our clients and returns their processor time.
 fn call(address: SocketAddr, mode: &str, count: usize) -> Duration {
     let client = Arc::new(Client::new(issuer(mode == "mutual"), validators(true)));
     let left = Arc::new(AtomicUsize::new(count));
@@ -216,7 +219,7 @@ fn call(address: SocketAddr, mode: &str, count: usize) -> Duration {
     cpu("self") - before
 }
 
-/// The Go client; returns the processor time that it says it took.
+/// Runs the Go client and returns the processor time that it reports.
 fn call_with_go(
     binary: &Path,
     address: SocketAddr,
@@ -250,7 +253,7 @@ fn our_server(mode: &str) -> Command {
 
 fn go_peer(binary: &Path, role: &str, mode: &str, tls: &str) -> Command {
     let mut command = Command::new(binary);
-    // one key exchange in all rows: ours has no post-quantum one
+    // All rows use one key exchange, because ours has no post-quantum one.
     command.args([
         role,
         "-curve=x25519",

@@ -1,10 +1,10 @@
-//! Calls over loopback: ours beside tonic, grpcio and h2load, plaintext and TLS, and the floor, a blocking ping-pong of as
-//! many bytes over the same kind of connection.
+//! Measures calls over loopback: ours, tonic, grpcio and h2load, in plaintext and TLS. The floor
+//! for comparison is a blocking ping-pong of as many bytes over the same kind of connection.
 //!
 //!     cargo bench --bench rpc              everything, three rounds; prints the tables of docs/benchmarks.md
 //!     cargo bench --bench rpc -- 2 1       seconds a measurement, rounds
 //!
-//! Each client and each server is a process of its own, so that its CPU time can be told:
+//! Each client and each server is a process of its own, so that its CPU time can be measured:
 //!
 //! ```text
 //!   PEER serve [CERTIFICATE KEY]                                        prints its port, serves until its input closes
@@ -12,10 +12,11 @@
 //!                                                                       prints how many ns each of its calls took
 //! ```
 //!
-//! PEER is this program (`floor` or `firstlight` before the arguments), benches/tonic or tests/interop/bench.py. The
-//! measurements alternate between the peers, round by round, and ratios are taken within a round: what else the machine
-//! does hits all of them alike. Each connection has one call under way. `unary` echoes 16 bytes; `stream` takes 64 MiB
-//! from the server, in messages of 1 MiB.
+//! PEER is this program (`floor` or `firstlight` before the arguments), benches/tonic or
+//! tests/interop/bench.py. The measurements alternate between the peers in each round, and ratios
+//! are taken within a round, so that other load on the machine affects all of them. Each connection
+//! has one call at a time. `unary` echoes 16 bytes; `stream` receives 64 MiB from the server in
+//! messages of 1 MiB.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -41,20 +42,21 @@ pub struct Blob {
     pub data: Vec<u8>,
 }
 
-/// What a unary call costs on the wire once tables and settings are known, headers and trailers included: the floor's bytes.
+/// Bytes of a unary call on the wire once tables and settings are known, including headers and
+/// trailers. The floor sends as many.
 const REQUEST: usize = 9 + 8 + 9 + 5 + 18;
 const RESPONSE: usize = 9 + 2 + 9 + 5 + 18 + 9 + 1;
 const MIB: usize = 1 << 20;
-/// Messages of 1 MiB in a stream.
+/// Number of messages of 1 MiB in a stream.
 const STREAM: usize = 64;
-/// Connections in the measurement of idle ones.
+/// Number of connections in the measurement of idle connections.
 const IDLE: usize = 1000;
 
 const LOADS: [Load; 3] = [("unary", 1), ("unary", 64), ("stream", 1)];
-/// The method, and over how many connections.
+/// The method, and the number of connections.
 type Load = (&'static str, usize);
 
-/// Client, server, and what the ratio of the pair is to: a client's and a server's worth are seen by changing one of them.
+/// Client and server. Changing one of them shows the cost of the client or of the server alone.
 const PAIRS: [Pair; 10] = [
     ("floor", "floor"),
     ("firstlight", "firstlight"),
@@ -109,12 +111,12 @@ fn main() {
 
 // ---- the comparison ----
 
-/// What one measurement gave.
+/// The result of one measurement.
 #[derive(Clone, Copy)]
 struct Sample {
-    /// Calls a second; MB a second of a stream.
+    /// Calls per second; for a stream, MB per second.
     rate: f64,
-    /// Microseconds: the latencies, and what a call costs in CPU time.
+    /// Latencies and CPU time per call in microseconds.
     p50: f64,
     p99: f64,
     server: f64,
@@ -196,7 +198,7 @@ fn print_load(results: &Results, load: Load) {
     }
 }
 
-/// What the project wants of itself.
+/// Prints the goals of the project and whether they are met.
 fn print_aims(results: &Results, idle: [f64; 2]) {
     println!("\n### Aims\n\n| | wanted | plaintext | TLS |\n|---|---:|---:|---:|");
     let ours = ("firstlight", "firstlight");
@@ -280,7 +282,7 @@ fn print_aims(results: &Results, idle: [f64; 2]) {
     print("KiB resident an idle connection", None, Some(64.0), idle);
 }
 
-/// The median over the rounds of how many times `base`'s value a pair reached.
+/// Returns the median over all rounds of the ratio between the value of `pair` and that of `base`.
 fn ratio(
     results: &Results,
     tls: bool,
@@ -392,7 +394,7 @@ impl Peers {
         times.sort_by(f64::total_cmp);
         let calls = times.len() as f64;
         let rate = match load.0 {
-            // the last one may end far behind the time
+            // The last call may end long after the time.
             "stream" => calls * (STREAM * MIB) as f64 / times.iter().sum::<f64>(),
             _ => calls / time.as_secs_f64(),
         };
@@ -405,7 +407,8 @@ impl Peers {
         }
     }
 
-    /// The times of the calls in microseconds, and the CPU times of server and client.
+    /// Runs a client. Returns the times of its calls in microseconds, and the CPU times of server
+    /// and client.
     fn client(
         &self,
         who: &str,
@@ -428,7 +431,7 @@ impl Peers {
         assert_eq!(client.line(), "ready");
         let before = (server.process.cpu(), client.cpu());
         client.input.write_all(b"\n").unwrap();
-        // it prints all at once, when it is done
+        // The client prints everything at its end.
         client.output.fill_buf().unwrap();
         let after = (server.process.cpu(), client.cpu());
         let times = client
@@ -439,7 +442,7 @@ impl Peers {
         (times, after.0 - before.0, after.1 - before.1)
     }
 
-    /// The same by h2load, whose one thread drives all connections; includes the handshakes.
+    /// Runs h2load, whose single thread drives all connections; its times include the handshakes.
     fn h2load(
         &self,
         server: &ServerProcess,
@@ -478,7 +481,7 @@ impl Peers {
         let mut rest = String::new();
         client.output.read_to_string(&mut rest).unwrap();
         let after = (server.process.cpu(), client.cpu());
-        // start, HTTP status, microseconds
+        // The columns are start, HTTP status, and microseconds.
         let log = fs::read_to_string(log).unwrap();
         let times = log.lines().map(|line| line.split('\t').collect::<Vec<_>>());
         let times = times
@@ -519,7 +522,8 @@ impl Process {
         line.trim().to_owned()
     }
 
-    /// User and system time so far (proc(5), fields 14 and 15 of stat, in ticks of 10 ms).
+    /// Returns the user and system time so far (proc(5), fields 14 and 15 of stat, in ticks of 10
+    /// ms).
     fn cpu(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let behind_name = stat.rsplit(") ").next().unwrap();
@@ -568,14 +572,15 @@ impl ServerProcess {
     }
 }
 
-/// By how much a new server grows with each connection on which SETTINGS were exchanged.
+/// Returns how many KiB a new server grows per connection on which SETTINGS were exchanged.
 fn idle_kib(peers: &Peers, who: &str, tls: bool) -> f64 {
     let server = ServerProcess::start(peers, who, tls);
     let certificate = peers.certificate();
     let connect = Connect::new(server.port, tls.then(|| certificate.to_str().unwrap()));
     let open = || {
         let mut transport = connect.transport();
-        // the preface, an empty SETTINGS frame and, since what comes first is the server's, its acknowledgement
+        // The preface, an empty SETTINGS frame, and an acknowledgement, because the server's
+        // SETTINGS always come first.
         transport
             .writer
             .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
@@ -587,7 +592,7 @@ fn idle_kib(peers: &Peers, who: &str, tls: bool) -> f64 {
             .unwrap();
         transport
     };
-    // what the first connection alone needs is the server's, not a connection's
+    // The memory that the first connection needs belongs to the server and not to a connection.
     let first = open();
     thread::sleep(Duration::from_millis(300));
     let before = server.process.resident_kib();
@@ -656,7 +661,8 @@ fn serve(who: &str, files: &[&str]) {
     until();
 }
 
-/// Answers a request that begins with 1 by a stream's bytes, others by a response's.
+/// Answers a request that begins with 1 with the bytes of a stream, and others with those of a
+/// response.
 fn serve_floor(mut transport: Transport) {
     let mut request = [0; REQUEST];
     let mebibyte = vec![0; MIB];
@@ -681,7 +687,7 @@ fn shake_hands(mut connection: Connection, mut socket: TcpStream) -> io::Result<
 
 // ---- our clients ----
 
-/// Where and how to connect.
+/// The address, and the TLS configuration if any.
 struct Connect {
     port: u16,
     tls: Option<Arc<ClientConfig>>,
@@ -718,7 +724,7 @@ impl Connect {
         }
     }
 
-    /// Something that makes one call of `method` each time.
+    /// Returns a function that makes one call of `method`.
     fn caller(&self, who: &str, method: &str) -> Box<dyn FnMut() + Send> {
         let mut transport = self.transport();
         let is_stream = method == "stream";
@@ -766,7 +772,7 @@ impl Connect {
     }
 }
 
-/// Makes calls over each connection in a thread of its own, and prints how long each took.
+/// Makes calls over each connection in a thread of its own, and prints how long each call took.
 fn call(who: &str, method: &str, connect: &Connect, connections: usize, time: Duration) {
     let (ready, go) = (Barrier::new(connections + 1), Barrier::new(connections + 1));
     let caller = || {
@@ -776,7 +782,7 @@ fn call(who: &str, method: &str, connect: &Connect, connections: usize, time: Du
         }
         ready.wait();
         go.wait();
-        // grown in advance: the C library's realloc is none of the client's costs
+        // Allocated in advance, because the C library's realloc is not part of the client's cost.
         let (mut times, mut now) = (Vec::with_capacity(1 << 16), Instant::now());
         let until = now + time;
         while now < until {

@@ -1,9 +1,10 @@
-//! Opening the state disk, and making it: ours against cryptsetup and mke2fs, on the same disks in the same machine.
+//! Measures opening and creating the state disk: ours, and cryptsetup with mke2fs, on the same
+//! disks in the same machine.
 //!
-//! `cargo bench --bench unlock` boots one machine (tests/machine), in which tests/boot/cases/bench.sh runs either side five
-//! times, a first boot three times, as a process of its own, and prints the medians. This program is also what runs in the
-//! machine as our side: it calls what `unlock` calls, and nothing else. With emulation instead of KVM compare the
-//! two columns, not the times.
+//! `cargo bench --bench unlock` boots one machine (tests/machine). In it, tests/boot/cases/bench.sh
+//! runs each side five times, a first boot three times, as a process of its own, and prints the
+//! medians. This program also runs in the machine as our side; it calls exactly what `unlock`
+//! calls. With emulation instead of KVM, compare the two columns and not the times.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -37,7 +38,8 @@ fn main() -> ExitCode {
         .collect();
     let result = match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] if std::env::args().len() > 1 => compare(),
-        // `cargo test --all-targets` calls benches too, without --bench: that must not boot a machine
+        // `cargo test --all-targets` also calls benches, without --bench. That must not boot a
+        // machine.
         [] => Ok(()),
         ["open", device, passphrase] => open(Path::new(device), Path::new(passphrase)),
         ["new", device, passphrase] => new(Path::new(device), Path::new(passphrase)),
@@ -84,7 +86,7 @@ fn compare() -> Result<(), String> {
     Ok(())
 }
 
-/// `WHAT: ours MS,MS,… KIB theirs MS,MS,… KIB` as a line of the table, with the medians.
+/// Turns `WHAT: ours MS,MS,… KIB theirs MS,MS,… KIB` into a line of the table, with the medians.
 fn table_row(row: &str) -> Option<String> {
     let (what, numbers) = row.split_once(": ")?;
     let ["ours", ours, our_memory, "theirs", theirs, their_memory] =

@@ -1,8 +1,8 @@
-//! Our gRPC against others', over TCP and TLS: grpcio (Python, C core), tonic, nghttp2's tools. `tests/interop/peer.py` is
-//! grpcio's side; `tools/python.sh` installs it.
+//! Our gRPC against other implementations, over TCP and TLS: grpcio (Python, C core), tonic, and
+//! nghttp2's tools. `tests/interop/peer.py` is the side of grpcio; `tools/python.sh` installs it.
 //!
-//! Every peer is put through the cases of gRPC's interoperability specification (`tests/interop/testing.rs`), and through
-//! what those leave out (here).
+//! Each peer runs the cases of gRPC's interoperability specification (`tests/interop/testing.rs`),
+//! and the cases here, which the specification lacks.
 
 mod interop {
     pub mod testing;
@@ -37,7 +37,7 @@ pub struct Blob {
     /// Any bytes.
     pub data: Vec<u8>,
     #[prost(uint32, tag = "2")]
-    /// A number, milliseconds, or how many.
+    /// A number, milliseconds, or a count.
     pub count: u32,
 }
 
@@ -109,7 +109,7 @@ fn router() -> Router {
         )
 }
 
-/// Our server, and what its test service saw.
+/// Our server, and the events that its test service saw.
 struct OurServer {
     server: Server,
     seen: mpsc::Receiver<Seen>,
@@ -175,7 +175,7 @@ fn unary(channel: &Channel, method: &str, request: &Blob) -> Result<Blob, Status
     channel.unary(&format!("/test.Interop/{method}"), request, &soon())
 }
 
-/// What every server can do.
+/// Runs the cases that every server supports.
 fn basic_cases(channel: &Channel) {
     assert_eq!(
         unary(channel, "Echo", &Blob::default()).unwrap(),
@@ -197,7 +197,7 @@ fn basic_cases(channel: &Channel) {
     }
 }
 
-/// What grpcio's server can do, and ours.
+/// Runs the cases that grpcio's server and ours support.
 fn all_cases(channel: &Channel) {
     testing::client_cases(channel);
     basic_cases(channel);
@@ -300,7 +300,7 @@ fn python() -> Command {
     command
 }
 
-/// Runs every case of `peer.py client` and shows what it said if one failed.
+/// Runs all cases of `peer.py client`, and shows its output if one failed.
 fn run_grpcio_client(server: &OurServer, certificate: Option<&str>) {
     let output = python()
         .arg("client")
@@ -317,7 +317,7 @@ fn run_grpcio_client(server: &OurServer, certificate: Option<&str>) {
     wait_for(&server.seen, Seen::BrokenAfterResponse(Code::Cancelled));
 }
 
-/// A process that ends with the test.
+/// A process that ends when it is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -416,7 +416,7 @@ fn tonic_cases(channel: &Channel) {
 fn h2load_sees_no_failed_request() {
     let server = start_plain();
     let mut message = tempfile::NamedTempFile::new().unwrap();
-    // a message of five bytes: count 300 and a letter
+    // A message of five bytes: count 300 and one letter.
     message
         .write_all(b"\0\0\0\0\x06\x0a\x01x\x10\xac\x02")
         .unwrap();

@@ -1,11 +1,13 @@
-//! The public HTTP/2 conformance suite against our server, by tools/h2spec.sh: no case fails, none is skipped.
+//! The public HTTP/2 conformance suite against our server, run by tools/h2spec.sh: no case fails
+//! and none is skipped.
 
 use std::path::Path;
 use std::process::Command;
 
 #[test]
 fn h2spec_passes_whole_in_plaintext_and_over_tls() {
-    // target/…/debug/deps/h2spec-… → target/…/debug/examples/h2_server, which cargo builds with the tests
+    // Cargo builds target/…/debug/examples/h2_server together with the tests, in
+    // target/…/debug/deps.
     let this = std::env::current_exe().unwrap();
     let server = this.ancestors().nth(2).unwrap().join("examples/h2_server");
     let script = Path::new(support::ROOT).join("tools/h2spec.sh");

@@ -1,5 +1,6 @@
-//! Peers that mean harm, against a listening server in a process of its own: what they cost it in memory and threads, and
-//! whether others are served meanwhile. The rules that they break one by one are in `src/h2/tests`.
+//! Hostile peers against a server in a process of its own: what they cost it in memory and threads,
+//! and whether other clients are served at the same time. `src/rpc/h2/tests` breaks the rules one
+//! by one.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -21,14 +22,15 @@ use sys::process::raise_descriptor_limit;
 use unlock::recovery;
 
 const MIB: usize = 1 << 20;
-/// What no attack on a server with the default limits may cost it, beyond what it takes when idle; and on the one of a machine
-/// in its initramfs.
+/// Maximum memory in bytes, beyond the idle server's, that an attack may cost a server with the
+/// default limits, and a server with the limits of a machine in its initramfs.
 const MOST_MEMORY: usize = 64 * MIB;
 const MOST_MEMORY_IN_INITRAMFS: usize = 16 * MIB;
-/// A connection holds one only while bytes come, or for a second while it ends.
+/// Maximum number of threads. A connection holds a thread only while bytes arrive, or for a second
+/// while it ends.
 const MOST_THREADS: usize = CONNECTIONS - 20;
 
-/// Connections that the target of an attack allows.
+/// Number of connections that the target of an attack allows.
 const CONNECTIONS: usize = 200;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -41,7 +43,7 @@ struct Blob {
 
 // ---- the server ----
 
-/// The life of the child process; the parent ends it by closing its standard input.
+/// The main function of the child process. The parent ends it by closing its standard input.
 #[test]
 #[ignore = "the server of the other tests, which start it"]
 fn child_server() {
@@ -50,7 +52,7 @@ fn child_server() {
     };
     let connections: usize = connections.parse().unwrap();
     let _ = raise_descriptor_limit();
-    // a client that the machine is too busy for must not look like one that is gone
+    // A client that gets no processor time on a busy machine must not look like a lost one.
     let is_tls = std::env::var_os("HOSTILE_PEERS_TLS").is_some();
     let limits = match std::env::var_os("HOSTILE_PEERS_INITRAMFS") {
         Some(_) => recovery::limits(),
@@ -114,11 +116,11 @@ fn child_server() {
 
 struct Target {
     process: Child,
-    /// Open as long as the process: it says when it runs for more than a minute.
+    /// Kept open as long as the process, because the test harness prints a line after one minute.
     _output: BufReader<ChildStdout>,
     address: SocketAddr,
     is_tls: bool,
-    /// Bytes resident when nobody had asked it anything.
+    /// Resident bytes before any request.
     idle: usize,
 }
 
@@ -130,7 +132,7 @@ impl Target {
         )
     }
 
-    /// With the limits of a machine in its initramfs, and over TLS.
+    /// Starts a server over TLS with the limits of a machine in its initramfs.
     fn in_initramfs() -> Target {
         let mut command = Command::new(std::env::current_exe().unwrap());
         Target::run(
@@ -151,11 +153,11 @@ impl Target {
         let mut process = command
             .args(["--exact", "child_server", "--ignored", "--nocapture"])
             .env("HOSTILE_PEERS_CONNECTIONS", connections.to_string())
-            // which takes more memory than anything else here
+            // A backtrace would take more memory than anything else here.
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // handlers panic on purpose
+            // The handlers panic on purpose.
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
@@ -188,7 +190,8 @@ impl Target {
         socket
     }
 
-    /// From another address of this machine, 127.0.0.`host`, with small buffers in the kernel.
+    /// Connects from another address of this machine, 127.0.0.`host`, with small buffers in the
+    /// kernel.
     fn connect_from(&self, host: u8) -> TcpStream {
         self.connect_from_address(Ipv4Addr::new(127, 0, 0, host))
     }
@@ -220,7 +223,7 @@ impl Target {
         Channel::new(self.transport(self.connect()), "localhost").unwrap()
     }
 
-    /// A number of /proc/PID/status; kilobytes where it says so.
+    /// Returns a number of /proc/PID/status; kilobytes where the unit is kB.
     fn status(&self, name: &str) -> usize {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
@@ -235,7 +238,7 @@ impl Target {
             .unwrap()
     }
 
-    /// Another client is served, and the server is of bounded size: at most `memory` bytes at any time so far.
+    /// Asserts that another client is served, and that the peak memory is below `memory` bytes.
     #[track_caller]
     fn is_well(&self, other: &Channel, memory: usize) {
         let request = Blob {
@@ -249,13 +252,14 @@ impl Target {
         assert!(threads < MOST_THREADS, "{threads} threads");
     }
 
-    /// Bytes resident at the peak, beyond those when idle.
+    /// Returns the peak of resident bytes beyond those of the idle server.
     fn peak(&self) -> usize {
         (self.status("VmHWM") << 10).saturating_sub(self.idle)
     }
 
-    /// A client beside the attackers is refused nothing, and served at half the rate, at least, of one whose server nobody
-    /// attacks. Both are asked in turns, so that whatever else the machine does counts for both.
+    /// Asserts that a client beside the attackers is refused nothing, and gets at least half the
+    /// rate of a client whose server is not attacked. Both make calls in turns, so that other load
+    /// on the machine affects both.
     #[track_caller]
     fn is_fair(&self, beside: &Channel, calm: &Channel) {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -297,7 +301,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // it may be gone, which the test that needed it has noticed
+        // The process may be gone; the test that needed it has noticed that.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -312,7 +316,7 @@ fn within(seconds: u64) -> CallOptions {
 
 // ---- idle connections ----
 
-/// As many as the limit of descriptors allows, 10 000 at most.
+/// As many as the limit of descriptors allows, at most 10 000.
 #[test]
 fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
     let descriptors = raise_descriptor_limit().unwrap() as usize;
@@ -331,7 +335,7 @@ fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
             socket
         })
         .collect();
-    // each is answered: it is more than an accepted socket
+    // Each connection gets an answer, so it is more than an accepted socket.
     for mut socket in &idle {
         socket.read_exact(&mut [0; 9]).unwrap();
         socket.write_all(SETTINGS_ACK).unwrap();
@@ -350,13 +354,14 @@ fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
     );
     assert!(peak < 1 << 30, "{} MiB", peak / MIB);
     assert!(each < 64 << 10, "{each} bytes for each connection");
-    // a burst may ask for more of them than the connections then hold: those end, though other clients are served meanwhile
+    // A burst may need more threads than the connections hold afterwards. The extra threads end,
+    // although other clients are served at the same time.
     assert!(threads < count / 10, "{threads} threads");
     let deadline = Instant::now() + Duration::from_secs(50);
     while target.status("Threads") > 20 {
         assert!(
             Instant::now() < deadline,
-            "{} threads linger",
+            "{} threads are left",
             target.status("Threads")
         );
         thread::sleep(Duration::from_millis(100));
@@ -391,7 +396,7 @@ fn an_idle_connection_over_tls_takes_less_than_64_kib() {
 
 // ---- attacks ----
 
-/// A client by hand, established: our state machine, no gRPC, and it reads nothing unless told to.
+/// A client without gRPC: our HTTP/2 state machine. It reads only on request.
 struct Attacker {
     socket: TcpStream,
     h2: Connection,
@@ -420,7 +425,7 @@ impl Attacker {
         attacker
     }
 
-    /// Writes what the state machine has to say.
+    /// Writes the output of the state machine.
     fn send(&mut self) -> std::io::Result<()> {
         self.socket.write_all(&std::mem::take(self.h2.output()))
     }
@@ -436,27 +441,28 @@ impl Attacker {
         self.h2.open(fields.into_iter(), false).unwrap()
     }
 
-    /// Writes `bytes` again and again until the server has closed the connection. Returns the code of its GOAWAY.
+    /// Writes `bytes` repeatedly until the server has closed the connection. Returns the code of
+    /// its GOAWAY.
     #[track_caller]
     fn flood(self, bytes: impl FnMut(&mut Attacker) -> Vec<u8>) -> u32 {
         goaway_code(&self.flood_to_the_end(bytes))
     }
 
-    /// The same; returns what the server said.
+    /// Like [`Attacker::flood`], but returns everything that the server sent.
     #[track_caller]
     fn flood_to_the_end(mut self, mut bytes: impl FnMut(&mut Attacker) -> Vec<u8>) -> Vec<u8> {
         let mut reading = self.socket.try_clone().unwrap();
         let said = thread::spawn(move || {
             let mut said = Vec::new();
-            // a reset of the connection may cut off the end
+            // A reset of the connection may cut off the end.
             let _ = reading.read_to_end(&mut said);
             said
         });
         let deadline = Instant::now() + Duration::from_secs(20);
         while !said.is_finished() {
-            assert!(Instant::now() < deadline, "the flood is endured");
+            assert!(Instant::now() < deadline, "the server endures the flood");
             let bytes = bytes(&mut self);
-            // fails once the server has closed
+            // This fails once the server has closed the connection.
             let _ = self.socket.write_all(&bytes);
         }
         said.join().unwrap()
@@ -468,12 +474,12 @@ impl Attacker {
         let deadline = Instant::now() + Duration::from_secs(20);
         let mut piece = [0; 4096];
         while !matches!(self.socket.read(&mut piece), Ok(0) | Err(_)) {
-            assert!(Instant::now() < deadline, "the connection stays");
+            assert!(Instant::now() < deadline, "the connection stays open");
         }
     }
 }
 
-/// The code of the last frame, if that is GOAWAY.
+/// Returns the code of the last frame if that is GOAWAY.
 fn goaway_code(mut said: &[u8]) -> u32 {
     let mut code = None;
     while let Some(&[l0, l1, l2, kind, ..]) = said.first_chunk::<9>() {
@@ -493,12 +499,12 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 const SETTINGS_ACK: &[u8] = &[0, 0, 0, 4, 1, 0, 0, 0, 0];
-/// `:method POST`, `:scheme http`, `:path /` by index.
+/// `:method POST`, `:scheme http`, `:path /` as indexes.
 const REQUEST: [u8; 3] = [0x83, 0x86, 0x84];
 /// RFC 9113 §7.
 const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// The header block of a call, nothing of which enters the table.
+/// Returns the header block of a call; none of its fields enter the dynamic table.
 fn request_head(path: &[u8]) -> Vec<u8> {
     let kind = b"application/grpc";
     [
@@ -510,12 +516,13 @@ fn request_head(path: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// What a client says first.
+/// Returns the first bytes of a client.
 fn h2_client() -> Vec<u8> {
     std::mem::take(Connection::client(h2::Limits::default()).output())
 }
 
-/// SETTINGS, PING, empty DATA, WINDOW_UPDATE of next to nothing, PRIORITY, unknown frames.
+/// Floods of SETTINGS, PING, empty DATA, WINDOW_UPDATE with tiny increments, PRIORITY and unknown
+/// frames.
 #[test]
 fn floods_of_frames_that_cost_us_work_end_their_connection_alone() {
     let target = Target::start(CONNECTIONS);
@@ -541,7 +548,7 @@ fn floods_of_frames_that_cost_us_work_end_their_connection_alone() {
     }
 }
 
-/// CVE-2023-44487; and CVE-2025-8671, where it is us who reset.
+/// CVE-2023-44487, and CVE-2025-8671, in which the server is made to reset.
 #[test]
 fn rapid_resets_end_their_connection_alone() {
     let target = Target::start(CONNECTIONS);
@@ -572,7 +579,7 @@ fn rapid_resets_end_their_connection_alone() {
     target.is_well(&other, MOST_MEMORY);
 }
 
-/// CVE-2024-27316 and its kin; and a block that grows by a fragment now and then.
+/// CVE-2024-27316 and similar attacks, and a block that grows slowly by small fragments.
 #[test]
 fn header_blocks_without_end_end_their_connection_alone() {
     let target = Target::start(CONNECTIONS);
@@ -613,7 +620,7 @@ fn a_hpack_bomb_takes_no_memory() {
     target.is_well(&other, MOST_MEMORY);
 }
 
-/// Silence, half a preface, half a SETTINGS frame.
+/// Peers that send nothing, half of the preface, or half of a SETTINGS frame.
 #[test]
 fn connections_that_never_begin_are_dropped_and_hold_no_thread() {
     let target = Target::start(CONNECTIONS);
@@ -624,7 +631,7 @@ fn connections_that_never_begin_are_dropped_and_hold_no_thread() {
     let hello = h2_client();
     let mut half_open: Vec<TcpStream> = (0..150).map(|_| target.connect()).collect();
     for (index, socket) in half_open.iter_mut().enumerate() {
-        // those above half of the connections take the places of the first ones
+        // Connections beyond half of the limit take the places of the first ones.
         let _ = socket.write_all(&hello[..[0, 10, 24, 30][index % 4]]);
     }
     target.is_well(&other, MOST_MEMORY);
@@ -632,13 +639,14 @@ fn connections_that_never_begin_are_dropped_and_hold_no_thread() {
         let ended = socket.read_to_end(&mut Vec::new());
         assert!(
             !ended.is_err_and(|error| error.kind() == ErrorKind::WouldBlock),
-            "the connection stays"
+            "the connection stays open"
         );
     }
     target.is_well(&other, MOST_MEMORY);
 }
 
-/// Slow-loris: requests that do not end, on as many streams as there may be; a byte now and then changes nothing.
+/// Slowloris: requests that do not end, on as many streams as allowed. A byte from time to time
+/// changes nothing.
 #[test]
 fn requests_that_do_not_end_hold_no_thread_and_are_refused() {
     let target = Target::start(CONNECTIONS);
@@ -662,7 +670,7 @@ fn requests_that_do_not_end_hold_no_thread_and_are_refused() {
             let _ = attacker.send();
         }
     }
-    // all of them were answered: DEADLINE_EXCEEDED
+    // All calls were answered with DEADLINE_EXCEEDED.
     let mut said = vec![0; 64 << 10];
     let length = attackers[0].socket.read(&mut said).unwrap();
     let (mut rest, mut refused) = (&said[..length], false);
@@ -675,7 +683,7 @@ fn requests_that_do_not_end_hold_no_thread_and_are_refused() {
     assert!(refused);
 }
 
-/// Slow reading: windows that are open and a socket that is not read; and windows that stay shut.
+/// Slow reading: open windows with a socket that is not read, and windows that stay closed.
 #[test]
 fn clients_that_read_nothing_are_dropped_and_cost_bounded_memory() {
     let target = Target::start(CONNECTIONS);
@@ -703,12 +711,13 @@ fn clients_that_read_nothing_are_dropped_and_cost_bounded_memory() {
         }
         attacker.send().unwrap();
     }
-    // every second one was too slow for its socket, the others only for their windows: their calls end, not they
+    // Every second client did not read its socket and was closed. The others only kept their
+    // windows closed: their calls end, but not their connections.
     let deadline = Instant::now() + Duration::from_secs(20);
     for attacker in attackers.iter_mut().step_by(2) {
         attacker.h2.ping();
         while attacker.send().is_ok() {
-            assert!(Instant::now() < deadline, "the connection stays");
+            assert!(Instant::now() < deadline, "the connection stays open");
             target.is_well(&other, MOST_MEMORY);
             thread::sleep(Duration::from_millis(200));
             attacker.h2.ping();
@@ -717,7 +726,8 @@ fn clients_that_read_nothing_are_dropped_and_cost_bounded_memory() {
     target.is_well(&other, MOST_MEMORY);
 }
 
-/// As many messages as the windows let through, to handlers that never take one and to methods that wait for the end.
+/// As many messages as the windows allow, to handlers that never read them and to methods that wait
+/// for the end.
 #[test]
 fn requests_that_nobody_takes_fill_no_memory() {
     let target = Target::start(CONNECTIONS);
@@ -733,17 +743,17 @@ fn requests_that_nobody_takes_fill_no_memory() {
                 continue;
             }
             let stream = attacker.call(path);
-            // 3 MiB announced; the stream's window lets a part through
+            // The message announces 3 MiB; the stream's window lets a part through.
             let _ = attacker.h2.send_data(
                 stream,
                 &[&[0, 0, 0x30, 0, 0][..], &vec![0; 250 << 10]].concat(),
                 false,
             );
         }
-        // the server may stop reading or refuse
+        // The server may stop reading, or refuse.
         let _ = attacker.send();
     }
-    // the handlers of /t.T/Ignore hold a thread each
+    // The handlers of /t.T/Ignore hold one thread each.
     assert!(target.peak() < MOST_MEMORY, "{} MiB", target.peak() / MIB);
     drop(attackers);
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -756,7 +766,8 @@ fn requests_that_nobody_takes_fill_no_memory() {
     }
 }
 
-/// Requests for a method that does not exist, as small as HPACK makes them: the first one fills the table.
+/// Returns requests for an unknown method, as small as HPACK makes them; the first one fills the
+/// dynamic table.
 fn unknown(first: u32, count: u32) -> Vec<u8> {
     let request = |stream: u32| match stream {
         1 => {
@@ -782,7 +793,7 @@ fn unknown(first: u32, count: u32) -> Vec<u8> {
         .collect()
 }
 
-/// A client that asks and reads nothing until the server takes nothing more.
+/// A client that sends requests and reads nothing until the server stops reading.
 fn ask_until_held_back(target: &Target, host: u8) -> Transport {
     let mut transport = target.transport(target.connect_from(host));
     transport
@@ -795,7 +806,8 @@ fn ask_until_held_back(target: &Target, host: u8) -> Transport {
         .unwrap();
     for first in 0.. {
         if let Err(error) = transport.writer.write_all(&unknown(first * 300, 300)) {
-            // of many that wait, those that took nothing for longest are ended
+            // Among many such connections, the server ends those that have read nothing for the
+            // longest time.
             let ends = [
                 ErrorKind::WouldBlock,
                 ErrorKind::TimedOut,
@@ -807,7 +819,7 @@ fn ask_until_held_back(target: &Target, host: u8) -> Transport {
         }
         assert!(
             first < 10_000,
-            "the server reads on though its answers are not read"
+            "the server still reads although its answers are not read"
         );
     }
     transport
@@ -828,7 +840,7 @@ fn ask_and_read_nothing(target: &Target, calm: &Target, hosts: &[u8], each: usiz
     });
     target.is_fair(&other, &calm);
     target.is_well(&other, memory);
-    // they are dropped once they have taken nothing for too long
+    // The server closes them after they have read nothing for too long.
     let deadline = Instant::now() + Duration::from_secs(60);
     for Transport { socket, .. } in &attackers {
         socket.set_nonblocking(true).unwrap();
@@ -837,7 +849,7 @@ fn ask_and_read_nothing(target: &Target, calm: &Target, hosts: &[u8], each: usiz
             .err()
             .is_none_or(|error| error.kind() == ErrorKind::WouldBlock)
         {
-            assert!(Instant::now() < deadline, "the connection stays");
+            assert!(Instant::now() < deadline, "the connection stays open");
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -866,15 +878,15 @@ fn answers_that_are_not_read_stop_the_reading_over_tls() {
     );
 }
 
-/// Most of the connections that the recovery server lets in from two addresses.
+/// Most of the connections that the recovery server accepts from two addresses.
 #[test]
 fn answers_that_are_not_read_fit_into_an_initramfs() {
     let (target, calm) = (Target::in_initramfs(), Target::in_initramfs());
     ask_and_read_nothing(&target, &calm, &[2, 3], 24, MOST_MEMORY_IN_INITRAMFS);
 }
 
-/// CVE-2025-8671 through gRPC: a message that is none on a call of many requests, then more of it. By six connections at a
-/// time, each followed by another.
+/// CVE-2025-8671 through gRPC: a malformed message on a call with many requests, then more of it.
+/// Six connections at a time do this, each followed by another.
 #[test]
 fn resets_that_the_peer_provokes_end_its_connection() {
     let (target, calm) = (Target::start(CONNECTIONS), Target::start(CONNECTIONS));
@@ -909,8 +921,8 @@ fn resets_that_the_peer_provokes_end_its_connection() {
     target.is_well(&other, MOST_MEMORY);
 }
 
-/// Small answers whose windows stay shut, what is no gRPC at all, and streams of answers: more of each than there are
-/// handlers.
+/// Small answers whose windows stay closed, requests that are not gRPC, and streams of answers;
+/// more of each than there are handlers.
 #[test]
 fn answers_that_nobody_takes_leave_handlers_to_others() {
     let (target, calm) = (Target::start(CONNECTIONS), Target::start(CONNECTIONS));
@@ -955,7 +967,7 @@ fn answers_that_nobody_takes_leave_handlers_to_others() {
     target.is_well(&other, MOST_MEMORY);
 }
 
-/// They are told GOAWAY, and do not close.
+/// These connections get a GOAWAY and do not close.
 #[test]
 fn connections_that_linger_after_goaway_hold_no_threads() {
     let (target, calm) = (Target::start(CONNECTIONS), Target::start(CONNECTIONS));
@@ -974,13 +986,13 @@ fn connections_that_linger_after_goaway_hold_no_threads() {
         target.is_well(&other, MOST_MEMORY);
     }
     println!("{most} threads at most");
-    // a thread each for a moment, and as many as there were
+    // One thread each for a moment, and as many threads as before.
     assert!(most < 100, "{most} threads");
     target.is_fair(&other, &calm);
     attackers.into_iter().for_each(Attacker::await_drop);
 }
 
-/// A few bytes on the wire are 16 KiB of metadata, which wait with their call for its message.
+/// A few bytes on the wire become 16 KiB of metadata, which wait with their call for its message.
 #[test]
 fn calls_with_large_metadata_that_do_not_begin_fill_no_memory() {
     let target = Target::start(CONNECTIONS);
@@ -1013,11 +1025,11 @@ fn calls_with_large_metadata_that_do_not_begin_fill_no_memory() {
 
 // ---- attacks over all connections that there may be ----
 
-/// What they cost together, at most, without TLS and with it.
+/// Maximum memory in bytes for all these connections together, without TLS and with TLS.
 const MOST_MEMORY_OF_ALL: [usize; 2] = [MOST_MEMORY, 80 * MIB];
 
-/// Has all connections of a server with the default limits but one, each from an address of its own. All
-/// stay open until another client was served and the memory measured.
+/// Opens all connections but one of a server with the default limits, each from an address of its
+/// own. All stay open until another client was served and the memory was measured.
 fn besiege(is_tls: bool, attack: impl Fn(&Target, Transport) -> Transport + Sync) {
     raise_descriptor_limit().unwrap();
     let limits = Limits::default();
@@ -1080,7 +1092,8 @@ fn besiege(is_tls: bool, attack: impl Fn(&Target, Transport) -> Transport + Sync
     drop(attackers);
 }
 
-/// A header block of one field that is never indexed, of `length` bytes, in frames; without the last one if `is_cut`.
+/// Returns a header block in frames: one field of `length` bytes that is never indexed. The last
+/// frame is missing if `is_cut`.
 fn long_block(stream: u32, length: usize, is_cut: bool) -> Vec<u8> {
     let mut size = Vec::new();
     let mut rest = length - 127;
@@ -1106,7 +1119,7 @@ fn long_block(stream: u32, length: usize, is_cut: bool) -> Vec<u8> {
     frames.collect::<Vec<_>>().concat()
 }
 
-/// Large answers fill the socket's buffers, small ones what the server has; nothing is read.
+/// Large answers fill the socket's buffers and small ones the server's; the client reads nothing.
 fn read_nothing(_: &Target, mut transport: Transport) -> Transport {
     let start = Instant::now();
     transport
@@ -1138,7 +1151,7 @@ fn read_nothing(_: &Target, mut transport: Transport) -> Transport {
         } else {
             bytes.extend(unknown(number * 300, 300));
         }
-        // a server that is so slow for one of a thousand is as good as one that has stopped
+        // If the server is this slow for one of a thousand connections, it has practically stopped.
         if transport
             .writer
             .write_all(&std::mem::take(&mut bytes))
@@ -1148,15 +1161,15 @@ fn read_nothing(_: &Target, mut transport: Transport) -> Transport {
             return transport;
         }
     }
-    panic!("the server reads on though its answers are not read");
+    panic!("the server still reads although its answers are not read");
 }
 
-/// Calls with tiny metadata that do not begin, a message, a frame and a TLS record that do not end.
+/// Sends incomplete calls with tiny metadata, and an incomplete message, frame and TLS record.
 fn send_halves(target: &Target, mut transport: Transport) -> Transport {
     let head = request_head(b"/t.T/Echo");
     let mut bytes = Vec::new();
     for number in 0..20 {
-        // as many entries as the table has room for
+        // As many entries as the dynamic table can hold.
         let names = b"\x40\x01x\x00".repeat(if number == 0 { 120 } else { 0 });
         bytes.extend(frame(
             1,
@@ -1180,7 +1193,7 @@ fn send_halves(target: &Target, mut transport: Transport) -> Transport {
     transport
 }
 
-/// A header block that is far too long, and one that does not end.
+/// Sends a header block that is far too long, and one that does not end.
 fn send_half_a_block(_: &Target, mut transport: Transport) -> Transport {
     let bytes = [long_block(1, 76_000, false), long_block(3, 80_000, true)].concat();
     let _ = transport.writer.write_all(&bytes);
@@ -1220,7 +1233,7 @@ fn connections_that_say_nothing_take_the_places_of_their_like_alone() {
         .unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20))
         .unwrap();
     let crowd: Vec<TcpStream> = (0..100).map(|_| target.connect()).collect();
-    // ten are half of the connections
+    // Ten are half of the connections.
     assert!(
         crowd
             .iter()
@@ -1232,8 +1245,8 @@ fn connections_that_say_nothing_take_the_places_of_their_like_alone() {
     target.is_well(&newcomer, MOST_MEMORY);
 }
 
-/// Addresses that the kernel's loopback has in a network namespace of the test's own: the server's, two of one /64, one of
-/// another.
+/// Loopback addresses in the test's own network namespace: the server's, two of one /64, and one of
+/// another /64.
 const IPV6: [&str; 4] = ["fd00::1", "fd00:0:0:1::1", "fd00:0:0:1::2", "fd00:0:0:2::1"];
 
 #[test]
@@ -1313,8 +1326,8 @@ fn ipv6_peers() {
         .for_each(|channel| assert_eq!(ask(channel), Ok(request.clone())));
 }
 
-/// Connections that stop somewhere between accept and the HTTP/2 preface, 51 a second, from one address and from thousands. Each
-/// holds its place for a minute, if nothing but the deadline ends it.
+/// Connections that stop between accept and the HTTP/2 preface, 51 per second, from one address and
+/// from thousands. Each would hold its place for a minute if only the deadline ended it.
 #[test]
 fn half_open_connections_keep_nobody_out() {
     const MOST_OVER_IDLE: usize = 64 * MIB;
@@ -1326,7 +1339,7 @@ fn half_open_connections_keep_nobody_out() {
         let client = atls::Client::new(None, vec![]);
         let transport = client
             .connect(target.connect(), begun + Duration::from_secs(20))
-            .expect("it is let in");
+            .expect("it is accepted");
         let channel = Channel::new(transport, "localhost").unwrap();
         let request = Blob {
             data: vec![7; 100],
@@ -1346,13 +1359,13 @@ fn half_open_connections_keep_nobody_out() {
     call();
     let idle = target.status("VmRSS") << 10;
     for networks in [1, 60_000] {
-        // what else the machine does hits both; a round without it decides
+        // Other load on the machine affects both rates, so a further round without it decides.
         let served = (0..6).any(|_| {
             let undisturbed = median();
             let over = AtomicBool::new(false);
             let disturbed = thread::scope(|scope| {
                 scope.spawn(|| half_open(&target, &hello, networks, &over));
-                // until the places for half-open ones would be taken for long
+                // Long enough for the half-open connections to fill their places.
                 thread::sleep(Duration::from_secs(4));
                 let disturbed = median();
                 over.store(true, Ordering::SeqCst);
@@ -1378,7 +1391,8 @@ fn half_open_connections_keep_nobody_out() {
     );
 }
 
-/// Opens half-open connections of each kind until it is over, 51 a second; the last thousand stay open.
+/// Opens half-open connections of each kind, 51 per second, until `over` is set. The last thousand
+/// stay open.
 fn half_open(target: &Target, hello: &[u8], networks: u32, over: &AtomicBool) {
     let mut open = VecDeque::new();
     for number in 0u32.. {
@@ -1386,7 +1400,7 @@ fn half_open(target: &Target, hello: &[u8], networks: u32, over: &AtomicBool) {
             return;
         }
         let source = Ipv4Addr::from_bits(Ipv4Addr::new(127, 9, 0, 1).to_bits() + number % networks);
-        // the system may have none to give at the moment
+        // The system may have no free port at the moment.
         if let Ok(mut socket) = connect_from(source, target.address) {
             let _ = match number % 3 {
                 0 => socket.write_all(&[]),
@@ -1409,7 +1423,7 @@ fn connect_from(source: Ipv4Addr, to: SocketAddr) -> std::io::Result<TcpStream> 
     Ok(socket.into())
 }
 
-/// What an attested client says first.
+/// Returns the first bytes of an attested client.
 fn client_hello() -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -1437,7 +1451,7 @@ fn a_panicking_handler_answers_internal_and_its_connection_goes_on() {
     target.is_well(&channel, MOST_MEMORY);
 }
 
-/// All handlers busy: further calls are refused at once, not queued without bound.
+/// When all handlers are busy, further calls are refused at once and not queued without a limit.
 #[test]
 fn calls_above_the_limit_of_handlers_are_refused_and_places_come_back() {
     let target = Target::start(CONNECTIONS);
@@ -1478,7 +1492,7 @@ fn calls_above_the_limit_of_handlers_are_refused_and_places_come_back() {
         .unary::<_, Blob>("/t.T/Echo", &Blob::default(), &within(20))
         .is_err()
     {
-        assert!(Instant::now() < deadline, "the places do not come back");
+        assert!(Instant::now() < deadline, "the places do not become free");
         thread::sleep(Duration::from_millis(20));
     }
 }

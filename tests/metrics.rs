@@ -1,4 +1,5 @@
-//! Metrics as Prometheus' own library for Python reads them, and as its `promtool` judges them where that is installed.
+//! Metrics read by Prometheus' own Python library, and checked by its `promtool` if that is
+//! installed.
 
 use std::io::Write;
 use std::path::Path;
@@ -81,7 +82,8 @@ fn promtool_has_nothing_to_say_against_names_and_format() {
         .stderr(Stdio::piped())
         .spawn()
     else {
-        // Debian's package `prometheus` has it, with a server beside it; the test above has the same format's reader
+        // Debian's package `prometheus` has promtool, together with a server. The test above
+        // already has a reader of the format.
         return eprintln!("promtool is not installed: skipped");
     };
     promtool

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Lines of code in `src/rpc/h2` and `src/rpc/grpc`: no tests, comments and blank lines.
+/// Maximum number of lines of code in `src/rpc/h2` and `src/rpc/grpc`, without tests, comments and
+/// blank lines.
 const MOST: usize = 5100;
-/// What is compiled for tests alone.
+/// Files that are compiled only for tests.
 const TESTS: [&str; 3] = ["tests", "tests.rs", "hostile.rs"];
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -30,7 +31,7 @@ fn http2_and_grpc_stay_small() {
         .flat_map(|folder| files(&source.join(folder)))
     {
         let text = fs::read_to_string(file).unwrap();
-        // test modules end their file
+        // A test module ends its file.
         for line in text
             .lines()
             .take_while(|line| *line != "#[cfg(test)]")

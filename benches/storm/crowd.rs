@@ -1,5 +1,6 @@
-//! Nodes that ask for a ticket until they have one, thousands of them in one thread: a loop over non-blocking sockets, so that
-//! what is measured is the service and not the threads of those who ask it.
+//! Nodes that ask for a ticket until they have one. Thousands of them run in one thread, as a loop
+//! over non-blocking sockets, so that the measurement shows the service and not the threads of the
+//! nodes.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,24 +27,25 @@ use rpc::grpc::{Code, Status};
 use rpc::h2::{Connection, Event, Field, HeaderList, Indexing, Limits, SendError};
 use rustls::{AlertDescription, ClientConnection};
 
-/// A node's own limits, as the JoinClient has them: from the first byte to the end of the handshake, and of the call.
+/// The time limits of a node, as in its JoinClient: from the first byte to the end of the
+/// handshake, and for the call.
 const CONNECT: Duration = Duration::from_secs(20);
 const CALL: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Sockets that one look at the kernel's list tells of.
+/// Maximum number of sockets that one poll reports.
 const EVENTS: usize = 1024;
 
-/// A node's time from arriving to its ticket, and how often it asked.
+/// The time of a node from its arrival to its ticket, and the number of its attempts.
 pub struct Joined {
     pub wait: Duration,
     pub tries: usize,
 }
 
-/// Has all nodes ask at once, until each has its ticket or `end` has come; `joined` hears of each that has one. An error for
-/// a refusal that does not pass.
+/// Makes all nodes ask at once, until each has its ticket or `end` has come. `joined` gets the
+/// index of each node with a ticket. Errors on a permanent refusal.
 pub fn storm(
-    nodes: &mut [Node],
+    nodes: &mut [JoiningNode],
     service: SocketAddr,
     end: Instant,
     joined: &Sender<usize>,
@@ -92,10 +94,10 @@ fn text(error: impl Display) -> String {
 }
 
 struct Crowd<'a> {
-    nodes: &'a mut [Node],
+    nodes: &'a mut [JoiningNode],
     service: SocketAddr,
     poll: Poll,
-    /// When a node is to look at its clock, which counts only if it is the time that the node knows, too.
+    /// Wakes a node at this time. The timer counts only if the node still has the same time.
     timers: BinaryHeap<Reverse<(Instant, usize)>>,
 }
 
@@ -105,7 +107,7 @@ impl Crowd<'_> {
         self.timers.push(Reverse((at, index)));
     }
 
-    /// The nodes whose time has come.
+    /// Returns the nodes whose time has come.
     fn due(&mut self) -> Vec<usize> {
         let now = Instant::now();
         let mut due = Vec::new();
@@ -120,13 +122,13 @@ impl Crowd<'_> {
         due
     }
 
-    /// A node's next step; whether it has its ticket.
+    /// Advances a node; returns whether it has its ticket.
     fn go_on(&mut self, index: usize) -> Result<bool, String> {
         let now = Instant::now();
         let node = &mut self.nodes[index];
         let is_late = node.wakes_at.is_some_and(|at| at <= now);
         let result = match &mut node.attempt {
-            // the socket of the last try may still have been told of
+            // The socket of the previous attempt may still be reported.
             None if !is_late => return Ok(false),
             None => {
                 node.tries += 1;
@@ -141,7 +143,7 @@ impl Crowd<'_> {
             }
             Some(_) if is_late => Err(Status::new(
                 Code::DeadlineExceeded,
-                "the time of this try is over",
+                "the time of this attempt is over",
             )),
             Some(attempt) => attempt.advance(&node.request, now),
         };
@@ -172,11 +174,12 @@ impl Crowd<'_> {
     }
 }
 
-/// A machine that wants to join.
-pub struct Node {
+/// A node that wants to join.
+pub struct JoiningNode {
     number: usize,
     tls: atls::Client,
-    /// The request as it goes over the wire: a byte for the compression, four for the length (gRPC over HTTP/2).
+    /// The request on the wire: one byte for the compression, four for the length (gRPC over
+    /// HTTP/2), and the message.
     request: Vec<u8>,
     backoff: Backoff,
     tries: usize,
@@ -184,14 +187,14 @@ pub struct Node {
     wakes_at: Option<Instant>,
 }
 
-impl Node {
-    pub fn new(number: usize, name: &str, address: IpAddr, tpm: Arc<dyn Issuer>) -> Node {
+impl JoiningNode {
+    pub fn new(number: usize, name: &str, address: IpAddr, tpm: Arc<dyn Issuer>) -> JoiningNode {
         let request = KubeletRequest::new(&NodeName::from_machine(name).unwrap(), address).unwrap();
         let request = IssueJoinTicketRequest {
             disk_uuid: format!("0f5b7c1e-93a4-4d2b-8c6d-{number:012x}"),
             certificate_request: request.der().to_vec(),
             is_control_plane: false,
-            // RFC 4253 §6.6: two strings, each with its length
+            // RFC 4253 §6.6: two strings, each with its length.
             host_public_key: [&[0, 0, 0, 11][..], b"ssh-ed25519", &[0, 0, 0, 32], &[9; 32]]
                 .concat(),
             host_certificate_principals: vec![address.to_string()],
@@ -199,7 +202,7 @@ impl Node {
         }
         .encode_to_vec();
         let length = (request.len() as u32).to_be_bytes();
-        Node {
+        JoiningNode {
             number,
             tls: atls::Client::new(Some(tpm), vec![]),
             request: [&[0][..], &length, &request].concat(),
@@ -210,7 +213,7 @@ impl Node {
         }
     }
 
-    /// How long to wait before the next try; an error for a refusal that does not pass.
+    /// Returns how long to wait before the next attempt. Errors on a permanent refusal.
     fn pause(&mut self, status: &Status) -> Result<Duration, String> {
         let passes = [
             Code::Unavailable,
@@ -220,7 +223,7 @@ impl Node {
         ];
         if !passes.contains(&status.code()) {
             return Err(format!(
-                "node {} is refused after {} tries: {status}",
+                "node {} is refused after {} attempts: {status}",
                 self.number, self.tries
             ));
         }
@@ -229,7 +232,7 @@ impl Node {
     }
 }
 
-/// One connection and the one call on it.
+/// One connection with one call.
 struct Attempt {
     socket: TcpStream,
     tls: ClientConnection,
@@ -238,7 +241,7 @@ struct Attempt {
 }
 
 enum Step {
-    /// For the socket, until then.
+    /// The attempt waits for its socket until this time.
     Waits(Instant),
     Ended(Box<IssueJoinTicketResponse>),
 }
@@ -246,7 +249,7 @@ enum Step {
 struct Call {
     h2: Connection,
     is_sent: bool,
-    /// What came of the last frame.
+    /// The received part of the current frame.
     input: Vec<u8>,
     answer: Vec<u8>,
 }
@@ -255,7 +258,7 @@ fn lost(error: &dyn Display) -> Status {
     Status::new(Code::Unavailable, error.to_string())
 }
 
-/// A server that refuses what this machine is does not think better of it.
+/// A server that refuses the machine itself will not change its decision.
 fn broken(error: &rustls::Error) -> Status {
     match error {
         rustls::Error::AlertReceived(AlertDescription::AccessDenied) => {
@@ -285,7 +288,7 @@ impl Attempt {
         })
     }
 
-    /// As far as the socket lets it: what the kernel tells of it, it tells once.
+    /// Advances as far as the socket allows, because the kernel reports each readiness only once.
     fn advance(&mut self, request: &[u8], now: Instant) -> Result<Step, Status> {
         loop {
             while self.tls.wants_write() {
@@ -295,7 +298,7 @@ impl Attempt {
                 };
             }
             match self.tls.read_tls(&mut self.socket) {
-                Ok(0) => return Err(lost(&"the connection is closed")),
+                Ok(0) => return Err(lost(&"the server closed the connection")),
                 Ok(_) => {}
                 Err(error) if is_not_yet(&error) => return Ok(Step::Waits(self.until)),
                 Err(error) => return Err(lost(&error)),
@@ -332,7 +335,7 @@ impl Attempt {
     }
 }
 
-/// A socket that is not connected yet says so by ENOTCONN.
+/// ENOTCONN means that the socket is not connected yet.
 fn is_not_yet(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -341,7 +344,7 @@ fn is_not_yet(error: &io::Error) -> bool {
 }
 
 impl Call {
-    /// The request, as soon as the server has said what it takes.
+    /// Sends the request once the server's SETTINGS have arrived.
     fn send(&mut self, request: &[u8]) -> Result<(), Status> {
         if self.is_sent || !self.h2.is_established() {
             return Ok(());
@@ -356,16 +359,20 @@ impl Call {
             (b"content-type", b"application/grpc", Indexing::Yes),
             (b"grpc-timeout", timeout.as_bytes(), Indexing::No),
         ];
-        let refused = |error: SendError| lost(&format!("the server takes no call: {error:?}"));
+        let refused = |error: SendError| lost(&format!("the server accepts no call: {error:?}"));
         let stream = self.h2.open(fields.into_iter(), false).map_err(refused)?;
         match self.h2.send_data(stream, request, true).map_err(refused)? {
             sent if sent == request.len() => self.is_sent = true,
-            sent => return Err(lost(&format!("the server takes {sent} bytes of a request"))),
+            sent => {
+                return Err(lost(&format!(
+                    "the server accepts only {sent} bytes of a request"
+                )));
+            }
         }
         Ok(())
     }
 
-    /// Takes the frames that have come; the ticket, or the refusal, when the call has ended.
+    /// Processes received frames. Returns the ticket, or the refusal, at the end of the call.
     fn receive(&mut self, now: Instant) -> Result<Option<IssueJoinTicketResponse>, Status> {
         let mut taken = 0;
         let ended = loop {
@@ -385,7 +392,7 @@ impl Call {
                     return Err(lost(&format!("the call was reset: {code}")));
                 }
                 Some(Event::GoAway { code, .. }) => {
-                    return Err(lost(&format!("the server goes away: {code}")));
+                    return Err(lost(&format!("the server ends the connection: {code}")));
                 }
                 _ if length == 0 => break false,
                 _ => {}
@@ -404,7 +411,7 @@ impl Call {
     }
 }
 
-/// `grpc-status` and what belongs to it.
+/// Reads `grpc-status` and the related fields.
 fn status(fields: &HeaderList) -> Result<(), Status> {
     let text = |name: &[u8]| {
         fields

@@ -1,22 +1,22 @@
-//! Nodes that arrive all at once, at one join service with a real kube-apiserver behind it.
+//! Measures one join service with a real kube-apiserver when many nodes arrive at the same time.
 //!
 //!     make storm                                  1, 10, 100, 1 000 and 10 000 nodes; prints the table of docs/benchmarks.md
-//!     cargo bench --bench storm -- 100 1000       as many
+//!     cargo bench --bench storm -- 100 1000       these numbers of nodes
 //!
 //! ```text
 //!   two threads of nodes ── attested TLS, IssueJoinTicket ──► join-service ──► key-service, kube-apiserver ──► etcd
-//!      │ refused: waits as it is told, or a pause that doubles from 1 to 30 s
-//!      └ ticket: becomes a Node object, as by its kubelet; then its token has to go
+//!      │ refused: waits for the time in the refusal, or for a pause that doubles from 1 to 30 s
+//!      └ ticket: creates a Node object like its kubelet; then its token must be deleted
 //! ```
 //!
-//! The services are the shipped programs. All shares one machine, so who took how much of its processors is printed too. It
-//! ends with a verdict within [`LIMIT`], whatever happens:
+//! The services are the shipped programs. They and the nodes share one machine, so the bench also
+//! prints who uses its processors. It ends with a verdict within [`LIMIT`] in all cases:
 //!
 //! | verdict | exit code |
 //! |---|---|
-//! | passed: each node has its ticket, the service kept its memory's limit, no token is left over | 0 |
-//! | failed: one of these is not so | 1 |
-//! | undecided: the time was over, and other programs took the processors | 2 |
+//! | passed: each node has its ticket, the service stayed within its memory limit, no token is left | 0 |
+//! | failed: one of these conditions is not met | 1 |
+//! | undecided: the time is over, and other programs used the processors | 2 |
 //!
 //! - `crowd`: the nodes, a loop over their sockets
 //! - `tpm`: a node's TPM in software
@@ -39,7 +39,7 @@ use std::{env, thread};
 
 use base::crypto::Secret;
 use base::stop::Stop;
-use crowd::{Joined, Node};
+use crowd::{Joined, JoiningNode};
 use kms::ClusterKms;
 use kube_apiserver::Cluster;
 use kubernetes::client::{CONFIG_MAPS, Client, NODES, Object, SECRETS, Selector};
@@ -52,21 +52,23 @@ use tempfile::TempDir;
 use tpm::{Key, Tpm};
 
 const SIZES: [usize; 5] = [1, 10, 100, 1000, 10_000];
-/// Distinct RSA keys.
+/// Number of distinct RSA keys.
 const KEYS: usize = 8;
-/// Threads in which nodes are: one that signs a quote must not hold up all others.
+/// Number of threads that run nodes. There are two, so that a node that signs a quote does not
+/// delay all others.
 const THREADS: usize = 2;
-/// Clients of the API that make Node objects.
+/// Number of API clients that create Node objects.
 const KUBELETS: usize = 4;
-/// For all storms together. Two idle processors take three minutes.
+/// Time limit for all storms together. Two idle processors need three minutes.
 const LIMIT: Duration = Duration::from_secs(900);
-/// After a ticket's Node is there, its token goes, or another one within this time.
+/// Maximum time after the creation of a ticket's Node until a bootstrap token is deleted.
 const CLEANING: Duration = Duration::from_secs(60);
-/// Between two tries of a kubelet to make its Node.
+/// Pause between two attempts of a kubelet to create its Node.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Of the service, however many wait.
+/// Memory limit of the service in MiB, independent of the number of waiting nodes.
 const MOST_MIB: u64 = 256;
-/// With more than this share of the processors taken by other programs, a storm that does not end says nothing.
+/// If other programs use more than this share of the processors, a storm that does not end has no
+/// verdict.
 const MOST_OTHERS: f64 = 0.25;
 const COMPONENTS: &str = r#"[{"url":"https://dl.k8s.io/v1.34.4/bin/linux/amd64/kubelet","hash":"sha256:0000000000000000000000000000000000000000000000000000000000000000","install_path":"/run/state/bin/kubelet"}]"#;
 
@@ -81,13 +83,14 @@ fn main() -> ExitCode {
         sizes
     };
     let verdict = panic::catch_unwind(|| storms(&sizes));
-    let verdict = verdict
-        .unwrap_or_else(|_| Verdict::Failed("it could not be tried: the reason is above".into()));
+    let verdict = verdict.unwrap_or_else(|_| {
+        Verdict::Failed("the storm could not start; the reason is above".into())
+    });
     println!("\nverdict: {verdict}");
     verdict.exit_code()
 }
 
-/// What all of it comes to.
+/// The result of all storms.
 enum Verdict {
     Passed,
     Failed(String),
@@ -114,9 +117,9 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One after the other, until one has not passed.
+/// Runs the storms in order until one does not pass.
 fn storms(sizes: &[usize]) -> Verdict {
-    // where that is not allowed, the nodes that have no socket come again
+    // If this is not allowed, the nodes without a socket try again later.
     let _ = process::raise_descriptor_limit();
     let cluster = Cluster::shared();
     let setting = Setting::new(cluster, sizes.iter().sum());
@@ -141,12 +144,12 @@ fn storms(sizes: &[usize]) -> Verdict {
     Verdict::Passed
 }
 
-/// What a storm says about a larger one.
+/// The cost of a storm, from which a larger one can be estimated.
 struct Cost {
     tickets_a_second: f64,
-    /// Of the join service, for a ticket.
+    /// CPU time of the join service per ticket.
     cpu_ms: f64,
-    /// Of etcd, for a ticket.
+    /// Number of writes to etcd per ticket.
     writes: f64,
 }
 
@@ -165,7 +168,7 @@ impl Cost {
     }
 }
 
-/// A join service and what is around it.
+/// A join service and its environment.
 struct Setting {
     cluster: &'static Cluster,
     service: Service,
@@ -231,9 +234,9 @@ impl Setting {
         }
     }
 
-    /// `size` nodes at once; prints what came of it, also of a storm whose time was over.
+    /// Runs a storm of `size` nodes at once and prints its result, also if its time ran out.
     fn storm(&self, first: usize, size: usize, end: Instant) -> Result<Cost, Verdict> {
-        let mut nodes: Vec<Node> = (first..first + size)
+        let mut nodes: Vec<JoiningNode> = (first..first + size)
             .map(|number| self.node(number))
             .collect();
         let (joined, arrivals) = mpsc::channel();
@@ -270,7 +273,7 @@ impl Setting {
         }
         let is_complete = all.len() == size;
         let left = self.tokens_left(end);
-        // each node made one object itself
+        // Each node created one object itself.
         let writes = (self.revision() - revision) as f64 / all.len() as f64 - 1.0;
 
         let mut waits: Vec<f64> = all.iter().map(|one| one.wait.as_secs_f64()).collect();
@@ -320,15 +323,16 @@ impl Setting {
         })
     }
 
-    fn node(&self, number: usize) -> Node {
+    fn node(&self, number: usize) -> JoiningNode {
         let tpm = Tpm {
             key: self.tpms[number % KEYS].clone(),
             number: (number / KEYS) as u32,
         };
-        Node::new(number, &name(number), address(number), Arc::new(tpm))
+        JoiningNode::new(number, &name(number), address(number), Arc::new(tpm))
     }
 
-    /// Makes the Nodes of those who have a ticket, until nobody is left or the time is over.
+    /// Creates the Node objects of nodes that have a ticket, until there are none left or the time
+    /// is over.
     fn be_kubelet(&self, arrivals: &Mutex<Receiver<usize>>, end: Instant) {
         loop {
             let Ok(number) = arrivals.lock().unwrap().recv() else {
@@ -344,7 +348,7 @@ impl Setting {
         }
     }
 
-    /// What everybody has taken of the processors until now.
+    /// Returns the processor time that each party has used until now.
     fn processors(&self) -> Processors {
         let (all, idle) = machine_time();
         let cluster = self.cluster.processes();
@@ -360,7 +364,7 @@ impl Setting {
         }
     }
 
-    /// etcd's: it grows by one with each write.
+    /// Returns etcd's revision, which grows by one with each write.
     fn revision(&self) -> u64 {
         let list = self
             .admin
@@ -372,7 +376,8 @@ impl Setting {
         list.resource_version.parse().unwrap()
     }
 
-    /// Bootstrap tokens that are still there when none has gone for [`CLEANING`], or at `end`.
+    /// Returns the number of bootstrap tokens left when none was deleted for [`CLEANING`], or at
+    /// `end`.
     fn tokens_left(&self, end: Instant) -> usize {
         let (mut least, mut last_gone) = (usize::MAX, Instant::now());
         loop {
@@ -406,7 +411,7 @@ fn address(number: usize) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from(0x0a40_0001 + number as u32))
 }
 
-/// The objects of init and of the chart, and the files of a control plane.
+/// Creates the objects of init and of the chart, and the files of a control plane.
 fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
     let policy = json!({"measurements": {"15": {"expected": "00".repeat(32), "warnOnly": false}}})
         .to_string();
@@ -461,7 +466,7 @@ fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
     }
 }
 
-/// A shipped program.
+/// One of the shipped programs.
 struct Service {
     child: Child,
     log: PathBuf,
@@ -482,7 +487,7 @@ impl Service {
         }
     }
 
-    /// The first address in the line that has this text.
+    /// Returns the first address in the log line that contains this text.
     fn address(&self, text: &str) -> SocketAddr {
         let end = Instant::now() + Duration::from_secs(60);
         loop {
@@ -504,7 +509,7 @@ impl Service {
         cpu_of(&self.proc())
     }
 
-    /// The most that was resident since [`Service::reset_peak`].
+    /// Returns the peak of resident memory since [`Service::reset_peak`].
     fn peak_mib(&self) -> u64 {
         let status = fs::read_to_string(self.proc().join("status")).unwrap();
         let line = status
@@ -526,7 +531,7 @@ impl Drop for Service {
     }
 }
 
-/// The time was over.
+/// Returns the verdict when the time is over.
 fn too_late(what: &str, used: &Processors) -> Verdict {
     let others = used.share(used.others());
     match others > MOST_OTHERS {
@@ -538,13 +543,13 @@ fn too_late(what: &str, used: &Processors) -> Verdict {
     }
 }
 
-/// Time of all processors together.
+/// Processor time, summed over all processors.
 struct Processors {
     all: Duration,
     idle: Duration,
     service: Duration,
     nodes: Duration,
-    /// API server and etcd.
+    /// Processor time of API server and etcd.
     cluster: Duration,
 }
 
@@ -570,7 +575,7 @@ impl Processors {
     }
 }
 
-/// Four columns, in percent of all processors: who took how much.
+/// Four columns with the share of each party, in percent of all processors.
 impl fmt::Display for Processors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shares = [self.service, self.nodes, self.cluster, self.others()]
@@ -583,8 +588,8 @@ impl fmt::Display for Processors {
     }
 }
 
-/// Of the whole machine: all, and idle (proc(5), the first line of stat: user, nice, system, idle, iowait, irq, softirq, steal;
-/// in hundredths of a second).
+/// Returns the total and the idle time of the whole machine (proc(5), first line of stat: user,
+/// nice, system, idle, iowait, irq, softirq, steal; in hundredths of a second).
 fn machine_time() -> (Duration, Duration) {
     let stat = fs::read_to_string("/proc/stat").unwrap();
     let ticks: Vec<u64> = stat
@@ -600,7 +605,8 @@ fn machine_time() -> (Duration, Duration) {
     (time(ticks.iter().sum()), time(ticks[3] + ticks[4]))
 }
 
-/// A process's processor time (proc(5): fields 14 and 15 of stat, in hundredths of a second).
+/// Returns the processor time of a process (proc(5): fields 14 and 15 of stat, in hundredths of a
+/// second).
 fn cpu_of(proc: &Path) -> Duration {
     let stat = fs::read_to_string(proc.join("stat")).unwrap();
     let fields: Vec<&str> = stat

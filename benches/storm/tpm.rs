@@ -1,5 +1,6 @@
-//! A node's TPM in software: its attestation key is a public area of its own, by which the service tells machines apart, but
-//! the RSA key in it is one of few, since ten thousand take minutes to make.
+//! The software TPM of a node. Each attestation key has a public area of its own, by which the
+//! service distinguishes machines. Its RSA key is one of a few, because creating ten thousand takes
+//! minutes.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -17,7 +18,7 @@ use serde_json::json;
 
 /// TPMA_OBJECT (TCG, part 2, §8.3): restricted, sign, userWithAuth, sensitiveDataOrigin, fixedParent, fixedTPM.
 const SIGNING_KEY: u32 = 0x0005_0072;
-/// The first of its twelve reserved bits at the end.
+/// The position of the first of the twelve reserved bits at the end.
 const RESERVED: u32 = 20;
 
 /// An RSA key.
@@ -44,14 +45,14 @@ impl Key {
     }
 }
 
-/// A machine's TPM, fresh: every PCR is zero.
+/// A fresh TPM of one machine: every PCR is zero.
 pub struct Tpm {
     pub key: Arc<Key>,
-    /// Tells it from the others with this key; below 4 096.
+    /// Distinguishes this TPM from others with the same key; below 4 096.
     pub number: u32,
 }
 
-/// TPM2B_..
+/// Encodes a TPM2B structure: the length, then the bytes.
 fn sized(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat()
 }
@@ -65,7 +66,8 @@ impl Issuer for Tpm {
         attestation::qemu_vtpm::OID
     }
 
-    /// TPMS_ATTEST, TPMT_SIGNATURE and TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2, §§10.12, 11.3.4, 12.2.4).
+    /// Returns TPMS_ATTEST, TPMT_SIGNATURE and TPMT_PUBLIC (TCG, "Trusted Platform Module Library",
+    /// part 2, §§10.12, 11.3.4, 12.2.4).
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         let values = [[0; 32]; 24];
         let mut attest = b"\xffTCG\x80\x18\0\0".to_vec();
@@ -80,7 +82,7 @@ impl Issuer for Tpm {
             .sign(&RSA_PKCS1_SHA256, &random, &attest, &mut signature)
             .map_err(|e| IssueError(e.to_string()))?;
         let signature = [&b"\0\x14\0\x0b"[..], &sized(&signature)].concat();
-        // reserved bits of the attributes make the public area this machine's alone
+        // Reserved bits of the attributes make the public area unique to this machine.
         let attributes = (SIGNING_KEY | self.number << RESERVED).to_be_bytes();
         let parameters = b"\0\0\0\x10\0\x14\0\x0b\x08\0\0\0\0\0";
         let public = [

@@ -1,5 +1,5 @@
-//! A gRPC server without attestation, for tools that test HTTP/2: plaintext, and ordinary TLS with ALPN `h2`. Prints the
-//! port of each and serves until its standard input ends.
+//! A gRPC server without attestation, for tools that test HTTP/2: plaintext, and ordinary TLS with
+//! ALPN `h2`. It prints the port of each and serves until its standard input ends.
 
 #[path = "../interop/tls.rs"]
 #[allow(dead_code)]

@@ -40,7 +40,7 @@ def call(method, port, connections, seconds, certificate=None):
     times = []
 
     def caller(index):
-        # a channel of its own needs options of its own: equal ones share a connection
+        # Channels with equal options share a connection, so each channel has an option of its own.
         options = [("bench.index", index), ("grpc.ssl_target_name_override", "localhost")]
         if certificate is None:
             channel = grpc.insecure_channel(f"127.0.0.1:{port}", options[:1])

@@ -1,6 +1,6 @@
-"""Asks a key service as the old system's callers do: plaintext, a new connection for every call.
+"""Calls a key service like the callers of the old system: in plaintext, with a new connection for each call.
 
-    key_client.py HOST:PORT ID LENGTH [ID LENGTH]..    prints a line a call: the status code's name, then the key in hex
+    key_client.py HOST:PORT ID LENGTH [ID LENGTH]..    prints one line per call: the name of the status code and the key in hex
 """
 
 import sys
@@ -18,14 +18,14 @@ def varint(number):
 
 
 def request(key_id, length):
-    """kms.GetDataKeyRequest; proto3 leaves zero values out."""
+    """Encodes kms.GetDataKeyRequest; proto3 omits zero values."""
     text = key_id.encode()
     fields = b"\x0a" + varint(len(text)) + text if text else b""
     return fields + (b"\x10" + varint(length) if length else b"")
 
 
 def key(response):
-    """The bytes of kms.GetDataKeyResponse, whose one field is shorter than 128."""
+    """Returns the key in kms.GetDataKeyResponse, whose only field is shorter than 128 bytes."""
     assert response[0] == 0x0A and response[1] == len(response) - 2, response
     return response[2:]
 

@@ -1,6 +1,6 @@
-"""Collects metrics as Prometheus does, and reads them with its own library.
+"""Collects metrics like Prometheus and parses them with its own library.
 
-    metrics.py HOST:PORT    prints a line a sample: the family's type, then name, labels in order, value
+    metrics.py HOST:PORT    prints one line per sample: the type of the family, name, sorted labels, value
 """
 
 import sys

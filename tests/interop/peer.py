@@ -1,11 +1,11 @@
-"""The real gRPC (grpcio) as a peer of our client and server. Started by tests/grpc_interop.rs.
+"""grpcio as a peer of our client and server; tests/grpc_interop.rs starts it.
 
     peer.py server [CERTIFICATE KEY]        prints its port, serves until its standard input closes
     peer.py client PORT [CERTIFICATE]       runs every case against our server, prints "ok CASE" for each
 
 It serves and calls two services: the test service of gRPC's interoperability specification (testing.py), and test.Interop
-for what that leaves out. The latter's messages are raw bytes of one protobuf message: field 1 (bytes) data, field 2 (uint32)
-count.
+for cases that the specification lacks. test.Interop has only one message, which is encoded here by hand: field 1 (bytes)
+data, field 2 (uint32) count.
 """
 
 import os
@@ -234,7 +234,7 @@ def run(port, certificate=None):
 
     def health():
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
-        # the server; a service, by its name in field 1; SERVING is 1 in field 1
+        # The server, then a service by its name in field 1. The answer has SERVING = 1 in field 1.
         assert check(b"", timeout=30) == b"\x08\x01"
         assert check(b"\x0a\x0ctest.Interop", timeout=30) == b"\x08\x01"
         refused(grpc.StatusCode.NOT_FOUND, lambda: check(b"\x0a\x01x", timeout=30))
@@ -266,5 +266,5 @@ else:
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        # threads of grpcio may still wait for the requests of the case that failed
+        # Threads of grpcio may still wait for the requests of the failed case.
         os._exit(1)

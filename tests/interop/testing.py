@@ -1,5 +1,5 @@
 """The test service of gRPC's interoperability specification (grpc/doc/interop-test-descriptions.md) for grpcio: the server
-and each case for the client, named as there. testing.rs is the same for ours. Used by peer.py.
+and each case for the client under its name there. testing.rs has the same for our side. peer.py uses this module.
 """
 
 import queue
@@ -74,7 +74,7 @@ def add_to(server):
 
 
 class Requests:
-    """The requests of a streaming call, sent one at a time."""
+    """Sends the requests of a streaming call one at a time."""
 
     def __init__(self):
         self.queue = queue.SimpleQueue()
@@ -88,7 +88,7 @@ class Requests:
 
 
 def ended(code, call):
-    """Waits for the end of a call, which shall be this; returns its message. No responses may come before."""
+    """Waits for the end of a call, asserts its status code and returns its message. No response may come before."""
     assert call.code() == code, f"expected {code}, got {call.code()}: {call.details()}"
     return call.details()
 
@@ -161,7 +161,7 @@ def cases(channel):
 
     def status_code_and_message():
         comes_back(grpc.StatusCode.UNKNOWN, "test status message")
-        # beyond the specification: no code is mistaken for another
+        # This is beyond the specification: each code must arrive as itself.
         for code in grpc.StatusCode:
             if code != grpc.StatusCode.OK:
                 comes_back(code, "")

@@ -1,5 +1,6 @@
-//! The test service of gRPC's interoperability specification (`grpc/doc/interop-test-descriptions.md`), on our side: the
-//! messages of `testing.proto`, our server's methods, and each case for our client. `testing.py` is the same for grpcio,
+//! The test service of gRPC's interoperability specification
+//! (`grpc/doc/interop-test-descriptions.md`) for our side: the messages of `testing.proto`, our
+//! server's methods, and each case for our client. `testing.py` has the same for grpcio,
 //! `tonic_testing.rs` for tonic.
 
 use std::sync::mpsc;
@@ -16,7 +17,7 @@ pub const ECHO_INITIAL: &str = "x-grpc-test-echo-initial";
 pub const ECHO_TRAILING: &str = "x-grpc-test-echo-trailing-bin";
 pub const INITIAL: &str = "test_initial_metadata_value";
 pub const TRAILING: &[u8] = &[0xab; 3];
-/// `special_status_message`
+/// `special_status_message`.
 pub const SPECIAL: &str = "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP 😈\t\n";
 /// `client_streaming`: the sizes of the requests.
 pub const SENT: [usize; 4] = [27182, 8, 1828, 45904];
@@ -24,7 +25,7 @@ pub const SENT: [usize; 4] = [27182, 8, 1828, 45904];
 pub const ASKED: [i32; 4] = [31415, 9, 2653, 58979];
 pub const LARGE_REQUEST: usize = 271_828;
 pub const LARGE_RESPONSE: i32 = 314_159;
-/// No case asks for more.
+/// Maximum size of a response; no case asks for more.
 pub const MOST: i32 = 1 << 20;
 
 // ---- messages ----
@@ -96,19 +97,19 @@ pub struct StreamingOutputCallResponse {
     pub payload: Option<Payload>,
 }
 
-/// `size` zeros.
+/// Returns a payload of `size` zeros.
 pub fn zeros(size: usize) -> Option<Payload> {
     Some(Payload {
         body: vec![0; size],
     })
 }
 
-/// The bytes in a message's payload.
+/// Returns the number of bytes in a payload.
 pub fn size(payload: &Option<Payload>) -> usize {
     payload.as_ref().map_or(0, |payload| payload.body.len())
 }
 
-/// The payload that a server makes because a request asks for it; `None` if it asks for nonsense.
+/// Returns the payload that a request asks for; `None` if the size is not possible.
 pub fn asked_for(size: i32) -> Option<Payload> {
     (0..=MOST).contains(&size).then(|| zeros(size as usize))?
 }
@@ -121,7 +122,7 @@ pub fn large_request() -> SimpleRequest {
     }
 }
 
-/// A request for responses of these sizes.
+/// Returns a request for responses of these sizes.
 pub fn ask(sizes: &[i32], payload: usize) -> StreamingOutputCallRequest {
     let response_parameters = sizes
         .iter()
@@ -147,18 +148,18 @@ pub fn test_method(method: &str) -> String {
 
 // ---- our server ----
 
-/// What a handler saw of a call that its client broke off.
+/// What a handler saw of a call that its client cancelled.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Seen {
     /// `StreamingInputCall` began.
     Begun,
-    /// It will not get its end.
+    /// The end of the requests will not come.
     BrokenInput(Code),
-    /// `FullDuplexCall` had sent responses and will not get its end.
+    /// `FullDuplexCall` had sent responses, and the end of the requests will not come.
     BrokenAfterResponse(Code),
 }
 
-/// Returns once this was seen; what came before it is forgotten.
+/// Waits for this event and drops all earlier ones.
 pub fn wait_for(seen: &mpsc::Receiver<Seen>, expected: Seen) {
     let within = Duration::from_secs(30);
     while seen
@@ -168,7 +169,7 @@ pub fn wait_for(seen: &mpsc::Receiver<Seen>, expected: Seen) {
     {}
 }
 
-/// Adds the test service; `seen` hears of calls that are broken off.
+/// Adds the test service. `seen` gets the events of cancelled calls.
 pub fn add(router: Router, seen: mpsc::Sender<Seen>) -> Router {
     let seen_input = seen.clone();
     router
@@ -188,7 +189,7 @@ pub fn add(router: Router, seen: mpsc::Sender<Seen>) -> Router {
         .client_streaming(
             &test_method("StreamingInputCall"),
             move |_: &Call, requests| {
-                // nobody listens in most tests
+                // In most tests there is no receiver.
                 let _ = seen_input.send(Seen::Begun);
                 sum(requests)
                     .inspect_err(|status| drop(seen_input.send(Seen::BrokenInput(status.code()))))
@@ -256,7 +257,7 @@ fn nonsense() -> Status {
     )
 }
 
-/// "Echo Metadata"
+/// "Echo Metadata" of the specification.
 fn echo_metadata(call: &Call) -> Result<(), Status> {
     if let Some(value) = call.metadata().get(ECHO_INITIAL) {
         let mut headers = Metadata::new();
@@ -271,7 +272,7 @@ fn echo_metadata(call: &Call) -> Result<(), Status> {
     Ok(())
 }
 
-/// "Echo Status"
+/// "Echo Status" of the specification.
 fn fail_if_asked(status: &Option<EchoStatus>) -> Result<(), Status> {
     let Some(status) = status else { return Ok(()) };
     let unknown = || {
@@ -287,7 +288,7 @@ fn fail_if_asked(status: &Option<EchoStatus>) -> Result<(), Status> {
     Err(Status::new(code, status.message.clone()))
 }
 
-/// All codes but OK.
+/// All codes except OK.
 const ERRORS: [Code; 16] = [
     Code::Cancelled,
     Code::Unknown,
@@ -309,7 +310,7 @@ const ERRORS: [Code; 16] = [
 
 // ---- our client ----
 
-/// Every case of the specification that is about gRPC alone, each named as there.
+/// Runs all cases of the specification that concern only gRPC, each under its name there.
 pub fn client_cases(channel: &Channel) {
     empty_unary(channel);
     large_unary(channel);
@@ -407,7 +408,7 @@ fn empty_stream(channel: &Channel) {
 
 fn timeout_on_sleeping_server(channel: &Channel) {
     let (mut requests, mut responses) = full_duplex(channel, &within(Duration::from_millis(1)));
-    // it may be over before this is sent
+    // The call may be over before this is sent.
     let _ = requests.send(&ask(&[], SENT[0]));
     assert_eq!(
         responses.next().unwrap().unwrap_err().code(),
@@ -437,7 +438,7 @@ fn cancel_after_first_response(channel: &Channel) {
 
 fn status_code_and_message(channel: &Channel) {
     comes_back(channel, Code::Unknown, "test status message");
-    // beyond the specification: no code is mistaken for another
+    // This is beyond the specification: each code must arrive as itself.
     for code in ERRORS {
         comes_back(channel, code, "");
     }
@@ -464,7 +465,7 @@ fn comes_back(channel: &Channel, code: Code, message: &str) {
             ..ask(&[], 0)
         })
         .unwrap();
-    // the server has answered and need not listen any more
+    // The server has answered and need not read any more.
     let _ = requests.finish();
     let status = responses.next().unwrap().unwrap_err();
     assert_eq!((status.code(), status.message()), (code, message));
@@ -491,7 +492,7 @@ fn custom_metadata(channel: &Channel) {
         .insert_bin(ECHO_TRAILING, TRAILING)
         .unwrap();
 
-    // a unary call whose metadata can be looked at
+    // A unary call whose metadata is available.
     let method = test_method("UnaryCall");
     let mut response: Responses<SimpleResponse> = channel
         .server_streaming(&method, &large_request(), &options)

@@ -13,7 +13,7 @@ use rustls::{
     ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
 };
 
-/// A certificate for `localhost` with its key, as files.
+/// A certificate for `localhost` and its key, as files.
 pub struct Identity {
     folder: tempfile::TempDir,
 }
@@ -57,7 +57,7 @@ impl Identity {
     }
 }
 
-/// The client's side.
+/// Connects as a client.
 pub fn connect(socket: TcpStream, identity: &Identity) -> io::Result<Transport> {
     let mut roots = RootCertStore::empty();
     roots.add(identity.certificate()).unwrap();
@@ -95,7 +95,7 @@ fn shake_hands(mut connection: Connection, mut socket: TcpStream) -> io::Result<
     })
 }
 
-/// One direction of a TLS connection. The lock is never held while the socket is read.
+/// One direction of a TLS connection. The lock is never held during a read from the socket.
 #[derive(Clone)]
 struct Half {
     connection: Arc<Mutex<Connection>>,
@@ -111,7 +111,7 @@ impl Half {
     }
 }
 
-/// The reading side, with what was read from the socket and rustls has no room for yet.
+/// The reading side, with bytes from the socket for which rustls has no room yet.
 struct Reader {
     half: Half,
     records: Vec<u8>,

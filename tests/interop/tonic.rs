@@ -1,4 +1,5 @@
-//! tonic as a peer, without generated code. `tonic_testing.rs` has its share of the interoperability specification.
+//! tonic as a peer, without generated code. `tonic_testing.rs` has the cases of the
+//! interoperability specification.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -23,7 +24,7 @@ use super::tonic_testing::{self, TestService};
 
 const MIB: usize = 1 << 20;
 
-/// tonic's client against our server, over TLS if the server has an identity.
+/// Runs tonic's client against our server, over TLS if there is an identity.
 pub fn client_cases(server: &OurServer, identity: Option<&tls::Identity>) {
     let port = server.port();
     Runtime::new().unwrap().block_on(async {
@@ -98,13 +99,13 @@ fn codec() -> ProstCodec<Blob, Blob> {
     ProstCodec::default()
 }
 
-/// A tonic server, which lives as long as its runtime.
+/// A tonic server; it lives as long as its runtime.
 pub struct TonicServer {
     _runtime: Runtime,
     pub port: u16,
 }
 
-/// Starts it, with TLS if it gets an identity.
+/// Starts a server, with TLS if there is an identity.
 pub fn start_server(identity: Option<&tls::Identity>) -> TonicServer {
     let runtime = Runtime::new().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,5 +1,5 @@
-//! The test service of gRPC's interoperability specification for tonic: the server, and each case for the client, named as
-//! there.
+//! The test service of gRPC's interoperability specification for tonic: the server, and each case
+//! for the client under its name there.
 
 use std::convert::Infallible;
 use std::sync::mpsc::Receiver;
@@ -55,7 +55,8 @@ impl Service<http::Request<Body>> for TestService {
                         .unary(Handler(empty_call), request)
                         .await
                 }
-                // for a unary method tonic has no trailing metadata; on the wire there is no difference
+                // tonic has no trailing metadata for a unary method; on the wire there is no
+                // difference.
                 "UnaryCall" => {
                     Grpc::new(ProstCodec::default())
                         .server_streaming(Handler(unary_call), request)
@@ -82,7 +83,8 @@ impl Service<http::Request<Body>> for TestService {
     }
 }
 
-/// A function as one of tonic's services, whichever of the four kinds of call its types make it.
+/// A function as one of tonic's services; its types determine which of the four kinds of call it
+/// is.
 struct Handler<F>(F);
 
 impl<F, O, Q, R> Service<Request<Q>> for Handler<F>
@@ -155,7 +157,8 @@ async fn full_duplex_call(
     let trailers = trailers(request.metadata());
     let mut requests = request.into_inner();
     tokio::spawn(async move {
-        // what the client cancels looks to tonic like what it ends; then nobody listens to the following
+        // tonic reports a request stream that the client cancels as ended. The responses below then
+        // have no receiver.
         while let Ok(Some(request)) = requests.message().await {
             respond(&request, &sender).await;
         }
@@ -164,7 +167,7 @@ async fn full_duplex_call(
     Ok(response)
 }
 
-/// Where a handler puts its responses, and what tonic makes of them: with the headers that are to be echoed.
+/// Creates the sender for a handler's responses, and tonic's response with the headers to echo.
 fn answer<R>(asked: &MetadataMap) -> (mpsc::Sender<Result<R, Status>>, Response<Stream<R>>) {
     let (sender, responses) = mpsc::channel(1);
     let mut response = Response::new(ReceiverStream::new(responses));
@@ -174,7 +177,8 @@ fn answer<R>(asked: &MetadataMap) -> (mpsc::Sender<Result<R, Status>>, Response<
     (sender, response)
 }
 
-/// The trailers that are to be echoed: as an "error" with the status OK, for tonic has no other way to send them.
+/// Returns the trailers to echo. They are an "error" with the status OK, because tonic has no other
+/// way to send them.
 fn trailers(asked: &MetadataMap) -> Status {
     let mut metadata = MetadataMap::new();
     if let Some(value) = asked.get_bin(ECHO_TRAILING) {
@@ -183,7 +187,7 @@ fn trailers(asked: &MetadataMap) -> Status {
     Status::with_metadata(tonic::Code::Ok, "", metadata)
 }
 
-/// Sends what a request asks for; when nobody listens any more, to nobody.
+/// Sends the responses that a request asks for; ignores a missing receiver.
 async fn respond(
     request: &StreamingOutputCallRequest,
     responses: &mpsc::Sender<Result<StreamingOutputCallResponse, Status>>,
@@ -212,7 +216,7 @@ fn nonsense() -> Status {
 
 // ---- the client ----
 
-/// Every case, against our server, of which `seen` comes.
+/// Runs all cases against our server, which sends its events to `seen`.
 pub async fn client_cases(channel: &Channel, seen: &Receiver<Seen>) {
     empty_unary(channel).await;
     large_unary(channel).await;
@@ -327,7 +331,7 @@ async fn ping_pong(channel: &Channel) {
     let mut requests = Some(ReceiverStream::new(requests));
     for (asked, sent) in ASKED.into_iter().zip(SENT) {
         sender.send(ask(&[asked], sent)).await.unwrap();
-        // tonic waits for headers, which come with the first response
+        // tonic waits for the headers, which come with the first response.
         if let Some(requests) = requests.take() {
             responses = Some(
                 full_duplex(channel, Request::new(requests))
@@ -362,7 +366,7 @@ async fn timeout_on_sleeping_server(channel: &Channel) {
     let mut request = Request::new(requests);
     request.set_timeout(Duration::from_millis(1));
     let status = full_duplex(channel, request).await.unwrap_err();
-    // when its own clock is the first, tonic calls that a cancellation
+    // If tonic's own clock is first, it reports a cancellation.
     let is_tonics =
         status.code() == tonic::Code::Cancelled && status.message() == "Timeout expired";
     assert!(
@@ -372,7 +376,7 @@ async fn timeout_on_sleeping_server(channel: &Channel) {
 }
 
 async fn cancel_after_begin(channel: &Channel, seen: &Receiver<Seen>) {
-    // before, nothing is on the wire that could be cancelled
+    // Before this, nothing is on the wire that could be cancelled.
     while seen.try_recv().is_ok() {}
     let (_sender, requests) = mpsc::channel(1);
     let call = tokio::spawn(input_call(channel.clone(), ReceiverStream::new(requests)));
@@ -383,7 +387,7 @@ async fn cancel_after_begin(channel: &Channel, seen: &Receiver<Seen>) {
 }
 
 async fn cancel_after_first_response(channel: &Channel, seen: &Receiver<Seen>) {
-    // tonic cancels a call only when it has no more to send; what is asked for does not fit into its windows
+    // tonic cancels a call only if it has no more to send. The responses exceed its windows.
     let requests = tokio_stream::once(ask(&[MOST; 64], SENT[0]));
     let mut responses = full_duplex(channel, Request::new(requests))
         .await
@@ -396,7 +400,7 @@ async fn cancel_after_first_response(channel: &Channel, seen: &Receiver<Seen>) {
 
 async fn status_code_and_message(channel: &Channel) {
     comes_back(channel, 2, "test status message").await;
-    // beyond the specification: no code is mistaken for another
+    // This is beyond the specification: each code must arrive as itself.
     for code in 1..=16 {
         comes_back(channel, code, "").await;
     }
@@ -421,7 +425,7 @@ async fn comes_back(channel: &Channel, code: i32, message: &str) {
         response_status,
         ..ask(&[], 0)
     };
-    // an answer that is only trailers ends the call where another only begins
+    // A response of only trailers ends the call here; otherwise the call begins.
     let status = match full_duplex(channel, Request::new(tokio_stream::once(request))).await {
         Ok(responses) => responses.into_inner().message().await.unwrap_err(),
         Err(status) => status,
@@ -450,7 +454,7 @@ async fn custom_metadata(channel: &Channel) {
         .await
         .unwrap();
     assert_eq!(size(&response.get_ref().payload), LARGE_RESPONSE as usize);
-    // of a unary call tonic puts both into one
+    // tonic merges headers and trailers of a unary call.
     assert_eq!(response.metadata().get(ECHO_INITIAL).unwrap(), INITIAL);
     assert_eq!(
         response
