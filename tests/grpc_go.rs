@@ -96,7 +96,7 @@ fn soon() -> CallOptions {
 /// The server ends such a call with RST_STREAM (CANCEL) at about the same time as the client gives
 /// up.
 #[test]
-fn a_call_past_its_deadline_is_deadline_exceeded_whoever_notices_first() {
+fn a_late_call_is_deadline_exceeded_on_whichever_side_it_ends() {
     let peer = Peer::start(&[]);
     let channel = peer.connect();
     for round in 0..60 {
@@ -110,7 +110,7 @@ fn a_call_past_its_deadline_is_deadline_exceeded_whoever_notices_first() {
 }
 
 #[test]
-fn at_a_connections_maximum_age_a_call_is_answered_or_can_be_repeated() {
+fn at_the_maximum_connection_age_a_call_is_answered_or_can_be_retried() {
     let peer = Peer::start(&["-age=200ms"]);
     let mut channel = peer.connect();
     let (mut connections, begun) = (1, Instant::now());
@@ -130,7 +130,7 @@ fn at_a_connections_maximum_age_a_call_is_answered_or_can_be_repeated() {
 }
 
 #[test]
-fn the_first_call_already_keeps_to_what_the_server_takes() {
+fn the_first_call_already_respects_the_servers_limits() {
     let peer = Peer::start(&["-headers=600", "-streams=1"]);
     for _ in 0..5 {
         let channel = peer.connect();
@@ -152,7 +152,7 @@ fn the_first_call_already_keeps_to_what_the_server_takes() {
 }
 
 #[test]
-fn what_the_server_says_when_it_ends_a_connection_is_in_the_error() {
+fn the_error_has_the_text_of_the_servers_goaway() {
     let peer = Peer::start(&[]);
     let socket = Transport::plain(TcpStream::connect(&peer.address).unwrap()).unwrap();
     // The server's enforcement policy allows one PING in five minutes.

@@ -550,7 +550,7 @@ fn our_client_understands_a_server_that_is_not_grpc() {
 }
 
 #[test]
-fn nghttp_and_curl_are_told_that_this_is_grpc() {
+fn nghttp_and_curl_learn_that_the_server_is_grpc() {
     let server = start_plain();
     let url = format!("http://127.0.0.1:{}/", server.port());
     let output = Command::new("nghttp")

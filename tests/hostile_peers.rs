@@ -318,7 +318,7 @@ fn within(seconds: u64) -> CallOptions {
 
 /// As many as the limit of descriptors allows, at most 10 000.
 #[test]
-fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
+fn ten_thousand_idle_connections_use_less_than_1_gib_and_few_threads() {
     let descriptors = raise_descriptor_limit().unwrap() as usize;
     let count = 10_000.min(descriptors.saturating_sub(200));
     let target = Target::start(count + 100);
@@ -372,7 +372,7 @@ fn ten_thousand_idle_connections_take_less_than_1_gib_and_no_thread_each() {
 }
 
 #[test]
-fn an_idle_connection_over_tls_takes_less_than_64_kib() {
+fn an_idle_connection_over_tls_uses_less_than_64_kib() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let target = Target::run(500, command.env("HOSTILE_PEERS_TLS", "1"));
     let hello = h2_client();
@@ -524,7 +524,7 @@ fn h2_client() -> Vec<u8> {
 /// Floods of SETTINGS, PING, empty DATA, WINDOW_UPDATE with tiny increments, PRIORITY and unknown
 /// frames.
 #[test]
-fn floods_of_frames_that_cost_us_work_end_their_connection_alone() {
+fn floods_of_frames_end_only_their_connection() {
     let target = Target::start(CONNECTIONS);
     let other = target.channel();
     for useless in [
@@ -550,7 +550,7 @@ fn floods_of_frames_that_cost_us_work_end_their_connection_alone() {
 
 /// CVE-2023-44487, and CVE-2025-8671, in which the server is made to reset.
 #[test]
-fn rapid_resets_end_their_connection_alone() {
+fn rapid_resets_end_only_their_connection() {
     let target = Target::start(CONNECTIONS);
     let other = target.channel();
     let mut stream = 1;
@@ -581,7 +581,7 @@ fn rapid_resets_end_their_connection_alone() {
 
 /// CVE-2024-27316 and similar attacks, and a block that grows slowly by small fragments.
 #[test]
-fn header_blocks_without_end_end_their_connection_alone() {
+fn endless_header_blocks_end_only_their_connection() {
     let target = Target::start(CONNECTIONS);
     let other = target.channel();
     for fragment in [vec![], vec![0x40; 16_000]] {
@@ -648,7 +648,7 @@ fn connections_that_never_begin_are_dropped_and_hold_no_thread() {
 /// Slowloris: requests that do not end, on as many streams as allowed. A byte from time to time
 /// changes nothing.
 #[test]
-fn requests_that_do_not_end_hold_no_thread_and_are_refused() {
+fn endless_requests_hold_no_thread_and_are_refused() {
     let target = Target::start(CONNECTIONS);
     let other = target.channel();
     let mut attackers: Vec<Attacker> = (0..20).map(|_| Attacker::new(&target)).collect();
@@ -685,7 +685,7 @@ fn requests_that_do_not_end_hold_no_thread_and_are_refused() {
 
 /// Slow reading: open windows with a socket that is not read, and windows that stay closed.
 #[test]
-fn clients_that_read_nothing_are_dropped_and_cost_bounded_memory() {
+fn clients_that_read_nothing_are_closed_and_use_bounded_memory() {
     let target = Target::start(CONNECTIONS);
     let other = target.channel();
     let request = prost::Message::encode_to_vec(&Blob {
@@ -729,7 +729,7 @@ fn clients_that_read_nothing_are_dropped_and_cost_bounded_memory() {
 /// As many messages as the windows allow, to handlers that never read them and to methods that wait
 /// for the end.
 #[test]
-fn requests_that_nobody_takes_fill_no_memory() {
+fn requests_that_no_handler_reads_do_not_fill_the_memory() {
     let target = Target::start(CONNECTIONS);
     let other = target.channel();
     let mut attackers: Vec<Attacker> = (0..8).map(|_| Attacker::new(&target)).collect();
@@ -857,7 +857,7 @@ fn ask_and_read_nothing(target: &Target, calm: &Target, hosts: &[u8], each: usiz
 }
 
 #[test]
-fn answers_that_are_not_read_stop_the_reading() {
+fn unread_answers_stop_the_reading() {
     ask_and_read_nothing(
         &Target::start(CONNECTIONS),
         &Target::start(CONNECTIONS),
@@ -868,7 +868,7 @@ fn answers_that_are_not_read_stop_the_reading() {
 }
 
 #[test]
-fn answers_that_are_not_read_stop_the_reading_over_tls() {
+fn unread_answers_stop_the_reading_over_tls() {
     ask_and_read_nothing(
         &Target::over_tls(),
         &Target::over_tls(),
@@ -880,7 +880,7 @@ fn answers_that_are_not_read_stop_the_reading_over_tls() {
 
 /// Most of the connections that the recovery server accepts from two addresses.
 #[test]
-fn answers_that_are_not_read_fit_into_an_initramfs() {
+fn unread_answers_fit_into_an_initramfs() {
     let (target, calm) = (Target::in_initramfs(), Target::in_initramfs());
     ask_and_read_nothing(&target, &calm, &[2, 3], 24, MOST_MEMORY_IN_INITRAMFS);
 }
@@ -924,7 +924,7 @@ fn resets_that_the_peer_provokes_end_its_connection() {
 /// Small answers whose windows stay closed, requests that are not gRPC, and streams of answers;
 /// more of each than there are handlers.
 #[test]
-fn answers_that_nobody_takes_leave_handlers_to_others() {
+fn unread_answers_leave_handlers_to_others() {
     let (target, calm) = (Target::start(CONNECTIONS), Target::start(CONNECTIONS));
     let (other, calm) = (target.channel(), calm.channel());
     let message = [&[0, 0, 0, 0, 5][..], b"\x0a\x03abc"].concat();
@@ -994,7 +994,7 @@ fn connections_that_linger_after_goaway_hold_no_threads() {
 
 /// A few bytes on the wire become 16 KiB of metadata, which wait with their call for its message.
 #[test]
-fn calls_with_large_metadata_that_do_not_begin_fill_no_memory() {
+fn incomplete_calls_with_large_metadata_do_not_fill_the_memory() {
     let target = Target::start(CONNECTIONS);
     let other = target.channel();
     let head = request_head(b"/t.T/Echo");
@@ -1165,7 +1165,7 @@ fn read_nothing(_: &Target, mut transport: Transport) -> Transport {
 }
 
 /// Sends incomplete calls with tiny metadata, and an incomplete message, frame and TLS record.
-fn send_halves(target: &Target, mut transport: Transport) -> Transport {
+fn send_incomplete_calls(target: &Target, mut transport: Transport) -> Transport {
     let head = request_head(b"/t.T/Echo");
     let mut bytes = Vec::new();
     for number in 0..20 {
@@ -1194,7 +1194,7 @@ fn send_halves(target: &Target, mut transport: Transport) -> Transport {
 }
 
 /// Sends a header block that is far too long, and one that does not end.
-fn send_half_a_block(_: &Target, mut transport: Transport) -> Transport {
+fn send_incomplete_block(_: &Target, mut transport: Transport) -> Transport {
     let bytes = [long_block(1, 76_000, false), long_block(3, 80_000, true)].concat();
     let _ = transport.writer.write_all(&bytes);
     transport
@@ -1206,27 +1206,27 @@ fn no_connection_reads_its_answers() {
 }
 
 #[test]
-fn all_connections_send_halves() {
-    besiege(false, send_halves);
+fn all_connections_send_incomplete_calls() {
+    besiege(false, send_incomplete_calls);
 }
 
 #[test]
-fn all_connections_send_halves_over_tls() {
-    besiege(true, send_halves);
+fn all_connections_send_incomplete_calls_over_tls() {
+    besiege(true, send_incomplete_calls);
 }
 
 #[test]
-fn all_connections_send_half_a_header_block() {
-    besiege(false, send_half_a_block);
+fn all_connections_send_incomplete_header_blocks() {
+    besiege(false, send_incomplete_block);
 }
 
 #[test]
-fn all_connections_send_half_a_header_block_over_tls() {
-    besiege(true, send_half_a_block);
+fn all_connections_send_incomplete_header_blocks_over_tls() {
+    besiege(true, send_incomplete_block);
 }
 
 #[test]
-fn connections_that_say_nothing_take_the_places_of_their_like_alone() {
+fn silent_connections_displace_only_silent_connections() {
     let target = Target::start(20);
     let other = target.channel();
     other
@@ -1329,7 +1329,7 @@ fn ipv6_peers() {
 /// Connections that stop between accept and the HTTP/2 preface, 51 per second, from one address and
 /// from thousands. Each would hold its place for a minute if only the deadline ended it.
 #[test]
-fn half_open_connections_keep_nobody_out() {
+fn half_open_connections_block_no_client() {
     const MOST_OVER_IDLE: usize = 64 * MIB;
     let mut command = Command::new(std::env::current_exe().unwrap());
     let target = Target::run(1024, command.env("HOSTILE_PEERS_TLS", "1"));
@@ -1439,7 +1439,7 @@ fn client_hello() -> Vec<u8> {
 }
 
 #[test]
-fn a_panicking_handler_answers_internal_and_its_connection_goes_on() {
+fn a_panicking_handler_answers_internal_and_its_connection_continues() {
     let target = Target::start(CONNECTIONS);
     let channel = target.channel();
     for _ in 0..20 {

@@ -74,7 +74,7 @@ fn the_library_of_prometheus_reads_what_was_counted() {
 }
 
 #[test]
-fn promtool_has_nothing_to_say_against_names_and_format() {
+fn promtool_accepts_names_and_format() {
     let Ok(mut promtool) = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(Stdio::piped())

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_element_reads_back_at_every_length_form() {
+    fn elements_of_every_length_form_read_back() {
         for len in [0, 1, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x1_0000] {
             let content = vec![7; len];
             let bytes = element(OCTET_STRING, &[&content[..len / 2], &content[len / 2..]]);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_written_as_rfc_5280_wants_them() {
+    fn times_are_encoded_as_rfc_5280_demands() {
         // The texts are from `date -u -d @...`.
         for (seconds, text) in [
             (0, &b"\x17\x0d700101000000Z"[..]),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_der_is_refused() {
+    fn input_that_is_not_der_is_refused() {
         for bad in [
             &[][..],
             &[0x04],

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_cannot_forge_a_record_or_drive_the_terminal() {
+    fn a_message_can_neither_forge_a_record_nor_control_the_terminal() {
         let forged = line(
             Duration::ZERO,
             Level::Info,
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_heard_from_warnings_up() {
+    fn libraries_log_only_warnings_and_errors() {
         let logger = Stderr {
             level: LevelFilter::Debug,
         };
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn verbosity_is_that_of_the_old_programs() {
+    fn verbosity_matches_the_old_programs() {
         let levels = [-2, -1, 0, 1, 2, 3].map(level_of_verbosity);
         use LevelFilter::*;
         assert_eq!(levels, [Debug, Debug, Info, Warn, Error, Error]);

@@ -156,7 +156,7 @@ mod tests {
     use std::sync::{Condvar, mpsc};
 
     #[test]
-    fn all_jobs_run_though_the_first_ones_block() {
+    fn all_jobs_run_although_the_first_ones_block() {
         let pool = Arc::new(Pool::new("test", 200));
         let (go, (done, finished)) = (
             Arc::new((Mutex::new(false), Condvar::new())),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_never_more_threads_than_the_most() {
+    fn the_number_of_threads_stays_within_the_limit() {
         let pool = Arc::new(Pool::new("test", 2));
         let (done, finished) = mpsc::channel();
         for _ in 0..20 {

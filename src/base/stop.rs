@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_done_is_done_once_and_only_while_it_is_wanted() {
+    fn an_action_runs_once_and_not_after_it_was_dropped() {
         let (stop, done) = (Stop::new(), Arc::new(Mutex::new(Vec::new())));
         let on_stop = |number| {
             let done = done.clone();

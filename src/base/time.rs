@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn instants_are_those_of_the_calendar_both_ways() {
+    fn times_match_the_calendar_in_both_directions() {
         for (number, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_instant_is_none() {
+    fn text_that_is_not_a_time_is_none() {
         for text in [
             "",
             "Z",

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_go_to_a_second_place_too_and_a_full_one_holds_nothing_up() {
+    fn events_also_go_to_a_second_output_which_never_blocks() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("events");
         let timeline = Timeline::new("run").also_to(&file).unwrap();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_one_line_that_a_peers_words_cannot_forge() {
+    fn a_peers_words_cannot_forge_an_event() {
         let timeline = Timeline::new("unlock");
         let line = |text| timeline.line(Duration::from_millis(3214), "waiting", text);
         assert_eq!(

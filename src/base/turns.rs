@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_try_a_moment_after_a_wrong_one_waits_and_is_made() {
+    fn a_right_attempt_after_a_wrong_one_waits_and_succeeds() {
         let turns = Turns::new(1, 4);
         let started = Instant::now();
         turns.take(network(1), soon(), || false).unwrap().wrong();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_want_to_wait_so_long_hears_how_long_it_would_be() {
+    fn a_caller_that_gives_up_learns_when_to_retry() {
         let turns = Turns::new(1, 4);
         for _ in 0..3 {
             turns.lock().lengthen_delay(network(1), Instant::now());
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn however_many_strangers_were_wrong_another_has_its_turn_at_once() {
+    fn wrong_attempts_of_many_networks_do_not_delay_another() {
         let turns = Turns::new(1, 8);
         for number in 0..3 * MAX_DELAYS as u32 {
             turns
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_stranger_more_costs_the_table_its_mildest_entry() {
+    fn a_full_table_drops_the_network_with_the_fewest_wrong_attempts() {
         let (mut state, now) = (State::default(), Instant::now());
         (0..3).for_each(|_| state.lengthen_delay(network(0), now));
         (1..5000).for_each(|number| state.lengthen_delay(network(number), now));
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_have_their_turns_one_after_the_other() {
+    fn networks_take_turns() {
         let turns = Turns::new(1, 100);
         let (done, order) = mpsc::channel();
         let first = turns.take(network(9), soon(), || false).unwrap();
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn newcomers_come_after_those_who_wait_also_when_a_delayed_network_was_served() {
+    fn new_callers_wait_behind_older_ones_even_after_a_delayed_network_was_served() {
         let now = Instant::now();
         let mut state = State::default();
         let delayed = state.enter(network(1));
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_places_are_taken_the_greediest_network_loses_one() {
+    fn when_all_places_are_taken_the_greediest_network_loses_one() {
         let turns = Turns::new(1, 4);
         let first = turns.take(network(9), soon(), || false).unwrap();
         let (ended, ends) = mpsc::channel();
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_locked_during_a_turn_and_a_panic_ends_it() {
+    fn a_turn_holds_no_lock_and_ends_at_a_panic() {
         let turns = Turns::new(2, 4);
         let first = turns.take(network(1), soon(), || false).unwrap();
         turns.take(network(2), soon(), || false).unwrap().wrong();

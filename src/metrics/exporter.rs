@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_had_by_get_and_nothing_else_is() {
+    fn only_get_metrics_is_served() {
         let exporter = exporter();
         let got = ask(&exporter, REQUEST);
         assert!(
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_say_nothing_lose_their_place_and_are_not_waited_for_at_the_end() {
+    fn silent_peers_lose_their_place_and_do_not_delay_the_end() {
         let exporter = exporter();
         let silent: Vec<_> = (0..2 * CONNECTIONS)
             .map(|_| TcpStream::connect(exporter.local_addr()).unwrap())

@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_flight_is_counted_until_it_ends() {
+    fn a_gauge_counts_what_is_in_flight_until_it_ends() {
         let gauge = Gauge::default();
         let first = gauge.enter();
         let second = gauge.clone().enter();
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn label_values_without_end_do_not_fill_the_memory() {
+    fn endless_label_values_do_not_fill_the_memory() {
         let registry = Registry::new();
         let names: Labelled<Counter, 1> = registry.labelled("a_total", "A.", ["name"]);
         for number in 0..10 * MAX_SERIES {

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_one_takes_the_place_of_the_oldest_of_the_network_that_has_the_most() {
+    fn a_new_connection_displaces_the_oldest_of_the_largest_network() {
         let (mut all, now) = (HalfOpen::new(4, 2, PATIENCE), Instant::now());
         for (id, who) in [(1, 7), (2, 8), (3, 7), (4, 9)] {
             assert_eq!(enter(&mut all, id, who, now), None);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_have_their_turns_at_the_threads_and_none_has_more_than_half() {
+    fn networks_take_turns_and_none_has_more_than_half_of_the_threads() {
         let (mut all, now) = (HalfOpen::new(100, 6, PATIENCE), Instant::now());
         for (id, who) in [(1, 7), (2, 7), (3, 7), (4, 7), (5, 8), (6, 9)] {
             speak(&mut all, id, who, now);
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lets_us_wait_loses_its_thread_to_another_and_who_waits_for_us_does_not() {
+    fn a_handshake_loses_its_thread_only_while_it_waits_for_its_peer() {
         let (mut all, mut now) = (HalfOpen::new(100, 4, PATIENCE), Instant::now());
         for (id, who) in [(1, 7), (2, 7), (3, 7), (4, 8)] {
             speak(&mut all, id, who, now);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn one_for_which_we_work_loses_its_place_to_nobody() {
+    fn a_handshake_keeps_its_place_while_it_is_our_turn() {
         let (mut all, now) = (HalfOpen::new(1, 1, PATIENCE), Instant::now());
         speak(&mut all, 1, 1, now);
         assert_eq!(begun(&mut all, now), Some(1));
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_wait_end_at_their_deadline_and_all_at_the_end() {
+    fn waiting_connections_end_at_their_deadline_and_all_at_clear() {
         let (mut all, now) = (HalfOpen::new(9, 1, PATIENCE), Instant::now());
         (1..4).for_each(|id| speak(&mut all, id, 1, now));
         let begun = all.next(now).unwrap();

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_leaves_the_last_quarter_to_the_others_and_all_have_no_more_than_there_is() {
+    fn one_peer_leaves_the_last_quarter_to_others_and_the_limit_holds_for_all() {
         let limit = SharedLimit::new(128);
         let greedy = Share::of(&limit);
         assert_eq!((0..200).filter(|_| greedy.take(1)).count(), 96);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn however_many_are_greedy_something_is_left_for_another() {
+    fn many_greedy_peers_leave_something_for_another() {
         let limit = SharedLimit::new(1 << 20);
         for peers in 1..20 {
             let greedy: Vec<Share> = (0..peers).map(|_| Share::of(&limit)).collect();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_little_to_be_divided_one_peer_may_have_all() {
+    fn one_peer_may_take_all_of_a_tiny_limit() {
         let share = Share::of(&SharedLimit::new(2));
         assert!(share.take(1) && share.take(1) && !share.take(1));
     }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replaced_file_has_its_mode_and_leaves_nothing_beside_it() {
+    fn a_replaced_file_has_its_mode_and_no_temporary_file_remains() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(dir.path().join("file.new"), "half").unwrap();

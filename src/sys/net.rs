@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connect_that_hangs_ends_by_deadline_and_by_cancellation() {
+    fn a_hanging_connect_ends_by_deadline_and_by_cancellation() {
         // A listener with a full backlog answers no SYN.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         // SAFETY: listen(2) takes no pointers; this shrinks the backlog of a listening socket.

@@ -131,7 +131,7 @@ mod tests {
     const NOW: Duration = Duration::ZERO;
 
     #[test]
-    fn a_descriptor_is_told_of_once_for_each_watch() {
+    fn a_descriptor_is_reported_once_per_watch() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let far = listener.accept().unwrap().0;

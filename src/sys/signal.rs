@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_that_came_before_the_wait_is_not_lost() {
+    fn a_signal_before_the_wait_is_not_lost() {
         // The test needs a thread of its own, because the mask stays; the signal is sent only to
         // that thread.
         std::thread::spawn(|| {

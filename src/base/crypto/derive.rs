@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_hkdf_cannot_give_are_refused() {
+    fn lengths_beyond_the_bounds_of_hkdf_are_refused() {
         assert!(derive_key(&[1], &[2], "x", 0).is_none());
         assert!(derive_key(&[1], &[2], "x", MAX_DERIVED_LEN + 1).is_none());
         assert!(derive_key(&[1], &[2], "x", MAX_DERIVED_LEN).is_some());

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_server_tells_the_health_of_its_services() {
+    fn every_server_reports_the_health_of_its_services() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let accept = Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
         let router = Router::new().unary("/a.B/C", |_: &Call, request: HealthCheckRequest| {

@@ -46,7 +46,7 @@ fn assemble(input: &[u8], piece: usize) -> (Vec<Vec<u8>>, bool) {
 
 #[cfg(test)]
 #[test]
-fn what_the_fuzzer_kept_breaks_no_invariant() {
+fn inputs_kept_by_the_fuzzer_break_no_invariant() {
     for (name, input) in support::mutation::corpus("grpc_message") {
         println!("{name}");
         messages(&input);

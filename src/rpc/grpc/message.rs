@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_announced_is_not_allocated() {
+    fn an_announced_length_is_not_allocated() {
         let mut assembler = Assembler::default();
         assembler
             .feed(&[0, 0, 0x40, 0, 0, 1], 4 << 20, false)

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_form_on_the_wire_is_refused() {
+    fn entries_without_a_wire_format_are_refused() {
         let mut metadata = Metadata::new();
         for key in ["", "X-Upper", "grpc-status", ":path", "te", "a b", "x-bin"] {
             assert!(metadata.insert(key, "v").is_err(), "{key}");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn padded_base64_is_read_as_well() {
+    fn padded_base64_is_accepted() {
         let mut metadata = Metadata::new();
         metadata.receive(b"x-bin", b"AQ==");
         assert_eq!(metadata.get_bin("x-bin"), Some(vec![1]));

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retry_hint_comes_back_and_nonsense_is_none() {
+    fn a_retry_hint_reads_back_and_malformed_ones_are_none() {
         let busy = Status::new(Code::ResourceExhausted, "busy");
         assert_eq!(busy.retry_after(), None);
         let pause = Duration::from_millis(2500);

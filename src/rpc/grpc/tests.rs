@@ -235,7 +235,7 @@ fn streams_of_responses_arrive_in_order() {
 }
 
 #[test]
-fn a_slow_reader_holds_the_sender_back_and_no_other_call() {
+fn a_slow_reader_blocks_its_sender_and_no_other_call() {
     let server = start(Limits::default());
     let channel = connect(&server);
     let endless = |request: &Blob| {
@@ -425,7 +425,7 @@ fn a_dropped_call_and_a_lost_peer_cancel_the_handler() {
 }
 
 #[test]
-fn a_slow_handler_keeps_nobody_waiting() {
+fn a_slow_handler_delays_no_other_call() {
     let server = start(Limits::default());
     let channel = connect(&server);
     let started = Instant::now();
@@ -579,7 +579,7 @@ fn stop_never_cuts_off_an_answer() {
 }
 
 #[test]
-fn stop_without_grace_cuts_what_runs() {
+fn stop_without_grace_ends_running_calls() {
     let server = start(Limits::default());
     let channel = connect(&server);
     let mut call = channel
@@ -595,7 +595,7 @@ fn stop_without_grace_cuts_what_runs() {
 }
 
 #[test]
-fn a_connection_at_its_maximum_age_takes_no_more_calls_and_those_that_run_get_a_grace() {
+fn a_connection_at_its_maximum_age_refuses_new_calls_and_lets_running_ones_end() {
     let (age, grace) = (Duration::from_millis(500), Duration::from_secs(3));
     let server = start(Limits {
         max_age: Some(age),
@@ -636,8 +636,7 @@ fn a_connection_at_its_maximum_age_takes_no_more_calls_and_those_that_run_get_a_
 }
 
 #[test]
-fn connections_that_are_closed_by_the_server_end_their_calls_and_no_others_and_new_ones_are_let_in()
-{
+fn close_connections_lets_running_calls_end_and_accepts_new_connections() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let slow = Arc::new(AtomicBool::new(false));
     let is_slow = slow.clone();
@@ -774,7 +773,7 @@ fn an_error_without_a_response_is_trailers_only_with_an_encoded_message_and_deta
 }
 
 #[test]
-fn compressed_requests_are_refused_and_told_what_is_accepted() {
+fn a_refusal_of_compression_names_the_accepted_encodings() {
     let server = start(Limits::default());
     let answer = |encoding: &[(&str, &str)], body: &[u8]| {
         let answer = answers(&server, &call_with("/t.T/Echo", encoding), body);
@@ -802,7 +801,7 @@ fn compressed_requests_are_refused_and_told_what_is_accepted() {
 }
 
 #[test]
-fn what_is_no_grpc_request_gets_the_http_status_for_it() {
+fn requests_that_are_not_grpc_get_an_http_status() {
     let server = start(Limits::default());
     let status = |method: &str, kind: &str| {
         let fields = [
@@ -828,7 +827,7 @@ fn what_is_no_grpc_request_gets_the_http_status_for_it() {
 }
 
 #[test]
-fn no_answer_to_an_unknown_path_is_larger_than_it() {
+fn the_answer_to_an_unknown_path_is_not_larger_than_the_path() {
     let server = start(Limits::default());
     for path in [
         "/\u{e9}".repeat(67),
@@ -933,7 +932,7 @@ fn hurried() -> Limits {
 }
 
 #[test]
-fn garbage_and_half_open_connections_end_and_harm_nobody() {
+fn garbage_and_half_open_connections_end_without_harm() {
     let server = start(hurried());
     let channel = connect(&server);
     let mut garbage = TcpStream::connect(server.local_addr()).unwrap();
@@ -964,7 +963,7 @@ fn a_client_that_never_acknowledges_our_settings_is_dropped() {
 }
 
 #[test]
-fn a_peer_that_breaks_a_rule_amid_much_data_still_reads_why() {
+fn a_peer_that_breaks_a_rule_while_it_sends_much_still_gets_the_reason() {
     let server = start(Limits::default());
     let (mut socket, _) = by_hand(&server);
     // PING on a stream, and more bytes than any of our buffers holds.
@@ -982,11 +981,11 @@ fn a_peer_that_breaks_a_rule_amid_much_data_still_reads_why() {
     socket
         .read_to_end(&mut said)
         .expect("no reset of the connection");
-    assert!(said.ends_with("a frame of the connection on a stream (§6)".as_bytes()));
+    assert!(said.ends_with("a connection frame on a stream (§6)".as_bytes()));
 }
 
 #[test]
-fn metadata_that_the_peer_does_not_take_fail_the_call_alone() {
+fn metadata_beyond_the_peers_limit_fails_only_its_call() {
     let server = start(Limits {
         header_bytes: 500,
         ..Limits::default()
@@ -1046,7 +1045,7 @@ fn a_client_that_answers_no_ping_is_dropped_and_its_call_cancelled() {
 }
 
 #[test]
-fn a_server_that_answers_no_ping_is_given_up_and_one_that_does_is_not() {
+fn a_server_is_lost_only_if_it_answers_no_ping() {
     let quick = Keepalive {
         every: Duration::from_millis(200),
         timeout: Duration::from_millis(800),
@@ -1074,7 +1073,7 @@ fn a_server_that_answers_no_ping_is_given_up_and_one_that_does_is_not() {
 }
 
 #[test]
-fn idle_connections_hold_no_thread_and_are_served_when_they_speak() {
+fn idle_connections_hold_no_thread_and_are_served_on_the_next_call() {
     let server = start(Limits::default());
     let channels: Vec<Channel> = (0..50).map(|_| connect(&server)).collect();
     for _ in 0..2 {
@@ -1119,7 +1118,7 @@ fn a_client_that_answers_pings_stays_while_it_has_a_call() {
 }
 
 #[test]
-fn a_connection_without_a_call_ends_though_its_peer_answers_each_ping() {
+fn a_connection_without_a_call_ends_even_if_its_peer_answers_pings() {
     let server = start(hurried());
     let (mut socket, mut client) = by_hand(&server);
     socket
@@ -1226,7 +1225,7 @@ fn handlers_above_the_limit_are_refused() {
 }
 
 #[test]
-fn requests_that_wait_are_bounded_in_the_whole_server() {
+fn waiting_requests_are_bounded_in_the_whole_server() {
     let server = start(Limits {
         buffered_bytes: 1 << 20,
         ..Limits::default()
@@ -1261,7 +1260,7 @@ fn requests_that_wait_are_bounded_in_the_whole_server() {
 
 /// The server's SETTINGS have its limits: windows, calls at once, headers.
 #[test]
-fn a_client_sends_no_call_before_the_servers_settings_and_then_keeps_to_them() {
+fn a_client_waits_for_the_servers_settings_and_respects_them() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let channel = {
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -1323,7 +1322,7 @@ fn a_client_sends_no_call_before_the_servers_settings_and_then_keeps_to_them() {
 /// The server stops reading from a client that does not read. Once the client reads, it gets all
 /// answers.
 #[test]
-fn a_peer_that_takes_no_answers_is_held_back_and_loses_none() {
+fn a_peer_that_reads_no_answers_is_not_read_and_loses_none() {
     let server = start(Limits::default());
     let (mut socket, mut client) = by_hand(&server);
     socket

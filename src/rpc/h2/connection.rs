@@ -434,7 +434,7 @@ impl Connection {
         let is_connection_frame = matches!(head.kind, kind::SETTINGS | kind::PING | kind::GOAWAY);
         forbid(
             is_connection_frame && head.stream != 0,
-            "a frame of the connection on a stream (§6)",
+            "a connection frame on a stream (§6)",
         )?;
         let is_stream_frame = matches!(
             head.kind,
@@ -442,7 +442,7 @@ impl Connection {
         );
         forbid(
             is_stream_frame && head.stream == 0,
-            "a frame of a stream on stream 0 (§6)",
+            "a stream frame on stream 0 (§6)",
         )?;
         if is_connection_frame
             || matches!(head.kind, kind::PRIORITY | kind::WINDOW_UPDATE)
@@ -786,7 +786,7 @@ impl Connection {
 
     /// Handles RST_STREAM (§6.4).
     fn rst_stream<'a>(&mut self, head: Head, payload: &[u8], now: Instant) -> Outcome<'a> {
-        let code = exactly(payload, "RST_STREAM not of 4 bytes (§6.4)")?;
+        let code = exactly(payload, "RST_STREAM without exactly 4 bytes (§6.4)")?;
         forbid(
             self.is_idle(head.stream),
             "RST_STREAM on an idle stream (§6.4)",
@@ -813,7 +813,7 @@ impl Connection {
         forbid_as(
             Code::FRAME_SIZE_ERROR,
             head.has(flag::ACK) && !payload.is_empty() || !payload.len().is_multiple_of(6),
-            "SETTINGS of a wrong length (§6.5)",
+            "SETTINGS with a wrong length (§6.5)",
         )?;
         if head.has(flag::ACK) {
             self.settings_acknowledged = true;
@@ -837,7 +837,7 @@ impl Connection {
             setting::ENABLE_PUSH if value > 1 || value == 1 && !self.is_server => {
                 return error(
                     Code::PROTOCOL_ERROR,
-                    "SETTINGS_ENABLE_PUSH of a wrong value (§6.5.2)",
+                    "SETTINGS_ENABLE_PUSH with an illegal value (§6.5.2)",
                 );
             }
             setting::MAX_CONCURRENT_STREAMS => self.peer_streams = value,
@@ -863,7 +863,7 @@ impl Connection {
             setting::MAX_FRAME_SIZE if !(1 << 14..1 << 24).contains(&value) => {
                 return error(
                     Code::PROTOCOL_ERROR,
-                    "SETTINGS_MAX_FRAME_SIZE of a wrong value (§6.5.2)",
+                    "SETTINGS_MAX_FRAME_SIZE with an illegal value (§6.5.2)",
                 );
             }
             _ => {}
@@ -873,7 +873,7 @@ impl Connection {
 
     /// Handles PING (§6.7).
     fn ping_frame<'a>(&mut self, head: Head, payload: &[u8]) -> Outcome<'a> {
-        let data = exactly(payload, "PING not of 8 bytes (§6.7)")?;
+        let data = exactly(payload, "PING without exactly 8 bytes (§6.7)")?;
         if !head.has(flag::ACK) {
             frame::ping(&mut self.out, flag::ACK, &data);
             return Ok(None);
@@ -905,11 +905,14 @@ impl Connection {
 
     /// Handles WINDOW_UPDATE (§6.9).
     fn window_update<'a>(&mut self, head: Head, payload: &[u8]) -> Outcome<'a> {
-        let increment = exactly(payload, "WINDOW_UPDATE not of 4 bytes (§6.9)")?;
+        let increment = exactly(payload, "WINDOW_UPDATE without exactly 4 bytes (§6.9)")?;
         let increment = i64::from(u32::from_be_bytes(increment) & MAX_31_BITS);
         if head.stream == 0 {
             self.send_window += increment;
-            forbid(increment == 0, "WINDOW_UPDATE of nothing (§6.9)")?;
+            forbid(
+                increment == 0,
+                "WINDOW_UPDATE with an increment of 0 (§6.9)",
+            )?;
             forbid_as(
                 Code::FLOW_CONTROL_ERROR,
                 self.send_window > i64::from(MAX_31_BITS),

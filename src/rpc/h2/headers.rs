@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_requests_are_seen() {
+    fn malformed_requests_are_recognized() {
         assert!(request_with(("te", "trailers")).is_request());
         for field in [
             (":method", "POST"),

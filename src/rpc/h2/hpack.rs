@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_responses_of_appendix_c6_evict_as_there() {
+    fn the_responses_of_appendix_c6_evict_the_same_entries() {
         let mut decoder = Decoder::new();
         decoder.table.resize(256);
         for (block, size) in [
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_above_the_limit_is_cut_but_the_table_goes_on() {
+    fn a_list_above_the_limit_is_dropped_but_updates_the_table() {
         let mut decoder = Decoder::new();
         let mut list = HeaderList::new(100);
         // One entry of 34 bytes, then 16 000 references to it.

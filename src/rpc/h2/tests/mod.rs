@@ -198,7 +198,7 @@ fn prepared() -> Connection {
 // ---- two sides ----
 
 #[test]
-fn a_call_runs_through_both_machines() {
+fn a_call_runs_through_both_connections() {
     let (mut client, mut server) = pair(Limits::default(), Limits::default());
     for round in 0..3 {
         let stream = client.open(fields(&POST), false).unwrap();
@@ -232,7 +232,7 @@ fn a_call_runs_through_both_machines() {
 }
 
 #[test]
-fn sending_stops_at_the_windows_and_goes_on_after_release() {
+fn sending_stops_at_the_windows_and_continues_after_a_release() {
     let limits = Limits {
         stream_window: 65_535,
         connection_window: 65_535,
@@ -258,7 +258,7 @@ fn sending_stops_at_the_windows_and_goes_on_after_release() {
 }
 
 #[test]
-fn what_is_not_released_stops_its_stream_and_no_other() {
+fn unreleased_data_blocks_only_its_stream() {
     let limits = Limits {
         stream_window: 65_535,
         connection_window: 100_000,
@@ -421,7 +421,7 @@ fn pings_are_answered_and_ours_come_back() {
 }
 
 #[test]
-fn padding_counts_for_the_window_but_is_no_data() {
+fn padding_counts_against_the_window_but_is_not_data() {
     let mut server = server();
     let padded = raw(
         kind::HEADERS,
@@ -491,7 +491,7 @@ fn late_frames_on_streams_that_we_reset_are_ignored() {
 }
 
 #[test]
-fn a_header_list_above_the_limit_costs_its_stream_a_huge_one_the_connection() {
+fn a_large_header_list_ends_its_stream_and_a_huge_one_the_connection() {
     let long = |length: usize| {
         let mut block = REQUEST.to_vec();
         block.extend(b"\x00\x01x\x7f");
@@ -523,7 +523,7 @@ fn a_header_list_above_the_limit_costs_its_stream_a_huge_one_the_connection() {
 }
 
 #[test]
-fn after_a_connection_error_nothing_is_taken_and_nothing_sent() {
+fn after_a_connection_error_nothing_is_received_or_sent() {
     let mut server = prepared();
     let error = feed(&mut server, &raw(kind::PING, 0, 0, &[0; 7])).unwrap_err();
     let sent = output(&mut server);
@@ -555,7 +555,7 @@ fn after_a_connection_error_nothing_is_taken_and_nothing_sent() {
 }
 
 #[test]
-fn goaway_with_an_error_takes_back_no_promise() {
+fn goaway_with_an_error_does_not_raise_the_last_stream() {
     // §6.8: the peer may have retried requests above the last stream of an earlier GOAWAY on
     // another connection.
     let mut server = server();
@@ -569,7 +569,7 @@ fn goaway_with_an_error_takes_back_no_promise() {
 }
 
 #[test]
-fn a_request_that_lacks_the_body_that_it_announces_was_never_a_request() {
+fn a_request_without_its_announced_body_is_never_reported() {
     let mut server = server();
     let lacking = raw(
         kind::HEADERS,
@@ -594,7 +594,7 @@ fn a_request_that_lacks_the_body_that_it_announces_was_never_a_request() {
 // ---- floods ----
 
 #[test]
-fn floods_of_frames_without_use_end_the_connection() {
+fn floods_of_frames_without_request_data_end_the_connection() {
     let calm = Some(ErrorCode::ENHANCE_YOUR_CALM);
     let now = Instant::now();
     let flood = |server: &mut Connection, frame: &[u8], times: usize| {
@@ -719,7 +719,7 @@ fn conversation() -> Vec<u8> {
 }
 
 #[test]
-fn mutated_conversations_never_panic_nor_make_much_output() {
+fn mutated_conversations_cause_no_panic_and_little_output() {
     let seed = conversation();
     assert!(feed(&mut Connection::server(Limits::default()), &seed).is_ok());
     let mut random = Random::new(0x9113);
@@ -780,7 +780,7 @@ fn arbitrary_interleavings_keep_the_invariants() {
 }
 
 #[test]
-fn what_the_fuzzers_kept_breaks_no_invariant() {
+fn inputs_kept_by_the_fuzzers_break_no_invariant() {
     type Fuzzer = fn(&[u8]);
     let fuzzers: [(&str, Fuzzer); 3] = [
         ("h2_connection", hostile::bytes),
