@@ -172,12 +172,12 @@ mod tests {
         assert_eq!(waiting, 0);
         assert!(
             pool.submit(move || done.send(()).unwrap()),
-            "it waits for a thread"
+            "the job waits for a thread"
         );
         assert!(finished.recv_timeout(Duration::from_millis(20)).is_err());
         let deadline = Instant::now() + Duration::from_secs(10);
         while finished.try_recv().is_err() {
-            assert!(Instant::now() < deadline, "it never runs");
+            assert!(Instant::now() < deadline, "the job never runs");
             pool.grow();
             thread::yield_now();
         }
@@ -227,7 +227,7 @@ mod tests {
         assert!(pool.grow());
         assert!(
             pool.lock().threads.len() <= AT_ONCE,
-            "those that there are will get to it"
+            "the existing threads will run them"
         );
         assert!(pool.grow());
         assert!(pool.lock().threads.len() > AT_ONCE, "they block");

@@ -276,7 +276,7 @@ mod tests {
     fn wait_for(condition: impl Fn() -> bool) {
         let deadline = soon();
         while !condition() {
-            assert!(Instant::now() < deadline, "it never happens");
+            assert!(Instant::now() < deadline, "it does not happen in time");
             thread::yield_now();
         }
     }
@@ -431,7 +431,7 @@ mod tests {
             assert_eq!(ends.recv().unwrap(), (1, false));
             assert!(
                 turns.take(network(1), soon(), || false).is_err(),
-                "it has the most still"
+                "it still has the most"
             );
             turns.lock().lengthen_delay(network(3), Instant::now());
             scope.spawn(|| {

@@ -85,7 +85,7 @@ pub struct Histogram(Arc<Buckets>);
 pub struct Labelled<M, const N: usize>(Arc<Series<M, N>>);
 
 /// Counts as one in a gauge until it is dropped.
-pub struct InGauge(Gauge);
+pub struct InFlight(Gauge);
 
 /// All metrics of a program. Clones share them.
 #[derive(Clone, Default)]
@@ -142,9 +142,9 @@ impl Gauge {
     }
 
     /// Adds one until the returned value is dropped, to count what is in flight.
-    pub fn enter(&self) -> InGauge {
+    pub fn enter(&self) -> InFlight {
         self.add(1);
-        InGauge(self.clone())
+        InFlight(self.clone())
     }
 
     /// Returns the value.
@@ -153,7 +153,7 @@ impl Gauge {
     }
 }
 
-impl Drop for InGauge {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.add(-1);
     }

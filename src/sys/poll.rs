@@ -146,7 +146,7 @@ mod tests {
         assert!(ready.is_empty(), "once");
         poller.watch_once(&far, 8).unwrap();
         poller.wait(&mut ready, SOON).unwrap();
-        assert_eq!(ready, [8], "it was ready already");
+        assert_eq!(ready, [8], "the descriptor was ready before");
         drop(far);
         poller.wait(&mut ready, NOW).unwrap();
         assert!(ready.is_empty());

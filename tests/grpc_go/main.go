@@ -1,9 +1,9 @@
-// A peer for the gRPC tests: grpc-go, as the programs of the old system use it.
+// A peer for the gRPC tests: grpc-go, with the options that the programs of the old system use.
 //
 //	grpc-go [flags]   prints "listening ADDRESS", serves until its standard input ends
 //
-// It answers every method whose name ends with Echo with the request; others wait for the end of their call. Messages are
-// bytes that it does not look into, so that no generated code is needed.
+// It answers each method whose name ends with Echo with the request. Other methods wait for the end
+// of their call. Messages are bytes that it does not parse, so that it needs no generated code.
 package main
 
 import (

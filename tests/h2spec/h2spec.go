@@ -1,6 +1,7 @@
 //go:build pinned
 
-// Names what tools/h2spec.sh builds, so that `go mod tidy` keeps its pins.
+// This file imports the program that tools/h2spec.sh builds, so that `go mod tidy` keeps its pinned
+// version.
 package h2spec
 
 import _ "github.com/summerwind/h2spec/cmd/h2spec"

@@ -369,7 +369,11 @@ impl ClientCall {
                         .or_else(|| call.end.clone())
                 });
         ended??;
-        let inbound = &mut core.calls.get_mut(&self.stream).ok_or_else(lost)?.inbound;
+        let inbound = &mut core
+            .calls
+            .get_mut(&self.stream)
+            .ok_or_else(unknown_call)?
+            .inbound;
         match (inbound.pop(), inbound.pop()) {
             (Some(response), None) => Ok(response),
             (None, _) => Err(Status::new(
@@ -384,7 +388,7 @@ impl ClientCall {
     }
 }
 
-fn lost() -> Status {
+fn unknown_call() -> Status {
     Status::new(Code::Internal, "the connection does not know the call")
 }
 

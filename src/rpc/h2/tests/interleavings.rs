@@ -520,7 +520,7 @@ impl Pair {
     fn check_the_end(&mut self) {
         let [client, server] = &mut self.sides;
         for side in [&*client, &*server] {
-            assert!(side.inbox.is_empty(), "part of a frame was left");
+            assert!(side.inbox.is_empty(), "a part of a frame is left");
             assert_eq!(side.pongs, side.pings);
             let live: Vec<_> = side
                 .streams
@@ -754,7 +754,7 @@ impl Side {
             Err(error) => {
                 assert!(
                     self.dead.is_none_or(|dead| dead == error),
-                    "after an error comes no other one"
+                    "the first error is the only one"
                 );
                 let written = &self.connection.output()[before..];
                 if self.dead.is_some() {
@@ -781,7 +781,7 @@ impl Side {
             }
             Ok(result) => result,
         };
-        assert!(self.dead.is_none(), "after an error nothing is taken");
+        assert!(self.dead.is_none(), "nothing is received after an error");
         let written = self.connection.output().len() - before;
         assert!(
             written <= ANSWERS,
@@ -896,7 +896,7 @@ impl Side {
                     assert!(id % 2 == 1 && id > highest, "request {id} after {highest}");
                     assert!(
                         self.promised_last.is_none_or(|last| id <= last),
-                        "a request that GOAWAY disowned"
+                        "a request above the last stream of GOAWAY"
                     );
                     self.streams.insert(id, self.new_stream());
                     let live = self
@@ -909,7 +909,7 @@ impl Side {
                 let stream = self.speaking(id);
                 assert!(
                     !std::mem::replace(&mut stream.got_headers, true),
-                    "headers twice"
+                    "headers arrive twice"
                 );
                 stream.remote_open = !end;
                 self.compare(id, expected);
@@ -929,7 +929,7 @@ impl Side {
                     let mut sent = (stream.received..).map(|at| pattern(id, at));
                     assert!(
                         data.iter().all(|byte| sent.next() == Some(*byte)),
-                        "other data than was sent"
+                        "the data differs from what was sent"
                     );
                 }
                 stream.received += data.len();
@@ -1036,7 +1036,7 @@ impl Side {
         }
         assert_eq!(
             self.writes_block, None,
-            "a header block goes out in one piece"
+            "a header block is written in one piece"
         );
     }
 
@@ -1044,7 +1044,7 @@ impl Side {
         assert!(head.length <= MAX_FRAME);
         assert!(
             head.stream == 0 || head.stream % 2 == 1,
-            "streams are the client's"
+            "only the client opens streams"
         );
         match self.writes_block {
             Some(stream) => assert_eq!((head.kind, head.stream), (CONTINUATION, stream)),

@@ -193,7 +193,7 @@ fn rfc9113_4_2_frames_keep_to_their_size() {
         ),
         (
             Both,
-            "an unknown one above MAX_FRAME_SIZE",
+            "an unknown frame above MAX_FRAME_SIZE",
             raw(0x77, 0, 0, &[0; MAX_FRAME + 1])[..9].to_vec(),
             Dead(SIZE),
         ),
@@ -220,13 +220,13 @@ fn rfc9113_4_3_header_blocks_decode_and_are_not_interrupted() {
         ),
         (
             Both,
-            "… on a stream that we reset",
+            "a block that does not decode on a stream that we reset",
             raw(kind::HEADERS, END, 9, &[0x80]),
             Dead(COMPRESSION),
         ),
         (
             Server,
-            "… in trailers",
+            "trailers that do not decode",
             raw(kind::HEADERS, END, 1, &[0xff]),
             Dead(COMPRESSION),
         ),
@@ -428,7 +428,7 @@ fn rfc9113_5_1_1_stream_identifiers_are_odd_and_rise() {
         ),
         (
             Client,
-            "a stream of the server's",
+            "a stream of the server",
             raw(kind::HEADERS, END, 2, &RESPONSE),
             Dead(PROTOCOL),
         ),
@@ -735,7 +735,12 @@ fn rfc9113_6_5_2_settings_keep_to_their_values() {
             settings(&[(setting::MAX_FRAME_SIZE, (1 << 24) - 1)]),
             Fine,
         ),
-        (Both, "an unknown one", settings(&[(99, u32::MAX)]), Fine),
+        (
+            Both,
+            "an unknown setting",
+            settings(&[(99, u32::MAX)]),
+            Fine,
+        ),
     ]);
 }
 
@@ -836,19 +841,19 @@ fn rfc9113_6_9_window_updates_have_four_bytes_and_an_increment() {
     check(&[
         (
             Both,
-            "of nothing, of the connection",
+            "increment 0 on the connection",
             raw(kind::WINDOW_UPDATE, 0, 0, &word(0)),
             Dead(PROTOCOL),
         ),
         (
             Both,
-            "of nothing, of a stream",
+            "increment 0 on a stream",
             raw(kind::WINDOW_UPDATE, 0, 1, &word(0)),
             Reset(1, PROTOCOL),
         ),
         (
             Both,
-            "of nothing but the reserved bit",
+            "increment 0 with the reserved bit set",
             raw(kind::WINDOW_UPDATE, 0, 1, &word(1 << 31)),
             Reset(1, PROTOCOL),
         ),
@@ -955,13 +960,13 @@ fn rfc9113_6_10_continuation_follows_an_open_block_of_its_stream() {
         ),
         (
             Client,
-            "its own",
+            "a legal one",
             [answer, raw(kind::CONTINUATION, 4, 3, &[])].concat(),
             Fine,
         ),
         (
             Server,
-            "its own",
+            "a legal one",
             [request(11, 0), raw(kind::CONTINUATION, 4, 11, &[])].concat(),
             Fine,
         ),
@@ -1050,7 +1055,7 @@ fn rfc9113_8_1_1_content_length_is_the_length_of_the_content() {
         ),
         (
             Server,
-            "no number",
+            "content-length is no number",
             request_with(b"\x0f\x0d\x01x"),
             Reset(11, PROTOCOL),
         ),
@@ -1114,19 +1119,19 @@ fn rfc9113_8_3_pseudo_header_fields_are_known_single_and_first() {
     check(&[
         (
             Server,
-            "one twice",
+            "a repeated pseudo-header field",
             request_with(&[0x83]),
             Reset(11, PROTOCOL),
         ),
         (
             Server,
-            "one of responses",
+            "a pseudo-header field of responses",
             request_with(&[0x88]),
             Reset(11, PROTOCOL),
         ),
         (
             Server,
-            "an unknown one",
+            "an unknown pseudo-header field",
             request_with(b"\x00\x02:x\x01y"),
             Reset(11, PROTOCOL),
         ),
@@ -1144,19 +1149,19 @@ fn rfc9113_8_3_pseudo_header_fields_are_known_single_and_first() {
         ),
         (
             Client,
-            "one twice",
+            "a repeated pseudo-header field",
             response_with(&[0x88]),
             Reset(3, PROTOCOL),
         ),
         (
             Client,
-            "one of requests",
+            "a pseudo-header field of requests",
             response_with(&[0x83]),
             Reset(3, PROTOCOL),
         ),
         (
             Client,
-            "an unknown one",
+            "an unknown pseudo-header field",
             response_with(b"\x00\x02:x\x01y"),
             Reset(3, PROTOCOL),
         ),
@@ -1247,7 +1252,7 @@ fn rfc9113_8_3_2_responses_have_a_status() {
         ),
         (
             Client,
-            "of no known meaning",
+            "an unknown status",
             raw(kind::HEADERS, END, 3, b"\x08\x03299"),
             Fine,
         ),
