@@ -5,7 +5,7 @@
 //!   ─► API: version, annotation, this machine's record
 //! ```
 //!
-//! Whatever an operator or the metadata service can get wrong is refused by [`Plan::new`], before anything is changed.
+//! [`Plan::new`] refuses every invalid value of the operator or the metadata service before anything is changed.
 
 use std::fs;
 use std::path::Path;
@@ -32,44 +32,44 @@ use kubernetes::{kubeadm, kubelet_certificate};
 use proto::components::Component as Wire;
 use proto::init::InitRequest;
 
-/// Told what is to be; no secrets.
+/// kubeadm's configuration for the init; it has no secrets.
 const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-init.yaml");
 
-/// For one try of kubeadm's preflight checks, which fetch the images of the control plane.
+/// Time limit for one try of kubeadm's preflight checks, which pull the images of the control plane.
 const PREFLIGHT: Duration = Duration::from_secs(10 * 60);
-/// How long they are tried: the container runtime may just be starting, a registry pausing.
+/// Maximum number of tries: the container runtime may still be starting, or a registry may be unavailable for a moment.
 const PREFLIGHT_TRIES: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// For what only writes files.
+/// Time limit for commands that only write files.
 const SHORT: Duration = Duration::from_secs(5 * 60);
-/// For kubeadm init, which has time-outs of its own for each of its waits.
+/// Time limit for `kubeadm init`, which has its own time-outs for each of its waits.
 const INIT: Duration = Duration::from_secs(30 * 60);
-/// For the API's first answer, and for each call after it.
+/// Time limit for the API's first answer, and for each call after it.
 const API: Duration = Duration::from_secs(5 * 60);
-/// For this machine's record, tries included.
+/// Time limit for writing this machine's record, all tries included.
 const RECORD: Duration = Duration::from_secs(30);
-/// Of a node: the ConfigMap with its components.
+/// Annotation of a Node: the name of the ConfigMap with its components.
 const COMPONENTS: &str = "constellation.edgeless.systems/kubernetes-components";
 
-/// A cluster that can be: what kubeadm is told, and the components.
+/// A valid cluster: kubeadm's configuration, and the components.
 pub struct Plan {
     cluster: kubeadm::Cluster,
     node: kubeadm::Node,
     components: Vec<Component>,
-    /// The same as they came; they are published in the cluster.
+    /// The components as the request has them; they are published in the cluster.
     wire: Vec<Wire>,
     skip_phases: Vec<&'static str>,
 }
 
-/// The kubeconfig where no cluster was asked for.
+/// Returns an empty kubeconfig, for a request without a version of Kubernetes.
 pub fn none() -> Secret {
-    log::info!("no version of Kubernetes was asked for: no cluster is set up");
+    log::info!("the request has no version of Kubernetes: no cluster is set up");
     Secret::new(Vec::new())
 }
 
 impl Plan {
-    /// Checks the request, what the metadata service says of this machine, and the load balancer's host.
+    /// Checks the request, this machine's metadata, and the load balancer's host.
     pub fn new(
         request: &InitRequest,
         me: &Instance,
@@ -97,7 +97,7 @@ impl Plan {
             .map(|wire| Component::parse(wire, policy))
             .collect::<Result<_, _>>();
         let components = components.map_err(Refused::Component)?;
-        // the old operator's tool brings its own, but for its conformance tests' kube-proxy
+        // the old system's tool installs its own add-ons, except kube-proxy for its conformance tests
         let mut skip_phases = vec!["preflight", "certs"];
         if !request.kubeadm_addons {
             skip_phases.push("addon/coredns");
@@ -114,7 +114,8 @@ impl Plan {
         })
     }
 
-    /// The steps; the module's picture. `principals` are the names in the SSH host certificate. The administrator's kubeconfig.
+    /// Runs the steps of the module's picture, and returns the administrator's kubeconfig. `principals` are the names in the
+    /// SSH host certificate.
     pub fn run(
         &self,
         node: &Node,
@@ -146,16 +147,16 @@ impl Plan {
         job.phase("Kubernetes API");
         let client = self.connect(&kubeconfig, stop, job)?;
         self.publish(&client)?;
-        // the cluster works without it
+        // the cluster works without the record
         if let Err(why) = self.record(&client.within(RECORD), node, disk, principals) {
             job.line(&format!(
-                "warning: {why}; until somebody records this machine, its name and disk are not bound to it"
+                "warning: {why}; until the record is made, this machine's name and disk are not bound to it"
             ));
         }
         Ok(kubeconfig)
     }
 
-    /// What fails here has changed nothing, and may pass.
+    /// Runs the preflight checks until they succeed: a failed check has changed nothing, and its cause may go away.
     fn preflight(&self, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         for _ in 1..PREFLIGHT_TRIES {
@@ -165,7 +166,7 @@ impl Plan {
             }
             let pause = backoff.pause();
             job.line(&format!(
-                "the checks failed; trying them again in {} s",
+                "the checks failed; the next try is in {} s",
                 pause.as_secs().max(1)
             ));
             if stop.wait(pause) {
@@ -204,8 +205,8 @@ impl Plan {
         Ok(client)
     }
 
-    /// Tells the cluster which version it has and with which components: what joining nodes install, and what upgrades start
-    /// from. Objects and names are the old system's.
+    /// Publishes the cluster's version and components: joining nodes install them, and upgrades start from them. The objects and
+    /// names are those of the old system.
     fn publish(&self, client: &Client) -> Result<(), Error> {
         let name = components::list_hash(&self.wire).replace(':', "-");
         let name = format!("k8s-components-{name}");
@@ -226,8 +227,8 @@ impl Plan {
         Ok(())
     }
 
-    /// What a join service would have recorded: that this machine has this disk, name and address. So no other gets them, and
-    /// the kubelet's certificate can be renewed.
+    /// Records that this disk, name and address belong to this machine, as a join service does. So no other machine gets them,
+    /// and the kubelet's certificate can be renewed.
     fn record(
         &self,
         client: &Client,
@@ -235,7 +236,7 @@ impl Plan {
         disk: &str,
         principals: &[String],
     ) -> Result<(), String> {
-        let failed = |why: &dyn std::fmt::Display| format!("this machine is not recorded: {why}");
+        let failed = |why: &dyn std::fmt::Display| format!("this machine has no record: {why}");
         let disk = Uuid::parse(disk).ok_or_else(|| failed(&"its disk has no UUID"))?;
         let machine = node.issuer.machine().map_err(|error| failed(&error))?;
         let host_key = ssh::host::host_key(&node.root).map_err(|error| failed(&error))?;

@@ -1,5 +1,5 @@
-//! Other programs that the set-up runs, kubeadm above all: each line that they print is told as it comes, a stop or the
-//! deadline ends them with all that they started, and what went wrong is in their own last words.
+//! Runs other programs for the set-up, above all kubeadm. Each line that a program prints is reported at once. A stop or the
+//! deadline ends the program and all that it started. An error contains the program's last lines.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,29 +14,29 @@ use super::job::without_tokens;
 use base::crypto::Secret;
 use base::stop::Stop;
 
-/// How often a stop and the deadline are looked for.
+/// Interval of the checks for a stop and the deadline.
 const TICK: Duration = Duration::from_millis(100);
 /// From SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
-/// Output may come this long after the program's end, from what it left running.
+/// How long output is read after the program's end; it may come from processes that the program left running.
 const DRAIN: Duration = Duration::from_millis(500);
-/// Bytes of a line that are told.
+/// Maximum bytes of a line; the rest becomes the next line.
 const MAX_LINE: usize = 2000;
-/// Lines that an error repeats.
+/// Maximum number of last lines in an error.
 const LAST_WORDS: usize = 12;
-/// Bytes of output that [`output`] takes: a kubeconfig has about 6 KiB.
+/// Maximum bytes that [`output`] reads: a kubeconfig has about 6 KiB.
 const MAX_OUTPUT: u64 = 1 << 20;
 
-/// Why a program did not do what it was to do.
+/// Why a program did not succeed.
 #[derive(Debug)]
 pub enum Error {
-    /// It could not be started.
+    /// The program could not be started.
     Start(String, io::Error),
-    /// It failed: how it ended, and its last lines.
+    /// The program failed: its name, its exit status, its last lines.
     Failed(String, ExitStatus, Vec<String>),
-    /// It took longer than this, and was ended; its last lines.
+    /// The program took longer than the limit and was ended: its name, the limit, its last lines.
     Late(String, Duration, Vec<String>),
-    /// This machine is told to stop.
+    /// The program was ended because this node is stopping.
     Stopped(String),
 }
 
@@ -47,7 +47,7 @@ impl fmt::Display for Error {
                 return write!(f, "{program} could not be started: {error}");
             }
             Error::Stopped(program) => {
-                return write!(f, "{program} was ended, since this node is told to stop");
+                return write!(f, "{program} was ended because this node is stopping");
             }
             Error::Failed(program, status, lines) => match (status.code(), status.signal()) {
                 (Some(code), _) => (lines, format!("{program} failed with exit code {code}")),
@@ -77,7 +77,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Runs `command` to its good end within `limit`; `tell` gets each line of its standard output and error.
+/// Runs `command` until it succeeds within `limit`; `tell` gets each line of its standard output and error.
 pub fn run(
     command: &mut Command,
     limit: Duration,
@@ -88,7 +88,7 @@ pub fn run(
     running.finish(&lines, limit, stop, tell)
 }
 
-/// The same, but returns the standard output, which may be secret, and tells only of standard error.
+/// Runs `command` like [`run`], but returns its standard output, which may be secret; `tell` gets only standard error.
 pub fn output(
     command: &mut Command,
     limit: Duration,
@@ -99,12 +99,12 @@ pub fn output(
     let stdout = running.child.stdout.take();
     let name = running.name.clone();
     thread::scope(move |scope| {
-        // dropped, and with it what it runs, before the scope waits for the reader
+        // dropped before the scope waits for the reader, so that the program has ended and closed its output
         let mut running = running;
         let reader = thread::Builder::new()
             .name("command-output".into())
             .spawn_scoped(scope, || {
-                let mut bytes = Vec::with_capacity(64 << 10); // so that it need not grow, which would leave copies
+                let mut bytes = Vec::with_capacity(64 << 10); // a vector that grows leaves copies behind
                 stdout
                     .map(|stdout| stdout.take(MAX_OUTPUT).read_to_end(&mut bytes))
                     .transpose()
@@ -124,7 +124,7 @@ pub fn output(
 }
 
 struct Running {
-    /// The program with its first arguments, which say what it is to do: no values.
+    /// The program with its subcommands, without options and their values.
     name: String,
     child: Child,
 }
@@ -139,7 +139,7 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // so that a signal reaches what it started, too
+            // so that a signal also reaches the program's own children
             .process_group(0)
             .spawn();
         let mut child = spawned.map_err(|error| Error::Start(name.clone(), error))?;
@@ -152,7 +152,7 @@ impl Running {
             .stdout
             .take_if(|_| follow_stdout)
             .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
-        // from here on the child is ended on every way out
+        // from here on every way out ends the child
         let running = Running { name, child };
         for pipe in stderr.into_iter().chain(stdout) {
             let sender = sender.clone();
@@ -209,13 +209,13 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// Ends what still runs, and what it started: politely, then for sure.
+    /// Ends the program and its children: first by SIGTERM, then by SIGKILL.
     fn drop(&mut self) {
         let is_running = |child: &mut Child| matches!(child.try_wait(), Ok(None));
         if !is_running(&mut self.child) {
             return;
         }
-        // its group is its own process number, and lives as long as any of them
+        // the process group has the child's number, and exists as long as any process in it
         let _ = sys::process::signal_group(self.child.id(), libc::SIGTERM);
         let end = Instant::now() + GRACE;
         while is_running(&mut self.child) && Instant::now() < end {
@@ -226,7 +226,7 @@ impl Drop for Running {
     }
 }
 
-/// `kubeadm init phase preflight`: the words up to the first option.
+/// Returns the words up to the first option, such as `kubeadm init phase preflight`.
 fn name(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words = words
@@ -235,7 +235,7 @@ fn name(command: &Command) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Sends each line, without what does not fit and without control characters, until the pipe or the receiver is gone.
+/// Sends each line without control characters, until the pipe or the receiver is closed.
 fn read_lines(pipe: Box<dyn Read + Send>, sender: &Sender<String>) {
     let mut pipe = BufReader::new(pipe);
     let mut line = Vec::new();
@@ -325,7 +325,7 @@ mod tests {
             "sleep 3600 & echo $! >{}; echo started; wait",
             pid.display()
         );
-        // a zombie is gone: nobody may be there to reap it
+        // a zombie counts as gone: there may be no process that reaps it
         let is_gone = || {
             let pid = std::fs::read_to_string(&pid).unwrap();
             let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));

@@ -1,5 +1,5 @@
-//! etcd's priority for disk I/O: it is slow only where the disk is, and a member whose writes wait for those of other pods
-//! loses its leadership.
+//! etcd's priority for disk I/O. etcd depends on fast writes: a member whose writes wait for those of other pods loses its
+//! leadership.
 
 use std::fs;
 use std::path::Path;
@@ -8,14 +8,15 @@ use std::time::Duration;
 use base::stop::Stop;
 use sys::process;
 
-/// Where etcd's pod is described, on a control plane.
+/// The manifest of etcd's static pod; only control planes have it.
 const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
-/// How long it is looked for. After `kubeadm init` it runs; after a reboot the kubelet starts it in its own time.
+/// How often the process is looked for: for a minute. It runs after `kubeadm init`; after a reboot the kubelet takes some time
+/// to start it.
 const TRIES: u32 = 300;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Gives all threads of etcd the highest I/O priority, as soon as it runs. Not a reason for a node to fail: what goes wrong
-/// is logged. Returns at once where this is no control plane.
+/// Gives all threads of etcd the highest I/O priority, as soon as etcd runs. A failure is only logged, since the node works
+/// without it. Returns at once on a worker.
 pub fn prioritize_io(stop: &Stop) {
     if !Path::new(MANIFEST).exists() {
         return;
@@ -33,12 +34,12 @@ pub fn prioritize_io(stop: &Stop) {
         }
     }
     log::warn!(
-        "etcd does not run after {} s: its I/O priority stays as it is",
+        "etcd does not run after {} s: its I/O priority is not changed",
         TRIES * PAUSE.as_millis() as u32 / 1000
     );
 }
 
-/// The processes whose program is called `etcd`.
+/// Returns the processes whose program is called `etcd`.
 fn find(proc: &Path) -> Vec<u32> {
     let is_etcd = |process: &u32| {
         let program = fs::read_link(proc.join(process.to_string()).join("exe"));
@@ -47,7 +48,7 @@ fn find(proc: &Path) -> Vec<u32> {
     numbers(proc).into_iter().filter(is_etcd).collect()
 }
 
-/// Each thread: the priority is a thread's, and is inherited by those that it starts later.
+/// Sets the priority of each thread. I/O priority belongs to a thread; threads that it starts later inherit it.
 fn prioritize(process: u32) {
     let mut done = Vec::new();
     loop {

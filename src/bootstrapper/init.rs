@@ -1,5 +1,5 @@
-//! What an init makes of a fresh node: the request, checked as a whole before anything is changed, and the steps after the
-//! node lock.
+//! The init of a fresh node: the request is checked as a whole before anything is changed; then come the steps after the node
+//! lock.
 
 use std::sync::Arc;
 
@@ -18,16 +18,16 @@ use kms::ClusterKms;
 use proto::init::InitRequest;
 use rpc::grpc::{Code, Status};
 
-/// What an init ends with.
+/// The result of a successful init.
 #[derive(Clone)]
 pub struct Done {
-    /// Measured, and the operator's proof that the node has the right secrets.
+    /// The cluster ID, which was measured; it proves to the operator that the node has the right secrets.
     pub cluster: [u8; CLUSTER_ID_LEN],
-    /// The administrator's; empty where no cluster was asked for.
+    /// The administrator's kubeconfig; empty if the request asked for no Kubernetes cluster.
     pub kubeconfig: Arc<Secret>,
 }
 
-/// The secrets of a request, and which cluster they make.
+/// The secrets of a request, and the ID of the cluster that they define.
 pub struct Keys {
     kms: ClusterKms,
     salt: [u8; MEASUREMENT_SALT_LEN],
@@ -36,7 +36,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// From a request; no look at anything else.
+    /// Takes the secrets from a request; checks nothing else.
     pub fn new(request: &InitRequest) -> Result<Keys, Status> {
         let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri)
             .map_err(|e| invalid(e.to_string()))?;
@@ -57,7 +57,7 @@ impl Keys {
     }
 }
 
-/// A request in which nothing is wrong that can be known beforehand.
+/// A request that passed every check that is possible before the lock.
 pub struct Init {
     keys: Keys,
     /// Further names by which the node is reached.
@@ -66,12 +66,12 @@ pub struct Init {
 }
 
 impl Init {
-    /// Checks everything; the node is as fresh as before.
+    /// Checks the whole request; changes nothing on the node.
     pub fn new(keys: Keys, request: &InitRequest, node: &Node) -> Result<Init, Status> {
         let unavailable = |error| {
             Status::new(
                 Code::Unavailable,
-                format!("this node does not know who it is: {error}"),
+                format!("this node does not know its own identity: {error}"),
             )
         };
         let me = node
@@ -105,12 +105,12 @@ impl Init {
         })
     }
 
-    /// The ID of the cluster to be.
+    /// Returns the ID of the new cluster.
     pub fn cluster(&self) -> [u8; CLUSTER_ID_LEN] {
         self.keys.cluster
     }
 
-    /// What follows the lock: each step survives power loss, and the mark of completion is the last.
+    /// Runs the steps after the lock. Each step survives power loss; the mark of completion is the last one.
     pub fn run(&self, node: &Node, stop: &Stop, job: &Job<Done>) -> Result<Done, String> {
         job.phase("state disk");
         let state = NodeState {
@@ -136,7 +136,7 @@ impl Init {
         })
     }
 
-    /// Who has the master secret can reach this node by SSH, and knows it when they do, by these names.
+    /// Sets up emergency SSH: the holder of the master secret can log in, and recognizes the node by the returned names.
     fn certify_host(&self, node: &Node) -> Result<Vec<String>, String> {
         let authority = |id| {
             let seed = derive(&self.keys.kms, &Dek::named(id))?;

@@ -1,8 +1,8 @@
 //! The InitServer: waits on TCP 9000, over attested TLS, for the operator who makes this node the first of a cluster.
 //!
-//! The operator verifies the node before sending anything; the node knows the operator by the init secret, whose hash the
-//! metadata service holds. The set-up belongs to the node and not to the connection: it goes on when the operator is cut
-//! off, and the same request asked again sees all of it and gets the same answer.
+//! The operator verifies the node before sending anything. The node authenticates the operator by the init secret; the
+//! metadata service has its hash. The set-up does not depend on the connection: it goes on when the operator is cut off, and a
+//! repeated request sees every event and gets the same answer.
 //!
 //! ```text
 //!   Init ─► secret right? ─► request sound? ─► node lock ─► set-up, on a thread of its own
@@ -33,11 +33,11 @@ use proto::init::{
 };
 use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
 
-/// How often a lost operator and a stop are looked for.
+/// Interval of the checks for a lost operator and for a stop.
 const TICK: Duration = Duration::from_millis(200);
-/// Time for the last answer to reach the operator.
+/// Time for the last answer to reach the operator when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long a result waits for an operator who was cut off.
+/// How long the result is kept for an operator who was cut off.
 const KEPT: Duration = Duration::from_secs(30 * 60);
 
 /// A running InitServer.
@@ -81,7 +81,7 @@ impl InitServer {
                 call, &request, &handler,
             ) {
                 Ok(()) => watch(call, answer, &handler),
-                // as the status of the call: what says when to come again is asked again
+                // the status of the call carries the time after which the operator's tool asks again
                 Err(status) if status.retry_after().is_some() => Err(status),
                 Err(status) => answer.send(&failure(&status)),
             },
@@ -91,7 +91,7 @@ impl InitServer {
         Ok(InitServer { server, shared })
     }
 
-    /// Waits until an init has ended and the operator knows how, or the node is told to stop.
+    /// Waits until an init has ended and the operator has the result, or until the node is stopped.
     pub fn wait(self) -> Outcome {
         let (job, stop) = (&self.shared.job, self.shared.entrant.stop());
         while job.ending().is_none() && (job.has_begun() || !stop.is_stopped()) {
@@ -102,11 +102,11 @@ impl InitServer {
         while job.has_begun() && !is_delivered() && Instant::now() < until && !stop.wait(TICK) {}
         self.server.stop(GRACE);
         if let Some(worker) = lock(&self.shared.worker).take() {
-            // its panic is its ending
+            // a panic of the worker has become the job's ending
             let _ = worker.join();
         }
         match job.ending() {
-            // told to stop between the lock and the set-up
+            // the node was stopped between the lock and the set-up
             None if self.shared.entrant.has_won() => {
                 Outcome::Failed("stopped after the node lock".into())
             }
@@ -117,7 +117,7 @@ impl InitServer {
     }
 }
 
-/// What comes before the set-up; returns when there is one that this request may watch.
+/// Checks the request and starts the set-up; returns once there is a set-up that this request may watch.
 fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(), Status> {
     let Shared {
         entrant, node, job, ..
@@ -128,15 +128,15 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
         return Ok(());
     }
     let init = Init::new(keys, request, node)?;
-    let stopped = || Status::new(Code::Unavailable, "this node is told to stop");
+    let stopped = || Status::new(Code::Unavailable, "this node is stopping");
     match entrant.lock(init.cluster()).ok_or_else(stopped)? {
         Locking::Taken => node
             .timeline
             .event("locked", "this node belongs to a cluster from here on"),
         Locking::Already(id) if id == init.cluster() && job.has_begun() => return Ok(()),
         Locking::Already(_) => {
-            let why = "node is already being activated: it joins a cluster that gave it a ticket, or another operator's init \
-                       came first";
+            let why = "node is already being activated: it joins a cluster that gave it a ticket, or it accepted another \
+                       operator's init";
             return Err(Status::new(Code::FailedPrecondition, why));
         }
         Locking::Failed(why) => {
@@ -153,7 +153,7 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
                 let run = || init.run(&shared.node, shared.entrant.stop(), &shared.job);
                 let ending = catch_unwind(AssertUnwindSafe(run));
                 shared.job.end(ending.unwrap_or_else(|_| {
-                    Err("a defect of this program; its log says where".into())
+                    Err("the bootstrapper has a defect; its log says where".into())
                 }));
             }
         });
@@ -164,7 +164,7 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
     Ok(())
 }
 
-/// Tells the caller what happens, if it wants to know, and how it ends.
+/// Sends the job's ending to the caller, and before it each event if the caller asked for progress.
 fn watch(call: &Call, answer: &mut Sender<InitResponse>, shared: &Shared) -> Result<(), Status> {
     let wants_progress = call.metadata().get(PROGRESS) == Some("1");
     let mut seen = 0;
@@ -182,7 +182,7 @@ fn watch(call: &Call, answer: &mut Sender<InitResponse>, shared: &Shared) -> Res
         if call.is_cancelled() {
             return Err(Status::new(
                 Code::Cancelled,
-                "the set-up goes on; the same request asked again watches it",
+                "the set-up goes on; repeat the same request to watch it",
             ));
         }
     }
@@ -195,7 +195,7 @@ fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Resu
             let peer = call
                 .peer()
                 .map_or("an unknown address".into(), |peer| peer.ip().to_string());
-            log::warn!("init from {peer} with a wrong secret: refused");
+            log::warn!("init from {peer} is refused: wrong init secret");
             Err(Status::new(Code::PermissionDenied, "invalid init secret"))
         }
         Verdict::Busy(busy) => Err(Status::busy(busy.retry_after)),
@@ -217,13 +217,13 @@ fn response(ending: Result<Done, String>) -> InitResponse {
         Err(why) => failure(&Status::new(
             Code::Internal,
             format!(
-                "{why}\nThis node cannot be initialised any more: reboot it, and it starts over with an empty disk"
+                "{why}\nThis node can no longer be initialized: reboot it, and it starts over with an empty disk"
             ),
         )),
     }
 }
 
-/// A failure travels inside the stream, which itself ends well: so the old operator's tool shows its text.
+/// Returns the failure as a message of the stream, whose own status is OK: only then does the old system's tool show the text.
 fn failure(status: &Status) -> InitResponse {
     InitResponse {
         kind: Some(Kind::InitFailure(InitFailureResponse {

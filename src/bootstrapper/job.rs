@@ -1,9 +1,9 @@
-//! The set-up of this node as work that belongs to the node: it runs once, on a thread of its own, and whoever asked for it
-//! watches. A watcher may go and another come; each sees all of it from the beginning.
+//! The set-up of this node as a job. It runs once, on its own thread, and does not depend on the caller who asked for it.
+//! Callers watch it: they may come and go, and each sees every event from the beginning.
 //!
 //! ```text
 //!   idle ── begin ──► running: events … ──► ended (well, or with a reason): stays so
-//!                        ▲ watch, from any event on: as many watchers as come
+//!                        ▲ watch, from any event on: any number of watchers
 //! ```
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 
 use base::timeline::Timeline;
 
-/// Events that are kept; of further ones only the phases count for who comes late.
+/// Maximum number of lines that are kept. After that only the beginnings of phases are kept for late watchers.
 const MAX_EVENTS: usize = 4096;
 
-/// Something that happened, and how long after the beginning.
+/// One event of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// Since the beginning.
+    /// Time since the job began.
     pub elapsed: Duration,
-    /// What it belongs to: `components`, `kubeadm init`.
+    /// The phase of the event, such as `components` or `kubeadm init`.
     pub phase: &'static str,
-    /// What happened in it; empty for its beginning.
+    /// What happened in the phase; empty for the phase's beginning.
     pub line: String,
 }
 
-/// One job; `T` is what it ends with.
+/// One job; `T` is its result.
 pub struct Job<T> {
     timeline: Timeline,
     state: Mutex<State<T>>,
@@ -40,7 +40,7 @@ struct State<T> {
 }
 
 impl<T: Clone> Job<T> {
-    /// One that has not begun; its phases go to the console, too.
+    /// Creates a job that has not begun. Its phases are printed on the console too.
     pub fn new(timeline: Timeline) -> Job<T> {
         let state = State {
             begun: None,
@@ -55,7 +55,7 @@ impl<T: Clone> Job<T> {
         }
     }
 
-    /// Marks the beginning; false when it has begun before.
+    /// Marks the beginning; returns false if the job had begun before.
     pub fn begin(&self) -> bool {
         let mut state = self.lock();
         let is_first = state.begun.is_none();
@@ -63,20 +63,20 @@ impl<T: Clone> Job<T> {
         is_first
     }
 
-    /// Whether [`Job::begin`] was called.
+    /// Returns whether [`Job::begin`] was called.
     pub fn has_begun(&self) -> bool {
         self.lock().begun.is_some()
     }
 
-    /// The job goes over to this phase.
+    /// Begins the next phase.
     pub fn phase(&self, phase: &'static str) {
         self.lock().phase = phase;
         self.timeline.event("phase", phase);
         self.add(String::new());
     }
 
-    /// Something happened in the phase. It reaches the operator's screen and this node's log, so what looks like a bootstrap
-    /// token in it is left out.
+    /// Adds a line to the phase. The operator's screen and this node's log show it, so anything that looks like a bootstrap
+    /// token is removed.
     pub fn line(&self, line: &str) {
         let line = without_tokens(line);
         log::info!("{line}");
@@ -98,18 +98,18 @@ impl<T: Clone> Job<T> {
         self.changed.notify_all();
     }
 
-    /// The job is over: with what it made, or with the reason why not. The first ending counts.
+    /// Ends the job with its result, or with the reason for its failure. Only the first call counts.
     pub fn end(&self, ending: Result<T, String>) {
         self.lock().ending.get_or_insert(ending);
         self.changed.notify_all();
     }
 
-    /// How it ended, if it has.
+    /// Returns how the job ended; `None` while it runs.
     pub fn ending(&self) -> Option<Result<T, String>> {
         self.lock().ending.clone()
     }
 
-    /// The events from number `from` on, and the ending once those were all: waits for either, for `time` at most.
+    /// Returns the events from number `from` on, and the ending if the job has ended. Waits for either, at most for `time`.
     pub fn watch(&self, from: usize, time: Duration) -> (Vec<Event>, Option<Result<T, String>>) {
         let deadline = Instant::now() + time;
         let mut state = self.lock();
@@ -132,8 +132,8 @@ impl<T: Clone> Job<T> {
     }
 }
 
-/// Without bootstrap tokens: 6 and 16 lower-case letters or digits with a dot between them (k8s.io/cluster-bootstrap,
-/// BootstrapTokenPattern).
+/// Returns the line with each bootstrap token replaced by `[token]`. A token is 6 and 16 lower-case letters or digits with a dot
+/// between them (k8s.io/cluster-bootstrap, BootstrapTokenPattern).
 pub fn without_tokens(line: &str) -> String {
     const ID: usize = 6;
     const LEN: usize = ID + 1 + 16;

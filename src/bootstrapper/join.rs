@@ -1,12 +1,12 @@
-//! What a join makes of a node that has its ticket, after the node lock:
+//! The join of a node that has its ticket, after the node lock:
 //!
 //! ```text
 //! state disk: commit ─► emergency SSH ─► components ─► certificates ─► kubeadm join ─► complete
-//!                                                          ▲              │ a reason that can pass
+//!                                                          ▲              │ a temporary reason
 //!                                                          └─ kubeadm reset
 //! ```
 //!
-//! Each step may be done twice. One that fails ends the join: the disk is reset, and the node starts over by its next boot.
+//! Each step can be repeated. A step that fails ends the join: the disk is reset, and the node starts over at its next boot.
 
 use std::fs;
 use std::net::IpAddr;
@@ -27,25 +27,26 @@ use disk::state_disk::NodeState;
 use kubernetes::kubeadm::{self, Trust};
 use kubernetes::parameters;
 
-/// Told what is to be, the token too.
+/// kubeadm's configuration for the join; it has the token.
 const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-join.yaml");
-/// What all control planes share.
+/// The directory of the keys and certificates that all control planes share.
 const PKI: &str = "/etc/kubernetes/pki";
 
-/// For one try of kubeadm join, which has time-outs of its own for each of its waits; a control plane fetches images.
+/// Time limit for one try of `kubeadm join`, which has its own time-outs for each of its waits; a control plane pulls images.
 const JOIN: Duration = Duration::from_secs(15 * 60);
-/// For `kubeadm reset`.
+/// Time limit for `kubeadm reset`.
 const RESET: Duration = Duration::from_secs(3 * 60);
+/// Maximum number of tries of `kubeadm join`.
 const TRIES: u32 = 5;
-/// The old system's tokens are good for this long: a try that begins later fails in any case.
+/// Lifetime of the old system's tokens: a try that begins later always fails.
 const TOKEN_LIFE: Duration = Duration::from_secs(15 * 60);
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// kubeadm's exit code when its preflight checks fail: nothing was changed (kubeadm's PreFlightExitCode).
+/// kubeadm's exit code when its preflight checks fail and nothing was changed (kubeadm's PreFlightExitCode).
 const PREFLIGHT_FAILED: i32 = 2;
-/// Its exit code for a configuration that makes no sense (ValidationExitCode).
+/// kubeadm's exit code for an invalid configuration (ValidationExitCode).
 const CONFIGURATION_REFUSED: i32 = 3;
-/// What kubeadm's last lines have in them when its reason may pass, in lower case.
+/// Texts in kubeadm's last lines that indicate a temporary reason, in lower case.
 const PASSING: [&str; 16] = [
     "timed out",
     "timeout",
@@ -59,22 +60,22 @@ const PASSING: [&str; 16] = [
     "server is currently unable",
     "too many requests",
     "etcdserver:",
-    // a token, or what it signs, that one API server does not know yet
+    // one API server does not yet know the token, or what it signs
     "unauthorized",
     "jws signature",
     "not yet available",
-    // this very node, half done, by the try before
+    // this same node, left over from the previous try
     "status \"ready\" already exists",
 ];
 
-/// What does not pass, whatever else they say: the API server is another cluster's.
+/// Texts that indicate a permanent reason, whatever else the lines say: the API server belongs to another cluster.
 const LASTING: [&str; 3] = [
     "failed to verify certificate",
     "unknown authority",
     "none of the public keys",
 ];
 
-/// A checked ticket, and who has it.
+/// A checked ticket, with the node that has it.
 pub struct Join {
     ticket: Ticket,
     node: kubeadm::Node,
@@ -84,8 +85,8 @@ pub struct Join {
 }
 
 impl Join {
-    /// The load balancer that the metadata service names, unless that is this node itself, goes before the ticket's API
-    /// server, as in the old system.
+    /// Creates the join of `node`. As in the old system, the load balancer that the metadata service names is preferred to the
+    /// ticket's API server, unless the load balancer is this node itself.
     pub fn new(
         ticket: Ticket,
         node: kubeadm::Node,
@@ -103,12 +104,12 @@ impl Join {
         }
     }
 
-    /// The ID of the cluster to join.
+    /// Returns the ID of the cluster to join.
     pub fn cluster(&self) -> [u8; CLUSTER_ID_LEN] {
         self.ticket.cluster()
     }
 
-    /// What follows the lock: each step survives power loss, and the mark of completion is the last.
+    /// Runs the steps after the lock. Each step survives power loss; the mark of completion is the last one.
     pub fn run(&self, node: &Node, stop: &Stop, job: &Job<()>) -> Result<(), String> {
         job.phase("state disk");
         let state = NodeState {
@@ -140,9 +141,9 @@ impl Join {
         Ok(())
     }
 
-    /// Tries until it is well, or fails for a reason that does not pass, or the token is too old.
+    /// Tries `kubeadm join` until it succeeds, fails for a permanent reason, or the token is too old.
     fn join(&self, stop: &Stop, job: &Job<()>) -> Result<(), Error> {
-        let _no_token_stays = Removed;
+        let _token_files = TokenFiles;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         for attempt in 1.. {
             self.write_files()?;
@@ -155,7 +156,7 @@ impl Join {
             }
             let pause = backoff.pause();
             job.line(&format!(
-                "kubeadm join failed; trying it again in {} s",
+                "kubeadm join failed; the next try is in {} s",
                 pause.as_secs().max(1)
             ));
             clean_up(&error, stop, job);
@@ -166,7 +167,7 @@ impl Join {
         Ok(())
     }
 
-    /// All that kubeadm finds in place; what it is told comes last. A reset takes most of them away.
+    /// Writes all files that kubeadm reads; its configuration comes last. A `kubeadm reset` removes most of them.
     fn write_files(&self) -> Result<(), Error> {
         for (name, is_secret, content) in &self.ticket.control_plane_files {
             let mode = if *is_secret { 0o600 } else { 0o644 };
@@ -187,7 +188,7 @@ impl Join {
     }
 }
 
-/// `host:port` of the API server behind a load balancer; `None` where it leads back here, or makes no sense.
+/// Returns `host:port` of the API server behind a load balancer; `None` if `host` is this node or is invalid.
 fn balanced(host: &str, own: IpAddr) -> Option<String> {
     let host = parameters::host(host).ok()?;
     match host.parse::<IpAddr>() {
@@ -197,12 +198,12 @@ fn balanced(host: &str, own: IpAddr) -> Option<String> {
     }
 }
 
-/// Whether another try may end better: the API server was not reached or not ready, or something took too long.
+/// Returns whether another try may succeed: the API server was not reached or not ready, or something took too long.
 fn may_pass(error: &Error) -> bool {
     match error {
         Error::Command(command::Error::Late(..)) => true,
         Error::Command(command::Error::Failed(_, status, lines)) => match status.code() {
-            // the container runtime may just be starting, a registry pausing
+            // the container runtime may still be starting, or a registry may be unavailable for a moment
             Some(PREFLIGHT_FAILED) => true,
             Some(CONFIGURATION_REFUSED) | None => false,
             Some(_) => {
@@ -215,7 +216,8 @@ fn may_pass(error: &Error) -> bool {
     }
 }
 
-/// Takes back what a failed try has left: kubelet, manifests, a member of etcd. What does not succeed, the next try meets.
+/// Removes what a failed try has left: kubelet, manifests, a member of etcd. A failure is only reported; the next try may still
+/// succeed.
 fn clean_up(error: &Error, stop: &Stop, job: &Job<()>) {
     let is_unchanged = matches!(error, Error::Command(command::Error::Failed(_, status, _)) if status.code() == Some(PREFLIGHT_FAILED));
     if is_unchanged {
@@ -228,15 +230,15 @@ fn clean_up(error: &Error, stop: &Stop, job: &Job<()>) {
     }
 }
 
-/// Removes what has the token in it, however the join ends.
-struct Removed;
+/// The files that contain the token; dropping this removes them, however the join ends.
+struct TokenFiles;
 
-impl Drop for Removed {
+impl Drop for TokenFiles {
     fn drop(&mut self) {
         for path in [KUBEADM.0, kubeadm::DISCOVERY] {
             match fs::remove_file(path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    log::warn!("{path} stays: {error}")
+                    log::warn!("{path}, which has the bootstrap token, cannot be removed: {error}")
                 }
                 _ => {}
             }

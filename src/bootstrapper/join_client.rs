@@ -1,15 +1,15 @@
-//! The JoinClient: finds the cluster that this machine is to be a node of, and asks it for a ticket, from the first moment on
-//! and until somebody has the node lock.
+//! The JoinClient: finds the cluster that this machine belongs to and asks it for a ticket, from the start of the program until
+//! the node lock is taken.
 //!
 //! ```text
-//!   metadata ─► who am I ─► key, request, host key ┐
-//!      └─► join services, all at once ◄────────────┘ prove, and ask in [`turn`](super::turn), again and again
-//!                     │ the first ticket that is sound; nobody else is asked any more
+//!   metadata ─► this machine ─► key, request, host key ┐
+//!      └─► join services, all at once ◄────────────────┘ prove, and ask in [`turn`](super::turn), again and again
+//!                     │ the first valid ticket; no other service is asked after it
 //!                     ▼
-//!                 node lock ─► what follows it ([`super::join`])
+//!                 node lock ─► the set-up ([`super::join`])
 //! ```
 //!
-//! Nothing is changed on the node before the lock: whatever is wrong until then is told, and tried again.
+//! Nothing is changed on the node before the lock: until then every failure is printed on the console, and tried again.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,21 +35,21 @@ use node::tickets::{Asker, Asking, Failure, JoinService, Known};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::IssueJoinTicketRequest;
 
-/// How often the console hears again what is waited for, when nothing changes.
+/// How often the console repeats what the node waits for when nothing changes.
 const REMIND_EVERY: Duration = Duration::from_secs(60);
-/// A join service that has not answered by then does not keep the others waiting.
+/// A join service that takes longer than this to answer loses its turn to the next one.
 const TURN: Duration = Duration::from_secs(3);
-/// Sources of which the console hears: more than there are threads that ask.
+/// Maximum number of sources shown on the console; it is larger than the number of asking threads.
 const MAX_NOTES: usize = 128;
 
-/// A running JoinClient; stopped and joined when dropped.
+/// A running JoinClient; dropping it stops its thread and waits for it.
 pub struct JoinClient {
     thread: Option<JoinHandle<Outcome>>,
     stop: Stop,
 }
 
 impl JoinClient {
-    /// Starts asking.
+    /// Starts the thread that asks for a ticket.
     pub fn start(
         issuer: Arc<dyn Issuer>,
         entrant: Entrant,
@@ -65,13 +65,13 @@ impl JoinClient {
         })
     }
 
-    /// Waits until it has been stopped, or a join has ended.
+    /// Waits until the JoinClient has been stopped, or a join has ended.
     pub fn wait(mut self) -> Outcome {
         self.join()
     }
 
     fn join(&mut self) -> Outcome {
-        let defect = || Outcome::Failed("a defect of this program; its log says where".into());
+        let defect = || Outcome::Failed("the bootstrapper has a defect; its log says where".into());
         self.thread.take().map_or(Outcome::None, |thread| {
             thread.join().unwrap_or_else(|_| defect())
         })
@@ -85,7 +85,7 @@ impl Drop for JoinClient {
     }
 }
 
-/// The whole of it: a ticket, the lock, the set-up.
+/// Runs all steps: the ticket, the lock, the set-up.
 fn run(issuer: Arc<dyn Issuer>, entrant: &Entrant, node: &Arc<Node>) -> Outcome {
     let Some(join) = ask(issuer, entrant.stop(), node) else {
         return Outcome::None;
@@ -94,7 +94,7 @@ fn run(issuer: Arc<dyn Issuer>, entrant: &Entrant, node: &Arc<Node>) -> Outcome 
         Some(Locking::Taken) => node
             .timeline
             .event("locked", "this node belongs to a cluster from here on"),
-        // an init came first, or the node is told to stop
+        // an init came first, or the node is stopping
         Some(Locking::Already(_)) | None => return Outcome::None,
         Some(Locking::Failed(why)) => return Outcome::Failed(format!("locking the node: {why}")),
     }
@@ -103,11 +103,11 @@ fn run(issuer: Arc<dyn Issuer>, entrant: &Entrant, node: &Arc<Node>) -> Outcome 
     match catch_unwind(AssertUnwindSafe(|| join.run(node, entrant.stop(), &job))) {
         Ok(Ok(())) => Outcome::Done,
         Ok(Err(why)) => Outcome::Failed(why),
-        Err(_) => Outcome::Failed("a defect of this program; its log says where".into()),
+        Err(_) => Outcome::Failed("the bootstrapper has a defect; its log says where".into()),
     }
 }
 
-/// Asks until there is a ticket with which nothing is wrong; `None` when stopped.
+/// Asks until there is a valid ticket; `None` when stopped.
 fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     let seeker = Arc::new(Seeker {
         issuer,
@@ -119,13 +119,13 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     });
     let over = seeker.over.clone();
     let _stopped = stop.on_stop(move || over.stop());
-    // no thread now is one a little later
+    // thread creation may succeed later
     let asking = loop {
         match Asking::start(node.metadata.clone(), seeker.clone()) {
             Ok(asking) => break asking,
             Err(error) => seeker.note(
                 "this machine",
-                &Failure::from(format!("no thread: {error}")),
+                &Failure::from(format!("cannot start a thread: {error}")),
             ),
         }
         if stop.wait(REMIND_EVERY) {
@@ -139,7 +139,7 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     seeker.state().won.take()
 }
 
-/// Seeks a ticket.
+/// Asks for a join ticket; the threads of all join services share it.
 struct Seeker {
     issuer: Arc<dyn Issuer>,
     node: Arc<Node>,
@@ -153,11 +153,11 @@ struct Seeker {
 struct State {
     me: Option<Arc<Identity>>,
     won: Option<Join>,
-    /// What each source said last.
+    /// The last failure of each source.
     notes: BTreeMap<String, Failure>,
 }
 
-/// Who asks, and with what.
+/// This machine's identity, and the request that it sends.
 struct Identity {
     me: Instance,
     load_balancer: Option<String>,
@@ -178,9 +178,9 @@ impl Asker for Seeker {
         &self.issuer
     }
 
-    /// Who this machine is may be mended while it asks.
+    /// Makes a new request when the metadata of this machine change: an operator may correct them while the node asks.
     fn know(&self, known: Known) {
-        // what it does not say this time, it has said before
+        // an incomplete answer does not replace an earlier one
         let Some(own) = known.own else { return };
         let before = self.state().me.clone();
         let is_same = |identity: &Arc<Identity>| {
@@ -201,7 +201,7 @@ impl Asker for Seeker {
             .state()
             .me
             .clone()
-            .ok_or_else(|| "not asked: this machine does not know who it is".to_owned())?;
+            .ok_or_else(|| "not asked: this machine does not know its own identity".to_owned())?;
         let connection = service.connect(self)?;
         let Some(turn) = self.turns.take(TURN, &self.over) else {
             return Ok(());
@@ -234,7 +234,7 @@ impl Asker for Seeker {
         Ok(())
     }
 
-    /// The console hears of what is new.
+    /// Stores a source's failure, and prints it on the console if it is new.
     fn note(&self, source: &str, failure: &Failure) {
         let mut state = self.state();
         let is_new = state.notes.get(source) != Some(failure);
@@ -254,7 +254,7 @@ impl Seeker {
         match failure.is_lasting {
             true => self.node.timeline.event(
                 "refused",
-                format_args!("{source}: {text}; mend it, this node keeps asking"),
+                format_args!("{source}: {text}; correct this, the node keeps asking"),
             ),
             false => self
                 .node

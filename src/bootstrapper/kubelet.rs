@@ -1,5 +1,5 @@
-//! The kubelet's unit: started on a node that has been a member before this boot, and watched while kubeadm, which starts it
-//! on the way to becoming one, waits for it.
+//! The kubelet's systemd unit. The bootstrapper starts it on a node that is already a member. During init and join kubeadm starts
+//! it, and the bootstrapper watches it while kubeadm waits for it.
 
 use std::process::Command;
 use std::thread;
@@ -11,26 +11,27 @@ use super::setup::Error;
 use base::stop::Stop;
 
 const UNIT: &str = "kubelet.service";
-/// For the unit's start, with what it waits for.
+/// Time limit for the unit's start, its dependencies included.
 const LIMIT: Duration = Duration::from_secs(10 * 60);
-/// How often systemd is asked, and how long it may take.
+/// How often systemd is asked for the unit's state.
 const LOOK: Duration = Duration::from_secs(1);
+/// Time limit for one answer of systemd or of the journal.
 const ANSWER: Duration = Duration::from_secs(10);
-/// A kubelet that has ended so often will not stay: kubeadm itself would wait 4 minutes for it.
+/// A kubelet that has ended this often will not stay up: kubeadm itself would wait 4 minutes for it.
 const ENDS: u32 = 3;
-/// Lines of its log that are told.
+/// Number of lines of the kubelet's log that are reported.
 const LAST_WORDS: &str = "5";
 
-/// Starts the kubelet's unit, which is not enabled: only a node whose disk its cluster opened runs it. By systemctl, which is
-/// wherever systemd is, and waits for the result; a D-Bus client of our own would do no more.
+/// Starts the kubelet's unit and waits for the result. The unit is not enabled: only a node whose disk its cluster opened may run
+/// it. This uses systemctl, which is part of systemd; our own D-Bus client would gain nothing.
 pub fn start(stop: &Stop) -> Result<(), command::Error> {
     command::run(&mut systemctl(&["start", UNIT]), LIMIT, stop, &mut |line| {
         log::info!("systemctl: {line}")
     })
 }
 
-/// Runs what waits for the kubelet, until it is done, the stop that it gets comes, or the kubelet has ended too often. Each of
-/// its ends is told at once, with its last words.
+/// Calls `run`, which waits for the kubelet. `run` gets a stop, which comes when `stop` comes or when the kubelet has ended too
+/// often. Each end of the kubelet is reported at once, with the last lines of its log.
 pub fn watched<T: Clone + Send>(
     stop: &Stop,
     job: &Job<T>,
@@ -41,7 +42,7 @@ pub fn watched<T: Clone + Send>(
     let _told = stop.on_stop(move || stopped.stop());
     thread::scope(|scope| {
         let watch = || watch(&over, &given_up, job);
-        // without the thread everything is as before, but later
+        // without the thread only kubeadm's own time-out ends the wait
         let watch = thread::Builder::new()
             .name("kubelet-watch".into())
             .spawn_scoped(scope, watch);
@@ -56,7 +57,7 @@ pub fn watched<T: Clone + Send>(
     })
 }
 
-/// Also when what it was made for panics.
+/// Stops the stop when dropped, so also when the wait panics.
 struct StopOnDrop<'a>(&'a Stop);
 
 impl Drop for StopOnDrop<'_> {
@@ -65,12 +66,12 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Until `over`, or until it stops `given_up`: then the kubelet's last words.
+/// Watches the kubelet until `over`. If it ends too often, stops `given_up` and returns its last lines.
 fn watch<T: Clone>(over: &Stop, given_up: &Stop, job: &Job<T>) -> Option<Vec<String>> {
     let (mut seen, mut ends) = (times_ended(over)?, 0);
     while !over.wait(LOOK) {
         let now = times_ended(over)?;
-        // whoever starts the unit anew makes systemd count from zero
+        // systemd counts from zero again when the unit is started again
         let more = now.saturating_sub(seen);
         seen = now;
         if more == 0 {
@@ -79,7 +80,7 @@ fn watch<T: Clone>(over: &Stop, given_up: &Stop, job: &Job<T>) -> Option<Vec<Str
         ends += more;
         let words = last_words(over);
         job.line(&format!(
-            "the kubelet has ended, and is started again; its last words: {}",
+            "the kubelet has ended, and is started again; its last lines: {}",
             words.join(" | ")
         ));
         if ends >= ENDS {
@@ -90,7 +91,7 @@ fn watch<T: Clone>(over: &Stop, given_up: &Stop, job: &Job<T>) -> Option<Vec<Str
     None
 }
 
-/// How often the unit has ended since it was started; `None` where there is no systemd to ask.
+/// Returns how often the unit has ended since it was started; `None` if systemd does not answer.
 fn times_ended(over: &Stop) -> Option<u32> {
     let mut said = vec![];
     let mut show = systemctl(&["show", UNIT, "--property=NRestarts,SubState"]);
@@ -101,7 +102,7 @@ fn times_ended(over: &Stop) -> Option<u32> {
     ended(&said)
 }
 
-/// systemd counts a restart when it comes, which is some seconds after the end that it is for.
+/// Returns the number of ends from the unit's properties. systemd counts a restart when it happens, some seconds after the end.
 fn ended(properties: &[String]) -> Option<u32> {
     let value = |name: &str| {
         properties

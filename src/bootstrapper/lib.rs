@@ -1,7 +1,7 @@
 //! The bootstrapper in the booted system: makes a fresh VM a member of a cluster, or starts what a member runs.
 //!
 //! ```text
-//!   PCR 15 not zero? ──yes──► the disk's node ever completed? ──yes──► start it ─► member
+//!   PCR 15 not zero? ──yes──► is the set-up complete? ──yes──► start the kubelet ─► member
 //!        │ no                              │ no
 //!        ▼                                 ▼
 //!   InitServer ║ JoinClient           mark the disk for reset, reboot
@@ -11,10 +11,10 @@
 //!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete ─► member
 //! ```
 //!
-//! Files: [`init_server`] with its [`secret_guard`], and [`join_client`] with its [`turn`] and [`ticket`]; [`node_lock`] and the [`race`]
-//! for it; [`init`] and [`join`] are what follows the lock, each a [`job`], with what they share in [`setup`]; [`cluster`] is
-//! where Kubernetes comes into an init, by a [`command`] after the other; [`kubelet`] and [`etcd`] are what a member runs, and
-//! [`member`] what it answers from then on.
+//! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`]. Both run a [`race`] for the
+//! [`node_lock`]. The steps after the lock are in [`init`] and [`join`]; each runs as a [`job`], and [`setup`] has what both
+//! share. [`cluster`] has the steps by which an init sets up Kubernetes; [`command`] runs other programs. [`kubelet`] and
+//! [`etcd`] manage what a member runs, and [`member`] answers `firstlight status`.
 
 pub mod cluster;
 pub mod command;
@@ -58,61 +58,61 @@ use setup::Node;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 
-/// What the bootstrapper needs to know.
+/// The bootstrapper's inputs.
 pub struct Bootstrapper {
-    /// The state disk; found by its serial number when absent.
+    /// The state disk; `None` finds it by its serial number.
     pub disk: Option<PathBuf>,
-    /// Where it is mounted.
+    /// Where the state disk is mounted.
     pub root: PathBuf,
     /// Where the initramfs left the passphrase of a new disk.
     pub key_file: PathBuf,
     /// Where the InitServer listens.
     pub listen: SocketAddr,
-    /// Who this node is.
+    /// The metadata service, which names this node and its peers.
     pub metadata: Arc<Metadata>,
     /// Proves what this machine runs.
     pub issuer: Arc<dyn Issuer>,
-    /// Holds the node lock.
+    /// The TPM whose PCR 15 is the node lock.
     pub tpm: tpm::Location,
-    /// What components may ask for.
+    /// Limits what components may do.
     pub policy: components::Policy,
-    /// How components are fetched.
+    /// How components are downloaded.
     pub settings: components::Settings,
     /// Ends every wait.
     pub stop: Stop,
-    /// Tells the console.
+    /// Prints events on the console.
     pub timeline: Timeline,
 }
 
-/// How a run ended well.
+/// How a successful run ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The node has been a member before this boot.
+    /// The node has been a member of a cluster since before this boot.
     Member,
-    /// It became the first of one, by an init.
+    /// An init made the node the first member of a cluster.
     Initialized,
-    /// It joined one.
+    /// The node joined a cluster.
     Joined,
-    /// It was told to stop, and is as fresh as before.
+    /// The node was stopped, and is as fresh as before.
     Stopped,
-    /// Its disk is marked for reset: reboot.
+    /// The state disk is marked for reset: the machine has to reboot.
     Reset,
 }
 
 impl Ending {
-    /// Whether the node belongs to a cluster, and works.
+    /// Returns whether the node is a working member of a cluster.
     pub fn is_member(&self) -> bool {
         matches!(self, Ending::Member | Ending::Initialized | Ending::Joined)
     }
 }
 
-/// What came of waiting for the node lock.
+/// How the wait for an init, or for a join, ended.
 pub enum Outcome {
-    /// It was stopped, and has changed nothing.
+    /// The wait was stopped, and nothing has changed.
     None,
     /// The node is a member.
     Done,
-    /// It failed after the lock: the node must reboot, which resets it.
+    /// The set-up failed after the lock: the node must reboot, which resets it.
     Failed(String),
 }
 
@@ -146,7 +146,7 @@ impl Bootstrapper {
             JoinClient::start(self.issuer.clone(), by_join, node.clone()).map_err(Error::Thread)?;
         quotes::announce_key(&self.timeline, self.issuer.as_ref());
         let initialized = serve_init(listener, self.issuer, by_init, &node)?;
-        // whoever won has stopped the other
+        // the winner has stopped the other
         let joined = joining.wait();
         match (initialized, joined) {
             (Outcome::Failed(why), _) | (_, Outcome::Failed(why)) => {
@@ -159,7 +159,7 @@ impl Bootstrapper {
         }
     }
 
-    /// A node that was unlocked by its cluster: starts what a member runs, unless it never became a working one.
+    /// Starts the kubelet of a node whose disk its cluster opened; resets a node whose set-up never completed.
     fn start_member(&self) -> Result<Ending, Error> {
         if !state_disk::is_complete(&self.root)
             .map_err(state_disk::Error::NodeState)
@@ -167,7 +167,7 @@ impl Bootstrapper {
         {
             self.timeline.event(
                 "failed",
-                "this node's set-up was interrupted: it starts over",
+                "an earlier set-up was interrupted: this node starts over",
             );
             let disk = state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline)
                 .map_err(Error::Disk)?;
@@ -184,8 +184,8 @@ impl Bootstrapper {
         Ok(Ending::Member)
     }
 
-    /// Puts the SSH host certificate that came with the rejoin ticket in the place of the one before. Emergency SSH is no reason
-    /// for a node not to start.
+    /// Replaces the SSH host certificate with the one from the rejoin ticket. A failure is only logged: a node starts without
+    /// emergency SSH too.
     fn renew_host_certificate(&self) {
         let certificate = match state_disk::handover::take_host_certificate(&self.key_file) {
             Ok(Some(certificate)) => certificate,
@@ -203,7 +203,7 @@ impl Bootstrapper {
     }
 }
 
-/// Waits for the operator's init, until the join or a stop of the node comes before it.
+/// Waits for the operator's init, until a join wins the race or the node is stopped.
 fn serve_init(
     listener: TcpListener,
     issuer: Arc<dyn Issuer>,
@@ -225,7 +225,7 @@ fn serve_init(
     Ok(server.wait())
 }
 
-/// The guard with the hash from the metadata service, which is asked until it answers; `None` when stopped.
+/// Returns the guard with the hash from the metadata service. Asks the service until it answers; `None` when stopped.
 fn secret_guard(node: &Node, stop: &Stop) -> Option<SecretGuard> {
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     while !stop.is_stopped() {
@@ -254,15 +254,15 @@ fn reset(disk: &Path, timeline: &Timeline) -> Result<Ending, Error> {
 /// Why a run failed.
 #[derive(Debug)]
 pub enum Error {
-    /// The TPM does not say whether the node is marked.
+    /// PCR 15 cannot be read.
     Tpm(tpm::Error),
-    /// The state disk.
+    /// The state disk is missing, or cannot be used.
     Disk(state_disk::Error),
-    /// The InitServer's address.
+    /// The InitServer cannot listen on this address.
     Listen(SocketAddr, io::Error),
-    /// There is no thread to wait with.
+    /// A thread cannot be started.
     Thread(io::Error),
-    /// The kubelet of a member.
+    /// The kubelet of a member cannot be started.
     Kubelet(command::Error),
 }
 

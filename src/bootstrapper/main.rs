@@ -14,26 +14,28 @@ use node::quotes;
 use proto::init;
 use sys::wiping::Wiping;
 
-/// Copies of secrets do not outlive their use in buffers of libraries.
+/// Wipes freed memory, so that no copy of a secret stays in a buffer of a library.
 #[global_allocator]
 static ALLOCATOR: Wiping = Wiping;
 
 const HELP: &str = "\
 bootstrapper: makes a fresh confidential VM a trusted node of a Kubernetes cluster
 
-Usage: bootstrapper [OPTIONS]      becomes, or starts, a member of a cluster; then answers `firstlight status` until SIGTERM
+Usage: bootstrapper [OPTIONS]      joins a cluster, or starts the member that it already is; then answers `firstlight status`
+                                   until SIGTERM
 
 Options
-  --components DIR     components of the image, by the last part of their URL: taken from here when their hash fits
+  --components DIR     a folder of the image with components, named by the last part of their URL; a component with the
+                       right hash is taken from here instead of the network
   --allow-unverified-components
-                       installs components without a hash, too
+                       installs components without a hash too
 ";
 const MORE_HELP: &str = "
 Example
   bootstrapper --csp qemu --variant qemu-vtpm --components /opt/components --events /dev/virtio-ports/events
 
-Exit codes: 0 a member that was stopped, 1 failed (the last line says why), 2 wrong usage, 3 the disk is marked for reset: reboot,
-143 stopped by SIGTERM.
+Exit codes: 0 the node is a member, and the program was stopped; 1 failed (the last line says why); 2 wrong usage;
+3 the disk is marked for reset: reboot the machine; 143 stopped by SIGTERM before the node was a member.
 ";
 
 /// Exit code: the state disk is marked for reset.
@@ -70,7 +72,7 @@ fn main() -> ExitCode {
                 Ok(ending) if ending.is_member() => Ok(()),
                 Ok(Ending::Reset) => Err(Failure::Failed(
                     RESET,
-                    "reboot this machine: its state disk starts afresh".into(),
+                    "reboot this machine: it starts over with an empty state disk".into(),
                 )),
                 Ok(_) => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
                 Err(error) => Err(options::failed(&timeline, &stop, error)),
@@ -102,7 +104,7 @@ fn run(
     };
     let ending = bootstrapper.run().map_err(|error| error.to_string())?;
     if ending.is_member() {
-        // its quotes are asked for by strangers: they are no events
+        // anybody may ask a member for a quote, so these quotes are not events
         member::serve(listen, issuer, stop, &timeline);
     }
     Ok(ending)

@@ -1,7 +1,7 @@
-//! What a member answers: on the InitServer's port, over attested TLS, it proves which cluster it belongs to (PCR 15), and
-//! that is all. There is no method but health, so nobody can ask it to do anything.
+//! The server of a member: on the InitServer's port, over attested TLS, it proves to which cluster the node belongs (PCR 15). Its
+//! only method is the health check, so a caller cannot make it do anything else.
 //!
-//! Anybody may ask, and each answer takes the TPM a moment: so only a few are answered at once.
+//! Anybody may call, and each answer needs the TPM for a moment, so only a few connections are served at once.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 use rpc::grpc::{Limits, Router, Server};
 
-/// Operators who look at the same time.
+/// Maximum number of connections.
 const CONNECTIONS: usize = 8;
 const CONNECTIONS_PER_PEER: usize = 2;
-/// The name of a service, for health.
+/// Maximum bytes of a request, which has only the name of a service.
 const MAX_REQUEST: usize = 256;
-/// A few calls with their headers.
+/// Buffered bytes of a connection: a few calls with their headers.
 const CONNECTION_BYTES: usize = 16 << 10;
-/// `firstlight status` asks at once, and is done.
+/// `firstlight status` asks at once and closes the connection.
 const IDLE: Duration = Duration::from_secs(10);
-/// How often the stop is looked for; it wakes this at once.
+/// The length of one wait; a stop ends it at once.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Answers on `address` until `stop`. A member does its work without it, so where it cannot listen it only says so.
+/// Answers on `address` until `stop`. If it cannot listen, it only prints an event, since a member works without this server.
 pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline: &Timeline) {
     let limits = Limits {
         connections: CONNECTIONS,

@@ -4,14 +4,14 @@
 //!   unlocked ── lock(cluster ID): PCR 15 is extended and read back ──► locked        (there is no way back but a reboot)
 //! ```
 //!
-//! Whoever takes it (InitServer or JoinClient) owns the node's set-up; everybody else is told that it is taken. The TPM
-//! keeps it beyond this process: a node whose PCR 15 is not zero never passes attestation as a fresh one.
+//! The one that takes the lock (InitServer or JoinClient) owns the node's set-up; the other one learns that the lock is taken.
+//! The TPM keeps the lock beyond this process: a node whose PCR 15 is not zero never passes attestation as a fresh one.
 
 use attest::tpm::{self, Tpm};
 use base::crypto::CLUSTER_ID_LEN;
 use base::sync::{Mutex, PoisonError};
 
-/// One a process.
+/// The node lock; a process has only one.
 pub struct NodeLock {
     tpm: tpm::Location,
     state: Mutex<State>,
@@ -21,7 +21,7 @@ pub struct NodeLock {
 enum State {
     Unlocked,
     Locked([u8; CLUSTER_ID_LEN]),
-    /// The TPM failed in the middle: nobody knows what the PCR holds.
+    /// The TPM failed during the extend operation: the value of the PCR is unknown.
     Broken,
 }
 
@@ -30,14 +30,14 @@ enum State {
 pub enum Locking {
     /// The caller has the lock now.
     Taken,
-    /// Somebody took it before, for this cluster.
+    /// The lock was taken before, for the cluster with this ID.
     Already([u8; CLUSTER_ID_LEN]),
-    /// The TPM failed; the node is good for nothing until it reboots.
+    /// The TPM failed; the node cannot be used until it reboots.
     Failed(String),
 }
 
 impl NodeLock {
-    /// An unlocked node whose TPM is at `tpm`.
+    /// Creates the lock of an unlocked node whose TPM is at `tpm`.
     pub fn new(tpm: tpm::Location) -> NodeLock {
         NodeLock {
             tpm,
@@ -45,7 +45,7 @@ impl NodeLock {
         }
     }
 
-    /// The cluster that it was taken for, once it was.
+    /// Returns the ID of the cluster for which the lock was taken; `None` before that.
     pub fn cluster(&self) -> Option<[u8; CLUSTER_ID_LEN]> {
         match *self.state.lock().unwrap_or_else(PoisonError::into_inner) {
             State::Locked(id) => Some(id),
@@ -53,13 +53,13 @@ impl NodeLock {
         }
     }
 
-    /// Takes the lock for a cluster, measures its ID and reads PCR 15 back.
+    /// Takes the lock for a cluster: measures its ID into PCR 15 and reads the register back.
     pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Locking {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {
             State::Locked(id) => Locking::Already(id),
             State::Broken => {
-                Locking::Failed("an earlier attempt failed in the middle; reboot the node".into())
+                Locking::Failed("the TPM failed in an earlier attempt; reboot the node".into())
             }
             State::Unlocked => match measure(&self.tpm, &cluster_id) {
                 Ok(()) => {

@@ -1,4 +1,5 @@
-//! The race into a cluster: InitServer and JoinClient start together, one of them takes the node lock, the others are stopped.
+//! The race for the node lock: InitServer and JoinClient start together; the first that takes the lock wins, and the others are
+//! stopped.
 //!
 //! ```text
 //!              ┌─ enter ─► InitServer ─ lock ─┐   the first: Taken, and every other entrant's Stop is stopped
@@ -6,14 +7,15 @@
 //!              └─ enter ─► JoinClient ─ lock ─┘   after Race::stop: nothing, and the node stays as fresh as it was
 //! ```
 //!
-//! Whoever starts an entrant joins it: its Stop ends every wait of it. `tests/model.rs` runs the interleavings.
+//! The one that starts an entrant's thread joins it: the entrant's Stop ends every wait of the thread. `tests/model.rs` runs
+//! all interleavings.
 
 use super::node_lock::{Locking, NodeLock};
 use base::crypto::CLUSTER_ID_LEN;
 use base::stop::Stop;
 use base::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One a process, with the node lock as its prize.
+/// The race; a process has only one.
 pub struct Race {
     lock: NodeLock,
     state: Mutex<State>,
@@ -22,13 +24,13 @@ pub struct Race {
 #[derive(Default)]
 struct State {
     entrants: Vec<Stop>,
-    /// The entrant that has the lock, or broke it.
+    /// The entrant that has the lock, or whose attempt broke it.
     winner: Option<usize>,
-    /// The node was told to stop.
+    /// The node is stopping.
     is_stopped: bool,
 }
 
-/// Who may take the lock.
+/// A participant of the race: it may take the lock.
 pub struct Entrant {
     race: Arc<Race>,
     number: usize,
@@ -36,7 +38,7 @@ pub struct Entrant {
 }
 
 impl Race {
-    /// For this lock, which nobody has taken.
+    /// Creates a race for this lock, which is not taken yet.
     pub fn new(lock: NodeLock) -> Arc<Race> {
         Arc::new(Race {
             lock,
@@ -44,7 +46,7 @@ impl Race {
         })
     }
 
-    /// One more entrant; who comes too late is stopped already.
+    /// Adds an entrant. If the race is over, the entrant is already stopped.
     pub fn enter(self: &Arc<Race>) -> Entrant {
         let mut state = self.state();
         let (number, stop) = (state.entrants.len(), Stop::new());
@@ -59,12 +61,12 @@ impl Race {
         }
     }
 
-    /// The node is told to stop: so are all entrants, the winner too, and nobody gets the lock after this returns.
+    /// Stops all entrants, the winner too. The lock cannot be taken after this returns.
     pub fn stop(&self) {
         let mut state = self.state();
         state.is_stopped = true;
         let entrants = state.entrants.clone();
-        // what a stop sets off may look here
+        // callbacks of a stop may lock the state themselves
         drop(state);
         entrants.iter().for_each(Stop::stop);
     }
@@ -75,25 +77,25 @@ impl Race {
 }
 
 impl Entrant {
-    /// Stopped when somebody else has won, or the node is told to stop.
+    /// Returns the entrant's stop: it comes when another entrant has won, or when the node stops.
     pub fn stop(&self) -> &Stop {
         &self.stop
     }
 
-    /// Whether this one has the lock, or broke it.
+    /// Returns whether this entrant has the lock, or broke it.
     pub fn has_won(&self) -> bool {
         self.race.state().winner == Some(self.number)
     }
 
-    /// The cluster that the lock was taken for, once it was.
+    /// Returns the ID of the cluster for which the lock was taken; `None` before that.
     pub fn cluster(&self) -> Option<[u8; CLUSTER_ID_LEN]> {
         self.race.lock.cluster()
     }
 
-    /// Takes the lock for a cluster; when this took it, or broke it, the others are told to stop. `None` when the node was
-    /// told to stop before.
+    /// Takes the lock for a cluster. If this entrant took the lock, or broke it, the others are stopped. Returns `None` if the
+    /// node was stopped before.
     pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Option<Locking> {
-        // held while the TPM works: a stop comes before the lock or after it
+        // the mutex is held while the TPM works, so a stop comes either before the lock is taken or after it
         let mut state = self.race.state();
         if state.is_stopped {
             return None;

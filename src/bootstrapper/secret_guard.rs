@@ -1,21 +1,21 @@
-//! The init secret's guard: bcrypt against the hash from the metadata service, with growing delays after wrong ones.
+//! Checks init secrets: bcrypt against the hash from the metadata service, with growing delays after wrong secrets.
 
 use std::time::{Duration, Instant};
 
 use base::network::Network;
 use base::turns::{Busy, Turns};
 
-/// bcrypt looks at no more of a secret (its specification); the old system's are 32 characters.
+/// Maximum bytes of a secret: bcrypt ignores the rest (its specification). The old system's secrets have 32 characters.
 const MAX_SECRET: usize = 72;
-/// Highest cost of a hash, a power of two: about 5 s a check. The old system's is 10; the metadata service could ask for 31,
-/// with which one check takes days.
+/// Highest accepted cost of a hash, as a power of two: about 5 s for a check. The old system uses 10. The metadata service could
+/// ask for 31, with which one check takes days.
 const MAX_COST: u32 = 15;
-/// A check costs a processor about 100 ms, so one at a time; this many callers, each with a thread, wait for theirs.
+/// A check takes a processor about 100 ms, so one runs at a time; this many callers, each with a thread, may wait.
 const PLACES: usize = 16;
-/// A caller waits at most this long: a network's longest delay, and some checks of others.
+/// Longest wait of a caller: the longest delay of a network, and some checks of other callers.
 const LONGEST_WAIT: Duration = Duration::from_secs(90);
 
-/// Guards one hash.
+/// Checks secrets against one hash.
 pub struct SecretGuard {
     hash: String,
     turns: Turns,
@@ -26,20 +26,21 @@ pub struct SecretGuard {
 pub enum Verdict {
     /// The secret is right.
     Right,
-    /// It is not.
+    /// The secret is wrong.
     Wrong,
-    /// Not looked at: too many others wait, or the caller is gone.
+    /// The secret was not checked: too many callers wait, or the caller has gone.
     Busy(Busy),
 }
 
 impl SecretGuard {
-    /// A guard for a bcrypt hash as the metadata service gives it. Refuses what no secret could ever match.
+    /// Creates a guard for a bcrypt hash from the metadata service. Refuses a text that no secret can match, and a hash whose
+    /// check takes too long.
     pub fn new(hash: &str) -> Result<SecretGuard, String> {
         let hash = hash.trim();
-        // an HTTP error page is no hash: the old system took one for it and then refused everybody
+        // an HTTP error page is not a hash: the old system accepted such a page and then refused every secret
         let parts = hash.parse::<bcrypt::HashParts>().map_err(|_| {
             format!(
-                "the init secret's hash in the metadata is no bcrypt hash ({} bytes)",
+                "the init secret's hash in the metadata is not a bcrypt hash ({} bytes)",
                 hash.len()
             )
         })?;
@@ -55,8 +56,8 @@ impl SecretGuard {
         })
     }
 
-    /// Checks a secret that came from `network`. Waits until the delay after its last wrong one is over, and for the checks
-    /// of others, as long as `is_over` is false: so a right secret passes however soon it comes after a wrong one.
+    /// Checks a secret that came from `network`. While `is_over` is false, it waits for the network's delay after its last wrong
+    /// secret, and for the checks of other callers. So a right secret passes even if it comes soon after a wrong one.
     pub fn check(&self, network: Network, secret: &[u8], is_over: impl Fn() -> bool) -> Verdict {
         let turn = match self
             .turns

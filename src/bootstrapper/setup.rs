@@ -1,5 +1,4 @@
-//! What init and join have in common after the node lock: the disk's commit, the components, kubeadm, and what they are told
-//! of this machine.
+//! The steps that init and join share after the node lock: the disk's commit, the components, kubeadm and its configuration.
 
 use std::fs;
 use std::io;
@@ -24,33 +23,33 @@ use kubernetes::parameters::{Invalid, NodeName};
 use kubernetes::{client, kubeadm, kubelet_certificate};
 use sys::file;
 
-/// Where components put programs; before the image's own.
+/// The directory of the components' programs; it precedes the image's own in PATH.
 pub const PROGRAMS: &str = "/run/state/bin";
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// A progress line about a download at most so often.
+/// Bytes of a download between two progress lines.
 const TELL_EVERY: u64 = 16 << 20;
 
-/// What a set-up needs of the node.
+/// The parts of the node that a set-up uses.
 pub struct Node {
-    /// Who it is.
+    /// The metadata service, which names this machine.
     pub metadata: Arc<Metadata>,
     /// Where the state disk is mounted.
     pub root: PathBuf,
-    /// Which disk, and the passphrase of this boot.
+    /// The state disk, and the passphrase of this boot.
     pub disk: Handover,
     /// Proves what this machine runs.
     pub issuer: Arc<dyn Issuer>,
-    /// What components may ask for.
+    /// Limits what components may do.
     pub policy: components::Policy,
-    /// How they are fetched.
+    /// How components are downloaded.
     pub settings: components::Settings,
-    /// Tells the console.
+    /// Prints events on the console.
     pub timeline: Timeline,
 }
 
 impl Node {
-    /// The commit: marks the set-up as begun, gives the disk the key that `key_of` derives for its UUID, which is returned, and
-    /// ties it to the cluster of this measurement secret.
+    /// Commits the disk: marks the set-up as begun, gives the disk the key that `key_of` derives for its UUID, and binds it to the
+    /// cluster of this measurement secret. Returns the UUID.
     pub fn commit_disk(
         &self,
         state: &NodeState,
@@ -72,7 +71,7 @@ impl Node {
         Ok(uuid)
     }
 
-    /// The set-up has ended well: from here on the node comes back by itself.
+    /// Marks the set-up as complete: from now on the node comes back by itself after a reboot.
     pub fn complete(&self) -> Result<(), String> {
         mark_complete(&self.root).map_err(|error| format!("finishing: {error}"))?;
         self.timeline
@@ -81,22 +80,22 @@ impl Node {
     }
 }
 
-/// Which step failed, and why.
+/// The step that failed, and why.
 #[derive(Debug)]
 pub enum Error {
     /// A component was not installed.
     Components(components::Error),
     /// A program failed.
     Command(command::Error),
-    /// The kubelet ends again and again; its last words.
+    /// The kubelet ended too often; the last lines of its log.
     Kubelet(Vec<String>),
-    /// The kubelet's certificate.
+    /// The kubelet's certificate cannot be made or written.
     Certificate(kubelet_certificate::Error),
-    /// The cluster's API.
+    /// A call of the Kubernetes API failed.
     Api(client::Error),
-    /// A file of the set-up.
+    /// A file of the set-up cannot be read or written.
     Io(PathBuf, io::Error),
-    /// This machine is told to stop.
+    /// This node is stopping.
     Stopped,
 }
 
@@ -108,14 +107,14 @@ impl fmt::Display for Error {
             Error::Kubelet(words) => {
                 write!(
                     f,
-                    "the kubelet ends again and again; its last words:\n{}",
+                    "the kubelet ends again and again; its last lines:\n{}",
                     words.join("\n")
                 )
             }
             Error::Certificate(error) => error.fmt(f),
             Error::Api(error) => write!(f, "after kubeadm init: {error}"),
             Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
-            Error::Stopped => f.write_str("this node was told to stop in the middle of its set-up"),
+            Error::Stopped => f.write_str("this node was stopped during its set-up"),
         }
     }
 }
@@ -128,14 +127,14 @@ impl From<client::Error> for Error {
     }
 }
 
-/// Why this machine cannot be a node of a cluster as it is; a sentence.
+/// Why this machine cannot become a node of a cluster; `Display` is a sentence.
 #[derive(Debug)]
 pub enum Refused {
-    /// A value of the request or the metadata service.
+    /// A value of the request or the metadata service is invalid.
     Value(Invalid),
-    /// A component.
+    /// A component is invalid.
     Component(components::Error),
-    /// The metadata service knows no address of this machine.
+    /// The metadata service has no address of this machine, whose name this is.
     NoAddress(String),
 }
 
@@ -147,7 +146,7 @@ impl fmt::Display for Refused {
             Refused::NoAddress(name) => {
                 write!(
                     f,
-                    "the metadata service knows no address of this machine ({name}) in the cluster's network yet"
+                    "the metadata service does not have the address of this machine ({name}) in the cluster's network yet"
                 )
             }
         }
@@ -160,7 +159,7 @@ impl From<Invalid> for Refused {
     }
 }
 
-/// This machine as kubeadm is told of it.
+/// Returns this machine as kubeadm's configuration describes it.
 pub fn kubernetes_node(me: &Instance) -> Result<kubeadm::Node, Refused> {
     Ok(kubeadm::Node {
         name: NodeName::from_machine(&me.name)?,
@@ -172,7 +171,7 @@ pub fn kubernetes_node(me: &Instance) -> Result<kubeadm::Node, Refused> {
     })
 }
 
-/// Installs them, and tells of each.
+/// Installs the components, and reports the progress of each.
 pub fn install_components<T: Clone>(
     components: &[Component],
     settings: &Settings,
@@ -183,11 +182,11 @@ pub fn install_components<T: Clone>(
     let mut tell = |number: usize, step| {
         let name = components[number].name();
         match step {
-            Step::Present => job.line(&format!("{name}: in place already")),
+            Step::Present => job.line(&format!("{name}: already in place")),
             Step::Installed => job.line(&format!("{name}: installed")),
             Step::Retrying { why, pause } => {
                 job.line(&format!(
-                    "{name}: {why}; trying again in {} s",
+                    "{name}: {why}; the next try is in {} s",
                     pause.as_secs().max(1)
                 ));
             }
@@ -204,11 +203,11 @@ pub fn install_components<T: Clone>(
     components::install(components, settings, stop, &mut tell).map_err(Error::Components)
 }
 
-/// kubeadm with a configuration of ours, which may be secret.
+/// kubeadm with the path of its configuration, which may be secret.
 pub struct Kubeadm(pub &'static str);
 
 impl Kubeadm {
-    /// Writes the configuration, and what kubeadm wants to be there.
+    /// Writes the configuration, and the other files that kubeadm expects.
     pub fn configure(&self, configuration: &str) -> Result<(), Error> {
         write(
             Path::new(kubeadm::AUDIT_POLICY_PATH),
@@ -219,7 +218,7 @@ impl Kubeadm {
         write(Path::new(self.0), 0o600, configuration.as_bytes())
     }
 
-    /// Runs `kubeadm` with these words and the configuration, and tells what it says.
+    /// Runs `kubeadm` with these words and the configuration, and reports each line that it prints.
     pub fn run<T: Clone>(
         &self,
         words: &[&str],
@@ -231,7 +230,7 @@ impl Kubeadm {
         run(self.command(words).args(options), limit, stop, job)
     }
 
-    /// `kubeadm` with these words and the configuration.
+    /// Returns the command `kubeadm` with these words and the configuration.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = program("kubeadm");
         command.args(words).args(["--config", self.0]);
@@ -239,7 +238,7 @@ impl Kubeadm {
     }
 }
 
-/// Runs a command, and tells what it says.
+/// Runs a command, and reports each line that it prints.
 pub fn run<T: Clone>(
     command: &mut Command,
     limit: Duration,
@@ -249,7 +248,7 @@ pub fn run<T: Clone>(
     command::run(command, limit, stop, &mut |line| job.line(line)).map_err(Error::Command)
 }
 
-/// A program; found, as what it starts itself, among the components first.
+/// Returns the command of a program. The program, and those that it starts, are searched among the components first.
 pub fn program(name: &str) -> Command {
     let path = env::var("PATH").unwrap_or_else(|_| SYSTEM_PATH.into());
     let mut command = Command::new(name);
@@ -259,7 +258,7 @@ pub fn program(name: &str) -> Command {
     command
 }
 
-/// Writes the kubelet's first serving certificate wherever a kubelet may be told to look for it.
+/// Writes the kubelet's first serving certificate to each path where a kubelet may be configured to read it.
 pub fn write_certificate(certificate: &KubeletCertificate) -> Result<(), Error> {
     for (path, key) in kubeadm::KUBELET_CERTIFICATES {
         certificate
@@ -277,7 +276,7 @@ fn make_directory(path: &Path) -> Result<(), Error> {
     made.map_err(|error| Error::Io(path.into(), error))
 }
 
-/// Writes a file whole, with its directories.
+/// Writes a file atomically, and makes its directories.
 pub fn write(path: &Path, mode: u32, content: &[u8]) -> Result<(), Error> {
     make_directory(path.parent().unwrap_or(Path::new("/")))?;
     file::replace(path, content, mode).map_err(|error| Error::Io(path.into(), error))

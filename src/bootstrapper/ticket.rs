@@ -1,17 +1,17 @@
-//! What a join service gives a node, checked as a whole before anything is written or locked: whoever answers on the join
-//! service's port is not attested, and may send anything.
+//! The check of a join ticket. The whole ticket is checked before anything is written or locked, because the join service is not
+//! attested and may send anything.
 //!
-//! | field | what it must be |
+//! | field | requirement |
 //! |---|---|
 //! | `state_disk_key`, `measurement_secret`, `measurement_salt` | 32 bytes each |
 //! | `kubelet_cert` | one certificate, of the key that was sent, for this node |
 //! | `api_server_endpoint` | host and port |
 //! | `token` | of the form of a bootstrap token |
-//! | `discovery_token_ca_cert_hash`, `cluster_ca` | a SHA-256; where both are there the hash is that of one of the CAs |
-//! | `control_plane_files` | the eight that a control plane needs, each once, or none for a worker |
+//! | `discovery_token_ca_cert_hash`, `cluster_ca` | a SHA-256; if both are present, the hash of one of the CAs |
+//! | `control_plane_files` | the eight files that a control plane needs, each once; none for a worker |
 //! | `kubernetes_components` | as for an init |
-//! | `kubernetes_version` | supported; where there is none, as in the old system's tickets, that of kubeadm's URL |
-//! | `authorized_ca_public_key`, `host_certificate` | a line each; a certificate of this node's host key |
+//! | `kubernetes_version` | supported; if it is missing, as in the old system's tickets, the version in kubeadm's URL |
+//! | `authorized_ca_public_key`, `host_certificate` | one line each; a certificate of this node's host key |
 
 use std::fmt;
 
@@ -26,14 +26,14 @@ use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::parameters::{Version, is_endpoint};
 use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
 
-/// Bytes of a certificate or key of the control plane; one of RSA 4096 has 3 KiB.
+/// Maximum bytes of a certificate or key of the control plane; an RSA-4096 key has 3 KiB.
 const MAX_FILE: usize = 64 << 10;
-/// The old system's lists have nine.
+/// Maximum number of components; the old system's lists have nine.
 const MAX_COMPONENTS: usize = 64;
-/// How much of a wrong value an error repeats.
+/// Maximum characters of a wrong value in an error.
 const SHOWN: usize = 80;
 
-/// What control planes share, below kubeadm's `pki`: name, and whether it is secret.
+/// The files that control planes share, below kubeadm's `pki`: each name, and whether the file is secret.
 pub const CONTROL_PLANE_FILES: [(&str, bool); 8] = [
     ("ca.crt", false),
     ("ca.key", true),
@@ -45,37 +45,37 @@ pub const CONTROL_PLANE_FILES: [(&str, bool); 8] = [
     ("etcd/ca.key", true),
 ];
 
-/// What a ticket must fit.
+/// The node's request, which a ticket must match.
 pub struct Expected<'a> {
     /// Whether the node becomes a control plane.
     pub control_plane: bool,
-    /// What the kubelet's certificate was asked for with.
+    /// The request for the kubelet's certificate.
     pub kubelet: &'a KubeletRequest,
     /// The SSH host key that was sent.
     pub host_key: &'a ssh::PublicKey,
-    /// What components may ask for.
+    /// Limits what components may do.
     pub policy: &'a components::Policy,
 }
 
-/// A ticket with which nothing is wrong that can be known beforehand.
+/// A ticket that passed every check that is possible before the lock.
 pub struct Ticket {
     /// The permanent key of the state disk.
     pub disk_key: Secret,
-    /// With the salt, the cluster's ID.
+    /// The cluster's ID is derived from this secret and the salt.
     pub measurement_secret: Secret,
-    /// As it will be on the disk.
+    /// The measurement salt, which the disk will contain.
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     /// The kubelet's serving certificate, with its key.
     pub kubelet: KubeletCertificate,
-    /// `host:port`.
+    /// The API server's `host:port`.
     pub api_server: String,
-    /// A bootstrap token.
+    /// The bootstrap token.
     pub token: Zeroizing<String>,
-    /// How the API server is known.
+    /// How kubeadm authenticates the API server.
     pub trust: Trust,
-    /// As in [`CONTROL_PLANE_FILES`], with their contents; none for a worker.
+    /// The files of [`CONTROL_PLANE_FILES`] with their contents; none for a worker.
     pub control_plane_files: Vec<(&'static str, bool, Secret)>,
-    /// What to install.
+    /// The components to install.
     pub components: Vec<Component>,
     /// The line of the SSH authority.
     pub ssh_authority: Vec<u8>,
@@ -83,7 +83,7 @@ pub struct Ticket {
     pub ssh_certificate: Vec<u8>,
 }
 
-/// Which field is wrong, and how; a clause.
+/// The field that is wrong, and the reason; `Display` is a clause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     field: &'static str,
@@ -106,7 +106,7 @@ fn refuse<T>(field: &'static str, why: impl fmt::Display) -> Result<T, Refused> 
 }
 
 impl Ticket {
-    /// Checks what a join service sent.
+    /// Checks a join service's answer.
     pub fn check(
         mut ticket: IssueJoinTicketResponse,
         expected: &Expected<'_>,
@@ -132,7 +132,7 @@ impl Ticket {
         }
         let token = Zeroizing::new(std::mem::take(&mut ticket.token));
         if !is_token(&token) {
-            return refuse("token", "it has not the form of a bootstrap token");
+            return refuse("token", "it does not have the form of a bootstrap token");
         }
         let trust = trust(&ticket)?;
         let control_plane_files =
@@ -164,7 +164,7 @@ impl Ticket {
         })
     }
 
-    /// The ID of the cluster that gave it.
+    /// Returns the ID of the cluster that issued the ticket.
     pub fn cluster(&self) -> [u8; CLUSTER_ID_LEN] {
         cluster_id(&self.measurement_secret, &self.measurement_salt)
     }
@@ -178,7 +178,7 @@ fn key(field: &'static str, bytes: Vec<u8>) -> Result<Secret, Refused> {
     }
 }
 
-/// k8s.io/cluster-bootstrap, BootstrapTokenPattern.
+/// Returns whether `text` has the form of a bootstrap token (k8s.io/cluster-bootstrap, BootstrapTokenPattern).
 fn is_token(text: &str) -> bool {
     let is_word = |word: &str, len| {
         word.len() == len
@@ -225,12 +225,12 @@ fn trust(ticket: &IssueJoinTicketResponse) -> Result<Trust, Refused> {
     if !hashes.contains(hash) {
         return refuse(
             "cluster_ca",
-            format_args!("no certificate of it has the hash {hash}"),
+            format_args!("none of its certificates has the hash {hash}"),
         );
     }
     match std::str::from_utf8(&ticket.cluster_ca) {
         Ok(text) => Ok(Trust::Authority(text.to_owned())),
-        Err(_) => refuse("cluster_ca", "it is no PEM"),
+        Err(_) => refuse("cluster_ca", "it is not PEM"),
     }
 }
 
@@ -257,18 +257,18 @@ fn control_plane_files(
         let Some(&(name, is_secret)) = known else {
             return refuse(
                 FIELD,
-                format_args!("{} is none that a control plane needs", shown(&file.name)),
+                format_args!("{} is not a file that a control plane needs", shown(&file.name)),
             );
         };
         if checked.iter().any(|(other, ..)| *other == name) {
-            return refuse(FIELD, format_args!("{name} is there twice"));
+            return refuse(FIELD, format_args!("{name} occurs twice"));
         }
         let content = Secret::new(std::mem::take(&mut file.data));
         if content.len() > MAX_FILE || !content.expose().starts_with(b"-----BEGIN ") {
             let len = content.len();
             return refuse(
                 FIELD,
-                format_args!("{name} ({len} bytes) is no PEM of at most {MAX_FILE} bytes"),
+                format_args!("{name} ({len} bytes) is not PEM of at most {MAX_FILE} bytes"),
             );
         }
         checked.push((name, is_secret, content));
@@ -291,7 +291,7 @@ fn components(
     if wire.len() > MAX_COMPONENTS {
         return refuse(
             FIELD,
-            format_args!("{} of them, expected at most {MAX_COMPONENTS}", wire.len()),
+            format_args!("{} components, expected at most {MAX_COMPONENTS}", wire.len()),
         );
     }
     let parsed = wire
@@ -301,7 +301,7 @@ fn components(
     parsed.or_else(|why| refuse(FIELD, why))
 }
 
-/// kubeadm of another version would not read its configuration, which shows only after the lock.
+/// Refuses an unsupported version: its kubeadm could not read our configuration, and would fail only after the lock.
 fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
     let (field, version) = match ticket.kubernetes_version.as_str() {
         "" => (
@@ -315,12 +315,12 @@ fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
     };
     match version.map(str::parse::<Version>) {
         Some(Err(why)) => refuse(field, why),
-        // a mirror may name its files as it likes
+        // without a known version: a mirror may use any names for its files
         Some(Ok(_)) | None => Ok(()),
     }
 }
 
-/// The `v1.30.14` of `https://dl.k8s.io/v1.30.14/bin/linux/amd64/kubeadm`.
+/// Returns the `v1.30.14` of `https://dl.k8s.io/v1.30.14/bin/linux/amd64/kubeadm`.
 fn version_of_kubeadm(url: &str) -> Option<&str> {
     let folders = url.strip_suffix("/kubeadm")?;
     folders.split('/').find(|folder| {
@@ -530,7 +530,7 @@ mod tests {
             ("discovery_token_ca_cert_hash", |ticket| {
                 ticket.discovery_token_ca_cert_hash.push('0')
             }),
-            ("cluster_ca: no certificate of it has the hash", |ticket| {
+            ("cluster_ca: none of its certificates has the hash", |ticket| {
                 ticket.discovery_token_ca_cert_hash = format!("sha256:{}", "0a".repeat(32));
             }),
             ("cluster_ca: there is no certificate", |ticket| {
@@ -545,7 +545,7 @@ mod tests {
             ("kubernetes_version: Kubernetes v1.12.0", |ticket| {
                 ticket.kubernetes_version = "v1.12.0".into()
             }),
-            ("kubernetes_components: 65 of them", |ticket| {
+            ("kubernetes_components: 65 components", |ticket| {
                 ticket.kubernetes_components = vec![Wire::default(); MAX_COMPONENTS + 1];
             }),
             ("authorized_ca_public_key", |ticket| {
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_that_names_no_version_has_that_of_its_kubeadm() {
+    fn a_ticket_without_a_version_has_that_of_its_kubeadm() {
         let of_kubeadm = |url: &str| {
             with(|ticket| {
                 ticket.kubernetes_version.clear();
@@ -622,7 +622,7 @@ mod tests {
             old.to_string(),
             "kubernetes_components: Kubernetes v1.30.14 is not supported; expected v1.31 to v1.36"
         );
-        // what the ticket names comes first
+        // the version in the ticket has precedence
         let both = with(|ticket| {
             *ticket = of_kubeadm("https://dl.k8s.io/v1.31.13/bin/linux/amd64/kubeadm");
             ticket.kubernetes_version = "v1.30.14".into();
@@ -642,25 +642,25 @@ mod tests {
         let cases: [(&str, Change); 8] = [
             ("ca.crt is missing", |files| files.clear()),
             ("etcd/ca.key is missing", |files| drop(files.pop())),
-            ("\"../ca.key\" is none", |files| {
+            ("\"../ca.key\" is not a file", |files| {
                 files[1].name = "../ca.key".into()
             }),
-            ("\"/etc/passwd\" is none", |files| {
+            ("\"/etc/passwd\" is not a file", |files| {
                 files[1].name = "/etc/passwd".into()
             }),
-            ("\"etcd/../ca.key\" is none", |files| {
+            ("\"etcd/../ca.key\" is not a file", |files| {
                 files[1].name = "etcd/../ca.key".into()
             }),
-            ("\"apiserver.key\" is none", |files| {
+            ("\"apiserver.key\" is not a file", |files| {
                 files.push(ControlPlaneCertOrKey {
                     name: "apiserver.key".into(),
                     data: vec![],
                 });
             }),
-            ("ca.crt is there twice", |files| {
+            ("ca.crt occurs twice", |files| {
                 files[1].name = "ca.crt".into()
             }),
-            ("ca.key (65537 bytes) is no PEM", |files| {
+            ("ca.key (65537 bytes) is not PEM", |files| {
                 files[1].data.resize(MAX_FILE + 1, b'x')
             }),
         ];
@@ -682,7 +682,7 @@ mod tests {
                 .err()
                 .unwrap()
                 .to_string()
-                .contains("etcd/ca.key (0 bytes) is no PEM")
+                .contains("etcd/ca.key (0 bytes) is not PEM")
         );
     }
 

@@ -1,17 +1,18 @@
-//! Whose turn it is: one at a time, as long as each is quick.
+//! Turns of the join services: one is asked at a time, as long as it answers quickly.
 //!
-//! In the cluster a node's ticket replaces the one before it, with its token. So a node that is connected to several join
-//! services asks the next one when the first has answered, or has taken too long: one that hangs delays the others by that.
+//! In the cluster a new ticket replaces the node's earlier ticket and its token. So a node that is connected to several join
+//! services asks the next one only when the first has answered or has taken too long. A service that hangs delays the others only
+//! by this patience.
 
 use std::time::{Duration, Instant};
 
 use base::stop::Stop;
 use base::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// How often a stop is looked for.
+/// Interval of the checks for a stop.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Who has the turn.
+/// The turns of one node.
 #[derive(Default)]
 pub struct Turns {
     state: Mutex<State>,
@@ -20,19 +21,19 @@ pub struct Turns {
 
 #[derive(Default)]
 struct State {
-    /// The latest one's number, and when it began; none when it is over.
+    /// The number of the latest turn, and its beginning; `None` when it is over.
     running: Option<(u64, Instant)>,
     next: u64,
 }
 
-/// A turn; over when dropped.
+/// A turn; dropping it ends it.
 pub struct Turn<'a> {
     turns: &'a Turns,
     number: u64,
 }
 
 impl Turns {
-    /// Waits for a turn: until nobody has one that began less than `patience` ago. `None` when stopped.
+    /// Waits for a turn: until the running turn has ended, or began more than `patience` ago. `None` when stopped.
     pub fn take(&self, patience: Duration, over: &Stop) -> Option<Turn<'_>> {
         let mut state = self.state();
         loop {
@@ -67,7 +68,7 @@ impl Turns {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.turns.state();
-        // one that took too long has lost it
+        // a turn that took too long was already replaced
         state.running.take_if(|(number, _)| *number == self.number);
         drop(state);
         self.turns.changed.notify_all();

@@ -223,7 +223,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
     };
     wait_for("the refusal of the altered node", refused);
     let journal = altered.sh("journalctl --boot --unit bootstrapper --output cat");
-    let told = "it refused this machine's attestation (its log says why); mend it";
+    let told = "it refused this machine's attestation (its log says why); correct this";
     assert!(
         journal.contains(told) && !journal.contains("complete:"),
         "{journal}"
@@ -436,7 +436,7 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         ),
         (
             file("kubelet.json", replaced("kubelet", kubelet)),
-            "the kubelet ends again and again; its last words:\none word more",
+            "the kubelet ends again and again; its last lines:\none word more",
         ),
     ];
     for (components, why) in cases {

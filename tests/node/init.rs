@@ -184,7 +184,7 @@ fn a_metadata_service_without_a_hash_is_asked_again() {
         .set_init_secret_hash("<html>not a hash</html>");
     let disk = setting.new_disk();
     let node = Program::start(&mut setting.bootstrapper(&disk));
-    node.expect("no bcrypt hash");
+    node.expect("not a bcrypt hash");
     setting
         .metadata
         .set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
@@ -277,7 +277,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     );
     refused(&[], "is a worker");
     setting.metadata.set_down(true);
-    refused(&[], "does not know who it is");
+    refused(&[], "does not know its own identity");
     setting.metadata.set_down(false);
 
     // the node is as fresh as before

@@ -300,7 +300,7 @@ fn a_refusal_is_told_and_asked_again_when_the_service_wants_it() {
     let refused = node.expect("refused: join service");
     assert!(
         refused.contains("PermissionDenied: no machine Node_2 is known")
-            && refused.contains("mend it"),
+            && refused.contains("correct this"),
         "{refused}"
     );
     let waiting = node.expect("another control plane is joining");
@@ -322,7 +322,7 @@ fn a_machine_with_other_software_is_told_that_its_attestation_is_refused() {
     let node = Program::start(&mut setting.joining(&disk, "Worker"));
     let refused = node.expect("refused: join service");
     assert!(
-        refused.contains("it refused this machine's attestation (its log says why); mend it"),
+        refused.contains("it refused this machine's attestation (its log says why); correct this"),
         "{refused}"
     );
     assert!(service.expect("PCR 4").contains(&"ab".repeat(32)));
@@ -481,7 +481,7 @@ fn a_stop_in_the_middle_of_the_join_resets_the_node() {
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     node.expect("in the middle");
     node.terminate();
-    node.expect("kubeadm join was ended, since this node is told to stop");
+    node.expect("kubeadm join was ended because this node is stopping");
     assert_reset(&setting, &disk, &mut node);
 }
 
