@@ -136,7 +136,7 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
         (&["--fast"], "--fast"),
         (&["init"], "--endpoint is missing"),
         (&["recover", "--endpoint", "x"], "--policy is missing"),
-        (&endpoint, "is no endpoint"),
+        (&endpoint, "is not an endpoint"),
         (&["init", "--endpoint"], "--endpoint"),
         (&timeout, "expected 1s to 24h"),
         (&["init", "extra"], "extra"),
@@ -373,7 +373,7 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
             && any["measurements"]["15"]["expected"] == "0".repeat(64),
         "{any}"
     );
-    assert!(text(&output.stderr).contains("belongs to a cluster already"));
+    assert!(text(&output.stderr).contains("this machine belongs to a cluster"));
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn measure_adds_an_image_to_a_policy_with_the_registers_that_it_has() {
     std::fs::write(dir.path().join("policy.json"), &first.stdout).unwrap();
     let again = measure(&["--add-to", "policy.json", "--name", "image 2"]);
     assert!(
-        text(&again.stderr).contains("accepts this machine already: the first image"),
+        text(&again.stderr).contains("already accepts this machine: the first image"),
         "{}",
         text(&again.stderr)
     );

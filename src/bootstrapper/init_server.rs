@@ -146,17 +146,16 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
         }
     }
     job.begin();
-    let worker =
-        thread::Builder::new().name("set-up".into()).spawn({
-            let shared = shared.clone();
-            move || {
-                let run = || init.run(&shared.node, shared.entrant.stop(), &shared.job);
-                let ending = catch_unwind(AssertUnwindSafe(run));
-                shared.job.end(ending.unwrap_or_else(|_| {
-                    Err("the bootstrapper has a defect; its log says where".into())
-                }));
-            }
-        });
+    let worker = thread::Builder::new().name("set-up".into()).spawn({
+        let shared = shared.clone();
+        move || {
+            let run = || init.run(&shared.node, shared.entrant.stop(), &shared.job);
+            let ending = catch_unwind(AssertUnwindSafe(run));
+            shared.job.end(ending.unwrap_or_else(|_| {
+                Err("the bootstrapper has a defect; its log says where".into())
+            }));
+        }
+    });
     match worker {
         Ok(worker) => *self::lock(&shared.worker) = Some(worker),
         Err(error) => job.end(Err(format!("starting a thread for the set-up: {error}"))),

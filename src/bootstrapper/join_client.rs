@@ -197,11 +197,10 @@ impl Asker for Seeker {
     }
 
     fn ask(&self, service: &JoinService) -> Result<(), Failure> {
-        let identity = self
-            .state()
-            .me
-            .clone()
-            .ok_or_else(|| "not asked: this machine does not know its own identity".to_owned())?;
+        let identity =
+            self.state().me.clone().ok_or_else(|| {
+                "not asked: this machine does not know its own identity".to_owned()
+            })?;
         let connection = service.connect(self)?;
         let Some(turn) = self.turns.take(TURN, &self.over) else {
             return Ok(());

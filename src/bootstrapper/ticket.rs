@@ -257,7 +257,10 @@ fn control_plane_files(
         let Some(&(name, is_secret)) = known else {
             return refuse(
                 FIELD,
-                format_args!("{} is not a file that a control plane needs", shown(&file.name)),
+                format_args!(
+                    "{} is not a file that a control plane needs",
+                    shown(&file.name)
+                ),
             );
         };
         if checked.iter().any(|(other, ..)| *other == name) {
@@ -291,7 +294,10 @@ fn components(
     if wire.len() > MAX_COMPONENTS {
         return refuse(
             FIELD,
-            format_args!("{} components, expected at most {MAX_COMPONENTS}", wire.len()),
+            format_args!(
+                "{} components, expected at most {MAX_COMPONENTS}",
+                wire.len()
+            ),
         );
     }
     let parsed = wire
@@ -530,9 +536,12 @@ mod tests {
             ("discovery_token_ca_cert_hash", |ticket| {
                 ticket.discovery_token_ca_cert_hash.push('0')
             }),
-            ("cluster_ca: none of its certificates has the hash", |ticket| {
-                ticket.discovery_token_ca_cert_hash = format!("sha256:{}", "0a".repeat(32));
-            }),
+            (
+                "cluster_ca: none of its certificates has the hash",
+                |ticket| {
+                    ticket.discovery_token_ca_cert_hash = format!("sha256:{}", "0a".repeat(32));
+                },
+            ),
             ("cluster_ca: there is no certificate", |ticket| {
                 ticket.cluster_ca = b"none".to_vec()
             }),

@@ -1,4 +1,4 @@
-//! `firstlight apply`: brings the services of the control planes into a cluster, or to another state.
+//! `firstlight apply`: installs or upgrades the services of the control planes in a cluster.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,38 +14,38 @@ use kubernetes::client::{self, Client, Config};
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{self, MetadataService, Phase, Report, Settings};
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// The administrator's.
+    /// The administrator's kubeconfig.
     pub kubeconfig: PathBuf,
     /// The attestation policy that nodes must meet.
     pub policy: PathBuf,
-    /// Of the services; empty where those are skipped.
+    /// The services' container image; empty if the services are skipped.
     pub image: String,
-    /// What is left as it is.
+    /// The parts that are not changed.
     pub skip_phases: Vec<Phase>,
-    /// File of the master secret.
+    /// The file of the master secret.
     pub master_secret: PathBuf,
-    /// File of the state: the measurement salt.
+    /// The state file, which has the measurement salt.
     pub state: PathBuf,
     /// The port of the join service on each control plane.
     pub node_port: u16,
-    /// Until when the join service opens disks that have no record.
+    /// The end of the time in which the join service opens disks that have no record.
     pub migration: Migration,
-    /// What tells the join service which machines there are.
+    /// The metadata service that the join service asks for the machines.
     pub metadata: MetadataService,
-    /// Where the folder with the manifests of before is made.
+    /// The folder for the folders with saved manifests.
     pub backups: PathBuf,
-    /// Whether to be content with what the API server says.
+    /// Whether to return as soon as the API server has accepted the objects.
     pub skip_wait: bool,
-    /// Whether the manifests are printed instead, and no cluster asked.
+    /// Whether to print the manifests only, without a cluster.
     pub print: bool,
-    /// Until everything is ready.
+    /// The limit until everything is ready.
     pub timeout: Duration,
 }
 
-/// The command.
+/// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let settings = settings(options)?;
     if options.print {
@@ -65,7 +65,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// What the operator's files say.
+/// Reads the settings of the services from the operator's files.
 fn settings(options: &Options) -> Result<Settings, Failure> {
     let policy = files::read(&options.policy).map_err(Failure::failed)?;
     let unusable = |error: &dyn std::fmt::Display| {
@@ -74,7 +74,7 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
     let policy = str::from_utf8(&policy).map_err(|error| unusable(&error))?;
     let kms = master_secret::read(&options.master_secret).map_err(Failure::failed)?;
     let state = State::open(&options.state).map_err(Failure::failed)?;
-    // a policy that the service could not read would leave the old one in force without a word here
+    // checked here, because the service keeps the old policy if it cannot read the new one, and the operator would not notice
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
     let with_known = and_known(read.clone(), state.attestation_keys)?;
     let policy = if with_known == read {

@@ -6,22 +6,22 @@ use super::{
 };
 use base::program::{FAILED, USAGE};
 
-/// All of it.
+/// The program with all its commands.
 pub const PROGRAM: Program = Program {
     name: "firstlight",
-    summary: "makes confidential virtual machines a cluster, and brings it back",
+    summary: "makes a Kubernetes cluster of confidential virtual machines, and recovers it",
     commands: &[INIT, APPLY, STATUS, RECOVER, SSH, MEASURE, COMPLETIONS, MAN],
     exit_codes: &[
-        (0, "done"),
-        (FAILED, "failed, or the node refused"),
-        (USAGE, "the arguments make no sense"),
+        (0, "success"),
+        (FAILED, "the command failed, or the node refused"),
+        (USAGE, "the arguments are invalid"),
         (
             ATTESTATION_REFUSED,
-            "attestation refused: the node is not what the policy wants; the text names register, expected and got",
+            "attestation refused: the node does not meet the policy; the text names the register, expected and got",
         ),
         (
             UNREACHABLE,
-            "the node was not reached, or did not answer, in the time given",
+            "the node could not be reached, or did not answer in time",
         ),
     ],
     examples: (
@@ -40,46 +40,52 @@ const INIT: Command = Command {
     name: "init",
     summary: "make a booted node the first of a new cluster",
     about: &[
-        "Connects over attested TLS, checks that the node meets the policy, and hands it the master secret. Waits for \
-              a node that still boots, and shows what the node does. The work is the node's: when the connection is lost it \
-              goes on, and the same command, with the same files, finds it at work and gets the same result.",
-        "The node's attestation key must be one that the policy or the command line names. The node's console has the name; \
+        "Connects over attested TLS, checks that the node meets the policy, and sends it the master secret. Waits for a \
+              node that still boots, and shows what the node does. The node's work does not depend on the connection: if the \
+              connection is lost, run the same command with the same files again to watch the work and get its result.",
+        "The policy or the command line must name the node's attestation key. The node's console shows the name; \
               `firstlight measure` writes it into the policy.",
-        "With --kubernetes-version the node becomes the first control plane of a cluster; without it the node gets its \
-              disk's permanent key, and no cluster.",
+        "With --kubernetes-version the node becomes the first control plane of a cluster. Without it the node's disk gets \
+              its permanent key, and no cluster is made.",
     ],
     operand: None,
     options: &[
-        Opt::needed("endpoint", Value::Text("HOST[:PORT]"), "the node; port 9000 unless given"),
+        Opt::needed("endpoint", Value::Text("HOST[:PORT]"), "the node; the default port is 9000"),
         POLICY,
         Opt::needed(
             "init-secret",
             Value::File,
-            "the secret whose hash the node has, in a file that only you may read; - is standard input",
+            "the secret whose hash the node gets from the metadata, in a file that only you may read; - is standard input",
         ),
         Opt::value(
             "master-secret",
             Value::File,
-            "made if there is none, mode 0600, never overwritten; who loses it cannot recover the cluster",
+            "the master secret; a new one is written if the file does not exist, and it is never overwritten; without it \
+             nobody can recover the cluster",
         )
         .or(MASTER_SECRET_FILE),
         ATTESTATION_KEY,
         TRUST_ANY_TPM,
-        Opt::value("state", Value::File, "measurement salt, cluster ID, and the node's attestation key").or(STATE_FILE),
-        Opt::value("kubeconfig", Value::File, "where to put the administrator's kubeconfig; must not exist")
+        Opt::value("state", Value::File, "the file for the measurement salt, the cluster ID, and the node's attestation key")
+            .or(STATE_FILE),
+        Opt::value("kubeconfig", Value::File, "the file for the administrator's kubeconfig; must not exist")
             .or(KUBECONFIG_FILE),
-        Opt::flag("merge-kubeconfig", "add it to the file that kubectl reads, too ($KUBECONFIG, else ~/.kube/config)"),
-        Opt::value("log", Value::File, "what the node says when it fails is added here").or("firstlight-cluster.log"),
-        Opt::value("cluster-name", Value::Text("NAME"), "the node's default unless given"),
-        Opt::value("kubernetes-version", Value::Text("VERSION"), "the cluster's, from v1.31.0 on"),
+        Opt::flag(
+            "merge-kubeconfig",
+            "also add the kubeconfig to the file that kubectl reads ($KUBECONFIG, else ~/.kube/config)",
+        ),
+        Opt::value("log", Value::File, "the file for the node's log; it is written if the node fails")
+            .or("firstlight-cluster.log"),
+        Opt::value("cluster-name", Value::Text("NAME"), "the cluster's name; by default the node chooses it"),
+        Opt::value("kubernetes-version", Value::Text("VERSION"), "the cluster's version of Kubernetes, v1.31.0 or later"),
         Opt::value(
             "components",
             Value::File,
-            "what the node installs first (JSON: url, hash, install_path, extract); for v1.31.13 and v1.32.9 what was \
-             released unless given",
+            "the list of programs that the node installs first (JSON: url, hash, install_path, extract); the default exists \
+             for v1.31.13 and v1.32.9",
         ),
-        Opt::value("service-cidr", Value::Text("NETWORK"), "of the services' addresses; 10.96.0.0/12 unless given"),
-        Opt::value("pod-cidr", Value::Text("NETWORK"), "of the pods' addresses; their plugin's unless given"),
+        Opt::value("service-cidr", Value::Text("NETWORK"), "the services' addresses; by default 10.96.0.0/12"),
+        Opt::value("pod-cidr", Value::Text("NETWORK"), "the pods' addresses; by default the network plugin chooses them"),
         Opt::value(
             "apiserver-san",
             Value::Text("NAME"),
@@ -89,9 +95,9 @@ const INIT: Command = Command {
         CLOUD_PROVIDER,
         METADATA,
         SKIP_WAIT,
-        Opt::flag("skip-addons", "leave out kubeadm's CoreDNS and kube-proxy, as for a network that brings its own"),
-        Opt::flag("verbose", "show each line that the node tells, not only its phases").short('v'),
-        Opt::value("timeout", Value::Text("TIME"), "for everything together, as 90s, 10m or 1h").or("30m"),
+        Opt::flag("skip-addons", "do not install kubeadm's CoreDNS and kube-proxy, if the network plugin has its own"),
+        Opt::flag("verbose", "show each line of the node's progress, not only its phases").short('v'),
+        Opt::value("timeout", Value::Text("TIME"), "the limit for the whole command, as 90s, 10m or 1h").or("30m"),
     ],
     examples: &[
         "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
@@ -103,12 +109,12 @@ const INIT: Command = Command {
 
 const APPLY: Command = Command {
     name: "apply",
-    summary: "bring the services of the control planes into a cluster",
+    summary: "install or upgrade the services of the control planes in a cluster",
     about: &[
-        "Join service and key service, with the master secret and the attestation policy, as the Helm chart in \
-         charts/firstlight has them. May be repeated, also with another image or policy: the manifests of before are saved \
-         first, into a folder with the date, and where the new ones are refused or do not get ready in time all is made as it \
-         was before.",
+        "Installs the join service and the key service, with the master secret and the attestation policy. The objects are \
+         those of the Helm chart in charts/firstlight. Run it again to change the image or the policy. It first saves the \
+         present manifests into a folder named after the date. If the new ones are refused, or the services are not ready in \
+         time, it restores the previous state.",
     ],
     operand: None,
     options: &[
@@ -125,15 +131,20 @@ const APPLY: Command = Command {
         Opt::value(
             "skip-phases",
             Value::Text("PHASE,.."),
-            "what is left as it is: policy, or services, which then need no image",
+            "do not change these: policy, services; without services no image is needed",
         ),
-        Opt::value("kubeconfig", Value::File, "the administrator's").or(KUBECONFIG_FILE),
+        Opt::value("kubeconfig", Value::File, "the administrator's kubeconfig").or(KUBECONFIG_FILE),
         MASTER_SECRET,
-        Opt::value("state", Value::File, "has the measurement salt").or(STATE_FILE),
+        Opt::value(
+            "state",
+            Value::File,
+            "the state file, which has the measurement salt",
+        )
+        .or(STATE_FILE),
         Opt::value(
             "node-port",
             Value::Text("PORT"),
-            "of the join service on every control plane",
+            "the join service's port on every control plane",
         )
         .or("30090"),
         CLOUD_PROVIDER,
@@ -141,25 +152,25 @@ const APPLY: Command = Command {
         Opt::value(
             "migrate-until",
             Value::Text("DATE"),
-            "the last day, as 2027-01-31, on which the join service opens disks that have no record, as those of the old \
-             system; never unless given",
+            "the last day, as 2027-01-31, on which the join service opens disks without a record, such as those of the old \
+             system; by default it never does",
         ),
         Opt::value(
             "backups",
             Value::File,
-            "the folder in which that with the manifests of before is made",
+            "the folder for the folders with saved manifests",
         )
         .or("."),
         SKIP_WAIT,
         Opt::value(
             "timeout",
             Value::Text("TIME"),
-            "until they are ready, as 90s, 10m or 1h",
+            "the limit until the services are ready, as 90s, 10m or 1h",
         )
         .or("10m"),
         Opt::flag(
             "print",
-            "print the manifests (JSON, with the master secret) and ask no cluster",
+            "only print the manifests (JSON, with the master secret), without a cluster",
         ),
     ],
     examples: &[
@@ -172,38 +183,38 @@ const APPLY: Command = Command {
 
 const STATUS: Command = Command {
     name: "status",
-    summary: "ask a node where it stands",
+    summary: "show the state of a node",
     about: &[
-        "Asks, at the same time, the three servers that a node can have: the recovery server of one that waits in its \
-         initramfs (port 9999), the InitServer of one that waits for its init, or what a member of a cluster has in its place \
-         (9000), and the join service of a control plane (30090); with a port, only that one. Says of each whether it \
-         answers, whether it meets the policy, and to which cluster it belongs, by PCR 15, or what it waits for.",
-        "Exits with 0 for a member of the cluster whose ID is given or in the state file, 3 when a register does not meet the \
-         policy, 4 when nobody answers, 5 for a node that waits for the key of its disk, 6 for a fresh one that belongs to no \
-         cluster, 7 for a member of another cluster or where the ID is not known, and 8 when only a join service answers, \
-         which proves nothing of its node.",
+        "Asks the three ports on which a node can have a server, all at once: the recovery server of a node that waits in its \
+         initramfs (9999), the InitServer of a node that waits for its init, or the server of a member (9000), and the join \
+         service of a control plane (30090). With a port, it asks only that one. For each server it shows whether the server \
+         answers, whether the node meets the policy, to which cluster it belongs (by PCR 15), or what it waits for.",
+        "The exit code is 0 for a member of the cluster whose ID is given or in the state file, 3 if a register does not meet \
+         the policy, 4 if no server answers, 5 for a node that waits for the key of its disk, 6 for a fresh node that belongs \
+         to no cluster, 7 for a member of another cluster or if the ID is unknown, and 8 if only a join service answers, \
+         which proves nothing about its node.",
     ],
     operand: Some(Operand {
         value: Value::Text("HOST[:PORT]"),
-        help: "the node, or one server of it",
+        help: "the node, or one of its servers",
     }),
     options: &[
         POLICY,
         Opt::value(
             "state",
             Value::File,
-            "has the cluster's ID, and attestation keys of its nodes; may be missing",
+            "the state file, which has the cluster's ID and its nodes' attestation keys; may be missing",
         )
         .or(STATE_FILE),
         Opt::value(
             "cluster-id",
             Value::Text("HEX"),
-            "the cluster's ID, in place of that in the state file",
+            "the cluster's ID; replaces the one in the state file",
         ),
         Opt::value(
             "timeout",
             Value::Text("TIME"),
-            "for everything together, as 90s, 10m or 1h",
+            "the limit for the whole command, as 90s, 10m or 1h",
         )
         .or("30s"),
     ],
@@ -216,23 +227,24 @@ const STATUS: Command = Command {
 
 const RECOVER: Command = Command {
     name: "recover",
-    summary: "bring the key to a node that waits for one to open its disk",
+    summary: "send the master secret to a node that waits for the key of its disk",
     about: &[
-        "A node whose cluster cannot let it in again, since no other control plane runs, waits in its initramfs. This \
-              command connects to it over attested TLS, checks that it meets the policy, and hands it the master secret; it \
-              succeeds once the node has opened its disk. Of several nodes behind one address it recovers one a run.",
-        "The node's attestation key must be one that the policy, the state file or the command line names. The state file has \
-              those of nodes that were initialised or recovered with it; the others' are on their consoles, and in the \
-              records of the cluster while it runs.",
-        "When all of a cluster was off, recover control planes until more than half of them run: with those the cluster is \
-              back, and lets in the others by itself.",
+        "A node waits in its initramfs if its cluster cannot give it the key of its disk, because no other control plane \
+              runs. This command connects to the node over attested TLS, checks that it meets the policy, and sends it the \
+              master secret. It succeeds when the node has opened its disk. If several nodes share an address, each run \
+              recovers one of them.",
+        "The policy, the state file or the command line must name the node's attestation key. The state file has the keys of \
+              nodes that were initialized or recovered with it. Every node shows its key on its console, and a running \
+              cluster has it in its records.",
+        "When a whole cluster was off, recover control planes until more than half of them run. Then the cluster is back, and \
+              opens the disks of its other nodes by itself.",
     ],
     operand: None,
     options: &[
         Opt::needed(
             "endpoint",
             Value::Text("HOST[:PORT]"),
-            "the node; port 9999 unless given",
+            "the node; the default port is 9999",
         ),
         POLICY,
         MASTER_SECRET,
@@ -241,12 +253,12 @@ const RECOVER: Command = Command {
         KNOWN_NODES,
         Opt::flag(
             "migrate",
-            "open also a disk whose header does not say of which cluster it is, as those of the old system; only for a disk \
-             that you know to be this node's; needs the measurement salt of the state file",
+            "also open a disk whose header does not name its cluster, such as a disk of the old system; use it only for a \
+             disk that you know to be this node's; needs the measurement salt of the state file",
         ),
         Opt::flag(
             "status",
-            "only ask what the node waits for: the disk, since when, what it tried",
+            "only show what the node waits for: the disk, since when, what it tried",
         ),
         TIMEOUT,
     ],
@@ -261,38 +273,36 @@ const SSH: Command = Command {
     name: "ssh",
     summary: "certify your SSH key for the nodes of a cluster",
     about: &[
-        "Who has the master secret is the cluster's SSH certificate authority for users, and that for hosts: this command \
-              certifies a key for root on every node, for a day, and makes the nodes known by the certificates that they \
-              have. No node is asked. Port 22 must be reachable, which is for the machines' network to decide.",
+        "The cluster's two SSH certificate authorities, for users and for hosts, are derived from the master secret. This \
+              command certifies your key for root on every node, for a day, and writes a known-hosts line by which ssh \
+              recognizes the nodes' certificates. It needs no connection to a node. The machines' network decides whether \
+              port 22 can be reached.",
     ],
     operand: None,
     options: &[
         Opt::needed(
             "key",
             Value::File,
-            "your public key, of any kind that can be certified: ~/.ssh/id_ed25519.pub",
+            "your public key, as ~/.ssh/id_ed25519.pub; any type that can be certified",
         ),
         MASTER_SECRET,
         Opt::value(
             "certificate",
             Value::File,
-            "where to put the certificate; must not exist",
+            "the file for the certificate; must not exist",
         )
         .or("firstlight-ssh-cert.pub"),
         Opt::value(
             "known-hosts",
             Value::File,
-            "gets a line by which the nodes are known, unless it is there",
+            "the file that gets the line for the nodes, unless it has it",
         )
         .or("firstlight-known_hosts"),
         Opt::flag(
             "old-hosts",
-            "know nodes of the old system, too, whose hosts the authority for users has certified",
+            "also recognize nodes of the old system, whose host certificates are from the authority for users",
         ),
-        Opt::flag(
-            "overwrite",
-            "replace a certificate that is there, as yesterday's",
-        ),
+        Opt::flag("overwrite", "replace an existing certificate"),
     ],
     examples: &[
         "firstlight ssh --key ~/.ssh/id_ed25519.pub",
@@ -305,42 +315,42 @@ const MEASURE: Command = Command {
     name: "measure",
     summary: "write the attestation policy that a machine meets",
     about: &[
-        "Run on a node of known good software, it prints a policy (JSON) that demands what the TPM's SHA-256 \
-              registers hold now. PCR 15 is always in it, as zero, as it is in a node that belongs to no cluster yet. The \
-              policy names the machine's attestation key, and accepts no other machine until it names more.",
-        "For an upgrade, --add-to prints a policy that also accepts the machine's image: nodes of the old image and of \
-              the new one are let in, and none that has some registers of one and some of the other. It also adds the \
-              machine's attestation key to a policy that names keys.",
+        "Run it on a node whose software you trust. It prints a policy (JSON) that demands the present values of the TPM's \
+              SHA-256 registers. The policy always demands that PCR 15 is zero, as in a node that belongs to no cluster yet. \
+              It names the machine's attestation key, and accepts no other machine until it names more keys.",
+        "For an upgrade, --add-to prints a policy that also accepts this machine's image. It accepts nodes of the old image \
+              and nodes of the new one, but no node with a mixture of their registers. It also adds the machine's attestation \
+              key if the policy names keys.",
     ],
     operand: None,
     options: &[
         Opt::value(
             "tpm",
             Value::Text("LOCATION"),
-            "device:PATH or swtpm:host=ADDRESS,port=PORT; /dev/tpmrm0, else /dev/tpm0, unless given",
+            "device:PATH or swtpm:host=ADDRESS,port=PORT; by default /dev/tpmrm0, else /dev/tpm0",
         ),
         // boot loader, command line, kernel and initramfs, unified kernel image, its parameters and extensions, and the
-        // cluster ID; the others are the firmware's, and change with the host
+        // cluster ID; the firmware extends the other registers, which change with the host
         Opt::value(
             "pcrs",
             Value::Text("LIST"),
-            "the registers to demand; those that the image decides unless given",
+            "the registers to demand; by default those that depend on the image",
         )
         .or("4,8,9,11,12,13,15"),
         Opt::value(
             "add-to",
             Value::File,
-            "a policy; it is printed with this image added, and demands its registers",
+            "a policy, which is printed with this image added; its registers are the default of --pcrs",
         ),
         Opt::value(
             "name",
             Value::Text("NAME"),
-            "what to call the image, in messages; needed where --add-to adds one",
+            "the image's name in messages; needed if --add-to adds an image",
         ),
         Opt::flag(
             "trust-any-tpm",
-            "name no attestation key: machines that are not known yet are let in, and so is a program that has no TPM and \
-             says what one would",
+            "name no attestation key: the policy accepts unknown machines, but also a program that has no TPM and imitates \
+             one",
         ),
     ],
     examples: &[
@@ -353,8 +363,8 @@ const MEASURE: Command = Command {
 
 const COMPLETIONS: Command = Command {
     name: "completions",
-    summary: "print what a shell needs to complete these commands",
-    about: &["For the running shell, or for a file that it reads when it starts."],
+    summary: "print the completions of these commands for a shell",
+    about: &["The running shell can read the output at once, or from a file when it starts."],
     operand: Some(Operand {
         value: Value::OneOf("SHELL", completions::SHELLS),
         help: "bash, zsh or fish",
@@ -371,7 +381,7 @@ const COMPLETIONS: Command = Command {
 const MAN: Command = Command {
     name: "man",
     summary: "print the manual page",
-    about: &["In mdoc(7), the format of manual pages' sources."],
+    about: &["The output has the format mdoc(7)."],
     operand: None,
     options: &[],
     examples: &["firstlight man > firstlight.1 && man ./firstlight.1"],
@@ -381,16 +391,16 @@ const MAN: Command = Command {
 const ATTESTATION_KEY: Opt = Opt::value(
     "attestation-key",
     Value::Text("NAME"),
-    "accept this attestation key too, named as on the node's console: 000b and 64 hex digits; may be repeated",
+    "also accept the attestation key with this name, which the node's console shows: 000b and 64 hex digits; may be repeated",
 );
 const TRUST_ANY_TPM: Opt = Opt::flag("trust-any-tpm", ANY_TPM_MEANS);
-/// Help, and a warning at each use.
-pub const ANY_TPM_MEANS: &str = "accept any attestation key: whoever is reached at that address gets the master secret, \
-                                 also a program that has no TPM and says what one would";
+/// The help text of `--trust-any-tpm`, which is also a warning at each use.
+pub const ANY_TPM_MEANS: &str = "accept any attestation key: whatever answers at that address gets the master secret, even \
+                                 a program that has no TPM and imitates one";
 const KNOWN_NODES: Opt = Opt::value(
     "state",
     Value::File,
-    "has the attestation keys of nodes that are known; may be missing",
+    "the state file, which has the attestation keys of known nodes; may be missing",
 )
 .or(STATE_FILE);
 
@@ -402,36 +412,37 @@ const KUBECONFIG_FILE: &str = "firstlight-admin.conf";
 const IMAGE_OF_INIT: Opt = Opt::value(
     "image",
     Value::Text("IMAGE"),
-    "a container image with /join-service and /key-service, which are brought into the new cluster; `firstlight apply` does \
-     it later unless given",
+    "a container image with /join-service and /key-service, which are installed in the new cluster; without it, run \
+     `firstlight apply` later",
 );
 const CLOUD_PROVIDER: Opt = Opt::value(
     "cloud-provider",
     Value::OneOf("CLOUD", &["qemu", "none"]),
-    "whose metadata service tells the join service which machines there are, and which are control planes; with none, \
-     machines of any name are let in, but no control planes",
+    "the cloud whose metadata service the join service asks for the machines and their roles; with none, it accepts machines \
+     of any name, but no control planes",
 )
 .or("qemu");
 const METADATA: Opt = Opt::value(
     "metadata",
     Value::Text("URL"),
-    "where that is, as the control planes reach it: http://HOST[:PORT]; its usual place unless given",
+    "the address of the metadata service, as seen from the control planes: http://HOST[:PORT]; by default the cloud's usual \
+     address",
 );
 const SKIP_WAIT: Opt = Opt::flag(
     "skip-wait",
-    "return when the API server has taken the services; nothing is rolled back that never gets ready",
+    "return as soon as the API server has accepted the services; do not roll back if they never get ready",
 );
 const POLICY: Opt = Opt::needed(
     "policy",
     Value::File,
-    "the attestation policy that it must meet (JSON)",
+    "the attestation policy that the node must meet (JSON)",
 );
 const MASTER_SECRET: Opt =
     Opt::value("master-secret", Value::File, "the cluster's master secret").or(MASTER_SECRET_FILE);
 const TIMEOUT: Opt = Opt::value(
     "timeout",
     Value::Text("TIME"),
-    "for everything together, as 90s, 10m or 1h",
+    "the limit for the whole command, as 90s, 10m or 1h",
 )
 .or("10m");
 

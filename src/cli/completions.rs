@@ -1,12 +1,12 @@
-//! `firstlight completions`: what a shell needs to complete our command lines, of the same tables as `--help`.
+//! `firstlight completions`: completions of our command lines for shells, made from the same tables as `--help`.
 
 use super::usage::{Command, Given, HELP, Opt, Program, VERSION, Value};
 use base::program::Failure;
 
-/// Those that there are completions for.
+/// The supported shells.
 pub const SHELLS: &[&str] = &["bash", "zsh", "fish"];
 
-/// The command.
+/// Runs the command.
 pub fn run(program: &Program, given: &Given) -> Result<(), Failure> {
     let shell = given.operand()?;
     super::say_all(&match shell.as_str() {
@@ -15,7 +15,7 @@ pub fn run(program: &Program, given: &Given) -> Result<(), Failure> {
         "fish" => fish(program),
         _ => {
             return Err(Failure::Usage(format!(
-                "there is no shell {shell:?}: expected {}",
+                "unknown shell {shell:?}: expected {}",
                 SHELLS.join(", ")
             )));
         }
@@ -26,7 +26,7 @@ fn options(command: &Command) -> impl Iterator<Item = &Opt> {
     command.options.iter().chain([&HELP])
 }
 
-/// bash(1), Programmable Completion. Host names and other free texts are completed by nothing.
+/// Returns the completions for bash (bash(1), Programmable Completion). Host names and other free texts have none.
 fn bash(program: &Program) -> String {
     let name = program.name;
     let commands: Vec<&str> = program
@@ -83,11 +83,11 @@ complete -F _{name} {name}
     )
 }
 
-/// zshcompsys(1): `_arguments` with one specification an option.
+/// Returns the completions for zsh (zshcompsys(1)): `_arguments` with one specification for each option.
 fn zsh(program: &Program) -> String {
     let name = program.name;
     let quoted = |text: &str| text.replace('\'', "'\\''");
-    // of a description, these end it
+    // these characters would end a description
     let plain = |text: &str| {
         quoted(text)
             .replace('[', "\\[")
@@ -154,7 +154,7 @@ if [ \"$funcstack[1]\" = _{name} ]; then _{name} \"$@\"; else compdef _{name} {n
     )
 }
 
-/// fish(1), complete.
+/// Returns the completions for fish (fish(1), complete).
 fn fish(program: &Program) -> String {
     let name = program.name;
     let quoted = |text: &str| format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"));

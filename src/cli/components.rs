@@ -1,6 +1,7 @@
-//! What a node installs before kubeadm runs: a list of the operator's, or the one that Firstlight knows for the version.
+//! The components that a node installs before kubeadm runs: the operator's list, or Firstlight's own list for the version.
 //!
-//! A list is JSON, as it is published in the cluster: `[{"url": .., "hash": "sha256:..", "install_path": .., "extract": ..}]`.
+//! A list is JSON, in the form that is published in the cluster:
+//! `[{"url": .., "hash": "sha256:..", "install_path": .., "extract": ..}]`.
 
 use std::path::Path;
 
@@ -23,33 +24,33 @@ struct Entry {
     extract: bool,
 }
 
-/// The list in `file`, else the one that is known for the version; an error is a sentence.
+/// Returns the list in `file`, or without a file the known list for the version. An error is a sentence.
 pub fn of(version: &str, file: Option<&Path>) -> Result<Vec<Component>, String> {
     let Some(path) = file else {
         return known(version).ok_or_else(|| {
             let known: Vec<_> = RELEASES.iter().map(|release| release.version).collect();
             format!(
-                "the components of Kubernetes {version} are not known, only those of {}: give a list with --components",
+                "the components of Kubernetes {version} are unknown; known are those of {}: give a list with --components",
                 known.join(" and ")
             )
         });
     };
     let content = files::read(path).map_err(|error| error.to_string())?;
     let entries: Vec<Entry> = serde_json::from_slice(&content)
-        .map_err(|error| format!("{}: no list of components: {error}", path.display()))?;
+        .map_err(|error| format!("{}: not a list of components: {error}", path.display()))?;
     Ok(entries
         .into_iter()
         .map(|it| component(&it.url, &it.hash, &it.install_path, it.extract))
         .collect())
 }
 
-/// A release with its SHA-256s, as the old system pins them (amd64).
+/// A release with the SHA-256 hashes that the old system pins (amd64).
 struct Release {
     version: &'static str,
     kubelet: &'static str,
     kubeadm: &'static str,
     kubectl: &'static str,
-    /// Digests of the images registry.k8s.io/NAME of the version.
+    /// Digest of the image registry.k8s.io/kube-apiserver; the fields below are digests too.
     api_server: &'static str,
     controller_manager: &'static str,
     scheduler: &'static str,
@@ -115,7 +116,7 @@ fn hash(sha256: &str) -> String {
     format!("sha256:{sha256}")
 }
 
-/// A patch (RFC 6902) of kubeadm's manifest that pins the image by its digest.
+/// Returns a patch (RFC 6902) of kubeadm's manifest, which pins the image by its digest.
 fn patch(name: &str, tag: &str) -> Component {
     let image = format!("registry.k8s.io/{name}:{tag}");
     let patch =
@@ -186,7 +187,7 @@ mod tests {
             std::fs::write(&path, content).unwrap();
             let error = of("v1.34.4", Some(&path)).err().unwrap();
             assert!(
-                error.contains("components.json: no list of components"),
+                error.contains("components.json: not a list of components"),
                 "{error}"
             );
         }

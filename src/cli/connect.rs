@@ -1,4 +1,4 @@
-//! Reaching a node over attested TLS, however long it takes to boot.
+//! Connects to a node over attested TLS, and waits for a node that still boots.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,9 +18,9 @@ use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use rpc::grpc::{Channel, Transport};
 
-/// A SYN that is lost is sent again after 1, 3 and 7 seconds (RFC 6298 §2.1).
+/// Time limit of one connection attempt. A lost SYN is sent again after 1, 3 and 7 seconds (RFC 6298 §2.1).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
-/// A TPM under load takes seconds to sign a quote.
+/// Time limit of the TLS handshake: a TPM under load takes seconds to sign a quote.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A node's address: `host:port`, where the host is a name or an address (IPv6 in brackets).
@@ -31,9 +31,9 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Of `HOST` or `HOST:PORT`.
+    /// Parses `HOST` or `HOST:PORT`.
     pub fn parse(text: &str, default_port: u16) -> Result<Endpoint, String> {
-        let wrong = || format!("{text:?} is no endpoint: expected HOST or HOST:PORT");
+        let wrong = || format!("{text:?} is not an endpoint: expected HOST or HOST:PORT");
         let (host, port) = match text.rsplit_once(':') {
             // an IPv6 address without a port has colons of its own
             _ if text.parse::<IpAddr>().is_ok() => (text, None),
@@ -61,7 +61,7 @@ impl Endpoint {
         })
     }
 
-    /// TCP.
+    /// Returns the TCP port.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -78,33 +78,33 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A node that must meet a policy before anything is said to it.
+/// A node that must meet a policy before the client sends anything to it.
 pub struct Node {
-    /// Where it is.
+    /// The node's address.
     pub endpoint: Endpoint,
-    /// What judges it.
+    /// The client of attested TLS, which validates the node.
     pub client: atls::Client,
 }
 
 /// A connection to a node that meets the policy.
 pub struct Reached {
-    /// For calls.
+    /// The channel for calls.
     pub channel: Channel,
-    /// The node's attestation key, where its attestation has one.
+    /// The node's attestation key, if its attestation has one.
     pub key: Option<KeyName>,
 }
 
-/// Whose TPM is good enough for the master secret. Register values alone are not: a program that has no TPM can say them too.
+/// The TPMs that may get the master secret. Register values alone prove nothing: a program without a TPM can imitate them.
 #[derive(Debug, Clone)]
 pub enum Trust {
-    /// One with an attestation key that the policy names, or with one of these.
+    /// TPMs with an attestation key that the policy names, or one of these.
     Named(BTreeSet<KeyName>),
-    /// Any.
+    /// Any TPM.
     AnyTpm,
 }
 
 impl Trust {
-    /// The same, with further names.
+    /// Adds names of attestation keys.
     pub fn and(self, keys: impl IntoIterator<Item = KeyName>) -> Trust {
         match self {
             Trust::Named(named) => Trust::Named(named.into_iter().chain(keys).collect()),
@@ -126,7 +126,7 @@ impl Trust {
 }
 
 impl Node {
-    /// A fresh node at `endpoint` that is asked something, and told nothing.
+    /// Creates a fresh node that is asked for its status, and gets no secret.
     pub fn to_ask(endpoint: &Endpoint, policy: Policy) -> Node {
         Node::judged_by(
             endpoint,
@@ -136,7 +136,7 @@ impl Node {
         )
     }
 
-    /// A fresh node that is to get the master secret.
+    /// Creates a fresh node that will get the master secret.
     pub fn to_trust(endpoint: &Endpoint, policy: Policy, trust: &Trust) -> Result<Node, Failure> {
         Ok(Node::judged_by(
             endpoint,
@@ -144,8 +144,8 @@ impl Node {
         ))
     }
 
-    /// The same, or one that belongs to this cluster since it started: a node whose init has begun.
-    pub fn to_initialise(
+    /// Creates a node that will get the master secret for its init: a fresh one, or one whose init for this cluster has begun.
+    pub fn to_initialize(
         endpoint: &Endpoint,
         policy: Policy,
         trust: &Trust,
@@ -166,7 +166,8 @@ impl Node {
         }
     }
 
-    /// A node in any standing, which is noted when it has proved it. `cluster` is the operator's, if that is known.
+    /// Creates a node of any standing; `noted` gets the standing that the node proves. `cluster` is the ID of the operator's
+    /// cluster, if it is known.
     pub fn in_any_standing(
         endpoint: &Endpoint,
         policy: &Policy,
@@ -186,7 +187,7 @@ impl Node {
         }
     }
 
-    /// A connection to it, tried until `deadline`. A node that does not meet the policy is not asked again.
+    /// Connects to the node, with repeated tries until `deadline`. Stops at once if the node does not meet the policy.
     pub fn reach(&self, deadline: Instant, progress: &Progress) -> Result<Reached, Failure> {
         let started = Instant::now();
         let mut pause = Pause::new();
@@ -217,7 +218,7 @@ impl Node {
         }
     }
 
-    /// One try to reach it before `deadline`.
+    /// Tries once to connect to the node, until `deadline` at most.
     pub fn attempt(&self, deadline: Instant) -> Result<Reached, Attempt> {
         let passing = |error: &dyn fmt::Display| Attempt::Passing(error.to_string());
         let socket = self.dial(deadline)?;
@@ -238,11 +239,11 @@ impl Node {
         Ok(Reached { channel, key })
     }
 
-    /// A connection without TLS.
+    /// Opens a TCP connection to the node.
     pub fn dial(&self, deadline: Instant) -> Result<TcpStream, Attempt> {
         let addresses = (self.endpoint.host.as_str(), self.endpoint.port).to_socket_addrs();
         let addresses = addresses
-            .map_err(|error| Attempt::Passing(format!("cannot look up its address: {error}")))?;
+            .map_err(|error| Attempt::Passing(format!("cannot resolve its name: {error}")))?;
         let mut failure = "its name has no address".to_owned();
         for address in addresses {
             let left = deadline
@@ -257,7 +258,7 @@ impl Node {
     }
 }
 
-/// The policy in a file.
+/// Reads the policy in a file.
 pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
     let text = files::read(path).map_err(Failure::failed)?;
     Policy::from_json(&String::from_utf8_lossy(&text)).map_err(|error| {
@@ -268,7 +269,7 @@ pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
     })
 }
 
-/// A policy that names attestation keys, and these as well; one that names none believes any.
+/// Adds known attestation keys to a policy that names keys; a policy without keys accepts any key and stays as it is.
 pub fn and_known(
     policy: Policy,
     known: impl IntoIterator<Item = KeyName>,
@@ -279,7 +280,7 @@ pub fn and_known(
     }
 }
 
-/// Either policy will do. What is said of a machine that meets neither is the first one's verdict.
+/// Accepts a machine that meets either policy. The error is that of the policy for fresh nodes.
 struct FreshOrMember {
     fresh: qemu_vtpm::Validator,
     member: qemu_vtpm::Validator,
@@ -302,19 +303,18 @@ impl Validator for FreshOrMember {
     }
 }
 
-/// To which cluster a node belongs, by its PCR 15; all other registers meet the policy.
+/// The cluster of a node, by its PCR 15; all other registers meet the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// To none since it started.
+    /// The node belongs to no cluster since it started.
     Fresh,
-    /// To the operator's.
+    /// The node belongs to the operator's cluster.
     Member,
-    /// To another one, or to one that may be the operator's, where that is not known.
+    /// The node belongs to another cluster, or the ID of the operator's cluster is unknown.
     Other,
 }
 
-/// What meets the policy in any standing will do. What is said of a machine that does not is the verdict on the other
-/// registers than PCR 15.
+/// Accepts a machine whose registers meet the policy, whatever PCR 15 holds, and notes its standing.
 struct AnyStanding {
     fresh: qemu_vtpm::Validator,
     member: Option<qemu_vtpm::Validator>,
@@ -340,7 +340,7 @@ impl Validator for AnyStanding {
             Some(member) if meets(member) => Standing::Member,
             _ => Standing::Other,
         };
-        // the first connection's counts, and there is no second
+        // there is only one connection, so the value is not set yet
         let _ = self.noted.set(standing);
         Ok(identified)
     }
@@ -348,26 +348,26 @@ impl Validator for AnyStanding {
 
 /// Why a try failed.
 pub enum Attempt {
-    /// It proved to be something else than the policy wants: the validator's words.
+    /// The node does not meet the policy, for this reason.
     Refused(String),
-    /// It may work in a while.
+    /// The node could not be reached, for this reason; a later try may succeed.
     Passing(String),
 }
 
-/// Pauses between tries, none of which lasts beyond the deadline.
+/// The pauses between tries; none of them lasts beyond the deadline.
 pub struct Pause {
     lengths: Backoff,
 }
 
 impl Pause {
-    /// From a second to ten.
+    /// Creates pauses that grow from one second to ten.
     pub fn new() -> Pause {
         Pause {
             lengths: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)),
         }
     }
 
-    /// Sleeps; `false`, at once, when the pause would last beyond the deadline.
+    /// Sleeps for the next pause; returns `false` at once if the pause would last beyond the deadline.
     pub fn take(&mut self, deadline: Instant) -> bool {
         let pause = self.lengths.pause();
         let fits = Instant::now() + pause < deadline;

@@ -1,4 +1,4 @@
-//! The operator's files: nobody else may read them, and none is there half written.
+//! The operator's files: only the operator may read them, and each is written completely or not at all.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -10,24 +10,24 @@ use zeroize::Zeroizing;
 
 const PRIVATE: u32 = 0o600;
 const OTHERS: u32 = 0o077;
-/// More than any file that the operator hands us needs.
+/// Maximum bytes of a file; no file of the operator needs more.
 const MAX_LEN: usize = 1 << 20;
 
-/// What is wrong with a file, and what to do about it.
+/// The fault of a file, and what to do about it.
 #[derive(Debug)]
 pub enum Error {
-    /// The system said no to the named action on it.
+    /// This action on the file failed.
     Io(&'static str, PathBuf, io::Error),
-    /// Others than its owner may read or write it: the mode.
+    /// Users other than the owner may read or write the file, which has this mode.
     Loose(PathBuf, u32),
-    /// Larger than any file of its kind.
+    /// The file is larger than any file of its kind.
     TooLarge(PathBuf),
-    /// Its content is not what it should be: what is wrong.
+    /// The content is wrong, for this reason.
     Content(PathBuf, String),
 }
 
 impl Error {
-    /// Whether the file is there already, or is not there, where the opposite was wanted.
+    /// Returns the kind of the system's error, by which a caller recognizes a missing or an existing file.
     pub fn kind(&self) -> Option<io::ErrorKind> {
         match self {
             Error::Io(_, _, error) => Some(error.kind()),
@@ -44,8 +44,8 @@ impl fmt::Display for Error {
             }
             Error::Loose(path, mode) => write!(
                 f,
-                "{0} may be read by others (mode {mode:04o}, expected {PRIVATE:04o}): run `chmod 600 {0}`, and think \
-                 about who has read it",
+                "{0} may be read by others (mode {mode:04o}, expected {PRIVATE:04o}): run `chmod 600 {0}`, and consider \
+                 who may have read it",
                 path.display()
             ),
             Error::TooLarge(path) => write!(f, "{} is larger than {MAX_LEN} bytes", path.display()),
@@ -56,7 +56,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// All of a file that anybody may read.
+/// Reads a whole file, whatever its mode.
 pub fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     read_open(
         path,
@@ -64,12 +64,12 @@ pub fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     )
 }
 
-/// All of a file that only its owner may read.
+/// Reads a whole file; refuses a file that users other than its owner may read.
 pub fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     let file = File::open(path).map_err(|error| Error::Io("open", path.into(), error))?;
     let metadata = file
         .metadata()
-        .map_err(|error| Error::Io("look at", path.into(), error))?;
+        .map_err(|error| Error::Io("read the mode of", path.into(), error))?;
     let mode = metadata.permissions().mode() & 0o7777;
     if mode & OTHERS != 0 {
         return Err(Error::Loose(path.into(), mode));
@@ -77,9 +77,9 @@ pub fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     read_open(path, file)
 }
 
-/// All of what a stream gives, up to [`MAX_LEN`]; `path` is for the error.
+/// Reads a whole stream of at most [`MAX_LEN`] bytes; `path` is for the error.
 pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, Error> {
-    // with room for all of it, since a vector that grows leaves copies behind
+    // the vector has room for the whole content, since a vector that grows leaves copies behind
     let mut content = Zeroizing::new(Vec::with_capacity(MAX_LEN + 1));
     stream
         .take(MAX_LEN as u64 + 1)
@@ -91,7 +91,7 @@ pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, E
     }
 }
 
-/// A new file with mode 0600, durable when this returns; never one that exists. On failure there is none.
+/// Creates a file with mode 0600, which is durable on return. Fails if the file exists. A failure leaves no file.
 pub fn create_private(path: &Path, content: &[u8]) -> Result<(), Error> {
     let file = OpenOptions::new()
         .write(true)
@@ -104,13 +104,13 @@ pub fn create_private(path: &Path, content: &[u8]) -> Result<(), Error> {
         .and_then(|()| file.sync_all())
         .and_then(|()| sync_directory(path));
     written.map_err(|error| {
-        // half a secret is worse than none; what was asked has failed in any case
+        // half a secret is worse than none; an error of the removal adds nothing to the error of the write
         let _ = fs::remove_file(path);
         Error::Io("write", path.into(), error)
     })
 }
 
-/// The file with new content and mode 0600: whoever reads it, after a power cut too, sees the old or the new one.
+/// Replaces the file's content, with mode 0600. A reader sees the old or the new content, even after a power cut.
 pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), Error> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
@@ -126,7 +126,7 @@ pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), Error> {
     moved.map_err(|error| Error::Io("write", path.into(), error))
 }
 
-/// The file, open for adding at its end, with mode 0600 whether it is new or not.
+/// Opens the file for appending, with mode 0600 whether it is new or not.
 pub fn append_private(path: &Path) -> Result<File, Error> {
     let file = OpenOptions::new()
         .append(true)
@@ -139,7 +139,7 @@ pub fn append_private(path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Makes a directory entry durable (fsync(2): the file's own fsync need not).
+/// Makes the directory entry of a file durable (fsync(2): an fsync of the file does not include it).
 fn sync_directory(of: &Path) -> io::Result<()> {
     let parent = of.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()

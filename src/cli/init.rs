@@ -1,8 +1,7 @@
 //! `firstlight init`: makes a booted node the first of a new cluster.
 //!
-//! What must not be lost is on disk before the node learns of it: the master secret, the measurement salt. The node commits
-//! itself to the first request; the same request asked again, after a lost connection or by the command run once more, finds
-//! it at work.
+//! The master secret and the measurement salt must not be lost, so they are on disk before the node gets them. The node accepts
+//! only one request. After a lost connection, or when the command is run again, the same request finds the node at work.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -28,79 +27,79 @@ use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 
 /// The gRPC method.
 const INIT: &str = "/init.API/Init";
-/// The old system's node sends its whole journal when it fails.
+/// Maximum bytes of the node's log; the old system's node sends its whole journal when it fails.
 const MAX_LOG: usize = 64 << 20;
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// The node.
+    /// The node's address.
     pub endpoint: Endpoint,
-    /// The attestation policy that it must meet.
+    /// The attestation policy that the node must meet.
     pub policy: PathBuf,
-    /// Whose TPM may get the master secret.
+    /// The TPMs that may get the master secret.
     pub trust: Trust,
-    /// File of the init secret; `-` is standard input.
+    /// The file of the init secret; `-` is standard input.
     pub init_secret: PathBuf,
-    /// File of the master secret, made where there is none.
+    /// The file of the master secret, which is made if it does not exist.
     pub master_secret: PathBuf,
-    /// File of the state.
+    /// The state file.
     pub state: PathBuf,
-    /// File for the administrator's kubeconfig.
+    /// The file for the administrator's kubeconfig.
     pub kubeconfig: PathBuf,
-    /// Whether to add it to the file that kubectl reads.
+    /// Whether to add the kubeconfig to the file that kubectl reads.
     pub merge_kubeconfig: bool,
-    /// File for what the node says when it fails.
+    /// The file for the log of a node that fails.
     pub log: PathBuf,
-    /// Empty for the node's default.
+    /// The cluster's name; empty for the node's default.
     pub cluster_name: String,
-    /// What cluster to make; without it the node gets its disk and nothing more.
+    /// The cluster to make; with `None` the node only gets the permanent key of its disk.
     pub kubernetes: Option<Kubernetes>,
-    /// Whether each line of the node's progress is shown, and not only its phases.
+    /// Whether to show each line of the node's progress, and not only its phases.
     pub verbose: bool,
-    /// For everything together.
+    /// The limit for the whole command.
     pub timeout: Duration,
 }
 
 /// The cluster to make.
 #[derive(Debug)]
 pub struct Kubernetes {
-    /// As `v1.34.4`.
+    /// The version of Kubernetes, as `v1.34.4`.
     pub version: String,
-    /// A file with what the node installs first; by default what Firstlight knows for the version.
+    /// The file with the list of components; `None` takes the known list for the version.
     pub components: Option<PathBuf>,
     /// The services' network; empty for kubeadm's default.
     pub service_cidr: String,
-    /// The pods' network; empty where their plugin has it.
+    /// The pods' network; empty if the network plugin chooses it.
     pub pod_cidr: String,
     /// Further names and addresses of the API server.
     pub apiserver_sans: Vec<String>,
     /// Whether kubeadm installs CoreDNS and kube-proxy.
     pub addons: bool,
-    /// Of the services, when they are to be brought in.
+    /// The services' container image; `None` does not install the services.
     pub image: Option<String>,
-    /// What tells the join service which machines there are.
+    /// The metadata service that the join service asks for the machines.
     pub metadata: services::MetadataService,
     /// Whether to return before the services are ready.
     pub skip_wait: bool,
 }
 
-/// The command.
+/// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let policy = read_policy(&options.policy)?;
-    initialise(
+    initialize(
         |cluster, state| {
             let trust = options
                 .trust
                 .clone()
                 .and(state.attestation_keys.iter().copied());
-            Node::to_initialise(&options.endpoint, policy, &trust, cluster)
+            Node::to_initialize(&options.endpoint, policy, &trust, cluster)
         },
         options,
     )
 }
 
-fn initialise(
+fn initialize(
     node: impl FnOnce(&[u8; CLUSTER_ID_LEN], &State) -> Result<Node, Failure>,
     options: &Options,
 ) -> Result<(), Failure> {
@@ -110,14 +109,14 @@ fn initialise(
     if options.kubeconfig.exists() {
         let path = options.kubeconfig.display();
         return Err(Failure::failed(format!(
-            "{path} exists: it is another cluster's, move it away"
+            "{path} exists: it belongs to another cluster; move it away"
         )));
     }
     let mut state = State::open_or_create(&options.state).map_err(Failure::failed)?;
     if let Some(id) = state.cluster_id {
         let path = options.state.display();
         return Err(Failure::failed(format!(
-            "cluster {} was made already; for another one, move {path} away",
+            "cluster {} already exists; to make another one, move {path} away",
             hex(&id)
         )));
     }
@@ -139,9 +138,9 @@ fn initialise(
     let mut watching = Watching::new(&progress, options);
     let success = loop {
         let Reached { channel, key } = node.reach(deadline, &progress)?;
-        progress.phase(format!("initialising {}", options.endpoint));
+        progress.phase(format!("initializing {}", options.endpoint));
         match watching.exchange(&channel, &request, deadline) {
-            // the node goes on by itself, and the same request finds it at work
+            // the node continues its set-up, and the same request finds it at work
             Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {
                 progress.line(format!(
                     "{}: {}; asking again",
@@ -153,7 +152,7 @@ fn initialise(
             }
             answer => {
                 let success = answer.map_err(|failure| failure.into_failure(options))?;
-                // so that a later recovery knows the node
+                // so that a later recovery accepts the node
                 state.attestation_keys.extend(key);
                 break success;
             }
@@ -164,7 +163,7 @@ fn initialise(
 
     if success.cluster_id != expected {
         return Err(Failure::failed(format!(
-            "the node says its cluster ID is {}, but that of this master secret is {}: do not use it",
+            "the node's cluster ID is {}, but the cluster ID of this master secret is {}: do not use this node",
             hex(&success.cluster_id),
             hex(&expected)
         )));
@@ -173,7 +172,7 @@ fn initialise(
         true => None,
         false => Some(kubeconfig::rebuild(success.kubeconfig.expose(), &cluster_name).map_err(|why| {
             Failure::failed(format!(
-                "the node sent a kubeconfig that kubeadm does not make: {why}; do not use this node"
+                "the node sent a kubeconfig that is not from kubeadm: {why}; do not use this node"
             ))
         })?),
     };
@@ -182,7 +181,7 @@ fn initialise(
     say(format_args!("Cluster ID: {}", hex(&expected)))?;
     saved?;
     let Some(kubeconfig) = kubeconfig else {
-        return say("The node is initialised; no cluster was set up on it");
+        return say("The node is initialized; no cluster was set up on it");
     };
     say(format_args!(
         "Administrator's kubeconfig: {}",
@@ -192,20 +191,22 @@ fn initialise(
         let path = default_path();
         let context = merge(&path, kubeconfig.expose()).map_err(Failure::failed)?;
         say(format_args!(
-            "It is the current context of {}, too: {context}",
+            "It is also the current context of {}: {context}",
             path.display()
         ))?;
     }
     bring_services(options, deadline)
 }
 
-/// The services, when an image of them is there.
+/// Installs the services, if there is an image of them.
 fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
     let Some(kubernetes) = &options.kubernetes else {
         return Ok(());
     };
     let Some(image) = &kubernetes.image else {
-        return say("No other node can join yet: `firstlight apply` brings the services for it");
+        return say(
+            "No other node can join yet: `firstlight apply` installs the services that admit nodes",
+        );
     };
     apply::run(&apply::Options {
         kubeconfig: options.kubeconfig.clone(),
@@ -224,7 +225,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
     })
 }
 
-/// The state last, since it says that nothing is missing.
+/// Writes the kubeconfig, then the state: the cluster ID in the state shows that the init is complete.
 fn keep(options: &Options, state: &State, kubeconfig: Option<&Secret>) -> Result<(), Failure> {
     if let Some(kubeconfig) = kubeconfig {
         files::create_private(&options.kubeconfig, kubeconfig.expose()).map_err(Failure::failed)?;
@@ -232,7 +233,7 @@ fn keep(options: &Options, state: &State, kubeconfig: Option<&Secret>) -> Result
     state.save().map_err(Failure::failed)
 }
 
-/// Without the line break that editors and `echo` leave.
+/// Reads the init secret, without the line break that editors and `echo` leave.
 fn read_init_secret(path: &Path) -> Result<Secret, Failure> {
     let content = match path.as_os_str() == "-" {
         true => files::read_open(Path::new("standard input"), io::stdin().lock()),
@@ -260,7 +261,7 @@ fn expected_cluster_id(
     Ok(cluster_id(&measurement_secret, salt))
 }
 
-/// Whether a call ended because its connection did.
+/// Returns whether a call ended because its connection was lost.
 fn is_lost(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Cancelled)
 }
@@ -290,33 +291,34 @@ fn request(
     Ok(request)
 }
 
-/// What a node says when it succeeds.
+/// The answer of a node that succeeded.
 struct Success {
     kubeconfig: Secret,
     cluster_id: Vec<u8>,
 }
 
 enum NoSuccess {
-    /// The node said no: its words.
+    /// The node failed or refused, for this reason; its log.
     Refused(String, Log),
-    /// The call ended without the node's verdict.
+    /// The call ended before the node's result.
     Ended(Status),
-    /// The node sent nothing.
+    /// The node sent no result.
     Nothing,
-    /// What the node said cannot be kept.
+    /// The node's log cannot be written.
     Local(files::Error),
 }
 
-/// What was seen of a node's set-up, over as many connections as it takes.
+/// The progress of a node's set-up, over any number of connections.
 struct Watching<'a> {
     progress: &'a Progress,
     options: &'a Options,
-    /// Progress messages so far; a node tells all of them to whoever asks.
+    /// Number of progress messages so far; a node sends all of them on each connection.
     seen: usize,
-    /// The phase that the node is in, and since when by its own clock.
+    /// The node's present phase, and its beginning by the node's clock.
     phase: Option<(String, Duration)>,
+    /// The time of the latest message, by the node's clock.
     latest: Duration,
-    /// What the phase's lines were, for the log of a failure.
+    /// The lines of the phases, for the log of a failure.
     log: Log,
 }
 
@@ -371,11 +373,11 @@ impl<'a> Watching<'a> {
                         self.show(&event)?;
                     }
                 }
-                // of a later version
+                // a message of a later version
                 None => {}
             }
         };
-        // the node's log follows; the old system ends it with an error status though all of it came
+        // the node's log follows; the old system ends it with an error status although the log is complete
         while let Some(Ok(InitResponse {
             kind: Some(Kind::Log(chunk)),
         })) = responses.next()
@@ -402,7 +404,7 @@ impl<'a> Watching<'a> {
             .add(format!("{at:9.3}s {}: {}\n", event.phase, event.line).as_bytes())
     }
 
-    /// The phase is over: how long it took stays on the screen.
+    /// Ends the present phase, and prints its duration.
     fn finish(&mut self) {
         if let Some((phase, since)) = self.phase.take() {
             let took = self.latest.saturating_sub(since).as_secs_f64();
@@ -418,10 +420,10 @@ impl NoSuccess {
             NoSuccess::Refused(error, log) => {
                 let kept = match log.len {
                     0 => String::new(),
-                    len => format!("\nIts log, {len} bytes, is in {}", options.log.display()),
+                    len => format!("\nIts log ({len} bytes) is in {}", options.log.display()),
                 };
                 Failure::failed(format!(
-                    "{endpoint}: the node could not be initialised: {}{kept}",
+                    "{endpoint}: the node could not be initialized: {}{kept}",
                     short(&error)
                 ))
             }
@@ -429,8 +431,8 @@ impl NoSuccess {
                 Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Failure::Failed(
                     UNREACHABLE,
                     format!(
-                        "{endpoint}: the call ended before the node answered: {}\nIt may go on by itself: the same command \
-                         asks it again",
+                        "{endpoint}: the call ended before the node answered: {}\nThe node may continue: run the same \
+                         command again to ask it",
                         short(&status.to_string())
                     ),
                 ),
@@ -447,13 +449,13 @@ impl NoSuccess {
     }
 }
 
-/// What a peer says, as much of it as fits on a screen.
+/// Returns a peer's text, cut to the size of a screen.
 fn short(text: &str) -> String {
     const MAX: usize = 2000;
     printable(&text.chars().take(MAX).collect::<String>())
 }
 
-/// The node's log: added to the file, which is made when there is something to add.
+/// The node's log, which is appended to a file; the first chunk creates the file.
 struct Log {
     path: PathBuf,
     file: Option<File>,
@@ -502,7 +504,7 @@ mod tests {
     use proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
     use rpc::grpc::{Accept, Call, Limits, Router, Sender, Server};
 
-    /// A node with attested TLS that proves nothing, and a handler of the test's.
+    /// Starts a node with attested TLS that proves nothing, and with the test's handler.
     fn node<F>(handler: F) -> Server
     where
         F: Fn(&InitRequest, &mut dyn FnMut(Kind)) -> Result<(), Status> + Send + Sync + 'static,
@@ -556,7 +558,7 @@ mod tests {
     impl Operator {
         fn init(&self) -> Result<(), (u8, String)> {
             let client = atls::Client::new(None, vec![]);
-            match initialise(
+            match initialize(
                 |_, _| {
                     Ok(Node {
                         endpoint: self.options.endpoint.clone(),
@@ -615,7 +617,7 @@ mod tests {
         );
         assert!(!operator.has("admin.conf") && !operator.has("cluster.log"));
         let (code, text) = operator.init().unwrap_err();
-        assert!(code == 1 && text.contains("was made already"), "{text}");
+        assert!(code == 1 && text.contains("already exists"), "{text}");
     }
 
     /// As kubeadm writes it, with more lines in the user.
@@ -661,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_whose_kubeconfig_is_none_is_not_taken_for_initialised() {
+    fn a_node_whose_kubeconfig_is_none_is_not_taken_for_initialized() {
         let node = node(|request, send| {
             send(success(
                 request,
@@ -683,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_another_cluster_id_is_not_taken_for_initialised() {
+    fn a_node_with_another_cluster_id_is_not_taken_for_initialized() {
         let node = node(|_, send| {
             let mut other = InitSuccessResponse::default();
             other.cluster_id = vec![7; 32];
@@ -693,7 +695,7 @@ mod tests {
         let operator = operator(&node.local_addr().to_string(), 20);
         let (code, text) = operator.init().unwrap_err();
         assert!(
-            code == 1 && text.contains(&"07".repeat(32)) && text.contains("do not use it"),
+            code == 1 && text.contains(&"07".repeat(32)) && text.contains("do not use this node"),
             "{text}"
         );
         assert_eq!(

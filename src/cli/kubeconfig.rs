@@ -1,6 +1,6 @@
-//! An administrator's kubeconfig, added to the one that kubectl reads (`$KUBECONFIG`, else `~/.kube/config`).
+//! Adds an administrator's kubeconfig to the one that kubectl reads (`$KUBECONFIG`, else `~/.kube/config`).
 //!
-//! What is written is JSON, which is YAML 1.2; comments of the file that was there are lost, as when kubectl writes it.
+//! The file is written as JSON, which is valid YAML 1.2. Comments of the existing file are lost, as when kubectl writes it.
 
 use std::env;
 use std::io;
@@ -15,7 +15,7 @@ use kubernetes::yaml;
 /// The lists of a kubeconfig, whose entries have names.
 const LISTS: [&str; 3] = ["clusters", "users", "contexts"];
 
-/// The file that kubectl writes to: the first of `$KUBECONFIG`, else the one in the home directory.
+/// Returns the file that kubectl writes to: the first of `$KUBECONFIG`, else the one in the home directory.
 pub fn default_path() -> PathBuf {
     let named = env::var_os("KUBECONFIG")
         .and_then(|paths| env::split_paths(&paths).find(|it| !it.as_os_str().is_empty()));
@@ -23,8 +23,8 @@ pub fn default_path() -> PathBuf {
         .unwrap_or_else(|| Path::new(&env::var_os("HOME").unwrap_or_default()).join(".kube/config"))
 }
 
-/// Adds all of `new` to the file at `path`, and makes its context the current one; the context's name. Nothing is changed
-/// when an entry of the same name is there and says something else.
+/// Adds all entries of `new` to the file at `path`, makes its context the current one, and returns the context's name. Changes
+/// nothing if the file has a different entry of the same name.
 pub fn merge(path: &Path, new: &[u8]) -> Result<String, Error> {
     let content = |why: String| Error::Content(path.into(), why);
     let there = match files::read(path) {
@@ -58,7 +58,7 @@ fn read(text: &[u8]) -> Result<Value, String> {
     if value.is_object() {
         Ok(value)
     } else {
-        Err("no kubeconfig: it is no mapping".into())
+        Err("not a kubeconfig: it is not a mapping".into())
     }
 }
 
@@ -69,13 +69,13 @@ fn add(all: &mut Value, new: &Value) -> Result<(), String> {
         }
         let entries = all[list]
             .as_array_mut()
-            .ok_or_else(|| format!("no kubeconfig: its {list} are no list"))?;
+            .ok_or_else(|| format!("not a kubeconfig: its {list} are not a list"))?;
         for entry in new[list].as_array().into_iter().flatten() {
             match entries.iter().find(|there| there["name"] == entry["name"]) {
                 Some(there) if there == entry => {}
                 Some(_) => {
                     return Err(format!(
-                        "it has another one of the {list} named {}: rename that, or give the new cluster a name of its own \
+                        "its {list} have a different entry named {}: rename that entry, or give the new cluster another name \
                          with --cluster-name",
                         entry["name"]
                     ));

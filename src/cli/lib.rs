@@ -1,8 +1,9 @@
-//! `firstlight`, the operator's command. One file a command, and beside them what they share: the tables of `commands` and
-//! what is made of them (`usage`, `completions`, `man`), the operator's `files`, `connect` for reaching a node, `progress`
-//! for what is shown meanwhile.
+//! `firstlight`, the operator's command. Each command has a file. The commands share the tables of `commands`, from which
+//! `usage`, `completions` and `man` are made, the operator's `files`, `connect`, which reaches a node, and `progress`, which
+//! shows the progress of a command that waits.
 //!
-//! Results go to standard output, everything else to standard error. Exit codes are [`base::program`]'s and the two here.
+//! Results go to standard output, everything else to standard error. The exit codes are those of [`base::program`], the two
+//! here, and those of `status`.
 
 mod apply;
 mod commands;
@@ -40,20 +41,20 @@ use proto::recoverproto;
 use sys::process;
 use usage::Given;
 
-/// The node proved to be something else than the policy wants. Trying again does not help.
+/// Exit code: the node does not meet the policy. Trying again does not help.
 pub const ATTESTATION_REFUSED: u8 = 3;
-/// The node was not reached, or did not answer, in the time given.
+/// Exit code: the node could not be reached, or did not answer in time.
 pub const UNREACHABLE: u8 = 4;
 
-/// What `--help` prints.
+/// Returns the text that `--help` prints.
 pub fn help() -> String {
     commands::PROGRAM.help()
 }
 
-/// The command of the arguments.
+/// Runs the command that the arguments name.
 pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     logger::init(LevelFilter::Warn);
-    // the master secret passes through here
+    // the master secret is in this process's memory
     process::keep_memory_private().map_err(|error| {
         Failure::failed(format!("cannot keep memory out of core dumps: {error}"))
     })?;
@@ -106,7 +107,7 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
         ];
         return match alone.into_iter().find(|name| given.has(name)) {
             Some(name) => Err(Failure::Usage(format!(
-                "--{name}: say which cluster to make: --kubernetes-version is missing"
+                "--{name} is for a cluster: --kubernetes-version is missing"
             ))),
             None => Ok(None),
         };
@@ -143,7 +144,7 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
     let phase = |name: &str| {
         Phase::parse(name).ok_or_else(|| {
             Failure::Usage(format!(
-                "--skip-phases: {name:?} is none of policy, services"
+                "--skip-phases: {name:?} is not a phase: expected policy, services"
             ))
         })
     };
@@ -177,14 +178,15 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
     })
 }
 
-/// Whether it is there, the join service finds out; here, whether it could be.
+/// Returns the metadata service for the join service. Checks only the form of the options: the address may be reachable only
+/// from the cluster.
 fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
     let cloud = given.text("cloud-provider")?.to_ascii_lowercase();
     let url = given.value("metadata").map(program::text).transpose()?;
     if cloud == "none" {
         return match url {
             Some(_) => Err(Failure::Usage(
-                "--metadata: with --cloud-provider none there is no metadata service".into(),
+                "--metadata: --cloud-provider none has no metadata service".into(),
             )),
             None => Ok(MetadataService {
                 cloud: None,
@@ -225,12 +227,12 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
     })
 }
 
-/// Whose TPM may get the master secret.
+/// Returns the TPMs that may get the master secret.
 fn trust_of(given: &Given) -> Result<Trust, Failure> {
     let keys: Vec<KeyName> = given.each_parsed("attestation-key", str::parse)?;
     match (given.has("trust-any-tpm"), keys.is_empty()) {
         (true, false) => Err(Failure::Usage(
-            "--trust-any-tpm: with it no --attestation-key counts".into(),
+            "--trust-any-tpm: it makes --attestation-key useless; give one of the two".into(),
         )),
         (true, true) => {
             log::warn!("--trust-any-tpm: {}", commands::ANY_TPM_MEANS);
@@ -247,7 +249,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
     };
     let add_to = given.value("add-to").map(Into::into);
     let name = given.value("name").map(program::text).transpose()?;
-    // a policy that it is added to says which registers count
+    // without --pcrs, the policy of --add-to decides which registers count
     let pcrs = if given.has("pcrs") || add_to.is_none() {
         Some(given.parsed("pcrs", pcrs)?)
     } else {
@@ -296,10 +298,10 @@ fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Failure> {
 
 fn pcrs(text: &str) -> Result<Vec<u32>, &'static str> {
     let pcrs: Result<_, _> = text.split(',').map(str::parse).collect();
-    pcrs.map_err(|_| "expected numbers with commas between them, as 4,9,15")
+    pcrs.map_err(|_| "expected numbers separated by commas, as 4,9,15")
 }
 
-/// A whole number of seconds, minutes or hours, from a second to a day.
+/// Parses a whole number of seconds, minutes or hours, from a second to a day.
 fn time(text: &str) -> Result<Duration, &'static str> {
     let seconds = || {
         let unit = match text.chars().last()? {
@@ -319,12 +321,12 @@ fn time(text: &str) -> Result<Duration, &'static str> {
     seconds().ok_or("expected 1s to 24h, as 90s, 10m or 1h")
 }
 
-/// A result, on standard output.
+/// Prints a result on standard output.
 fn say(result: impl Display) -> Result<(), Failure> {
     say_all(&format!("{result}\n"))
 }
 
-/// The same, of lines that are whole.
+/// Prints complete lines on standard output.
 fn say_all(lines: &str) -> Result<(), Failure> {
     let written = io::stdout().write_all(lines.as_bytes());
     written.map_err(|error| Failure::failed(format!("standard output: {error}")))
@@ -356,7 +358,7 @@ mod tests {
         }
     }
 
-    /// What the command line after `firstlight` gives.
+    /// Parses the command line after `firstlight`.
     fn given(args: &[&str]) -> Given {
         let program = &commands::PROGRAM;
         let command = program
@@ -445,7 +447,7 @@ mod tests {
                 assert!(text.contains(problem), "{text}");
             }
         }
-        // where there are no services, nobody would be told
+        // without the services no program uses the option
         assert!(refusal(init(&["--metadata", url])).contains("--kubernetes-version is missing"));
         assert!(
             refusal(init(&[&cluster[..2], &["--metadata", url]].concat()))

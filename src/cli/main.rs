@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use base::program;
 use sys::wiping::Wiping;
 
-/// Copies of secrets do not outlive their use in buffers of libraries.
+/// Wipes freed memory, so that no copy of a secret stays in a buffer of a library.
 #[global_allocator]
 static ALLOCATOR: Wiping = Wiping;
 

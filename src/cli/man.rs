@@ -1,12 +1,12 @@
-//! `firstlight man`: the manual page in mdoc(7), of the same tables as `--help`.
+//! `firstlight man`: the manual page in mdoc(7), made from the same tables as `--help`.
 
 use super::usage::{Command, HELP, Opt, Program, VERSION};
 use base::program::Failure;
 
-/// When what the page says last changed: the page must not differ from build to build.
-const DATE: &str = "November 21, 2026";
+/// Date of the page's last change; a constant, because the page must not differ between builds.
+const DATE: &str = "November 22, 2026";
 
-/// The command.
+/// Runs the command.
 pub fn run(program: &Program) -> Result<(), Failure> {
     super::say_all(&page(program))
 }
@@ -63,12 +63,12 @@ fn page(program: &Program) -> String {
     text
 }
 
-/// A command's part of the description.
+/// Returns a command's part of the description.
 fn section(program: &str, command: &Command) -> String {
     let mut text = format!(".Ss {program} {}\n", command.name);
     for (number, paragraph) in command.about.iter().enumerate() {
         let separator = if number > 0 { ".Pp\n" } else { "" };
-        // a sentence a line, as roff(7) wants it
+        // one sentence on each line, as roff(7) requires
         let sentences = paragraph
             .split_inclusive(". ")
             .map(|sentence| format!("{}\n", line(sentence.trim())));
@@ -98,7 +98,7 @@ fn list<'a>(options: impl IntoIterator<Item = &'a Opt>) -> String {
     format!(".Bl -tag -width Ds\n{}.El\n", items.collect::<String>())
 }
 
-/// `.Fl -policy Ar FILE`; mdoc puts a dash before the name.
+/// Returns the macro of an option, such as `.Fl -policy Ar FILE`; mdoc puts a dash before the name.
 fn macro_of(option: &Opt) -> String {
     let value = option
         .value
@@ -116,7 +116,7 @@ fn literal(lines: &[&str]) -> String {
     format!(".Bd -literal -offset indent\n{lines}.Ed\n")
 }
 
-/// A line of text that roff(7) takes for nothing else; a dash is one that can be copied to a shell.
+/// Escapes a line of text, so that roff(7) finds no request in it and prints dashes that can be copied to a shell.
 fn line(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
     match escaped.starts_with(['.', '\'']) {

@@ -1,4 +1,4 @@
-//! The master secret file: the operator's one secret, from which every key of the cluster is derived.
+//! The master secret file: the operator's only secret, from which every key of the cluster is derived.
 //!
 //! The old system's format: a JSON object, indented by tabs, of two byte strings in base64 (RFC 4648 §4).
 //!
@@ -9,7 +9,7 @@
 //! }
 //! ```
 //!
-//! Whoever loses it cannot recover the cluster, so it is durable before a node gets to know it, and never overwritten.
+//! Without it the cluster cannot be recovered. So it is durable before a node gets it, and it is never overwritten.
 
 use std::io;
 use std::path::Path;
@@ -23,21 +23,21 @@ use super::files::{self, Error};
 use base::crypto::{KEY_LEN, Secret};
 use kms::ClusterKms;
 
-/// The least that the key service accepts, and the old system: bytes.
+/// Minimum bytes of the key that the key service and the old system accept.
 pub const MIN_KEY_LEN: usize = 16;
-/// As [`MIN_KEY_LEN`], of the salt.
+/// Minimum bytes of the salt that the key service and the old system accept.
 pub const MIN_SALT_LEN: usize = 32;
 
 /// Where a master secret came from.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It was made now, and written.
+    /// It was made and written by this call.
     Created,
-    /// It was there.
+    /// It was in the file.
     Found,
 }
 
-/// The one in the file, or where there is none a new one, written to it with mode 0600.
+/// Reads the master secret in the file; if there is no file, makes a new one and writes it with mode 0600.
 pub fn open_or_create(path: &Path) -> Result<(ClusterKms, Origin), Error> {
     match create(path) {
         Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {
@@ -47,10 +47,10 @@ pub fn open_or_create(path: &Path) -> Result<(ClusterKms, Origin), Error> {
     }
 }
 
-/// The one in the file, which nobody but its owner may read.
+/// Reads the master secret in the file, which only its owner may read.
 pub fn read(path: &Path) -> Result<ClusterKms, Error> {
     parse(&files::read_private(path)?)
-        .map_err(|what| Error::Content(path.into(), format!("no master secret: {what}")))
+        .map_err(|what| Error::Content(path.into(), format!("not a master secret: {what}")))
 }
 
 fn create(path: &Path) -> Result<ClusterKms, Error> {
@@ -59,7 +59,7 @@ fn create(path: &Path) -> Result<ClusterKms, Error> {
     ClusterKms::new(key, salt).map_err(|error| Error::Content(path.into(), error.to_string()))
 }
 
-/// Without a line break at the end, as the old system writes it.
+/// Returns the file's text. It has no line break at the end, as in the old system.
 fn text(key: &Secret, salt: &Secret) -> Zeroizing<String> {
     let base64 = |secret: &Secret| Zeroizing::new(STANDARD.encode(secret.expose()));
     Zeroizing::new(format!(
@@ -69,7 +69,7 @@ fn text(key: &Secret, salt: &Secret) -> Zeroizing<String> {
     ))
 }
 
-/// The error holds nothing of the content.
+/// Parses the file. The error contains nothing of the content.
 fn parse(content: &[u8]) -> Result<ClusterKms, String> {
     #[derive(Deserialize, Zeroize, ZeroizeOnDrop)]
     struct File {
@@ -78,7 +78,7 @@ fn parse(content: &[u8]) -> Result<ClusterKms, String> {
     }
     if content.is_empty() {
         return Err(
-            "the file is empty, as a run that was cut short leaves it: no node knows it, remove it"
+            "the file is empty, because an earlier run was interrupted; no node has got a secret from it: remove the file"
                 .into(),
         );
     }

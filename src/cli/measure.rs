@@ -1,4 +1,4 @@
-//! `firstlight measure`: the attestation policy that this machine meets, of what its TPM holds now.
+//! `firstlight measure`: prints the attestation policy that this machine meets, from the present values of its TPM.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,22 +8,22 @@ use attest::attestation::{KeyName, Measurement, Policy, qemu_vtpm};
 use attest::tpm::{CLUSTER_ID_PCR, Location};
 use base::program::Failure;
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// Where the TPM is; the machine's own unless given.
+    /// The TPM's location; `None` is the machine's own TPM.
     pub tpm: Option<Location>,
-    /// The registers to put into the policy beside that of the cluster ID; those of the policy that it is added to unless given.
+    /// The registers of the policy, besides that of the cluster ID; `None` takes those of the policy in `add_to`.
     pub pcrs: Option<Vec<u32>>,
-    /// What to call the image.
+    /// The image's name.
     pub name: Option<String>,
-    /// A policy that is to accept this machine's image too.
+    /// A policy to which this machine's image is added.
     pub add_to: Option<PathBuf>,
-    /// Whether the policy is to believe any TPM, and not this machine's alone.
+    /// Whether the policy accepts any TPM, and not only this machine's.
     pub trust_any_tpm: bool,
 }
 
-/// The command.
+/// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let present = options
         .add_to
@@ -55,12 +55,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     say(policy.to_json())
 }
 
-/// Those of a policy's first image.
+/// Returns the registers of a policy's first image.
 fn registers(policy: &Policy) -> Vec<u32> {
     policy.images()[0].measurements().keys().copied().collect()
 }
 
-/// A policy that accepts what it did, and what `new` does under this name, and this key where it names keys.
+/// Adds the image of `new` to the policy `present`, under this name, and the key if the policy names keys.
 fn add(
     present: Policy,
     name: Option<&str>,
@@ -76,21 +76,18 @@ fn add(
     let policy = match (same, key, name) {
         (Some(same), None, _) => {
             return Err(Failure::failed(format!(
-                "the policy accepts this machine already: {same}"
+                "the policy already accepts this machine: {same}"
             )));
         }
         (Some(_), Some(_), _) => Ok(present),
         (None, _, None) => {
             return Err(Failure::Usage(
-                "--add-to: say what to call the image: --name is missing".into(),
+                "--add-to: the image needs a name: --name is missing".into(),
             ));
         }
         (None, _, Some(name)) => {
             if registers(new) != registers(&present) {
-                log::warn!(
-                    "the registers are others than those of {}",
-                    present.images()[0]
-                );
+                log::warn!("the registers differ from those of {}", present.images()[0]);
             }
             present.and_also(name, measurements.clone())
         }
@@ -100,7 +97,8 @@ fn add(
         .map_err(Failure::failed)
 }
 
-/// Of these registers and that of the cluster ID, which must be zero, as it is in a machine that belongs to none yet.
+/// Returns a policy of these registers and of the cluster ID's register, which must be zero, as in a machine that belongs to no
+/// cluster.
 fn policy(mut values: BTreeMap<u32, Measurement>, pcrs: &[u32]) -> Result<Policy, String> {
     let zero = Measurement {
         expected: [0; 32],
@@ -111,14 +109,14 @@ fn policy(mut values: BTreeMap<u32, Measurement>, pcrs: &[u32]) -> Result<Policy
         .is_some_and(|value| value != zero)
     {
         log::warn!(
-            "this machine belongs to a cluster already: the policy is for one that does not"
+            "this machine belongs to a cluster; the policy accepts only machines that belong to none"
         );
     }
     let entry = |pcr: &u32| {
         values
             .get(pcr)
             .map(|value| (*pcr, value.clone()))
-            .ok_or(format!("it has no PCR {pcr}"))
+            .ok_or(format!("the TPM has no PCR {pcr}"))
     };
     Policy::new(
         pcrs.iter()
@@ -175,7 +173,7 @@ mod tests {
         let present = policy(values(), &[4, 15]).unwrap();
         assert!(
             refusal(add(present.clone(), Some("same"), &present, None))
-                .contains("already: the first image")
+                .contains("already accepts this machine: the first image")
         );
         let newer = BTreeMap::from([(
             4,
@@ -219,7 +217,7 @@ mod tests {
             &[key, other].into()
         );
         assert!(refusal(add(named, None, &image, Some(key))).contains("already"));
-        // one that believes any TPM goes on to
+        // a policy that accepts any TPM still does
         let newer = policy(values(), &[4, 9]).unwrap();
         assert!(
             add(image, Some("newer"), &newer, Some(key))
@@ -231,7 +229,10 @@ mod tests {
 
     #[test]
     fn a_register_that_is_not_there_is_named() {
-        assert_eq!(policy(values(), &[4, 30]).unwrap_err(), "it has no PCR 30");
+        assert_eq!(
+            policy(values(), &[4, 30]).unwrap_err(),
+            "the TPM has no PCR 30"
+        );
         assert!(policy(BTreeMap::new(), &[4]).is_err());
     }
 }

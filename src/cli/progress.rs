@@ -1,18 +1,18 @@
-//! What the operator sees while a command waits: what it waits for, for how long, and each new reason.
+//! The progress of a command that waits: what it waits for, for how long, and each new reason.
 //!
-//! On a terminal the last line counts the seconds; elsewhere a line says every half minute that it still waits.
+//! On a terminal the last line counts the seconds; in a log a line repeats every half minute what the command waits for.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A terminal's line is redrawn so often.
+/// Interval at which the line on a terminal is redrawn.
 const TICK: Duration = Duration::from_secs(1);
-/// A log's line is repeated so often.
+/// Interval at which the line in a log is repeated.
 const REPEAT: Duration = Duration::from_secs(30);
 
-/// Owns the thread that writes; ends with it, leaving the cursor at the beginning of a line.
+/// Owns the thread that writes. Dropping it ends the thread, which leaves the cursor at the beginning of a line.
 pub struct Progress {
     commands: Option<Sender<Command>>,
     thread: Option<JoinHandle<()>>,
@@ -24,7 +24,7 @@ enum Command {
 }
 
 impl Progress {
-    /// On standard error.
+    /// Shows the progress on standard error.
     pub fn on_stderr() -> Progress {
         Progress::new(io::stderr(), io::stderr().is_terminal())
     }
@@ -49,26 +49,26 @@ impl Progress {
                     }
                 }
             });
-        // without a thread the work goes on in silence
+        // without a thread the command works, but shows no progress
         Progress {
             commands: Some(commands),
             thread: thread.ok(),
         }
     }
 
-    /// From now on it waits for this, a phrase: `waiting for 10.0.0.1:9000`. The seconds count from here.
+    /// Begins a phase, such as `waiting for 10.0.0.1:9000`; its seconds count from now.
     pub fn phase(&self, text: impl Into<String>) {
         self.send(Command::Phase(text.into()));
     }
 
-    /// Something happened: a line that stays. The same line twice in a row is written once.
+    /// Prints a line that stays. A line that repeats the one before is not printed.
     pub fn line(&self, text: impl Into<String>) {
         self.send(Command::Line(text.into()));
     }
 
     fn send(&self, command: Command) {
         if let Some(commands) = &self.commands {
-            // fails only where there is no thread
+            // fails only if there is no thread
             let _ = commands.send(command);
         }
     }
@@ -78,7 +78,7 @@ impl Drop for Progress {
     fn drop(&mut self) {
         self.commands = None;
         if let Some(thread) = self.thread.take() {
-            // it does not panic, and if it did, the result of the command stands
+            // a panic of this thread does not change the command's result
             let _ = thread.join();
         }
     }
@@ -137,7 +137,7 @@ impl<W: Write> Painter<W> {
     }
 
     fn write(&mut self, text: &str) {
-        // whoever closed standard error does not want to see it
+        // an error means that standard error is closed, and nobody reads it
         let _ = self
             .out
             .write_all(text.as_bytes())
@@ -145,7 +145,7 @@ impl<W: Write> Painter<W> {
     }
 }
 
-/// What a peer says, as it may go to a terminal: control characters other than line breaks and tabs are escaped.
+/// Returns a peer's text for a terminal: control characters other than line breaks and tabs are escaped.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -158,7 +158,7 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// `45 s`, `2 min 5 s`, `1 h 0 min`.
+/// Returns a time for people: `45 s`, `2 min 5 s`, `1 h 0 min`.
 pub fn human(time: Duration) -> String {
     match time.as_secs() {
         s @ ..60 => format!("{s} s"),

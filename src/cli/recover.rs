@@ -1,4 +1,4 @@
-//! `firstlight recover`: brings the key to a node that waits for one to open its disk.
+//! `firstlight recover`: sends the master secret to a node that waits for the key of its disk.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,55 +13,55 @@ use kms::{ClusterKms, NO_STORE};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 
-/// Brings the key.
+/// The method that takes the master secret.
 const RECOVER: &str = "/recoverproto.API/Recover";
-/// Asks what the node waits for.
+/// The method that tells what the node waits for.
 const STATUS: &str = "/recoverproto.API/Status";
 
-/// The node answers from memory.
+/// Time limit of a status call, which the node answers from memory.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
-/// A key slot of the old system may take argon2 a GiB of memory and its time, on a small machine.
+/// Time limit of a recover call. The argon2 of an old system's keyslot may need a GiB of memory and much time on a small machine.
 const RECOVER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// The node.
+    /// The node's address.
     pub endpoint: Endpoint,
-    /// The attestation policy that it must meet.
+    /// The attestation policy that the node must meet.
     pub policy: PathBuf,
-    /// Whose TPM may get the master secret.
+    /// The TPMs that may get the master secret.
     pub trust: Trust,
-    /// File of the state, which knows nodes of the cluster; there may be none.
+    /// The state file, which has the keys of known nodes; it may be missing.
     pub state: PathBuf,
-    /// What to do there.
+    /// What to do at the node.
     pub action: Action,
-    /// For everything together.
+    /// The limit for the whole command.
     pub timeout: Duration,
 }
 
 /// What to do at a node.
 #[derive(Debug)]
 pub enum Action {
-    /// Push the master secret.
+    /// Send the master secret.
     Push {
-        /// Its file.
+        /// The file of the master secret.
         master_secret: PathBuf,
-        /// Whether also to a disk whose header does not say that it is of this cluster; needs the state file.
+        /// Whether a disk whose header does not name its cluster may be opened; needs the state file.
         is_migrating: bool,
     },
-    /// Ask what it waits for, and print it.
+    /// Ask what the node waits for, and print it.
     Status,
 }
 
-/// What is brought.
+/// The secrets that are sent to a node.
 struct Key {
     kms: ClusterKms,
-    /// Empty unless the cluster is migrating.
+    /// The measurement salt; empty unless the cluster is migrating.
     measurement_salt: Vec<u8>,
 }
 
-/// The command.
+/// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let state = State::find(&options.state).map_err(Failure::failed)?;
     let known = state
@@ -79,7 +79,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// The attestation key of the node that was recovered, if it has one.
+/// Runs the action at the node; returns the attestation key of a recovered node, if it has one.
 fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Failure> {
     let deadline = Instant::now() + options.timeout;
     match &options.action {
@@ -109,7 +109,7 @@ fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Failure
     }
 }
 
-/// The next time nobody has to name it.
+/// Adds the key to the state file, so that the next recovery accepts the node.
 fn remember_key(mut state: State, key: KeyName) -> Result<(), Failure> {
     match state.attestation_keys.insert(key) {
         true => state.save().map_err(Failure::failed),
@@ -129,14 +129,14 @@ fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(),
             Ok(())
         }
         Err(status) if status.code() == Code::Unimplemented => Err(Failure::failed(format!(
-            "{}: the node is of a version that does not say",
+            "{}: the node's version does not tell what it waits for",
             options.endpoint
         ))),
         Err(status) => Err(failure(options, &status, false)),
     }
 }
 
-/// Pushing the key twice does no harm, so a connection that breaks is made again.
+/// Sends the key. Sending it twice does no harm, so a lost connection is made again.
 fn push(
     options: &Options,
     node: &Node,
@@ -154,7 +154,7 @@ fn push(
         if let Ok(status) = &before {
             progress.line(format!("{}: {}", options.endpoint, summary(status)));
         }
-        progress.phase(format!("bringing the key to {}", options.endpoint));
+        progress.phase(format!("sending the key to {}", options.endpoint));
         let answer = bring(&channel, brought, deadline);
         pushed = true;
         match answer {
@@ -171,7 +171,7 @@ fn push(
                     Ok(_) => format!("{} opened its disk", options.endpoint),
                     Err(_) => {
                         format!(
-                            "{} took the key; whether it opens the disk, its console shows",
+                            "{} took the key; its console shows whether the key opens the disk",
                             options.endpoint
                         )
                     }
@@ -189,7 +189,7 @@ fn push(
     }
 }
 
-/// What the node at the other end waits for.
+/// Asks the node what it waits for.
 pub fn status(channel: &Channel) -> Result<StatusResponse, Status> {
     let options = CallOptions {
         timeout: Some(STATUS_TIMEOUT),
@@ -216,12 +216,12 @@ fn bring(channel: &Channel, key: &Key, deadline: Instant) -> Result<(), Status> 
         .map(|RecoverResponse {}| ())
 }
 
-/// The same for people, with names of one width.
+/// Returns the status as lines for people, with names of the same width.
 pub fn facts(status: &StatusResponse) -> Vec<(&'static str, String)> {
     let or = |text: &str, other: &str| printable(if text.is_empty() { other } else { text });
     let mut facts = vec![
         ("Disk:       ", or(&status.disk_uuid, "not known yet")),
-        ("State:      ", or(&status.state, "not said")),
+        ("State:      ", or(&status.state, "not known")),
         (
             "Since:      ",
             human(Duration::from_secs(status.waiting_seconds)),
@@ -249,14 +249,14 @@ fn summary(status: &StatusResponse) -> String {
     )
 }
 
-/// What a status other than OK means for the operator.
+/// Explains a status other than OK to the operator.
 fn failure(options: &Options, status: &Status, pushed: bool) -> Failure {
     let endpoint = &options.endpoint;
     let text = printable(&status.to_string());
     match status.code() {
         Code::FailedPrecondition | Code::InvalidArgument => Failure::failed(format!(
-            "{endpoint}: the node does not open its disk with this, and goes on waiting: {text}\n\
-             Is this the master secret of the node's cluster?"
+            "{endpoint}: the node does not open its disk with this master secret, and continues to wait: {text}\n\
+             Check that this is the master secret of the node's cluster."
         )),
         Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded => remember(
             Failure::Failed(UNREACHABLE, format!("{endpoint}: no answer: {text}")),
@@ -266,13 +266,13 @@ fn failure(options: &Options, status: &Status, pushed: bool) -> Failure {
     }
 }
 
-/// A node that got the key and is gone may be one that went on to boot.
+/// Adds a hint to the failure: a node that got the key and no longer answers may have continued its boot.
 fn remember(failure: Failure, pushed: bool) -> Failure {
     match failure {
         Failure::Failed(UNREACHABLE, text) if pushed => Failure::Failed(
             UNREACHABLE,
             format!(
-                "{text}\nThe key was sent before: the node may have opened its disk and gone on"
+                "{text}\nThe key was sent before: the node may have opened its disk and continued its boot"
             ),
         ),
         other => other,

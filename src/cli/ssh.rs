@@ -1,7 +1,7 @@
-//! `firstlight ssh`: certifies a key of the operator's for a day, and has the cluster's nodes known by their certificates.
+//! `firstlight ssh`: certifies the operator's key for a day, and writes the line by which ssh recognizes the cluster's nodes.
 //!
-//! Who has the master secret is both of the cluster's SSH certificate authorities ([`ssh`]); nobody else is asked, so it
-//! works when nothing else does.
+//! Both of the cluster's SSH certificate authorities ([`ssh`]) are derived from the master secret. The command asks no other
+//! machine, so it works even when the cluster does not.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,24 +13,24 @@ use base::program::Failure;
 use kms::ClusterKms;
 use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
     /// The operator's public key.
     pub key: PathBuf,
-    /// File of the master secret.
+    /// The file of the master secret.
     pub master_secret: PathBuf,
-    /// File for the certificate.
+    /// The file for the certificate.
     pub certificate: PathBuf,
-    /// File that gets the authority for hosts.
+    /// The file that gets the authority for hosts.
     pub known_hosts: PathBuf,
-    /// Whether the authority for users is to be believed of hosts, too.
+    /// Whether to accept the authority for users for hosts too, as the old system needs.
     pub old_hosts: bool,
-    /// Whether a certificate that is there may go.
+    /// Whether to replace an existing certificate.
     pub overwrite: bool,
 }
 
-/// The command.
+/// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let kms = master_secret::read(&options.master_secret).map_err(Failure::failed)?;
     let key = read_key(&options.key).map_err(Failure::failed)?;
@@ -49,7 +49,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     ))?;
     say(match is_new {
         true => format!("The cluster's authority for hosts is in {known_hosts}"),
-        false => format!("The cluster's authority for hosts was in {known_hosts} already"),
+        false => format!("The cluster's authority for hosts was already in {known_hosts}"),
     })?;
     let private = if options.key.extension().is_some_and(|it| it == "pub") {
         options.key.with_extension("")
@@ -81,14 +81,14 @@ fn write_certificate(options: &Options, line: &str) -> Result<(), Failure> {
     };
     written.map_err(|error| match error.kind() {
         Some(io::ErrorKind::AlreadyExists) => Failure::failed(format!(
-            "{} exists: --overwrite replaces it, --certificate takes another file",
+            "{} exists: --overwrite replaces it, --certificate names another file",
             path.display()
         )),
         _ => Failure::failed(error),
     })
 }
 
-/// Adds what makes ssh know the nodes, unless it is there; what else the file says stays.
+/// Adds the authority's line to the known-hosts file, and keeps the other lines. Returns whether the line is new.
 fn add_known_hosts(path: &Path, authority: &Authority) -> Result<bool, files::Error> {
     let line = format!("@cert-authority * {}", authority.public_line());
     let before = match files::read(path) {

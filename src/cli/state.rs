@@ -1,5 +1,5 @@
-//! What the operator's machine remembers between two runs: the measurement salt, so that a second try makes the same
-//! cluster ID as the first, what came of it, and which machines are its nodes.
+//! The state file on the operator's machine. It has the measurement salt, so that a second try makes the same cluster ID, the ID
+//! of a cluster that was made, and the attestation keys of its nodes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,11 +20,11 @@ const VERSION: u32 = 1;
 #[derive(Debug)]
 pub struct State {
     path: PathBuf,
-    /// Goes into the cluster ID together with the master secret.
+    /// The salt from which, with the master secret, the cluster ID is derived.
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
-    /// Of the cluster that was made, once it was.
+    /// The cluster's ID; `None` until the init is complete.
     pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
-    /// The attestation keys of nodes that are known to be the cluster's.
+    /// The attestation keys of the cluster's known nodes.
     pub attestation_keys: BTreeSet<KeyName>,
 }
 
@@ -40,7 +40,7 @@ struct File {
 }
 
 impl State {
-    /// The state in the file, or where there is none a new one with a salt of its own, written to it.
+    /// Reads the state in the file; if there is no file, makes a new state with a random salt and writes it.
     pub fn open_or_create(path: &Path) -> Result<State, Error> {
         match State::open(path) {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => {
@@ -57,12 +57,12 @@ impl State {
         }
     }
 
-    /// The state in the file.
+    /// Reads the state in the file.
     pub fn open(path: &Path) -> Result<State, Error> {
         parse(path, &files::read(path)?).map_err(|what| Error::Content(path.into(), what))
     }
 
-    /// The same, if there is one.
+    /// Reads the state in the file; `None` if there is no file.
     pub fn find(path: &Path) -> Result<Option<State>, Error> {
         match State::open(path) {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
@@ -70,7 +70,7 @@ impl State {
         }
     }
 
-    /// Puts it on disk.
+    /// Writes the state to its file.
     pub fn save(&self) -> Result<(), Error> {
         files::replace_private(&self.path, self.text().as_bytes())
     }
@@ -97,7 +97,7 @@ impl State {
 
 fn parse(path: &Path, content: &[u8]) -> Result<State, String> {
     let file: File =
-        serde_json::from_slice(content).map_err(|error| format!("no state file: {error}"))?;
+        serde_json::from_slice(content).map_err(|error| format!("not a state file: {error}"))?;
     if file.version != VERSION {
         return Err(format!(
             "state file of version {}, expected {VERSION}",
@@ -129,12 +129,12 @@ fn parse(path: &Path, content: &[u8]) -> Result<State, String> {
     })
 }
 
-/// Lower case.
+/// Returns bytes as hexadecimal digits in lower case.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Of digits in either case.
+/// Parses hexadecimal digits in upper or lower case.
 pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits: Option<Vec<u8>> = text
         .chars()

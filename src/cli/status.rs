@@ -1,14 +1,14 @@
-//! `firstlight status`: asks a node where it stands.
+//! `firstlight status`: shows the state of a node.
 //!
-//! A node has a server for each state that it can be in, each but the last proves what the node runs, and by PCR 15 to which
-//! cluster it belongs:
+//! A node has a server for each state. Each server except the last proves what the node runs, and by PCR 15 to which cluster it
+//! belongs:
 //!
-//! | port | server | who answers there |
+//! | port | server | the node's state |
 //! |---|---|---|
 //! | 9999 | recovery server | a node in its initramfs that waits for the key of its disk |
 //! | 9000 | InitServer | a booted node that waits for the operator's init |
 //! | 9000 | member | a booted node that belongs to a cluster |
-//! | 30090 | join service | a control plane that lets others in, if they prove what they run |
+//! | 30090 | join service | a control plane that admits other nodes if they prove what they run |
 
 use std::fmt::Write;
 use std::io::Read;
@@ -27,36 +27,38 @@ use base::program::Failure;
 use proto::{init, recoverproto};
 use rpc::grpc::{CallOptions, Channel, Status};
 
-/// Exit codes for a node that meets the policy and is no member of the operator's cluster, which is 0.
+/// Exit code: the node waits in its initramfs for the key of its disk.
 const WAITS_FOR_KEY: u8 = 5;
+/// Exit code: the node belongs to no cluster.
 const FRESH: u8 = 6;
+/// Exit code: the node is a member of another cluster, or the ID of the operator's cluster is unknown.
 const OTHER_CLUSTER: u8 = 7;
-/// Something answers, and nothing of it proves anything.
+/// Exit code: only a join service answers, which proves nothing about its node.
 const UNPROVEN: u8 = 8;
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// The node: a host, or one server of it.
+    /// The node's host, or the address of one of its servers.
     pub address: String,
-    /// The attestation policy that it must meet.
+    /// The attestation policy that the node must meet.
     pub policy: PathBuf,
-    /// The operator's state file, which has the cluster's ID, and attestation keys of its nodes; it may be missing.
+    /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be missing.
     pub state: PathBuf,
-    /// The cluster's ID, in place of that.
+    /// The cluster's ID; replaces the one in the state file.
     pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
-    /// For everything together.
+    /// The limit for the whole command.
     pub timeout: Duration,
 }
 
-/// A server that a node can have, beside the one of members, which has no service of its own.
+/// A service that a node can have. The server of a member has only the health service, and is not in this list.
 #[derive(PartialEq, Eq)]
 struct Service {
-    /// As `grpc.health.v1` knows it.
+    /// The name for `grpc.health.v1`.
     name: &'static str,
     port: u16,
     title: &'static str,
-    /// What it means that it answers.
+    /// The state of a node that has this service.
     state: &'static str,
 }
 
@@ -65,52 +67,52 @@ const SERVICES: [Service; 3] = [
         name: "recoverproto.API",
         port: recoverproto::PORT,
         title: "recovery server",
-        state: "in its initramfs, waiting for the key of its disk: from a join service, or by `firstlight recover`",
+        state: "in its initramfs, waiting for the key of its disk from a join service or `firstlight recover`",
     },
     Service {
         name: "init.API",
         port: init::PORT,
         title: "InitServer",
-        state: "booted, no member of a cluster yet, waiting for `firstlight init`",
+        state: "booted, not yet a member of a cluster, waiting for `firstlight init`",
     },
     Service {
         name: "join.API",
         port: JOIN_PORT,
         title: "join service",
-        state: "a control plane of a cluster, letting others in",
+        state: "a control plane of a cluster, which admits other nodes",
     },
 ];
-/// The NodePort behind which the join services are.
+/// The NodePort of the join services.
 const JOIN_PORT: u16 = 30090;
-/// An answer from memory.
+/// Time limit of a call, which the node answers from memory.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What came of asking one server.
+/// The answer of one server.
 enum Answer {
-    /// Nobody is there, or nobody who speaks attested TLS: why.
+    /// No server answers, or it does not speak attested TLS; the reason.
     Nobody(String),
-    /// It proved to be something else than the policy wants: register, expected and got.
+    /// The node does not meet the policy: register, expected and got.
     Refused(String),
-    /// It proves nothing, but wants the caller to.
+    /// The server proves nothing, but demands a proof from the caller.
     Guarded,
-    /// It meets the policy.
+    /// The node meets the policy.
     Verified {
-        /// By its PCR 15.
+        /// The node's standing, by its PCR 15.
         standing: Standing,
-        /// Those that it has, if it says so.
+        /// The services that the server names.
         services: Vec<&'static Service>,
-        /// Lines about what it waits for.
+        /// Lines about what the node waits for.
         facts: Vec<String>,
     },
 }
 
-/// A server of the node, and where it is noted to which cluster it proves to belong.
+/// A server of the node, and the standing that it proves.
 struct Asked {
     node: Node,
     standing: Arc<OnceLock<Standing>>,
 }
 
-/// The command.
+/// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let state = State::find(&options.state).map_err(Failure::failed)?;
     let cluster = options
@@ -132,13 +134,13 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     say_all(&report(&servers, &answers, cluster.as_ref()))?;
     if policy.keys().is_empty() {
         say(
-            "Policy: names no attestation keys, so any TPM is believed, also by the services that have this policy",
+            "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy",
         )?;
     }
     verdict(&options.address, &answers)
 }
 
-/// The node's servers, or the one whose port is given.
+/// Returns the addresses of the node's servers, or the one whose port is given.
 fn endpoints(address: &str) -> Result<Vec<Endpoint>, Failure> {
     let each = SERVICES
         .iter()
@@ -149,14 +151,14 @@ fn endpoints(address: &str) -> Result<Vec<Endpoint>, Failure> {
     Ok(endpoints)
 }
 
-/// All at once: one that does not answer must not take the time of the others.
+/// Asks all servers at once, so that a server that does not answer does not delay the others.
 fn ask_all(servers: &[Asked], deadline: Instant) -> Vec<Answer> {
     thread::scope(|scope| {
         let asking: Vec<_> = servers
             .iter()
             .map(|server| scope.spawn(move || ask(server, deadline)))
             .collect();
-        let lost = |_| Answer::Nobody("a defect of this program".into());
+        let lost = |_| Answer::Nobody("firstlight has a defect".into());
         asking
             .into_iter()
             .map(|asking| asking.join().unwrap_or_else(lost))
@@ -179,7 +181,7 @@ fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
                         .map(|(name, value)| format!("{name} {value}")),
                 );
             }
-            // there is no connection without a verdict
+            // a connection exists only after the validator has noted a standing
             let standing = standing.get().copied().unwrap_or(Standing::Other);
             Answer::Verified {
                 standing,
@@ -193,7 +195,7 @@ fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
     }
 }
 
-/// Whether it ends the connection of a caller who proves nothing. In TLS 1.3 it does so after the handshake.
+/// Returns whether the server closes the connection of a caller that proves nothing. In TLS 1.3 it does so after the handshake.
 fn is_guarded(node: &Node, deadline: Instant) -> bool {
     let Ok(socket) = node.dial(deadline) else {
         return false;
@@ -215,7 +217,7 @@ fn is_guarded(node: &Node, deadline: Instant) -> bool {
     matches!(refused, Some(atls::Error::PeerRefused(_)))
 }
 
-/// Those of ours that it says it has; none where it says nothing, as nodes of the old system do.
+/// Returns the services that the server names; none for nodes of the old system, which have no health service.
 fn services(channel: &Channel) -> Vec<&'static Service> {
     #[derive(Clone, PartialEq, prost::Message)]
     struct HealthCheckRequest {
@@ -267,7 +269,7 @@ fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_I
             }
             Answer::Guarded => writeln!(
                 text,
-                "{endpoint} (join service): proves nothing itself, and wants proof of callers\n  Node:        it seems, {}",
+                "{endpoint} (join service): proves nothing, and demands a proof from callers\n  Node:        probably {}",
                 SERVICES[2].state
             ),
             Answer::Verified {
@@ -275,7 +277,7 @@ fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_I
                 services,
                 facts,
             } => {
-                // nodes of the old system do not say what they have
+                // nodes of the old system do not name their services
                 let is_old = services.is_empty() && *standing == Standing::Fresh;
                 let found = if is_old {
                     at_port.into_iter().collect()
@@ -295,7 +297,7 @@ fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_I
                     (Standing::Member, Some(id)) => format!("a member of this cluster, {}", hex(id)),
                     (_, Some(id)) => format!("a member of another cluster than {}", hex(id)),
                     (_, None) => {
-                        "a member of a cluster; to learn whether it is yours, give --state or --cluster-id".into()
+                        "a member of a cluster; to check whether it is yours, give --state or --cluster-id".into()
                     }
                 };
                 let _ = writeln!(text, "  Node:        {state}");
@@ -314,7 +316,8 @@ fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_I
     text
 }
 
-/// The worst of it: a node that is not what it should be, then what it waits for, then one that is nowhere.
+/// Returns the result of the whole command: first a refused attestation, then the node's standing, then a node that does not
+/// answer.
 fn verdict(address: &str, answers: &[Answer]) -> Result<(), Failure> {
     if answers
         .iter()
@@ -345,7 +348,7 @@ fn verdict(address: &str, answers: &[Answer]) -> Result<(), Failure> {
     ) {
         (Some(_), _, _) => (
             OTHER_CLUSTER,
-            "it belongs to another cluster, or to one that is not known here",
+            "it belongs to another cluster, or the ID of your cluster is unknown",
         ),
         (None, Some(_), _) => return Ok(()),
         (None, None, Some(services)) if waits_for_key(services) => {
@@ -359,12 +362,12 @@ fn verdict(address: &str, answers: &[Answer]) -> Result<(), Failure> {
         {
             (
                 UNPROVEN,
-                "only the join service answers, which proves nothing of its node",
+                "only the join service answers, which proves nothing about its node",
             )
         }
         (None, None, None) => (
             UNREACHABLE,
-            "nobody answers: the node is not on, still booting, or cannot be reached",
+            "no server answers: the node is off, still booting, or cannot be reached",
         ),
     };
     Err(Failure::Failed(code, format!("{address}: {what}")))

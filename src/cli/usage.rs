@@ -1,5 +1,5 @@
-//! What the command line is, as tables: the arguments are read by them, and `--help`, the man page and the shells'
-//! completions are written from them, so that none can say what another does not.
+//! The command line as tables. The same tables parse the arguments and produce `--help`, the manual page and the shells'
+//! completions, so these always agree.
 
 use std::ffi::OsString;
 use std::fmt::{Display, Write};
@@ -9,78 +9,78 @@ use lexopt::Arg;
 
 use base::program::{self, Failure};
 
-/// Help is wrapped to this many columns.
+/// Maximum columns of the help text.
 const WIDTH: usize = 110;
 
-/// A program of several commands.
+/// A program with several commands.
 pub struct Program {
-    /// As it is called.
+    /// The program's name on the command line.
     pub name: &'static str,
-    /// What it does, a phrase: `makes confidential virtual machines a cluster`.
+    /// What the program does, a phrase: `makes a Kubernetes cluster of confidential virtual machines`.
     pub summary: &'static str,
-    /// In the order of an operator's work.
+    /// The commands, in the order of an operator's work.
     pub commands: &'static [Command],
-    /// Each with its meaning.
+    /// The exit codes, each with its meaning.
     pub exit_codes: &'static [(u8, &'static str)],
-    /// What they show together, and the command lines.
+    /// What the examples show together, and their command lines.
     pub examples: (&'static str, &'static [&'static str]),
 }
 
-/// What comes after the program's name.
+/// A command: the word after the program's name.
 pub struct Command {
-    /// One word.
+    /// The command's name, one word.
     pub name: &'static str,
-    /// What it does, an imperative: `write the attestation policy that a machine meets`.
+    /// What the command does, an imperative: `write the attestation policy that a machine meets`.
     pub summary: &'static str,
-    /// Paragraphs.
+    /// The paragraphs of the description.
     pub about: &'static [&'static str],
-    /// What is given without a name; needed.
+    /// The operand; if the command has one, it is required.
     pub operand: Option<Operand>,
-    /// In the order of help; `--help` is everybody's and not among them.
+    /// The options in the order of the help text, without `--help`, which every command has.
     pub options: &'static [Opt],
-    /// Command lines that work when the files and addresses are the operator's.
+    /// Command lines that work with the operator's own files and addresses.
     pub examples: &'static [&'static str],
-    /// Does it.
+    /// Runs the command.
     pub run: fn(&Given) -> Result<(), Failure>,
 }
 
-/// A value without an option's name before it.
+/// A value without the name of an option before it.
 pub struct Operand {
-    /// What it is.
+    /// The kind of value.
     pub value: Value,
-    /// What it is for.
+    /// The operand's meaning.
     pub help: &'static str,
 }
 
 /// An option.
 pub struct Opt {
-    /// Without the dashes.
+    /// The name without the dashes.
     pub name: &'static str,
-    /// One letter that stands for it.
+    /// The one-letter form, if there is one.
     pub short: Option<char>,
-    /// What it takes, if it takes anything.
+    /// The kind of value; `None` for a flag.
     pub value: Option<Value>,
-    /// Whether the command makes no sense without it.
+    /// Whether the option is required.
     pub is_needed: bool,
-    /// What it is when not given.
+    /// The value if the option is not given.
     pub default: Option<&'static str>,
-    /// What it is for; lower case, no full stop.
+    /// The option's meaning; lower case, no full stop.
     pub help: &'static str,
 }
 
-/// What an option or an operand takes.
+/// The kind of value of an option or an operand.
 #[derive(Clone, Copy)]
 pub enum Value {
     /// The name of a file.
     File,
-    /// Something else that help calls this.
+    /// Another text, with its name in the help text.
     Text(&'static str),
-    /// One of these words.
+    /// One of these words, with its name in the help text.
     OneOf(&'static str, &'static [&'static str]),
 }
 
 impl Value {
-    /// As help calls it.
+    /// Returns the value's name in the help text.
     pub fn name(self) -> &'static str {
         match self {
             Value::File => "FILE",
@@ -101,17 +101,17 @@ impl Opt {
         }
     }
 
-    /// Takes nothing.
+    /// Creates an option without a value.
     pub const fn flag(name: &'static str, help: &'static str) -> Opt {
         Opt::new(name, None, help)
     }
 
-    /// May be left out.
+    /// Creates an option with a value, which may be left out.
     pub const fn value(name: &'static str, value: Value, help: &'static str) -> Opt {
         Opt::new(name, Some(value), help)
     }
 
-    /// May not.
+    /// Creates a required option.
     pub const fn needed(name: &'static str, value: Value, help: &'static str) -> Opt {
         Opt {
             is_needed: true,
@@ -119,7 +119,7 @@ impl Opt {
         }
     }
 
-    /// What it is when left out.
+    /// Sets the default.
     pub const fn or(self, default: &'static str) -> Opt {
         Opt {
             default: Some(default),
@@ -127,7 +127,7 @@ impl Opt {
         }
     }
 
-    /// A letter that stands for it.
+    /// Sets the one-letter form.
     pub const fn short(self, letter: char) -> Opt {
         Opt {
             short: Some(letter),
@@ -135,7 +135,7 @@ impl Opt {
         }
     }
 
-    /// `-h, --help`, `--policy FILE`.
+    /// Returns the option as the help text shows it: `-h, --help`, `--policy FILE`.
     pub fn synopsis(&self) -> String {
         let short = self
             .short
@@ -156,7 +156,7 @@ impl Opt {
         }
     }
 
-    /// What it is for, and its default.
+    /// Returns the option's meaning and its default.
     pub fn description(&self) -> String {
         match self.default {
             Some(default) => format!("{} [{default}]", self.help),
@@ -165,12 +165,16 @@ impl Opt {
     }
 }
 
-/// Everybody's.
-pub const HELP: Opt = Opt::flag("help", "this text; after a command, that command's").short('h');
-/// The program's.
-pub const VERSION: Opt = Opt::flag("version", "the version");
+/// The help option of the program and of each command.
+pub const HELP: Opt = Opt::flag(
+    "help",
+    "print this text; after a command, print the command's",
+)
+.short('h');
+/// The version option of the program.
+pub const VERSION: Opt = Opt::flag("version", "print the version");
 
-/// What the command line gave.
+/// The values of a command line.
 pub struct Given {
     command: &'static Command,
     values: Vec<(&'static str, OsString)>,
@@ -178,8 +182,8 @@ pub struct Given {
 }
 
 impl Command {
-    /// Reads what follows the command's name. Of several values of an option the last counts, unless it may be
-    /// repeated.
+    /// Parses the arguments after the command's name. If an option is given several times, its last value counts, unless the
+    /// option may be repeated.
     pub fn parse(
         &'static self,
         program: &Program,
@@ -226,7 +230,7 @@ impl Command {
         }
     }
 
-    /// `firstlight init --endpoint HOST[:PORT] [OPTION]..`
+    /// Returns the command line's form: `firstlight init --endpoint HOST[:PORT] [OPTION]..`
     pub fn synopsis(&self, program: &Program) -> String {
         let mut text = format!("{} {}", program.name, self.name);
         let needed = self
@@ -250,7 +254,7 @@ impl Command {
         text
     }
 
-    /// What `--help` after the command prints.
+    /// Returns the text that `--help` prints after the command.
     pub fn help(&self, program: &Program) -> String {
         let mut text = format!("{} {}: {}\n", program.name, self.name, self.summary);
         for paragraph in self.about {
@@ -273,7 +277,7 @@ impl Command {
 }
 
 impl Program {
-    /// What `--help` prints.
+    /// Returns the text that `--help` prints.
     pub fn help(&self) -> String {
         let name = self.name;
         let mut text = format!(
@@ -304,12 +308,12 @@ impl Program {
 }
 
 impl Given {
-    /// Whether the option is there.
+    /// Returns whether the option is given.
     pub fn has(&self, name: &str) -> bool {
         self.values.iter().any(|(given, _)| *given == name)
     }
 
-    /// The option's value, or its default; `None` where there is neither.
+    /// Returns the option's value, or its default; `None` if there is neither.
     pub fn value(&self, name: &str) -> Option<OsString> {
         let given = self
             .values
@@ -326,17 +330,17 @@ impl Given {
         given.or_else(|| option.and_then(|option| option.default).map(OsString::from))
     }
 
-    /// The value of an option that is needed or has a default.
+    /// Returns the value of an option that is required or has a default, as a path.
     pub fn path(&self, name: &str) -> PathBuf {
         self.value(name).unwrap_or_default().into()
     }
 
-    /// The same as text; empty where there is neither value nor default.
+    /// Returns the option's value as text; empty if there is neither a value nor a default.
     pub fn text(&self, name: &str) -> Result<String, Failure> {
         program::text(self.value(name).unwrap_or_default())
     }
 
-    /// Each value of an option that may be repeated.
+    /// Returns all values of an option that may be repeated.
     pub fn texts(&self, name: &str) -> Result<Vec<String>, Failure> {
         let given = self.values.iter().filter(|(given, _)| *given == name);
         given
@@ -344,7 +348,7 @@ impl Given {
             .collect()
     }
 
-    /// The same as what `parse` makes of it; its error says what was expected.
+    /// Parses the option's value with `parse`, whose error says what was expected.
     pub fn parsed<T, E: Display>(
         &self,
         name: &str,
@@ -354,7 +358,7 @@ impl Given {
         parse(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
     }
 
-    /// The same of each value of an option that may be repeated.
+    /// Parses all values of an option that may be repeated with `parse`.
     pub fn each_parsed<T, E: Display>(
         &self,
         name: &str,
@@ -366,13 +370,13 @@ impl Given {
         self.texts(name)?.into_iter().map(parsed).collect()
     }
 
-    /// The operand as text.
+    /// Returns the operand as text.
     pub fn operand(&self) -> Result<String, Failure> {
         program::text(self.operand.clone().unwrap_or_default())
     }
 }
 
-/// Names on the left, what they are on the right.
+/// Returns a table with names on the left and their meaning on the right.
 fn table(rows: impl IntoIterator<Item = (String, String)>) -> String {
     let rows: Vec<_> = rows.into_iter().collect();
     let left = rows
@@ -398,7 +402,7 @@ fn examples(lines: &[&str]) -> String {
     text
 }
 
-/// Wrapped to [`WIDTH`]; lines after the first are indented.
+/// Wraps a text to [`WIDTH`] columns; lines after the first are indented.
 fn wrapped(text: &str, indent: usize) -> String {
     let mut out = String::new();
     let mut column = indent;
@@ -493,8 +497,8 @@ mod tests {
         assert_eq!(
             text,
             "tool copy: copy a thing\n\nIt copies.\n\nUsage: tool copy THING --to FILE [OPTION]..\n\n  THING        the thing\n  \
-             --to FILE    where to\n  --mode MODE  how [fast]\n  -f, --force  even so\n  -h, --help   this text; after a \
-             command, that command's\n\nExample:\n  tool copy x --to y\n"
+             --to FILE    where to\n  --mode MODE  how [fast]\n  -f, --force  even so\n  -h, --help   print this text; \
+             after a command, print the command's\n\nExample:\n  tool copy x --to y\n"
         );
     }
 

@@ -186,7 +186,7 @@ fn a_control_plane_joins_an_old_service_and_tries_again_with_all_its_files_what_
     });
     let mut node = Program::start(&mut setting.joining(&disk, "ControlPlane"));
     assert!(end_of_member(&mut node).success(), "{}", node.output());
-    node.expect("kubeadm join failed; trying it again");
+    node.expect("kubeadm join failed; the next try is in");
     assert_no_token(&node);
     let join = "join --config /run/firstlight/kubeadm-join.yaml\n";
     let reset = "reset --force --cri-socket unix:///run/containerd/containerd.sock\n";
@@ -408,7 +408,7 @@ fn an_operator_who_comes_second_is_told_that_the_node_joins() {
     let mut node = Program::start(&mut setting.joining(&disk, "ControlPlane"));
     node.expect("ready:");
     let mut operator = crate::init::init(&setting, INIT_SECRET, &setting.policy());
-    operator.expect("initialising");
+    operator.expect("initializing");
     has_come.store(true, Ordering::SeqCst);
     assert!(!operator.exit().success());
     operator.expect("node is already being activated: it joins a cluster");

@@ -231,7 +231,7 @@ fn a_join_service_wants_proof_and_gives_none() {
     let _join = setting.join_service(3, keys, &policy);
     let host = setting.host(3).to_string();
     let guarded =
-        format!("{host}:30090 (join service): proves nothing itself, and wants proof of callers");
+        format!("{host}:30090 (join service): proves nothing, and demands a proof from callers");
     let said = status(&setting, &host, &policy.display().to_string());
     // the key service there speaks no TLS
     expect(
@@ -239,7 +239,7 @@ fn a_join_service_wants_proof_and_gives_none() {
         8,
         &[
             &guarded,
-            "it seems, a control plane of a cluster",
+            "probably a control plane of a cluster",
             ":9000 (InitServer): no answer: ",
         ],
     );
@@ -252,12 +252,12 @@ fn nobody_at_all_is_4_and_nonsense_is_2() {
     expect(
         &status(&setting, &setting.host(9).to_string(), &policy),
         4,
-        &["nobody answers", "refused"],
+        &["no server answers", "refused"],
     );
     expect(
         &status(&setting, "http://node", &policy),
         2,
-        &["is no endpoint"],
+        &["is not an endpoint"],
     );
     expect(
         &status(&setting, &setting.host(9).to_string(), "absent.json"),
