@@ -1,5 +1,5 @@
-//! The operator's command as the operator sees it: output, exit codes, files. No node here proves anything; those that do
-//! are in tests/services.rs.
+//! The operator's command as the operator sees it: output, exit codes, files. The nodes here prove nothing; tests/services.rs
+//! has nodes that do.
 
 use support::swtpm;
 
@@ -32,7 +32,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Exit code and standard error.
+/// Runs the command; returns exit code and standard error.
 fn failure(dir: &Path, args: &[&str]) -> (i32, String) {
     let output = firstlight(dir, args);
     (output.status.code().unwrap(), text(&output.stderr))
@@ -43,7 +43,7 @@ fn write(dir: &Path, name: &str, content: &str, mode: u32) {
     fs::set_permissions(dir.join(name), Permissions::from_mode(mode)).unwrap();
 }
 
-/// With a policy and an init secret.
+/// A folder with a policy and an init secret.
 fn workspace() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "policy.json", POLICY, 0o644);
@@ -52,7 +52,7 @@ fn workspace() -> TempDir {
 }
 
 fn init<'a>(endpoint: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    // a test that goes wrong must not wait for the default of ten minutes
+    // a test that fails must not wait for the default of ten minutes
     let needed = [
         "init",
         "--timeout",
@@ -67,7 +67,7 @@ fn init<'a>(endpoint: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&needed, more].concat()
 }
 
-/// An address where nobody listens.
+/// An address on which no program listens.
 fn nobody() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -88,7 +88,7 @@ fn no_core_dump_takes_the_master_secret_along() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // it has said that it made a master secret
+    // it has printed that it made a master secret
     waiting.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
     let limits = fs::read_to_string(format!("/proc/{}/limits", waiting.id())).unwrap();
     waiting.kill().unwrap();
@@ -289,7 +289,7 @@ fn a_cluster_that_was_made_is_not_made_again() {
     );
 }
 
-/// Accepts connections for as long as the test runs, and leaves each to `talk`.
+/// Accepts connections during the test, and passes each to `talk`.
 fn strange_node(talk: impl Fn(&mut std::net::TcpStream) + Send + Sync + Copy + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -347,9 +347,9 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
     let pcr9 = measurements["9"]["expected"].as_str().unwrap();
     let shown = tpm.tool("tpm2_pcrread", &["sha256:9"]).to_lowercase();
     assert!(shown.contains(pcr9) && pcr9 != "0".repeat(64), "{shown}");
-    // of a machine that belongs to no cluster yet, though this one does
+    // the policy is for a machine that belongs to no cluster, although this one does
     assert_eq!(measurements["15"]["expected"], "0".repeat(64));
-    // as tpm2-tools name the key that the machine attests with
+    // the name that tpm2-tools print for the machine's attestation key
     let public = tpm.tool("tpm2_readpublic", &["-c", "0x81008f01"]);
     let name = public
         .lines()

@@ -1,9 +1,9 @@
 //! The race for the node under the interleavings of its threads (loom): InitServer and JoinClient start together, one wins,
 //! the other is stopped and joined, whatever the timing of requests, tickets, a TPM that fails, and a stop of the node.
 //!
-//! The modules are the program's own, compiled with loom's locks; around them is what InitServer and JoinClient do with them.
-//! Time does not pass: a pause ends by a stop or, where the model says so, at once. A thread that nobody wakes is a deadlock
-//! to loom, and so a failure.
+//! The modules are the program's own, compiled with loom's locks; the code around them does what InitServer and JoinClient do.
+//! Time does not pass: a pause ends by a stop or, if the model says so, at once. A thread that no other thread wakes is a
+//! deadlock for loom, and so a failure.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 use loom::thread;
 use plain::crypto;
 
-// What the modules name so are the modules below; of the crate `base` itself only what has no threads.
+// The included modules use these names; only the thread-free parts are those of the crate `base`.
 extern crate base as plain;
 extern crate self as attest;
 extern crate self as base;
 
-/// What the modules call `base::sync`.
+/// The `base::sync` of the included modules.
 mod sync {
     pub use loom::sync::{Condvar, Mutex, MutexGuard};
     pub use std::sync::{Arc, PoisonError};
 }
 
-/// A TPM that counts, and may fail in the middle.
+/// A TPM that counts its calls, and may fail during one.
 mod tpm {
     use std::fmt;
-    // what it does is seen under the lock alone, so that loom need not look at it
+    // it is only used under the lock, so loom need not model it
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone)]
@@ -72,23 +72,23 @@ use race::{Entrant, Race};
 use stop::Stop;
 use sync::{Arc, Mutex};
 
-/// Clusters, each of the ID that is this byte over and over.
+/// Clusters; each ID is this byte repeated.
 const OPERATORS: u8 = 1;
 const ANOTHERS: u8 = 2;
 const JOINED: u8 = 3;
-/// No wait of the model lasts so long.
+/// Longer than every wait of the model.
 const LONG: Duration = Duration::from_secs(1_000_000);
 
-/// How somebody's attempt ended.
+/// How an entrant's attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Took the lock, set the node up.
+    /// It took the lock and set the node up.
     Won,
-    /// Somebody has it.
+    /// Another entrant has the lock.
     Lost,
     /// The TPM failed.
     Broken,
-    /// Stopped before it came to the lock.
+    /// It was stopped before it reached the lock.
     Stopped,
 }
 
@@ -105,21 +105,21 @@ fn take(entrant: &Entrant, cluster: u8) -> End {
     end
 }
 
-/// What happens around the race.
+/// The events around the race.
 #[derive(Debug, Clone, Copy)]
 struct Scenario {
-    /// For which cluster requests come to the InitServer, each on a thread of its own.
+    /// The clusters of the requests to the InitServer, each on its own thread.
     requests: &'static [u8],
-    /// At which try the JoinClient gets a ticket; never where it is 0.
+    /// The try at which the JoinClient gets a ticket; 0 for never.
     ticket_at: usize,
-    /// How many join services it asks at once.
+    /// Number of join services that it asks at once.
     services: usize,
     tpm_fails: bool,
-    /// Whether the node is told to stop, at any time.
+    /// Whether the node is stopped, at any time.
     is_stopped: bool,
 }
 
-/// The InitServer: its handlers take the lock; it waits until one of them has ended the race, or it is stopped, and joins them.
+/// Runs the InitServer: its handlers take the lock; it waits until one of them has won or it is stopped, and joins them.
 fn init_server(entrant: Entrant, requests: &'static [u8]) -> Vec<End> {
     let entrant = Arc::new(entrant);
     let handlers: Vec<_> = requests
@@ -143,7 +143,7 @@ fn init_server(entrant: Entrant, requests: &'static [u8]) -> Vec<End> {
         .collect()
 }
 
-/// The JoinClient: a thread a service asks for a ticket, until one has it or all are stopped; the first ticket counts.
+/// Runs the JoinClient: one thread for each service asks until there is a ticket or all are stopped; the first ticket counts.
 fn join_client(entrant: &Entrant, ticket_at: usize, services: usize) -> End {
     let (over, has_ticket) = (Stop::new(), Arc::new(Mutex::new(false)));
     let on_stop = over.clone();
@@ -181,7 +181,7 @@ fn ask(ticket_at: usize, over: &Stop, has_ticket: &Mutex<bool>) {
             return;
         }
     }
-    // nobody gives it one: it waits for the next try, again and again
+    // no service gives a ticket: it waits for the next try, again and again
     over.wait(LONG);
 }
 
@@ -205,7 +205,7 @@ fn run(scenario: Scenario) {
         })
     });
     let mut ends = init_server(race.enter(), scenario.requests);
-    // the winner, or the stop, has stopped it: it can be joined
+    // the winner or the stop has stopped it, so it can be joined
     let joined = joining.join().unwrap();
     ends.push(joined);
 
@@ -242,20 +242,20 @@ fn run(scenario: Scenario) {
             "nobody takes the lock after the stop: {scenario:?} {ends:?}"
         );
     }
-    // who comes later is turned away
+    // a later entrant is refused
     let late = race.enter();
     assert!(late.stop().is_stopped());
     assert_ne!(take(&late, OPERATORS), End::Won);
 }
 
 fn main() {
-    // requests of nobody, of one operator, of two; a ticket at once, after a pause, never
+    // requests of no operator, of one, of two; a ticket at once, after a pause, never
     for requests in [&[][..], &[OPERATORS], &[OPERATORS, ANOTHERS]] {
         for ticket_at in [0, 1, 2] {
             for (tpm_fails, is_stopped) in
                 [(false, false), (true, false), (false, true), (true, true)]
             {
-                // else nobody would ever end the race, which is what a fresh node does
+                // otherwise the race would never end, as with a fresh node that nobody wants
                 if requests.is_empty() && ticket_at == 0 && !is_stopped {
                     continue;
                 }
@@ -287,7 +287,7 @@ fn explore(scenario: Scenario) {
     let (started, runs) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
     let mut model = loom::model::Builder::new();
     model.max_branches = 100_000;
-    // all of them with three threads, which is up to six thousand; with more there are millions: those with two preemptions,
+    // with three threads all interleavings, up to six thousand; with more threads there are millions: those with two preemptions,
     // where nearly all defects of this kind show themselves (Musuvathi, Qadeer: Iterative Context Bounding, PLDI 2007)
     let threads =
         1 + scenario.services + scenario.requests.len() + usize::from(scenario.is_stopped);

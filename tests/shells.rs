@@ -1,4 +1,4 @@
-//! The operator's command in the hands of real shells and of the readers of manual pages.
+//! The operator's command in real shells and in readers of manual pages.
 
 use std::io::Write;
 use std::path::Path;
@@ -33,12 +33,12 @@ fn firstlight(args: &[&str]) -> String {
     output(Command::new(&*FIRSTLIGHT).args(args))
 }
 
-/// What bash offers for the last of these words, in a folder with the files of an operator.
+/// Returns bash's completions of the last word, in a folder with an operator's files.
 fn bash(dir: &Path, words: &[&str]) -> Vec<String> {
     let script = "source <(\"$0\" completions bash); COMP_WORDS=(firstlight \"$@\"); COMP_CWORD=$#; \
                   _firstlight; printf '%s\\n' \"${COMPREPLY[@]}\"";
     let mut command = Command::new("bash");
-    // compopt(1) complains outside of a completion, and is told to be quiet
+    // compopt(1) fails outside of a completion; its message is suppressed
     command
         .args(["--norc", "-uc", script, &FIRSTLIGHT])
         .args(words)
@@ -94,7 +94,7 @@ fn fish_completes_commands_and_options() {
     assert_eq!(complete("firstlight completions zs"), ["zsh"]);
 }
 
-/// zsh completes at a terminal alone, which zsh/zpty makes. What a line has become is seen by running it.
+/// zsh completes only at a terminal, which zsh/zpty makes. The test runs the completed line to see it.
 #[test]
 fn zsh_completes_commands_options_and_words() {
     let dir = tempfile::tempdir().unwrap();
@@ -179,7 +179,7 @@ fn the_manual_page_is_sound_and_says_what_help_says() {
             .env("LC_ALL", "C.UTF-8")
             .env("MAN_KEEP_FORMATTING", "");
         let shown = output(&mut command);
-        // without what makes it bold (a character, a backspace, the same again) or underlined
+        // without the sequences for bold (a character, a backspace, the same character) and underlined text
         let text: Vec<char> = shown.chars().collect();
         let plain: String = (0..text.len())
             .filter(|i| text[*i] != '\u{8}' && text.get(i + 1) != Some(&'\u{8}'))

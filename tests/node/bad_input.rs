@@ -1,4 +1,4 @@
-//! Disks that are not ours, machines without a TPM, and peers that talk no sense.
+//! Disks that are not ours, machines without a TPM, and peers that send nonsense.
 
 use std::fs;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::cut_off;
 use crate::program::Program;
 use crate::setting::{INIT_SECRET, MASTER_KEY, Setting, wait_for_port};
 
-/// The disk is refused with these words, and not a byte of it changes.
+/// Checks that the disk is refused with these words, and that no byte of it changes.
 fn expect_refused(setting: &Setting, disk: &Path, words: &[&str]) {
     let before = fs::read(disk).unwrap();
     let mut node = Program::start(&mut setting.unlock(disk));
@@ -103,13 +103,13 @@ fn a_disk_whose_format_the_old_system_left_cut_off_is_started_over() {
     let old = header(&disk).uuid();
     let mut node = Program::start(&mut setting.unlock(&disk));
     node.expect("format of it was cut off, nothing was written since: formatting it");
-    // it ends where it maps the disk, which is a file here
+    // the disk is a file here, so the run ends where it would be mapped
     node.exit();
     assert_eq!(header(&disk).state(), State::Uninitialised);
     assert_ne!(header(&disk).uuid(), old);
 }
 
-/// What happened to a disk meanwhile.
+/// The change of a disk during a run.
 type Change<'a> = &'a dyn Fn(&Path);
 
 #[test]
@@ -157,7 +157,7 @@ fn a_disk_without_mark_on_which_somebody_may_have_written_is_refused_with_the_co
         );
     }
 
-    // the command does what the error says
+    // the command in the error text works
     let disk = setting.path("disk");
     let mut node = Program::start(&mut setting.unlock(&disk));
     node.exit();
@@ -209,14 +209,14 @@ fn a_tpm_that_does_not_answer_is_named() {
     let setting = Setting::new();
     let disk = setting.new_disk();
     let mut command = setting.bootstrapper(&disk);
-    // the last of an option counts
+    // the last value of an option counts
     command.args(["--tpm", "swtpm:host=127.0.0.1,port=1"]);
     let mut node = Program::start(&mut command);
     assert_eq!(node.exit().code(), Some(1));
     assert!(node.expect("error:").contains("port=1"));
 }
 
-/// Bytes that are no TLS, connections that say nothing, and one that stops in the middle of a handshake.
+/// Sends bytes that are not TLS, opens connections that send nothing, and stops one in the middle of a handshake.
 fn bother(address: SocketAddr) -> Vec<TcpStream> {
     let starts: [&[u8]; 5] = [
         b"GET / HTTP/1.1\r\n\r\n",
@@ -231,7 +231,7 @@ fn bother(address: SocketAddr) -> Vec<TcpStream> {
         .take(20)
         .map(|bytes| {
             let mut socket = TcpStream::connect(address).unwrap();
-            // it may have been closed on us already
+            // the server may have closed the connection already
             let _ = socket.write_all(bytes);
             socket
         })

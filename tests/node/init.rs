@@ -1,4 +1,4 @@
-//! The operator's init: the whole of it but the mount, which this machine has no kernel for.
+//! The operator's init, complete except for the mount, for which this machine's kernel has no device-mapper.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
     let disk = setting.new_disk();
     let mut node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
-    // the name on the console is that of the TPM's key
+    // the console shows the name of the TPM's key
     let console = node.expect("attestation key: ");
     let (_, name) = console.rsplit_once(' ').unwrap();
     assert_eq!(name, setting.key_name().to_string());
@@ -54,7 +54,7 @@ fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
         "{state}"
     );
 
-    // the same node started once more in this boot is a member
+    // when the program starts again in this boot, the node is a member
     let mut again = Program::start(&mut setting.bootstrapper(&disk));
     assert!(end_of_member(&mut again).success());
     again.expect("a member of its cluster");
@@ -111,7 +111,7 @@ fn a_wrong_secret_gets_one_short_refusal_and_changes_nothing() {
     assert!(fs::read(&disk).unwrap() == before);
 }
 
-/// A second is less than what the delay lasts after a few wrong ones: the right one waits for its end, and passes.
+/// After a few wrong secrets the delay is longer than a second: the right secret waits for its end, and passes.
 #[test]
 fn a_right_secret_passes_however_soon_it_comes_after_wrong_ones() {
     let setting = Setting::new();
@@ -156,7 +156,7 @@ fn a_node_that_was_interrupted_after_the_lock_is_reset_by_its_next_boot() {
     let mut operator = init(&setting, INIT_SECRET, &setting.policy());
     assert!(operator.exit().success(), "{}", operator.output());
     end_of_member(&mut node);
-    // as if the power had gone between the commit and the end of the cluster's set-up
+    // as if the power had failed between the commit and the end of the cluster's set-up
     fs::remove_file(setting.path("mount/firstlight/complete")).unwrap();
     let mut next = Program::start(&mut setting.bootstrapper(&disk));
     assert_eq!(next.exit().code(), Some(3));
@@ -258,7 +258,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
         "in none of the allowed directories",
     );
 
-    // what the metadata service says of the machine
+    // the machine's metadata
     setting
         .metadata
         .set_self(&setting.instance("control_plane-0_", 2));
@@ -280,7 +280,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     refused(&[], "does not know its own identity");
     setting.metadata.set_down(false);
 
-    // the node is as fresh as before
+    // the node is still fresh
     setting.metadata.set_self(&setting.instance("node", 2));
     let mut operator = init(&setting, INIT_SECRET, &setting.policy());
     assert!(operator.exit().success(), "{}", operator.output());

@@ -1,5 +1,5 @@
-//! A fresh node joins: the shipped program, a real TPM, and a join service that says what the test wants. kubeadm is one that
-//! notes what it is told; the real one is asked in `make kubeadm`.
+//! A fresh node joins: the shipped program, a real TPM, and a join service with the test's answers. The kubeadm here only
+//! notes its arguments; `make kubeadm` tests the real one.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -34,7 +34,7 @@ fn json(path: &Path) -> Value {
     .unwrap()
 }
 
-/// Fails unless the disk is one of a cluster's node that the ticket's key opens.
+/// Checks that the disk belongs to a node of a cluster, and that the ticket's key opens it.
 fn assert_committed(disk: &Path) {
     let mut device = fs::File::open(disk).unwrap();
     let Probe::Luks(header) = luks::probe(&mut device).unwrap() else {
@@ -45,7 +45,7 @@ fn assert_committed(disk: &Path) {
         .unwrap();
 }
 
-/// Fails unless PCR 15 says that the node belongs to the cluster of the tickets.
+/// Checks that PCR 15 shows the node as a member of the tickets' cluster.
 fn assert_measured(setting: &Setting) {
     let id = cluster_id(&Secret::new(MEASUREMENT_SECRET.to_vec()), &MEASUREMENT_SALT);
     let extended = digest(&SHA256, &[&[0; 32], digest(&SHA256, &id).as_ref()].concat());
@@ -61,7 +61,7 @@ fn assert_measured(setting: &Setting) {
     assert!(pcr.contains(&expected), "{pcr}");
 }
 
-/// Fails unless nothing has happened that only a reboot mends.
+/// Checks that nothing has happened that only a reboot undoes.
 fn assert_fresh(setting: &Setting, node: &Program) {
     assert!(!node.output().contains("locked:"), "{}", node.output());
     let pcr = setting.tpm.tool("tpm2_pcrread", &["sha256:15"]);
@@ -108,7 +108,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
         "Worker"
     );
 
-    // kubeadm was called once, and found all of it
+    // kubeadm was called once, and found all files
     assert_eq!(
         setting.kubeadm_calls(),
         "join --config /run/firstlight/kubeadm-join.yaml\n"
@@ -125,13 +125,13 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     assert_eq!(join.get("controlPlane"), None);
     assert_eq!(mode(&seen.join("cluster.conf")), 0o600);
     let known = &json(&seen.join("cluster.conf"))["clusters"][0]["cluster"];
-    // the load balancer is this machine itself: the ticket's API server counts
+    // the load balancer is this machine itself, so the ticket's API server is used
     assert_eq!(known["server"], "https://10.42.1.100:6443");
     use base64::Engine;
     let authority = base64::engine::general_purpose::STANDARD.encode(cluster.authority());
     assert_eq!(known["certificate-authority-data"], json!(authority));
 
-    // what stays, and what does not
+    // the files that stay, and those that do not
     for (certificate, key) in kubernetes::kubeadm::KUBELET_CERTIFICATES {
         assert_eq!(
             (
@@ -158,7 +158,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
             && setting.path("mount/ssh/ssh_host_cert.pub").exists()
     );
 
-    // the same node started once more in this boot is a member
+    // when the program starts again in this boot, the node is a member
     let mut again = Program::start(&mut setting.joining(&disk, "Worker"));
     assert!(end_of_member(&mut again).success(), "{}", again.output());
     again.expect("a member of its cluster");
@@ -171,7 +171,7 @@ fn a_control_plane_joins_an_old_service_and_tries_again_with_all_its_files_what_
     let disk = setting.new_disk();
     setting.set_control_planes(&[3]);
     setting.metadata.set_endpoint(&setting.host(3).to_string());
-    // as the real one, a reset takes the keys away
+    // a reset removes the keys, as with the real kubeadm
     let cluster = setting.cluster(&format!(
         "case $1 in
            reset) rm -rf /etc/kubernetes/pki /var/lib/kubelet /run/state/kubelet; exit 0 ;;
@@ -202,7 +202,7 @@ fn a_control_plane_joins_an_old_service_and_tries_again_with_all_its_files_what_
                 .unwrap()
                 .starts_with("sha256:")
         );
-        // the load balancer that the metadata service names goes before the ticket's API server
+        // the load balancer in the metadata is preferred to the ticket's API server
         assert_eq!(
             discovery["apiServerEndpoint"],
             format!("{}:6443", setting.host(3))
@@ -241,7 +241,7 @@ fn without_a_load_balancer_and_beside_services_that_hang_one_that_answers_is_eno
     let disk = setting.new_disk();
     setting.set_control_planes(&[3, 4, 5]);
     setting.metadata.set("/endpoint", "");
-    // one accepts and never says a word, one takes the call and keeps it until the node is gone
+    // one service accepts and never answers, the other takes the call and keeps it until the node has ended
     let _silent = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
     let cancelled = Arc::new(AtomicBool::new(false));
     let is_cancelled = cancelled.clone();
@@ -266,7 +266,7 @@ fn without_a_load_balancer_and_beside_services_that_hang_one_that_answers_is_eno
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     node.expect(&format!("ticket: from join service {}", setting.host(5)));
     assert!(end_of_member(&mut node).success(), "{}", node.output());
-    // not a matter of speed: either would have held it for 30 seconds
+    // this is not about speed: each of the two would have delayed the node for 30 seconds
     assert!(
         start.elapsed() < Duration::from_secs(25),
         "{:?}",
@@ -389,7 +389,7 @@ fn an_init_wins_while_the_node_asks_for_a_ticket() {
 #[test]
 fn an_operator_who_comes_second_is_told_that_the_node_joins() {
     let setting = Setting::new();
-    // slow enough for the join to come in between
+    // slow enough for the join to come first
     setting
         .metadata
         .set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 13).unwrap());
@@ -436,7 +436,7 @@ fn a_stop_before_the_ticket_leaves_the_node_fresh() {
     assert_fresh(&setting, &node);
 }
 
-/// The node's disk is marked: its next boot formats it.
+/// Checks that the node's disk is marked, so that its next boot formats it.
 fn assert_reset(setting: &Setting, disk: &Path, node: &mut Program) {
     assert_eq!(node.exit().code(), Some(3), "{}", node.output());
     node.expect("reset: the next boot formats the state disk");

@@ -1,5 +1,5 @@
-//! What of a secret stays in the memory of a node that refused it: nothing. The node's memory is read as the kernel shows it to
-//! root (`/proc/PID/mem`), once while the node has the secret, since a search that finds nothing proves nothing by itself.
+//! No part of a secret stays in the memory of a node that refused it. The tests read the node's memory as the kernel shows it to
+//! root (`/proc/PID/mem`). They also read it while the node has the secret, to prove that the search finds it.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -24,10 +24,10 @@ use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server
 use crate::program::{PATIENCE, Program};
 use crate::setting::{Setting, wait_for_port};
 
-/// How long a thread may take to give up what it has refused.
+/// How long a thread may take to wipe a secret that it has refused.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// How often any half of `secret` occurs in what the process can write to: a copy may be cut off.
+/// Counts each half of `secret` in the process's writable memory: a copy may be incomplete.
 fn occurrences(process: u32, secret: &[u8]) -> usize {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
     let memory = File::open(format!("/proc/{process}/mem")).unwrap();
@@ -41,7 +41,7 @@ fn occurrences(process: u32, secret: &[u8]) -> usize {
         let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
         let [from, to] = [from, to].map(|address| u64::from_str_radix(address, 16).unwrap());
         let mut content = vec![0; (to - from) as usize];
-        // a region may be gone by now
+        // a region may have been unmapped meanwhile
         if memory.read_exact_at(&mut content, from).is_ok() {
             found += halves
                 .iter()
@@ -84,7 +84,7 @@ fn assert_wiped(node: &Program, secret: &[u8]) {
     );
 }
 
-/// A join service whose first ticket is whole, but whose call ends only when the test says so; further ones are refused.
+/// A join service whose first ticket is complete, but whose call ends only on the test's signal; it refuses further calls.
 fn join_service_that_waits<Q, R>(
     setting: &Setting,
     method: &str,
@@ -146,7 +146,7 @@ fn a_join_ticket_that_is_refused_leaves_nothing_behind() {
     setting.set_control_planes(&[3]);
     let (key, secret) = (Secret::random(32), Secret::random(32));
     let mut ticket = IssueJoinTicketResponse::default();
-    // without the salt, the certificate, the token: refused as a whole
+    // without salt, certificate and token the ticket is refused as a whole
     (ticket.state_disk_key, ticket.measurement_secret) =
         (key.expose().to_vec(), secret.expose().to_vec());
     let method = "/join.API/IssueJoinTicket";
@@ -198,7 +198,7 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
     let key = Secret::random(32);
     let text = URL_SAFE.encode(key.expose());
     thread::scope(|scope| {
-        // held for the delay after the first
+        // the second secret waits for the delay after the first
         let second = scope.spawn(|| bring(key.expose()));
         assert_known(&node, text.as_bytes());
         assert_eq!(second.join().unwrap().code(), Code::FailedPrecondition);

@@ -1,4 +1,4 @@
-//! `firstlight status` of a node in each of its states.
+//! `firstlight status` for a node in each of its states.
 
 use std::fs;
 use std::process::Command;
@@ -10,7 +10,7 @@ use base::crypto::Secret;
 use disk::state_disk::handover;
 use std::time::SystemTime;
 
-/// Exit code and output, of the node with the policy in the file.
+/// Returns exit code and output for the node, with the policy in the file.
 fn status(setting: &Setting, address: &str, policy: &str) -> (i32, String) {
     let mut command =
         setting.firstlight(&["status", address, "--policy", policy, "--timeout", "20s"]);
@@ -92,7 +92,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
         6,
         &[&attested, "waiting for `firstlight init`", elsewhere],
     );
-    // one server of it, and nothing of the others
+    // only one server of the node
     let said = status(&setting, &format!("{host}:9000"), &policy);
     expect(&said, 6, &[&attested]);
     assert!(!said.1.contains("9999"), "{}", said.1);
@@ -110,7 +110,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     );
     expect(&status(&setting, &host, &policy), 0, &[&member, &of_this]);
 
-    // whose operator has another cluster, or none that is known
+    // the operator has another cluster, or the ID is unknown
     let with = |more: &[&str]| {
         let args = [&["status", &host, "--policy", &policy], more].concat();
         let output = setting.firstlight(&args).output().unwrap();
@@ -136,7 +136,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
         &["64 hexadecimal digits"],
     );
 
-    // registers that the policy does not have are told apart from that, and by their numbers
+    // registers that do not meet the policy are a different result, with their numbers
     let altered = setting
         .policy_of(&[(15, [0; 32]), (4, [7; 32])])
         .display()
@@ -146,7 +146,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     assert!(!said.1.contains("PCR 15"), "{}", said.1);
     let policy = setting.policy().display().to_string();
 
-    // it gives nobody anything to do, and takes little memory for as long as it runs
+    // it offers no method but health, and needs little memory while it runs
     let mut second = init(&setting, INIT_SECRET, &setting.policy());
     assert!(!second.exit().success());
     let memory = fs::read_to_string(format!("/proc/{}/status", node.id())).unwrap();
@@ -165,7 +165,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     node.terminate();
     assert!(node.exit().success());
 
-    // after a reboot it is one as well: the unlock has measured the cluster, and has left what came with the rejoin ticket
+    // after a reboot it is also a member: unlock has measured the cluster, and has left the certificate of the rejoin ticket
     let key = ssh::host::host_key(&setting.path("mount")).unwrap();
     let authority = ssh::Authority::from_seed(&Secret::new(vec![9; 32])).unwrap();
     let renewed = authority
@@ -187,7 +187,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     again.terminate();
     assert!(again.exit().success());
 
-    // and fresh, where the TPM knows of none
+    // a fresh node, since the TPM belongs to no cluster
     setting.tpm.reboot();
     let _unlock = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
@@ -233,7 +233,7 @@ fn a_join_service_wants_proof_and_gives_none() {
     let guarded =
         format!("{host}:30090 (join service): proves nothing, and demands a proof from callers");
     let said = status(&setting, &host, &policy.display().to_string());
-    // the key service there speaks no TLS
+    // the key service on that machine does not use TLS
     expect(
         &said,
         8,

@@ -1,4 +1,4 @@
-//! Whose TPM is believed: a program that has none, and a machine that belongs to a cluster already.
+//! Which TPMs are accepted: not a program without a TPM, and not a machine that already belongs to a cluster.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use crate::setting::{MASTER_KEY, Setting, set_private};
 
 type Issuer = Arc<dyn attestation::Issuer>;
 
-/// What a node serves where an operator brings the master secret; it keeps each URI of a key that it gets.
+/// The servers to which an operator sends the master secret; they keep each key URI that they get.
 struct Node {
     server: Server,
     got: Arc<Mutex<Vec<String>>>,
@@ -48,7 +48,7 @@ impl Node {
         }
     }
 
-    /// `recover` or `init` of it: exit code and all that is said.
+    /// Runs `recover` or `init` for the node; returns exit code and output.
     fn operate(&self, setting: &Setting, what: &str, policy: &str, more: &[&str]) -> (i32, String) {
         let endpoint = self.server.local_addr().to_string();
         let mut command = setting.firstlight(&[
@@ -79,7 +79,7 @@ impl Node {
     }
 }
 
-/// The policy of any machine that is fresh, with these attestation keys.
+/// A policy that every fresh machine meets, with these attestation keys.
 fn policy(setting: &Setting, keys: &[&str]) -> String {
     let keys = if keys.is_empty() {
         String::new()
@@ -119,7 +119,7 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
             );
             assert!(!node.has_master_secret(), "{what}: {said}");
         }
-        // the program answers well, so it was the key alone
+        // the program answers correctly, so only its key was refused
         let open = policy(&setting, &[]);
         for more in [&["--trust-any-tpm"][..], &["--attestation-key", &forged]] {
             let (_, said) = node.operate(&setting, what, &open, more);
@@ -171,7 +171,7 @@ fn a_machine_of_another_cluster_gets_no_master_secret_whatever_the_policy_says_o
     }
 }
 
-/// What the join service answers a machine that boots again.
+/// The join service's answer to a machine that reboots.
 fn rejoin(service: SocketAddr, issuer: Issuer) -> Result<IssueRejoinTicketResponse, String> {
     let socket = TcpStream::connect(service).unwrap();
     let client = atls::Client::new(Some(issuer), vec![]);
@@ -218,13 +218,13 @@ fn a_join_service_lets_in_the_machines_that_its_policy_names_and_says_when_it_na
         service.output()
     );
 
-    // an old policy goes on to be good, and everybody hears what that means
+    // an old policy still works, and the log says what that means
     let service = setting.join_service(5, keys, policy(&setting, &[]).as_ref());
     service.expect("any TPM is believed");
     let address = SocketAddr::new(setting.host(5), 30090);
     assert!(rejoin(address, forger).is_ok(), "{}", service.output());
 
-    // a member of whichever cluster is no fresh machine
+    // a member of any cluster is not a fresh machine
     let open = format!(r#"{{"measurements":{{"4":"{}"}}}}"#, "00".repeat(32));
     let service = setting.join_service(6, keys, &setting.file("config/attestationConfig", open));
     let address = SocketAddr::new(setting.host(6), 30090);

@@ -1,4 +1,4 @@
-//! Rejoin and recovery of an initialised disk.
+//! Rejoin and recovery of an initialized disk.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use socket2::{Domain, Socket, Type};
 use crate::program::{PATIENCE, Program};
 use crate::setting::{MASTER_KEY, MEASUREMENT_SALT, Setting};
 
-/// Here the boot ends behind the key: there may be no device-mapper, and if there is, it takes no disk in a file.
+/// Here the boot ends after the key: there may be no device-mapper, and if there is, it does not accept a disk in a file.
 fn expect_opened(node: &mut Program, by: &str) {
     let line = node.expect("key-slot:");
     assert!(line.contains(by), "{line}");
@@ -97,7 +97,7 @@ fn a_wrong_master_secret_is_answered_and_the_node_waits_on() {
     assert!(!wrong.exit().success());
     wrong.expect("does not open disk");
     node.expect("does not open this disk");
-    // within the delay that the wrong one made: it is held until that is over, and answered once
+    // during the delay after the wrong secret: the call waits until the delay is over, and gets one answer
     let mut right = recover(setting.master_secret(MASTER_KEY));
     assert!(right.exit().success(), "{}", right.output());
     assert!(
@@ -129,14 +129,14 @@ fn a_join_service_that_hangs_does_not_delay_one_that_answers() {
     let setting = Setting::new();
     let disk = setting.initialised_disk();
     setting.set_control_planes(&[3, 4]);
-    // accepts, and never says a word
+    // accepts, and never answers
     let _hanging = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
     let (_keys, keys) = setting.key_service(4, MASTER_KEY);
     let _join = setting.join_service(4, keys, &setting.policy());
     let start = Instant::now();
     let mut node = Program::start(&mut setting.unlock(&disk));
     expect_opened(&mut node, &setting.host(4).to_string());
-    // not a matter of speed: the hanging one would have held it for 30 seconds
+    // this is not about speed: the service that hangs would have delayed the node for 30 seconds
     assert!(
         start.elapsed() < Duration::from_secs(25),
         "{:?}",
@@ -149,7 +149,7 @@ fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers
     let setting = Setting::new();
     let disk = setting.initialised_disk();
     setting.set_control_planes(&[3, 4]);
-    // takes the call, and answers when the test is over
+    // takes the call, and answers at the end of the test
     let (asked, is_asked) = std::sync::mpsc::channel();
     let handler = move |call: &Call, _: IssueRejoinTicketRequest| {
         asked.send(()).unwrap();
@@ -186,7 +186,7 @@ fn a_join_service_that_answers_with_an_error_is_named_and_asked_again() {
     let setting = Setting::new();
     let disk = setting.initialised_disk();
     setting.set_control_planes(&[3]);
-    // where its key service will be
+    // the address of its key service, which starts later
     let keys = SocketAddr::new(setting.host(3), 9000);
     let _join = setting.join_service(3, keys, &setting.policy());
     let mut node = Program::start(&mut setting.unlock(&disk));
@@ -199,7 +199,7 @@ fn a_join_service_that_answers_with_an_error_is_named_and_asked_again() {
     expect_opened(&mut node, &setting.host(3).to_string());
 }
 
-/// A volume of the cluster's storage is such a disk, too, and its key is of the same kind as a state disk's.
+/// A volume of the cluster's storage is such a disk too, and its key is of the same kind as a state disk's.
 #[test]
 fn a_disk_that_does_not_say_of_which_cluster_it_is_opens_only_while_the_cluster_is_migrating() {
     let setting = Setting::new();
@@ -207,7 +207,7 @@ fn a_disk_that_does_not_say_of_which_cluster_it_is_opens_only_while_the_cluster_
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let policy = setting.policy();
-    // a day that is over is as good as none
+    // a day in the past has no effect
     let _strict = setting.join_service_with(3, keys, &policy, &["--migrate-until", "2026-01-01"]);
     let mut node = Program::start(&mut setting.unlock(&disk));
     let line = node.expect("was not accepted: ");
@@ -376,12 +376,12 @@ fn metadata_that_hangs_does_not_delay_a_boot_whose_disk_is_open() {
     let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
     assert!(recover.exit().success(), "{}", recover.output());
     let opened = seconds(&node.expect("key-slot:"));
-    // the next step, which this machine has no kernel for; each of three requests would have held it for ten seconds
+    // the next step, for which this machine has no device-mapper; each of three requests would have delayed it for ten seconds
     let went_on = seconds(&node.expect("error:"));
     assert!(went_on - opened < 8.0, "from {opened} s to {went_on} s");
 }
 
-/// When an event of the node's was, in its own seconds.
+/// Returns the time of a node's event, in seconds of its own clock.
 fn seconds(event: &str) -> f64 {
     let (_, rest) = event.split_once(']').unwrap();
     rest.split_once("s ").unwrap().0.trim().parse().unwrap()
@@ -400,7 +400,7 @@ fn sigterm_ends_the_wait_and_leaves_the_disk_as_it_was() {
     assert!(std::fs::read(&disk).unwrap() == before);
 }
 
-/// Strangers take part in TLS handshakes, each of which costs a quote, leave some of them half done, and bring wrong master
+/// Strangers make TLS handshakes, each of which costs a quote, leave some of them incomplete, and send wrong master
 /// secrets, from many addresses.
 #[test]
 fn strangers_keep_no_operator_away_and_fill_no_memory() {
@@ -466,7 +466,7 @@ fn strangers_keep_no_operator_away_and_fill_no_memory() {
     expect_opened(&mut node, "the operator at");
 }
 
-/// From ever new addresses of the test's network; how many wrong secrets were answered.
+/// Calls from ever new addresses of the test's network; returns how many wrong secrets were answered.
 fn strangers(setting: &Setting, number: u8, over: &AtomicBool) -> usize {
     let (mut wrong, mut half_open) = (0, std::collections::VecDeque::new());
     for turn in (0u8..=249).cycle() {

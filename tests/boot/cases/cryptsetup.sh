@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The state disk and the real cryptsetup, in both directions: it reads what `unlock` formats; `bootstrapper
-# unlock` opens, by a ticket of the join service, what it formats with the parameters of the old system.
+# The state disk and the real cryptsetup, in both directions: cryptsetup reads what `unlock` formats; `unlock` opens, by a
+# ticket of the join service, what cryptsetup formats with the parameters of the old system.
 # /etc/passphrase is the key that the cluster derives for the disk /etc/uuid.
 disk=/dev/disk/by-id/virtio-state
 check() { what=$1; shift; if out=$("$@" 2>&1); then echo "PASS $what"; else echo "FAIL $what: $out"; fi; }

@@ -1,4 +1,4 @@
-//! The steps of a boot, out of the lines `firstlight[stage] 1.23s event: text` that `initramfs/init` and `bootstrapper`
+//! The steps of a boot, from the lines `firstlight[stage] 1.23s event: text` that `initramfs/init`, `unlock` and `bootstrapper`
 //! print on the console.
 
 use super::console::Line;
