@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes the small initramfs that the boot tests and the demo boot: busybox, mke2fs, the kernel's modules, our programs.
+# Makes the small initramfs for the boot tests and the demo: busybox, mke2fs, the kernel's modules, our programs.
 #
 #   initramfs/build.sh OUT [PROGRAM...]      the programs go to /usr/bin; a second run gives the same bytes
 #
-# It is an uncompressed cpio, whose length is a multiple of 512: another cpio can be appended.
+# It is an uncompressed cpio; its length is a multiple of 512, so that another cpio can be appended.
 . "$(dirname "$0")/../tools/lib.sh"
 
 out=${1:?where to}; shift
@@ -14,7 +14,7 @@ tree=$(mktemp -d); trap 'rm -rf "$tree"' EXIT
 
 mkdir -p "$tree"/{bin,dev,etc,lib/modules,mnt,proc,root,run,sbin,sys,tmp,usr/bin}
 
-# busybox's shell finds its own applets without links; only what is executed by path needs one
+# busybox's shell finds its own applets without links; only a program that is executed by path needs a link
 install -m 755 "$(command -v busybox)" "$tree/bin/busybox"
 ln -s busybox "$tree/bin/sh"
 install -m 755 "$here/init" "$tree/init"
@@ -22,7 +22,7 @@ install -m 755 "$here/os-init" "$here/udhcpc.script" "$tree/etc/"
 printf '127.0.0.1 localhost\n::1 localhost\n' >"$tree/etc/hosts"
 : >"$tree/etc/resolv.conf"
 
-# mke2fs, its libraries and its configuration. Under a folder that busybox has no applet for: /sbin/mke2fs by path
+# mke2fs with its libraries and its configuration; it is called by its path /sbin/mke2fs, since busybox has an applet of that name
 install -m 755 "$(PATH=$PATH:/usr/sbin:/sbin command -v mke2fs)" "$tree/sbin/mke2fs"
 [ ! -e /etc/mke2fs.conf ] || install -m 644 /etc/mke2fs.conf "$tree/etc/"
 for library in $(ldd "$tree/sbin/mke2fs" | grep -o '/[^ ]*'); do install -D -m 755 "$library" "$tree$library"; done

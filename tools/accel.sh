@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Prints the arguments that give QEMU its processor: KVM where a probe machine really boots with it, else emulation.
+# Prints the arguments that select QEMU's processor: KVM if a probe machine boots with it, otherwise emulation.
 #
-# A /dev/kvm proves nothing: in a nested machine it may be there and hang. So a kernel is booted up to a line of its
-# init, within a time limit; the answer is kept until this machine itself boots anew. FIRSTLIGHT_ACCEL=kvm|tcg decides
-# without asking.
+# The existence of /dev/kvm proves nothing: in a nested machine it may hang. So a kernel is booted up to a line of its
+# init, within a time limit; the answer is kept until this machine reboots. FIRSTLIGHT_ACCEL=kvm|tcg decides
+# without a probe.
 . "$(dirname "$0")/lib.sh"
 
 LIMIT=15

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the five programs, static and stripped, into target/dist, and checks what SPECIFICATION.md promises of them.
+# Builds the five programs, static and stripped, into target/dist, and checks SPECIFICATION.md's promises of them.
 #
 #   tools/build.sh [musl|gnu]     gnu, a static glibc, goes to target/dist-gnu
 #
@@ -9,11 +9,11 @@
 cd "$ROOT"
 
 PROGRAMS=(unlock bootstrapper join-service key-service firstlight)
-# bytes, as SPECIFICATION.md promises
+# maximum bytes, as SPECIFICATION.md promises
 declare -A MOST=([unlock]=4500000 [bootstrapper]=$((6 << 20)))
 UNLOCK_MOST_COMPRESSED=1850000
 
-# a folder of its own: the flags are not those of `cargo build`, and neither is to undo the other's work
+# a separate folder: the flags differ from those of `cargo build`, and neither build should invalidate the other
 out=${CARGO_TARGET_DIR:-$ROOT/target/release-build}
 dist=${DIST:-$ROOT/target/dist}
 libc=${1:-musl}
@@ -31,7 +31,7 @@ esac
 link_tss "$libc"
 
 home=${CARGO_HOME:-$HOME/.cargo}
-# paths of this machine that would end up in panic messages and debug sections
+# paths of this machine, which panic messages and debug sections would otherwise contain
 places=("$out=/target" "$ROOT=/firstlight" "$home=/cargo" "$(rustc --print sysroot)=/rust")
 # packed, the relocations of a position-independent program take 4 KB in place of 270 (musl has read them since 1.2.4, glibc since 2.36)
 CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; flags=(-Ctarget-feature=+crt-static -Clink-arg=-Wl,-z,pack-relative-relocs "${places[@]/#/--remap-path-prefix=}"); echo "${flags[*]}")
@@ -39,7 +39,7 @@ export CARGO_TARGET_DIR=$out CARGO_ENCODED_RUSTFLAGS "CFLAGS_${target//-/_}=${pl
 export SOURCE_DATE_EPOCH=1 CARGO_INCREMENTAL=0
 
 say "building ${PROGRAMS[*]} for $target"
-# together, so that two are linked at once; tools/check-deps.sh looks that none gets features of another
+# one call links two programs at once; tools/check-deps.sh checks that no program gets features of another
 cargo build --locked --release --target "$target" "${PROGRAMS[@]/#/--bin=}"
 mkdir -p "$dist"
 for program in "${PROGRAMS[@]}"; do

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# What each program is made of: no asynchronous runtime, no second library for a job that one already does; at most so many
-# packages and lines of ours as SPECIFICATION.md promises; and the picture in docs/architecture.md is that of the manifests.
+# Checks what each program links: no asynchronous runtime, no second library for the same purpose; at most as many
+# packages and lines of ours as SPECIFICATION.md promises. The picture in docs/architecture.md must match the manifests.
 #
-#   tools/check-deps.sh [draw]      draw: writes the picture anew
+#   tools/check-deps.sh [draw]      draw: writes the picture
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
 RUNTIMES='tokio|async-std|async-io|async-executor|async-global-executor|smol|futures|futures-executor|futures-util|mio|glommio|monoio|embassy-executor|actix-rt|hyper|tonic|h2'
 # TLS and cryptography come from rustls and ring; errors and arguments are our own
 SECOND_WAYS='openssl|openssl-sys|native-tls|aws-lc-rs|aws-lc-sys|reqwest|anyhow|clap'
-# what a parser that we use makes its one error type with is its own affair
+# a parser that we use may derive its error type with this
 NOT_OURS='thiserror'
-# what runs before the operating system does is kept small: packages of others, lines of ours
+# the program of the initramfs is kept small: maximum packages of others, lines of ours
 UNLOCK_PACKAGES=62
 UNLOCK_LINES=16200
-# and has nothing to do with Kubernetes, archives, SSH
+# it links nothing of Kubernetes, archives, SSH
 UNLOCK_WITHOUT='kubernetes|tar|flate2|saphyr-parser|ssh|bcrypt'
 
-# The crates on the way to a package's programs, "NAME" or "NAME (/path)" for ours.
+# Prints the crates that a package's programs link: "NAME", or "NAME (/path)" for ours.
 tree() { cargo tree --locked --package "$1" --target "$MUSL" --edges normal,no-proc-macro --prefix none --format '{p}' "${@:2}" | sed 's/ v[0-9][^ ]*//; s/ (\*)$//' | sort -u; }
-# Lines of code below a folder: no tests, comments and blank lines. Test modules end their file.
+# Counts the lines of code below a folder, without tests, comments and blank lines. A test module is the end of its file.
 lines() {
   find "$1" -name '*.rs' ! -path '*/tests/*' ! -name tests.rs ! -name testing.rs ! -path '*/examples/*' -exec awk '
     FNR == 1 { on = 1 } /^#\[cfg\(test\)\]$/ { on = 0 }
@@ -32,27 +32,27 @@ for package in "${PACKAGES[@]}"; do
   ours=$(sed -n 's/ (\/.*\/src\/\(.*\))$/ \1/p' <<<"$all" | awk '{print $2}')
   others=$(grep -v ' (/' <<<"$all")
   found=$(grep -xE "$RUNTIMES" <<<"$others" || true)
-  [ -z "$found" ] || die "$package: an asynchronous runtime, or what only works in one, is linked: $found"
+  [ -z "$found" ] || die "$package links an asynchronous runtime, or a crate that needs one: $found"
   found=$(grep -xE "$SECOND_WAYS" <<<"$others" || true)
-  [ -z "$found" ] || die "$package: a second library for a job that another already does is linked: $found"
+  [ -z "$found" ] || die "$package links a second library for the same purpose: $found"
   for one in $ours; do
     found=$(tree "$one" --depth 1 | grep -xE "$NOT_OURS" || true)
-    [ -z "$found" ] || die "$one: a library for what is our own is linked: $found"
+    [ -z "$found" ] || die "$one links a library for something that we have ourselves: $found"
   done
   packages=$(wc -l <<<"$others") code=0
   for one in $ours; do code=$((code + $(lines "src/$one"))); done
   printf '%-14s %3d packages of others, %6d lines of ours in %s\n' "$package" "$packages" "$code" "$(tr '\n' ' ' <<<"$ours")"
   if [ "$package" = unlock ]; then
     found=$(sed 's/ (.*//' <<<"$all" | grep -xE "$UNLOCK_WITHOUT" || true)
-    [ -z "$found" ] || die "unlock links what the initramfs has no need of: $found"
+    [ -z "$found" ] || die "unlock links crates that the initramfs does not need: $found"
     [ "$packages" -le $UNLOCK_PACKAGES ] || die "unlock has $packages packages of others, more than the promised $UNLOCK_PACKAGES"
     [ "$code" -le $UNLOCK_LINES ] || die "unlock has $code lines of ours, more than the promised $UNLOCK_LINES"
   fi
 done
 
-# The programs are built in one go, in which Cargo gives a package the features that any of them wants.
+# One build makes all programs. In such a build Cargo gives a package the features that any of the programs wants.
 features() { cargo tree --locked --target "$MUSL" --edges normal,no-proc-macro --prefix none --format '{p} {f}' "${@/#/--package=}" | sed 's/ (\*)$//' | sort -u; }
-# one that bcrypt adds, and nobody else notices: random numbers as an iterator
+# bcrypt adds this feature, which changes nothing for the others: random numbers as an iterator
 for package in "${PACKAGES[@]}"; do
   found=$(comm -23 <(features "$package") <(features "${PACKAGES[@]}") | grep -v '^getrandom ' || true)
   [ -z "$found" ] || die "$package gets features of another program: $found"
@@ -61,7 +61,7 @@ done
 twice=$(cargo tree --locked "${PACKAGES[@]/#/--package=}" --target "$MUSL" --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | sed '/^$/d' | sort -u)
 [ -z "$twice" ] || { say "in more than one version:"; echo "$twice" >&2; }
 
-# The picture: an arrow for each dependency that no longer way leads to.
+# Prints the picture: an arrow for each dependency, unless a longer path leads to the same crate.
 picture() {
   cargo metadata --locked --no-deps --format-version 1 | python3 -c '
 import json, sys
@@ -83,4 +83,4 @@ if [ "${1:-}" = draw ]; then
   awk -v picture="$(picture)" '/^```mermaid$/ { print; print picture; skip = 1 } /^```$/ { skip = 0 } !skip' "$page" >"$page.new"
   mv "$page.new" "$page"
 fi
-diff <(picture) <(drawn) >&2 || die "the picture in $page is not that of the manifests: tools/check-deps.sh draw"
+diff <(picture) <(drawn) >&2 || die "the picture in $page does not match the manifests: run tools/check-deps.sh draw"

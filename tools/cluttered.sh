@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs a command on a machine that has been used for other things: nothing of that may matter to a test.
+# Runs a command as on a machine that was used for other things, none of which may change the result of a test.
 #
 #   tools/cluttered.sh COMMAND [ARGUMENT..]
 #
-# A mount namespace of its own has a Kubernetes node's files in /etc, /var/lib and /opt, all of them broken, a hosts file without
+# A separate mount namespace has a Kubernetes node's files in /etc, /var/lib and /opt, all of them broken, a hosts file without
 # names, configurations of ssh, git, curl and kubectl that lead nowhere, and a home without anything else; the environment
-# names proxies that are not there, another language, a KUBECONFIG, a folder for temporary files with a blank in its name; new
-# files are nobody else's. Rust and what is kept in our cache are where they were.
+# names proxies that do not exist, another language, a KUBECONFIG, a folder for temporary files with a blank in its name; new
+# files are private. Rust and our cache are unchanged.
 set -euo pipefail
 
 if [ "${1:-}" != --inside ]; then

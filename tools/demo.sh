@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds what the demo runs, the five programs and the machine around them, and runs it.
+# Builds the five programs and the demo's machine, and runs the demo.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
 demo=(--locked --package machine --bin demo)
-say "building the five programs, and beside them the demo: some minutes the first time"
+say "building the five programs and the demo: some minutes the first time"
 start=$SECONDS
 cargo build --quiet "${demo[@]}" &
 tools/build.sh

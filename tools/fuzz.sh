@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Fuzzes the parsers of hostile bytes with libFuzzer and the address sanitizer, on the stable toolchain.
 #
-#   tools/fuzz.sh [SECONDS] [TARGET..]      each target for SECONDS (60); all of fuzz/src/bin where none is named
-#   tools/fuzz.sh check                     that all of them compile
+#   tools/fuzz.sh [SECONDS] [TARGET..]      runs each target for SECONDS (60); without a TARGET, all of fuzz/src/bin
+#   tools/fuzz.sh check                     checks that all of them compile
 #   tools/fuzz.sh keep TARGET FILE..        adds inputs to fuzz/corpus/TARGET.tar.gz, from which every run starts
 #
-# The corpus grows in the cache, from run to run. Fails when an input crashes a target, is too slow or takes too much memory,
-# and says where that input is: run the program that is named on that file to see it again.
+# The corpus in the cache grows with each run. The script fails when an input crashes a target, is too slow or takes too much
+# memory, and prints the command that runs the target with that input again.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT/fuzz"
 if [ "${1:-}" = check ]; then
@@ -29,7 +29,7 @@ if [ $# = 0 ]; then mapfile -t targets < <(basename -s .rs -a src/bin/*.rs); els
 command -v g++ >/dev/null || die "libFuzzer is built from C++: apt-get install g++"
 link_tss gnu
 say "building ${#targets[@]} fuzz targets"
-# what `cargo fuzz` passes to a nightly compiler; the stable one has all of it, sanitizer runtime included
+# the flags that `cargo fuzz` passes to a nightly compiler; the stable compiler supports all of them, with the sanitizer's runtime
 flags="-Zsanitizer=address -Cpasses=sancov-module -Ccodegen-units=1 -Cforce-frame-pointers=yes"
 for option in level=4 inline-8bit-counters pc-table trace-compares; do
   flags+=" -Cllvm-args=-sanitizer-coverage-$option"

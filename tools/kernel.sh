@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Fetches Debian's cloud kernel and prints the folder that holds it: boot/vmlinuz-VERSION, lib/modules/VERSION.
 #
-#   tools/kernel.sh            does nothing but print when it is already there
+#   tools/kernel.sh            only prints the folder if it exists
 #
 # The package comes through apt, so Debian's signature on the archive is checked. The pinned version is the one that the
-# boot tests were made with; where the archive has moved on, its successor is taken and named.
+# boot tests were made with; if the archive no longer has it, the script takes its successor and prints its name.
 . "$(dirname "$0")/lib.sh"
 
 SUITE=bookworm
@@ -25,7 +25,7 @@ apt() { (cd "$work" && private_apt "$source" -- "$@"); }
 say "fetching Debian's kernel $PACKAGE $VERSION"
 apt update >&2
 if apt download "$PACKAGE=$VERSION" >&2; then
-  echo "$SHA256  $(ls "$work"/*.deb)" | sha256sum --check --quiet >&2 || die "$PACKAGE $VERSION has not sha256 $SHA256"
+  echo "$SHA256  $(ls "$work"/*.deb)" | sha256sum --check --quiet >&2 || die "$PACKAGE $VERSION does not have sha256 $SHA256"
 else
   PACKAGE=$(apt depends linux-image-cloud-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9]\)/\1/p')
   say "the archive no longer has that version: taking $PACKAGE"

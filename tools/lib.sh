@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it: where things are kept, and how they speak.
+# Shared by the scripts in this folder: paths, messages, and helpers.
 set -euo pipefail
 unset CDPATH # with it `cd` prints where it goes
 export LC_ALL=C.UTF-8
@@ -13,9 +13,9 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 # The Debian mirror that this machine already uses.
 mirror() { apt-get indextargets --format '$(REPO_URI)' | grep -m1 '/debian/*$'; }
 
-# apt-get with lists and sources of our own, so that a source package or another suite can be fetched without touching
-# the machine's configuration. Usage: private_apt "deb-src … suite main" -- apt-get arguments; where the first of them is
-# `depends`, apt-cache answers.
+# apt-get with separate lists and sources, so that a source package or another suite can be fetched without changes to
+# the machine's configuration. Usage: private_apt "deb-src … suite main" -- apt-get arguments; if the first of them is
+# `depends`, apt-cache runs instead.
 private_apt() {
   local state=$CACHE/apt lines=() tool=apt-get
   mkdir -p "$state"/lists/partial "$state"/cache/archives/partial
@@ -27,11 +27,11 @@ private_apt() {
     -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root -qq "$@"
 }
 
-# Whether rustc has a standard library for a target.
+# Succeeds if rustc has a standard library for a target.
 target_works() { [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ]; }
 
-# .deps/LIBC, which .cargo/config.toml names, leads to the static tpm2-tss for that C library. Cargo does not see where a link
-# leads: what was built against another one is thrown away.
+# Makes the link .deps/LIBC, which .cargo/config.toml names, to the static tpm2-tss for that C library. Cargo does not see where a
+# link leads, so build results with another tpm2-tss are deleted.
 link_tss() {
   local prefix
   prefix=$("$ROOT/tools/tss.sh" "$1")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the programs once more in another directory, with another Cargo home and target directory and a tpm2-tss compiled
-# anew, and compares every byte.
+# Builds the programs again in another directory, with another Cargo home and target directory and a newly compiled
+# tpm2-tss, and compares every byte.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 tools/build.sh
@@ -8,14 +8,14 @@ tools/build.sh
 other=$(mktemp -d); trap 'rm -rf "$other"' EXIT
 mkdir -p "$other"/elsewhere "$other"/home/registry "$other"/cache/sources
 git ls-files -z --cached --others --exclude-standard | tar c --null -T - --ignore-failed-read | tar x -C "$other/elsewhere"
-# what was downloaded is shared, the unpacked sources lie at other paths
+# downloads are shared, but the sources are unpacked at other paths
 home=${CARGO_HOME:-$HOME/.cargo}
 for shared in registry/cache registry/index config.toml config credentials.toml; do
   [ ! -e "$home/$shared" ] || ln -s "$home/$shared" "$other/home/$shared"
 done
 cp "$CACHE"/sources/*.orig.tar.* "$other/cache/sources/"
 
-say "building once more, in $other"
+say "building again, in $other"
 export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
 CARGO_HOME=$other/home CARGO_TARGET_DIR=$other/target DIST=$other/dist FIRSTLIGHT_CACHE=$other/cache "$other/elsewhere/tools/build.sh"
 for program in target/dist/*; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a Debian machine with Rust by rustup ready to build and test: packages, Rust's musl target, a static tpm2-tss, a
-# kernel to boot. Installs only what is missing, and says what; takes a fraction of a second when nothing is.
+# Prepares a Debian machine with Rust from rustup for building and testing: packages, Rust's musl target, a static tpm2-tss, a
+# kernel to boot. Installs and names only missing things; takes a fraction of a second if nothing is missing.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
@@ -40,12 +40,12 @@ rust() {
   if ! target_works "$MUSL"; then
     say "adding the standard library for $MUSL"
     if ! rustup target add "$MUSL" >&2 || ! target_works "$MUSL"; then
-      say "NO MUSL STANDARD LIBRARY TO BE HAD: the programs are built against a static glibc instead (make build TARGET=gnu)"
+      say "NO MUSL STANDARD LIBRARY IS AVAILABLE: the programs are built against a static glibc instead (make build TARGET=gnu)"
     fi
   fi
   if ! { cargo fmt --version && cargo clippy --version; } >/dev/null 2>&1; then
     say "adding rustfmt and clippy"
-    rustup component add rustfmt clippy >&2 || say "they were not to be had: make lint will not run"
+    rustup component add rustfmt clippy >&2 || say "rustfmt and clippy are not available: make lint will not run"
   fi
 }
 

@@ -1,4 +1,4 @@
-//! Attested TLS in which anybody may take part, for tests of what happens behind it.
+//! Attested TLS with attestation that anybody can issue, for tests of the layers above it.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use attest::atls;
 use attest::attestation::{IssueError, Issuer, Oid, ValidateError, Validator};
 use rpc::grpc::{CallOptions, Channel, Transport};
 
-/// Attestation that anybody can issue: who has it is let in, who has none is not.
+/// Attestation that anybody can issue: a peer with it is accepted, a peer without it is refused.
 pub struct Anybody;
 
-/// 1.3.9900.1.1, the old system's variant for tests.
+/// OID 1.3.9900.1.1, the old system's variant for tests.
 const DUMMY_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
 
 impl Issuer for Anybody {

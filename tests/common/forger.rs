@@ -1,4 +1,4 @@
-//! A program that has no TPM: it says what one would, and signs that with a key that it made itself.
+//! A program without a TPM that imitates one: it signs quotes with a key that it made itself.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -25,13 +25,13 @@ impl Forger {
         }
     }
 
-    /// The Name that its key would have in a TPM.
+    /// Returns the Name that its key would have in a TPM.
     #[allow(dead_code)] // not by every test
     pub fn key_name(&self) -> KeyName {
         KeyName::of(&self.public())
     }
 
-    /// TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2, §12.2.4) by the template of genuine ones.
+    /// Returns the TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2, §12.2.4) of its key, by the genuine template.
     fn public(&self) -> Vec<u8> {
         let components: RsaPublicKeyComponents<Vec<u8>> = self.key.public_key().into();
         [
@@ -47,7 +47,7 @@ impl Issuer for Forger {
         qemu_vtpm::OID
     }
 
-    /// Of a machine whose PCRs are all zero: TPMS_ATTEST and TPMT_SIGNATURE (part 2, §§10.12, 11.3.4).
+    /// Returns TPMS_ATTEST and TPMT_SIGNATURE (part 2, §§10.12, 11.3.4) of a machine whose PCRs are all zero.
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         let values = [[0; 32]; 24];
         let mut attest = b"\xffTCG\x80\x18\0\0".to_vec();

@@ -1,5 +1,5 @@
-//! What surrounds a node that joins: a cluster's CAs, a join service that says whatever a test wants, a kubeadm that notes
-//! what it is told, and a root file system of the node's own, so that nothing of this machine's is written to.
+//! The surroundings of a node that joins: a cluster's CAs, a join service with the test's answers, a kubeadm that notes its
+//! arguments, and a root file system for the node, so that the test writes nothing to this machine's.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -29,12 +29,12 @@ pub const MEASUREMENT_SECRET: [u8; 32] = [12; 32];
 pub const MEASUREMENT_SALT: [u8; 32] = [13; 32];
 pub const TOKEN: &str = "abcdef.0123456789abcdef";
 
-/// The folders of the node that are its own while it runs; `/run/state` is where components go.
+/// The folders that the node has for itself while it runs; components are installed in `/run/state`.
 const OWN: &str = "etc opt run var/lib";
 
 impl Setting {
-    /// `bootstrapper` of a machine of this role, with `/etc`, `/opt`, `/run` and `/var/lib` of its own: they are
-    /// folders of this test. `/etc` knows `localhost` and nothing else.
+    /// `bootstrapper` of a machine of this role, with its own `/etc`, `/opt`, `/run` and `/var/lib`: they are
+    /// folders of this test. `/etc` has the host name `localhost` and no other.
     pub fn joining(&self, disk: &Path, role: &str) -> Command {
         self.metadata
             .set_self(&self.instance("Node_2", 2).replace("ControlPlane", role));
@@ -57,12 +57,12 @@ impl Setting {
         command
     }
 
-    /// A file of the node's own.
+    /// A file of the node.
     pub fn in_node(&self, path: &str) -> PathBuf {
         self.path("root").join(path.trim_start_matches('/'))
     }
 
-    /// What the node's kubeadm has been told, a line a call.
+    /// The arguments of the node's kubeadm, one line for each call.
     pub fn kubeadm_calls(&self) -> String {
         fs::read_to_string(self.path("kubeadm/calls")).unwrap_or_default()
     }
@@ -126,12 +126,12 @@ impl Setting {
     }
 }
 
-/// One while it is not dropped.
+/// A running join service; dropping it stops it.
 pub struct JoinService {
     _server: Server,
 }
 
-/// What makes good tickets.
+/// The cluster that issues valid tickets.
 pub struct Cluster {
     ca: PathBuf,
     script: String,
@@ -140,7 +140,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A good ticket for this request.
+    /// Returns a valid ticket for this request.
     pub fn ticket(&self, request: &IssueJoinTicketRequest) -> IssueJoinTicketResponse {
         let _one = self.signing.lock().unwrap();
         fs::write(self.ca.join("request"), &request.certificate_request).unwrap();
@@ -216,7 +216,7 @@ fn openssl(folder: &Path, arguments: &str) {
     );
 }
 
-/// The node said nothing that its token could be known from.
+/// Checks that the node's output does not disclose its token.
 pub fn assert_no_token(node: &Program) {
     let output = node.output();
     assert!(

@@ -1,5 +1,5 @@
-//! A real kube-apiserver with a real etcd on loopback, built by tools/kubernetes.sh. There is no controller and no kubelet: what
-//! is put into the API stays as it is.
+//! A real kube-apiserver with a real etcd on loopback, built by tools/kubernetes.sh. There is no controller and no kubelet, so
+//! objects in the API stay as they are.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
@@ -22,7 +22,7 @@ use tempfile::TempDir;
 /// The API server needs about 6 s of processor time to start.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A cluster without nodes. It ends with this, or with the test's process.
+/// A cluster without nodes. It ends when this is dropped, or with the test's process.
 pub struct Cluster {
     dir: TempDir,
     programs: PathBuf,
@@ -32,7 +32,7 @@ pub struct Cluster {
     api_server: Option<Process>,
 }
 
-/// A program that ends when its standard input does, so that none is left whatever ends the test.
+/// A program that ends when its standard input closes, so that none is left however the test ends.
 pub struct Process(Child);
 
 impl Process {
@@ -67,7 +67,7 @@ impl Process {
         }
     }
 
-    /// The program's number; that of `cat` too, which takes no harm.
+    /// Returns the numbers of the program's process and of `cat`, to which the signals do no harm.
     fn children(&self) -> Vec<String> {
         let children =
             fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.0.id())).unwrap();
@@ -83,7 +83,7 @@ impl Drop for Process {
 }
 
 impl Cluster {
-    /// One for all tests of a program. Ready.
+    /// Returns the cluster that all tests of a program share; it is ready.
     #[allow(dead_code)] // not by every test
     pub fn shared() -> &'static Cluster {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
@@ -98,7 +98,7 @@ impl Cluster {
         })
     }
 
-    /// One of its own, which is not ready yet.
+    /// Starts a separate cluster, which is not ready yet.
     pub fn start() -> Cluster {
         let programs = programs();
         let dir = TempDir::new().unwrap();
@@ -161,7 +161,7 @@ impl Cluster {
             format!("--etcd-servers=http://127.0.0.1:{etcd}"),
             "--bind-address=127.0.0.1".to_owned(),
             format!("--secure-port={port}"),
-            // no node is to find it, and loopback is no address for an endpoint
+            // no node has to find it, and a loopback address is not valid for an endpoint
             "--endpoint-reconciler-type=none".to_owned(),
             "--advertise-address=127.0.0.1".to_owned(),
             format!("--tls-cert-file={}", path("apiserver.crt")),
@@ -183,8 +183,8 @@ impl Cluster {
         ));
     }
 
-    /// The controllers that sign what was approved, and approve what they do by themselves, for as long as what is returned is
-    /// kept. Built where it is missing.
+    /// Starts the controllers that sign approved requests, and approve some by themselves. They end when the returned value is
+    /// dropped. Builds them if they are missing.
     #[allow(dead_code)] // not by every test
     pub fn start_signer(&self) -> Process {
         build(&["kube-controller-manager"]);
@@ -211,13 +211,13 @@ impl Cluster {
         )
     }
 
-    /// As if the machine had lost power.
+    /// Kills the API server, as if its machine had lost power.
     #[allow(dead_code)] // not by every test
     pub fn kill_api_server(&mut self) {
         self.api_server = None;
     }
 
-    /// It keeps its connections, and says nothing; or goes on.
+    /// Freezes the API server, which keeps its connections and does not answer; or continues it.
     #[allow(dead_code)] // not by every test
     pub fn freeze_api_server(&self, frozen: bool) {
         self.api_server
@@ -226,13 +226,13 @@ impl Cluster {
             .signal(if frozen { "-STOP" } else { "-CONT" });
     }
 
-    /// The API server goes on without its store; or gets it back.
+    /// Freezes etcd, while the API server continues; or continues it.
     #[allow(dead_code)] // not by every test
     pub fn freeze_etcd(&self, frozen: bool) {
         self.etcd.signal(if frozen { "-STOP" } else { "-CONT" });
     }
 
-    /// No version but the present one can be asked for any more (etcd's Compact).
+    /// Removes all versions except the present one (etcd's Compact).
     #[allow(dead_code)] // not by every test
     pub fn forget_history(&self) {
         let call = |method: &str, body: String| -> Value {
@@ -253,7 +253,7 @@ impl Cluster {
         );
     }
 
-    /// The numbers of the API server's process and of etcd's.
+    /// Returns the process numbers of the API server and of etcd.
     #[allow(dead_code)] // not by every test
     pub fn processes(&self) -> Vec<String> {
         self.api_server
@@ -268,17 +268,17 @@ impl Cluster {
         format!("https://127.0.0.1:{}", self.ports[2])
     }
 
-    /// Where a log and the keys are.
+    /// Returns the folder of the logs and the keys.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// The administrator's, as kubeadm writes one.
+    /// Returns the administrator's kubeconfig, as kubeadm writes it.
     pub fn kubeconfig(&self) -> String {
         self.kubeconfig_of("kubernetes-admin", "system:masters", &self.ca.2)
     }
 
-    /// Somebody's, who takes this for the CA.
+    /// Returns the kubeconfig of a user of this group, with this CA's certificate.
     pub fn kubeconfig_of(&self, user: &str, group: &str, ca: &str) -> String {
         let (certificate, key) = self.certificate(user, Some(group), false);
         let [ca, certificate, key] =
@@ -292,18 +292,18 @@ impl Cluster {
         )
     }
 
-    /// The CA's certificate and key.
+    /// Returns the CA's certificate and key.
     #[allow(dead_code)] // not by every test
     pub fn ca(&self) -> (String, String) {
         (self.ca.2.clone(), self.ca.1.serialize_pem())
     }
 
-    /// The administrator's client.
+    /// Returns the administrator's client.
     pub fn client(&self, stop: &Stop) -> Client {
         Client::new(config(&self.kubeconfig()), stop)
     }
 
-    /// With its key.
+    /// Issues a certificate; returns it with its key.
     fn certificate(&self, name: &str, group: Option<&str>, server: bool) -> (String, String) {
         let names = if server {
             ["127.0.0.1", "localhost", "kubernetes"]
@@ -345,7 +345,7 @@ fn programs() -> PathBuf {
         .clone()
 }
 
-/// Builds what is missing, which takes minutes; the folder.
+/// Builds missing programs, which takes minutes; returns their folder.
 fn build(programs: &[&str]) -> PathBuf {
     let tool = Path::new(support::ROOT).join("tools/kubernetes.sh");
     let output = Command::new(tool)

@@ -1,5 +1,5 @@
-//! What several of the tests share that knows our crates: attested peers, a real API server, a machine on loopback with all that
-//! is around it.
+//! Helpers of several tests that use our crates: attested peers, a real API server, a machine on loopback with its
+//! surroundings.
 
 pub mod attested;
 pub mod forger;

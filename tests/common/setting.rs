@@ -1,4 +1,4 @@
-//! What surrounds the node under test.
+//! The surroundings of the node under test.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -32,7 +32,7 @@ pub struct Setting {
 
 impl Setting {
     pub fn new() -> Setting {
-        // the process number keeps two runs of this test apart
+        // the process number separates two runs of this test
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let network = (std::process::id() as u16)
             .wrapping_mul(31)
@@ -58,7 +58,7 @@ impl Setting {
         setting
     }
 
-    /// The address of a machine in this test's network.
+    /// Returns the address of a machine in this test's network.
     pub fn host(&self, number: u8) -> IpAddr {
         address(self.network, number)
     }
@@ -67,7 +67,7 @@ impl Setting {
         SocketAddr::new(self.host(2), port)
     }
 
-    /// A machine as the metadata service tells of it.
+    /// Returns a machine as the metadata service describes it.
     pub fn instance(&self, name: &str, number: u8) -> String {
         let address = self.host(number);
         format!(
@@ -75,7 +75,7 @@ impl Setting {
         )
     }
 
-    /// Makes the metadata service name these machines as control planes, beside the node itself.
+    /// Makes the metadata service list these machines as control planes, besides the node itself.
     pub fn set_control_planes(&self, numbers: &[u8]) {
         let mut peers = vec![self.instance("control-plane-0", 2)];
         peers.extend(
@@ -105,7 +105,7 @@ impl Setting {
         path
     }
 
-    /// A disk as a first boot leaves it, with its passphrase handed over.
+    /// A disk after a first boot, whose passphrase is left for the booted system.
     pub fn new_disk(&self) -> PathBuf {
         let disk = self.blank_disk();
         let passphrase = Secret::random(KEY_LEN);
@@ -134,7 +134,7 @@ impl Setting {
         self.initialised_disk_of(&MASTER_KEY)
     }
 
-    /// The same, as the old system makes it: its header does not say of which cluster it is.
+    /// Such a disk from the old system: its header does not name its cluster.
     pub fn disk_of_before(&self) -> PathBuf {
         let disk = self.initialised_disk();
         let mut command = Command::new("/sbin/cryptsetup");
@@ -151,7 +151,7 @@ impl Setting {
         disk
     }
 
-    /// A disk whose key is the one of [`MASTER_KEY`]'s cluster, and which says that it is of that of another master secret.
+    /// A disk with a key of [`MASTER_KEY`]'s cluster, whose header names the cluster of another master secret.
     pub fn initialised_disk_of(&self, master_key: &[u8]) -> PathBuf {
         let disk = self.blank_disk();
         let mut device = fs::OpenOptions::new()
@@ -182,8 +182,8 @@ impl Setting {
         disk
     }
 
-    /// A policy that this test's TPM meets, by its attestation key and by what PCR 15 holds in a boot that belongs to no
-    /// cluster yet.
+    /// A policy that this test's TPM meets, by its attestation key and by PCR 15 in a boot of a machine that belongs to no
+    /// cluster.
     pub fn policy(&self) -> PathBuf {
         self.write_policy(
             &[(15, [0; 32])],
@@ -191,12 +191,12 @@ impl Setting {
         )
     }
 
-    /// A policy of these registers that believes any TPM.
+    /// A policy of these registers that accepts any TPM.
     pub fn policy_of(&self, registers: &[(u32, [u8; 32])]) -> PathBuf {
         self.write_policy(registers, "")
     }
 
-    /// What this test's TPM calls its attestation key.
+    /// Returns the name of the attestation key of this test's TPM.
     pub fn key_name(&self) -> KeyName {
         qemu_vtpm::key_name(&self.tpm.location().parse().unwrap()).unwrap()
     }
@@ -215,7 +215,7 @@ impl Setting {
         )
     }
 
-    /// The master secret as the operator's tool keeps it.
+    /// Returns the operator's file with the master secret.
     pub fn master_secret(&self, key: [u8; 32]) -> PathBuf {
         use base64::Engine;
         let base64 = |bytes| base64::engine::general_purpose::STANDARD.encode(bytes);
@@ -229,12 +229,12 @@ impl Setting {
         path
     }
 
-    /// What the initramfs of this machine runs.
+    /// `unlock`, as the initramfs of this machine runs it.
     pub fn unlock(&self, disk: &Path) -> Command {
         self.node_program("unlock", disk)
     }
 
-    /// What its booted system runs.
+    /// `bootstrapper`, as the booted system runs it.
     pub fn bootstrapper(&self, disk: &Path) -> Command {
         self.node_program("bootstrapper", disk)
     }
@@ -321,7 +321,7 @@ pub fn set_private(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
-/// Waits until the node is a member that answers, and ends it.
+/// Waits until the node answers as a member, and ends it.
 pub fn end_of_member(node: &mut Program) -> std::process::ExitStatus {
     node.expect("member: `firstlight status` is answered");
     node.terminate();
