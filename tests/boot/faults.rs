@@ -1,6 +1,6 @@
-//! What may go wrong between power-on and a member: the power, a signal, the disk as the old system left it, a command line
-//! or an initramfs that is not the one that was meant to run. Whatever it is, the next boot ends mounted, waits for a key, or
-//! is refused with a reason.
+//! Faults between power-on and membership: a power cut, a signal, a disk that the old system left, a wrong command line
+//! or initramfs. After each fault the next boot mounts the disk, waits for a key, or
+//! refuses with a reason.
 
 use super::{MIB, passed};
 use machine::case::Case;
@@ -15,9 +15,9 @@ use std::time::Duration;
 
 const DISK: u64 = 64 * MIB;
 const PATIENCE: Duration = Duration::from_secs(180);
-/// SeaBIOS measures neither kernel nor initramfs; a fresh node is all that can be asked for.
+/// SeaBIOS measures neither kernel nor initramfs, so the policy only demands a fresh node.
 const FRESH_NODE: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
-/// How often the power is cut in each of the two tests, at an instant in another part of what happens.
+/// Number of power cuts in each of the two tests, each in another part of the run.
 const CUTS: u32 = 4;
 
 #[test]
@@ -90,14 +90,14 @@ fn a_power_cut_during_init_is_followed_by_a_first_boot_or_by_one_that_a_key_open
 
         let mut vm = setting.machine.boot()?;
         let found = vm.console.wait_for(" disk:", PATIENCE)?;
-        let initialised = found.text.contains("of a cluster's node");
-        if said.iter().any(|line| line.text.contains(" committed:")) && !initialised {
+        let initialized = found.text.contains("of a cluster's node");
+        if said.iter().any(|line| line.text.contains(" committed:")) && !initialized {
             return Err(Failure(format!(
                 "committed, but after a cut at {instant:?} it said {:?}",
                 found.text
             )));
         }
-        if initialised {
+        if initialized {
             setting.recover(&vm)?;
         }
         vm.console
@@ -135,7 +135,7 @@ fn a_node_with_an_unfinished_set_up_starts_over() -> Result<()> {
     for step in [" mounted:", "set-up was interrupted", " reset:"] {
         vm.console.wait_for(step, PATIENCE)?;
     }
-    // and once more, for its exit code; a disk that is marked already stays marked
+    // run it again for its exit code; a marked disk stays marked
     let again = vm.command("bootstrapper; echo exit code $?", PATIENCE)?;
     if !again.ends_with("exit code 3") {
         return Err(Failure(format!(
@@ -155,9 +155,9 @@ fn a_node_with_an_unfinished_set_up_starts_over() -> Result<()> {
     Ok(())
 }
 
-/// A fresh machine with another command line, then a member's with another initramfs: both are another PCR 9. Neither the
-/// operator nor the join service lets it have a key, and both say which register differs; the machine itself only hears that
-/// it was refused. As it was, it opens its disk again.
+/// A fresh machine with another command line, then a member with another initramfs: both change PCR 9. Neither the
+/// operator nor the join service gives it a key, and both name the register that differs; the machine itself only learns that
+/// it was refused. With its original files it opens its disk again.
 #[test]
 #[ignore = "boots a machine: make boot"]
 fn a_machine_that_boots_something_else_gets_no_key_and_only_those_who_refuse_it_see_why()
@@ -216,7 +216,7 @@ fn a_machine_that_boots_something_else_gets_no_key_and_only_those_who_refuse_it_
     flow::member_again(setting.machine.boot()?, " ticket:", &cluster).map(drop)
 }
 
-/// What is to be said of the machine as it is now, whose register 9 should be `honest`.
+/// Checks the refusal of the changed machine, whose register 9 should be `honest`.
 fn difference(setting: &Setting, honest: &str) -> Result<String> {
     Ok(format!(
         "PCR 9: expected {honest}, got {}",
@@ -236,7 +236,7 @@ fn refused(command: &str, output: &Output, why: &str) -> Result<()> {
     }
 }
 
-/// Of this register, and of no other.
+/// Checks that the refusal names this register and no other.
 fn says(who: &str, said: &str, why: &str) -> Result<()> {
     match said.to_ascii_lowercase().contains(why) && !said.contains("PCR 4") {
         true => Ok(()),
@@ -268,7 +268,7 @@ fn small(name: &str) -> Result<Setting> {
     Ok(setting)
 }
 
-/// A blank disk, and an operator without a cluster: only the master secret stays.
+/// Makes the disk blank, and removes the operator's files except the master secret.
 fn blank(setting: &Setting) -> Result<()> {
     let _ = fs::remove_file(setting.path("firstlight-state.json"));
     let disk = File::options()
@@ -280,13 +280,13 @@ fn blank(setting: &Setting) -> Result<()> {
         .context("blank the disk")
 }
 
-/// At random in one of the parts of `span`.
+/// Returns a random instant in one of the parts of `span`.
 fn instant(part: u32, span: Duration) -> Duration {
     let random = RandomState::new().hash_one(part) % 1000;
     (span * part + span * u32::try_from(random).unwrap_or(0) / 1000) / CUTS
 }
 
-/// `firstlight init`, going on beside the test.
+/// `firstlight init`, which runs at the same time as the test.
 fn start_init(setting: &Setting, vm: &Vm) -> Result<Child> {
     let port = vm
         .ports
@@ -317,7 +317,7 @@ fn register_9(policy: &str) -> Result<String> {
     value.ok_or_else(|| Failure("a policy without register 9".to_owned()))
 }
 
-/// Changes a letter of a comment in the initramfs. Its size is measured with the kernel into PCR 4, and stays as it is.
+/// Changes a letter of a comment in the initramfs. Its size, which is measured with the kernel into PCR 4, does not change.
 fn alter(setting: &Setting) -> Result<()> {
     let path = setting.machine.initramfs();
     let mut bytes = fs::read(&path).context("read the initramfs")?;

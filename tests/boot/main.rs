@@ -1,6 +1,6 @@
 //! Boot tests: real machines under QEMU with a TPM by swtpm. The console of every boot is kept in target/boot/.
 //!
-//! They need `make build`'s programs and take minutes, so `cargo test` passes them by; `make boot` runs them.
+//! They need `make build`'s programs and take minutes, so `cargo test` skips them; `make boot` runs them.
 
 mod faults;
 
@@ -21,7 +21,7 @@ use support::metadata::MetadataServer;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// What SPECIFICATION.md promises of `unlock`.
+/// SPECIFICATION.md's promise for `unlock`.
 const MEMORY_MAX_KIB: u64 = 16 << 10;
 
 #[test]
@@ -60,7 +60,7 @@ fn disk_mapping_and_first_file_system_agree_with_cryptsetup() -> Result<()> {
 
 #[test]
 #[ignore = "boots a machine: make boot"]
-fn an_initialised_machine_opens_its_disk_by_itself_and_by_the_operator() -> Result<()> {
+fn an_initialized_machine_opens_its_disk_by_itself_and_by_the_operator() -> Result<()> {
     let mut setting = Setting::new("flow", GIB)?;
     for (title, events) in flow::demo(&mut setting, &Story::silent())? {
         println!("{title}");
@@ -122,13 +122,13 @@ fn state_disks_are_exchanged_with_cryptsetup() -> Result<()> {
         flow::MASTER_SECRET,
         format!(r#"{{"key": "{key}", "salt": "{salt}"}}"#).as_bytes(),
     )?;
-    // as in the node state that the script writes
+    // the same salt as in the node state that the script writes
     setting.write("config/measurementSalt", &[3; 32])?;
     setting.start_services_with(&["--migrate-until", "2099-12-31"])?;
     passed(case::judge(&mut setting.machine.boot()?, flow::PATIENCE)?)
 }
 
-/// The most that `unlock` had resident in a boot, in KiB, as it said itself.
+/// Returns the peak of `unlock`'s resident memory in a boot, in KiB, from its own event.
 fn peak_memory(events: &[timeline::Event]) -> u64 {
     let event = events
         .iter()

@@ -1,7 +1,7 @@
 //! `firstlight init` makes a cluster: the shipped programs, a real TPM (swtpm), systemd, containerd, kubeadm and all that it
-//! starts, in a node that is namespaces of this machine (docs/testing-kubernetes.md).
+//! starts, on a node in namespaces of this machine (docs/testing-kubernetes.md).
 //!
-//! They need root and `make build`'s programs, and take minutes, so `cargo test` passes them by; `make test-cluster` runs
+//! The tests need root and `make build`'s programs, and take minutes, so `cargo test` skips them; `make test-cluster` runs
 //! them.
 
 use support::metadata;
@@ -24,11 +24,11 @@ use operator::Operator;
 use program::Program;
 use serde_json::{Value, json};
 
-/// What runs in kube-system once: CoreDNS, twice.
+/// Pods of kube-system for each cluster: CoreDNS, twice.
 const PODS_OF_CLUSTER: usize = 2;
-/// On each control plane: etcd, API server, controller manager, scheduler, join service, key service.
+/// Pods on each control plane: etcd, API server, controller manager, scheduler, join service, key service.
 const PODS_OF_CONTROL_PLANE: usize = 6;
-/// On every node: kube-proxy.
+/// Pods on every node: kube-proxy.
 const PODS_OF_NODE: usize = 1;
 const PATIENCE: Duration = Duration::from_secs(300);
 const INIT_SECRET: &str = "correct_horse%battery@staple";
@@ -40,7 +40,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     let mut node = Node::boot(network, "init", "Control_Plane-0", "ControlPlane");
     node.start_bootstrapper();
 
-    // an operator who is cut off in the middle, and comes again
+    // an operator is cut off during the init, and repeats it
     let operator = Operator::new();
     let first = operator.init(&node, &[]);
     first.expect("kubeadm init ..");
@@ -49,7 +49,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
         &node,
         "the first operator is gone in the middle of kubeadm init",
     );
-    // one with other secrets gets nothing
+    // an operator with other secrets is refused
     let strange = Operator::new();
     let mut stranger = strange.init(&node, &[]);
     assert_eq!(stranger.exit().code(), Some(3), "{}", stranger.output());
@@ -75,7 +75,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     lap(&node, "init has ended");
     println!("{told}");
 
-    // the bootstrapper has done its work, and left what it should
+    // the bootstrapper has completed the set-up, and no token is left
     let journal = node.wait_for_bootstrapper();
     assert!(
         !has_token(&journal) && journal.contains("complete:"),
@@ -104,7 +104,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
         "1",
     ]);
     assert!(!logs.is_empty());
-    // who has a bootstrap token: nobody, after its minute
+    // no bootstrap token is left after its minute
     wait_for("the end of kubeadm's own token", || tokens(&operator) == 0);
     let priority =
         node.sh("for t in /proc/$(pidof etcd)/task/*; do ionice -p ${t##*/}; done | sort -u");
@@ -131,7 +131,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
         "there"
     );
     lap(&node, "after a reboot the cluster is back, with its data");
-    // and the next reboot needs no operator: the cluster itself lets its node in
+    // the next reboot needs no operator: the cluster opens the disk of its own node
     let mut unlock = node.unlock_as_another();
     println!(
         "{}",
@@ -154,7 +154,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
         node
     };
     let mut first = boot("control-plane-0", "ControlPlane");
-    // these find no join service yet, and go on looking
+    // these find no join service yet, and keep asking
     let mut second = boot("Control_Plane-1", "ControlPlane");
     let mut worker = boot("worker-0", "Worker");
     let altered = Node::boot(network, "join", "worker-1", "Worker");
@@ -205,7 +205,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
         "{members}"
     );
 
-    // who runs something else stays outside, and both sides say why
+    // a machine with other software is refused, and both sides log the reason
     let logs = [
         "logs",
         "--namespace",
@@ -230,7 +230,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
     );
     drop(altered);
 
-    // a workload on what joined, and the API server reaches its kubelet
+    // a workload runs on the node that joined, and the API server reaches its kubelet
     operator.kubectl(&[
         "create",
         "deployment",
@@ -254,7 +254,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
     client_certificates_are_of_tickets(&operator, &[&second, &worker]);
     kubelets_renew_their_certificates(&operator, &[&first, &worker]);
 
-    // without the second control plane etcd has no majority: what the cluster lets in again it knows by heart
+    // without the second control plane etcd has no majority: the join service opens disks by the records that it knows
     let id = operator.cluster_id();
     for node in [&mut worker, &mut second] {
         node.power_off();
@@ -284,7 +284,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
     println!("memory in use: {:?} MiB", nodes.map(Node::memory));
 }
 
-/// All is off at once. The operator recovers the control planes, which etcd's majority needs; the worker comes by itself.
+/// All nodes are off at once. The operator recovers the control planes for etcd's majority; the worker comes back by itself.
 fn bring_back_after_a_power_cut(
     operator: &Operator,
     first: &mut Node,
@@ -303,7 +303,7 @@ fn bring_back_after_a_power_cut(
     }
     let [of_first, of_second, of_worker] = in_initramfs;
 
-    // the operator's own files know the first node by its init
+    // the operator's state file has the first node's key since the init
     recover(operator, first, &[]);
     boot_with_key_from("the operator at", of_first, first, &id);
     wait_for("etcd on the first control plane", || {
@@ -313,7 +313,7 @@ fn bring_back_after_a_power_cut(
         first,
         "after a power cut: the operator has recovered one control plane, etcd waits for another",
     );
-    // one member of two is no majority, so there is no API server, and the kubelet starts no join service
+    // one member of two is not a majority, so there is no API server, and the kubelet starts no join service
     let mut status = operator.recover(second.address(), &["--status"]);
     assert!(status.exit().success(), "{}", status.output());
     let waits = status.expect(&format!(
@@ -329,7 +329,7 @@ fn bring_back_after_a_power_cut(
         );
     }
 
-    // the second one joined; its console names its attestation key
+    // the second node joined, so its key comes from its console
     let console = of_second.expect("attestation key: ");
     let key = console
         .rsplit(' ')
@@ -354,14 +354,14 @@ fn bring_back_after_a_power_cut(
     );
 }
 
-/// `firstlight recover`, which is told that the disk is open.
+/// Runs `firstlight recover` until the node has opened its disk.
 fn recover(operator: &Operator, node: &Node, more: &[&str]) {
     let mut recover = operator.recover(node.address(), more);
     assert!(recover.exit().success(), "{}", recover.output());
     println!("{}", recover.expect("opened its disk"));
 }
 
-/// The initramfs gets a key from there, and the system that it then boots takes its place in the cluster.
+/// Checks that the initramfs gets a key from `source`, and that the booted node is a member of the cluster again.
 fn boot_with_key_from(source: &str, mut initramfs: Program, node: &mut Node, cluster_id: &[u8]) {
     let line = initramfs.expect("key-slot: opened");
     assert!(
@@ -391,7 +391,7 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
     let shared = Operator::new();
     let file = |name: &str, list: Value| shared.file(name, &list.to_string());
     let kubeadm = |url: &str, hash: &str| json!([{"url": url, "hash": hash, "install_path": "/run/state/bin/kubeadm"}]);
-    // the real one, but for one thing that it cannot do
+    // the real kubeadm, except for one command that fails
     let replaced = |component: &str, script: &str| {
         let mut list = shared.components();
         let place = format!("/run/state/bin/{component}");
@@ -456,7 +456,7 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
             journal.contains("reset: the next boot formats the state disk"),
             "{journal}"
         );
-        // nothing beside what was installed whole
+        // only complete components are installed
         let installed = node.sh("ls -A /run/state/bin | grep -vE '^kube(adm|let|ctl)$' || true");
         assert_eq!(installed, "");
         node.format_the_disk();
@@ -464,8 +464,8 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
     }
 }
 
-/// The kubelets of nodes that joined got their client certificates by the tokens of their tickets, and by nobody's word but the
-/// join service's.
+/// Checks that the kubelets of joined nodes got their client certificates by the tokens of their tickets, approved only by the
+/// join service.
 fn client_certificates_are_of_tickets(operator: &Operator, nodes: &[&Node]) {
     let signer = "spec.signerName=kubernetes.io/kube-apiserver-client-kubelet";
     let get = [
@@ -476,7 +476,7 @@ fn client_certificates_are_of_tickets(operator: &Operator, nodes: &[&Node]) {
         "--output",
         "json",
     ];
-    // kubeadm init has the first node's kubelet renew what it made for it
+    // kubeadm init makes the first node's kubelet renew its certificate
     let is_by_token = |request: &Value| {
         request["spec"]["username"]
             .to_string()
@@ -503,8 +503,8 @@ fn client_certificates_are_of_tickets(operator: &Operator, nodes: &[&Node]) {
     }
 }
 
-/// Of a node that was initialised, and one that joined: their first certificates are as kubelets want them, and when they are
-/// gone the cluster signs others, which the API server accepts.
+/// Checks for an initialized node and a joined one: kubelets accept their first certificates, and when these are
+/// deleted the cluster signs others, which the API server accepts.
 fn kubelets_renew_their_certificates(operator: &Operator, nodes: &[&Node]) {
     let signer = "spec.signerName=kubernetes.io/kubelet-serving";
     let requests = || {
@@ -562,7 +562,7 @@ fn lap(node: &Node, what: &str) {
     println!("{:8.1} s  {what}", node.since_boot().as_secs_f64());
 }
 
-/// Until all nodes are Ready, and all that should run in kube-system does.
+/// Waits until all nodes are Ready, and all pods of kube-system run.
 fn wait_for_cluster(operator: &Operator, nodes: &[&Node]) {
     let control_planes = nodes.iter().filter(|node| node.is_control_plane).count();
     let pods =
@@ -576,7 +576,7 @@ fn wait_for_cluster(operator: &Operator, nodes: &[&Node]) {
     });
 }
 
-/// Until there are so many, and this is true of all.
+/// Waits until there are `count` objects, and the condition holds for all.
 fn wait_for_all(operator: &Operator, what: &[&str], count: usize, is_so: impl Fn(&Value) -> bool) {
     let get = [&["get", "--output", "json"], what].concat();
     wait_for(&what.join(" "), || {
@@ -588,7 +588,7 @@ fn wait_for_all(operator: &Operator, what: &[&str], count: usize, is_so: impl Fn
     });
 }
 
-/// For a while after a boot the API has what was so before.
+/// For a while after a boot the API has the state from before it.
 fn is_ready_since_boot(node: &Value, nodes: &[&Node]) -> bool {
     ready(node).is_some_and(|ready| {
         is_since_boot(
@@ -614,7 +614,7 @@ fn is_running_since_boot(pod: &Value, nodes: &[&Node]) -> bool {
     ready(pod).is_some() && !containers.is_empty() && containers.iter().all(is_new)
 }
 
-/// Whether this time is later than the last boot of the node of this name.
+/// Returns whether this time is later than the last boot of the node of this name.
 fn is_since_boot(time: &Value, name: &Value, nodes: &[&Node]) -> bool {
     let time = time::parse(time.as_str().unwrap_or_default());
     nodes
@@ -623,7 +623,7 @@ fn is_since_boot(time: &Value, name: &Value, nodes: &[&Node]) -> bool {
         .is_some_and(|node| time >= Some(node.booted()))
 }
 
-/// How many bootstrap tokens there are.
+/// Returns the number of bootstrap tokens.
 fn tokens(operator: &Operator) -> usize {
     let secrets = operator.kubectl(&[
         "get",
@@ -646,7 +646,7 @@ fn items(json: &str) -> Vec<Value> {
         .clone()
 }
 
-/// Its condition of that name, if it is.
+/// Returns the object's condition of that name, if it has one.
 fn ready(object: &Value) -> Option<&Value> {
     object["status"]["conditions"]
         .as_array()?
@@ -654,7 +654,7 @@ fn ready(object: &Value) -> Option<&Value> {
         .find(|one| one["type"] == "Ready" && one["status"] == "True")
 }
 
-/// Whether a text has a bootstrap token in it.
+/// Returns whether a text contains a bootstrap token.
 fn has_token(text: &str) -> bool {
     let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     text.split_whitespace().any(|word| {
@@ -676,7 +676,7 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A file's text, for an error.
+/// Returns a file's text, for an error.
 fn text(path: &std::path::Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }

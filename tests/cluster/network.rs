@@ -1,4 +1,4 @@
-//! Where nodes meet: a bridge, the metadata service at its usual place, and the load balancer of the control planes.
+//! The nodes' network: a bridge, the metadata service at its usual address, and the load balancer of the control planes.
 
 use std::io::copy;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,15 +12,15 @@ use serde_json::{Value, json};
 use crate::INIT_SECRET;
 use crate::metadata::MetadataServer;
 
-/// This machine, and the load balancer.
+/// The address of this machine and of the load balancer.
 pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 89, 0, 1);
 pub const BRIDGE: &str = "cluster";
-/// Where a node, or a pod, expects the metadata service beside QEMU.
+/// The address at which a node, or a pod, expects the metadata service for QEMU.
 const METADATA: Ipv4Addr = Ipv4Addr::new(10, 42, 0, 1);
-/// API server and join service.
+/// The ports of API server and join service.
 const BALANCED: [u16; 2] = [6443, 30090];
 
-/// One a process, for one test at a time: its addresses are fixed, in the network namespace of `make test-cluster`.
+/// The network, for one test at a time: its addresses are fixed, in the network namespace of `make test-cluster`.
 pub struct Network {
     metadata: MetadataServer,
     machines: Mutex<Vec<Value>>,
@@ -28,7 +28,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Without machines.
+    /// Makes a network without machines.
     pub fn empty() -> &'static Network {
         static NETWORK: OnceLock<Network> = OnceLock::new();
         let network = NETWORK.get_or_init(Network::new);
@@ -57,7 +57,7 @@ impl Network {
         }
     }
 
-    /// One more machine; the last octet of its address.
+    /// Adds a machine; returns the last octet of its address.
     pub fn add(&self, name: &str, role: &str) -> u8 {
         let mut machines = self.machines.lock().unwrap();
         let number = 2 + machines.len() as u8;
@@ -73,7 +73,7 @@ impl Network {
         number
     }
 
-    /// Who a program of this machine is when it asks: a machine by another name, or a node whose place it takes.
+    /// Sets the machine as which a program of this machine asks the metadata service, instead of a node.
     pub fn set_host(&self, name: &str, role: &str, address: Ipv4Addr) {
         let machine = json!({"Name": name, "ProviderID": "", "Role": role, "VPCIP": address});
         self.metadata.set_self(&machine.to_string());
@@ -89,7 +89,7 @@ fn ip(arguments: &[&str]) {
     );
 }
 
-/// Hands each connection to the first control plane that takes it, another one first each time.
+/// Forwards each connection to the first control plane that accepts it; the order rotates.
 fn balance(port: u16, control_planes: &Arc<Mutex<Vec<Ipv4Addr>>>) {
     let address = SocketAddr::from((HOST, port));
     let listener = TcpListener::bind(address)

@@ -24,7 +24,7 @@ use crate::{text, wait_for};
 pub const ROOT: &str = support::ROOT;
 const DISK: &str = "/var/lib/state.img";
 
-/// One machine. Several of a test are on one network.
+/// One machine; all machines of a test share a network.
 pub struct Node {
     dir: TempDir,
     logs: PathBuf,
@@ -39,7 +39,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A fresh one with a formatted disk, as its initramfs leaves it; `name` is what the metadata service says.
+    /// Starts a fresh machine with a formatted disk, as its initramfs leaves it; `name` is its name in the metadata.
     pub fn boot(network: &'static Network, test: &str, name: &str, role: &str) -> Node {
         let image = PathBuf::from(tool("node-image.sh", &[])).join("disk.img");
         let cache = image.parent().and_then(Path::parent).unwrap();
@@ -80,7 +80,7 @@ impl Node {
         node
     }
 
-    /// As Kubernetes calls it.
+    /// Returns the node's name in Kubernetes.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -93,12 +93,12 @@ impl Node {
         self.booted.0.elapsed()
     }
 
-    /// When it was started, to the second, as Kubernetes has times.
+    /// Returns the time of its start, in full seconds as in Kubernetes.
     pub fn booted(&self) -> SystemTime {
         time::parse(&time::seconds(self.booted.1)).unwrap()
     }
 
-    /// Power off and on, but for the TPM: its PCR 15 says, as after an unlock, that the node belongs to a cluster.
+    /// Switches the power off and on, except for the TPM, whose PCR 15 keeps the cluster's ID as after an unlock.
     pub fn reboot(&mut self) {
         end(&mut self.process.borrow_mut());
         fs::remove_file(self.dir.path().join("pid")).unwrap();
@@ -106,7 +106,7 @@ impl Node {
         *self.process.borrow_mut() = start(self.dir.path(), &self.logs, &self.name, self.number);
     }
 
-    /// `bootstrapper`, as a unit of the node's systemd.
+    /// Starts `bootstrapper` as a unit of the node's systemd.
     pub fn start_bootstrapper(&self) {
         self.sh(&format!(
             "systemd-run --quiet --unit bootstrapper --property RemainAfterExit=no --collect /usr/bin/bootstrapper \
@@ -115,7 +115,7 @@ impl Node {
         ));
     }
 
-    /// The name that the node's console has for its TPM's attestation key.
+    /// Returns the name of the TPM's attestation key from the node's console.
     pub fn attestation_key(&self) -> String {
         let said = "journalctl --boot --unit bootstrapper --output cat | grep --max-count 1 'attestation key: '";
         let end = Instant::now() + crate::PATIENCE;
@@ -137,7 +137,7 @@ impl Node {
         }
     }
 
-    /// Our services' image, as if it had been pulled; its name.
+    /// Imports our services' image, as if it had been pulled; returns its name.
     pub fn import_services(&self) -> String {
         let archive = Path::new(ROOT).join("target/dist/firstlight-image.tar");
         self.put("/run/services.tar", &fs::read(archive).unwrap(), 0o600);
@@ -160,7 +160,7 @@ impl Node {
             .to_owned()
     }
 
-    /// As a power cut is; when the power is back, the TPM's PCRs are zero.
+    /// Cuts the power; when it is back, the TPM's PCRs are zero.
     pub fn power_off(&mut self) {
         self.keep_state_disk();
         end(&mut self.process.borrow_mut());
@@ -168,7 +168,7 @@ impl Node {
         self.tpm.borrow_mut().reboot();
     }
 
-    /// The initramfs of a node that was off, at its own address. It ends when a key has opened the disk, since what is in a
+    /// Runs the initramfs of a node that was off, at its own address. It ends when a key has opened the disk, since a disk in a
     /// file cannot be mapped.
     pub fn start_initramfs(&mut self) -> Program {
         self.booted = now();
@@ -177,7 +177,7 @@ impl Node {
         self.start_unlock(command, Ipv4Addr::UNSPECIFIED)
     }
 
-    /// The rest of the boot, when the initramfs has ended: PCR 15 says to which cluster the disk belongs.
+    /// Completes the boot after the initramfs has ended: measures the cluster's ID into PCR 15.
     pub fn boot_on(&mut self, cluster_id: &[u8]) {
         let digest = hex(digest(&SHA256, cluster_id).as_ref());
         self.tpm
@@ -186,8 +186,8 @@ impl Node {
         *self.process.borrow_mut() = start(self.dir.path(), &self.logs, &self.name, self.number);
     }
 
-    /// The initramfs of the next boot of the only control plane, while that still runs, by another name and address: a
-    /// machine that is off lets nobody in, so it asks all but itself.
+    /// Runs the initramfs of the next boot of the only control plane while that still runs, with another name and address: a
+    /// node asks all control planes except itself.
     pub fn unlock_as_another(&self) -> Program {
         self.network.set_host("another", "ControlPlane", HOST);
         self.tpm.borrow_mut().reboot();
@@ -195,7 +195,7 @@ impl Node {
         self.start_unlock(Command::new("env"), Ipv4Addr::LOCALHOST)
     }
 
-    /// The state disk as the initramfs finds it.
+    /// Returns the state disk as the initramfs finds it.
     fn keep_state_disk(&self) {
         let pid = text(&self.dir.path().join("pid"));
         fs::copy(
@@ -223,17 +223,17 @@ impl Node {
         Program::start(&mut command)
     }
 
-    /// What the next boot of a disk that is marked for reset does.
+    /// Formats the disk, as the next boot does with a disk that is marked for reset.
     pub fn format_the_disk(&self) {
         self.sh("rm -rf /run/state/bin/* /run/state/kubernetes/*");
     }
 
-    /// Its PCRs are zero again.
+    /// Resets the TPM, so that its PCRs are zero again.
     pub fn power_cycle_the_tpm(&self) {
         self.tpm.borrow_mut().reboot();
     }
 
-    /// As if another boot loader had been started.
+    /// Extends PCR 4, as if another boot loader had been started.
     pub fn alter(&self) {
         self.tpm.borrow().tool(
             "tpm2_pcrextend",
@@ -241,7 +241,7 @@ impl Node {
         );
     }
 
-    /// PCR 15 holds this cluster's ID.
+    /// Checks that PCR 15 holds this cluster's ID.
     pub fn assert_measured(&self, cluster_id: &[u8]) {
         let extended = digest(
             &SHA256,
@@ -255,7 +255,7 @@ impl Node {
         assert!(pcr.contains(&hex(extended.as_ref())), "{pcr}");
     }
 
-    /// Shell commands, as root in the node; `None` when they fail.
+    /// Runs shell commands as root in the node; `None` when they fail.
     pub fn try_sh(&self, commands: &str) -> Option<String> {
         let pid = text(&self.dir.path().join("pid"));
         let mut command = Command::new("timeout");
@@ -283,7 +283,7 @@ impl Node {
             .unwrap_or_else(|| panic!("in the node, this failed: {commands}"))
     }
 
-    /// Until its bootstrapper has stopped, or answers as a member's; what it has said.
+    /// Waits until its bootstrapper has stopped, or answers as a member; returns its output.
     pub fn wait_for_bootstrapper(&self) -> String {
         let run =
             "_SYSTEMD_INVOCATION_ID=$(systemctl show --property InvocationID --value bootstrapper)";
@@ -296,7 +296,7 @@ impl Node {
         self.sh("journalctl --boot --unit bootstrapper --output cat")
     }
 
-    /// Of all processes of the node, in MiB; shared pages count by their share.
+    /// Returns the memory of all processes of the node, in MiB; shared pages count in proportion.
     pub fn memory(&self) -> u64 {
         let sum = self.sh("cat /proc/[0-9]*/smaps_rollup 2>/dev/null | awk '/^Pss:/{s+=$2}END{print int(s/1024)}'");
         sum.trim().parse().unwrap()
@@ -310,7 +310,7 @@ impl Node {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    /// A formatted disk and its passphrase, as the initramfs leaves them.
+    /// Makes a formatted disk and its passphrase, as the initramfs leaves them.
     pub fn put_new_disk(&self) {
         let path = self.dir.path().join("state.img");
         let _ = fs::remove_file(&path);
@@ -416,13 +416,13 @@ fn start(dir: &Path, logs: &Path, name: &str, number: u8) -> Child {
     process
 }
 
-/// The script takes the node down, and what it has made.
+/// The script stops the node, and removes what it has made.
 fn end(process: &mut Child) {
     let _ = Command::new("kill").arg(process.id().to_string()).status();
     let _ = process.wait();
 }
 
-/// What a tool of the project prints: a path.
+/// Runs a tool of the project; returns the path that it prints.
 pub fn tool(name: &str, arguments: &[&str]) -> String {
     let output = Command::new(Path::new(ROOT).join("tools").join(name))
         .args(arguments)

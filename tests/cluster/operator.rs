@@ -1,4 +1,4 @@
-//! Somebody with `firstlight` and kubectl, and a folder for their files.
+//! An operator with `firstlight` and kubectl, and a folder for the files.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -31,9 +31,9 @@ impl Operator {
         }
     }
 
-    /// `firstlight init` of the node.
+    /// Starts `firstlight init` for the node.
     pub fn init(&self, node: &Node, more: &[&str]) -> Program {
-        // without firmware the boot loader's register stays as it is
+        // without firmware nothing extends the boot loader's register
         let zero = json!({"expected": "00".repeat(32), "warnOnly": false});
         let policy = json!({"measurements": {"4": zero, "15": zero}});
         let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
@@ -60,7 +60,7 @@ impl Operator {
         Program::start(command.args(more))
     }
 
-    /// `firstlight recover` of the node at this address, with the files of the init.
+    /// Starts `firstlight recover` for the node at this address, with the files of the init.
     pub fn recover(&self, node: Ipv4Addr, more: &[&str]) -> Program {
         let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
         command
@@ -69,7 +69,7 @@ impl Operator {
         Program::start(command.args(["--policy", "policy.json"]).args(more))
     }
 
-    /// The exit code of `firstlight status` of the node at this address.
+    /// Returns the exit code of `firstlight status` for the node at this address.
     pub fn status(&self, node: Ipv4Addr) -> Option<i32> {
         let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
         command.current_dir(self.dir.path()).args([
@@ -87,7 +87,7 @@ impl Operator {
         output.status.code()
     }
 
-    /// A file that only the operator reads.
+    /// Writes a file that only the operator can read.
     pub fn file(&self, name: &str, content: &str) -> PathBuf {
         let path = self.dir.path().join(name);
         fs::write(&path, content).unwrap();
@@ -107,7 +107,7 @@ impl Operator {
         )
     }
 
-    /// As a release has them; the node finds them in its image.
+    /// Returns the list of components as for a release; the node finds them in its image.
     pub fn components(&self) -> Value {
         let version = self.version();
         let component = |name: &str| {
@@ -146,7 +146,7 @@ impl Operator {
         id.to_vec()
     }
 
-    /// kubectl on the operator's machine, with the kubeconfig that init brought.
+    /// Runs kubectl on the operator's machine, with the init's kubeconfig.
     pub fn try_kubectl(&self, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(self.kubernetes.join("bin/kubectl"));
         command

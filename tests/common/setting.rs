@@ -130,13 +130,13 @@ impl Setting {
     }
 
     /// A disk of a node that belongs to the cluster of [`MASTER_KEY`].
-    pub fn initialised_disk(&self) -> PathBuf {
-        self.initialised_disk_of(&MASTER_KEY)
+    pub fn initialized_disk(&self) -> PathBuf {
+        self.initialized_disk_of(&MASTER_KEY)
     }
 
     /// Such a disk from the old system: its header does not name its cluster.
     pub fn disk_of_before(&self) -> PathBuf {
-        let disk = self.initialised_disk();
+        let disk = self.initialized_disk();
         let mut command = Command::new("/sbin/cryptsetup");
         let removed = command
             .args(["token", "remove", "--token-id", "1"])
@@ -152,7 +152,7 @@ impl Setting {
     }
 
     /// A disk with a key of [`MASTER_KEY`]'s cluster, whose header names the cluster of another master secret.
-    pub fn initialised_disk_of(&self, master_key: &[u8]) -> PathBuf {
+    pub fn initialized_disk_of(&self, master_key: &[u8]) -> PathBuf {
         let disk = self.blank_disk();
         let mut device = fs::OpenOptions::new()
             .read(true)

@@ -50,9 +50,9 @@ fn a_disk_of_unknown_bytes_is_refused() {
 }
 
 #[test]
-fn an_initialised_disk_whose_headers_are_both_damaged_is_refused() {
+fn an_initialized_disk_whose_headers_are_both_damaged_is_refused() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let file = fs::OpenOptions::new().write(true).open(&disk).unwrap();
     for offset in [5000, 16384 + 5000] {
         file.write_all_at(b"damage", offset).unwrap();
@@ -63,7 +63,7 @@ fn an_initialised_disk_whose_headers_are_both_damaged_is_refused() {
 #[test]
 fn one_damaged_header_copy_keeps_nobody_from_the_disk() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let file = fs::OpenOptions::new().write(true).open(&disk).unwrap();
     file.write_all_at(b"damage", 5000).unwrap();
     let node = Program::start(&mut setting.unlock(&disk));
@@ -241,7 +241,7 @@ fn bother(address: SocketAddr) -> Vec<TcpStream> {
 #[test]
 fn garbage_and_half_open_connections_on_the_recovery_port_keep_no_operator_away() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let node = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
     let _held = bother(setting.node(9999));
@@ -275,7 +275,7 @@ fn garbage_and_half_open_connections_on_the_init_port_keep_no_operator_away() {
 #[test]
 fn garbage_and_half_open_connections_on_the_services_keep_no_node_away() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let _join = setting.join_service(3, keys, &setting.policy());

@@ -26,7 +26,7 @@ fn init_with(setting: &Setting, secret: &str, policy: &Path, more: &[&str]) -> P
 }
 
 #[test]
-fn an_initialised_node_comes_back_by_the_operators_master_secret_file() {
+fn an_initialized_node_comes_back_by_the_operators_master_secret_file() {
     let mut setting = Setting::new();
     let disk = setting.new_disk();
     let mut node = Program::start(&mut setting.bootstrapper(&disk));

@@ -121,7 +121,7 @@ where
 #[test]
 fn a_rejoin_ticket_that_does_not_open_the_disk_leaves_nothing_behind() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     setting.set_control_planes(&[3]);
     let (key, secret) = (Secret::random(32), Secret::random(32));
     let mut ticket = IssueRejoinTicketResponse::default();
@@ -163,7 +163,7 @@ fn a_join_ticket_that_is_refused_leaves_nothing_behind() {
 #[test]
 fn a_wrong_master_secret_leaves_nothing_behind() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let node = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
     let bring = |key: &[u8]| {

@@ -30,7 +30,7 @@ fn expect(said: &(i32, String), code: i32, parts: &[&str]) {
 #[test]
 fn a_node_that_waits_for_its_key_says_for_which_and_whom_it_asked() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let _node = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
     let policy = setting.policy().display().to_string();

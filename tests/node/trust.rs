@@ -27,13 +27,13 @@ struct Node {
 impl Node {
     fn of(issuer: Issuer) -> Node {
         let got: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (recovered, initialised) = (got.clone(), got.clone());
+        let (recovered, initialized) = (got.clone(), got.clone());
         let recover = move |_: &Call, message: RecoverMessage| {
             recovered.lock().unwrap().push(message.kms_uri.clone());
             Ok(RecoverResponse {})
         };
         let init = move |_: &Call, request: InitRequest, _: &mut Sender<InitResponse>| {
-            initialised.lock().unwrap().push(request.kms_uri.clone());
+            initialized.lock().unwrap().push(request.kms_uri.clone());
             Err(Status::new(Code::Aborted, "that is all that was wanted"))
         };
         let router = Router::new()

@@ -32,7 +32,7 @@ fn expect_opened(node: &mut Program, by: &str) {
 #[test]
 fn an_attested_node_gets_its_key_from_a_join_service() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let _join = setting.join_service(3, keys, &setting.policy());
@@ -45,7 +45,7 @@ fn an_attested_node_gets_its_key_from_a_join_service() {
 #[test]
 fn the_operator_brings_the_key_when_no_join_service_is_there() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let mut node = Program::start(&mut setting.unlock(&disk));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let master = setting.master_secret(MASTER_KEY);
@@ -79,7 +79,7 @@ fn the_operator_brings_the_key_when_no_join_service_is_there() {
 #[test]
 fn a_wrong_master_secret_is_answered_and_the_node_waits_on() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let mut node = Program::start(&mut setting.unlock(&disk));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
     let recover = |master: std::path::PathBuf| {
@@ -111,7 +111,7 @@ fn a_wrong_master_secret_is_answered_and_the_node_waits_on() {
 #[test]
 fn a_join_service_with_a_wrong_key_does_not_stop_the_right_one() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     setting.set_control_planes(&[3]);
     let (_wrong_keys, wrong_keys) = setting.key_service(3, [7; 32]);
     let policy = setting.policy();
@@ -127,7 +127,7 @@ fn a_join_service_with_a_wrong_key_does_not_stop_the_right_one() {
 #[test]
 fn a_join_service_that_hangs_does_not_delay_one_that_answers() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     setting.set_control_planes(&[3, 4]);
     // accepts, and never answers
     let _hanging = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
@@ -147,7 +147,7 @@ fn a_join_service_that_hangs_does_not_delay_one_that_answers() {
 #[test]
 fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     setting.set_control_planes(&[3, 4]);
     // takes the call, and answers at the end of the test
     let (asked, is_asked) = std::sync::mpsc::channel();
@@ -184,7 +184,7 @@ fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers
 #[test]
 fn a_join_service_that_answers_with_an_error_is_named_and_asked_again() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     setting.set_control_planes(&[3]);
     // the address of its key service, which starts later
     let keys = SocketAddr::new(setting.host(3), 9000);
@@ -257,7 +257,7 @@ fn the_operator_opens_a_disk_of_before_by_saying_so() {
 #[test]
 fn a_disk_that_is_of_another_cluster_by_its_own_word_stays_closed() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk_of(&[9; 32]);
+    let disk = setting.initialized_disk_of(&[9; 32]);
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let _join = setting.join_service_with(
@@ -274,7 +274,7 @@ fn a_disk_that_is_of_another_cluster_by_its_own_word_stays_closed() {
 #[test]
 fn a_node_with_other_software_is_refused_and_only_the_service_learns_why() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     setting.set_control_planes(&[3]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let join = setting.join_service(
@@ -309,7 +309,7 @@ fn a_node_with_other_software_is_refused_and_only_the_service_learns_why() {
 #[test]
 fn the_operator_sends_no_secret_to_a_node_with_other_software() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let node = Program::start(&mut setting.unlock(&disk));
     let endpoint = setting.node(9999).to_string();
     let policy = setting.policy_of(&[(9, [0xcd; 32]), (15, [0; 32])]);
@@ -338,7 +338,7 @@ fn metadata_that_is_down_slow_or_nonsense_keeps_no_operator_away() {
     ] {
         let setting = Setting::new();
         spoil(&setting);
-        let disk = setting.initialised_disk();
+        let disk = setting.initialized_disk();
         let mut node = Program::start(&mut setting.unlock(&disk));
         let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
         let master = setting.master_secret(MASTER_KEY);
@@ -360,7 +360,7 @@ fn metadata_that_is_down_slow_or_nonsense_keeps_no_operator_away() {
 fn metadata_that_hangs_does_not_delay_a_boot_whose_disk_is_open() {
     let setting = Setting::new();
     setting.metadata.set_delay(Duration::from_secs(3600));
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let node = Program::start(&mut setting.unlock(&disk));
     crate::setting::wait_for_port(setting.node(9999));
     let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
@@ -390,7 +390,7 @@ fn seconds(event: &str) -> f64 {
 #[test]
 fn sigterm_ends_the_wait_and_leaves_the_disk_as_it_was() {
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let before = std::fs::read(&disk).unwrap();
     let mut node = Program::start(&mut setting.unlock(&disk));
     node.expect("disk:");
@@ -406,7 +406,7 @@ fn sigterm_ends_the_wait_and_leaves_the_disk_as_it_was() {
 fn strangers_keep_no_operator_away_and_fill_no_memory() {
     const MOST_OVER_IDLE: usize = 16 << 10; // KiB
     let setting = Setting::new();
-    let disk = setting.initialised_disk();
+    let disk = setting.initialized_disk();
     let mut node = Program::start(&mut setting.unlock(&disk));
     crate::setting::wait_for_port(setting.node(9999));
     node.expect("no other control plane is known");

@@ -24,7 +24,7 @@ check "cryptsetup formats the disk" cryptsetup luksFormat --batch-mode --type lu
   --cipher aes-xts-plain64 --key-size 512 --integrity hmac-sha256 --sector-size 4096 \
   --pbkdf argon2id --pbkdf-memory 65536 --pbkdf-parallel 4 --pbkdf-force-iterations 4 $disk /etc/passphrase
 echo '{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":true}' >/tmp/token
-check "it is marked as initialised" cryptsetup token import --token-id 0 --json-file /tmp/token $disk
+check "it is marked as initialized" cryptsetup token import --token-id 0 --json-file /tmp/token $disk
 check "cryptsetup opens it" cryptsetup open --key-file /etc/passphrase $disk state
 /sbin/mke2fs -q -t ext4 /dev/mapper/state
 mount -t ext4 /dev/mapper/state /mnt

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# What the boot tests stand on: a machine with a TPM, a disk by its serial number, and a network in which the host answers.
+# The basis of the boot tests: a machine with a TPM, a disk by its serial number, and a network in which the host answers.
 check() { what=$1; shift; if out=$("$@" 2>&1); then echo "PASS $what"; else echo "FAIL $what: $out"; fi; }
 
 check "the TPM's resource manager is there" test -c /dev/tpmrm0

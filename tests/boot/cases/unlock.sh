@@ -5,7 +5,7 @@ DISK=/dev/disk/by-id/virtio-state
 T=/tmp/unlock
 mkdir -p $T
 
-# mke2fs takes long enough to be met at work
+# this mke2fs is slow enough to be interrupted
 printf '#!/bin/sh\nsleep 1\nexec /sbin/mke2fs "$@"\n' >$T/mke2fs
 chmod +x $T/mke2fs
 
@@ -15,7 +15,7 @@ blank() {
   dm_guest close state >/dev/null 2>&1
   dd if=/dev/zero of=$DISK bs=1M conv=fsync 2>/dev/null
 }
-# ends_mounted WHAT: a whole unlock of what is there
+# ends_mounted WHAT: a complete run of unlock
 ends_mounted() {
   if unlock >$T/second 2>&1 && is_mounted; then echo "PASS $1$(sed -n 's/.* closed:.*/, which closed the old mapping/p' $T/second)"; else echo "FAIL $1: $(cat $T/second)"; fi
 }
@@ -37,7 +37,7 @@ interrupt() {
 for event in start: disk: formatted: mapped: file-system:; do
   for signal in TERM KILL; do
     blank
-    # a signal that comes after the last look at it comes too late: then the disk is mounted
+    # a signal after the last check comes too late: then the disk is mounted
     case $signal in TERM) codes="143 0" ;; KILL) codes=137 ;; esac
     interrupt $signal $event "$codes"
     case $signal-$code in
@@ -50,7 +50,7 @@ for event in start: disk: formatted: mapped: file-system:; do
   done
 done
 
-# ---- unlock once more while the disk is in use: a sentence, and the disk stays what it is
+# ---- unlock again while the disk is in use: it gives an error, and the disk does not change
 blank
 ends_mounted "first boot"
 sync
@@ -61,7 +61,7 @@ elif dd if=$DISK bs=1M count=16 iflag=direct 2>/dev/null | cmp - $T/before && is
   echo "PASS unlock of a mounted disk is refused, and changes nothing"
 else echo "FAIL unlock of a mounted disk: its header changed"; fi
 
-# ---- a format of the old system that was cut off
+# ---- a format of the old system that was interrupted
 echo key >$T/key
 # old_format OPTIONS: as the old system formats
 old_format() {
@@ -105,7 +105,7 @@ old_format --integrity-no-wipe
 write --integrity-no-journal 8
 starts_over "a format that was cut off in its wipe" 'nothing was written since'
 
-# a volume of the storage driver whose wipe was cut off, in use all the same
+# a volume of the storage driver whose wipe was interrupted, but which is in use
 old_format --integrity-no-wipe
 write --integrity-no-journal 8
 write "" 1

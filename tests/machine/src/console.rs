@@ -1,4 +1,4 @@
-//! The serial line of a machine: every line with its time, and waiting for one.
+//! The serial line of a machine: stores every line with its time, and waits for lines.
 
 use super::{Failure, Result, timeline};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Which lines of a console are printed as they come.
+/// The lines of a console that are printed at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Show {
     /// None.
@@ -33,7 +33,7 @@ struct Said {
     ended: bool,
 }
 
-/// What a machine has said so far; a thread of its own reads on until the machine is gone.
+/// The console's lines so far; a thread reads further lines until the machine has ended.
 pub struct Console {
     said: Arc<(Mutex<Said>, Condvar)>,
     reader: Option<JoinHandle<()>>,
@@ -82,7 +82,7 @@ impl Console {
         }
     }
 
-    /// All that was said so far.
+    /// Returns all lines so far.
     pub fn lines(&self) -> Vec<Line> {
         lock(&self.said.0).lines.clone()
     }
@@ -159,13 +159,13 @@ fn lock(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
     said.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `failed:` is how `initramfs/init` says that it powers the machine off.
+/// `initramfs/init` prints `failed:` before it powers the machine off.
 fn is_fatal(text: &str) -> bool {
     text.contains("Kernel panic - not syncing")
         || (text.starts_with("firstlight[init]") && text.contains("failed:"))
 }
 
-/// Without carriage returns, escape sequences and other control characters.
+/// Removes carriage returns, escape sequences and other control characters.
 fn without_control(raw: &[u8]) -> String {
     let mut out = String::new();
     let text = String::from_utf8_lossy(raw);

@@ -1,5 +1,5 @@
-//! The machine of the demo with all that is around it: the services of its cluster on the host, the operator's command, and
-//! what it takes from power-on to a disk that opens by itself.
+//! The machine of the demo with its surroundings: the services of its cluster on the host, the operator's command, and
+//! the steps from power-on to a disk that opens by itself.
 
 use super::initramfs::{self, Overlay};
 use super::predict::{self, Entry};
@@ -18,9 +18,9 @@ use std::time::Duration;
 use support::metadata::MetadataServer;
 use support::program::Program;
 
-/// What the operator and the node share before the node is initialised.
+/// The init secret, which the operator and the node share before the init.
 const INIT_SECRET: &str = "correct-horse-battery-staple";
-/// Where the operator's command keeps the master secret, unless told otherwise.
+/// The default file of the master secret.
 pub const MASTER_SECRET: &str = "firstlight-mastersecret.json";
 /// Ports of the node: its InitServer, its recovery server.
 pub const INIT: u16 = 9000;
@@ -33,14 +33,14 @@ const TAMPERING: &str = " init=/bin/sh";
 /// Exit codes of the operator's command.
 const ATTESTATION_REFUSED: i32 = 3;
 const FRESH: i32 = 6;
-/// Loaded machines emulate slowly.
+/// Time limit of a step; emulation is slow on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The machine of the demo and everything around it.
 pub struct Setting {
     /// The node.
     pub machine: Machine,
-    /// What tells the node who it is.
+    /// The metadata service, which tells the node its identity.
     pub metadata: MetadataServer,
     services: Vec<Program>,
     join_port: u16,
@@ -52,7 +52,7 @@ impl Setting {
         Setting::with(name, disk, &Overlay::default())
     }
 
-    /// The same with something added to its initramfs.
+    /// Such a machine with additional files in its initramfs.
     pub fn with(name: &str, disk: u64, overlay: &Overlay) -> Result<Setting> {
         let metadata = MetadataServer::start(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let node = instance("control-plane-0", GUEST);
@@ -164,7 +164,7 @@ impl Setting {
         Ok(())
     }
 
-    /// `firstlight recover`: brings the master secret.
+    /// `firstlight recover`: sends the master secret.
     pub fn recover(&self, vm: &Vm) -> Result<String> {
         succeeded(
             "firstlight recover",
@@ -185,7 +185,7 @@ impl Setting {
         self.start_services_with(&[])
     }
 
-    /// The same, with these options of the join service.
+    /// Starts the services with these options of the join service.
     pub fn start_services_with(&mut self, options: &[&str]) -> Result<()> {
         let file = fs::read(self.path(MASTER_SECRET)).context("read the master secret")?;
         let file: serde_json::Value =
@@ -233,7 +233,7 @@ impl Setting {
         self.services.clear();
     }
 
-    /// What they printed.
+    /// Returns what the services printed.
     pub fn services_said(&self) -> String {
         self.services.iter().map(Program::output).collect()
     }
@@ -452,7 +452,7 @@ fn member(setting: &Setting, mut vm: Vm, story: &Story) -> Result<(Vm, String)> 
     let cluster = pcr(&mut vm, 15)?;
     if cluster.bytes().all(|b| b == b'0') {
         return Err(Failure(
-            "the node is initialised, but its PCR 15 is zero".to_owned(),
+            "the node is initialized, but its PCR 15 is zero".to_owned(),
         ));
     }
     Ok((vm, cluster))

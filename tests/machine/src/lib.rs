@@ -1,16 +1,16 @@
-//! What the boot tests and the demo share: a virtual machine with a TPM under QEMU, the services around it, and the
-//! record of what its console said. The demo itself is `src/bin/demo.rs`.
+//! The helpers of the boot tests and the demo: a virtual machine with a TPM under QEMU, the services around it, and the
+//! record of its console. The demo itself is `src/bin/demo.rs`.
 //!
 //! - `vm`: one computer (its TPM's state, its disks) and one boot of it (QEMU, swtpm, console, forwarded ports)
 //! - `console`: the serial line, each line with its time, and waiting for one
 //! - `flow`: the machine of the demo, the services and the operator around it, and the demo itself
 //! - `initramfs`: the small initramfs of `initramfs/`, and what a test appends to it
 //! - `predict`: the measurement policy of what a machine boots
-//! - `story`: what the demo tells, and how long each of its parts takes
+//! - `story`: the demo's own output, and the duration of each part
 //! - `timeline`: the `firstlight[stage] 1.23s event` lines of a boot as a table
-//! - `case`: a shell script that runs inside the machine and says PASS or FAIL
+//! - `case`: a shell script that runs inside the machine and prints PASS or FAIL
 //!
-//! Two runs at once share nothing: each has its own folder, and every port on the host is one that was free.
+//! Two simultaneous runs share nothing: each has its own folder, and uses only ports of the host that were free.
 #![forbid(unsafe_code)]
 
 pub mod case;
@@ -30,7 +30,7 @@ use std::process::{Command, Stdio};
 /// Why a test or the demo cannot go on: a sentence for the person who reads its output.
 pub struct Failure(pub String);
 
-/// What most functions of this crate return.
+/// The result of most functions of this crate.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl fmt::Display for Failure {

@@ -1,9 +1,9 @@
-//! What the demo tells while it goes on: what happens now, and at the end how long each part took.
+//! The demo's own output: what happens now, and at the end the duration of each part.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-/// The boot tests go the demo's way in silence.
+/// The boot tests run the demo without output.
 pub struct Story {
     start: Instant,
     aloud: bool,
@@ -11,7 +11,7 @@ pub struct Story {
 }
 
 impl Story {
-    /// On standard output.
+    /// Prints on standard output.
     pub fn aloud() -> Story {
         Story {
             start: Instant::now(),
@@ -20,7 +20,7 @@ impl Story {
         }
     }
 
-    /// Nowhere.
+    /// Prints nothing.
     pub fn silent() -> Story {
         Story {
             aloud: false,
@@ -28,7 +28,7 @@ impl Story {
         }
     }
 
-    /// A part begins, whose time ends with the next.
+    /// Begins a part; its time ends with the next part.
     pub fn part(&self, title: &str) {
         if self.aloud {
             println!("\n{title}");
@@ -38,7 +38,7 @@ impl Story {
             .push((title.to_owned(), self.start.elapsed()));
     }
 
-    /// Something happened, or is about to take its time. Further lines stand below the first.
+    /// Prints an event, or the beginning of a long step. Further lines are indented below the first.
     pub fn tell(&self, text: &str) {
         if self.aloud {
             let text = text.trim_end().replace('\n', "\n             ");
@@ -46,7 +46,7 @@ impl Story {
         }
     }
 
-    /// How long each part took, and all of them.
+    /// Prints the duration of each part and of all parts.
     pub fn times(&self) -> String {
         let parts = self.parts.borrow();
         let all = self.start.elapsed();
