@@ -429,7 +429,7 @@ mod tests {
             (&["--metadata", ""], "--metadata: metadata: \"\" is no URL"),
             (
                 &["--metadata", url, "--cloud-provider", "none"],
-                "there is no metadata service",
+                "--cloud-provider none has no metadata service",
             ),
             (
                 &["--cloud-provider", "aws"],

@@ -449,6 +449,6 @@ mod tests {
     fn a_node_of_the_old_system_has_no_status_to_tell() {
         let node = start(recovering(|_| Ok(RecoverResponse {})));
         let (exit, text) = run_at(&node, |_| Action::Status).unwrap_err();
-        assert!(exit == 1 && text.contains("does not say"), "{text}");
+        assert!(exit == 1 && text.contains("does not tell"), "{text}");
     }
 }
