@@ -76,7 +76,7 @@ impl Init {
         };
         let me = node
             .metadata
-            .self_()
+            .own_instance()
             .map_err(|error| unavailable(error.to_string()))?;
         if me.role == Role::Worker {
             let why = format!(

@@ -31,7 +31,7 @@ use cloud::{Instance, Role};
 use disk::state_disk::NewDisk;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
-use node::tickets::{Asker, Asking, Failure, JoinService, Known};
+use node::ticket_client::{Failure, JoinService, MetadataAnswer, TicketClient, TicketRequester};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::IssueJoinTicketRequest;
 
@@ -120,9 +120,9 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     let over = seeker.over.clone();
     let _stopped = stop.on_stop(move || over.stop());
     // thread creation may succeed later
-    let asking = loop {
-        match Asking::start(node.metadata.clone(), seeker.clone()) {
-            Ok(asking) => break asking,
+    let client = loop {
+        match TicketClient::start(node.metadata.clone(), seeker.clone()) {
+            Ok(client) => break client,
             Err(error) => seeker.note(
                 "this machine",
                 &Failure::from(format!("cannot start a thread: {error}")),
@@ -135,7 +135,7 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     while !seeker.over.wait(REMIND_EVERY) {
         seeker.remind();
     }
-    drop(asking);
+    drop(client);
     seeker.state().won.take()
 }
 
@@ -167,10 +167,10 @@ struct Identity {
     request: IssueJoinTicketRequest,
 }
 
-impl Asker for Seeker {
-    const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+impl TicketRequester for Seeker {
+    const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-    fn over(&self) -> &Stop {
+    fn finished(&self) -> &Stop {
         &self.over
     }
 
@@ -179,24 +179,25 @@ impl Asker for Seeker {
     }
 
     /// Makes a new request when the metadata of this machine change: an operator may correct them while the node asks.
-    fn know(&self, known: Known) {
+    fn update_metadata(&self, answer: MetadataAnswer) {
         // an incomplete answer does not replace an earlier one
-        let Some(own) = known.own else { return };
+        let Some(own) = answer.own else { return };
         let before = self.state().me.clone();
         let is_same = |identity: &Arc<Identity>| {
             identity.me == own
-                && (known.load_balancer.is_none() || identity.load_balancer == known.load_balancer)
+                && (answer.load_balancer.is_none()
+                    || identity.load_balancer == answer.load_balancer)
         };
         if before.as_ref().is_some_and(is_same) {
             return;
         }
-        match Identity::new(own, known.load_balancer, &self.node) {
+        match Identity::new(own, answer.load_balancer, &self.node) {
             Ok(identity) => self.state().me = Some(Arc::new(identity)),
             Err(why) => self.note("this machine", &Failure::lasting(why)),
         }
     }
 
-    fn ask(&self, service: &JoinService) -> Result<(), Failure> {
+    fn request(&self, service: &JoinService) -> Result<(), Failure> {
         let identity =
             self.state().me.clone().ok_or_else(|| {
                 "not asked: this machine does not know its own identity".to_owned()

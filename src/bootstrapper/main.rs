@@ -95,7 +95,7 @@ fn run(
         root: options.root,
         key_file: options.key_file,
         listen,
-        issuer: quotes::noted(timeline, issuer.clone()),
+        issuer: quotes::reported(timeline, issuer.clone()),
         tpm,
         policy,
         settings,

@@ -564,7 +564,7 @@ mod tests {
                 ticket.authorized_ca_public_key.extend(b"second\n")
             }),
             (
-                "host_certificate: the ticket's SSH host certificate is not one of this node's host key",
+                "host_certificate: the ticket's SSH host certificate does not certify this node's host key",
                 |ticket| {
                     ticket.host_certificate = key::generate().1.line().into_bytes();
                 },

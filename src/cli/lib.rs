@@ -424,9 +424,12 @@ mod tests {
         for (more, problem) in [
             (
                 &["--metadata", "10.9.0.1:81"][..],
-                "--metadata: metadata: \"10.9.0.1:81\" is no URL",
+                "--metadata: metadata: \"10.9.0.1:81\" is not a valid URL",
             ),
-            (&["--metadata", ""], "--metadata: metadata: \"\" is no URL"),
+            (
+                &["--metadata", ""],
+                "--metadata: metadata: \"\" is not a valid URL",
+            ),
             (
                 &["--metadata", url, "--cloud-provider", "none"],
                 "--cloud-provider none has no metadata service",
@@ -437,7 +440,7 @@ mod tests {
             ),
             (
                 &["--cloud-provider", ""],
-                "there is no cloud \"\"; expected qemu, or none",
+                "unknown cloud \"\"; expected qemu, or none",
             ),
         ] {
             for text in [

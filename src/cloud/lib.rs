@@ -1,6 +1,6 @@
-//! The metadata service: who am I, who are my peers, where is the cluster. One file a cloud.
+//! The metadata service of a cloud: describes this machine, its peers and the address of the cluster. Each cloud has one file.
 //!
-//! What it says is a hint from the host, which is not trusted: a node acts on it only together with attestation.
+//! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
 
 pub mod qemu;
 
@@ -10,10 +10,10 @@ use std::net::IpAddr;
 use ureq::http::Uri;
 use ureq::http::uri::Authority;
 
-/// What a node is for.
+/// The role of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
-    /// The service did not say, or said something else.
+    /// The service gave no role or an unknown role.
     #[default]
     Unknown,
     /// Runs the Kubernetes API server and etcd.
@@ -23,7 +23,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// In any case, `control-plane` as well; anything else is [`Role::Unknown`].
+    /// Parses a role in upper or lower case, also `control-plane`; any other text is [`Role::Unknown`].
     pub fn parse(text: &str) -> Role {
         match text.to_ascii_lowercase().as_str() {
             "controlplane" | "control-plane" => Role::ControlPlane,
@@ -33,7 +33,7 @@ impl Role {
     }
 }
 
-/// As the wire and the node's state file have it: `ControlPlane`, `Worker`, `Unknown`.
+/// Writes the role as in the wire protocol and the node state file: `ControlPlane`, `Worker`, `Unknown`.
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -47,25 +47,25 @@ impl fmt::Display for Role {
 /// One machine of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
-    /// Its name there, e.g. `control-plane-0`; not empty.
+    /// The name in the cloud, e.g. `control-plane-0`; not empty.
     pub name: String,
-    /// As Kubernetes calls it, e.g. `qemu:///hostname/control-plane-0`.
+    /// The provider ID for Kubernetes, e.g. `qemu:///hostname/control-plane-0`.
     pub provider_id: String,
-    /// What it is for.
+    /// The role.
     pub role: Role,
-    /// Its address in the cluster's network, if it has one yet.
+    /// The address in the network of the cluster; `None` if it has none yet.
     pub vpc_ip: Option<IpAddr>,
 }
 
-/// The metadata service of the cloud that this machine runs in.
+/// The metadata service of the cloud in which this machine runs.
 pub enum Metadata {
-    /// The one beside QEMU.
+    /// The metadata service for QEMU.
     Qemu(qemu::Client),
 }
 
 impl Metadata {
-    /// Of the cloud named as on the kernel command line and the command lines of the services (`qemu`, `aws`, ..), in any
-    /// case; at `url`, as `http://10.42.0.1:8080`, when the service is not at its usual place. Nobody is asked.
+    /// Makes the client for a cloud, whose name is that on the kernel command line and the command lines of the services (`qemu`,
+    /// `aws`, ..) in upper or lower case. `url`, e.g. `http://10.42.0.1:8080`, replaces the default address. Sends no request.
     pub fn of(cloud: &str, url: Option<&str>) -> Result<Metadata, Error> {
         if let Some(url) = url {
             check_url(url).map_err(|problem| Error::Url {
@@ -84,28 +84,28 @@ impl Metadata {
         }
     }
 
-    /// This machine.
-    pub fn self_(&self) -> Result<Instance, Error> {
+    /// Returns this machine.
+    pub fn own_instance(&self) -> Result<Instance, Error> {
         match self {
-            Metadata::Qemu(client) => client.self_(),
+            Metadata::Qemu(client) => client.own_instance(),
         }
     }
 
-    /// All machines of the cluster, this one too.
+    /// Returns all machines of the cluster, including this one.
     pub fn peers(&self) -> Result<Vec<Instance>, Error> {
         match self {
             Metadata::Qemu(client) => client.peers(),
         }
     }
 
-    /// The host, an address or a name, under which all control planes are reached.
+    /// Returns the host name or address under which all control planes are reached.
     pub fn load_balancer_endpoint(&self) -> Result<String, Error> {
         match self {
             Metadata::Qemu(client) => client.load_balancer_endpoint(),
         }
     }
 
-    /// The bcrypt hash (`$2a$10$..`, 60 characters) of the secret that `init` must bring.
+    /// Returns the bcrypt hash (`$2a$10$..`, 60 characters) of the init secret.
     pub fn init_secret_hash(&self) -> Result<String, Error> {
         match self {
             Metadata::Qemu(client) => client.init_secret_hash(),
@@ -113,26 +113,26 @@ impl Metadata {
     }
 }
 
-/// What is wrong with the URL of a service, to which paths are added.
+/// Checks the base URL of a service. The error is a clause.
 fn check_url(url: &str) -> Result<(), String> {
-    // these services prove nothing, and have no certificates
+    // metadata services have no certificates
     if !url.starts_with("http://") {
         return Err("it does not begin with http://".into());
     }
     let uri: Uri = url.parse().map_err(|error| format!("{error}"))?;
     let authority = uri.authority().map(Authority::as_str).unwrap_or_default();
     if authority.contains('@') {
-        return Err("it has a user's name in it".into());
+        return Err("it contains a user name".into());
     }
     if uri.host().is_none_or(str::is_empty) {
         return Err("it has no host".into());
     }
-    // http::Uri takes any digits for a port
+    // http::Uri accepts any digits as port
     let port = authority
         .strip_prefix(uri.host().unwrap_or_default())
         .unwrap_or_default();
     if !port.is_empty() && uri.port_u16().is_none_or(|port| port == 0) {
-        return Err("its port is none".into());
+        return Err("its port is invalid".into());
     }
     if uri.query().is_some() || url.contains('#') {
         return Err("it has more than a path after its host".into());
@@ -140,43 +140,43 @@ fn check_url(url: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Why the metadata service gave no answer. A URL tells what was asked, and where.
+/// Why the metadata service gave no valid answer. The URL names the service and the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// A cloud that is known, but not to this version.
+    /// A cloud that this version does not support.
     NotSupported(String),
     /// No cloud has this name.
     UnknownCloud(String),
-    /// What was given for the URL of the service is none.
+    /// The URL of the service is invalid.
     Url {
-        /// What was given.
+        /// The given URL.
         url: String,
-        /// What is wrong with it, a clause.
+        /// What is wrong, as a clause.
         problem: String,
     },
-    /// No complete answer: not reached, too slow, cut off, too long.
+    /// No complete answer: the service is unreachable or too slow, or the answer is truncated or too long.
     Unreachable {
-        /// What was asked, and where.
+        /// The requested URL.
         url: String,
-        /// What happened.
+        /// The error of the request.
         error: String,
     },
     /// An answer other than 200 OK.
     Status {
-        /// What was asked, and where.
+        /// The requested URL.
         url: String,
         /// The HTTP status.
         status: u16,
-        /// How its body begins.
+        /// The beginning of the body.
         body: String,
     },
-    /// An answer that is not what was asked for.
+    /// The content of the answer is invalid.
     Nonsense {
-        /// What was asked, and where.
+        /// The requested URL.
         url: String,
-        /// What should have come.
+        /// The expected content.
         expected: &'static str,
-        /// What is wrong, with the beginning of what came.
+        /// What is wrong, with the beginning of the body.
         got: String,
     },
 }
@@ -191,12 +191,12 @@ impl fmt::Display for Error {
                 )
             }
             Error::UnknownCloud(cloud) => {
-                write!(f, "metadata: there is no cloud {cloud:?}; expected qemu")
+                write!(f, "metadata: unknown cloud {cloud:?}; expected qemu")
             }
             Error::Url { url, problem } => {
                 write!(
                     f,
-                    "metadata: {url:?} is no URL of a metadata service: {problem}; expected http://HOST[:PORT]"
+                    "metadata: {url:?} is not a valid URL of a metadata service: {problem}; expected http://HOST[:PORT]"
                 )
             }
             Error::Unreachable { url, error } => write!(f, "metadata: GET {url}: {error}"),
@@ -278,7 +278,7 @@ mod tests {
             ("http://10.42.0.1:0", "port"),
             ("http://10.42.0.1:99999", "port"),
             ("http://10.42.0.1:x", "port"),
-            ("http://me:secret@10.42.0.1", "user's name"),
+            ("http://me:secret@10.42.0.1", "user name"),
             ("http://10.42.0.1/?a=b", "more than a path"),
             ("http://10.42.0.1/#a", "more than a path"),
             ("http://10.42 0.1", "invalid"),

@@ -1,14 +1,14 @@
-//! The metadata service beside QEMU: HTTP on a fixed address of the host's end of the network.
+//! The metadata service for QEMU: HTTP on a fixed address of the host in the network of the machines.
 //!
 //! | path | body |
 //! |---|---|
 //! | `/self` | an object: `{"Name":"control-plane-0","ProviderID":"qemu:///..","Role":"ControlPlane","VPCIP":"10.42.1.100"}` |
-//! | `/peers` | an array of them, or null |
+//! | `/peers` | an array of such objects, or null |
 //! | `/endpoint` | a string: the address of the first control plane |
 //! | `/initsecrethash` | text: a bcrypt hash |
 //!
-//! Keys are named as the fields of a Go structure, whose reader does not tell case apart; here the spellings that occur are
-//! taken. Fields that are not used here (`SecondaryIPRange`, `AliasIPRanges`) and unknown ones are passed over.
+//! The keys are the field names of a Go structure, whose parser ignores case; this module accepts the spellings that occur. Unused
+//! fields (`SecondaryIPRange`, `AliasIPRanges`) and unknown fields are ignored.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -19,33 +19,33 @@ use ureq::Agent;
 
 use super::{Error, Instance, Role};
 
-/// Where the service listens in a network made by the old system's Terraform.
+/// The URL of the service in a network that the old system's Terraform made.
 pub const BASE_URL: &str = "http://10.42.0.1:8080";
 
-/// From the first packet to the last byte of the answer.
+/// Time limit of a request, from the first packet to the last byte of the answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// A SYN that is lost is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
+/// Time limit of the connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// More than any single answer needs.
+/// Maximum size in bytes of an answer other than the list of peers.
 const MAX_BODY: u64 = 64 << 10;
-/// Room for 20 000 peers of 200 bytes each.
+/// Maximum size in bytes of the list of peers: 20 000 peers of 200 bytes each.
 const MAX_PEERS_BODY: u64 = 4 << 20;
-/// How much of a wrong answer an error repeats.
+/// Maximum number of characters of an invalid answer in an error.
 const SHOWN: usize = 120;
 
-/// Asks one service. Each call makes one request and does not retry: how long to go on is the caller's to say.
+/// A client of the service. Each call makes one request without retries; the caller decides about retries.
 pub struct Client {
     agent: Agent,
     base: String,
 }
 
 impl Client {
-    /// Of the service at `base_url`, e.g. [`BASE_URL`].
+    /// Makes a client of the service at `base_url`, e.g. [`BASE_URL`].
     pub fn new(base_url: &str) -> Client {
         let config = Agent::config_builder()
             .timeout_global(Some(TIMEOUT))
             .timeout_connect(Some(CONNECT_TIMEOUT))
-            // the answer must come from the link, whatever the environment says
+            // no proxy: proxy settings in the environment must not redirect the request
             .proxy(None)
             .max_redirects(0)
             .max_redirects_will_error(false)
@@ -59,25 +59,25 @@ impl Client {
         }
     }
 
-    /// This machine.
-    pub fn self_(&self) -> Result<Instance, Error> {
+    /// Returns this machine.
+    pub fn own_instance(&self) -> Result<Instance, Error> {
         let url = self.url("self");
         parse_self(&url, &self.get(&url, MAX_BODY)?)
     }
 
-    /// All machines that make sense.
+    /// Returns all machines with a valid description.
     pub fn peers(&self) -> Result<Vec<Instance>, Error> {
         let url = self.url("peers");
         parse_peers(&url, &self.get(&url, MAX_PEERS_BODY)?)
     }
 
-    /// The address of the first control plane.
+    /// Returns the address of the first control plane.
     pub fn load_balancer_endpoint(&self) -> Result<String, Error> {
         let url = self.url("endpoint");
         parse_endpoint(&url, &self.get(&url, MAX_BODY)?)
     }
 
-    /// The bcrypt hash of the init secret.
+    /// Returns the bcrypt hash of the init secret.
     pub fn init_secret_hash(&self) -> Result<String, Error> {
         let url = self.url("initsecrethash");
         parse_init_secret_hash(&url, &self.get(&url, MAX_BODY)?)
@@ -109,17 +109,17 @@ impl Client {
     }
 }
 
-/// The answer to `/self`; `url` is for the error.
+/// Parses the answer to `/self`; `url` is for the error.
 pub fn parse_self(url: &str, body: &[u8]) -> Result<Instance, Error> {
     instance(json(url, "an instance", body)?).map_err(|got| nonsense(url, "an instance", got))
 }
 
-/// The answer to `/peers`. One that makes no sense is left out, and logged: it must not hide the others.
+/// Parses the answer to `/peers`. An invalid instance is logged and omitted, so that it does not hide the others.
 pub fn parse_peers(url: &str, body: &[u8]) -> Result<Vec<Instance>, Error> {
     let peers: Option<Vec<WireInstance>> = json(url, "a list of instances", body)?;
     let sensible = |wire| {
         instance(wire)
-            .inspect_err(|wrong| log::warn!("{url}: left out {wrong}"))
+            .inspect_err(|wrong| log::warn!("{url}: ignoring {wrong}"))
             .ok()
     };
     Ok(peers
@@ -129,7 +129,7 @@ pub fn parse_peers(url: &str, body: &[u8]) -> Result<Vec<Instance>, Error> {
         .collect())
 }
 
-/// The answer to `/endpoint`.
+/// Parses the answer to `/endpoint`.
 pub fn parse_endpoint(url: &str, body: &[u8]) -> Result<String, Error> {
     const EXPECTED: &str = "a host's address or name";
     let host: String = json(url, EXPECTED, body)?;
@@ -139,13 +139,13 @@ pub fn parse_endpoint(url: &str, body: &[u8]) -> Result<String, Error> {
     }
 }
 
-/// The answer to `/initsecrethash`; a line break at its end is taken off.
+/// Parses the answer to `/initsecrethash`, without a line break at its end.
 pub fn parse_init_secret_hash(url: &str, body: &[u8]) -> Result<String, Error> {
     match std::str::from_utf8(body).map(str::trim_ascii_end) {
         Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
-        // all but the hash itself would be no secret, but what if it is the init secret?
+        // the error does not repeat the answer, which may be the init secret itself
         _ => {
-            let got = format!("{} bytes that are no bcrypt hash", body.len());
+            let got = format!("{} bytes that are not a bcrypt hash", body.len());
             Err(nonsense(url, "a bcrypt hash of 60 characters", got))
         }
     }
@@ -175,7 +175,7 @@ struct WireInstance {
     vpc_ip: String,
 }
 
-/// The error says what is wrong with it.
+/// Converts an instance. The error says what is wrong.
 fn instance(wire: WireInstance) -> Result<Instance, String> {
     if wire.name.is_empty() {
         return Err("an instance without a name".into());
@@ -184,7 +184,7 @@ fn instance(wire: WireInstance) -> Result<Instance, String> {
         "" => None,
         ip => Some(ip.parse::<IpAddr>().map_err(|_| {
             format!(
-                "{:?} with VPCIP {:?}, which is no address",
+                "{:?} with VPCIP {:?}, which is not an address",
                 excerpt(wire.name.as_bytes()),
                 excerpt(ip.as_bytes())
             )
@@ -223,7 +223,7 @@ fn excerpt(body: &[u8]) -> String {
     }
 }
 
-/// An IP address, or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
+/// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
 fn is_host(host: &str) -> bool {
     let label = |label: &str| {
         !label.is_empty()
@@ -234,7 +234,7 @@ fn is_host(host: &str) -> bool {
     host.parse::<IpAddr>().is_ok() || (host.len() <= 253 && host.split('.').all(label))
 }
 
-/// `$2a$10$` and 53 characters; 2b and 2y are later names of the same.
+/// Returns whether `text` is a bcrypt hash: `$2a$10$` and 53 characters; 2b and 2y are later names of the same format.
 fn is_bcrypt(text: &str) -> bool {
     let of_hash = |b: u8| b.is_ascii_alphanumeric() || b"./$".contains(&b);
     text.len() == 60 && text.starts_with("$2") && text.bytes().all(of_hash)
@@ -253,7 +253,7 @@ mod tests {
     const SELF: &str = r#"{"Name":"control-plane-0","ProviderID":"qemu:///hostname/control-plane-0","Role":"ControlPlane","VPCIP":"10.42.1.100","SecondaryIPRange":"","AliasIPRanges":null}"#;
     const HASH: &str = "$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
 
-    /// A server for one connection that answers whatever is asked with these bytes.
+    /// Starts a server that answers one request with these bytes.
     fn answering(answer: Vec<u8>) -> Client {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = Client::new(&format!("http://{}", listener.local_addr().unwrap()));
@@ -283,7 +283,7 @@ mod tests {
             role: Role::ControlPlane,
             vpc_ip: Some("10.42.1.100".parse().unwrap()),
         };
-        assert_eq!(ok(SELF).self_().unwrap(), expected);
+        assert_eq!(ok(SELF).own_instance().unwrap(), expected);
         assert_eq!(
             ok(&format!("[{SELF},{SELF}]\n")).peers().unwrap(),
             [expected.clone(), expected]
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn a_null_list_and_missing_fields_are_tolerated() {
         assert_eq!(ok("null").peers().unwrap(), []);
-        let bare = ok(r#"{"name":"w"}"#).self_().unwrap();
+        let bare = ok(r#"{"name":"w"}"#).own_instance().unwrap();
         assert_eq!(
             bare,
             Instance {
@@ -347,21 +347,21 @@ mod tests {
                 .to_vec(),
         );
         assert!(matches!(
-            client.self_(),
+            client.own_instance(),
             Err(Error::Status { status: 302, .. })
         ));
     }
 
     #[test]
     fn nonsense_is_named_in_the_error() {
-        let error = ok("<html>").self_().unwrap_err().to_string();
+        let error = ok("<html>").own_instance().unwrap_err().to_string();
         assert!(
             error.contains("/self") && error.contains("an instance") && error.contains("<html>"),
             "{error}"
         );
-        // of a long one the beginning
+        // only the beginning of a long answer appears
         let error = ok(&format!("\"{}\"", "a".repeat(4000)))
-            .self_()
+            .own_instance()
             .unwrap_err()
             .to_string();
         assert!(error.len() < 1000, "{error}");
@@ -374,7 +374,7 @@ mod tests {
             "",
         ] {
             assert!(
-                matches!(ok(body).self_(), Err(Error::Nonsense { .. })),
+                matches!(ok(body).own_instance(), Err(Error::Nonsense { .. })),
                 "{body}"
             );
         }
@@ -392,7 +392,10 @@ mod tests {
     #[test]
     fn a_body_without_end_is_cut_off() {
         let body = " ".repeat(MAX_BODY as usize + 1);
-        assert!(matches!(ok(&body).self_(), Err(Error::Unreachable { .. })));
+        assert!(matches!(
+            ok(&body).own_instance(),
+            Err(Error::Unreachable { .. })
+        ));
     }
 
     #[test]
@@ -402,7 +405,9 @@ mod tests {
             .local_addr()
             .unwrap();
         let started = Instant::now();
-        let error = Client::new(&format!("http://{port}/")).self_().unwrap_err();
+        let error = Client::new(&format!("http://{port}/"))
+            .own_instance()
+            .unwrap_err();
         assert!(
             error.to_string().contains(&format!("http://{port}/self")),
             "{error}"
@@ -431,7 +436,10 @@ mod tests {
             }
         });
         let started = Instant::now();
-        assert!(matches!(client.self_(), Err(Error::Unreachable { .. })));
+        assert!(matches!(
+            client.own_instance(),
+            Err(Error::Unreachable { .. })
+        ));
         assert!(
             started.elapsed() < Duration::from_secs(2),
             "{:?}",
@@ -460,7 +468,7 @@ mod tests {
             }
         }
         assert!(good > 100 && bad > 100, "{good} good, {bad} bad");
-        // as deep as a body may be
+        // the maximum depth of a body
         let deep = "[".repeat(MAX_BODY as usize);
         assert!(json::<Option<Vec<WireInstance>>>("url", "a list", deep.as_bytes()).is_err());
     }

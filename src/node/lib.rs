@@ -1,6 +1,6 @@
-//! What the two programs on a node share: [`options`] is what they are told and how they start, [`tickets`] asks the join
-//! services, [`quotes`] tells the console of attestation.
+//! What the two programs on a node share: [`options`] parses the command line and starts a program, [`ticket_client`]
+//! requests tickets from the join services, [`quotes`] reports attestation on the console.
 
 pub mod options;
 pub mod quotes;
-pub mod tickets;
+pub mod ticket_client;

@@ -1,4 +1,4 @@
-//! What both programs on a node are told about the machine, and how they start.
+//! The command-line options that both programs on a node share, and how the programs start.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -16,45 +16,45 @@ use disk::state_disk::handover;
 use lexopt::{Arg, Parser};
 use log::LevelFilter;
 
-/// The part of the help text that is about [`Options`].
+/// The part of the help text that describes [`Options`].
 pub const HELP: &str = "\
-  --csp NAME           where this machine runs (environment: CONSTEL_CSP); known: qemu
-  --variant NAME       how it attests (environment: CONSTEL_ATTESTATION_VARIANT); known: qemu-vtpm
-  --metadata URL       the metadata service, when it is not at its usual place
-  --tpm LOCATION       device:/dev/tpmrm0 (the default where it exists), swtpm:host=ADDRESS,port=PORT
-  --disk PATH          the state disk; by default the one with serial number \"state\"
-  --mount PATH         where the state disk is mounted             [/run/state]
-  --key-file PATH      where the initramfs leaves the passphrase of a new disk for the booted system
+  --csp NAME           the cloud of this machine (environment: CONSTEL_CSP); supported: qemu
+  --variant NAME       the attestation variant (environment: CONSTEL_ATTESTATION_VARIANT); supported: qemu-vtpm
+  --metadata URL       the metadata service; by default at the address that the cloud defines
+  --tpm LOCATION       device:/dev/tpmrm0 (the default if it exists) or swtpm:host=ADDRESS,port=PORT
+  --disk PATH          the state disk; by default the disk with serial number \"state\"
+  --mount PATH         the mount point of the state disk           [/run/state]
+  --key-file PATH      the file with which the initramfs hands the passphrase of a new disk to the booted system
                                                                    [/run/cryptsetup-keys.d/state.key]
-  --listen ADDRESS     where the operator reaches this node       [0.0.0.0]
-  --events PATH        writes the events there, too: a few lines that may leave the machine (/dev/virtio-ports/events, a file)
-  --debug              more log lines
-  -h, --help           this text
+  --listen ADDRESS     the address on which the node serves the operator  [0.0.0.0]
+  --events PATH        also writes the events, which contain no secrets, to a file or device (/dev/virtio-ports/events)
+  --debug              log at debug level
+  -h, --help           print this text
 ";
 
-/// Exit code: stopped by SIGTERM or SIGINT, as a shell has it.
+/// Exit code of a program that SIGTERM or SIGINT stopped: 128 + 15, as shells report SIGTERM.
 pub const STOPPED: u8 = 143;
 
-/// What both programs are told.
+/// The options of both programs.
 pub struct Options {
     csp: String,
     variant: String,
     metadata: Option<String>,
     tpm: Option<tpm::Location>,
-    /// The state disk; found by its serial number when absent.
+    /// The state disk; if `None`, it is found by its serial number.
     pub disk: Option<PathBuf>,
-    /// Where it is mounted.
+    /// The mount point of the state disk.
     pub root: PathBuf,
-    /// Where the passphrase of a new disk is left for the booted system.
+    /// The file that hands the passphrase of a new disk to the booted system.
     pub key_file: PathBuf,
-    /// Where the operator reaches this node.
+    /// The address on which the node serves the operator.
     pub listen: IpAddr,
     events: Option<PathBuf>,
     debug: bool,
 }
 
 impl Options {
-    /// What holds where nothing is said, but for what the environment says.
+    /// Returns the default options; the cloud and the attestation variant come from the environment.
     pub fn new() -> Options {
         let environment = |name| std::env::var(name).unwrap_or_default();
         Options {
@@ -71,7 +71,7 @@ impl Options {
         }
     }
 
-    /// Takes every argument; those that are not of [`HELP`] are for `more`, which says by its result whether it knows them.
+    /// Parses all arguments. Passes an option that [`HELP`] does not list to `more`, which returns whether it knows the option.
     pub fn parse(
         &mut self,
         mut arguments: Parser,
@@ -103,8 +103,8 @@ impl Options {
         Ok(())
     }
 
-    /// What comes before the first secret and the first thread: the log, the console's events of this stage, memory that is in
-    /// no core dump, and what SIGTERM stops.
+    /// Prepares the process before the first secret and the first thread exist: starts the log and the console events of
+    /// `stage`, excludes memory from core dumps and locks it, and returns the stop that SIGTERM and SIGINT set.
     pub fn start(&self, stage: &'static str) -> Result<(Timeline, Stop), Failure> {
         logger::init(if self.debug {
             LevelFilter::Debug
@@ -113,9 +113,9 @@ impl Options {
         });
         let timeline = Timeline::new(stage);
         let timeline = match &self.events {
-            // a boot does not fail over it
+            // missing events are no reason to fail the boot
             Some(path) => timeline.also_to(path).unwrap_or_else(|error| {
-                log::warn!("no events to {}: {error}", path.display());
+                log::warn!("cannot write events to {}: {error}", path.display());
                 timeline
             }),
             None => timeline,
@@ -124,11 +124,11 @@ impl Options {
         Ok((timeline, prepare().map_err(Failure::failed)?))
     }
 
-    /// The TPM, and what proves with it what this machine runs.
+    /// Returns the TPM and the issuer that attests this machine with it.
     pub fn attestation(&self) -> Result<(tpm::Location, Arc<dyn Issuer>), String> {
         if self.variant != qemu_vtpm::VARIANT {
             return Err(format!(
-                "attestation variant {:?} is not known; known: {}",
+                "attestation variant {:?} is not supported; supported: {}",
                 self.variant,
                 qemu_vtpm::VARIANT
             ));
@@ -141,7 +141,7 @@ impl Options {
         Ok((location, Arc::new(issuer)))
     }
 
-    /// Who this machine and its peers are.
+    /// Returns the client of the metadata service.
     pub fn metadata(&self) -> Result<Arc<Metadata>, String> {
         Metadata::of(&self.csp, self.metadata.as_deref())
             .map(Arc::new)
@@ -158,7 +158,7 @@ impl Default for Options {
 fn prepare() -> io::Result<Stop> {
     sys::process::keep_memory_private()?;
     if let Err(error) = sys::process::lock_memory() {
-        log::warn!("memory is not locked: {error}");
+        log::warn!("cannot lock memory, so the kernel may swap it out: {error}");
     }
     let signals = sys::signal::StopSignals::block()?;
     let stop = Stop::new();
@@ -168,14 +168,14 @@ fn prepare() -> io::Result<Stop> {
         .spawn(move || {
             match signals.wait() {
                 Ok(signal) => log::warn!("{signal}: stopping"),
-                Err(error) => log::error!("waiting for signals: {error}"),
+                Err(error) => log::error!("cannot wait for signals: {error}"),
             }
             on_signal.stop();
         })?;
     Ok(stop)
 }
 
-/// How a program ends whose work failed with `error`: by the signal that stopped it, if one did.
+/// Reports `error` and returns how the program ends: with exit code [`STOPPED`] if a signal stopped it, else as failed.
 pub fn failed(timeline: &Timeline, stop: &Stop, error: String) -> Failure {
     timeline.event("error", &error);
     let code = if stop.is_stopped() {

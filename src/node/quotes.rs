@@ -1,4 +1,4 @@
-//! What the console hears of attestation: the name of this machine's key, and each document.
+//! Reports attestation on the console: the name of this machine's attestation key, and each attestation document.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use attest::attestation::{IssueError, Issuer, KeyName, Oid};
 use base::timeline::Timeline;
 use sys::clock;
 
-/// The name of this machine's attestation key, by which an operator accepts it.
+/// Reports the name of this machine's attestation key. An operator accepts the machine by this name.
 pub fn announce_key(timeline: &Timeline, issuer: &dyn Issuer) {
     match issuer.machine() {
         Ok(Some(machine)) => match machine.parse::<KeyName>() {
@@ -14,22 +14,22 @@ pub fn announce_key(timeline: &Timeline, issuer: &dyn Issuer) {
             Err(_) => timeline.event("machine", machine),
         },
         Ok(None) => {}
-        Err(error) => log::warn!("the name of the attestation key: {error}"),
+        Err(error) => log::warn!("cannot read the name of the attestation key: {error}"),
     }
 }
 
-/// An issuer that notes the `quote` event each time it made a document.
-pub fn noted(timeline: Timeline, inner: Arc<dyn Issuer>) -> Arc<dyn Issuer> {
-    Arc::new(Noted { inner, timeline })
+/// Wraps an issuer so that it reports a `quote` event for each document, with its size and the time that it took.
+pub fn reported(timeline: Timeline, inner: Arc<dyn Issuer>) -> Arc<dyn Issuer> {
+    Arc::new(Reported { inner, timeline })
 }
 
-struct Noted {
+struct Reported {
     inner: Arc<dyn Issuer>,
     timeline: Timeline,
 }
 
-impl Noted {
-    fn note(
+impl Reported {
+    fn report(
         &self,
         issue: impl FnOnce() -> Result<Vec<u8>, IssueError>,
     ) -> Result<Vec<u8>, IssueError> {
@@ -44,17 +44,17 @@ impl Noted {
     }
 }
 
-impl Issuer for Noted {
+impl Issuer for Reported {
     fn oid(&self) -> Oid {
         self.inner.oid()
     }
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.note(|| self.inner.issue(user_data, nonce))
+        self.report(|| self.inner.issue(user_data, nonce))
     }
 
     fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.note(|| self.inner.issue_for_stranger(user_data, nonce))
+        self.report(|| self.inner.issue_for_stranger(user_data, nonce))
     }
 
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {

@@ -1,7 +1,7 @@
-//! The state disk's life: from whatever a boot finds on it to a mounted file system.
+//! Unlocks the state disk: turns whatever a boot finds on the disk into a mounted file system.
 //!
 //! ```text
-//!              blank, or ours without a cluster                    ours, initialised
+//!              blank, or ours without a cluster                    ours, initialized
 //!                           │                                             │
 //!                        format                           rejoin ║ recovery: a key that opens it
 //!                           │                                             │
@@ -14,26 +14,26 @@
 //!          (booted system) commit: permanent key
 //! ```
 //!
-//! Every change is ordered so that the next boot finishes, starts over, or unlocks, whenever the power goes:
+//! The order of the changes guarantees that after a power failure at any moment the next boot formats the disk or unlocks it:
 //!
-//! | power lost …                                    | on the disk                           | the next boot             |
+//! | power fails …                                   | on the disk                           | the next boot             |
 //! |-------------------------------------------------|---------------------------------------|---------------------------|
 //! | while formatting                                | blank, or ours without a token        | formats                   |
 //! | after formatting, until the node joins or inits | ours, token `false`                   | formats                   |
-//! | after PCR 15 was extended                       | ours, token `false`; PCR 15 forgets   | formats                   |
+//! | after PCR 15 was extended                       | ours, token `false`; PCR 15 is reset  | formats                   |
 //! | while the node state is written                 | ours, token `false`                   | formats                   |
-//! | while the new keyslot's area is written         | ours, token `false`, old slot whole   | formats                   |
+//! | while the new keyslot's area is written         | ours, token `false`, old slot intact  | formats                   |
 //! | in the header write that commits, first copy    | the second copy: token `false`        | formats                   |
 //! | in that write, second copy                      | the first copy: token `true`, new key | unlocks                   |
 //! | while the old keyslot's area is wiped           | token `true`, new key                 | unlocks                   |
-//! | after the commit, before the cluster's set-up   | token `true`, not complete            | unlocks, resets, formats  |
-//! |   has ended                                     |                                       |                           |
+//! | after the commit, before the cluster set-up     | token `true`, not complete            | unlocks, resets, formats  |
+//! |   is complete                                   |                                       |                           |
 //! | while marking for reset                         | either token                          | as the token says         |
-//! | while unlocking                                 | unchanged but for ext4's journal      | unlocks                   |
+//! | while unlocking                                 | unchanged except the ext4 journal     | unlocks                   |
 //!
-//! Disks that the old system left in one of its dead ends come out of them:
+//! A power failure could leave a disk of the old system in a state that it could not boot from. Our next boot repairs it:
 //!
-//! | the old system lost power …                    | on the disk                            | the next boot of ours     |
+//! | power failed in the old system …               | on the disk                            | the next boot of ours     |
 //! |------------------------------------------------|----------------------------------------|---------------------------|
 //! | before its format added the keyslot            | header without keyslot and token       | formats                   |
 //! | while its format wiped the disk with zeros     | keyslot, no token; journal as made,    | marks it `false`, formats |
@@ -43,20 +43,20 @@
 //! | before the node state was durable              | token `true`, no node state            | opens it while migrating; |
 //! |                                                |                                        | `run` marks it `false`    |
 //!
-//! A volume of the old system's storage driver has a keyslot and no token, too. It is told by its journal, through which all is
-//! written that is not a format's wipe, and by its end, which every program clears that makes a file system (the module
-//! `disk::device_mapper::journal`). What cannot be told is refused, and never formatted.
+//! A volume of the old system's storage driver also has a keyslot and no token. Two places on the disk distinguish it from an
+//! unfinished format: its dm-integrity journal, which every write uses except the wipe of a format, and the end of the disk,
+//! which every program that makes a file system clears (module `disk::device_mapper::journal`). A disk that cannot be
+//! classified is refused and never formatted.
 //!
-//! No kernel file system touches a disk that somebody else may have made before PCR 15 is set. What is measured, the cluster's
-//! ID, comes from the ticket (or the operator) and from the header, where the salt is under a MAC of the measurement secret
-//! ([`ClusterToken`]); while a cluster is migrating, from the ticket alone. On a first boot PCR 15 is zero, and the file system
-//! is our own: made a moment ago, under a random key that has never left this machine's memory, on sectors each of which is
-//! authenticated under that key with its place. The host can withhold them or bring back older ones of this same boot, but has
-//! none of its own that the kernel would take. A disk that claims to be uninitialised gets there too: it is formatted, and
-//! nothing that it held is read.
+//! The kernel mounts a disk that somebody else may have written only after PCR 15 is extended with the cluster ID. The cluster
+//! ID is derived from the measurement secret, which comes from the ticket or the operator, and from the salt in the header,
+//! which has a MAC under the measurement secret ([`ClusterToken`]). While a cluster is migrating, the salt comes from the ticket
+//! too. On a first boot PCR 15 is zero, and the file system is new: this boot made it under a random key that has never left
+//! the memory of this machine, and each sector is authenticated with its position under that key. The host can withhold
+//! sectors or replay older sectors of the same boot, but it cannot make sectors that the kernel accepts. A disk that claims to
+//! be uninitialized is formatted in the same way, and nothing of its old content is read.
 //!
-//! Files: [`waiting`] is where keys are tried, [`rejoin`] and [`recovery`] bring them. What is done to the disk is in the crate
-//! `disk`.
+//! Files: [`waiting`] tries keys, [`rejoin`] and [`recovery`] obtain them. The operations on the disk are in the crate `disk`.
 
 pub mod recovery;
 pub mod rejoin;
@@ -78,40 +78,40 @@ use disk::state_disk::{
     self, Disk, Handover, MAPPING, NodeState, device, filesystem, handover, node_state,
 };
 use node::quotes;
-use node::tickets::Asking;
+use node::ticket_client::TicketClient;
 use recovery::RecoveryServer;
 use rejoin::Rejoin;
 use waiting::{Opened, Waiting};
 
-/// What unlocking needs to know.
+/// The inputs of unlocking.
 pub struct Unlock {
-    /// The disk; found by its serial number when absent.
+    /// The disk; if `None`, it is found by its serial number.
     pub disk: Option<PathBuf>,
-    /// Where to mount it.
+    /// The mount point.
     pub root: PathBuf,
-    /// Where the passphrase of a new disk is left.
+    /// The file that hands the passphrase of a new disk to the booted system.
     pub key_file: PathBuf,
-    /// The program that makes ext4.
+    /// The program that makes the ext4 file system.
     pub mke2fs: PathBuf,
-    /// Where the recovery server listens while a key is missing.
+    /// The address on which the recovery server listens while the key is missing.
     pub recovery: SocketAddr,
-    /// Who this node and its peers are.
+    /// Describes this node and its peers.
     pub metadata: Arc<Metadata>,
-    /// Proves what this machine runs.
+    /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
-    /// The TPM that the cluster ID is measured into.
+    /// The TPM whose PCR 15 is extended with the cluster ID.
     pub tpm: tpm::Location,
     /// Ends every wait.
     pub stop: Stop,
-    /// Tells the console.
+    /// Receives the events for the console.
     pub timeline: Timeline,
 }
 
 impl Unlock {
-    /// Turns whatever is on the state disk into a mounted file system; the module's picture is this function.
+    /// Turns whatever is on the state disk into a mounted file system. The diagram above shows this function.
     pub fn run(self) -> Result<(), Error> {
         let device = device::find(self.disk.as_deref(), &self.stop, &self.timeline)?;
-        // what is mounted stays as it is; what a killed unlock left goes
+        // removes a mapping that a killed `unlock` left behind; a mounted one is an error
         if unmap()? {
             self.timeline
                 .event("closed", "a mapping that a killed unlock left behind");
@@ -123,15 +123,16 @@ impl Unlock {
         );
         match disk {
             Disk::New(_) => self.first_boot(&device),
-            Disk::CutOff(header) => {
+            Disk::Interrupted(header) => {
                 self.mark(&device, *header)?;
                 self.first_boot(&device)
             }
-            Disk::Initialised(header) => self.reboot(&device, *header),
+            Disk::Initialized(header) => self.reboot(&device, *header),
         }
     }
 
-    /// Finishes the old system's format: with the mark it is a disk that any boot formats, wherever the power goes.
+    /// Marks the disk of an unfinished format of the old system as uninitialized. Every later boot formats it, even if the
+    /// power fails.
     fn mark(&self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
         let mut disk = handover::open_exclusive(device)?;
         header
@@ -140,7 +141,7 @@ impl Unlock {
     }
 
     fn first_boot(&self, device: &Path) -> Result<(), Error> {
-        self.go_on("looking at the disk")?;
+        self.check_stop("looking at the disk")?;
         let passphrase = Secret::random(KEY_LEN);
         let volume_key = Secret::random(VOLUME_KEY_LEN);
         let header = luks::format(
@@ -153,12 +154,12 @@ impl Unlock {
             "formatted",
             format_args!("LUKS2 with integrity, {}", header.uuid()),
         );
-        self.go_on("formatting")?;
+        self.check_stop("formatting")?;
         let mapped = self.map(device, &header, &volume_key, FirstUse::Create)?;
-        self.go_on("mapping the new disk")?;
+        self.check_stop("mapping the new disk")?;
         filesystem::create(&mapped.0, &self.mke2fs).map_err(state_disk::Error::Filesystem)?;
         self.timeline.event("file-system", "ext4");
-        self.go_on("making the file system")?;
+        self.check_stop("making the file system")?;
         Handover {
             device: device.into(),
             key_file: self.key_file.clone(),
@@ -169,12 +170,12 @@ impl Unlock {
 
     fn reboot(&self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
         let opened = self.wait_for_key(device, &header)?;
-        // an older copy says what the disk was before, and must not be all that is left one day
+        // an outdated header copy must not become the only valid one
         header
             .repair(&mut handover::open(device, true)?)
             .map_err(|error| state_disk::Error::Luks(device.into(), error))?;
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
-        // before the kernel's file system, or anything else, reads what is on it
+        // PCR 15 is extended before the kernel or any program reads the content of the disk
         measure(
             &self.tpm,
             &cluster_id(&opened.measurement_secret, &opened.measurement_salt),
@@ -192,7 +193,8 @@ impl Unlock {
         Ok(())
     }
 
-    /// The disk of a node from before says from now on of which cluster it is, if what the node keeps about itself agrees.
+    /// Writes the cluster token into the header of a disk of the old system, if the salt in the node state matches. Unmounts and
+    /// fails if it does not.
     fn migrate(
         &self,
         device: &Path,
@@ -209,16 +211,14 @@ impl Unlock {
                 header
                     .add_cluster_token(&mut handover::open(device, true)?, &token)
                     .map_err(|error| state_disk::Error::Luks(device.into(), error))?;
-                self.timeline.event(
-                    "migrated",
-                    "the disk's header says now of which cluster it is",
-                );
+                self.timeline
+                    .event("migrated", "the disk's header now names the cluster");
                 Ok(())
             }
-            // a node that never worked: the booted system starts over
+            // this node never became a member: the booted system starts over
             Err(node_state::Error::Missing(path)) => {
                 log::warn!(
-                    "there is no {}: the disk's header does not get to say of which cluster it is",
+                    "{} does not exist, so the disk's header does not get a cluster token",
                     path.display()
                 );
                 Ok(())
@@ -234,20 +234,21 @@ impl Unlock {
         }
     }
 
-    /// The booted system puts it where sshd looks. Emergency SSH is no reason for a node not to boot.
+    /// Leaves the host certificate for the booted system, which installs it for sshd. An error does not fail the boot, because SSH
+    /// is for emergencies only.
     fn leave_host_certificate(&self, certificate: &[u8]) {
         if let Err(error) = handover::leave_host_certificate(&self.key_file, certificate) {
             log::warn!("the SSH host certificate is not renewed: {error}");
         }
     }
 
-    /// Rejoin and recovery, side by side, until one of them has brought a key that opens the disk.
+    /// Runs rejoin and recovery at the same time until one of them offers a key that opens the disk.
     fn wait_for_key(&self, device: &Path, header: &luks::Header) -> Result<Opened, Error> {
-        let over = Stop::new();
+        let finished = Stop::new();
         let waiting = Arc::new(Waiting::new(
             header.clone(),
             device,
-            over.clone(),
+            finished.clone(),
             self.timeline,
         ));
         let recovery = RecoveryServer::start(self.recovery, self.issuer.clone(), waiting.clone());
@@ -263,13 +264,13 @@ impl Unlock {
             issuer,
             timeline,
         });
-        let rejoin = Asking::start(self.metadata.clone(), rejoin);
+        let rejoin = TicketClient::start(self.metadata.clone(), rejoin);
         if let Err(error) = &rejoin {
             waiting.note("rejoin", format!("cannot start: {error}"));
         }
         quotes::announce_key(&self.timeline, self.issuer.as_ref());
         let opened = waiting.wait(&self.stop);
-        over.stop();
+        finished.stop();
         drop((recovery, rejoin));
         opened.ok_or(Error::Disk(state_disk::Error::Stopped(
             "waiting for the disk's key",
@@ -311,8 +312,8 @@ impl Unlock {
         Ok(())
     }
 
-    /// Between two steps: whether a signal ends it here.
-    fn go_on(&self, done: &'static str) -> Result<(), Error> {
+    /// Returns an error if a signal has stopped the program; `done` names the step that has just ended.
+    fn check_stop(&self, done: &'static str) -> Result<(), Error> {
         if self.stop.is_stopped() {
             Err(Error::Disk(state_disk::Error::Stopped(done)))
         } else {
@@ -321,11 +322,11 @@ impl Unlock {
     }
 }
 
-/// The mapping's block device. Dropped without [`Mapped::keep`], it is unmapped again.
+/// The block device of the mapping. The mapping is removed on drop, unless [`Mapped::keep`] was called.
 struct Mapped(PathBuf);
 
 impl Mapped {
-    /// It is mounted now.
+    /// Keeps the mapping, because it is mounted now.
     fn keep(self) {
         std::mem::forget(self);
     }
@@ -339,15 +340,15 @@ impl Drop for Mapped {
     }
 }
 
-/// Removes the mapping; whether there was one.
+/// Removes the mapping and returns whether it existed.
 ///
 /// # Errors
-/// When it is in use: then the disk is mounted, and nothing may be done to it.
+/// If the mapping is in use: the disk is mounted and must not be changed.
 fn unmap() -> Result<bool, Error> {
     match device_mapper::close(MAPPING) {
         Ok(()) => Ok(true),
         Err(device_mapper::Error::NotActive { .. }) => Ok(false),
-        // the kernel's device-mapper is not even loaded, whether its node is there or not
+        // device-mapper is not loaded; its device node may exist nevertheless
         Err(device_mapper::Error::Control(error))
             if matches!(
                 error.raw_os_error(),
@@ -363,11 +364,11 @@ fn unmap() -> Result<bool, Error> {
 fn describe(disk: &Disk) -> String {
     match disk {
         Disk::New(why) => format!("{why}: formatting it"),
-        Disk::CutOff(_) => {
-            "the old system's format of it was cut off, nothing was written since: formatting it"
+        Disk::Interrupted(_) => {
+            "a format by the old system was interrupted, and no data was written since: formatting it"
                 .into()
         }
-        Disk::Initialised(header) => format!("state disk {} of a cluster's node", header.uuid()),
+        Disk::Initialized(header) => format!("state disk {} of a cluster's node", header.uuid()),
     }
 }
 
@@ -377,14 +378,14 @@ fn measure(location: &tpm::Location, cluster: &[u8; 32]) -> Result<(), Error> {
         .map_err(Error::Tpm)
 }
 
-/// Why there is no mounted state disk. `Display` is for the console of a machine that cannot boot.
+/// Why the state disk was not mounted. `Display` is for the console of a machine that cannot boot.
 #[derive(Debug)]
 pub enum Error {
-    /// The disk.
+    /// The disk is missing, not usable, or not ours.
     Disk(state_disk::Error),
-    /// A disk without a word of its cluster, in which another one is written.
+    /// The header names no cluster, and the node state on the disk belongs to another cluster.
     NotOfCluster(PathBuf),
-    /// Measuring the cluster ID.
+    /// The TPM did not extend PCR 15 with the cluster ID.
     Tpm(tpm::Error),
 }
 
@@ -400,11 +401,11 @@ impl std::fmt::Display for Error {
             Error::Disk(error) => error.fmt(f),
             Error::NotOfCluster(device) => write!(
                 f,
-                "{}: the node state in it has another measurement salt than the cluster whose key opened it: this is \
-                 no state disk of that cluster",
+                "{}: the node state on this disk has another measurement salt than the cluster whose key opened it: the \
+                 disk does not belong to that cluster",
                 device.display()
             ),
-            Error::Tpm(error) => write!(f, "measuring the cluster ID: {error}"),
+            Error::Tpm(error) => write!(f, "cannot extend PCR 15 with the cluster ID: {error}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Opens the state disk in the initramfs.
+//! The program that opens the state disk in the initramfs.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,23 +13,23 @@ use proto::recoverproto;
 use sys::wiping::Wiping;
 use unlock::Unlock;
 
-/// Copies of secrets do not outlive their use in buffers of libraries.
+/// Wipes freed memory, because libraries copy secrets into their buffers.
 #[global_allocator]
 static ALLOCATOR: Wiping = Wiping;
 
 const HELP: &str = "\
-unlock: opens (or formats) the state disk of a confidential VM in its initramfs, and mounts it
+unlock: opens or formats the state disk of a confidential VM in its initramfs and mounts it
 
 Usage: unlock [OPTIONS]
 
 Options
-  --mke2fs PATH        the program that makes ext4                 [/sbin/mke2fs]
+  --mke2fs PATH        the program that makes the ext4 file system [/sbin/mke2fs]
 ";
 const MORE_HELP: &str = "
 Example
   unlock --csp qemu --variant qemu-vtpm
 
-Exit codes: 0 the disk is mounted, 1 failed (the last line says why), 2 wrong usage, 143 stopped by SIGTERM.
+Exit codes: 0 the disk is mounted, 1 failure (the last line gives the reason), 2 invalid usage, 143 stopped by SIGTERM.
 ";
 
 fn main() -> ExitCode {
@@ -67,7 +67,7 @@ fn unlock(
         key_file: options.key_file,
         mke2fs,
         recovery: SocketAddr::new(options.listen, recoverproto::PORT),
-        issuer: quotes::noted(timeline, issuer),
+        issuer: quotes::reported(timeline, issuer),
         tpm,
         stop: stop.clone(),
         timeline,

@@ -1,9 +1,10 @@
-//! Recovery: the operator brings the master secret to a node that nobody in the cluster can help.
+//! Recovery: the operator sends the master secret to a node when no join service can give the node its key.
 //!
-//! A gRPC server on TCP 9999 of the initramfs, over attested TLS: the operator verifies the node before it sends anything.
-//! The node derives its key itself, tries it, and answers OK only when the disk opened; a wrong one costs nothing. Anybody
-//! may call, so the answers tell nothing but that, and what the node waits for; and after a wrong one the next of the same
-//! network waits for its turn ([`Turns`]), since a try may take seconds and much memory.
+//! This is a gRPC server on TCP port 9999 of the initramfs, over attested TLS. The operator verifies the node before the
+//! operator sends anything. The node derives the disk key from the master secret, tries it, and answers OK only if the key
+//! opens the disk. A wrong secret changes nothing on the disk. Anybody may call, so an answer says only whether the key opened
+//! the disk, or what the node waits for. One try may take seconds and much memory: after a wrong secret, further callers of the
+//! same network are delayed ([`Turns`]).
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -21,27 +22,27 @@ use proto::recoverproto::{
 };
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 
-/// How long an answer may still be on its way when the disk is open.
+/// How long the server still sends answers after the disk is open.
 const GRACE: Duration = Duration::from_secs(2);
-/// Bytes of a request: two URIs of at most 4 KiB each. Anybody may send one, to a machine in its initramfs.
+/// Maximum size of a request in bytes: two URIs of at most 4 KiB each. Anybody may send one.
 const MAX_REQUEST: usize = 16 << 10;
-/// Bytes of all requests that are under way.
+/// Maximum size in bytes of all requests that are being received.
 const MAX_BUFFERED: usize = 1 << 20;
-/// A try takes as much memory as the disk's keyslot asks for, so one at a time; this many callers, each with a thread, wait
-/// for theirs.
+/// Maximum number of callers that wait, each in a thread. Only one key is tried at a time, because a try takes as much memory
+/// as the keyslot demands.
 const PLACES: usize = 8;
-/// A caller waits at most this long: a network's longest delay, and some tries of others.
-const LONGEST_WAIT: Duration = Duration::from_secs(90);
+/// Maximum time that a caller waits: the longest delay of a network plus a few tries of other callers.
+const MAX_WAIT: Duration = Duration::from_secs(90);
 
-/// What anybody may take of a machine that waits in its initramfs: 16 MiB at most, where all use all of it.
+/// Returns the limits of the server. All callers together can use at most 16 MiB of memory.
 pub fn limits() -> Limits {
     Limits {
         connections: 128,
         connections_per_peer: 32,
         half_open: 64,
-        // most of the time of one is the TPM's, which makes one quote after the other
+        // a handshake mostly waits for the TPM, which makes one quote at a time
         handshakes: 16,
-        // an operator's tool answers at once
+        // the operator's tool answers without delay
         handshake_patience: Duration::from_secs(1),
         handlers: 16,
         header_bytes: 8 << 10,
@@ -51,11 +52,14 @@ pub fn limits() -> Limits {
     }
 }
 
-/// A running recovery server; stops when dropped.
+/// A running recovery server. It stops when it is dropped.
 pub struct RecoveryServer(Server);
 
 impl RecoveryServer {
-    /// Serves on `address` until dropped.
+    /// Serves on `address` until it is dropped.
+    ///
+    /// # Errors
+    /// If the address cannot be bound or a thread cannot be created.
     pub fn start(
         address: SocketAddr,
         issuer: Arc<dyn Issuer>,
@@ -90,9 +94,9 @@ fn recover(
         .peer()
         .map_or("an unknown address".into(), |address| address.to_string());
     let candidate = candidate(message, &waiting.uuid(), format!("the operator at {name}"))?;
-    let is_over = || call.is_cancelled() || waiting.over().is_stopped();
+    let is_finished = || call.is_cancelled() || waiting.finished().is_stopped();
     let turn = turns
-        .take(call.network(), Instant::now() + LONGEST_WAIT, is_over)
+        .take(call.network(), Instant::now() + MAX_WAIT, is_finished)
         .map_err(|busy| Status::busy(busy.retry_after))?;
     match waiting.offer(candidate) {
         Ok(()) => Ok(RecoverResponse {}),
@@ -110,7 +114,7 @@ fn recover(
         }
         Err(Refused::Disk(_)) => Err(Status::new(
             Code::Internal,
-            "the node could not read its disk; its console says why",
+            "the node could not read its disk; its console gives the reason",
         )),
     }
 }
@@ -123,7 +127,7 @@ fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candi
         measurement_secret: kms
             .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
             .map_err(invalid)?,
-        // the next rejoin brings one
+        // the next rejoin renews the host certificate
         host_certificate: Vec::new(),
         migration_salt: migration_salt(&message.measurement_salt)
             .map_err(|why| Status::new(Code::InvalidArgument, why))?,

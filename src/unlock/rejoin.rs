@@ -1,7 +1,7 @@
-//! Rejoin: the node proves to a join service of its cluster what it runs, and gets the key of its disk back.
+//! Rejoin: the node attests itself to a join service of its cluster and receives the key of its state disk.
 //!
-//! All join services are asked at once ([`tickets`](node::tickets)). None of them is attested to the node (the old protocol):
-//! a key counts only when it opened the disk.
+//! The node asks all join services at once ([`ticket_client`](node::ticket_client)). It does not verify an attestation of
+//! theirs (the protocol of the old system has none): it accepts a key only if the key opens the disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,32 +12,32 @@ use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{KEY_LEN, Secret};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use node::tickets::{Asker, Failure, JoinService};
+use node::ticket_client::{Failure, JoinService, TicketRequester};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 
-/// Asks for the key of one disk.
+/// Requests the key of one disk.
 pub struct Rejoin {
-    /// Where a key is tried.
+    /// The disk on which each key is tried.
     pub waiting: Arc<Waiting>,
-    /// Proves what this machine runs.
+    /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
-    /// Tells the console.
+    /// Receives the events for the console.
     pub timeline: Timeline,
 }
 
-impl Asker for Rejoin {
-    const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+impl TicketRequester for Rejoin {
+    const MAX_PAUSE: Duration = Duration::from_secs(15);
 
-    fn over(&self) -> &Stop {
-        self.waiting.over()
+    fn finished(&self) -> &Stop {
+        self.waiting.finished()
     }
 
     fn issuer(&self) -> &Arc<dyn Issuer> {
         &self.issuer
     }
 
-    fn ask(&self, service: &JoinService) -> Result<(), Failure> {
+    fn request(&self, service: &JoinService) -> Result<(), Failure> {
         let request = IssueRejoinTicketRequest {
             disk_uuid: self.waiting.uuid(),
         };
@@ -47,7 +47,7 @@ impl Asker for Rejoin {
             .event("ticket", format_args!("from {service}"));
         match self.waiting.offer(candidate) {
             Ok(()) | Err(Refused::TooLate) => Ok(()),
-            Err(refused) => Err(format!("sent a key, but {refused}").into()),
+            Err(refused) => Err(format!("sent a key that was not accepted: {refused}").into()),
         }
     }
 
@@ -56,8 +56,8 @@ impl Asker for Rejoin {
     }
 }
 
-/// The keys of a ticket. Their lengths count: the disk does not tell whether the measurement secret is right, and the cluster
-/// ID would come out of a missing one as well.
+/// Returns the keys of a ticket, or an error that says which length is wrong. The length of the measurement secret matters
+/// because the disk cannot show that the secret is right, and a cluster ID can be derived even from an empty one.
 fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candidate, String> {
     let candidate = Candidate {
         disk_key: Secret::new(std::mem::take(&mut ticket.state_disk_key)),
@@ -70,12 +70,12 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
     match (candidate.disk_key.len(), candidate.measurement_secret.len()) {
         (KEY_LEN, KEY_LEN) => Ok(candidate),
         (key, secret) => Err(format!(
-            "sent a disk key of {key} bytes and a measurement secret of {secret}, expected {KEY_LEN} each"
+            "sent a disk key of {key} bytes and a measurement secret of {secret} bytes, expected {KEY_LEN} each"
         )),
     }
 }
 
-/// Absent unless the cluster is migrating. The error says what is wrong.
+/// Parses the measurement salt of a ticket; `None` unless the cluster is migrating. The error is a noun phrase.
 pub(super) fn migration_salt(bytes: &[u8]) -> Result<Option<[u8; MEASUREMENT_SALT_LEN]>, String> {
     match bytes.len() {
         0 => Ok(None),
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_counts_only_with_both_keys_in_full() {
+    fn a_ticket_is_accepted_only_with_both_keys_of_full_length() {
         let ticket = |key, secret| {
             let mut ticket = IssueRejoinTicketResponse::default();
             (ticket.state_disk_key, ticket.measurement_secret) = (vec![1; key], vec![2; secret]);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_salt_is_there_in_full_or_not_at_all() {
+    fn a_salt_has_full_length_or_is_absent() {
         assert_eq!(migration_salt(&[]), Ok(None));
         assert_eq!(migration_salt(&[3; 32]), Ok(Some([3; 32])));
         assert!(

@@ -1,5 +1,5 @@
-//! Where the sources of a key meet: each offer is tried on the disk, the first that opens it wins, a wrong one is answered
-//! with an error while the others go on.
+//! A disk that waits for its key. Rejoin and recovery offer keys at the same time; each key is tried on the disk. The first key
+//! that opens the disk wins. A wrong key gets an error, and the other sources continue.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,31 +14,32 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 use disk::luks;
 
-/// How often the console hears what is waited for.
+/// Interval between two console reports of what the node waits for.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 
-/// A key that a source found, not yet tried.
+/// A key that a source offers and that has not been tried.
 pub struct Candidate {
     /// The passphrase of the disk's keyslot.
     pub disk_key: Secret,
-    /// From which the cluster ID is derived.
+    /// The secret from which the cluster ID is derived.
     pub measurement_secret: Secret,
-    /// The node's SSH host certificate, renewed; empty for none.
+    /// The renewed SSH host certificate of the node; empty if there is none.
     pub host_certificate: Vec<u8>,
-    /// Only while the cluster is migrating: its measurement salt, for a disk whose header has none. Whoever has the key of a
-    /// disk is who may say so.
+    /// The measurement salt of a cluster that is migrating from the old system, for a disk whose header has no salt; else `None`.
+    /// It is trusted because its source also has the key of the disk.
     pub migration_salt: Option<[u8; MEASUREMENT_SALT_LEN]>,
-    /// Who brought it, for people: `join service 10.42.0.1:30090`.
+    /// The source, for people: `join service 10.42.0.1:30090`.
     pub from: String,
 }
 
 /// A key that opened the disk.
 pub struct Opened {
-    /// The key of the data.
+    /// The volume key, which encrypts the data.
     pub volume_key: Secret,
     /// As in [`Candidate`].
     pub measurement_secret: Secret,
-    /// Of the disk's cluster: from its header, where the measurement secret vouches for it, or the [`Candidate`]'s.
+    /// The measurement salt of the disk's cluster: from the header, authenticated with the measurement secret, or, for a disk
+    /// that is migrating, from the [`Candidate`].
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     /// As in [`Candidate`].
     pub host_certificate: Vec<u8>,
@@ -46,27 +47,27 @@ pub struct Opened {
     pub from: String,
 }
 
-/// Why an offer was not taken.
+/// Why a key was not accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The key does not open the disk.
     WrongKey,
-    /// It does, but the disk's header is not of the cluster of this measurement secret.
+    /// The key opens the disk, but the header does not belong to the cluster of this measurement secret.
     OtherCluster,
-    /// It does, but the disk's header does not say of which cluster it is, and nobody said that the cluster is migrating.
+    /// The key opens the disk, but the header names no cluster, and the source does not say that the cluster is migrating.
     NoCluster,
-    /// Another source was first, or the node is shutting down.
+    /// Another key opened the disk first, or the node is stopping.
     TooLate,
-    /// The disk could not be read: the sentence is for the console.
+    /// The disk could not be read. The text is for the console, not for the source.
     Disk(String),
 }
 
-/// What one source is doing.
+/// The last report of one source.
 #[derive(Clone)]
 pub struct Note {
-    /// How often it has tried.
+    /// How often the source has tried.
     pub tries: u32,
-    /// What came of the last try.
+    /// The result of the last try.
     pub text: String,
 }
 
@@ -74,10 +75,10 @@ pub struct Note {
 pub struct Waiting {
     header: luks::Header,
     device: PathBuf,
-    over: Stop,
+    finished: Stop,
     timeline: Timeline,
     since: Instant,
-    /// Held while a key is tried; never taken by who has `state`.
+    /// Held while a key is tried. Lock order: `trying`, then `state`.
     trying: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
@@ -91,12 +92,12 @@ struct State {
 }
 
 impl Waiting {
-    /// A disk on `device` whose verified header is `header`; `over` tells the sources that the wait is over.
-    pub fn new(header: luks::Header, device: &Path, over: Stop, timeline: Timeline) -> Waiting {
+    /// Makes the waiting disk on `device` with the verified `header`. `finished` ends the work of the sources.
+    pub fn new(header: luks::Header, device: &Path, finished: Stop, timeline: Timeline) -> Waiting {
         Waiting {
             header,
             device: device.into(),
-            over,
+            finished,
             timeline,
             since: Instant::now(),
             trying: Mutex::default(),
@@ -105,21 +106,21 @@ impl Waiting {
         }
     }
 
-    /// The disk's UUID, lower case.
+    /// Returns the UUID of the disk in lower case.
     pub fn uuid(&self) -> String {
         self.header.uuid()
     }
 
-    /// Stopped when no key is wanted any more.
-    pub fn over(&self) -> &Stop {
-        &self.over
+    /// Returns the stop that is set when no key is needed any more.
+    pub fn finished(&self) -> &Stop {
+        &self.finished
     }
 
-    /// Tries a key. Offers are tried one at a time: a keyslot may ask for a lot of memory. It may also take seconds, during
-    /// which the node still says what it waits for, and can be stopped.
+    /// Tries a key. Only one key is tried at a time, because a keyslot may demand much memory. A try may take seconds; meanwhile
+    /// the node still reports what it waits for, and it can be stopped.
     pub fn offer(&self, candidate: Candidate) -> Result<(), Refused> {
         let _turn = self.trying.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.lock().done || self.over.is_stopped() {
+        if self.lock().done || self.finished.is_stopped() {
             return Err(Refused::TooLate);
         }
         let unlocked = self
@@ -139,7 +140,7 @@ impl Waiting {
                 } = candidate;
                 let mut state = self.lock();
                 if state.done {
-                    return Err(Refused::TooLate); // stopped meanwhile
+                    return Err(Refused::TooLate); // stopped during the try
                 }
                 state.opened = Some(Opened {
                     volume_key,
@@ -176,7 +177,8 @@ impl Waiting {
             })
     }
 
-    /// Of the cluster that the disk belongs to: a volume of the same cluster has a key of the same kind, but not this.
+    /// Returns the measurement salt of the cluster to which the disk belongs. The header must name the cluster: a storage volume
+    /// of the same cluster opens with a key of the same kind, but names no cluster.
     fn measurement_salt(
         &self,
         candidate: &Candidate,
@@ -193,7 +195,7 @@ impl Waiting {
         }
     }
 
-    /// Records what the source `name` is doing; replaces what it said before and counts one more try.
+    /// Records the result of a try of the source `name`: replaces its last report and counts the try.
     pub fn note(&self, name: &str, text: impl Into<String>) {
         let mut state = self.lock();
         let tries = state.notes.get(name).map_or(0, |note| note.tries) + 1;
@@ -206,7 +208,7 @@ impl Waiting {
         );
     }
 
-    /// What is waited for, and since when.
+    /// Returns how long the disk has waited, and the last report of each source.
     pub fn report(&self) -> (Duration, Vec<(String, Note)>) {
         let notes = self
             .lock()
@@ -217,7 +219,8 @@ impl Waiting {
         (self.since.elapsed(), notes)
     }
 
-    /// Blocks until an offer opened the disk; `None` when `node` stops first. Says on the console what it waits for.
+    /// Blocks until a key opens the disk, and meanwhile reports on the console what the node waits for. Returns `None` if `node`
+    /// is stopped first.
     pub fn wait(&self, node: &Stop) -> Option<Opened> {
         let mut next_report = REPORT_EVERY;
         let mut state = self.lock();
@@ -231,9 +234,9 @@ impl Waiting {
             }
             if self.since.elapsed() >= next_report {
                 next_report += REPORT_EVERY;
-                self.tell(&state);
+                self.report_on_console(&state);
             }
-            // the node's stop does not know this condition variable: look at it a few times a second
+            // the stop of the node does not signal this condition variable, so it is polled
             state = self
                 .changed
                 .wait_timeout(state, Duration::from_millis(200))
@@ -242,7 +245,7 @@ impl Waiting {
         }
     }
 
-    fn tell(&self, state: &State) {
+    fn report_on_console(&self, state: &State) {
         let seconds = self.since.elapsed().as_secs();
         self.timeline.event(
             "waiting",
@@ -268,16 +271,16 @@ fn open_device(path: &Path) -> io::Result<File> {
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Refused::WrongKey => f.write_str("it does not open this disk"),
+            Refused::WrongKey => f.write_str("the key does not open this disk"),
             Refused::OtherCluster => f.write_str(
-                "it opens this disk, whose header is not of the cluster of this measurement secret: is it a state disk?",
+                "the key opens this disk, but the disk's header does not belong to the cluster of this measurement secret; check that this is a state disk",
             ),
             Refused::NoCluster => f.write_str(
-                "it opens this disk, whose header does not say of which cluster it is, as on disks of the old system and \
-                 volumes; if it is a state disk of before, switch migration on: --migrate-until of the join service, \
-                 --migrate of firstlight recover",
+                "the key opens this disk, but the disk's header names no cluster, as on state disks of the old system and on \
+                 storage volumes; if this is a state disk of the old system, enable migration: --migrate-until of the join \
+                 service, --migrate of firstlight recover",
             ),
-            Refused::TooLate => f.write_str("the disk is being opened by another key, or the node is stopping"),
+            Refused::TooLate => f.write_str("another key has opened the disk, or the node is stopping"),
             Refused::Disk(why) => f.write_str(why),
         }
     }
@@ -295,7 +298,7 @@ mod tests {
     use base::crypto::KEY_LEN;
 
     #[test]
-    fn while_a_key_is_tried_the_node_says_what_it_waits_for_and_can_be_stopped() {
+    fn while_a_key_is_tried_the_node_reports_and_can_be_stopped() {
         let folder = tempfile::tempdir().unwrap();
         let disk = folder.path().join("disk");
         let mut file = File::options()
@@ -307,7 +310,7 @@ mod tests {
         file.set_len(luks::MIN_DEVICE_SIZE).unwrap();
         let volume_key = Secret::random(luks::VOLUME_KEY_LEN);
         let header = luks::format(&mut file, &volume_key, &Secret::random(KEY_LEN)).unwrap();
-        // a try lasts for as long as nobody opens the pipe's other end
+        // the try blocks until the other end of the pipe is opened
         let slow = folder.path().join("pipe");
         assert!(
             Command::new("mkfifo")

@@ -1,4 +1,4 @@
-//! What went wrong in attested TLS, and whose fault it is.
+//! The errors of attested TLS. The variant says who is at fault: the network, the peer, or this machine.
 
 use std::{fmt, io};
 
@@ -6,38 +6,43 @@ use rustls::AlertDescription;
 
 use crate::attestation::{IssueError, ValidateError};
 
-/// Why there is no attested connection (or no longer one).
+/// Why an attested connection failed.
 #[derive(Debug)]
 pub enum Error {
-    /// The handshake did not end before its deadline.
+    /// Network or peer: the handshake did not complete before its deadline.
     TimedOut,
-    /// The peer closed or reset the connection.
+    /// Network or peer: the connection was closed or reset.
     Closed,
-    /// The socket failed for another reason.
+    /// Network: the socket failed for another reason.
     Socket(io::Error),
-    /// What the peer sent cannot be read as TLS.
+    /// Peer: its bytes are not TLS.
     NotTls(String),
-    /// The peer speaks TLS, but against the rules of TLS or of this protocol.
+    /// Peer: its messages violate TLS or attested TLS.
     Misbehaved(String),
-    /// The peer speaks TLS, but has no version, cipher or signature in common with us.
+    /// Peer: it supports no TLS version, cipher suite or signature scheme that this side supports.
     Incompatible(String),
-    /// We refused the peer: its certificate carries no acceptable attestation document. Full text; not for the peer.
+    /// Peer: its certificate has no acceptable attestation document. The full reason is not sent to the peer.
     Refused(ValidateError),
-    /// Our own attestation document could not be made.
+    /// This machine: its own attestation document could not be issued.
     Issuer(IssueError),
-    /// The peer ended the connection with this alert.
+    /// The peer closed the connection with this alert (RFC 8446 §6.2); see [`Error::is_attestation_refused_by_peer`].
     PeerRefused(AlertDescription),
-    /// Something failed on our side that the peer has no part in.
+    /// This machine: a failure in which the peer has no part.
     Internal(String),
 }
 
 impl Error {
-    /// Why the peer's attestation was refused, if that is what happened.
+    /// Returns why this side refused the peer's attestation; `None` for every other error.
     pub fn refused(&self) -> Option<&ValidateError> {
         match self {
             Error::Refused(reason) => Some(reason),
             _ => None,
         }
+    }
+
+    /// Returns whether the peer refused this machine's attestation document.
+    pub fn is_attestation_refused_by_peer(&self) -> bool {
+        matches!(self, Error::PeerRefused(alert) if refuses_attestation(*alert))
     }
 
     fn kind(&self) -> io::ErrorKind {
@@ -57,24 +62,27 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::TimedOut => f.write_str("the TLS handshake did not end in time"),
+            Error::TimedOut => f.write_str("the TLS handshake did not complete in time"),
             Error::Closed => {
-                f.write_str("the peer closed the connection before the TLS handshake was done")
+                f.write_str("the peer closed the connection before the TLS handshake was complete")
             }
             Error::Socket(error) => {
                 write!(f, "the connection failed during the TLS handshake: {error}")
             }
             Error::NotTls(what) => write!(f, "the peer does not speak TLS: {what}"),
             Error::Misbehaved(what) => {
-                write!(f, "the peer broke the rules of attested TLS: {what}")
+                write!(f, "the peer violated the attested TLS protocol: {what}")
             }
             Error::Incompatible(what) => {
-                write!(f, "the peer's TLS has nothing in common with ours: {what}")
+                write!(
+                    f,
+                    "the peer supports no TLS parameters that this side supports: {what}"
+                )
             }
             Error::Refused(reason) => write!(f, "the peer's attestation was refused: {reason}"),
             Error::Issuer(reason) => write!(
                 f,
-                "this machine's own attestation could not be made: {reason}"
+                "this machine could not issue its own attestation document: {reason}"
             ),
             Error::PeerRefused(alert) => {
                 write!(
@@ -88,26 +96,33 @@ impl fmt::Display for Error {
     }
 }
 
-/// How the text ends of a peer's alert that our attestation does not meet its policy.
-pub const ATTESTATION_REFUSED: &str = ": it refused this machine's attestation (its log says why)";
+/// Returns whether an alert (RFC 8446 §6.2) means that the attestation document in the certificate was refused.
+fn refuses_attestation(alert: AlertDescription) -> bool {
+    matches!(
+        alert,
+        AlertDescription::AccessDenied
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnsupportedCertificate
+    )
+}
 
-/// What an alert of RFC 8446 §6.2 says about attestation.
+/// Returns what an alert (RFC 8446 §6.2) means for attestation, as the end of a sentence.
 fn meaning(alert: AlertDescription) -> &'static str {
     match alert {
-        AlertDescription::AccessDenied
-        | AlertDescription::BadCertificate
-        | AlertDescription::CertificateUnknown
-        | AlertDescription::UnsupportedCertificate => ATTESTATION_REFUSED,
+        alert if refuses_attestation(alert) => {
+            ": it refused this machine's attestation (its log says why)"
+        }
         AlertDescription::CertificateRequired => {
-            ": it wants an attestation, and this side has none"
+            ": it requires an attestation document, and this side has none"
         }
         AlertDescription::CertificateExpired => {
-            ": to it, our certificate is not valid now; compare the clocks"
+            ": by its clock our certificate is not valid now; compare the clocks"
         }
         AlertDescription::InternalError => {
-            ": it failed, perhaps in making its own attestation (its log says why)"
+            ": it failed, perhaps because it could not issue its own attestation document (its log says why)"
         }
-        AlertDescription::ProtocolVersion => ": it wants another TLS version",
+        AlertDescription::ProtocolVersion => ": it requires another TLS version",
         _ => "",
     }
 }
@@ -130,7 +145,7 @@ impl From<Error> for io::Error {
 }
 
 impl From<io::Error> for Error {
-    /// Blocking sockets report a time-out of theirs as either of two kinds.
+    /// A blocking socket reports its time-out as `TimedOut` or as `WouldBlock`.
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Error::TimedOut,
@@ -155,12 +170,40 @@ impl From<rustls::Error> for Error {
                 | InvalidMessage::MessageTooLarge),
             ) => Error::NotTls(format!("{what:?}")),
             Tls::PeerIncompatible(what) => Error::Incompatible(format!("{what:?}")),
-            Tls::NoApplicationProtocol => Error::Incompatible("it does not offer HTTP/2".into()),
+            Tls::NoApplicationProtocol => {
+                Error::Incompatible("it does not offer HTTP/2 (ALPN h2)".into())
+            }
             Tls::EncryptError
             | Tls::FailedToGetCurrentTime
             | Tls::FailedToGetRandomBytes
             | Tls::General(_) => Error::Internal(error.to_string()),
             other => Error::Misbehaved(other.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alerts_about_the_certificate_mean_that_the_attestation_was_refused_and_others_do_not() {
+        for (alert, is_refused) in [
+            (AlertDescription::AccessDenied, true),
+            (AlertDescription::BadCertificate, true),
+            (AlertDescription::CertificateUnknown, true),
+            (AlertDescription::UnsupportedCertificate, true),
+            (AlertDescription::CertificateExpired, false),
+            (AlertDescription::CertificateRequired, false),
+            (AlertDescription::InternalError, false),
+        ] {
+            let error = Error::PeerRefused(alert);
+            assert_eq!(
+                error.is_attestation_refused_by_peer(),
+                is_refused,
+                "{error}"
+            );
+        }
+        assert!(!Error::Closed.is_attestation_refused_by_peer());
     }
 }

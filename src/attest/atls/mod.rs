@@ -1,9 +1,9 @@
-//! Attested TLS: TLS whose certificates carry proof of what software the peer runs.
+//! Attested TLS: TLS whose certificates contain proof of the software that the peer runs.
 //!
-//! TLS 1.3 (RFC 8446), or 1.2 (RFC 5246) for old peers, in which self-signed certificates replace the public-key
-//! infrastructure. Each side may *issue* (its certificate's one extension holds an attestation document that binds the
-//! certificate's key and a nonce of the peer) and *validate* (it sends a nonce and judges the peer's document). The nonces
-//! travel where Edgeless Systems' Constellation put them, so that its programs are peers of ours:
+//! This is TLS 1.3 (RFC 8446), or 1.2 (RFC 5246) for old peers, with self-signed certificates instead of a public-key
+//! infrastructure. Each side may *issue*: its certificate has one extension with an attestation document that binds the key of the
+//! certificate and a nonce of the peer. Each side may *validate*: it sends a nonce and validates the document of the peer. The
+//! nonces are in the same fields as in Edgeless Systems' Constellation, so its programs can be our peers:
 //!
 //! ```text
 //! client                                                            server
@@ -18,31 +18,30 @@
 //!   | --------------------------------------------------------------> |   validate(document, S) == SHA-256(key)
 //! ```
 //!
-//! The certificate request and the client's certificate exist only if the server validates. All keys and nonces are of one
-//! connection, and nothing is ever resumed, so every connection is attested afresh.
+//! The certificate request and the client's certificate exist only if the server validates. Keys and nonces are used for one
+//! connection only, and sessions are never resumed, so every connection has a new attestation.
 //!
 //! | file | work |
 //! |---|---|
 //! | `client.rs`, `server.rs` | the two roles: a rustls configuration for one connection, hooks that issue and validate |
 //! | `handshake.rs` | the blocking handshake under one total deadline; alert and drain when it fails |
-//! | [`hello`] | hides from rustls that the server name is no host name (a state machine over bytes, no I/O) |
-//! | `provider.rs` | the hashes that undo `hello` in the transcript |
-//! | `nonce.rs`, `certificate.rs`, `der.rs` | nonces, certificates, the DER that both are made of |
+//! | [`hello`] | hides from rustls a server name that is not a host name (a state machine over bytes, no I/O) |
+//! | `provider.rs` | the transcript hashes, which revert the change of `hello` |
+//! | `nonce.rs`, `certificate.rs`, `der.rs` | nonces, certificates, and their DER encoding |
 //! | `stream.rs` | [`split`]: two independent halves of an established TLS connection, attested or not |
 //!
 //! # What a peer can and cannot do
 //!
-//! - A peer learns from us only an alert; why its document was refused stays in our [`Error`] and log.
-//! - A server issues before the client has proven anything, because that is where TLS puts the server's certificate: an
-//!   unauthenticated client can cost it one document (a TPM quote) a connection. [`server::MAX_ISSUING`] bounds how many
-//!   are made at once.
-//! - Documents bind the certificate's key, not the transcript: whoever holds the private key can relay. Keys are fresh for
+//! - A peer receives only an alert; the reason why its document was refused stays in our [`Error`] and log.
+//! - TLS sends the server's certificate before the client has proven anything. So an unauthenticated client can make the server
+//!   issue one document (a TPM quote) per connection. [`server::MAX_ISSUING`] limits how many are made at the same time.
+//! - A document binds the key of the certificate, not the transcript: a party with the private key can relay. Keys are new for
 //!   every connection and never leave the process.
-//! - TLS 1.2 stays allowed by default, since the old programs accept it from each other; it shows the certificates (and so the
-//!   documents) to anyone on the wire. [`Client::require_tls13`] and [`Server::require_tls13`] end that.
-//! - Certificates are valid for two hours before and after now, and are checked against the clock, as the old peers do. The
-//!   freshness of a document comes from the nonce, so this only means that machines whose clocks are further apart cannot
-//!   attest each other; the error says by how much. A client without validators does not look at the certificate at all.
+//! - TLS 1.2 is allowed by default, because the old programs accept it. It shows the certificates, and so the documents, to
+//!   anyone on the network. [`Client::require_tls13`] and [`Server::require_tls13`] refuse it.
+//! - Certificates are valid for two hours before and after their issue, and the clock is checked, as in the old peers. The nonce
+//!   guarantees the freshness of a document, so this only prevents attestation between machines whose clocks differ more; the
+//!   error gives the difference. A client without validators does not check the certificate.
 
 pub(crate) mod certificate;
 mod client;
@@ -63,11 +62,11 @@ mod tests;
 
 pub use certificate::MAX_DOCUMENT;
 pub use client::Client;
-pub use error::{ATTESTATION_REFUSED, Error};
+pub use error::Error;
 pub use server::Server;
 pub use stream::split;
 
-/// ALPN's name of HTTP/2 (RFC 9113 §3.1), all that a client of ours offers.
+/// The ALPN protocol name of HTTP/2 (RFC 9113 §3.1). Our clients offer only this.
 const ALPN_H2: &[u8] = b"h2";
-/// What the old peers also offer, though they speak HTTP/2 then as well; an offer of this alone is accepted.
+/// The second ALPN protocol name that old peers offer. They always use HTTP/2; an offer of this name alone is accepted.
 const ALPN_HTTP11: &[u8] = b"http/1.1";

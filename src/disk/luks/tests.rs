@@ -313,7 +313,7 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
         (
             "/segments/0/offset",
             json!("18446744073709547520"),
-            "of a device of",
+            "but the device has",
         ),
         ("/segments/0/size", json!("4096"), "segment 0: size"),
         (

@@ -427,10 +427,7 @@ impl Link {
                 core.process(&mut reader, now);
             }
             Err(error) if is_timeout(&error) => {}
-            Err(error) => core.end(Status::new(
-                Code::Unavailable,
-                format!("the connection broke: {error}"),
-            )),
+            Err(error) => core.end(Status::broken(error)),
         }
         core.reader = Some(reader);
         self.turns.fetch_add(1, Ordering::SeqCst);
@@ -478,10 +475,7 @@ impl Link {
             if let Err(error) = result {
                 wipe(core.h2.output());
                 core.h2.output().clear();
-                self.end(
-                    &mut core,
-                    Status::new(Code::Unavailable, format!("the connection broke: {error}")),
-                );
+                self.end(&mut core, Status::broken(error));
             }
             core.wake(WaitReason::Room);
         }

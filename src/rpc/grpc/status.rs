@@ -1,8 +1,9 @@
 //! The status of a call: `grpc-status`, `grpc-message` and `grpc-status-details-bin`.
 
 use std::error::Error;
-use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use prost::Message;
 
@@ -89,7 +90,20 @@ pub struct Status {
     message: String,
     details: Vec<u8>,
     is_unprocessed: bool,
+    cause: Option<Cause>,
 }
+
+/// The error that ended a connection. Two are equal only if they are the same error.
+#[derive(Clone, Debug)]
+struct Cause(Arc<io::Error>);
+
+impl PartialEq for Cause {
+    fn eq(&self, other: &Cause) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Cause {}
 
 impl Status {
     /// Creates a status. The message is sent over the network unchanged: an unauthenticated peer
@@ -100,6 +114,7 @@ impl Status {
             message: message.into(),
             details: Vec::new(),
             is_unprocessed: false,
+            cause: None,
         }
     }
 
@@ -157,6 +172,20 @@ impl Status {
             Duration::from_secs(seconds.min(86_400))
                 + Duration::from_nanos(nanos.min(999_999_999).into()),
         )
+    }
+
+    /// Makes the status of calls whose connection failed with `error`. The error itself never crosses the network.
+    pub(super) fn broken(error: io::Error) -> Status {
+        let text = format!("the connection broke: {error}");
+        Status {
+            cause: Some(Cause(Arc::new(error))),
+            ..Status::new(Code::Unavailable, text)
+        }
+    }
+
+    /// Returns the error of the connection that ended the call; `None` if the call ended for another reason.
+    pub fn cause(&self) -> Option<&io::Error> {
+        self.cause.as_ref().map(|cause| &*cause.0)
     }
 
     /// Marks the status: the server did not process the call.
@@ -239,7 +268,11 @@ impl fmt::Display for Status {
     }
 }
 
-impl Error for Status {}
+impl Error for Status {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.cause().map(|cause| cause as _)
+    }
+}
 
 /// Encodes `grpc-message`: each byte of the UTF-8 text outside printable ASCII, and `%` itself,
 /// becomes `%XX`.

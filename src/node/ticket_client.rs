@@ -1,0 +1,512 @@
+//! Requests a ticket from every join service of the cluster at once, until one answer is sufficient.
+//!
+//! One thread lists the join services every 15 s; one thread per service requests the ticket. Each thread has its own
+//! jittered back-off from 1 s. A dead service therefore delays no other service, and a metadata service that hangs does
+//! not delay a ticket that has already arrived. The node does not verify an attestation of the join service (the
+//! protocol of the old system has none): the [`TicketRequester`] checks each answer.
+//!
+//! ```text
+//!   metadata ─► load balancer, other control planes ─► one thread each: connect, attest, TicketRequester::request
+//!      ▲                    every 15 s                             ▲   back-off, or the pause that the server asks for │
+//!      └─────────────────────────────────────────                  └──────────────────────────────────────────────────┘
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use prost::Message;
+
+use attest::atls;
+use attest::attestation::Issuer;
+use base::backoff::Backoff;
+use base::stop::{Held, Stop};
+use cloud::{Instance, Metadata, Role};
+use proto::join::{NODE_PORT, RETRY_AFTER};
+use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
+
+/// Time limit for the TCP connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for the TLS handshake. The server validates our document within it (30 s in the old system).
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for one call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum size of a ticket in bytes. One with the keys of a control plane and a list of components has about 30 KiB.
+const MAX_TICKET: usize = 1 << 20;
+/// First pause after a failure that may pass.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Pause before the next request to a service whose answer names an error that an operator must correct.
+const LASTING_PAUSE: Duration = Duration::from_secs(60);
+/// Pause before the next request to a service whose policy refused this machine's attestation.
+const REFUSED_PAUSE: Duration = Duration::from_secs(15);
+/// Maximum pause that a server can impose on a node.
+const MAX_SERVER_PAUSE: Duration = Duration::from_secs(10 * 60);
+/// Interval between two listings of the join services: services come and go while a node waits.
+const LIST_INTERVAL: Duration = Duration::from_secs(15);
+/// Maximum number of threads. No cluster has this many control planes; the limit holds against a hostile metadata service.
+const MAX_SERVICES: usize = 64;
+
+/// How long a node that has its ticket waits for the threads to end. Name resolution and a request to a slow metadata
+/// service (10 s) may take longer; such a thread ends by itself, and its result is not used.
+const GRACE: Duration = Duration::from_secs(2);
+/// Interval between two checks whether the threads have ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What is requested, and what happens with the answers.
+pub trait TicketRequester: Send + Sync + 'static {
+    /// The longest pause between two requests to one service.
+    const MAX_PAUSE: Duration;
+    /// Returns the stop that ends all requests; it is set when no ticket is needed any more.
+    fn finished(&self) -> &Stop;
+    /// Returns the issuer that attests this machine.
+    fn issuer(&self) -> &Arc<dyn Issuer>;
+    /// Receives the answer of the metadata service: once before the first request, and again after each listing.
+    fn update_metadata(&self, _answer: MetadataAnswer) {}
+    /// Requests a ticket from one service. After an error the service is asked again.
+    fn request(&self, service: &JoinService) -> Result<(), Failure>;
+    /// Records why `source` gave no ticket this time.
+    fn note(&self, source: &str, failure: &Failure);
+}
+
+/// What the metadata service says about this machine; `None` where it gave no answer.
+pub struct MetadataAnswer {
+    /// This machine.
+    pub own: Option<Instance>,
+    /// The host name or address under which all control planes are reached.
+    pub load_balancer: Option<String>,
+}
+
+/// Why a request gave no ticket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// A clause for people.
+    pub text: String,
+    /// Whether the failure lasts until an operator corrects its cause.
+    pub is_lasting: bool,
+    /// How long the server asks the node to wait.
+    pub retry_after: Option<Duration>,
+}
+
+impl From<String> for Failure {
+    /// Makes a failure that may pass without an operator.
+    fn from(text: String) -> Failure {
+        Failure {
+            text,
+            is_lasting: false,
+            retry_after: None,
+        }
+    }
+}
+
+impl From<&atls::Error> for Failure {
+    /// A refused attestation lasts, but the policy of the cluster may admit a new image at any moment.
+    fn from(error: &atls::Error) -> Failure {
+        let is_lasting = error.is_attestation_refused_by_peer();
+        Failure {
+            text: error.to_string(),
+            is_lasting,
+            retry_after: is_lasting.then_some(REFUSED_PAUSE),
+        }
+    }
+}
+
+impl Failure {
+    /// Makes a failure that lasts until an operator corrects its cause.
+    pub fn lasting(text: String) -> Failure {
+        Failure {
+            is_lasting: true,
+            ..Failure::from(text)
+        }
+    }
+
+    fn from_status(status: &Status, trailers: &Trailers) -> Failure {
+        use Code::{FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated};
+        // in TLS 1.3 the server's refusal arrives after the client's handshake is complete
+        if let Some(error) = tls_error(status)
+            && error.is_attestation_refused_by_peer()
+        {
+            return Failure {
+                text: status.message().to_owned(),
+                ..Failure::from(error)
+            };
+        }
+        Failure {
+            text: format!("gave no ticket: {status}"),
+            is_lasting: matches!(
+                status.code(),
+                InvalidArgument | PermissionDenied | Unauthenticated | FailedPrecondition
+            ),
+            retry_after: retry_after(status, trailers),
+        }
+    }
+
+    fn pause(&self, backoff: &mut Backoff) -> Duration {
+        let usual = backoff.pause();
+        let hint = self
+            .retry_after
+            .map(|hint| hint.clamp(FIRST_PAUSE, MAX_SERVER_PAUSE));
+        match (hint, self.is_lasting) {
+            // jitter, because the server may have given the same pause to many nodes
+            (Some(hint), _) => hint + Backoff::new(hint / 8, hint).pause(),
+            (None, true) => Backoff::new(LASTING_PAUSE, LASTING_PAUSE).pause(),
+            (None, false) => usual,
+        }
+    }
+}
+
+/// Returns the TLS error that ended the connection of `status`; `None` if the call ended for another reason.
+fn tls_error(status: &Status) -> Option<&atls::Error> {
+    status.cause()?.get_ref()?.downcast_ref()
+}
+
+/// Returns the pause that the server asks for: `google.rpc.RetryInfo` in the status details, or a trailer.
+fn retry_after(status: &Status, trailers: &Trailers) -> Option<Duration> {
+    let millis = || trailers.get(RETRY_AFTER)?.parse().ok();
+    status
+        .retry_after()
+        .or_else(|| millis().map(Duration::from_millis))
+}
+
+/// One join service, or a load balancer in front of several.
+#[derive(Debug, Clone, Copy)]
+pub struct JoinService(SocketAddr);
+
+impl fmt::Display for JoinService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "join service {}", self.0)
+    }
+}
+
+impl JoinService {
+    /// Connects and attests this machine. [`TicketRequester::finished`] ends the attempt, and later the connection, at once.
+    pub fn connect<'a>(
+        &self,
+        requester: &'a impl TicketRequester,
+    ) -> Result<Connection<'a>, Failure> {
+        let finished = requester.finished();
+        let socket = sys::net::connect(self.0, Instant::now() + CONNECT_TIMEOUT, &|| {
+            finished.is_stopped()
+        })
+        .map_err(|error| format!("cannot connect: {error}"))?;
+        let held = finished.hold(&socket).map_err(|error| error.to_string())?;
+        let client = atls::Client::new(Some(requester.issuer().clone()), vec![]);
+        let transport = client.connect(socket, Instant::now() + HANDSHAKE_TIMEOUT);
+        let transport = transport.map_err(|error| Failure::from(&error))?;
+        let channel = Channel::new(transport, &self.0.to_string())
+            .map_err(|status| Failure::from_status(&status, &Trailers::new()))?
+            .with_message_bytes(MAX_TICKET);
+        Ok(Connection {
+            channel,
+            _held: held,
+        })
+    }
+}
+
+/// A connection to a join service.
+pub struct Connection<'a> {
+    channel: Channel,
+    _held: Held<'a>,
+}
+
+impl Connection<'_> {
+    /// Calls `method` of the join service.
+    pub fn call<Q: Message, R: Message + Default>(
+        &self,
+        method: &str,
+        request: &Q,
+    ) -> Result<R, Failure> {
+        let options = CallOptions {
+            timeout: Some(CALL_TIMEOUT),
+            ..CallOptions::default()
+        };
+        // a stream of one message, because only a stream gives access to the trailers
+        let answer = self.channel.server_streaming(method, request, &options);
+        let mut answer =
+            answer.map_err(|status| Failure::from_status(&status, &Trailers::new()))?;
+        answer
+            .one()
+            .map_err(|status| Failure::from_status(&status, &answer.trailers()))
+    }
+}
+
+/// The threads that request tickets. They stop with [`TicketRequester::finished`] and are joined on drop.
+pub struct TicketClient(Option<JoinHandle<()>>);
+
+impl TicketClient {
+    /// Starts requests to every join service that `metadata` lists.
+    ///
+    /// # Errors
+    /// If no thread can be created.
+    pub fn start<R: TicketRequester>(
+        metadata: Arc<Metadata>,
+        requester: Arc<R>,
+    ) -> std::io::Result<TicketClient> {
+        let lister = thread::Builder::new().name("tickets".into());
+        lister
+            .spawn(move || request_from_all(&metadata, &requester))
+            .map(|thread| TicketClient(Some(thread)))
+    }
+}
+
+impl Drop for TicketClient {
+    fn drop(&mut self) {
+        let Some(thread) = self.0.take() else { return };
+        let end = Instant::now() + GRACE;
+        while !thread.is_finished() && Instant::now() < end {
+            thread::sleep(POLL_INTERVAL);
+        }
+        if thread.is_finished() {
+            let _ = thread.join();
+        } else {
+            log::debug!("a request is still running; its result is not used");
+        }
+    }
+}
+
+fn request_from_all<R: TicketRequester>(metadata: &Metadata, requester: &Arc<R>) {
+    let finished = requester.finished();
+    let mut threads = BTreeMap::new();
+    let mut backoff = Backoff::new(FIRST_PAUSE, LIST_INTERVAL);
+    while !finished.is_stopped() {
+        let listed = list(metadata);
+        for (source, error) in &listed.errors {
+            requester.note(source, &Failure::from(error.clone()));
+        }
+        requester.update_metadata(listed.answer);
+        for host in listed.hosts {
+            if threads.len() < MAX_SERVICES && !threads.contains_key(&host) {
+                let (requester, service) = (
+                    requester.clone(),
+                    JoinService(SocketAddr::new(host, NODE_PORT)),
+                );
+                let thread = thread::Builder::new().name("ticket-ask".into());
+                match thread.spawn(move || request_from(&service, &*requester)) {
+                    Ok(thread) => drop(threads.insert(host, thread)),
+                    Err(error) => {
+                        log::warn!("cannot create a thread for join service {host}: {error}")
+                    }
+                }
+            }
+        }
+        if threads.is_empty() && listed.errors.is_empty() {
+            requester.note(
+                "metadata",
+                &Failure::from("no other control plane is known".to_owned()),
+            );
+        }
+        finished.wait(if threads.is_empty() {
+            backoff.pause()
+        } else {
+            LIST_INTERVAL
+        });
+    }
+    for (_, thread) in threads {
+        let _ = thread.join();
+    }
+}
+
+/// Requests tickets from one join service until one is accepted or no ticket is needed any more.
+fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
+    let (name, finished) = (service.to_string(), requester.finished());
+    let mut backoff = Backoff::new(FIRST_PAUSE, R::MAX_PAUSE);
+    while !finished.is_stopped() {
+        let Err(failure) = requester.request(service) else {
+            return;
+        };
+        if finished.is_stopped() {
+            return;
+        }
+        requester.note(&name, &failure);
+        finished.wait(failure.pause(&mut backoff));
+    }
+}
+
+/// The result of one listing.
+struct Listing {
+    answer: MetadataAnswer,
+    hosts: Vec<IpAddr>,
+    errors: Vec<(&'static str, String)>,
+}
+
+/// Lists the load balancer and all control planes except this machine. An error of one source does not hide the others.
+fn list(metadata: &Metadata) -> Listing {
+    let mut listed = Listing {
+        answer: MetadataAnswer {
+            own: None,
+            load_balancer: None,
+        },
+        hosts: vec![],
+        errors: vec![],
+    };
+    match metadata.load_balancer_endpoint() {
+        Ok(host) => {
+            match sys::net::resolve(&host) {
+                Ok(addresses) => listed.hosts.extend(addresses),
+                Err(error) => listed
+                    .errors
+                    .push(("load balancer", format!("{host}: {error}"))),
+            }
+            listed.answer.load_balancer = Some(host);
+        }
+        Err(error) => listed.errors.push(("load balancer", error.to_string())),
+    }
+    match metadata.peers() {
+        Ok(peers) => {
+            let planes = peers.iter().filter(|peer| peer.role == Role::ControlPlane);
+            listed.hosts.extend(planes.filter_map(|peer| peer.vpc_ip));
+        }
+        Err(error) => listed.errors.push(("control planes", error.to_string())),
+    }
+    match metadata.own_instance() {
+        Ok(own) => {
+            // this machine runs no join service before it has its ticket
+            listed.hosts.retain(|host| Some(*host) != own.vpc_ip);
+            listed.answer.own = Some(own);
+        }
+        Err(error) => listed.errors.push(("this machine", error.to_string())),
+    }
+    listed.hosts.sort();
+    listed.hosts.dedup();
+    listed
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use attest::attestation::{IssueError, Oid, ValidateError, Validator};
+    use rpc::grpc::{Limits, Router, Server};
+
+    use super::*;
+
+    fn trailers(hint: &str) -> Trailers {
+        let mut trailers = Trailers::new();
+        trailers.insert(RETRY_AFTER, hint).unwrap();
+        trailers
+    }
+
+    #[test]
+    fn the_status_code_decides_whether_a_failure_lasts() {
+        for (code, is_lasting) in [
+            (Code::InvalidArgument, true),
+            (Code::PermissionDenied, true),
+            (Code::Unauthenticated, true),
+            (Code::FailedPrecondition, true),
+            (Code::Unavailable, false),
+            (Code::ResourceExhausted, false),
+            // the only code that the old system sends
+            (Code::Internal, false),
+        ] {
+            let failure = Failure::from_status(&Status::new(code, "why"), &Trailers::new());
+            assert_eq!(
+                (failure.is_lasting, failure.retry_after),
+                (is_lasting, None),
+                "{code}"
+            );
+            assert!(failure.text.contains("why"));
+        }
+    }
+
+    #[test]
+    fn the_pause_that_a_server_asks_for_is_used_in_either_form_and_limited() {
+        let busy = Status::new(Code::ResourceExhausted, "busy");
+        let pause = |failure: Failure| {
+            failure
+                .pause(&mut Backoff::new(FIRST_PAUSE, FIRST_PAUSE))
+                .as_millis()
+        };
+        assert!((2500..3000).contains(&pause(Failure::from_status(&busy, &trailers("2500")))));
+        let with_info = busy.clone().with_retry_after(Duration::from_millis(2500));
+        assert!((2500..3000).contains(&pause(Failure::from_status(&with_info, &Trailers::new()))));
+        assert!(
+            pause(Failure::from_status(
+                &busy,
+                &trailers("18446744073709551615")
+            )) < MAX_SERVER_PAUSE.as_millis() * 9 / 8 + 1
+        );
+        assert!((1000..1200).contains(&pause(Failure::from_status(&busy, &trailers("0")))));
+        assert!(pause(Failure::from_status(&busy, &trailers("soon"))) <= 1000);
+        assert!((30_000..=60_000).contains(&pause(Failure::lasting("mend it".into()))));
+    }
+
+    /// Attests with a document that anyone can make.
+    struct AnyDocument;
+
+    impl Issuer for AnyDocument {
+        fn oid(&self) -> Oid {
+            TEST_OID
+        }
+
+        fn issue(&self, _user_data: &[u8], _nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+            Ok(b"document".to_vec())
+        }
+    }
+
+    /// Refuses every document.
+    struct RefuseAll;
+
+    impl Validator for RefuseAll {
+        fn oid(&self) -> Oid {
+            TEST_OID
+        }
+
+        fn validate(&self, _document: &[u8], _nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+            Err(ValidateError("PCR 4 differs".into()))
+        }
+    }
+
+    /// 1.3.9900.1.1, the dummy variant of the old system.
+    const TEST_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
+
+    struct Requester(Stop, Arc<dyn Issuer>);
+
+    impl TicketRequester for Requester {
+        const MAX_PAUSE: Duration = FIRST_PAUSE;
+
+        fn finished(&self) -> &Stop {
+            &self.0
+        }
+
+        fn issuer(&self) -> &Arc<dyn Issuer> {
+            &self.1
+        }
+
+        fn request(&self, service: &JoinService) -> Result<(), Failure> {
+            service.connect(self)?.call("/test.Test/Ticket", &())
+        }
+
+        fn note(&self, _source: &str, _failure: &Failure) {}
+    }
+
+    #[test]
+    fn a_server_that_refuses_the_attestation_is_recognised_by_its_tls_alert() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let service = JoinService(listener.local_addr().unwrap());
+        let transport = Arc::new(atls::Server::new(None, vec![Arc::new(RefuseAll)]));
+        let (router, limits) = (Router::new(), Limits::default());
+        let server = Server::start("test", listener, transport, router, limits).unwrap();
+        let failure = Requester(Stop::new(), Arc::new(AnyDocument))
+            .request(&service)
+            .unwrap_err();
+        server.stop(Duration::ZERO);
+        assert!(failure.is_lasting, "{failure:?}");
+        assert_eq!(failure.retry_after, Some(REFUSED_PAUSE));
+        assert!(
+            failure.text.contains("refused this machine's attestation"),
+            "{failure:?}"
+        );
+    }
+
+    #[test]
+    fn the_words_of_a_server_do_not_make_a_failure_a_refused_attestation() {
+        // the end of the text that our own error has for such an alert
+        let words = "alert AccessDenied: it refused this machine's attestation (its log says why)";
+        let status = Status::new(Code::Unavailable, words);
+        let failure = Failure::from_status(&status, &Trailers::new());
+        assert!(!failure.is_lasting, "{failure:?}");
+        assert_eq!(failure.retry_after, None);
+    }
+}
