@@ -1,4 +1,4 @@
-//! `sys::process` changes the whole process: tested apart from the library's unit tests, which share one.
+//! Tests `sys::process`, which changes the whole process. The unit tests of the library share a process, so this test is separate.
 
 use sys::process;
 

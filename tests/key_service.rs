@@ -333,7 +333,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
         .unwrap();
     fs::write(dir.path().join("attestationConfig"), both.to_json()).unwrap();
     assert!(get(&new_machine).is_err());
-    program.expect("the machine runs none of the 2 images that are accepted");
+    program.expect("the machine runs none of the 2 accepted images");
     assert!(get(&old_machine).is_ok());
     let mut whole = new;
     whole.get_mut(&9).unwrap().expected = [0; 32];

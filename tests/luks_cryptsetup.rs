@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use base::crypto::Secret;
-use disk::luks::{self, ClusterToken, Error, Header, Integrity, Probe, State};
+use disk::luks::{self, ClusterToken, DiskState, Error, Header, Integrity, Probe};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 
@@ -263,14 +263,14 @@ fn token_0_is_the_text_that_constellation_writes() {
         )
     };
     assert_eq!(token(&it).trim(), text(false));
-    assert_eq!(it.header().state(), State::Uninitialised);
+    assert_eq!(it.header().state(), DiskState::Uninitialized);
     it.commit();
     assert_eq!(token(&it).trim(), text(true));
     assert!(it.header().initialized());
     let mut header = it.header();
     header.mark_for_reset(&mut it.disk).unwrap();
     assert_eq!(token(&it).trim(), text(false));
-    assert_eq!(it.header().state(), State::Uninitialised);
+    assert_eq!(it.header().state(), DiskState::Uninitialized);
 }
 
 #[test]
@@ -414,7 +414,7 @@ fn we_open_what_cryptsetup_formats_at_any_argon2id_cost() {
             .unwrap_err()
             .to_string();
         assert!(why.contains("integrity is missing"), "{why}");
-        assert_eq!(header.state(), State::Unmarked);
+        assert_eq!(header.state(), DiskState::Unmarked);
         assert!(matches!(
             it.unlock(NEW),
             Err(Error::WrongPassphrase { keyslots: 1 })
@@ -692,7 +692,7 @@ fn cryptsetups_header_backup_is_a_header_and_restores_ours() {
         &["--header-backup-file", "backup"],
         &["disk"],
     );
-    assert_eq!(it.header().state(), State::Uninitialised);
+    assert_eq!(it.header().state(), DiskState::Uninitialized);
     assert_eq!(it.unlock(OLD).unwrap(), volume_key());
 }
 
@@ -957,7 +957,7 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         (
             "/segments/0/offset",
             Some(json!("0")),
-            Theirs("segment 0: starts at byte 0"),
+            Theirs("segment 0: it starts at byte 0"),
         ),
         ("/segments/0/size", Some(json!("")), Neither),
         ("/segments/0/size", Some(json!("0")), Neither),

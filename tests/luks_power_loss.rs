@@ -8,7 +8,9 @@ use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 
 use base::crypto::Secret;
 use disk::device_mapper::may_hold_data;
-use disk::luks::{self, ClusterToken, DATA_OFFSET, Device, Error, Header, Integrity, Probe, State};
+use disk::luks::{
+    self, ClusterToken, DATA_OFFSET, Device, DiskState, Error, Header, Integrity, Probe,
+};
 
 use support::cut_off;
 
@@ -86,7 +88,7 @@ enum Found {
     Unfinished,
     /// Ours; which of the two keys of the test open it.
     Ours {
-        state: State,
+        state: DiskState,
         old: bool,
         new: bool,
     },
@@ -94,27 +96,27 @@ enum Found {
 }
 
 const UNINITIALISED_OLD: Found = Found::Ours {
-    state: State::Uninitialised,
+    state: DiskState::Uninitialized,
     old: true,
     new: false,
 };
 const INITIALISED_NEW: Found = Found::Ours {
-    state: State::Initialised,
+    state: DiskState::Initialized,
     old: false,
     new: true,
 };
 const INITIALISED_OLD: Found = Found::Ours {
-    state: State::Initialised,
+    state: DiskState::Initialized,
     old: true,
     new: false,
 };
 const UNINITIALISED_NEW: Found = Found::Ours {
-    state: State::Uninitialised,
+    state: DiskState::Uninitialized,
     old: false,
     new: true,
 };
 const UNINITIALISED_CLOSED: Found = Found::Ours {
-    state: State::Uninitialised,
+    state: DiskState::Uninitialized,
     old: false,
     new: false,
 };
@@ -156,7 +158,7 @@ fn boot(image: &[u8]) -> Found {
         Err(e) => panic!("{e}"),
     };
     // the disk says of which cluster it is as soon as it is of one
-    assert!(header.state() != State::Initialised || header.cluster_token().unwrap().is_some());
+    assert!(header.state() != DiskState::Initialized || header.cluster_token().unwrap().is_some());
     Found::Ours {
         state: header.state(),
         old: opens(old_key()),
@@ -466,7 +468,7 @@ fn a_repair_cut_anywhere_leaves_the_disk_as_it_was() {
 #[test]
 fn the_mark_of_a_cut_off_format_cut_anywhere_leaves_a_disk_that_the_next_boot_formats() {
     const UNMARKED: Found = Found::Ours {
-        state: State::Unmarked,
+        state: DiskState::Unmarked,
         old: false,
         new: false,
     };

@@ -255,8 +255,7 @@ fn a_marked_node_is_no_fresh_one_but_a_member_of_its_cluster() {
     let document = issue(&tpm);
     let refusal = validate(ZERO_15, &document, NONCE).unwrap_err().to_string();
     let (expected, got) = ("0".repeat(64), hex(&pcr15_after(&[1; 32])));
-    let why =
-        "the machine has joined a cluster since it started; restart it to have it judged afresh";
+    let why = "the machine has joined a cluster since it started; reboot it to attest again";
     assert_eq!(
         refusal,
         format!("PCR 15: expected {expected}, got {got}; {why}")
@@ -788,7 +787,7 @@ fn bytes_do_not_move_from_one_register_to_the_next() {
         .unwrap_err()
         .to_string();
     assert!(
-        refusal.contains("not those that the TPM signed"),
+        refusal.contains("not the values that the TPM signed"),
         "{refusal}"
     );
 }
@@ -818,7 +817,9 @@ fn registers_that_never_stop_changing_are_an_error() {
         .issue(USER_DATA, NONCE)
         .unwrap_err();
     assert!(
-        error.to_string().contains("something keeps extending them"),
+        error
+            .to_string()
+            .contains("another program extends PCRs continuously"),
         "{error}"
     );
 }

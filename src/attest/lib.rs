@@ -1,5 +1,5 @@
-//! Remote attestation: [`tpm`] speaks to the TPM, [`attestation`] makes documents and holds them against a policy, [`atls`] has
-//! them in the certificates of TLS.
+//! Remote attestation: [`tpm`] accesses the TPM, [`attestation`] makes documents and validates them against a policy, [`atls`]
+//! transports them in TLS certificates.
 
 pub mod atls;
 pub mod attestation;

@@ -1,4 +1,5 @@
-//! The state disk: [`luks`] is the LUKS2 header, [`device_mapper`] the kernel's mapping, [`state_disk`] what a node keeps on it.
+//! The state disk: [`luks`] reads and writes the LUKS2 header, [`device_mapper`] maps the disk in the kernel, [`state_disk`]
+//! manages what a node stores on it.
 
 pub mod device_mapper;
 pub mod luks;

@@ -1,9 +1,9 @@
-//! Key management: where data keys come from, and the URIs that name such a place.
+//! Key management: the back ends that provide data keys, and the URIs that name a back end.
 //!
-//! A key URI travels in `InitRequest` and `RecoverMessage`; that of the cluster's own back end carries the master secret
-//! itself, so it is a secret too. `uri` reads and writes them; the one back end of this version derives every key from
-//! the master secret, needs no storage, and is [`ClusterKms`]. Those that wrap random keys in a cloud's key service are
-//! known by name and refused. [`Uuid`] names a disk and so its key.
+//! `InitRequest` and `RecoverMessage` contain a key URI. The URI of the cluster's own back end contains the master secret, so the
+//! URI is a secret too. `uri` parses and writes URIs. This version has one back end, [`ClusterKms`], which derives every key from
+//! the master secret and needs no storage. Back ends that wrap random keys in the key service of a cloud are known by name and
+//! refused. [`Uuid`] names a disk and its key.
 
 mod uri;
 mod uuid;
@@ -16,10 +16,10 @@ pub use uuid::Uuid;
 
 use base::crypto::{Dek, MAX_DERIVED_LEN, Secret, derive_key};
 
-/// The storage URI that goes with a back end that stores nothing.
+/// The storage URI of a back end that stores nothing.
 pub const NO_STORE: &str = "storage://no-store";
 
-/// The back end that derives: HKDF-SHA-256 of the master secret and its salt, under the key's name.
+/// The back end that derives keys: HKDF-SHA-256 of the master secret and its salt, with the name of the key as info.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterKms {
     key: Secret,
@@ -27,7 +27,7 @@ pub struct ClusterKms {
 }
 
 impl ClusterKms {
-    /// Of the master secret and its salt; neither may be empty.
+    /// Makes the back end from the master secret and its salt; neither may be empty.
     pub fn new(key: Secret, salt: Secret) -> Result<Self, Error> {
         if key.is_empty() {
             return Err(Error::Empty("key"));
@@ -38,53 +38,54 @@ impl ClusterKms {
         Ok(ClusterKms { key, salt })
     }
 
-    /// The master secret.
+    /// Returns the master secret.
     pub fn key(&self) -> &Secret {
         &self.key
     }
 
-    /// Its salt.
+    /// Returns the salt.
     pub fn salt(&self) -> &Secret {
         &self.salt
     }
 
-    /// What a pair of URIs names, as they come in `InitRequest` and `RecoverMessage`. An empty storage URI means none.
+    /// Makes the back end that a key URI and a storage URI of `InitRequest` or `RecoverMessage` name. An empty storage URI means no
+    /// storage.
     pub fn from_uris(kms_uri: &str, storage_uri: &str) -> Result<Self, Error> {
         uri::check_storage(storage_uri)?;
         uri::parse_kms(kms_uri)
     }
 
-    /// `kms://cluster-kms?key=..&salt=..`: holds the master secret.
+    /// Returns the URI `kms://cluster-kms?key=..&salt=..`, which contains the master secret.
     pub fn uri(&self) -> Zeroizing<String> {
         uri::write_cluster_kms(self.key.expose(), self.salt.expose())
     }
 
-    /// The data key of the given name, `len` bytes (1 to [`MAX_DERIVED_LEN`]).
+    /// Derives the data key of the given name with `len` bytes (1 to [`MAX_DERIVED_LEN`]).
     pub fn dek(&self, id: &Dek, len: usize) -> Result<Secret, Error> {
         derive_key(self.key.expose(), self.salt.expose(), id.info(), len).ok_or(Error::Length(len))
     }
 }
 
-/// Why there is no key. No text holds a part of a URI that may be secret.
+/// Why a key is not available. No text contains a part of a URI that may be secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// Longer than any URI of ours: the length in bytes.
+    /// The URI is too long: its length in bytes.
     TooLong(usize),
-    /// Not of the scheme wanted (`kms`, `storage`).
+    /// The URI does not have the expected scheme (`kms`, `storage`).
     Scheme(&'static str),
-    /// A back end that the wire protocol has, but not this version: scheme and name.
+    /// A back end of the wire protocol that this version does not support: scheme and name.
     Unsupported(&'static str, &'static str),
-    /// A back end that nobody knows; the name, where it cannot be a misplaced secret.
+    /// An unknown back end: scheme, and the name unless it may be a misplaced secret.
     Unknown(&'static str, Option<String>),
-    /// The named parameter is not there.
+    /// The named parameter is missing.
     Missing(&'static str),
-    /// The named parameter is there twice.
+    /// The named parameter appears twice.
     Twice(&'static str),
-    /// The named parameter is there, with no value.
+    /// The named parameter has no value.
     Empty(&'static str),
-    /// The named parameter is not base64 in the alphabet for URLs, or its percent-encoding is broken.
+    /// The named parameter is not base64url, or its percent-encoding is invalid.
     Encoding(&'static str),
-    /// A key of so many bytes cannot be derived.
+    /// A key of this length in bytes cannot be derived.
     Length(usize),
 }
 
@@ -93,7 +94,7 @@ impl fmt::Display for Error {
         match self {
             Error::TooLong(len) => write!(
                 f,
-                "key URI: {len} bytes, more than the {} that are read",
+                "key URI: it has {len} bytes, expected at most {}",
                 uri::MAX_LEN
             ),
             Error::Scheme(scheme) => {
@@ -113,7 +114,7 @@ impl fmt::Display for Error {
             Error::Empty(name) => write!(f, "key URI: the {name} is empty"),
             Error::Encoding(name) => write!(
                 f,
-                "key URI: the parameter {name} is not base64 in the alphabet for URLs"
+                "key URI: the parameter {name} is not base64url (RFC 4648 §5)"
             ),
             Error::Length(len) => write!(
                 f,

@@ -5,8 +5,8 @@
 //! storage://no-store
 //! ```
 //!
-//! The old system's writer leaves the base64 padding `=` as it is, which a query allows; its reader decodes percent signs
-//! twice, which spoils values that hold any. Here they are decoded exactly once; base64url needs none.
+//! The old system does not percent-encode the base64 padding `=`, which a query allows. Its parser decodes percent signs twice,
+//! which corrupts values that contain a percent sign. This module decodes exactly once; base64url contains no percent sign.
 
 use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, Engine, GeneralPurpose, GeneralPurposeConfig};
@@ -15,16 +15,16 @@ use zeroize::Zeroizing;
 use super::{ClusterKms, Error, NO_STORE};
 use base::crypto::Secret;
 
-/// More than any URI of ours needs: a master secret and a salt of 1 KiB each make 2.8 KiB.
+/// Maximum length of a URI in bytes. A master secret and a salt of 1 KiB each need 2.8 KiB.
 pub(super) const MAX_LEN: usize = 4096;
 
 const KMS: &str = "kms";
 const STORAGE: &str = "storage";
 const CLUSTER_KMS: &str = "cluster-kms";
-/// Names that the old system's URIs have besides.
+/// Other back ends of the old system.
 const CLOUDS: [&str; 3] = ["aws", "azure", "gcp"];
 
-/// Writes the padding, as the old reader demands; reads with and without.
+/// Base64url: written with padding, which the old parser requires; read with and without padding.
 const BASE64URL: GeneralPurpose = GeneralPurpose::new(
     &URL_SAFE,
     GeneralPurposeConfig::new()
@@ -35,7 +35,7 @@ const BASE64URL: GeneralPurpose = GeneralPurpose::new(
 pub(super) fn write_cluster_kms(key: &[u8], salt: &[u8]) -> Zeroizing<String> {
     let encoded = |bytes: &[u8]| Zeroizing::new(BASE64URL.encode(bytes));
     let (key, salt) = (encoded(key), encoded(salt));
-    // all of it at once: a string that grows leaves copies behind
+    // the full capacity at once: a string that grows leaves copies of the secret in freed memory
     let mut uri = Zeroizing::new(String::with_capacity(
         MAX_LEN.max(key.len() + salt.len() + 64),
     ));
@@ -64,7 +64,7 @@ pub(super) fn check_storage(uri: &str) -> Result<(), Error> {
     Err(not_supported(STORAGE, name))
 }
 
-/// The name of the back end, and the query.
+/// Returns the name of the back end and the query.
 fn split<'a>(uri: &'a str, scheme: &'static str) -> Result<(&'a str, &'a str), Error> {
     if uri.len() > MAX_LEN {
         return Err(Error::TooLong(uri.len()));
@@ -80,12 +80,12 @@ fn not_supported(scheme: &'static str, name: &str) -> Error {
     if let Some(cloud) = CLOUDS.iter().find(|cloud| **cloud == name) {
         return Error::Unsupported(scheme, cloud);
     }
-    // whoever left out the question mark put a secret here
+    // without the question mark the name contains the secret
     let harmless = name.len() <= 16 && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
     Error::Unknown(scheme, harmless.then(|| name.to_owned()))
 }
 
-/// Parameters of other names are passed over, as the old reader does.
+/// Returns the value of a parameter. Parameters with other names are ignored, as in the old system.
 fn secret_parameter(query: &str, name: &'static str) -> Result<Secret, Error> {
     let mut values = query
         .split('&')
@@ -104,7 +104,7 @@ fn secret_parameter(query: &str, name: &'static str) -> Result<Secret, Error> {
         .map_err(|_| Error::Encoding(name))
 }
 
-/// RFC 3986 §2.1; `None` for a percent sign without two hexadecimal digits.
+/// Decodes percent-encoding (RFC 3986 §2.1); `None` for a percent sign without two hexadecimal digits.
 fn percent_decoded(text: &str) -> Option<Zeroizing<Vec<u8>>> {
     let mut out = Zeroizing::new(Vec::with_capacity(text.len()));
     let mut bytes = text.bytes();

@@ -1,14 +1,14 @@
-//! The identifier of a disk, under which its key is derived.
+//! The UUID of a disk, which is an input of the derivation of its key.
 
 use std::fmt;
 
-/// A UUID in the form of RFC 9562 §4: 8-4-4-4-12 hexadecimal digits. Kept in lower case, since key ids are compared byte
-/// for byte.
+/// A UUID in the format of RFC 9562 §4: 8-4-4-4-12 hexadecimal digits. Stored in lower case, because key ids are compared byte by
+/// byte.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Uuid(String);
 
 impl Uuid {
-    /// Of text in either case, with nothing around it.
+    /// Parses a UUID in upper or lower case without surrounding characters.
     pub fn parse(text: &str) -> Option<Uuid> {
         const HYPHENS: [usize; 4] = [8, 13, 18, 23];
         let fits = |(at, byte): (usize, u8)| {
@@ -22,7 +22,7 @@ impl Uuid {
             .then(|| Uuid(text.to_ascii_lowercase()))
     }
 
-    /// In lower case.
+    /// Returns the UUID in lower case.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,14 +1,13 @@
-//! What a node keeps for its sshd, in `ssh/` of the state disk, where the image's sshd_config(5) looks for it:
+//! The files of a node for its sshd: in `ssh/` on the state disk, as configured in the image's sshd_config(5):
 //!
 //! | file | option | made by |
 //! |---|---|---|
-//! | `ssh_host_ed25519_key`, `.pub` | `HostKey` | the image's sshd-keygen unit before this program starts; here if it did not |
-//! | `ssh_host_cert.pub` | `HostCertificate` | here |
-//! | `ssh_ca.pub` | `TrustedUserCAKeys` | here |
+//! | `ssh_host_ed25519_key`, `.pub` | `HostKey` | the image's sshd-keygen unit before this program starts; else this module |
+//! | `ssh_host_cert.pub` | `HostCertificate` | this module |
+//! | `ssh_ca.pub` | `TrustedUserCAKeys` | this module |
 //!
-//! A host key that is missing is made, and not an error: the set-up of a cluster must not fail for the emergency exit, and
-//! an exit that works is what the operator expects. sshd reads `ssh_ca.pub` at each login, but the certificate, since OpenSSH
-//! 9.8, only when it starts, so it is told.
+//! A missing host key is created: it must not fail the set-up of a cluster, and the operator expects that emergency SSH works.
+//! sshd reads `ssh_ca.pub` at each login. Since OpenSSH 9.8 it reads the certificate only at its start, so sshd is reloaded.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -25,35 +24,35 @@ use super::{Authority, Error as Refused};
 use sys::file;
 use sys::interfaces;
 
-/// Below the mounted state disk.
+/// The directory below the mount point of the state disk.
 const DIRECTORY: &str = "ssh";
 const HOST_KEY: &str = "ssh_host_ed25519_key";
 const HOST_PUBLIC_KEY: &str = "ssh_host_ed25519_key.pub";
 const HOST_CERTIFICATE: &str = "ssh_host_cert.pub";
 const AUTHORITY: &str = "ssh_ca.pub";
-/// sshd refuses a host key that others may read.
+/// Mode of the private key: sshd refuses a host key that other users can read.
 const PRIVATE: u32 = 0o600;
-/// ssh-keygen's mode for keys and certificates that are public.
+/// Mode of public keys and certificates, as ssh-keygen uses.
 const PUBLIC: u32 = 0o644;
-/// Far above any key file.
+/// Maximum number of bytes that are read of a key file.
 const MAX_FILE: u64 = 64 << 10;
-/// sshd's unit: of Fedora and most others, of Debian.
+/// The systemd units of sshd: in Fedora and most distributions, and in Debian.
 const UNITS: [&str; 2] = ["sshd.service", "ssh.service"];
 
-/// Why a node has no emergency SSH.
+/// Why emergency SSH could not be set up.
 #[derive(Debug)]
 pub enum Error {
-    /// The system's answer.
+    /// A file cannot be read or written.
     Io(PathBuf, io::Error),
     /// The host key cannot be used.
     Key(PathBuf, key::Error),
     /// The host certificate cannot be made.
     Certificate(Refused),
-    /// What a join service sent is not what sshd can use.
+    /// The ticket of a join service contains a line that sshd cannot use.
     Ticket(&'static str),
-    /// The authority that a join service sent is no key.
+    /// The authority in the ticket is not a key.
     Authority(key::Error),
-    /// The host certificate that a join service sent is not for this node's key.
+    /// The host certificate in the ticket does not certify this node's host key.
     Foreign,
 }
 
@@ -65,21 +64,20 @@ impl fmt::Display for Error {
             Error::Certificate(error) => error.fmt(f),
             Error::Ticket(what) => write!(
                 f,
-                "the ticket's {what} is not one line of an SSH public key file"
+                "the ticket's {what} is not a single line of an SSH public key file"
             ),
             Error::Authority(error) => write!(f, "the ticket's SSH authority: {error}"),
-            Error::Foreign => {
-                f.write_str("the ticket's SSH host certificate is not one of this node's host key")
-            }
+            Error::Foreign => f.write_str(
+                "the ticket's SSH host certificate does not certify this node's host key",
+            ),
         }
     }
 }
 
 impl std::error::Error for Error {}
 
-/// Has this node's host key certified by the authority for hosts, and puts the certificate and the public key of the one for
-/// users where sshd looks for them, below the state disk mounted at `root`. May be repeated. sshd uses it after
-/// [`reload_sshd`].
+/// Certifies this node's host key with the host authority, and writes the certificate and the public key of the user authority to
+/// the state disk mounted at `root`. May be repeated. sshd uses the certificate after [`reload_sshd`].
 pub fn install_host_certificate(
     root: &Path,
     hosts: &Authority,
@@ -93,12 +91,12 @@ pub fn install_host_certificate(
     install(root, users.line().as_bytes(), certificate.as_bytes())
 }
 
-/// The same with lines that a join service made: the authority's public key, the host certificate.
+/// Writes the public key of the user authority and the host certificate that a join service sent.
 pub fn install(root: &Path, authority: &[u8], certificate: &[u8]) -> Result<(), Error> {
     let authority = one_line(authority).ok_or(Error::Ticket("SSH authority"))?;
     let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
     let directory = directory(root)?;
-    // the certificate first: with the authority in place this node lets its operator in
+    // the certificate first: the authority permits logins
     for (name, line) in [(HOST_CERTIFICATE, certificate), (AUTHORITY, authority)] {
         let path = directory.join(name);
         file::replace(&path, format!("{line}\n").as_bytes(), PUBLIC)
@@ -107,8 +105,7 @@ pub fn install(root: &Path, authority: &[u8], certificate: &[u8]) -> Result<(), 
     Ok(())
 }
 
-/// Puts a host certificate that a join service sent with a rejoin ticket in the place of the one before, which will end. One
-/// that is not of this node's host key is refused, and changes nothing.
+/// Replaces the host certificate with that of a rejoin ticket. A certificate for another key is refused, and nothing changes.
 pub fn renew(root: &Path, certificate: &[u8]) -> Result<(), Error> {
     let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
     if !host_key(root)?.is_certified_in(certificate) {
@@ -119,7 +116,7 @@ pub fn renew(root: &Path, certificate: &[u8]) -> Result<(), Error> {
         .map_err(|error| Error::Io(path, error))
 }
 
-/// Whether [`install`] takes these lines, and sshd after it: one authority, and a certificate of this node's host key.
+/// Checks that [`install`] and sshd accept these lines: one authority, and a certificate for this node's host key.
 pub fn check(authority: &[u8], certificate: &[u8], key: &PublicKey) -> Result<(), Error> {
     let authority = one_line(authority).ok_or(Error::Ticket("SSH authority"))?;
     let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
@@ -131,18 +128,18 @@ pub fn check(authority: &[u8], certificate: &[u8], key: &PublicKey) -> Result<()
     }
 }
 
-/// Further lines would be further authorities.
+/// Returns the only line; `None` if there are more, because each further line would be a further authority.
 fn one_line(line: &[u8]) -> Option<&str> {
     let line = std::str::from_utf8(line).ok()?;
     let line = line.strip_suffix('\n').unwrap_or(line);
     (!line.is_empty() && !line.contains(char::is_control)).then_some(line)
 }
 
-/// The public part of this node's host key, which is made if there is none.
+/// Returns the public part of this node's host key; creates the key if it does not exist.
 pub fn host_key(root: &Path) -> Result<PublicKey, Error> {
     let directory = directory(root)?;
     let (private, public) = (directory.join(HOST_KEY), directory.join(HOST_PUBLIC_KEY));
-    // a power cut may have left them empty, and sshd goes by the private one
+    // a power failure may have left the files empty; sshd uses the private key
     match fs::metadata(&private) {
         Ok(metadata) if metadata.len() > 0 => {}
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -150,7 +147,7 @@ pub fn host_key(root: &Path) -> Result<PublicKey, Error> {
         }
         _ => return make_host_key(&private, &public),
     }
-    // looking at the private one is not necessary as long as there is the other
+    // the private key is read only if the public key does not exist
     match read(&public).map(|text| PublicKey::from_line(&text)) {
         Ok(Ok(key)) => Ok(key),
         _ => {
@@ -161,7 +158,7 @@ pub fn host_key(root: &Path) -> Result<PublicKey, Error> {
 }
 
 fn make_host_key(private: &Path, public: &Path) -> Result<PublicKey, Error> {
-    log::info!("this node has no SSH host key: making one");
+    log::info!("this node has no SSH host key: creating one");
     let (file, key) = key::generate();
     let line = format!("{}\n", key.line());
     file::replace(public, line.as_bytes(), PUBLIC)
@@ -178,12 +175,12 @@ fn directory(root: &Path) -> Result<PathBuf, Error> {
 }
 
 fn read(path: &Path) -> io::Result<Zeroizing<String>> {
-    // a pipe in its place would never open
+    // opening a pipe would block
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
         .open(path)?;
-    // with room for all of it, since a string that grows leaves copies behind
+    // the full capacity at once: a string that grows leaves copies of the key in freed memory
     let mut text = Zeroizing::new(String::with_capacity(MAX_FILE as usize + 1));
     file.take(MAX_FILE).read_to_string(&mut text)?;
     Ok(text)
@@ -208,8 +205,8 @@ pub fn principals(more: &[String]) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Tells a running sshd that there is a certificate, without waiting for it; one that is not running reads it when it starts.
-/// Without systemd, or where it fails, new nodes are known by their host key alone: the log says so.
+/// Reloads a running sshd without waiting for it; sshd also reads the certificate when it starts. If the reload fails, for example
+/// without systemd, sshd does not offer the new certificate until its next start; this is logged.
 pub fn reload_sshd() {
     for unit in UNITS {
         let told = Command::new("systemctl")
@@ -217,10 +214,12 @@ pub fn reload_sshd() {
             .stdin(Stdio::null())
             .output();
         match told {
-            Ok(output) if output.status.success() => log::info!("{unit}: reloaded, if it runs"),
+            Ok(output) if output.status.success() => {
+                log::info!("{unit}: reloaded if it is running")
+            }
             Ok(output) => log::debug!("{unit}: {}", String::from_utf8_lossy(&output.stderr).trim()),
             Err(error) => log::warn!(
-                "sshd offers its new host certificate when it starts anew: systemctl: {error}"
+                "sshd offers its new host certificate only after a restart: systemctl: {error}"
             ),
         }
     }
@@ -331,9 +330,11 @@ mod tests {
                 .unwrap_err()
                 .to_string()
         };
-        assert!(refused(&line, &certificate(&other)).contains("not one of this node's host key"));
-        assert!(refused(&line, &own.line()).contains("not one of this node's host key"));
-        assert!(refused(&line.repeat(2), &certificate(&own)).contains("not one line"));
+        assert!(
+            refused(&line, &certificate(&other)).contains("does not certify this node's host key")
+        );
+        assert!(refused(&line, &own.line()).contains("does not certify this node's host key"));
+        assert!(refused(&line.repeat(2), &certificate(&own)).contains("not a single line"));
         assert!(refused("ssh-ed25519 nonsense", &certificate(&own)).contains("SSH authority"));
         for mutant in support::mutation::mutations(certificate(&own).as_bytes(), 10_000) {
             let _ = check(line.as_bytes(), &mutant, &own);

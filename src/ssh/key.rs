@@ -1,4 +1,4 @@
-//! Public keys: as SSH sends them (RFC 4253 §6.6), as a line of a `.pub` file, and as they stand in the clear at the head of
+//! Public keys in three formats: the wire format of SSH (RFC 4253 §6.6), a line of a `.pub` file, and the unencrypted part of
 //! OpenSSH's private key file (PROTOCOL.key of its sources).
 
 use std::fmt;
@@ -11,23 +11,23 @@ use zeroize::Zeroizing;
 use super::wire::{Malformed, Reader, Writer};
 use base::crypto::{self, Secret};
 
-/// Name of the keys that this program makes (RFC 8709 §4).
+/// Name of the kind of key that this program makes (RFC 8709 §4).
 pub const ED25519: &str = "ssh-ed25519";
-/// Length in bytes of such a key, and of the seed it is made from.
+/// Length in bytes of such a key and of its seed.
 pub const ED25519_LEN: usize = 32;
-/// Bytes of an Ed25519 key in the wire format (RFC 8709 §4): its name and the key, each after its length.
+/// Length in bytes of an Ed25519 key in the wire format (RFC 8709 §4): name and key, each after its length.
 pub const ED25519_BLOB_LEN: usize = 4 + ED25519.len() + 4 + ED25519_LEN;
 
 const BEGIN: &str = "-----BEGIN OPENSSH PRIVATE KEY-----";
 const END: &str = "-----END OPENSSH PRIVATE KEY-----";
 const MAGIC: &[u8] = b"openssh-key-v1\0";
-/// Base64 characters in a line of a private key file, as ssh-keygen writes it.
+/// Base64 characters per line of a private key file, as in ssh-keygen.
 const LINE: usize = 70;
-/// Unencrypted private parts are padded to this (PROTOCOL.key §3).
+/// The unencrypted private part is padded to a multiple of this many bytes (PROTOCOL.key §3).
 const BLOCK: usize = 8;
 
-/// A kind of key that can be certified: its name, that of its certificates, and how many strings follow the name. Those that
-/// OpenSSH accepts by default (ssh-keygen(1) -t); DSA is not among them since 7.0.
+/// A kind of key that can be certified: its name, the name of its certificates, and the number of strings after the name. These
+/// are the kinds that OpenSSH accepts by default (ssh-keygen(1) -t), without DSA since 7.0.
 pub(super) struct Kind {
     name: &'static str,
     pub(super) certificate: &'static str,

@@ -1,13 +1,13 @@
-//! Emergency SSH: an operator who holds the master secret reaches every node of the cluster, without a password or a key
-//! that anybody put there before.
+//! Emergency SSH: an operator with the master secret can log in to every node of the cluster, without passwords or keys that were
+//! installed before.
 //!
-//! The cluster has two certificate authorities, Ed25519 keys whose seeds are derived from the master secret. Nodes trust the
-//! one for users; their own host keys are certified by the one for hosts, which join services have, too, and which lets nobody
-//! log in anywhere. The operator derives both again, certifies a key of theirs for a day, and knows every node by its
-//! certificate. The format is OpenSSH's (PROTOCOL.certkeys of its sources); the names of the files, and the authority for users,
-//! are the old system's, which has it certify hosts, too.
+//! The cluster has two certificate authorities: Ed25519 keys whose seeds are derived from the master secret. Nodes trust the user
+//! authority. The host authority certifies the host keys of the nodes; join services have it too, and it does not permit a login.
+//! The operator derives both authorities, certifies a key for one day, and verifies each node by its host certificate. The format
+//! is that of OpenSSH (PROTOCOL.certkeys of its sources). File names and the user authority are those of the old system, whose
+//! user authority also certifies hosts.
 //!
-//! Files: [`key`], public keys; [`host`], what a node keeps on its state disk; `wire`, the data types.
+//! Files: [`key`] has public keys; [`host`] the files of a node on its state disk; `wire` the data types.
 
 pub mod host;
 pub mod key;
@@ -23,18 +23,18 @@ pub use key::PublicKey;
 use key::{ED25519, ED25519_LEN};
 use wire::Writer;
 
-/// The user that an operator becomes.
+/// The user name with which an operator logs in.
 pub const USER: &str = "root";
 /// How long a user certificate is valid.
 pub const USER_VALIDITY: Duration = Duration::from_secs(24 * 3600);
-/// How long a host certificate is valid. Nodes get a new one at each rejoin, so the longest time between two boots.
+/// How long a host certificate is valid. A node gets a new one at each rejoin, so this is the longest time between two boots.
 pub const HOST_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
-/// A node's clock may be so much behind the operator's.
+/// Maximum time by which the clock of a node may be behind that of the operator.
 const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 /// PROTOCOL.certkeys: SSH2_CERT_TYPE_USER, SSH2_CERT_TYPE_HOST.
 const TYPE_USER: u32 = 1;
 const TYPE_HOST: u32 = 2;
-/// In the order of their names, as the format demands: what a rescue needs, and no agent or X11 forwarding.
+/// The permissions in alphabetical order, which the format requires. Agent and X11 forwarding are not permitted.
 const USER_EXTENSIONS: [&str; 2] = ["permit-port-forwarding", "permit-pty"];
 const NONCE_LEN: usize = 32;
 
@@ -44,10 +44,10 @@ pub struct Authority {
     public: PublicKey,
 }
 
-/// What a certificate says of a key.
+/// The content of a certificate about a key.
 struct Statement<'a> {
     kind: u32,
-    /// Who it is, for sshd's log.
+    /// The key id, which sshd logs.
     id: &'a str,
     principals: &'a [String],
     /// Seconds since 1970.
@@ -57,7 +57,7 @@ struct Statement<'a> {
 }
 
 impl Authority {
-    /// Of the seed, 32 bytes: the data key [`crypto::SSH_USER_CA_SEED_ID`] or [`crypto::SSH_HOST_CA_SEED_ID`].
+    /// Makes the authority from its seed of 32 bytes: the data key [`crypto::SSH_USER_CA_SEED_ID`] or [`crypto::SSH_HOST_CA_SEED_ID`].
     pub fn from_seed(seed: &Secret) -> Result<Authority, Error> {
         let pair = Ed25519KeyPair::from_seed_unchecked(seed.expose())
             .map_err(|_| Error::Seed(seed.len()))?;
@@ -65,26 +65,26 @@ impl Authority {
         Ok(Authority { pair, public })
     }
 
-    /// Its public key.
+    /// Returns the public key.
     pub fn public(&self) -> &PublicKey {
         &self.public
     }
 
-    /// The same as a line: for `TrustedUserCAKeys` of sshd_config(5) and, after a `@cert-authority` mark, known_hosts. Without
-    /// line break.
+    /// Returns the public key as a line without line break, for `TrustedUserCAKeys` of sshd_config(5) and, after
+    /// `@cert-authority`, for known_hosts.
     pub fn public_line(&self) -> String {
         self.public.line()
     }
 
-    /// Certifies a node's key for these host names and addresses, from `now` on for [`HOST_VALIDITY`]: a line of a `.pub` file,
-    /// without line break. Valid since ever, too: an operator's clock may be behind that of who certifies.
+    /// Certifies the key of a node for these host names and addresses. Returns a line of a `.pub` file without line break. The
+    /// certificate is valid until [`HOST_VALIDITY`] after `now`, without a start, because the operator's clock may be behind.
     pub fn host_certificate(
         &self,
         key: &PublicKey,
         principals: &[String],
         now: SystemTime,
     ) -> Result<String, Error> {
-        // one without principals would be valid for every name
+        // a certificate without principals would be valid for every name
         let id = principals.first().ok_or(Error::NoPrincipals)?;
         if let Some(bad) = principals.iter().find(|name| !is_principal(name)) {
             return Err(Error::Principal(bad.clone()));
@@ -102,8 +102,8 @@ impl Authority {
         Ok(self.certify(key, &statement, crypto::random()))
     }
 
-    /// Certifies an operator's key for [`USER`], from `now` on for [`USER_VALIDITY`]; in the form of
-    /// [`Authority::host_certificate`].
+    /// Certifies the key of an operator for [`USER`] until [`USER_VALIDITY`] after `now`. Returns a line as
+    /// [`Authority::host_certificate`] does.
     pub fn user_certificate(&self, key: &PublicKey, now: SystemTime) -> String {
         let statement = Statement {
             kind: TYPE_USER,
@@ -120,7 +120,7 @@ impl Authority {
         self.certify(key, &statement, crypto::random())
     }
 
-    /// PROTOCOL.certkeys: the fields are in this order for every kind of key.
+    /// Makes a certificate. The order of fields is the same for every kind of key (PROTOCOL.certkeys).
     fn certify(&self, key: &PublicKey, statement: &Statement, nonce: [u8; NONCE_LEN]) -> String {
         let name = key.kind.certificate;
         let principals = statement
@@ -151,14 +151,14 @@ impl Authority {
     }
 }
 
-/// As certificates have times: since 1970.
+/// Returns a time as in certificates: seconds since 1970.
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs()
 }
 
-/// A host name or an address; a pattern would be one for other hosts too.
+/// Returns whether `name` is a host name or an address. A pattern is refused, because it would match other hosts.
 pub fn is_principal(name: &str) -> bool {
     !name.is_empty()
         && name
@@ -166,14 +166,14 @@ pub fn is_principal(name: &str) -> bool {
             .all(|c| c.is_ascii_graphic() && !"*?!,".contains(c))
 }
 
-/// Why there is no authority or certificate.
+/// Why an authority or a certificate could not be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// The seed has so many bytes.
+    /// The seed has the wrong length: its length in bytes.
     Seed(usize),
-    /// A host without a name.
+    /// The host has no name or address.
     NoPrincipals,
-    /// This is no host name or address.
+    /// The text is not a host name or address.
     Principal(String),
 }
 
@@ -187,11 +187,11 @@ impl fmt::Display for Error {
                 )
             }
             Error::NoPrincipals => {
-                f.write_str("the SSH host certificate needs a host name or address to be for")
+                f.write_str("the SSH host certificate needs at least one host name or address")
             }
             Error::Principal(name) => write!(
                 f,
-                "{name:?} is no host name or address for an SSH host certificate"
+                "{name:?} is not a host name or address, which an SSH host certificate needs"
             ),
         }
     }

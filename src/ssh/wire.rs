@@ -1,8 +1,8 @@
-//! The data types of SSH (RFC 4251 §5): big-endian numbers, and strings of bytes with their length before them.
+//! The data types of SSH (RFC 4251 §5): big-endian numbers, and byte strings that follow their length.
 
 use zeroize::Zeroizing;
 
-/// Puts one value after the other; wiped when dropped, since a private key passes through it too.
+/// Writes values one after the other. Wiped on drop, because it also writes private keys.
 #[derive(Default)]
 pub struct Writer(Zeroizing<Vec<u8>>);
 
@@ -17,13 +17,13 @@ impl Writer {
         self
     }
 
-    /// With its length before it, which must fit 32 bits.
+    /// Writes a string after its length, which must fit 32 bits.
     pub fn string(self, bytes: &[u8]) -> Self {
         let len = u32::try_from(bytes.len()).expect("nothing of ours has 4 GiB");
         self.u32(len).raw(bytes)
     }
 
-    /// As it is.
+    /// Writes bytes without a length.
     pub fn raw(mut self, bytes: &[u8]) -> Self {
         self.0.extend_from_slice(bytes);
         self
@@ -34,11 +34,11 @@ impl Writer {
     }
 }
 
-/// What was read ends too early, or goes on where it should end.
+/// The input is too short or has extra bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Takes one value after the other.
+/// Reads values one after the other.
 pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// Nothing may follow.
+    /// Returns an error if bytes follow.
     pub fn end(self) -> Result<(), Malformed> {
         if self.0.is_empty() {
             Ok(())

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use disk::luks::{self, Header, Probe, State};
+use disk::luks::{self, DiskState, Header, Probe};
 
 use crate::cut_off;
 use crate::program::Program;
@@ -93,7 +93,7 @@ fn a_luks_disk_of_somebody_else_is_refused() {
         .status()
         .unwrap();
     assert!(made.success());
-    expect_refused(&setting, &disk, &["not one of a state disk"]);
+    expect_refused(&setting, &disk, &["is not that of a state disk"]);
 }
 
 #[test]
@@ -102,10 +102,12 @@ fn a_disk_whose_format_the_old_system_left_cut_off_is_started_over() {
     let disk = setting.file("disk", cut_off::disk());
     let old = header(&disk).uuid();
     let mut node = Program::start(&mut setting.unlock(&disk));
-    node.expect("format of it was cut off, nothing was written since: formatting it");
+    node.expect(
+        "a format by the old system was interrupted, and no data was written since: formatting it",
+    );
     // the disk is a file here, so the run ends where it would be mapped
     node.exit();
-    assert_eq!(header(&disk).state(), State::Uninitialised);
+    assert_eq!(header(&disk).state(), DiskState::Uninitialized);
     assert_ne!(header(&disk).uuid(), old);
 }
 
@@ -139,8 +141,11 @@ fn a_disk_without_mark_on_which_somebody_may_have_written_is_refused_with_the_co
             &written(cut_off::SUPERBLOCK as u64 + 4096 + 100),
             "journal was written to",
         ),
-        (&written((64 << 20) - 1), "its end was written to"),
-        (&labelled, "not as a format leaves it"),
+        (
+            &written((64 << 20) - 1),
+            "the end of the disk was written to",
+        ),
+        (&labelled, "is not what a format writes"),
     ];
     for (change, why) in cases {
         let disk = setting.file("disk", cut_off::disk());

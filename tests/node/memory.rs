@@ -134,7 +134,7 @@ fn a_rejoin_ticket_that_does_not_open_the_disk_leaves_nothing_behind() {
     assert_known(&node, key.expose());
     assert_known(&node, secret.expose());
     end.send(()).unwrap();
-    node.expect("was not accepted: it does not open this disk");
+    node.expect("was not accepted: the key does not open this disk");
     assert_wiped(&node, key.expose());
     assert_wiped(&node, secret.expose());
 }

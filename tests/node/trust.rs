@@ -104,13 +104,17 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
     let node = Node::of(Arc::new(forger));
     for what in ["recover", "init"] {
         for (named, more, why) in [
-            (&[][..], &[][..], "and no key is named"),
+            (&[][..], &[][..], "and the policy names no key"),
             (
                 &[],
                 &["--attestation-key", &genuine],
-                "not the one that is named",
+                "not the one that the policy names",
             ),
-            (&[genuine.as_str()], &[], "not the one that is named"),
+            (
+                &[genuine.as_str()],
+                &[],
+                "not the one that the policy names",
+            ),
         ] {
             let (code, said) = node.operate(&setting, what, &policy(&setting, named), more);
             assert!(
@@ -211,7 +215,7 @@ fn a_join_service_lets_in_the_machines_that_its_policy_names_and_says_when_it_na
         service.output()
     );
     assert!(rejoin(address, forger.clone()).is_err());
-    service.expect("not the one that is named");
+    service.expect("not the one that the policy names");
     assert!(
         !service.output().contains("any TPM is believed"),
         "{}",

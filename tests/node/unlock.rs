@@ -117,7 +117,7 @@ fn a_join_service_with_a_wrong_key_does_not_stop_the_right_one() {
     let policy = setting.policy();
     let _wrong = setting.join_service(3, wrong_keys, &policy);
     let mut node = Program::start(&mut setting.unlock(&disk));
-    node.expect("was not accepted: it does not open this disk");
+    node.expect("was not accepted: the key does not open this disk");
     let (_keys, keys) = setting.key_service(4, MASTER_KEY);
     let _join = setting.join_service(4, keys, &policy);
     setting.set_control_planes(&[3, 4]);
@@ -267,7 +267,7 @@ fn a_disk_that_is_of_another_cluster_by_its_own_word_stays_closed() {
         &["--migrate-until", "2099-12-31"],
     );
     let node = Program::start(&mut setting.unlock(&disk));
-    node.expect("was not accepted: it opens this disk, whose header is not of the cluster of this measurement secret");
+    node.expect("was not accepted: the key opens this disk, but the disk's header does not belong to the cluster of this measurement secret");
     assert!(!node.output().contains("key-slot:"));
 }
 

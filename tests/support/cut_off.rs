@@ -1,14 +1,14 @@
-//! A state disk whose format the old system left cut off in its wipe, as real programs make it.
+//! A state disk whose format by the old system was interrupted during its wipe, as real programs write it.
 
 use std::io::Read;
 
-/// Where the dm-integrity superblock is, and behind it the journal.
+/// Offset in bytes of the dm-integrity superblock. The journal follows it.
 pub const SUPERBLOCK: usize = 16 << 20;
 const HEADERS: usize = 32 << 10;
 
-/// A disk of 64 MiB. The headers, and superblock and journal, are from cryptsetup 2.6.1 on Linux 6.1: `luksFormat` with the old
+/// Returns a disk of 64 MiB. The headers, the superblock and the journal are from cryptsetup 2.6.1 on Linux 6.1: `luksFormat` with the old
 /// system's parameters and `--integrity-no-wipe`, `open --integrity-no-journal`, zeros over its first 20 MiB. The keyslot's area
-/// and the wiped part, which are random bytes, are left out.
+/// and the wiped part, which are random bytes, are omitted.
 pub fn disk() -> Vec<u8> {
     let packed = include_bytes!("../data/cut-off-format.gz");
     let mut parts = Vec::new();

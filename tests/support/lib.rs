@@ -1,4 +1,4 @@
-//! What tests need that our own crates do not have: a software TPM, a cloud's metadata service, programs that run, hostile inputs.
+//! Support for tests: a software TPM, a metadata service, running programs, hostile inputs.
 
 pub mod cut_off;
 pub mod metadata;
@@ -7,5 +7,5 @@ pub mod openssl;
 pub mod program;
 pub mod swtpm;
 
-/// The project's folder.
+/// The directory of the project.
 pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");

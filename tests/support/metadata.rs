@@ -1,5 +1,4 @@
-//! The metadata service beside a QEMU machine, as its nodes ask it: four paths over HTTP/1.1, with answers that a test can
-//! change, delay or spoil.
+//! The metadata service of a QEMU machine: four paths over HTTP/1.1, with answers that a test can change, delay or corrupt.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -8,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// A running service; its thread ends with the process, its answers with it.
+/// A running service. Its thread ends with the process.
 pub struct MetadataServer {
-    #[allow(dead_code)] // not by every test
+    #[allow(dead_code)] // not used by every test
     pub address: SocketAddr,
     answers: Arc<Mutex<Answers>>,
 }
@@ -45,8 +44,8 @@ impl MetadataServer {
         self.set("/self", json);
     }
 
-    /// The same for who asks from this address.
-    #[allow(dead_code)] // not by every test
+    /// Sets the answer to `/self` for requests from this address.
+    #[allow(dead_code)] // not used by every test
     pub fn set_self_at(&self, address: IpAddr, json: &str) {
         self.set(&format!("/self {address}"), json);
     }
@@ -66,7 +65,7 @@ impl MetadataServer {
         self.set("/initsecrethash", hash);
     }
 
-    /// What a path answers, whatever that is.
+    /// Sets the answer of a path.
     pub fn set(&self, path: &str, body: &str) {
         self.answers
             .lock()
@@ -75,7 +74,7 @@ impl MetadataServer {
             .insert(path.into(), body.into());
     }
 
-    /// Answers only after this time.
+    /// Delays each answer by this time.
     pub fn set_delay(&self, delay: Duration) {
         self.answers.lock().unwrap().delay = delay;
     }
@@ -86,7 +85,7 @@ impl MetadataServer {
     }
 }
 
-/// One request a connection. Whoever asks badly gets no answer.
+/// Serves one request per connection. An invalid request gets no answer.
 fn answer(mut client: TcpStream, answers: &Mutex<Answers>) -> Option<()> {
     let mut lines = BufReader::new(client.try_clone().ok()?).lines();
     let request = lines.next()?.ok()?;

@@ -1,10 +1,9 @@
-//! Hostile variants of valid inputs, for the tests of every parser: the same ones in each run. And the inputs that fuzzing
-//! found worth keeping.
+//! Hostile variants of valid inputs for the tests of parsers, the same in each run; and the stored inputs of fuzzers.
 
 use std::fs::File;
 use std::io::Read;
 
-/// `count` variants of `valid`: bits flipped, bytes set, cut, doubled, moved and deleted, a few at a time.
+/// Returns `count` variants of `valid`, each with a few changes: bits flipped; bytes set, truncated, doubled, moved or deleted.
 pub fn mutations(valid: &[u8], count: usize) -> impl Iterator<Item = Vec<u8>> {
     let mut random = XorShift(SEED);
     (0..count).map(move |_| {
@@ -16,13 +15,13 @@ pub fn mutations(valid: &[u8], count: usize) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// Numbers for tests that change valid input in their own way: the same ones in each run.
+/// Returns pseudo-random numbers, the same in each run, for tests that make their own changes.
 pub fn numbers() -> impl FnMut() -> u64 {
     let mut random = XorShift(SEED);
     move || random.next()
 }
 
-/// Returns the inputs that are kept for a fuzzer (`fuzz/corpus/TARGET.tar.gz`), each with its name.
+/// Returns the stored inputs of a fuzzer (`fuzz/corpus/TARGET.tar.gz`), each with its name.
 pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let path = format!("{}/fuzz/corpus/{target}.tar.gz", crate::ROOT);
     let file = File::open(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -62,10 +61,10 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut XorShift) {
     }
 }
 
-/// 2^64 by the golden ratio; any number but 0 would do.
+/// The seed: 2^64 divided by the golden ratio; any number except 0 is possible.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Marsaglia's xorshift64.
+/// Generates pseudo-random numbers (Marsaglia's xorshift64).
 struct XorShift(u64);
 
 impl XorShift {
@@ -76,7 +75,7 @@ impl XorShift {
         self.0
     }
 
-    /// Below `bound`; 0 where that is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     fn below(&mut self, bound: usize) -> usize {
         (self.next() >> 16) as usize % bound.max(1)
     }

@@ -1,10 +1,10 @@
-//! Certificates by openssl(1).
+//! Certificates made with openssl(1).
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A CA: its certificate and key are `ca.crt` and `ca.key` in this folder.
+/// Makes a CA with the certificate `ca.crt` and the key `ca.key` in this directory.
 pub fn authority() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     openssl(
@@ -18,7 +18,7 @@ pub fn authority() -> tempfile::TempDir {
     folder
 }
 
-/// Runs it in this folder; what it printed.
+/// Runs openssl in this directory and returns its output.
 pub fn openssl(folder: &Path, arguments: &str) -> String {
     let output = Command::new("openssl")
         .args(arguments.split(' '))
@@ -33,7 +33,7 @@ pub fn openssl(folder: &Path, arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What an authority makes of a request (PKCS #10, DER): a certificate in PEM.
+/// Signs a certificate request (PKCS #10, DER) and returns the certificate in PEM.
 pub fn sign(authority: &Path, request: &[u8]) -> Vec<u8> {
     fs::write(authority.join("request"), request).unwrap();
     openssl(

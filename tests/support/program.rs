@@ -1,4 +1,4 @@
-//! One of our programs, run as its users run it: its output line by line, its exit code, never left behind.
+//! Runs one of our programs: its output line by line, its exit code. The program is killed on drop.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -6,18 +6,18 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Nothing in these tests takes longer, on a loaded machine either.
+/// Time limit of one step, also on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// How often a program's end is looked for.
+/// Interval between two checks whether a program has ended.
 const TICK: Duration = Duration::from_millis(100);
 
-/// One of our programs, as the test that asks is built: `unlock`, `bootstrapper`, `join-service`, `key-service`, `firstlight`.
-/// Cargo makes the programs of other packages for no test, so the first who asks has it make them.
+/// Returns the path of one of our programs, in the build profile of the test: `unlock`, `bootstrapper`, `join-service`, `key-service`, `firstlight`.
+/// Cargo does not build programs of other packages for a test, so the first call builds them.
 pub fn built(name: &str) -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
-        // .../TARGET/debug/deps/TEST-HASH is what runs now
+        // the running test is .../TARGET/debug/deps/TEST-HASH
         let this = std::env::current_exe().unwrap();
         let folder = this.ancestors().nth(2).unwrap();
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -47,7 +47,7 @@ pub fn built(name: &str) -> PathBuf {
     program
 }
 
-/// A running program; killed when dropped.
+/// A running program. It is killed on drop.
 pub struct Program {
     name: String,
     child: Mutex<Child>,
@@ -73,9 +73,9 @@ impl Program {
         }
     }
 
-    /// What it has printed so far, on both streams.
+    /// Returns the output so far, of both streams.
     pub fn output(&self) -> String {
-        // a test that fails in `expect` still wants to see it
+        // a test that fails in `expect` prints the output
         self.output
             .0
             .lock()
@@ -83,12 +83,12 @@ impl Program {
             .clone()
     }
 
-    /// Waits until a line contains `text`, and gives that line.
+    /// Waits until a line contains `text`, and returns that line.
     pub fn expect(&self, text: &str) -> String {
         self.expect_within(text, PATIENCE)
     }
 
-    /// The same for what takes long.
+    /// Waits as [`Program::expect`] does, with another time limit.
     pub fn expect_within(&self, text: &str, time: Duration) -> String {
         let end = Instant::now() + time;
         let mut output = self.output.0.lock().unwrap();
@@ -96,7 +96,7 @@ impl Program {
             if let Some(line) = output.lines().find(|line| line.contains(text)) {
                 return line.into();
             }
-            // the readers may be a moment behind its end
+            // the readers may receive the last lines after the end of the program
             let ended = self
                 .child
                 .lock()
@@ -114,12 +114,12 @@ impl Program {
         }
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the program.
     pub fn exit(&mut self) -> ExitStatus {
         let end = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.lock().unwrap().try_wait().unwrap() {
-                // the readers see the end of the pipes at the same time; give them a moment
+                // gives the readers time to reach the end of the pipes
                 std::thread::sleep(Duration::from_millis(50));
                 return status;
             }
@@ -142,7 +142,7 @@ impl Program {
         assert!(status.success());
     }
 
-    /// The process.
+    /// Returns the process ID.
     pub fn id(&self) -> u32 {
         self.child.lock().unwrap().id()
     }

@@ -1,4 +1,4 @@
-//! A software TPM on loopback, and tpm2-tools as a second opinion about it.
+//! A software TPM on loopback, and tpm2-tools to check its state independently.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// swtpm takes this long to start on no machine.
+/// Time limit for the start of swtpm.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One machine's TPM. It keeps its keys over [`Swtpm::reboot`], and its PCRs do not.
+/// The TPM of one machine. [`Swtpm::reboot`] keeps its keys and resets its PCRs.
 pub struct Swtpm {
     state: TempDir,
     address: Ipv4Addr,
@@ -22,10 +22,10 @@ impl Swtpm {
         Swtpm::start_at(Ipv4Addr::LOCALHOST)
     }
 
-    /// At an address of this machine.
+    /// Starts a TPM on an address of this machine.
     pub fn start_at(address: Ipv4Addr) -> Swtpm {
         let state = TempDir::new().unwrap();
-        // between choosing ports and using them another test may take them
+        // another test may use the ports before swtpm does
         for _ in 0..50 {
             let port = free_pair(address);
             if let Some(process) = run(&state, address, port) {
@@ -40,13 +40,13 @@ impl Swtpm {
         panic!("swtpm does not start: is it installed?");
     }
 
-    /// As `firstlight`, and tpm2-tools, take it.
+    /// Returns the location in the notation of `firstlight` and tpm2-tools.
     pub fn location(&self) -> String {
         format!("swtpm:host={},port={}", self.address, self.port)
     }
 
-    /// Power off and on.
-    #[allow(dead_code)] // not by every test
+    /// Switches the power off and on.
+    #[allow(dead_code)] // not used by every test
     pub fn reboot(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -60,8 +60,8 @@ impl Swtpm {
         }
     }
 
-    /// Runs one of tpm2-tools against this TPM; gives its standard output.
-    #[allow(dead_code)] // not by every test
+    /// Runs a program of tpm2-tools with this TPM; returns its standard output.
+    #[allow(dead_code)] // not used by every test
     pub fn tool(&self, name: &str, arguments: &[&str]) -> String {
         let output = Command::new(name)
             .args(arguments)
@@ -85,7 +85,7 @@ impl Drop for Swtpm {
 }
 
 fn run(state: &TempDir, address: Ipv4Addr, port: u16) -> Option<Child> {
-    // a descriptor that this process left open in it would keep another TPM's conversation open for ever
+    // an inherited descriptor would keep the connection of another TPM open
     let close_all = "for fd in /proc/self/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec \"$@\"";
     let mut process = Command::new("bash")
         .args(["-c", close_all, "bash", "swtpm"])
@@ -123,9 +123,9 @@ fn run(state: &TempDir, address: Ipv4Addr, port: u16) -> Option<Child> {
     None
 }
 
-/// Asked of the kernel: swtpm takes a connection that comes and goes for its client, and may hang over it.
+/// Returns whether swtpm listens, from the socket table of the kernel: a test connection may hang swtpm.
 fn listens(address: Ipv4Addr, port: u16) -> bool {
-    // the address as it lies in memory, in network order, read as a number
+    // the address in network byte order, read as a number
     let listening = format!(
         "{:08X}:{port:04X} 00000000:0000 0A",
         u32::from_ne_bytes(address.octets())
@@ -135,7 +135,7 @@ fn listens(address: Ipv4Addr, port: u16) -> bool {
         .contains(&listening)
 }
 
-/// Two ports in a row that nobody has now.
+/// Returns the first of two consecutive free ports.
 fn free_pair(address: Ipv4Addr) -> u16 {
     let bind = |port| TcpListener::bind(SocketAddr::from((address, port)));
     loop {

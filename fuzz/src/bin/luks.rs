@@ -7,7 +7,7 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use base::crypto::Secret;
-use disk::luks::{self, Device, Error, Header, Integrity, Probe, State};
+use disk::luks::{self, Device, DiskState, Error, Header, Integrity, Probe};
 use libfuzzer_sys::fuzz_target;
 use ring::digest::{SHA256, digest};
 use serde_json::Value;
@@ -145,7 +145,7 @@ fuzz_target!(|input: &[u8]| {
     if header.mark_for_reset(&mut disk).is_ok() {
         let again = probe_luks(&mut disk);
         assert!(again.copies_agree() && again.metadata() == header.metadata());
-        assert_eq!(again.state(), State::Uninitialised);
+        assert_eq!(again.state(), DiskState::Uninitialized);
     }
 });
 

@@ -1,7 +1,7 @@
-//! The self-signed certificates that carry attestation documents (X.509 version 3, RFC 5280).
+//! The self-signed certificates that contain attestation documents (X.509 version 3, RFC 5280).
 //!
-//! Issuing and verifying are two halves of one rule: the certificate has the document in an extension whose OID names the
-//! variant, and the document's user data is SHA-256 of the certificate's SubjectPublicKeyInfo.
+//! The certificate contains the document in an extension whose OID names the variant. The user data of the document is SHA-256 of
+//! the SubjectPublicKeyInfo of the certificate.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,24 +17,24 @@ use super::{Error, nonce, provider};
 use crate::attestation::{Identified, IssueError, Issuer, ValidateError, Validator};
 use base::der::{self, Malformed, Reader};
 
-/// Longest attestation document that fits: rustls and webpki read certificates of up to 64 KiB, of which some 300 bytes
-/// are not the document's.
+/// Maximum size of an attestation document in bytes: rustls and webpki read certificates of up to 64 KiB, of which about 300
+/// bytes are not part of the document.
 pub const MAX_DOCUMENT: usize = 65_000;
 
-/// What rustls is told about a refused certificate: the alert is access_denied (RFC 8446 §6.2), and nothing else.
+/// The error for rustls if a certificate is refused. It causes the alert access_denied (RFC 8446 §6.2).
 pub const REFUSED: rustls::Error =
     rustls::Error::InvalidCertificate(rustls::CertificateError::ApplicationVerificationFailure);
 
-/// Seconds that a certificate is valid before and after now, as the old system has it.
+/// Validity of a certificate in seconds before and after its issue, as in the old system.
 const VALIDITY: u64 = 2 * 60 * 60;
-/// Common name of issuer and subject; nobody checks it, it is the old system's.
+/// Common name of issuer and subject, as in the old system. It is not checked.
 const NAME: &[u8] = b"Constellation";
 /// AlgorithmIdentifier of ecdsa-with-SHA256, 1.2.840.10045.4.3.2 (RFC 5758 §3.2).
 const ECDSA_WITH_SHA256: &[u8] = &[
     0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02,
 ];
 
-/// A fresh P-256 key with a certificate that says, if there is an `issuer`, what this machine runs, to a peer that
+/// Makes a new P-256 key and a certificate for it. If there is an `issuer`, the certificate contains a document for the peer that
 /// chose `nonce`.
 pub fn issue(issuer: Option<&dyn Issuer>, nonce: &[u8]) -> Result<Arc<CertifiedKey>, Error> {
     let key = generate_key()?;
@@ -89,20 +89,20 @@ fn generate_key() -> Result<Arc<dyn rustls::sign::SigningKey>, Error> {
         .map_err(|_| failed())
 }
 
-/// What a document binds: SHA-256 of the DER SubjectPublicKeyInfo.
+/// Returns the user data of a document: SHA-256 of the DER SubjectPublicKeyInfo.
 fn user_data(public_key: &[u8]) -> [u8; 32] {
     let mut hash = [0; 32];
     hash.copy_from_slice(digest::digest(&digest::SHA256, public_key).as_ref());
     hash
 }
 
-/// The TBSCertificate (RFC 5280 §4.1).
+/// Returns the TBSCertificate (RFC 5280 §4.1).
 fn to_be_signed(public_key: &[u8], extensions: &[u8], now: SystemTime) -> Vec<u8> {
     let now = now
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
     let mut serial = base::crypto::random::<16>();
-    serial[0] = serial[0] & 0x7f | 0x40; // positive, and the shortest form
+    serial[0] = serial[0] & 0x7f | 0x40; // positive, in the shortest encoding
     let name = nonce::common_name(NAME);
     der::element(
         der::SEQUENCE,
@@ -125,7 +125,7 @@ fn to_be_signed(public_key: &[u8], extensions: &[u8], now: SystemTime) -> Vec<u8
     )
 }
 
-/// The one extension, not critical; its value is the bare document, whatever its format.
+/// Returns the extension: not critical, its value is the document without further encoding.
 fn extensions(oid: &[u8], document: &[u8]) -> Vec<u8> {
     let extension = der::element(
         der::SEQUENCE,
@@ -137,12 +137,13 @@ fn extensions(oid: &[u8], document: &[u8]) -> Vec<u8> {
     )
 }
 
-/// Judges a peer's certificate: `nonce` is the one that we sent to that peer.
+/// Validates the certificate of a peer; `nonce` is the nonce that we sent to the peer. Returns the name of the machine if the
+/// variant has names.
 ///
-/// It must be signed by its own key, be valid `now`, have no critical extension that is unknown and no extended key usage
-/// without serverAuth (RFC 5280 §4.2.1.12; for clients too, as the old system). The first extension that any validator
-/// knows decides: its document must be valid for the nonce and name this certificate's key. That the peer has the key's
-/// private half is TLS' own check. Which machine the document is of, where its variant can tell.
+/// The certificate must be signed by its own key and be valid `now`. It must have no unknown critical extension, and no extended
+/// key usage without serverAuth (RFC 5280 §4.2.1.12; for clients too, as in the old system). The first extension of a known
+/// variant is used: its document must be valid for the nonce and bind the key of this certificate. TLS itself verifies that the
+/// peer has the private key.
 pub fn verify(
     certificate: &CertificateDer<'_>,
     validators: &[Arc<dyn Validator>],
@@ -178,7 +179,7 @@ fn refusal(text: String) -> ValidateError {
     ValidateError(text.into())
 }
 
-/// The DER SubjectPublicKeyInfo of a certificate that passes as its own root. The error is a clause.
+/// Verifies a self-signed certificate and returns its DER SubjectPublicKeyInfo. The error is a clause.
 fn verify_self_signed(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<Vec<u8>, String> {
     let unreadable = |error| format!("its certificate cannot be read: {error:?}");
     let root = webpki::anchor_from_trusted_cert(certificate).map_err(unreadable)?;
@@ -208,18 +209,18 @@ fn verify_self_signed(certificate: &CertificateDer<'_>, now: UnixTime) -> Result
 }
 
 struct Extension<'a> {
-    /// With tag and length.
+    /// The OID with tag and length.
     oid: &'a [u8],
     value: &'a [u8],
 }
 
-/// The extensions of a certificate (RFC 5280 §4.1), in order.
+/// Returns the extensions of a certificate (RFC 5280 §4.1) in order.
 fn read_extensions(certificate: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> {
     let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE)?);
     let mut body = Reader::new(certificate.expect(der::SEQUENCE)?);
     let mut found = Vec::new();
     while !body.is_empty() {
-        // all fields before the extensions are webpki's matter; none of them has this tag
+        // webpki checks all fields before the extensions; none of them has this tag
         let (tag, content) = body.read()?;
         if tag != der::context(3) {
             continue;
@@ -241,7 +242,7 @@ fn read_extensions(certificate: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> 
 }
 
 fn no_document(extensions: &[Extension<'_>], validators: &[Arc<dyn Validator>]) -> String {
-    /// Enough to recognise any variant; the peer chooses how many there are.
+    /// Maximum number of OIDs in the error; the peer decides how many extensions there are.
     const SHOWN: usize = 4;
     let hex = |oid: &[u8]| {
         oid.iter()
@@ -292,7 +293,7 @@ mod tests {
         verified.map(drop).map_err(|refusal| refusal.to_string())
     }
 
-    /// As the real one, with other extensions and another subject, properly signed.
+    /// Returns a correctly signed certificate with other extensions and another subject.
     fn signed(
         change: impl FnOnce(Vec<u8>) -> Vec<u8>,
         extensions: &[u8],
@@ -379,7 +380,7 @@ mod tests {
         assert!(
             judge(&signed(|body| body, &order))
                 .unwrap_err()
-                .starts_with("no JSON")
+                .starts_with("not JSON")
         );
         let order = list(&[
             &extension(OTHER_OID, b"unknown"),
@@ -404,7 +405,7 @@ mod tests {
                 .unwrap_err()
                 .contains("not properly self-signed")
         );
-        // another subject than issuer: no root of its own
+        // the subject differs from the issuer, so it is not self-signed
         let certificate = signed(
             |body| {
                 let at = body.windows(13).rposition(|window| window == NAME).unwrap();
@@ -454,9 +455,9 @@ mod tests {
             issue(Some(&Long(MAX_DOCUMENT + 1)), NONCE),
             Err(Error::Issuer(_))
         ));
-        // the longest one is read by webpki: what is wrong is the document
+        // webpki reads the longest certificate, so the error is about the document
         let certificate = issue(Some(&Long(MAX_DOCUMENT)), NONCE).unwrap().cert[0].clone();
-        assert!(judge(&certificate).unwrap_err().starts_with("no JSON"));
+        assert!(judge(&certificate).unwrap_err().starts_with("not JSON"));
     }
 
     #[test]
@@ -467,7 +468,7 @@ mod tests {
             let mut bytes = original.to_vec();
             random.mutate(&mut bytes);
             let _ = read_extensions(&bytes);
-            // the whole judgement has a signature check in it: fewer of them
+            // the complete validation verifies a signature, so there are fewer cases
             if round % 10 == 0 && bytes != *original {
                 assert!(judge(&bytes.into()).is_err());
             }

@@ -1,4 +1,4 @@
-//! The client's role.
+//! The client role of attested TLS.
 
 use std::fmt;
 use std::net::TcpStream;
@@ -18,7 +18,7 @@ use crate::attestation::{Issuer, Validator};
 use rpc::grpc::Transport;
 use rpc::half_open::PeersTurn;
 
-/// Makes attested connections to servers.
+/// Establishes attested connections to servers.
 pub struct Client {
     issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
@@ -26,8 +26,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Attests itself by `issuer` to a server that asks for it, and accepts a server whose document one of the
-    /// `validators` accepts. **Without validators any server is accepted**, as joining nodes of the old system do.
+    /// Makes a client that attests itself with `issuer` if the server requests it, and accepts a server whose document one of the
+    /// `validators` accepts. **Without validators every server is accepted**, as by joining nodes of the old system.
     pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
         Client {
             issuer,
@@ -44,9 +44,9 @@ impl Client {
 
     /// Completes the handshake on a connected socket before `deadline`, or fails and closes it.
     ///
-    /// The issuer and the validators run within; their own time is only bounded by themselves. With TLS 1.3, a server
-    /// judges the client after the client's handshake has ended: its refusal is then what the first read returns, an
-    /// [`std::io::Error`] around [`Error::PeerRefused`]. The connection has no socket time-outs.
+    /// The issuer and the validators run during the handshake; the deadline does not interrupt them. In TLS 1.3 a server validates
+    /// the client after the client's handshake is complete: then the first read returns the refusal, an [`std::io::Error`] that
+    /// contains [`Error::PeerRefused`]. The connection has no socket time-outs.
     pub fn connect(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
         let (connection, session) = self.establish_session(&socket, deadline)?;
         let identity = session.machine.get().cloned();
@@ -56,8 +56,8 @@ impl Client {
         })
     }
 
-    /// The same without a socket, for a caller who has a loop over many: a connection that has not begun, which
-    /// `write_tls`, `read_tls` and `process_new_packets` drive. Why a hook failed is lost in it.
+    /// Returns a connection without a socket, before its handshake, for a caller with an event loop. `write_tls`, `read_tls` and
+    /// `process_new_packets` drive it. The reason for a failure of issuer or validator is not available.
     pub fn begin(&self) -> Result<ClientConnection, Error> {
         self.session().map(|(connection, _)| connection)
     }
@@ -102,7 +102,7 @@ impl Client {
             turn: &PeersTurn::default(),
         };
         let result = handshake::complete(&mut connection, &mut peer, None);
-        // our own reason says more than what rustls makes of it
+        // the error of the issuer or validator is more specific than that of rustls
         if let Some(failure) = session.take_failure() {
             return Err(failure);
         }
@@ -117,7 +117,7 @@ impl Client {
         };
         let mut config = ClientConfig::builder_with_provider(provider::client())
             .with_protocol_versions(versions)?
-            .dangerous() // replaces the public-key infrastructure by attestation
+            .dangerous() // attestation replaces the public-key infrastructure
             .with_custom_certificate_verifier(session.clone())
             .with_client_cert_resolver(session.clone());
         config.alpn_protocols = vec![ALPN_H2.to_vec()];
@@ -126,14 +126,14 @@ impl Client {
     }
 }
 
-/// What one connection's hooks need and leave behind.
+/// Inputs and results of the issuer and validators in one connection.
 struct Session {
     issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
     nonce: Vec<u8>,
-    /// Which machine the server is, once it was validated, where its variant can tell.
+    /// The name of the server's machine after its validation, if the variant has names.
     machine: OnceLock<Arc<str>>,
-    /// Why a hook failed; rustls passes on less than this.
+    /// Why the issuer or a validator failed; rustls does not preserve this error.
     failure: Mutex<Option<Error>>,
 }
 
@@ -170,7 +170,7 @@ impl ServerCertVerifier for Session {
         match certificate::verify(leaf, &self.validators, &self.nonce, now) {
             Ok(machine) => {
                 if let Some(machine) = machine {
-                    // a handshake has one certificate of the server
+                    // a handshake has exactly one certificate of the server
                     let _ = self.machine.set(machine);
                 }
                 Ok(ServerCertVerified::assertion())
@@ -218,8 +218,8 @@ impl ServerCertVerifier for Session {
 }
 
 impl ResolvesClientCert for Session {
-    /// Runs when the server asks for a certificate, which in TLS 1.3 is before it was verified: an attestation may be made for
-    /// a server that is then refused. `None` sends no certificate; the failure ends the connection on our side.
+    /// Runs when the server requests a certificate. In TLS 1.3 this is before the server is verified, so a document may be made for
+    /// a server that is then refused. After a failure it returns `None`, which sends no certificate, and we end the connection.
     fn resolve(
         &self,
         authorities: &[&[u8]],
@@ -230,7 +230,7 @@ impl ResolvesClientCert for Session {
             .ok()
     }
 
-    /// Without an issuer the certificate has no document: the server's refusal is clearer than of a missing certificate.
+    /// Without an issuer the certificate has no document: the server's error is then clearer than for a missing certificate.
     fn has_certs(&self) -> bool {
         true
     }

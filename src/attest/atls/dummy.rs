@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use crate::attestation::{IssueError, Issuer, Oid, ValidateError, Validator};
 
-/// 1.3.9900.1.1
+/// OID 1.3.9900.1.1.
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
-/// 1.3.9900.1.2: of the same arc, another variant.
+/// OID 1.3.9900.1.2: another variant.
 #[allow(dead_code)]
 pub const OTHER_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x02];
 
@@ -37,7 +37,7 @@ impl Validator for Dummy {
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
         let document: Value = serde_json::from_slice(document)
-            .map_err(|error| refusal(&format!("no JSON: {error}")))?;
+            .map_err(|error| refusal(&format!("not JSON: {error}")))?;
         let field = |name: &str| {
             let text = document
                 .get(name)
@@ -45,7 +45,7 @@ impl Validator for Dummy {
                 .ok_or_else(|| refusal(&format!("no {name}")))?;
             STANDARD
                 .decode(text)
-                .map_err(|error| refusal(&format!("{name} is no base64: {error}")))
+                .map_err(|error| refusal(&format!("{name} is not base64: {error}")))
         };
         if field("Nonce")? != nonce {
             return Err(refusal("the document is for another nonce"));

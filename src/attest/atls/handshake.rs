@@ -1,4 +1,4 @@
-//! The blocking handshake: one deadline over all reads and writes, and a clean end when it fails.
+//! The blocking handshake: one deadline for all reads and writes, and an orderly close if it fails.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -11,17 +11,17 @@ use super::hello::{HelloError, HelloFilter};
 use rpc::grpc::Transport;
 use rpc::half_open::PeersTurn;
 
-/// How long to wait, after an alert was sent, for the peer to close. Without that the kernel answers data that was not
-/// read with a reset, which makes the peer lose the alert.
+/// How long to wait after an alert for the peer to close. Without this wait the kernel may send a reset because of unread data,
+/// and the peer loses the alert.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
-/// Bytes to read and forget meanwhile: what fits into the socket buffers and a little more.
+/// Maximum number of bytes that are read and discarded during this wait: more than the socket buffers hold.
 const DRAIN_BYTES: usize = 1 << 20;
 
-/// A socket whose every call gives up at the deadline, however slowly the peer goes on.
+/// A socket whose calls fail at the deadline, even if the peer still makes progress.
 pub struct Timed<'a> {
     pub socket: &'a TcpStream,
     pub deadline: Instant,
-    /// Told when we wait for the peer.
+    /// Records the times in which we wait for the peer.
     pub turn: &'a PeersTurn,
 }
 
@@ -42,7 +42,7 @@ impl Timed<'_> {
         result
     }
 
-    /// What has arrived, as far as it fits; 0 at the end.
+    /// Reads available bytes into `buffer`; returns 0 at the end of the stream.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             self.socket.set_read_timeout(self.left()?)?;
@@ -66,10 +66,10 @@ impl Timed<'_> {
         Ok(())
     }
 
-    /// Ends a failed connection: sends `alert`, waits a little for the peer to read it and close.
+    /// Ends a failed connection: sends `alert` and waits up to [`DRAIN_TIME`] for the peer to close.
     fn give_up(&mut self, alert: &[u8]) {
         self.deadline = self.deadline.min(Instant::now() + DRAIN_TIME);
-        // the connection is lost in any case: errors change nothing
+        // the connection has already failed: errors have no consequence
         let _ = self.write_all(alert);
         let _ = self.socket.shutdown(Shutdown::Write);
         let mut rest = [0; 4096];
@@ -84,7 +84,7 @@ impl Timed<'_> {
     }
 }
 
-/// Reads a client's first ClientHello into `filter`; returns what rustls is to see of it.
+/// Reads the first ClientHello of a client into `filter`; returns the bytes for rustls.
 pub fn read_hello(peer: &mut Timed<'_>, filter: &mut HelloFilter) -> Result<Vec<u8>, Error> {
     let mut received = [0; 4096];
     let mut output = Vec::new();
@@ -98,7 +98,7 @@ pub fn read_hello(peer: &mut Timed<'_>, filter: &mut HelloFilter) -> Result<Vec<
     Ok(output)
 }
 
-/// Refuses a client before there is a TLS connection.
+/// Refuses a client before a TLS connection exists.
 pub fn refuse_hello(peer: &mut Timed<'_>, error: &Error) {
     // RFC 8446 §6: a plaintext alert record; fatal; illegal_parameter
     const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 47];
@@ -108,7 +108,7 @@ pub fn refuse_hello(peer: &mut Timed<'_>, error: &Error) {
     }
 }
 
-/// Completes the handshake. `filter` is a server's, with what it has already let through.
+/// Completes the handshake. A server passes its `filter` and the bytes that the filter has already returned.
 pub fn complete(
     connection: &mut Connection,
     peer: &mut Timed<'_>,
@@ -153,7 +153,7 @@ fn run(
     }
 }
 
-/// Hands all of `bytes` to rustls. Application data that follows the handshake at once stays in its buffer.
+/// Passes all of `bytes` to rustls. Application data directly behind the handshake stays in the buffer of rustls.
 fn feed(connection: &mut Connection, mut bytes: &[u8]) -> Result<(), Error> {
     while !bytes.is_empty() {
         connection.read_tls(&mut bytes)?;
@@ -170,7 +170,7 @@ fn take_output(connection: &mut Connection) -> io::Result<Vec<u8>> {
     Ok(output)
 }
 
-/// Makes an established connection a transport, without the handshake's socket time-outs.
+/// Converts an established connection to a transport and removes the socket time-outs of the handshake.
 pub fn finish(connection: Connection, socket: TcpStream) -> Result<Transport, Error> {
     socket.set_read_timeout(None)?;
     socket.set_write_timeout(None)?;

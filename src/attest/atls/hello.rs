@@ -1,13 +1,12 @@
-//! Hides the server name of a ClientHello (RFC 8446 §4.1.2) from a TLS stack that insists on host names.
+//! Hides the server name in a ClientHello (RFC 8446 §4.1.2) from a TLS stack that accepts only host names.
 //!
-//! Old clients put base64 there, with `+`, `/` and `=`, which rustls 0.23 refuses. The filter gives the `server_name`
-//! extension another type, of the range that IANA keeps for private use; rustls ignores it like any unknown extension, and the
-//! transcript hashes (`provider.rs`) rename it back. Renaming keeps the length, needs no state, and is undone exactly. A
-//! ClientHello that already has the private type is refused: else someone on the path could rename the extension and the
+//! Old clients send base64 with `+`, `/` and `=` as server name, which rustls 0.23 refuses. The filter changes the type of the
+//! `server_name` extension to one that IANA reserves for private use. rustls ignores it like any unknown extension, and the
+//! transcript hashes (`provider.rs`) change it back. This preserves the length, needs no state, and is exactly reversible. A
+//! ClientHello that already has the private type is refused: otherwise an attacker on the path could change the type, and the
 //! transcript would still match.
 //!
-//! [`HelloFilter`] does that to the bytes of a connection. It has no I/O: bytes from the client go in, bytes for rustls
-//! come out.
+//! [`HelloFilter`] changes the bytes of a connection. It has no I/O: it takes bytes from the client and returns bytes for rustls.
 //!
 //! ```text
 //!            ClientHello            ClientHello again: HelloRetryRequest
@@ -20,32 +19,32 @@
 use std::fmt;
 use std::ops::Range;
 
-/// Largest ClientHello that is read. Real ones have 200 to 2000 bytes; rustls' own limit for any handshake message.
+/// Maximum size of a ClientHello in bytes: the limit of rustls for a handshake message. Real ones have 200 to 2000 bytes.
 pub const MAX_HELLO: usize = 64 * 1024;
 
 /// IANA "TLS ExtensionType Values": server_name (RFC 6066).
 const SERVER_NAME: [u8; 2] = [0x00, 0x00];
-/// Of the same registry's private-use range 0xff00-0xffff; neither 0xff01 (renegotiation_info) nor 0xffa5 (a QUIC draft).
+/// A type in the private-use range 0xff00-0xffff of the same registry, except 0xff01 (renegotiation_info) and 0xffa5 (a QUIC draft).
 const HIDDEN_NAME: [u8; 2] = [0xff, 0x53];
 
 /// RFC 8446 §4: HandshakeType client_hello.
 const CLIENT_HELLO: u8 = 1;
-/// Type and 24-bit length of a handshake message.
+/// Length in bytes of a handshake header: type and 24-bit length.
 const MESSAGE_HEADER: usize = 4;
 /// RFC 8446 §5.1: ContentType.
 const CHANGE_CIPHER_SPEC: u8 = 20;
 const HANDSHAKE: u8 = 22;
-/// Type, version, 16-bit length of a record.
+/// Length in bytes of a record header: type, version, 16-bit length.
 const RECORD_HEADER: usize = 5;
-/// RFC 8446 §5.1: a plaintext record's fragment is at most 2^14 bytes.
+/// Maximum length in bytes of the fragment of a plaintext record (RFC 8446 §5.1).
 const MAX_FRAGMENT: usize = 1 << 14;
 
-/// Why a client's first bytes were refused; the text is a clause about them.
+/// Why the first bytes of a client were refused; the text is a clause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HelloError {
-    /// They do not begin with a TLS handshake record.
+    /// The bytes do not begin with a TLS handshake record.
     NotTls(String),
-    /// They begin as TLS, but the ClientHello is malformed or against this protocol.
+    /// The bytes begin with TLS, but the ClientHello is malformed or violates this protocol.
     Malformed(&'static str),
 }
 
@@ -58,7 +57,8 @@ impl fmt::Display for HelloError {
     }
 }
 
-/// Renames `server_name` in one whole ClientHello message (with its four-byte header) and returns the name, if there is one.
+/// Changes the type of `server_name` in a complete ClientHello (with its four-byte header). Returns the name; `None` if there is
+/// none.
 pub fn hide_server_name(hello: &mut [u8]) -> Result<Option<Vec<u8>>, HelloError> {
     let found = find_names(hello).ok_or(HelloError::Malformed("its ClientHello is malformed"))?;
     if found.hidden.is_some() {
@@ -77,8 +77,8 @@ pub fn hide_server_name(hello: &mut [u8]) -> Result<Option<Vec<u8>>, HelloError>
     Ok(Some(name))
 }
 
-/// Undoes [`hide_server_name`] in every ClientHello of a sequence of whole handshake messages; `None` if there is
-/// nothing to undo.
+/// Reverts [`hide_server_name`] in every ClientHello of a sequence of complete handshake messages; `None` if nothing is to be
+/// changed.
 pub fn reveal_server_name(messages: &[u8]) -> Option<Vec<u8>> {
     let mut revealed = None;
     let mut at = 0;
@@ -100,15 +100,15 @@ pub fn reveal_server_name(messages: &[u8]) -> Option<Vec<u8>> {
     revealed
 }
 
-/// Where a ClientHello has the two extensions.
+/// The positions of the two extensions in a ClientHello.
 struct Names {
-    /// Where its type is, and its body.
+    /// The positions of the type and the body.
     server_name: Option<(usize, Range<usize>)>,
-    /// Where its type is.
+    /// The position of the type.
     hidden: Option<usize>,
 }
 
-/// Reads a whole ClientHello strictly; `None` if it is malformed or has one of the two extensions twice.
+/// Parses a complete ClientHello strictly; `None` if it is malformed or contains one of the two extensions twice.
 fn find_names(hello: &[u8]) -> Option<Names> {
     if *hello.first()? != CLIENT_HELLO || message_len(hello)? != hello.len() {
         return None;
@@ -150,7 +150,7 @@ fn find_names(hello: &[u8]) -> Option<Names> {
     Some(names)
 }
 
-/// The name of a ServerNameList (RFC 6066 §3) with exactly one entry, of type host_name (0).
+/// Returns the name of a ServerNameList (RFC 6066 §3) that has exactly one entry of type host_name (0).
 fn host_name(body: &[u8]) -> Option<&[u8]> {
     let mut cursor = Cursor { bytes: body, at: 0 };
     let list = cursor.vector16()?;
@@ -163,7 +163,7 @@ fn host_name(body: &[u8]) -> Option<&[u8]> {
     (body[kind.start] == 0 && name.end == body.len()).then_some(&body[name])
 }
 
-/// Length of the handshake message that begins here, with its header.
+/// Returns the length of the handshake message at the start of `bytes`, including its header.
 fn message_len(bytes: &[u8]) -> Option<usize> {
     match bytes {
         [_, a, b, c, ..] => {
@@ -173,7 +173,7 @@ fn message_len(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Walks TLS' length-prefixed vectors; every range that it returns lies within `bytes`.
+/// Reads the length-prefixed vectors of TLS. Every returned range lies within `bytes`.
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -201,12 +201,12 @@ impl Cursor<'_> {
     }
 }
 
-/// Hides the server name in what a client sends.
+/// Hides the server name in the bytes of a client.
 pub struct HelloFilter {
     stage: Stage,
-    /// Received but not yet dealt with: less than one record.
+    /// Received bytes that are not processed yet: less than one record.
     pending: Vec<u8>,
-    /// The ClientHello so far, without record headers.
+    /// The received part of the ClientHello, without record headers.
     hello: Vec<u8>,
     server_name: Option<Vec<u8>>,
 }
@@ -220,7 +220,7 @@ enum Stage {
 }
 
 impl HelloFilter {
-    /// At the start of a connection.
+    /// Returns the filter for a new connection.
     #[allow(clippy::new_without_default)] // it is a state, not a value
     pub fn new() -> Self {
         HelloFilter {
@@ -231,7 +231,7 @@ impl HelloFilter {
         }
     }
 
-    /// Takes bytes from the client and appends what rustls may see to `output`. After an error the connection is to be ended.
+    /// Takes bytes of the client and appends the bytes for rustls to `output`. After an error the connection must be closed.
     pub fn push(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(), HelloError> {
         if self.stage == Stage::Open {
             output.extend_from_slice(input);
@@ -248,17 +248,17 @@ impl HelloFilter {
         Ok(())
     }
 
-    /// Whether the first ClientHello was complete, so that [`HelloFilter::server_name`] is final.
+    /// Returns whether the first ClientHello is complete; then [`HelloFilter::server_name`] is final.
     pub fn has_hello(&self) -> bool {
         self.stage != Stage::First
     }
 
-    /// The server name of the first ClientHello, exactly as sent.
+    /// Returns the server name of the first ClientHello exactly as it was sent.
     pub fn server_name(&self) -> Option<&[u8]> {
         self.server_name.as_deref()
     }
 
-    /// Deals with what is at the front of `input` and says how many bytes that was; `None` if it needs more.
+    /// Processes the front of `input` and returns the number of processed bytes; `None` if more bytes are needed.
     fn step(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Option<usize>, HelloError> {
         match self.stage {
             Stage::First | Stage::Second => {
@@ -274,7 +274,7 @@ impl HelloFilter {
                     self.stage = Stage::Second;
                     Ok(Some(0))
                 }
-                // one byte, by RFC 8446 §5; rustls bounds how many there may be
+                // one byte (RFC 8446 §5); rustls limits their number
                 [CHANGE_CIPHER_SPEC, _, _, 0, 1, _, ..] => {
                     output.extend_from_slice(&input[..RECORD_HEADER + 1]);
                     Ok(Some(RECORD_HEADER + 1))
@@ -295,11 +295,11 @@ impl HelloFilter {
         }
     }
 
-    /// If the ClientHello is complete: hides its server name, puts it into `output` in records of `version`, goes on.
+    /// If the ClientHello is complete, hides its server name and appends it to `output` in records of `version`.
     fn finish_hello(&mut self, version: [u8; 2], output: &mut Vec<u8>) -> Result<(), HelloError> {
         if self.hello.first().is_some_and(|kind| *kind != CLIENT_HELLO) {
             return Err(HelloError::Malformed(
-                "its first handshake message is no ClientHello",
+                "its first handshake message is not a ClientHello",
             ));
         }
         let Some(len) = message_len(&self.hello) else {
@@ -324,7 +324,7 @@ impl HelloFilter {
             self.server_name = server_name;
             self.stage = Stage::Between;
         } else {
-            // RFC 8446 §4.1.2: the second ClientHello is the same but for some listed extensions
+            // RFC 8446 §4.1.2: the second ClientHello is equal except for listed extensions
             if self.server_name != server_name {
                 return Err(HelloError::Malformed(
                     "its second ClientHello has another server name",
@@ -341,7 +341,7 @@ impl HelloFilter {
     }
 }
 
-/// The record at the front of `input`, which must belong to a ClientHello; `None` if it is not whole yet.
+/// Returns the record at the front of `input`, which must belong to a ClientHello; `None` if it is incomplete.
 fn hello_record(input: &[u8]) -> Result<Option<&[u8]>, HelloError> {
     if let [kind, ..] = input
         && *kind != HANDSHAKE
@@ -374,7 +374,7 @@ mod tests {
     use super::*;
     use crate::atls::testing::Xorshift;
 
-    /// A ClientHello with these extensions.
+    /// Returns a ClientHello with these extensions.
     fn hello(extensions: &[(u16, &[u8])]) -> Vec<u8> {
         let mut list = Vec::new();
         for (kind, body) in extensions {
@@ -400,7 +400,7 @@ mod tests {
         [&(len + 3).to_be_bytes()[..], &[0], &len.to_be_bytes(), name].concat()
     }
 
-    /// With the illegal name, between two other extensions.
+    /// Returns a ClientHello with this name between two other extensions.
     fn named(name: &[u8]) -> Vec<u8> {
         hello(&[
             (0x002b, &[2, 3, 4]),
@@ -580,7 +580,7 @@ mod tests {
     fn the_filter_never_holds_more_than_a_hello_and_a_record() {
         let mut filter = HelloFilter::new();
         let mut output = Vec::new();
-        // the longest ClientHello that is allowed, and then more of it than it has
+        // the longest allowed ClientHello, followed by more bytes
         filter
             .push(&[22, 3, 1, 0, 4, 1, 0, 0xff, 0xfc], &mut output)
             .unwrap();
@@ -616,7 +616,7 @@ mod tests {
                     hidden += 1;
                     assert_eq!(reveal_server_name(&message).as_ref(), Some(&original));
                 }
-                // without a name nothing changes, and nothing is changed back
+                // without a name nothing changes in either direction
                 Ok(None) => assert!(message == original && reveal_server_name(&message).is_none()),
                 Err(_) => assert_eq!(message, original),
             }
@@ -645,7 +645,7 @@ mod tests {
             random.mutate(&mut input);
             let piece = 1 + random.below(input.len().max(1));
             let (_, output) = filter(&input, piece);
-            // records may be joined and so lose headers, never gain bytes
+            // records may be merged and so lose headers; the number of bytes never grows
             assert!(output.is_err() || output.is_ok_and(|output| output.len() <= input.len()));
         }
     }

@@ -1,8 +1,8 @@
-//! The two nonces and where TLS carries them.
+//! The two nonces, and the TLS fields that contain them.
 //!
-//! The client's is the server name (RFC 6066 §3) of its ClientHello, the server's the common name of the only authority that
-//! it says to accept in its CertificateRequest; both as standard base64. Neither field is meant for that: the old system
-//! put them there, and its programs know no other place.
+//! The client's nonce is the server name (RFC 6066 §3) in its ClientHello. The server's nonce is the common name of the only
+//! authority in its CertificateRequest. Both are standard base64. The fields are not intended for this, but the programs of the
+//! old system use them.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -10,23 +10,23 @@ use rustls::pki_types::ServerName;
 
 use base::der::{self, Malformed, Reader};
 
-/// Fewest bytes of a nonce: half of the old system's 32, still beyond guessing and repeating.
+/// Minimum length of a nonce in bytes: half of the old system's 32, which still prevents guesses and repetitions.
 pub const MIN_LEN: usize = 16;
-/// Most bytes of a nonce: it enters a hash, longer ones bring nothing.
+/// Maximum length of a nonce in bytes. The nonce is hashed, so a longer one has no benefit.
 pub const MAX_LEN: usize = 64;
-/// Bytes of the server's nonce, as the old system's.
+/// Length of the server's nonce in bytes, as in the old system.
 const SERVER_LEN: usize = 32;
-/// Bytes of the client's nonce: a multiple of three, so that base64 has no padding (see [`client`]).
+/// Length of the client's nonce in bytes: a multiple of three, so that base64 has no padding (see [`client`]).
 const CLIENT_LEN: usize = 33;
 
 /// Object identifier 2.5.4.3, id-at-commonName (RFC 5280, appendix A.1), with tag and length.
 pub const COMMON_NAME: &[u8] = &[der::OBJECT_IDENTIFIER, 0x03, 0x55, 0x04, 0x03];
 
-/// A fresh client nonce, and the name that carries it.
+/// Returns a new client nonce and the server name that contains it.
 ///
-/// Base64 is no host name in general, and rustls sends nothing else. So the nonce is drawn until its base64 has neither
-/// `+` nor `/` nor padding: the 44 letters and digits are then a legal label that is sent as it is, case and all. It
-/// takes four draws on average ((62/64)^44 = 0.25) and leaves 262 bits of randomness. Receivers take any length.
+/// Base64 is not always a host name, and rustls sends only host names. So nonces are drawn until the base64 has no `+`, `/` or
+/// padding: the 44 letters and digits are then a valid label, which is sent unchanged. This takes four draws on average
+/// ((62/64)^44 = 0.25) and leaves 262 bits of randomness. Receivers accept any length.
 pub fn client() -> (Vec<u8>, ServerName<'static>) {
     loop {
         let nonce = base::crypto::random::<CLIENT_LEN>();
@@ -34,56 +34,56 @@ pub fn client() -> (Vec<u8>, ServerName<'static>) {
         if name.bytes().any(|byte| byte == b'+' || byte == b'/') {
             continue;
         }
-        // fails for a name of digits only, which might be an address
+        // fails for a name that consists only of digits
         if let Ok(name) = ServerName::try_from(name) {
             return (nonce.to_vec(), name);
         }
     }
 }
 
-/// A fresh server nonce.
+/// Returns a new server nonce.
 pub fn server() -> [u8; SERVER_LEN] {
     base::crypto::random()
 }
 
-/// The client's nonce from the server name it sent, if it sent one. The error is a clause about the client.
+/// Returns the client's nonce from its server name. The error is a clause about the client.
 pub fn from_server_name(name: Option<&[u8]>) -> Result<Vec<u8>, String> {
     match name {
         None | Some([]) => Err(
-            "its ClientHello has no nonce (no server name), so no attestation would be fresh"
+            "its ClientHello has no server name and so no nonce, which a fresh attestation requires"
                 .into(),
         ),
         Some(name) => decode(name).map_err(|what| format!("the nonce in its server name {what}")),
     }
 }
 
-/// The name (RFC 5280 §4.1.2.4, DER) that carries the server's nonce.
+/// Returns the name (RFC 5280 §4.1.2.4, DER) that contains the server's nonce.
 pub fn to_distinguished_name(nonce: &[u8]) -> Vec<u8> {
     common_name(STANDARD.encode(nonce).as_bytes())
 }
 
-/// A name of one attribute, the common name, whose bytes must be of PrintableString's alphabet (as base64 is).
+/// Returns a name with one attribute, the common name. Its bytes must be in the alphabet of PrintableString, as base64 is.
 pub fn common_name(value: &[u8]) -> Vec<u8> {
     let value = der::element(der::PRINTABLE_STRING, &[value]);
     let attribute = der::element(der::SEQUENCE, &[COMMON_NAME, &value]);
     der::element(der::SEQUENCE, &[&der::element(der::SET, &[&attribute])])
 }
 
-/// The server's nonce from the authorities that its CertificateRequest names. The error is a clause about the server.
+/// Returns the server's nonce from the authorities in its CertificateRequest. The error is a clause about the server.
 pub fn from_distinguished_names(names: &[&[u8]]) -> Result<Vec<u8>, String> {
     let [name] = names else {
         return Err(format!(
-            "its CertificateRequest names {} authorities instead of one, the nonce",
+            "its CertificateRequest names {} authorities, expected one with the nonce",
             names.len()
         ));
     };
     let value = find_common_name(name)
         .map_err(|Malformed| "the authority's name in its CertificateRequest is malformed".to_string())?
-        .ok_or("the authority's name in its CertificateRequest has no common name, where the nonce should be")?;
+        .ok_or("the authority's name in its CertificateRequest has no common name, which should contain the nonce")?;
     decode(value).map_err(|what| format!("the nonce in its CertificateRequest {what}"))
 }
 
-/// The first common name of a Name, if it is of a string type whose bytes are ASCII for base64.
+/// Returns the first common name of a Name if its string type represents base64 as ASCII.
 fn find_common_name(name: &[u8]) -> Result<Option<&[u8]>, Malformed> {
     const UTF8_STRING: u8 = 0x0c;
     const NUMERIC_STRING: u8 = 0x12;
@@ -121,10 +121,10 @@ fn decode(text: &[u8]) -> Result<Vec<u8>, String> {
     }
     let nonce = STANDARD
         .decode(text)
-        .map_err(|error| format!("is no base64: {error}"))?;
+        .map_err(|error| format!("is not base64: {error}"))?;
     match nonce.len() {
         MIN_LEN..=MAX_LEN => Ok(nonce),
-        len => Err(format!("has {len} bytes, not {MIN_LEN} to {MAX_LEN}")),
+        len => Err(format!("has {len} bytes, expected {MIN_LEN} to {MAX_LEN}")),
     }
 }
 
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use crate::atls::testing::Xorshift;
 
-    /// 20..3f
+    /// The bytes 0x20 to 0x3f.
     fn example() -> Vec<u8> {
         (0x20..0x40).collect()
     }
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_server_nonce_s_name_is_the_old_system_s() {
-        // made from Go's encoding of a pkix.Name with this common name
+        // from Go's encoding of a pkix.Name with this common name
         let expected: Vec<u8> = [
             &[
                 0x30, 0x37, 0x31, 0x35, 0x30, 0x33, 0x06, 0x03, 0x55, 0x04, 0x03, 0x13, 0x2c,

@@ -1,9 +1,10 @@
-//! The crypto provider of an attested TLS server: ring's, with hashes that see the ClientHello as the client sent it.
+//! The crypto provider of an attested TLS server: that of ring, with hashes over the ClientHello as the client sent it.
 //!
-//! [`super::hello`] renames an extension before rustls reads the ClientHello; the transcript hash must cover the original. Each
-//! `Context::update` of rustls is one whole handshake message (`rustls::hash_hs`), so the hash can tell a ClientHello and
-//! rename the extension back. If a future rustls did otherwise, the Finished messages would not match and every handshake
-//! would fail: no error here can weaken one. rustls 0.24 will read such names (`InvalidSniPolicy::IgnoreAll`); this file can go then.
+//! [`super::hello`] renames an extension before rustls parses the ClientHello, but the transcript hash must cover the original.
+//! Each `Context::update` of rustls is one complete handshake message (`rustls::hash_hs`), so the hash recognizes a ClientHello
+//! and renames the extension back. If a future rustls behaves differently, the Finished messages do not match and every handshake
+//! fails: an error here cannot weaken a connection. rustls 0.24 will accept such names (`InvalidSniPolicy::IgnoreAll`); then this
+//! file can be deleted.
 
 use std::sync::{Arc, LazyLock};
 
@@ -13,14 +14,14 @@ use rustls::{CipherSuiteCommon, SupportedCipherSuite, Tls12CipherSuite, Tls13Cip
 
 use super::hello;
 
-/// ring's algorithms as they are, for clients.
+/// Returns the unchanged provider of ring, for clients.
 pub fn client() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> =
         LazyLock::new(|| Arc::new(ring::default_provider()));
     PROVIDER.clone()
 }
 
-/// ring's algorithms, with transcripts over the ClientHello that was sent.
+/// Returns the provider of ring with transcript hashes over the ClientHello as sent.
 pub fn server() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
         let mut provider = ring::default_provider();
@@ -32,7 +33,7 @@ pub fn server() -> Arc<CryptoProvider> {
     PROVIDER.clone()
 }
 
-/// rustls holds suites by `&'static`: each is leaked, once a process.
+/// rustls requires cipher suites as `&'static`, so each suite is leaked once per process.
 fn with_true_hash(suite: SupportedCipherSuite) -> SupportedCipherSuite {
     let common = |common: &CipherSuiteCommon| CipherSuiteCommon {
         suite: common.suite,
@@ -56,7 +57,7 @@ fn with_true_hash(suite: SupportedCipherSuite) -> SupportedCipherSuite {
     }
 }
 
-/// A hash that reveals the server name in what it is fed.
+/// A hash that restores the server name in its input.
 struct TrueHash(&'static dyn Hash);
 
 impl Hash for TrueHash {
@@ -64,7 +65,7 @@ impl Hash for TrueHash {
         Box::new(TrueContext(self.0.start()))
     }
 
-    /// Of whole inputs that are no handshake messages: the key schedule's empty hash.
+    /// Returns the hash of an input that is not a handshake message: the empty hash of the key schedule.
     fn hash(&self, data: &[u8]) -> Output {
         self.0.hash(data)
     }

@@ -1,4 +1,4 @@
-//! The server's role.
+//! The server role of attested TLS.
 
 use std::fmt;
 use std::io;
@@ -27,16 +27,16 @@ use base::turns::Turns;
 use rpc::grpc::{Accept, Transport};
 use rpc::half_open::PeersTurn;
 
-/// How many handshakes of one server make an attestation document at the same time; the others wait within their deadlines.
+/// Maximum number of handshakes of one server that make an attestation document at the same time. Others wait within their
+/// deadlines.
 ///
-/// A client costs a document before it has proven anything. A TPM serves one command at a time, so more would only queue
-/// there, and keep the machine's other uses of the TPM waiting; some documents also need the network, during which
-/// another one can be made.
+/// The server makes a document before the client has proven anything. A TPM serves one command at a time, so a higher number
+/// would only delay other uses of the TPM. It is more than one because some documents need the network.
 pub const MAX_ISSUING: usize = 4;
-/// How many handshakes wait for theirs; networks take turns, so that who floods waits for himself.
+/// Maximum number of handshakes that wait to make a document. Networks take turns, so a flood delays only its own network.
 const MAX_WAITING: usize = 128;
 
-/// Makes attested connections of accepted sockets.
+/// Establishes attested connections on accepted sockets.
 pub struct Server {
     issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
@@ -45,8 +45,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Attests itself by `issuer`, and accepts only clients whose document one of the `validators` accepts. **Without
-    /// validators any client is accepted.**
+    /// Makes a server that attests itself with `issuer`, and accepts only clients whose document one of the `validators` accepts.
+    /// **Without validators every client is accepted.**
     pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
         let issuer = issuer.map(|issuer| Arc::new(ForStrangers(issuer)) as Arc<dyn Issuer>);
         Server {
@@ -65,9 +65,9 @@ impl Server {
 
     /// Completes the handshake on an accepted socket before `deadline`, or fails and closes it.
     ///
-    /// A server with an issuer refuses clients that send no nonce of 16 to 64 bytes; one without does not look at it. The
-    /// issuer and the validators run within; their own time is only bounded by themselves. The connection has no
-    /// socket time-outs.
+    /// A server with an issuer refuses clients that send no nonce of 16 to 64 bytes; without an issuer the nonce is ignored. The
+    /// issuer and the validators run during the handshake; the deadline does not interrupt them. The connection has no socket
+    /// time-outs.
     pub fn handshake(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
         self.handshake_watched(socket, deadline, &PeersTurn::default())
     }
@@ -129,7 +129,7 @@ impl Server {
         let config = self.config(&session)?;
         let mut connection = Connection::Server(ServerConnection::new(Arc::new(config))?);
         let result = handshake::complete(&mut connection, &mut peer, Some((&mut filter, hello)));
-        // our own reason says more than what rustls makes of it
+        // the error of the issuer or validator is more specific than that of rustls
         if let Some(failure) = session.take_failure() {
             return Err(failure);
         }
@@ -182,7 +182,7 @@ impl Server {
 }
 
 impl Accept for Server {
-    /// [`Server::handshake`], with what the operator should know in the log, beside the peer's address.
+    /// Runs [`Server::handshake`], and logs its errors with the address of the peer.
     fn accept(
         &self,
         socket: TcpStream,
@@ -190,7 +190,7 @@ impl Accept for Server {
         turn: &PeersTurn,
     ) -> io::Result<Transport> {
         let peer = socket.peer_addr().map_or_else(
-            |_| "a peer that is gone".into(),
+            |_| "a disconnected peer".into(),
             |address| address.to_string(),
         );
         self.handshake_watched(socket, deadline, turn)
@@ -199,7 +199,7 @@ impl Accept for Server {
                     Error::Refused(_) | Error::Issuer(_) | Error::Internal(_) => {
                         warn!("attested TLS with {peer}: {error}")
                     }
-                    // what any port scan causes
+                    // a port scan causes these errors, too
                     _ => debug!("attested TLS with {peer}: {error}"),
                 }
                 error.into()
@@ -207,7 +207,7 @@ impl Accept for Server {
     }
 }
 
-/// What one connection's hooks need and leave behind.
+/// Inputs and results of the issuer and validators in one connection.
 struct Session {
     issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
@@ -216,13 +216,13 @@ struct Session {
     deadline: Instant,
     client_nonce: Vec<u8>,
     server_nonce: [u8; 32],
-    /// The server nonce in the form of a CertificateRequest.
+    /// The server nonce as an authority in the CertificateRequest.
     authorities: [DistinguishedName; 1],
-    /// rustls asks again after a HelloRetryRequest; one document is enough.
+    /// The certificate. It is stored because rustls asks again after a HelloRetryRequest, and one document is enough.
     certified: OnceLock<Option<Arc<CertifiedKey>>>,
-    /// Which machine the client is, once it was validated, where its variant can tell.
+    /// The name of the client's machine after its validation, if the variant has names.
     machine: OnceLock<Arc<str>>,
-    /// Why a hook failed; rustls passes on less than this.
+    /// Why the issuer or a validator failed; rustls does not preserve this error.
     failure: Mutex<Option<Error>>,
 }
 
@@ -277,7 +277,7 @@ impl ClientCertVerifier for Session {
         match certificate::verify(leaf, &self.validators, &self.server_nonce, now) {
             Ok(machine) => {
                 if let Some(machine) = machine {
-                    // a handshake has one certificate of the client
+                    // a handshake has exactly one certificate of the client
                     let _ = self.machine.set(machine);
                 }
                 Ok(ClientCertVerified::assertion())
@@ -289,7 +289,7 @@ impl ClientCertVerifier for Session {
         }
     }
 
-    /// `message` is rustls' raw transcript (RFC 5246 §7.4.8), which the hashes of `provider.rs` have no part in.
+    /// `message` is the raw transcript of rustls (RFC 5246 §7.4.8), to which the hashes of `provider.rs` do not apply.
     fn verify_tls12_signature(
         &self,
         message: &[u8],
@@ -333,7 +333,7 @@ impl fmt::Debug for Session {
     }
 }
 
-/// An issuer whose every document is for a peer that called.
+/// An issuer that makes all documents for peers that called this machine.
 struct ForStrangers(Arc<dyn Issuer>);
 
 impl Issuer for ForStrangers {

@@ -1,20 +1,19 @@
 //! Two independent halves of an established TLS connection.
 //!
-//! rustls' connection is one state machine, but a gRPC connection reads and writes at the same time. So the machine stands
-//! behind a lock that is held only while records are decrypted or encrypted in memory, never over a system call:
+//! A connection of rustls is one state machine (the engine), but a gRPC connection reads and writes at the same time. So a lock
+//! protects the engine. It is held only while records are decrypted or encrypted in memory, never during a system call:
 //!
 //! ```text
 //! Reader:  socket read (no lock)  -> engine lock: records in, plaintext out to the caller's buffer
 //! Writer:  outgoing lock {  engine lock: plaintext in, records into a buffer  -> socket write  }
 //! ```
 //!
-//! The outgoing lock keeps the records in the order of their encryption. The reader never waits for it, so a writer that is
-//! blocked because the peer does not read does not keep us from reading, and two peers that both send cannot block
-//! each other. What the engine itself wants to send (an alert) goes out with whoever holds the outgoing lock: see
-//! [`Shared::flush_engine`]. Answers to key updates wait in the engine for the next write, as RFC 8446 §4.6.3 allows.
+//! The outgoing lock keeps the records in the order of their encryption. The reader never waits for it. So a writer that is
+//! blocked by a peer that does not read does not block the reader, and two peers that both send cannot block each other. Records
+//! of the engine itself (an alert) are sent by the thread that holds the outgoing lock: see [`Shared::flush_engine`]. Answers to
+//! key updates wait in the engine for the next write, as RFC 8446 §4.6.3 allows.
 //!
-//! Received plaintext goes straight from rustls to the caller's buffer; none is kept here. (rustls frees its own copies without
-//! wiping them.)
+//! Received plaintext is copied directly from rustls to the buffer of the caller. (rustls does not wipe its own copies.)
 
 use std::cell::Cell;
 use std::io::{self, Read, Write};
@@ -27,17 +26,16 @@ use rustls::Connection;
 use super::Error;
 use rpc::grpc::Transport;
 
-/// Bytes read from the socket at first. Every peer can make us hold as many.
+/// Size in bytes of the first read from the socket. Every peer can occupy this much memory.
 const READ_FIRST: usize = 4 << 10;
-/// Bytes read at once while the peer sends faster than that: one record of the largest size (RFC 8446 §5.2, 2^14 + 256, with
-/// its header).
+/// Size in bytes of a read while the peer sends faster: one record of maximum size (RFC 8446 §5.2, 2^14 + 256) with its header.
 const READ_RECORD: usize = (1 << 14) + 256 + 5;
-/// Plaintext encrypted at once: four records of the largest size, so that a large write is few system calls.
+/// Maximum number of plaintext bytes that are encrypted at once: four records of maximum size, to reduce system calls.
 const WRITE_SIZE: usize = 4 << 14;
-/// How long the end of the writer waits for a peer that does not read.
+/// How long the drop of the writer waits for a peer that does not read.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
-/// Makes a transport of a TLS connection whose handshake is complete, attested or not.
+/// Converts a TLS connection with complete handshake, attested or not, to a transport.
 ///
 /// `connection` may already hold received application data. `socket` must be blocking; its time-outs apply to both halves.
 /// A write that fails or times out is final, since part of a record may have been sent: all later writes fail too.
@@ -45,7 +43,7 @@ const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// its half.
 ///
 /// The reader returns 0 after the peer's close_notify, and the error [`io::ErrorKind::UnexpectedEof`] if the connection
-/// ended without one: then data may have been cut off.
+/// ended without one: then data may be missing.
 ///
 /// # Errors
 /// If the socket handle cannot be duplicated.
@@ -82,17 +80,17 @@ struct Shared {
 }
 
 thread_local! {
-    /// Room for the records of the connection that this thread writes to. A connection that was busy once and idles keeps none,
-    /// and a busy one does not ask the system for it at each write.
+    /// A buffer for the records of the connection to which this thread writes. An idle connection keeps no buffer, and a busy
+    /// connection does not allocate one for each write.
     static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// The way to the socket.
+/// The sending side of the socket.
 struct Outgoing {
     socket: Arc<TcpStream>,
-    /// Encrypted, not sent yet; empty between calls.
+    /// Encrypted records that are not sent yet; empty between calls.
     records: Vec<u8>,
-    /// Why nothing can be sent any more.
+    /// Why sending has failed permanently.
     broken: Option<io::ErrorKind>,
 }
 
@@ -105,7 +103,7 @@ impl Shared {
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Encrypts and sends the front of `data`; returns how much that was.
+    /// Encrypts and sends the front of `data`; returns the number of bytes.
     fn send(&self, data: &[u8]) -> io::Result<usize> {
         let mut outgoing = self.outgoing();
         outgoing.check()?;
@@ -122,10 +120,10 @@ impl Shared {
         Ok(accepted)
     }
 
-    /// Sends what the engine wants to send by itself, if nobody else is sending.
+    /// Sends the records of the engine itself, unless another thread is sending.
     ///
-    /// Nothing is left behind: who finds the lock taken has put its bytes into the engine before, and who holds it looks into
-    /// the engine again after it released the lock.
+    /// No record is missed: a thread that finds the lock taken has already put its bytes into the engine, and the holder of the
+    /// lock checks the engine again after it releases the lock.
     fn flush_engine(&self) -> io::Result<()> {
         loop {
             if !self.engine().wants_write() {
@@ -192,13 +190,13 @@ impl Outgoing {
 struct Reader {
     shared: Arc<Shared>,
     socket: Arc<TcpStream>,
-    /// Records as they came from the socket; no room while nothing comes, which costs an idle connection its size.
+    /// Records from the socket. The buffer is freed while no data arrives, to save memory of idle connections.
     received: Vec<u8>,
     /// The part of `received` that the engine has not taken yet.
     unread: std::ops::Range<usize>,
-    /// The last read gave as much as a first one has room for: more is on its way.
+    /// Whether the last read filled the buffer of a first read: then more data is probably available.
     is_fast: bool,
-    /// Why no more data comes; returned once all data before it was.
+    /// The error that ended the stream; returned after all data before it.
     ended: Option<rustls::Error>,
 }
 
@@ -244,7 +242,7 @@ impl Reader {
         self.shared.engine().reader().read(buffer)
     }
 
-    /// Lets the engine take received bytes (none: the end) and decrypt them.
+    /// Passes received bytes to the engine, which decrypts them. No bytes mean the end of the stream.
     fn process(&mut self) -> io::Result<()> {
         let mut engine = self.shared.engine();
         let taken = engine.read_tls(&mut &self.received[self.unread.clone()])?;
@@ -253,7 +251,7 @@ impl Reader {
         let wants_write = engine.wants_write();
         drop(engine);
         if wants_write {
-            // whether the alert can be sent changes nothing for the reader
+            // the reader continues even if the alert cannot be sent
             let _ = self.shared.flush_engine();
         }
         if let Err(error) = result {
@@ -286,7 +284,7 @@ impl Write for Writer {
         }
     }
 
-    /// Every write has sent what it accepted.
+    /// Sends records of the engine; each write has already sent its data.
     fn flush(&mut self) -> io::Result<()> {
         self.shared.flush_engine()
     }
@@ -294,7 +292,7 @@ impl Write for Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // the peer may be gone already, which is as good an end
+        // an error means that the connection has already ended
         let _ = self.shared.close();
     }
 }
@@ -308,7 +306,7 @@ mod tests {
     use super::*;
     use crate::atls::{Client, Server};
 
-    /// Two ends of a TLS connection over loopback, handshake done, not split yet.
+    /// Returns two ends of a TLS connection over loopback after the handshake, before the split.
     fn ends() -> ((Connection, TcpStream), (Connection, TcpStream)) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -325,7 +323,7 @@ mod tests {
             .unwrap();
         let (server, far) = server.join().unwrap();
         for socket in [&near, &far] {
-            // a test that hangs is to fail
+            // a test that hangs fails after this time
             socket
                 .set_read_timeout(Some(Duration::from_secs(60)))
                 .unwrap();
@@ -341,7 +339,7 @@ mod tests {
         (split(client, near).unwrap(), split(server, far).unwrap())
     }
 
-    /// Bytes that depend on their position, so that order counts.
+    /// Returns bytes that depend on their position, to detect a wrong order.
     fn pattern(start: usize, len: usize) -> Vec<u8> {
         (start..start + len)
             .map(|i| (i ^ i >> 8 ^ i >> 16) as u8)
@@ -358,7 +356,7 @@ mod tests {
         writer.flush().unwrap();
     }
 
-    /// Reads to the end; returns how much that was.
+    /// Reads to the end and returns the number of bytes.
     fn check(mut reader: Box<dyn Read + Send>) -> usize {
         let mut buffer = vec![0; 50_000];
         let mut received = 0;
@@ -380,7 +378,7 @@ mod tests {
     fn both_ends_send_32_mib_at_once_and_all_arrives_in_order() {
         const TOTAL: usize = 32 << 20;
         let (near, far) = pair();
-        // writes larger than a record and than the socket's buffers; small ones that share no boundary with records
+        // writes that are larger than a record and the socket buffers, and small writes that share no boundary with records
         let senders = [
             thread::spawn(move || send(near.writer, TOTAL, 3 << 20)),
             thread::spawn(move || send(far.writer, TOTAL, 10_007)),
@@ -404,7 +402,7 @@ mod tests {
         let blocked = thread::spawn(move || send(near.writer, TOTAL, TOTAL));
         thread::sleep(Duration::from_millis(200));
         assert!(!blocked.is_finished(), "it fits into the buffers");
-        // nobody reads at the far end until all of its own data has arrived at the near end
+        // the far end does not read until all of its own data has arrived at the near end
         let reading = thread::spawn(move || check(near.reader));
         send(far.writer, TOTAL, TOTAL);
         assert_eq!(reading.join().unwrap(), TOTAL);
@@ -506,13 +504,13 @@ mod tests {
             ),
             "{error}"
         );
-        // final, since part of a record was sent
+        // the error is permanent, because part of a record was sent
         assert!(writer.write(b"more").is_err());
         let begin = Instant::now();
         drop(writer);
         assert!(begin.elapsed() < CLOSE_TIME);
 
-        // and when the socket's buffers are full, but nothing has failed yet
+        // the socket buffers are full, but no write has failed yet
         far.socket.set_nonblocking(true).unwrap();
         while (&*far.socket).write(&[0; 4096]).is_ok() {}
         far.socket.set_nonblocking(false).unwrap();

@@ -15,12 +15,12 @@ impl Xorshift {
         self.0
     }
 
-    /// From 0 to `end` - 1.
+    /// Returns a number from 0 to `end` - 1.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() >> 11) as usize % end
     }
 
-    /// One to four changes: a bit, a byte, an interesting byte, a cut, a copy of a part, a removal of a part.
+    /// Returns `bytes` with one to four changes: a flipped bit, a random or special byte, a truncation, a copied or removed part.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..1 + self.below(4) {
             if bytes.is_empty() {

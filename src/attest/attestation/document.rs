@@ -1,4 +1,4 @@
-//! The attestation document of TPM variants: the JSON of the old system's Go structures, field for field.
+//! The attestation document of TPM variants: JSON with the same fields as the Go structures of the old system.
 
 use std::collections::BTreeMap;
 
@@ -6,36 +6,36 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A genuine one has about 30 KiB with four banks and a long event log.
+/// Maximum size of a document in bytes. A genuine one with four banks and a long event log has about 30 KiB.
 pub const MAX_DOCUMENT: usize = 256 << 10;
 
-/// The whole.
+/// The document.
 #[derive(Serialize, Deserialize)]
 pub struct Document {
     #[serde(rename = "Attestation")]
     pub attestation: Attestation,
-    /// Bytes of the cloud's own, hashed into the quote's nonce; none in QEMU.
+    /// Bytes that are specific to the cloud. The nonce of the quote includes them. Empty in QEMU.
     #[serde(rename = "InstanceInfo")]
     pub instance_info: Option<Base64>,
     #[serde(rename = "UserData")]
     pub user_data: Base64,
 }
 
-/// What the TPM says.
+/// The part that comes from the TPM.
 #[derive(Serialize, Deserialize)]
 pub struct Attestation {
-    /// TPMT_PUBLIC of the attestation key.
+    /// The attestation key (TPMT_PUBLIC).
     pub ak_pub: Base64,
-    /// One for each bank.
+    /// One quote for each bank.
     pub quotes: Vec<Quote>,
     #[serde(default, skip_serializing_if = "Base64::is_empty")]
     pub event_log: Base64,
-    /// Of confidential VMs; ignored here, and null from us.
+    /// Used by confidential VMs; ignored when read, and null when written.
     #[serde(rename = "TeeAttestation", default, skip_deserializing)]
     pub tee_attestation: (),
 }
 
-/// One bank's quote.
+/// The quote of one bank.
 #[derive(Serialize, Deserialize)]
 pub struct Quote {
     /// TPMS_ATTEST.
@@ -45,17 +45,17 @@ pub struct Quote {
     pub pcrs: Pcrs,
 }
 
-/// The values that a quote is about, which it signs only by their digest.
+/// The quoted values. The quote signs only their digest.
 #[derive(Serialize, Deserialize)]
 pub struct Pcrs {
     /// TPM_ALG_ID of the bank.
     pub hash: u16,
-    /// By the PCR's decimal number.
+    /// The values by decimal number of the PCR.
     pub pcrs: BTreeMap<String, Base64>,
 }
 
 impl Pcrs {
-    /// By number; `None` if a name is not the number of a PCR in its one decimal form.
+    /// Returns the values by number; `None` if a name is not the canonical decimal number of a PCR.
     pub fn by_number(&self) -> Option<BTreeMap<u32, Vec<u8>>> {
         let number = |name: &String| {
             name.parse::<u32>()
@@ -69,7 +69,7 @@ impl Pcrs {
     }
 }
 
-/// Bytes that are standard base64 with padding in JSON.
+/// Bytes that JSON represents as standard base64 with padding.
 #[derive(Default)]
 pub struct Base64(pub Vec<u8>);
 

@@ -1,6 +1,6 @@
-//! The TCG event log: what the firmware and the boot loader extended into which PCR ("TCG PC Client Platform Firmware
-//! Profile Specification", §10). Not signed by itself; it counts as far as replaying it gives the quoted values. Here it is
-//! read to explain a value to a person, and never to accept one.
+//! The TCG event log: the events with which firmware and boot loader extended the PCRs ("TCG PC Client Platform Firmware Profile
+//! Specification", §10). The log is not signed; it is trustworthy only if a replay gives the quoted values. It is used to explain
+//! a value to a person, and never to accept a value.
 
 use std::fmt::Write;
 
@@ -10,31 +10,31 @@ const SHA256: u16 = 0x000b;
 const EV_NO_ACTION: u32 = 3;
 const STARTUP_LOCALITY: &[u8] = b"StartupLocality\0";
 const SPEC_ID: &[u8] = b"Spec ID Event03\0";
-/// More algorithms than any TPM has banks.
+/// Maximum number of algorithms; no TPM has this many banks.
 const MAX_ALGORITHMS: u32 = 8;
 /// PCRs of the dynamic root of trust, which start at all ones ("TCG PC Client Platform TPM Profile", §4.6.2).
 const DYNAMIC: std::ops::RangeInclusive<u32> = 17..=22;
-/// Enough to see what is different; a log of hundreds of entries helps nobody.
+/// Maximum number of entries in an explanation.
 const SHOWN_ENTRIES: usize = 12;
 const SHOWN_TEXT: usize = 48;
 
-/// One entry, borrowed from the log's bytes.
+/// One entry, borrowed from the bytes of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// Which PCR it was extended into.
+    /// The PCR that was extended.
     pub pcr: u32,
-    /// EV_..., §10.4.1.
+    /// The type of the event (§10.4.1).
     pub kind: u32,
-    /// The digest that the SHA-256 bank was extended with, if the log has it.
+    /// The digest with which the SHA-256 bank was extended; `None` if the log does not have it.
     pub sha256: Option<&'a [u8; 32]>,
-    /// What it says about itself.
+    /// The data of the event.
     pub data: &'a [u8],
 }
 
-/// The log's entries up to the first that cannot be read.
+/// Returns the entries of the log up to the first entry that cannot be parsed.
 pub fn parse(log: &[u8]) -> Vec<Event<'_>> {
     let mut reader = Reader(log);
-    // the header is an entry in the old, SHA-1-only form; it says whether the others are, too
+    // the header has the old SHA-1 form, and says whether the other entries have this form too
     let Some(header) = reader.old_event() else {
         return vec![];
     };
@@ -53,7 +53,7 @@ pub fn parse(log: &[u8]) -> Vec<Event<'_>> {
     events
 }
 
-/// Which entries made the value of a PCR, or that they did not: a sentence for whoever refuses it.
+/// Explains the value of a PCR: returns the entries that give it, or says that the log does not explain it.
 pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> String {
     let events: Vec<_> = parse(log)
         .into_iter()
@@ -94,7 +94,7 @@ fn list(events: &[&Event]) -> String {
     text
 }
 
-/// The SHA-256 value that a PCR's entries give; `None` if one lacks the digest.
+/// Returns the SHA-256 value after a replay of the entries of a PCR; `None` if an entry lacks the digest.
 fn replay(pcr: u32, events: &[Event]) -> Option<[u8; 32]> {
     let mut value = if DYNAMIC.contains(&pcr) {
         [0xff; 32]
@@ -140,7 +140,7 @@ fn kind_name(kind: u32) -> &'static str {
     }
 }
 
-/// The longest run of printable ASCII in an entry's data, in single bytes or UTF-16; empty if there is none worth showing.
+/// Returns the longest run of printable ASCII in the data of an entry, as single bytes or UTF-16; empty if it is too short.
 fn describe(data: &[u8]) -> String {
     let wide: Vec<u8> = data.iter().step_by(2).copied().collect();
     let longest = |bytes: &[u8]| -> String {
@@ -164,7 +164,7 @@ fn describe(data: &[u8]) -> String {
     }
 }
 
-/// Little endian, as the whole log is. Every length is one of bytes that are there.
+/// Reads little-endian values. A length field never exceeds the remaining bytes.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -199,7 +199,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The digests' lengths by TPM_ALG_ID: TCG_EfiSpecIDEvent after its signature.
+    /// Reads the digest lengths by TPM_ALG_ID: TCG_EfiSpecIDEvent after its signature.
     fn algorithms(&mut self) -> Option<Vec<(u16, usize)>> {
         self.take(4 + 1 + 1 + 1 + 1)?; // class of platform, version, errata, size of a UINTN
         let count = self.u32().filter(|count| *count <= MAX_ALGORITHMS)?;
@@ -235,9 +235,9 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    /// From OVMF and the EFI stub of Linux 6.1 in QEMU: kernel, command line and initrd given by `-kernel` and friends.
+    /// From OVMF and the EFI stub of Linux 6.1 in QEMU, with kernel, command line and initrd from `-kernel` and related options.
     const LOG: &[u8] = include_bytes!("../../../tests/data/event-log-ovmf.bin");
-    /// From SeaBIOS in QEMU, and what the kernel showed of PCRs 0 to 15 (`/sys/class/tpm/tpm0/pcr-sha256`) in the same boot.
+    /// From SeaBIOS in QEMU, with the values of PCRs 0 to 15 (`/sys/class/tpm/tpm0/pcr-sha256`) in the same boot.
     const SEABIOS: &[u8] = include_bytes!("../../../tests/data/event-log-seabios.bin");
     const SEABIOS_PCRS: &str = include_str!("../../../tests/data/event-log-seabios.pcrs");
 
@@ -250,7 +250,7 @@ mod tests {
                 .into_iter()
                 .filter(|event| event.pcr == pcr)
                 .collect();
-            // PCR 10 is extended by the kernel's IMA, which has a log of its own
+            // the kernel's IMA extends PCR 10 and has its own log
             if pcr != 10 {
                 assert_eq!(hex(&replay(pcr, &events).unwrap()), value, "PCR {pcr}");
             }
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn digests_are_as_long_as_the_header_says() {
-        // SHA3-256 (0x0027), which this program knows nothing of, beside SHA-256
+        // SHA3-256 (0x0027), which this program does not know, and SHA-256
         let spec = b"Spec ID Event03\0\0\0\0\0\0\x02\0\x02\x02\0\0\0\x27\0\x20\0\x0b\0\x20\0\0";
         let header = [
             &[0, 0, 0, 0, 3, 0, 0, 0][..],

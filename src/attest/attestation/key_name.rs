@@ -1,15 +1,15 @@
-//! The Name of an attestation key (TPM 2.0 part 1 §16): nameAlg, then the hash of the key's public area by it. Two TPMs do not
-//! have the same one, so it says which machine a quote is of.
+//! The Name of an attestation key (TPM 2.0 part 1 §16): nameAlg, followed by the hash of the public area with that algorithm. Two
+//! TPMs never have the same Name, so it identifies the machine of a quote.
 //!
-//! `tpm2_readpublic -c 0x81008f01` prints it, and so does the node on its console. Records of joined machines have it without
-//! the nameAlg, which is SHA-256 for all keys here.
+//! `tpm2_readpublic -c 0x81008f01` prints the Name, and the node prints it on its console. Records of joined machines contain it
+//! without the nameAlg, which is SHA-256 for all keys here.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{hex, sha256, unhex};
 
-/// TPM_ALG_SHA256 (TCG Algorithm Registry), hex.
+/// TPM_ALG_SHA256 (TCG Algorithm Registry) in hexadecimal.
 const SHA256: &str = "000b";
 
 /// The Name of a key whose nameAlg is SHA-256.
@@ -17,12 +17,12 @@ const SHA256: &str = "000b";
 pub struct KeyName([u8; 32]);
 
 impl KeyName {
-    /// Of a public area (TPMT_PUBLIC).
+    /// Returns the Name of a public area (TPMT_PUBLIC).
     pub fn of(public: &[u8]) -> KeyName {
         KeyName(sha256(&[public]))
     }
 
-    /// Without the nameAlg, as [`super::Identified::machine`] has it: 64 hexadecimal digits.
+    /// Returns the Name without the nameAlg, as in [`super::Identified::machine`]: 64 hexadecimal digits.
     pub fn digest(&self) -> String {
         hex(&self.0)
     }
@@ -34,7 +34,7 @@ impl fmt::Display for KeyName {
     }
 }
 
-/// With the nameAlg or without it.
+/// Parses a Name with or without the nameAlg.
 impl FromStr for KeyName {
     type Err = String;
 
@@ -47,7 +47,7 @@ impl FromStr for KeyName {
         let digest = digest.and_then(unhex).map(KeyName);
         digest.ok_or_else(|| {
             format!(
-                "no Name of an attestation key: {text:.80?}; expected {SHA256} and 64 hex digits"
+                "not a Name of an attestation key: {text:.80?}; expected {SHA256} and 64 hexadecimal digits"
             )
         })
     }
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn a_name_is_read_as_tpm2_readpublic_prints_it_and_as_records_have_it() {
         let name = KeyName::of(b"");
-        // SHA-256 of nothing
+        // SHA-256 of the empty input
         let digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(
             (name.to_string(), name.digest()),

@@ -1,11 +1,11 @@
 //! Attestation: documents that prove to a peer what software a machine runs.
 //!
-//! An [`Issuer`] makes a document on the machine itself, a [`Validator`] judges one that came from a peer; attested TLS
-//! ([`crate::atls`]) carries it in a certificate extension whose OID names the variant.
+//! An [`Issuer`] makes a document on the machine itself; a [`Validator`] validates the document of a peer. Attested TLS
+//! ([`crate::atls`]) transports a document in a certificate extension whose OID names the variant.
 //!
-//! Files: [`qemu_vtpm`] is the variant; [`policy`] says which register values and which keys are accepted; `key_name` is what
-//! a key is called; `document` is the JSON that travels, `quote` checks what the TPM signed in it, [`event_log`] explains a
-//! register's value to a person.
+//! Files: [`qemu_vtpm`] is the variant; [`policy`] defines which register values and which keys are accepted; `key_name` is the
+//! name of a key; `document` is the JSON document, `quote` verifies what the TPM signed in it, [`event_log`] explains the value
+//! of a register to a person.
 
 mod document;
 pub mod event_log;
@@ -22,60 +22,61 @@ pub use policy::{Image, Measurement, Policy};
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 use base::crypto::CLUSTER_ID_LEN;
 
-/// Names an attestation variant in a certificate: the DER of the OID with tag and length, e.g. `06 05 2b cd 2c 05 01`.
+/// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd 2c 05 01`.
 pub type Oid = &'static [u8];
 
-/// Makes attestation documents of one variant about the machine it runs on.
+/// Makes attestation documents of one variant for the machine on which it runs.
 pub trait Issuer: Send + Sync {
-    /// The variant.
+    /// Returns the OID of the variant.
     fn oid(&self) -> Oid;
-    /// A document that binds `user_data` (attested TLS: SHA-256 of the certificate's public key) and the `nonce` that the
-    /// peer chose to the machine's state.
+    /// Makes a document that binds `user_data` (attested TLS: SHA-256 of the public key of the certificate) and the `nonce` of the
+    /// peer to the state of the machine.
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError>;
-    /// The same for a peer that called this machine, which has proved nothing yet: the machine's own documents come first.
+    /// Makes a document for a peer that called this machine and has proved nothing. Documents for peers that this machine calls
+    /// come first.
     fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         self.issue(user_data, nonce)
     }
-    /// What a validator will call this machine ([`Identified::machine`]), where the variant can tell.
+    /// Returns the name of this machine as validators report it ([`Identified::machine`]); `None` if the variant has no names.
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
         Ok(None)
     }
 }
 
-/// Judges attestation documents of one variant.
+/// Validates attestation documents of one variant.
 pub trait Validator: Send + Sync {
-    /// The variant.
+    /// Returns the OID of the variant.
     fn oid(&self) -> Oid;
-    /// The user data of a document that is genuine, fresh for `nonce` and meets the policy.
+    /// Returns the user data of a document that is genuine, fresh for `nonce` and accepted by the policy.
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError>;
-    /// The same, and which machine it is, where the variant can tell.
+    /// Validates a document and also returns the name of the machine, if the variant has names.
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
         Ok(Identified {
             user_data: self.validate(document, nonce)?,
             machine: None,
         })
     }
-    /// Whether it takes the quote of any TPM, so that a program that has none passes.
+    /// Returns whether the quote of any TPM is accepted. Then a program without a TPM is accepted too.
     fn believes_any_tpm(&self) -> bool {
         false
     }
 }
 
-/// What a document that was accepted says.
+/// The content of an accepted document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identified {
-    /// What its issuer was given to bind.
+    /// The user data that the issuer bound.
     pub user_data: Vec<u8>,
-    /// Names the machine, over its reboots, in at most 64 lower-case hexadecimal digits.
+    /// The name of the machine, which does not change with a reboot: at most 64 lower-case hexadecimal digits.
     pub machine: Option<Arc<str>>,
 }
 
-/// Why no document could be made: a sentence for the machine's own console.
+/// Why a document could not be made: a sentence for the console of the machine.
 #[derive(Debug, Clone)]
 pub struct IssueError(pub String);
 
-/// Why a document was refused. `Display` is for whoever judged, and names registers; the peer learns only that it was
-/// refused.
+/// Why a document was refused. `Display` is for the validating side and names registers; the peer learns only that the document
+/// was refused.
 #[derive(Debug, Clone)]
 pub struct ValidateError(pub Arc<str>);
 
@@ -91,12 +92,12 @@ impl std::fmt::Display for ValidateError {
     }
 }
 
-/// Whether this boot's node has measured a cluster ID, or was unlocked as a member: SHA-256 PCR 15 is not zero.
+/// Returns whether SHA-256 PCR 15 is not zero: the node has measured a cluster ID in this boot.
 pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
     Ok(pcr15(location)?.iter().any(|byte| *byte != 0))
 }
 
-/// What this machine's SHA-256 PCR 15 holds.
+/// Returns the value of SHA-256 PCR 15 of this machine.
 pub fn pcr15(location: &tpm::Location) -> Result<[u8; 32], tpm::Error> {
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
     // every TPM for PCs has PCRs 0 to 23 (TCG PC Client Platform TPM Profile)
@@ -106,12 +107,12 @@ pub fn pcr15(location: &tpm::Location) -> Result<[u8; 32], tpm::Error> {
     value.ok_or(tpm::Error::NoBank(Bank::Sha256))
 }
 
-/// What SHA-256 PCR 15 holds after a cluster ID was measured into it, once, from zero.
+/// Returns the value of SHA-256 PCR 15 after it was extended once, from zero, with a cluster ID.
 pub fn pcr15_after(cluster_id: &[u8; CLUSTER_ID_LEN]) -> [u8; 32] {
     sha256(&[&[0; 32], &sha256(&[cluster_id])])
 }
 
-/// SHA-256 of the parts, one after the other.
+/// Returns SHA-256 of the concatenated parts.
 fn sha256(parts: &[&[u8]]) -> [u8; 32] {
     let mut context = ring::digest::Context::new(&ring::digest::SHA256);
     parts.iter().for_each(|part| context.update(part));
@@ -124,7 +125,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// 32 bytes of 64 hexadecimal digits.
+/// Decodes 64 hexadecimal digits to 32 bytes.
 fn unhex(text: &str) -> Option<[u8; 32]> {
     if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
@@ -136,7 +137,7 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
     Some(value)
 }
 
-/// A peer's `text` in at most `max` characters, none of which does anything to a terminal.
+/// Returns at most `max` characters of a peer's `text`, without control characters that could affect a terminal.
 fn printable(text: &str, max: usize) -> String {
     let plain = |c: char| {
         if c == ' ' || c.is_ascii_graphic() {

@@ -1,30 +1,30 @@
-//! The attestation policy: which values the registers must have, and whose TPM is believed. The JSON is that of the old
-//! system's `join-config`:
+//! The attestation policy: the values that the registers must have, and the attestation keys that are accepted. The JSON is that
+//! of the old system's `join-config`:
 //!
 //! ```json
 //! {"measurements":{"4":{"expected":"5198fd..","warnOnly":false},"15":{"expected":"0000..","warnOnly":false}}}
 //! ```
 //!
-//! While a cluster is upgraded it runs two images, and lets machines with either in. So a policy can have further images,
-//! each of which has a name and registers of its own:
+//! During an upgrade a cluster runs two images and admits machines with either image. So a policy can have further images, each
+//! with its own name and registers:
 //!
 //! ```json
 //! {"measurements":{"4":{..},"15":{..}},"name":"image 1.2",
 //!  "alsoAccepted":[{"name":"image 1.3","measurements":{"4":{..},"15":{..}}}]}
 //! ```
 //!
-//! A machine must meet one image as a whole: registers of one beside registers of another are refused, since nobody has
-//! measured such a machine.
+//! All registers of a machine must match the same image. A mix of registers of two images is refused, because no measured
+//! machine has these values.
 //!
-//! Register values are what a TPM says. A program that has no TPM can say the same, with a key of its own. So a policy can name
-//! the attestation keys that are believed; without names any key is:
+//! A program without a TPM can claim any register values with its own key. So a policy can name the accepted attestation keys;
+//! without names every key is accepted:
 //!
 //! ```json
 //! {"measurements":{..},"attestationKeys":["000b5a31.."]}
 //! ```
 //!
-//! Programs of the old system pass over the fields that they do not know, so they hold machines to the first image, and believe
-//! any key; with one image that has no name, and no keys, the text is theirs to the letter.
+//! Programs of the old system ignore unknown fields, so they require the first image and accept every key. A policy with one
+//! image without a name, and without keys, is byte for byte the same text as in the old system.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -37,43 +37,44 @@ use base::crypto::CLUSTER_ID_LEN;
 
 /// Length in bytes of a SHA-256 PCR.
 const PCR_LEN: usize = 32;
-/// The old system's configurations have this, over and over, where a value has to be filled in.
+/// Configurations of the old system repeat this pattern where the user must enter a value.
 const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
-/// TPMs for PCs have PCRs 0 to 23; the format leaves room for 32.
+/// Maximum index of a PCR in the format. TPMs for PCs have PCRs 0 to 23.
 const MAX_INDEX: u32 = 31;
-/// An upgrade needs two images, one that is rolled back three. What is never taken out stays open to whoever finds a hole.
+/// Maximum number of images. An upgrade needs two, an upgrade that is rolled back three. Old images should be removed, because
+/// their vulnerabilities remain usable.
 const MAX_IMAGES: usize = 16;
-/// Those of a large cluster's machines fit a ConfigMap, which holds at most 1 MiB.
+/// Maximum number of attestation keys: enough for a large cluster, and it fits a ConfigMap of at most 1 MiB.
 const MAX_KEYS: usize = 10_000;
-/// Characters of an image's name.
+/// Maximum number of characters in the name of an image.
 const MAX_NAME: usize = 100;
 
-/// The value that a register must have.
+/// The expected value of a register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Measurement {
     /// The value.
     pub expected: [u8; PCR_LEN],
-    /// Another value is logged and accepted.
+    /// Whether another value is accepted with a warning in the log.
     pub warn_only: bool,
 }
 
-/// What machines with one image must measure. At least one register is enforced: else it would accept everything.
+/// The expected registers of machines with one image. At least one register is enforced; else every machine would be accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Empty for none, which only the first of a policy may have.
+    /// The name. Only the first image of a policy may have an empty name.
     name: String,
     measurements: BTreeMap<u32, Measurement>,
 }
 
-/// The images that are accepted, at least one, and the attestation keys.
+/// The accepted images (at least one) and the accepted attestation keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     images: Vec<Image>,
-    /// Empty for any.
+    /// The accepted attestation keys; empty if every key is accepted.
     keys: BTreeSet<KeyName>,
 }
 
-/// Why a text is no policy.
+/// Why a policy is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyError(String);
 
@@ -105,7 +106,7 @@ struct JsonImage {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum JsonMeasurement {
-    /// Of old clusters: a bare value, always enforced.
+    /// The form of old clusters: only a value, which is always enforced.
     Bare(String),
     Full {
         expected: String,
@@ -126,7 +127,7 @@ impl Image {
             .values()
             .all(|measurement| measurement.warn_only)
         {
-            return Err("no register is enforced: it would accept any machine".into());
+            return Err("no register is enforced, so it would accept any machine".into());
         }
         Ok(Image {
             name: name.into(),
@@ -138,8 +139,8 @@ impl Image {
         let mut measurements = BTreeMap::new();
         for (name, measurement) in json {
             let index = name.parse().ok().filter(|index| *index <= MAX_INDEX);
-            let index =
-                index.ok_or_else(|| format!("{name:.80?} is no PCR: expected 0 to {MAX_INDEX}"))?;
+            let index = index
+                .ok_or_else(|| format!("{name:.80?} is not a PCR: expected 0 to {MAX_INDEX}"))?;
             let (expected, warn_only) = match measurement {
                 JsonMeasurement::Bare(expected) => (expected, false),
                 JsonMeasurement::Full {
@@ -152,7 +153,7 @@ impl Image {
             })?;
             if !warn_only && expected.chunks(2).all(|pair| pair == PLACEHOLDER) {
                 return Err(format!(
-                    "PCR {index} has the placeholder 1234..: measure a machine that is right"
+                    "PCR {index} has the placeholder 1234..: replace it with the value of a correct machine"
                 ));
             }
             if measurements
@@ -165,14 +166,14 @@ impl Image {
                 )
                 .is_some()
             {
-                return Err(format!("PCR {index} is there twice"));
+                return Err(format!("PCR {index} appears twice"));
             }
         }
         Image::new(name, measurements)
     }
 
     fn json(&self) -> String {
-        // Go sorts the keys of a map as texts
+        // Go sorts the keys of a map as strings
         let by_name: BTreeMap<_, _> = self
             .measurements
             .iter()
@@ -191,18 +192,18 @@ impl Image {
         )
     }
 
-    /// What it is called; empty where nobody said.
+    /// Returns the name; empty if the image has none.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What each register must have.
+    /// Returns the expected value of each register.
     pub fn measurements(&self) -> &BTreeMap<u32, Measurement> {
         &self.measurements
     }
 
-    /// The registers that do not have the expected value, in ascending order: index, what was expected, and what was got
-    /// (`None`: the register is not among `values`).
+    /// Returns the registers that do not have the expected value, in ascending order: index, expected value, and actual value
+    /// (`None`: the register is not in `values`).
     pub fn mismatches<'a>(
         &'a self,
         values: &'a BTreeMap<u32, Vec<u8>>,
@@ -213,7 +214,7 @@ impl Image {
             .filter(|(_, measurement, got)| *got != Some(measurement.expected.as_slice()))
     }
 
-    /// How far a machine is from it: registers that are enforced and wrong, then those that are only warned of.
+    /// Returns the distance of a machine from this image: the number of wrong registers that are enforced, then of the others.
     fn distance(&self, values: &BTreeMap<u32, Vec<u8>>) -> (usize, usize) {
         self.mismatches(values)
             .fold(
@@ -227,7 +228,7 @@ impl Image {
 }
 
 impl fmt::Display for Image {
-    /// As it is called in messages.
+    /// Writes the name of the image for messages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.name.is_empty() {
             "the first image"
@@ -238,7 +239,7 @@ impl fmt::Display for Image {
 }
 
 impl Policy {
-    /// A policy of one image without a name, and of any attestation key.
+    /// Makes a policy with one image without a name that accepts every attestation key.
     pub fn new(measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
         Policy::of(
             vec![Image::new("", measurements).map_err(PolicyError)?],
@@ -259,7 +260,7 @@ impl Policy {
             }
             if images[..at].iter().any(|other| other.name == image.name) {
                 return Err(PolicyError(format!(
-                    "two images are called {:?}",
+                    "two images have the name {:?}",
                     image.name
                 )));
             }
@@ -273,7 +274,7 @@ impl Policy {
         Ok(Policy { images, keys })
     }
 
-    /// Reads the JSON; unknown fields are passed over.
+    /// Parses the JSON and ignores unknown fields.
     pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
         let json: Json =
             serde_json::from_str(text).map_err(|error| PolicyError(error.to_string()))?;
@@ -290,13 +291,13 @@ impl Policy {
             .transpose()
             .map_err(|error| PolicyError(format!("attestationKeys: {error}")))?;
         if keys.as_ref().is_some_and(BTreeSet::is_empty) {
-            let text = "attestationKeys is empty: name a key, or leave the field out, and any TPM is believed";
+            let text = "attestationKeys is empty: name a key, or omit the field to accept any TPM";
             return Err(PolicyError(text.into()));
         }
         Policy::of(images, keys.unwrap_or_default())
     }
 
-    /// The JSON; of one image without a name, and of any key, to the letter as the old system writes it.
+    /// Returns the JSON. With one image without a name, and without keys, the text is the same as in the old system.
     pub fn to_json(&self) -> String {
         let name =
             |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
@@ -319,7 +320,7 @@ impl Policy {
         json + "}"
     }
 
-    /// The same policy, whose first image is called this.
+    /// Returns the policy with this name for its first image.
     pub fn named(mut self, name: &str) -> Result<Policy, PolicyError> {
         let first = Image::new(name, std::mem::take(&mut self.images[0].measurements))
             .map_err(PolicyError)?;
@@ -327,7 +328,7 @@ impl Policy {
         Policy::of(self.images, self.keys)
     }
 
-    /// The same policy, which also accepts this.
+    /// Returns the policy with a further image.
     pub fn and_also(
         mut self,
         name: &str,
@@ -338,8 +339,7 @@ impl Policy {
         Policy::of(self.images, self.keys)
     }
 
-    /// The same policy, which also believes these attestation keys. Of one that believes any it makes one that believes
-    /// these alone.
+    /// Returns the policy with further accepted attestation keys. A policy that accepted every key then accepts only these.
     pub fn believing(
         mut self,
         keys: impl IntoIterator<Item = KeyName>,
@@ -348,34 +348,34 @@ impl Policy {
         Policy::of(self.images, self.keys)
     }
 
-    /// The same policy, which believes any attestation key.
+    /// Returns the policy without named keys, which accepts every attestation key.
     pub fn believing_any(mut self) -> Policy {
         self.keys.clear();
         self
     }
 
-    /// The attestation keys that are believed; empty for any.
+    /// Returns the accepted attestation keys; empty if every key is accepted.
     pub fn keys(&self) -> &BTreeSet<KeyName> {
         &self.keys
     }
 
-    /// The images, at least one.
+    /// Returns the images, at least one.
     pub fn images(&self) -> &[Image] {
         &self.images
     }
 
-    /// The same policy for a machine that has joined no cluster since it started, whatever it says of PCR 15: who gets a
-    /// disk's key or the master secret must be one.
+    /// Returns the policy for a machine that has joined no cluster in this boot: PCR 15 must be zero. Only such a machine may
+    /// receive a disk key or the master secret.
     pub fn expecting_fresh(self) -> Policy {
         self.expecting_pcr15([0; PCR_LEN])
     }
 
-    /// The same policy for a member of this cluster: its ID measured into PCR 15.
+    /// Returns the policy for a member of this cluster: PCR 15 must be extended with the cluster ID.
     pub fn expecting_cluster(self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Policy {
         self.expecting_pcr15(pcr15_after(cluster_id))
     }
 
-    /// The same policy for machines with this in PCR 15.
+    /// Returns the policy with this expected value of PCR 15.
     pub fn expecting_pcr15(mut self, expected: [u8; PCR_LEN]) -> Policy {
         for image in &mut self.images {
             image.measurements.insert(
@@ -389,7 +389,7 @@ impl Policy {
         self
     }
 
-    /// The same policy for members of any cluster and of none: it says what runs, and must let nobody in.
+    /// Returns the policy without PCR 15. It shows only which image a machine runs, and must not be used to admit a machine.
     pub fn of_any_cluster(mut self) -> Policy {
         for image in &mut self.images {
             image.measurements.remove(&CLUSTER_ID_PCR);
@@ -397,7 +397,7 @@ impl Policy {
         self
     }
 
-    /// The image that a machine with these values meets, or else comes nearest to; the first of those that are as near.
+    /// Returns the image with the smallest distance from these values; the first one of several.
     pub fn nearest(&self, values: &BTreeMap<u32, Vec<u8>>) -> &Image {
         let nearest = self
             .images
@@ -406,7 +406,7 @@ impl Policy {
         nearest.unwrap_or(&self.images[0])
     }
 
-    /// What [`Image::mismatches`] says of the nearest image. None of them is enforced exactly if the policy is met.
+    /// Returns [`Image::mismatches`] of the nearest image. The policy is met if none of them is enforced.
     pub fn mismatches<'a>(
         &'a self,
         values: &'a BTreeMap<u32, Vec<u8>>,
@@ -483,8 +483,8 @@ mod tests {
             (with("4", "12"), "PCR 4: expected 64 hex digits"),
             (with("4", &"+1".repeat(32)), "hex digits"),
             (with("4", &"1234".repeat(16)), "PCR 4 has the placeholder"),
-            (with("x", ZERO), "\"x\" is no PCR"),
-            (with("32", ZERO), "\"32\" is no PCR"),
+            (with("x", ZERO), "\"x\" is not a PCR"),
+            (with("32", ZERO), "\"32\" is not a PCR"),
             (
                 format!(r#"{{"measurements":{{"4":"{ZERO}","04":"{ZERO}"}}}}"#),
                 "twice",
@@ -559,7 +559,7 @@ mod tests {
         );
         for (keys, why) in [
             ("[]", "attestationKeys is empty"),
-            (r#"["000b12"]"#, "attestationKeys: no Name"),
+            (r#"["000b12"]"#, "attestationKeys: not a Name"),
             ("[1]", "string"),
         ] {
             let error = Policy::from_json(&with(keys)).unwrap_err().to_string();
@@ -587,7 +587,7 @@ mod tests {
             .collect()
     }
 
-    /// Two images as in an upgrade.
+    /// Returns a policy with two images, as in an upgrade.
     fn upgrade() -> Policy {
         let old = Policy::new(enforced(&[(4, 1), (9, 1), (15, 0)])).unwrap();
         old.and_also("image 1.3", enforced(&[(4, 2), (9, 2), (15, 0)]))
@@ -684,7 +684,7 @@ mod tests {
                 r#"{"name":"b","measurements":{}}"#.into(),
                 "alsoAccepted: \"b\": no register is enforced",
             ),
-            (image("a", ZERO), "two images are called \"a\""),
+            (image("a", ZERO), "two images have the name \"a\""),
             (image("", ZERO), "a further image has no name"),
             (image("b\\u001b[2J", ZERO), "plain characters"),
             (image(&"b".repeat(MAX_NAME + 1), ZERO), "plain characters"),

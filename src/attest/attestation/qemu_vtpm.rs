@@ -1,14 +1,14 @@
-//! The variant `qemu-vtpm`: a machine's TPM 2.0, and nothing that vouches for the TPM.
+//! The variant `qemu-vtpm`: the TPM 2.0 of a machine, without a certificate for the TPM.
 //!
-//! The attestation key comes in the document itself. Where the policy names keys, it must be one of them; where it names none,
-//! any key is believed, as in the system whose protocol this is, and a program that has no TPM passes with a key that it made.
-//! The variant is for tests, and for clouds whose virtual TPM one trusts.
+//! The document contains the attestation key. If the policy names keys, the key must be one of them. If the policy names no keys,
+//! every key is accepted, as in the old system; then a program without a TPM can attest with a key that it made. The variant is
+//! for tests, and for clouds whose virtual TPM is trusted.
 //!
 //! ```text
 //! extra data = SHA-256(user data ‖ verifier's nonce)        TPM's nonce = SHA-256(instance info ‖ extra data)
 //! document   = { attestation key, a quote of each bank over the TPM's nonce with the values, event log, user data }
 //! machine    = SHA-256(attestation key): the Name of the key without its nameAlg (TPM 2.0 part 1 §16). The TPM derives the
-//!              key from a seed of its own, so that it is the same after each reboot, and no other TPM's
+//!              key from its own seed: the key is the same after each reboot and differs from that of any other TPM
 //! ```
 
 use std::collections::BTreeMap;
@@ -23,27 +23,28 @@ use super::{
 };
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
-/// Its name on command lines and in the environment.
+/// The name of the variant on command lines and in the environment.
 pub const VARIANT: &str = "qemu-vtpm";
 /// 1.3.9900.5.1
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
-/// Where the kernel shows the firmware's event log.
+/// The file in which the kernel provides the event log of the firmware.
 pub const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";
-/// A certificate has to fit a TLS handshake message of 64 KiB, and base64 adds a third: a longer log is left out.
+/// Maximum size of the event log in bytes. A longer log is omitted: the certificate must fit a TLS handshake message of 64 KiB,
+/// and base64 adds a third.
 const MAX_EVENT_LOG: usize = 24 << 10;
-/// Most bytes of user data; attested TLS has 32 of them.
+/// Maximum size of the user data in bytes; attested TLS uses 32 bytes.
 const MAX_USER_DATA: usize = 1024;
-/// serde_json repeats what it did not expect, at any length; the line ends up in a log.
+/// Maximum length of an error of serde_json in a log line: it repeats unexpected input of any length.
 const SHOWN_ERROR: usize = 160;
 
-/// Makes documents from this machine's TPM.
+/// Makes documents with the TPM of this machine.
 pub struct Issuer {
     location: tpm::Location,
     event_log: Option<PathBuf>,
 }
 
 impl Issuer {
-    /// Of the TPM at `location`, with the event log of this file, usually [`EVENT_LOG`], if it is there.
+    /// Makes an issuer for the TPM at `location`, with the event log in the given file (usually [`EVENT_LOG`]) if it exists.
     pub fn new(location: tpm::Location, event_log: Option<PathBuf>) -> Issuer {
         Issuer {
             location,
@@ -51,7 +52,7 @@ impl Issuer {
         }
     }
 
-    /// The log, or nothing: a verifier does without.
+    /// Returns the event log, or an empty one: a validator does not need it.
     fn read_event_log(&self) -> Vec<u8> {
         let Some(path) = &self.event_log else {
             return vec![];
@@ -59,11 +60,11 @@ impl Issuer {
         match std::fs::read(path) {
             Ok(log) if log.len() <= MAX_EVENT_LOG => return log,
             Ok(log) => log::debug!(
-                "{}: {} bytes are too many to send",
+                "{}: {} bytes are too many for a document",
                 path.display(),
                 log.len()
             ),
-            Err(error) => log::debug!("no event log: {}: {error}", path.display()),
+            Err(error) => log::debug!("cannot read the event log {}: {error}", path.display()),
         }
         vec![]
     }
@@ -110,7 +111,7 @@ impl super::Issuer for Issuer {
     }
 }
 
-/// The Name of the attestation key of this machine, which is made if there is none.
+/// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
 pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
     Tpm::open(location)?
         .attestation_key()
@@ -137,15 +138,15 @@ fn tpm_nonce(instance_info: &[u8], user_data: &[u8], nonce: &[u8]) -> [u8; 32] {
     sha256(&[instance_info, &sha256(&[user_data, nonce])])
 }
 
-/// Judges documents by a policy.
+/// Validates documents against a policy.
 pub struct Validator {
     policy: Arc<Policy>,
-    /// Whether a policy without names accepts no key instead of any.
+    /// Whether a policy that names no keys accepts no key, instead of every key.
     only_named_keys: bool,
 }
 
 impl Validator {
-    /// Accepts what meets `policy`.
+    /// Makes a validator that accepts documents that meet `policy`.
     pub fn new(policy: Arc<Policy>) -> Validator {
         Validator {
             policy,
@@ -153,7 +154,7 @@ impl Validator {
         }
     }
 
-    /// The same, which accepts no attestation key where the policy names none.
+    /// Makes a validator that accepts no attestation key if the policy names none.
     pub fn only_named_keys(mut self) -> Validator {
         self.only_named_keys = true;
         self
@@ -162,7 +163,7 @@ impl Validator {
     fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, String> {
         if document.len() > MAX_DOCUMENT {
             return Err(format!(
-                "the document has {} bytes, more than {MAX_DOCUMENT}",
+                "the document has {} bytes, expected at most {MAX_DOCUMENT}",
                 document.len()
             ));
         }
@@ -175,7 +176,7 @@ impl Validator {
         if document.user_data.0.len() > MAX_USER_DATA {
             let len = document.user_data.0.len();
             return Err(format!(
-                "the document's user data has {len} bytes, more than {MAX_USER_DATA}"
+                "the user data of the document has {len} bytes, expected at most {MAX_USER_DATA}"
             ));
         }
         let values = quoted_values(&document, nonce)?;
@@ -194,13 +195,13 @@ impl Validator {
             return Ok(());
         }
         let none = match named.len() {
-            0 => "and no key is named".into(),
-            1 => "not the one that is named".into(),
-            count => format!("none of the {count} that are named"),
+            0 => "and the policy names no key".into(),
+            1 => "not the one that the policy names".into(),
+            count => format!("none of the {count} that the policy names"),
         };
         Err(format!(
-            "its attestation key is {key}, {none}: a program without a TPM could say the same of its registers. If the machine's \
-             own console shows this name, name it"
+            "its attestation key is {key}, {none}: a program without a TPM could claim the same register values. If the \
+             console of the machine shows this name, add the name to the policy"
         ))
     }
 
@@ -214,7 +215,7 @@ impl Validator {
         for (index, measurement, got) in image.mismatches(values) {
             let text = mismatch(index, measurement, got, log);
             if measurement.warn_only {
-                log::warn!("accepted all the same: {text}");
+                log::warn!("accepted with a warning: {text}");
             } else {
                 refused.push(text);
             }
@@ -227,7 +228,7 @@ impl Validator {
             }
             (false, [_]) => Err(refused.join("\n")),
             (false, images) => Err(format!(
-                "the machine runs none of the {} images that are accepted; against {image}, the nearest:\n{}",
+                "the machine runs none of the {} accepted images; the differences from {image}, the nearest:\n{}",
                 images.len(),
                 refused.join("\n")
             )),
@@ -255,8 +256,8 @@ impl super::Validator for Validator {
     }
 }
 
-/// The SHA-256 PCRs of a document: only those of the very quote whose signature, nonce and digest were checked. Quotes of
-/// other banks are not looked at.
+/// Returns the SHA-256 PCRs of a document: only the values of the quote whose signature, nonce and digest were verified. Quotes
+/// of other banks are ignored.
 fn quoted_values(document: &Document, nonce: &[u8]) -> Result<BTreeMap<u32, Vec<u8>>, String> {
     let attestation = &document.attestation;
     let mut of_bank = attestation
@@ -275,27 +276,29 @@ fn quoted_values(document: &Document, nonce: &[u8]) -> Result<BTreeMap<u32, Vec<
     if !key.signed(&quote.quote.0, &quote.raw_sig.0) {
         return Err("the quote is not signed by the attestation key".into());
     }
-    let attest =
-        Attest::parse(&quote.quote.0).ok_or("what the TPM signed is no quote of one bank")?;
+    let attest = Attest::parse(&quote.quote.0)
+        .ok_or("the data that the TPM signed is not a quote of one bank")?;
     let instance_info = document
         .instance_info
         .as_ref()
         .map_or(&[][..], |info| &info.0);
     if attest.extra_data != tpm_nonce(instance_info, &document.user_data.0, nonce) {
-        return Err("the quote was made for another connection: its nonce does not fit".into());
+        return Err("the quote was made for another connection: its nonce does not match".into());
     }
     let values = quote
         .pcrs
         .by_number()
-        .ok_or("the document names a PCR that cannot be")?;
+        .ok_or("the document names a PCR that does not exist")?;
     let values_in_order: Vec<&[u8]> = values.values().map(Vec::as_slice).collect();
-    // each of 32 bytes: else two values could trade bytes, and their concatenation stay the same
+    // each value must have 32 bytes: else bytes could move between values without a change of the concatenation
     if attest.bank != Bank::Sha256 as u16
         || !attest.pcrs.iter().eq(values.keys())
         || values_in_order.iter().any(|value| value.len() != 32)
         || attest.pcr_digest != sha256(&values_in_order)
     {
-        return Err("the register values in the document are not those that the TPM signed".into());
+        return Err(
+            "the register values in the document are not the values that the TPM signed".into(),
+        );
     }
     Ok(values)
 }
@@ -305,7 +308,8 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
     match got {
         Some(got) => {
             let why = if index == CLUSTER_ID_PCR && measurement.expected == [0; 32] {
-                "the machine has joined a cluster since it started; restart it to have it judged afresh".into()
+                "the machine has joined a cluster since it started; reboot it to attest again"
+                    .into()
             } else {
                 event_log::explain(log, index, got)
             };
@@ -315,7 +319,7 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
     }
 }
 
-/// The values of this machine's SHA-256 PCRs, each to be enforced: a policy made of what is there.
+/// Returns the current values of the SHA-256 PCRs of this machine as measurements, each of which is enforced.
 pub fn measure(location: &tpm::Location) -> Result<BTreeMap<u32, Measurement>, tpm::Error> {
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
     let enforced = |value: Vec<u8>| {
@@ -337,7 +341,7 @@ mod tests {
     #[test]
     fn nonces_match_the_vectors_of_the_old_system() {
         let nonce: Vec<u8> = (0x20..0x40).collect();
-        // SHA-256 of the public key that is P-256's generator
+        // SHA-256 of the public key that is the generator of P-256
         let spki = [
             0x5c, 0xd2, 0x52, 0xfb, 0x0c, 0xe8, 0x93, 0x24, 0x36, 0xfa, 0xf8, 0xcc, 0xd1, 0x04,
             0x09, 0x81, 0xb8, 0x9e, 0xe4, 0xad, 0x6b, 0x9f, 0xe9, 0xe2, 0xa2, 0xb7, 0xe7, 0x1a,

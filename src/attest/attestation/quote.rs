@@ -1,9 +1,9 @@
-//! What a TPM signed (TCG, "Trusted Platform Module Library", part 2): TPMS_ATTEST, TPMT_SIGNATURE, TPMT_PUBLIC, read from
-//! bytes that a peer sent, and checked.
+//! Parses and verifies the structures of a quote that a peer sent: TPMS_ATTEST, TPMT_SIGNATURE, TPMT_PUBLIC (TCG, "Trusted
+//! Platform Module Library", part 2).
 
 use ring::signature::{RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents};
 
-/// TPM_GENERATED_VALUE: the TPM made this structure itself (§6.2).
+/// TPM_GENERATED_VALUE: marks a structure that the TPM generated (§6.2).
 const GENERATED: u32 = 0xff54_4347;
 /// TPM_ST_ATTEST_QUOTE (§6.9).
 const ATTEST_QUOTE: u16 = 0x8018;
@@ -11,7 +11,7 @@ const ALG_RSA: u16 = 0x0001;
 const ALG_SHA256: u16 = 0x000b;
 const ALG_NULL: u16 = 0x0010;
 const ALG_RSASSA: u16 = 0x0014;
-/// Attributes that make a key one that signs only what its TPM generated: fixedTPM, restricted, sign, and not decrypt (§8.3).
+/// Attributes of a key that signs only structures that its TPM generated: fixedTPM, restricted, sign, and not decrypt (§8.3).
 const RESTRICTED_SIGNING: u32 = 0x0005_0002;
 const DECRYPT: u32 = 0x0002_0000;
 const DEFAULT_EXPONENT: u32 = 65537;
@@ -23,11 +23,11 @@ pub struct Key<'a> {
 }
 
 impl<'a> Key<'a> {
-    /// Reads a TPMT_PUBLIC (§12.2.4): RSA, restricted, named by SHA-256, without a policy, RSASSA with SHA-256. A machine is
-    /// known by the hash of these bytes, so a key has one form and nothing after it.
+    /// Parses a TPMT_PUBLIC (§12.2.4): RSA, restricted, nameAlg SHA-256, no policy, RSASSA with SHA-256. The hash of these bytes
+    /// names the machine, so only one encoding of a key is accepted, and no bytes may follow.
     pub fn parse(public: &'a [u8]) -> Result<Key<'a>, &'static str> {
         let mut reader = Reader(public);
-        let key = Self::read(&mut reader).ok_or("the attestation key is cut short")??;
+        let key = Self::read(&mut reader).ok_or("the attestation key is truncated")??;
         if reader.0.is_empty() {
             Ok(key)
         } else {
@@ -42,19 +42,19 @@ impl<'a> Key<'a> {
             return Some(Err("the attestation key is not an RSA key"));
         }
         if name_hash != ALG_SHA256 {
-            return Some(Err("the attestation key's name is not made with SHA-256"));
+            return Some(Err("the nameAlg of the attestation key is not SHA-256"));
         }
         if !policy.is_empty() {
             return Some(Err("the attestation key has an authorization policy"));
         }
         if attributes & RESTRICTED_SIGNING != RESTRICTED_SIGNING || attributes & DECRYPT != 0 {
             return Some(Err(
-                "the attestation key may sign more than what its TPM generated",
+                "the attestation key can sign data that its TPM did not generate",
             ));
         }
         if (reader.u16()?, reader.u16()?, reader.u16()?) != (ALG_NULL, ALG_RSASSA, ALG_SHA256) {
             return Some(Err(
-                "the attestation key does not sign by RSASSA with SHA-256",
+                "the attestation key does not sign with RSASSA and SHA-256",
             ));
         }
         let (bits, exponent, modulus) = (reader.u16()?, reader.u32()?, reader.sized()?);
@@ -65,21 +65,21 @@ impl<'a> Key<'a> {
         {
             return Some(Err("the attestation key's modulus has a wrong size"));
         }
-        // 0 stands for the default, 65537 (§12.2.3.5); no TPM of a cloud makes another
+        // 0 means the default, 65537 (§12.2.3.5); no TPM of a cloud uses another exponent
         if !matches!(exponent, 0 | DEFAULT_EXPONENT) {
             return Some(Err("the attestation key's exponent is not 65537"));
         }
         Some(Ok(Key { modulus }))
     }
 
-    /// Whether `signature` (TPMT_SIGNATURE, §11.3.4) is this key's over `message`.
+    /// Returns whether `signature` (TPMT_SIGNATURE, §11.3.4) is a signature of this key over `message`.
     pub fn signed(&self, message: &[u8], signature: &[u8]) -> bool {
         let mut reader = Reader(signature);
         let mut parts = || Some((reader.u16()?, reader.u16()?, reader.sized()?));
         let Some((ALG_RSASSA, ALG_SHA256, signature)) = parts() else {
             return false;
         };
-        // ring wants no leading zeros
+        // ring accepts no leading zeros
         RsaPublicKeyComponents {
             n: self.modulus,
             e: &DEFAULT_EXPONENT.to_be_bytes()[1..],
@@ -89,21 +89,21 @@ impl<'a> Key<'a> {
     }
 }
 
-/// What a quote says (TPMS_ATTEST with TPMS_QUOTE_INFO, §10.12).
+/// The content of a quote (TPMS_ATTEST with TPMS_QUOTE_INFO, §10.12).
 #[derive(Debug, PartialEq, Eq)]
 pub struct Attest<'a> {
     /// The nonce that the verifier chose.
     pub extra_data: &'a [u8],
-    /// TPM_ALG_ID of the one bank that was quoted.
+    /// TPM_ALG_ID of the quoted bank.
     pub bank: u16,
-    /// The PCRs that were quoted, ascending.
+    /// The quoted PCRs in ascending order.
     pub pcrs: Vec<u32>,
-    /// Hash of their values, one after the other.
+    /// Hash of the concatenated values.
     pub pcr_digest: &'a [u8],
 }
 
 impl<'a> Attest<'a> {
-    /// Reads a quote of one bank.
+    /// Parses a quote of one bank.
     pub fn parse(attest: &'a [u8]) -> Option<Attest<'a>> {
         let mut reader = Reader(attest);
         if (reader.u32()?, reader.u16()?) != (GENERATED, ATTEST_QUOTE) {
@@ -139,7 +139,7 @@ impl<'a> Attest<'a> {
     }
 }
 
-/// Big endian.
+/// Reads big-endian values.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -157,7 +157,7 @@ impl<'a> Reader<'a> {
         self.take(4)?.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// TPM2B_...
+    /// Reads a sized buffer (TPM2B).
     fn sized(&mut self) -> Option<&'a [u8]> {
         let len = self.u16()?;
         self.take(len.into())
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    /// A TPMT_PUBLIC as our template's, with these parts.
+    /// Returns a TPMT_PUBLIC of our template with these parts.
     fn key(name_hash: u16, policy: &[u8], bits: u16, exponent: u32, modulus: &[u8]) -> Vec<u8> {
         [
             &[0, 1][..],
@@ -209,7 +209,7 @@ mod tests {
         assert!(Key::parse(&good).is_ok());
         for (bad, why) in [
             ([&good[..], &[0]].concat(), "bytes follow"),
-            (good[..good.len() - 1].to_vec(), "cut short"),
+            (good[..good.len() - 1].to_vec(), "truncated"),
             (
                 key(ALG_SHA256, &[1; 32], 2048, 0, &modulus),
                 "authorization policy",

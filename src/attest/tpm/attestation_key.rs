@@ -1,12 +1,12 @@
-//! The attestation key: an RSA primary key of the owner hierarchy that signs nothing but what the TPM itself says
-//! (restricted), kept at a persistent handle. Handle and template are those of the old system, so a machine keeps its name when
-//! it changes from one to the other.
+//! The attestation key: a restricted RSA primary key in the owner hierarchy, which signs only structures that the TPM generated.
+//! It is stored at a persistent handle. Handle and template are those of the old system, so the name of a machine does not
+//! change with the system.
 //!
-//! The template has a drawback: it does not say noDA. A TPM takes each power cut after the use of such a key for a wrong
-//! password (part 1 §19.8.6), and after a few of them refuses the key, so the machine gets no quotes, and its disk stays
-//! closed. [`used`] tells the TPM that the power may go from now on.
+//! The template does not set noDA, which has a drawback: a TPM counts each power failure after the use of such a key as a wrong
+//! password (part 1 §19.8.6). After a few of them it refuses the key, so the machine gets no quotes and cannot open its disk.
+//! [`used`] prevents this: it tells the TPM that the power may fail.
 //!
-//! An earlier version made its key with noDA. Where that key is persistent it stays, since others know the machine by it.
+//! An earlier version made its key with noDA. Such a key is kept if it is persistent, because it names the machine.
 
 use tss_esapi::attributes::ObjectAttributesBuilder;
 use tss_esapi::constants::{CapabilityType, StartupType};
@@ -24,18 +24,20 @@ use tss_esapi::{Context, Result};
 
 use super::error::in_words;
 
-/// go-tpm-tools' default handle for an RSA attestation key.
+/// The default handle of go-tpm-tools for an RSA attestation key.
 const HANDLE: u32 = 0x8100_8f01;
 
-/// The key, from its handle if it is there and of our template, else made and put there. The handle is good until the context
-/// is closed.
+/// Returns the key at its handle if it matches the template; else creates the key and makes it persistent. The returned handle is
+/// valid until the context is closed.
 pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
     if let Some(handle) = persistent(context)? {
         let (public, _, _) = context.read_public(handle.into())?;
         if fits(&public, &template(false)?) || fits(&public, &template(true)?) {
             return Ok((handle.into(), public));
         }
-        log::warn!("the TPM holds another key at {HANDLE:#x}: replacing it by an attestation key");
+        log::warn!(
+            "the TPM has another key at {HANDLE:#x}; it is replaced with the attestation key"
+        );
         evict(context, handle)?;
     }
     let made = with_owner(context, |context| {
@@ -47,10 +49,10 @@ pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
             Ok((kept.into(), made.out_public))
         }
         Err(error) => {
-            // a full TPM must not keep a machine from its disk: the hierarchy's seed and the template give the same key each
-            // time, only later; closing the context flushes it
+            // a full TPM must not prevent the machine from opening its disk: the seed of the hierarchy and the template always
+            // give the same key, only more slowly; closing the context flushes the key
             log::warn!(
-                "the TPM cannot keep the attestation key, so each quote makes it anew: {}",
+                "the TPM cannot store the attestation key, so each quote creates it again: {}",
                 in_words(error)
             );
             Ok((made.key_handle, made.out_public))
@@ -60,7 +62,7 @@ pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
 
 fn persistent(context: &mut Context) -> Result<Option<ObjectHandle>> {
     let handle = TpmHandle::Persistent(PersistentTpmHandle::new(HANDLE)?);
-    // asking for the object itself would log an error where it is not there yet
+    // reading the object directly would log an error if it does not exist
     let (CapabilityData::Handles(handles), _) =
         context.get_capability(CapabilityType::Handles, HANDLE, 1)?
     else {
@@ -72,7 +74,7 @@ fn persistent(context: &mut Context) -> Result<Option<ObjectHandle>> {
     context.tr_from_tpm_public(handle).map(Some)
 }
 
-/// TPM2_EvictControl: makes a transient object persistent, removes a persistent one.
+/// Calls TPM2_EvictControl, which makes a transient object persistent or removes a persistent object.
 fn evict(context: &mut Context, object: ObjectHandle) -> Result<ObjectHandle> {
     let persistent = Persistent::Persistent(PersistentTpmHandle::new(HANDLE)?);
     with_owner(context, |context| {
@@ -80,7 +82,7 @@ fn evict(context: &mut Context, object: ObjectHandle) -> Result<ObjectHandle> {
     })
 }
 
-/// Authorised by the owner hierarchy's empty password.
+/// Runs `command` authorized with the empty password of the owner hierarchy.
 fn with_owner<T>(
     context: &mut Context,
     command: impl FnOnce(&mut Context) -> Result<T>,
@@ -88,22 +90,22 @@ fn with_owner<T>(
     context.execute_with_session(Some(AuthSession::Password), command)
 }
 
-/// To be called after the last use of the key: an orderly shutdown (TPM2_Shutdown, part 3 §9.4), after which a power cut counts
-/// for nothing. The TPM goes on working.
+/// Must be called after the last use of the key: an orderly shutdown (TPM2_Shutdown, part 3 §9.4). A later power failure does not
+/// count as a wrong password. The TPM remains usable.
 pub fn used(context: &mut Context, key: &Public) {
     if key.object_attributes().no_da() {
         return;
     }
     if let Err(error) = context.shutdown(StartupType::Clear) {
-        // there is a quote; what may come of this later, the TPM says then
+        // no error: the quote exists, and a later consequence is reported by the TPM
         log::warn!(
-            "the TPM will take a power cut for a wrong password: {}",
+            "the TPM will count a power failure as a wrong password: {}",
             in_words(error)
         );
     }
 }
 
-/// Whether a key was made by this template: all but its modulus is the same.
+/// Returns whether a key was made with this template: everything except the modulus is equal.
 fn fits(public: &Public, template: &Public) -> bool {
     match (public, template) {
         (
@@ -133,7 +135,7 @@ fn fits(public: &Public, template: &Public) -> bool {
     }
 }
 
-/// RSA 2048, RSASSA with SHA-256, attributes 0x00050072; with noDA 0x00050472. Its password is empty: there is nothing to guess.
+/// Returns the template: RSA 2048, RSASSA with SHA-256, attributes 0x00050072; with noDA 0x00050472. The password is empty.
 fn template(no_da: bool) -> Result<Public> {
     let attributes = ObjectAttributesBuilder::new()
         .with_fixed_tpm(true)

@@ -1,4 +1,4 @@
-//! What can go wrong with a TPM, as sentences for the machine's own console.
+//! The errors of a TPM, as sentences for the console of the machine.
 
 use std::fmt;
 
@@ -6,33 +6,33 @@ use tss_esapi::constants::response_code::{Tss2ResponseCode, Tss2ResponseCodeKind
 
 use super::{Bank, Location};
 
-/// Why the TPM did not do what was asked.
+/// Why a TPM operation failed.
 #[derive(Debug, Clone)]
 pub enum Error {
-    /// None of these devices is there.
+    /// None of these devices exists.
     None([&'static str; 2]),
-    /// It is not to be opened: where, why.
+    /// The TPM at this location cannot be opened: the reason.
     Open(Location, String),
-    /// A command failed: where, which, the TPM's response.
+    /// A command failed: the location, the command, and the response of the TPM.
     Command(Location, &'static str, tss_esapi::Error),
     /// The bank is not allocated.
     NoBank(Bank),
-    /// Fewer PCRs were read than asked for.
+    /// The TPM returned fewer PCRs than requested.
     ShortRead {
-        /// Asked for.
+        /// Number of requested PCRs.
         asked: usize,
-        /// Read.
+        /// Number of returned PCRs.
         got: usize,
     },
-    /// PCRs were extended during each of several quotes.
+    /// A PCR changed during each of several quotes.
     Changing,
-    /// PCR 15 does not hold the one measurement of the cluster ID.
+    /// PCR 15 does not have the value after one measurement of the cluster ID.
     Measured {
-        /// In this bank.
+        /// The bank.
         bank: Bank,
         /// The value after one measurement from zero.
         expected: Vec<u8>,
-        /// Read back.
+        /// The value that was read back.
         got: Vec<u8>,
     },
 }
@@ -42,7 +42,7 @@ impl fmt::Display for Error {
         match self {
             Error::None(devices) => write!(
                 f,
-                "this machine has no TPM: neither {} nor {} is there. Give the VM a TPM 2.0, or load its driver",
+                "this machine has no TPM: neither {} nor {} exists. Add a TPM 2.0 to the VM, or load its driver",
                 devices[0], devices[1]
             ),
             Error::Open(location, why) => write!(f, "cannot open the TPM at {location}: {why}"),
@@ -56,21 +56,21 @@ impl fmt::Display for Error {
             Error::NoBank(bank) => {
                 write!(
                     f,
-                    "the TPM has no {bank:?} bank of PCRs: allocate it in the firmware's settings"
+                    "the TPM has no {bank:?} bank of PCRs: allocate the bank in the firmware settings"
                 )
             }
-            Error::ShortRead { asked, got } => write!(f, "the TPM gave {got} of {asked} PCRs"),
-            Error::Changing => {
-                f.write_str("PCRs changed during each quote: something keeps extending them")
-            }
+            Error::ShortRead { asked, got } => write!(f, "the TPM returned {got} of {asked} PCRs"),
+            Error::Changing => f.write_str(
+                "a PCR changed during each quote: another program extends PCRs continuously",
+            ),
             Error::Measured {
                 bank,
                 expected,
                 got,
             } => write!(
                 f,
-                "PCR 15 of the {bank:?} bank is wrong after the cluster ID was measured: expected {}, got {}; something else \
-                 extended it, and no cluster lets such a machine in. Reboot it",
+                "PCR 15 of the {bank:?} bank is wrong after the cluster ID was measured: expected {}, got {}; another program \
+                 extended it, and no cluster admits such a machine. Reboot the machine",
                 hex(expected),
                 hex(got)
             ),
@@ -80,24 +80,24 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// An error of the bindings: what it means, its number, and what to do where that is known. Their own text calls whatever
-/// was not said by the TPM itself "response code not recognized".
+/// Describes an error of the bindings: its meaning, its number, and advice if it is known. The text of the bindings is "response
+/// code not recognized" for every error that does not come from the TPM itself.
 pub(super) fn in_words(error: tss_esapi::Error) -> String {
     let code = match error {
         tss_esapi::Error::Tss2Error(code) => code,
         tss_esapi::Error::WrapperError(kind) => return kind.to_string(),
     };
     let number = number(code);
-    // TSS2_RC_LAYER: bits 16 to 23 say who speaks (tss2_common.h)
+    // TSS2_RC_LAYER: bits 16 to 23 name the layer (tss2_common.h)
     match (number >> 16) & 0xff {
-        // the TPM; the resource manager, in the TPM's words
+        // the TPM, or the resource manager with codes of the TPM
         0 | 12 => format!("{code} (response code {number:#x}){}", advice(code)),
-        10 => format!("it does not answer, or is no TPM 2.0 (transport error {number:#x})"),
-        layer => format!("error {number:#x} of the TPM library's layer {layer}"),
+        10 => format!("it does not answer, or it is not a TPM 2.0 (transport error {number:#x})"),
+        layer => format!("error {number:#x} of layer {layer} of the TPM library"),
     }
 }
 
-/// The bindings keep the number to themselves, but print it.
+/// Extracts the number from the text of an error, because the bindings do not expose it.
 fn number(code: Tss2ResponseCode) -> u32 {
     let text = match code {
         Tss2ResponseCode::Success => return 0,
@@ -120,9 +120,9 @@ fn advice(code: Tss2ResponseCode) -> &'static str {
         Some(AuthFail | BadAuth) => ". Its owner hierarchy has a password: clear the TPM",
         Some(Initialize) => ". The firmware did not start it: restart the machine",
         Some(Failure) => ". It is in failure mode: restart the machine",
-        Some(Lockout) => ". It is locked after wrong passwords: wait, or clear it",
+        Some(Lockout) => ". It is locked after wrong passwords: wait, or clear the TPM",
         Some(ObjectMemory | SessionMemory) => {
-            ". Others fill its memory: flush their objects, or use /dev/tpmrm0"
+            ". Its memory is full: flush objects of other programs, or use /dev/tpmrm0"
         }
         _ => "",
     }

@@ -1,7 +1,7 @@
 //! The machine's TPM 2.0 (TCG, "Trusted Platform Module Library", parts 1 to 3): PCRs, the attestation key, quotes.
 //!
-//! Built on tpm2-tss through `tss-esapi`. A [`Tpm`] is opened for each use and closed on drop; within the process one is open
-//! at a time, because `/dev/tpm0` and a software TPM serve one client at a time.
+//! Uses tpm2-tss through `tss-esapi`. A [`Tpm`] is opened for each use and closed on drop. Only one is open at a time in the
+//! process, because `/dev/tpm0` and a software TPM serve one client at a time.
 
 mod attestation_key;
 mod error;
@@ -30,24 +30,24 @@ use tss_esapi::{Context, TctiNameConf};
 use base::crypto::CLUSTER_ID_LEN;
 use turn::{For, Turn};
 
-/// The PCR that a node measures its cluster ID into.
+/// The PCR that a node extends with its cluster ID.
 pub const CLUSTER_ID_PCR: u32 = 15;
-/// TPM2_PCR_Read gives at most this many values (TPML_DIGEST, part 2 §10.9.3).
+/// Maximum number of values in one answer of TPM2_PCR_Read (TPML_DIGEST, part 2 §10.9.3).
 const PCRS_A_READ: usize = 8;
-/// How often a quote is made anew because a PCR changed between reading it and quoting it.
+/// Maximum number of quotes that are made because a PCR changed between the read and the quote.
 const QUOTE_TRIES: u32 = 3;
 
-/// Where the TPM is.
+/// The location of the TPM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// A device node.
     Device(PathBuf),
-    /// A software TPM on a TCP port, its control channel on the next one.
+    /// A software TPM on a TCP port, with its control channel on the next port.
     Swtpm(IpAddr, u16),
 }
 
 impl Location {
-    /// The kernel's resource manager `/dev/tpmrm0`, or the bare `/dev/tpm0`.
+    /// Returns the kernel's resource manager `/dev/tpmrm0`, or else `/dev/tpm0` without one.
     pub fn default_device() -> Result<Location, Error> {
         const DEVICES: [&str; 2] = ["/dev/tpmrm0", "/dev/tpm0"];
         let present = DEVICES.iter().find(|device| Path::new(device).exists());
@@ -57,7 +57,7 @@ impl Location {
     }
 }
 
-/// As tpm2-tools has it: `device:PATH`, `swtpm:host=ADDRESS,port=PORT`.
+/// Parses the notation of tpm2-tools: `device:PATH`, `swtpm:host=ADDRESS,port=PORT`.
 impl FromStr for Location {
     type Err = String;
 
@@ -131,7 +131,7 @@ impl Bank {
         }
     }
 
-    /// What a PCR of this bank holds after TPM2_PCR_Event of `data`, from zero.
+    /// Returns the value of a zero PCR of this bank after TPM2_PCR_Event of `data`.
     fn extended_from_zero(self, data: &[u8]) -> Vec<u8> {
         let mut value = digest::Context::new(self.hash());
         value.update(&vec![0; self.hash().output_len()]);
@@ -140,15 +140,15 @@ impl Bank {
     }
 }
 
-/// One bank's quote.
+/// The quote of one bank.
 pub struct Quote {
     /// The bank.
     pub bank: Bank,
-    /// TPMS_ATTEST, big endian.
+    /// The TPMS_ATTEST structure, big endian.
     pub attest: Vec<u8>,
-    /// TPMT_SIGNATURE over it.
+    /// The TPMT_SIGNATURE over the attest structure.
     pub signature: Vec<u8>,
-    /// The values that it is about: all PCRs of the bank.
+    /// The quoted values: all PCRs of the bank.
     pub pcrs: BTreeMap<u32, Vec<u8>>,
 }
 
@@ -160,19 +160,19 @@ pub struct Tpm {
 }
 
 impl Tpm {
-    /// Opens the TPM; waits while another thread has it open. [`Error::Open`] says why it cannot.
+    /// Opens the TPM, and waits while another thread has it open. Errors: [`Error::Open`].
     pub fn open(location: &Location) -> Result<Tpm, Error> {
         Tpm::open_in_turn(location, turn::take(For::Own))
     }
 
-    /// The same for somebody who called this machine: waits as well while the machine itself waits for its TPM.
+    /// Opens the TPM for a peer that called this machine. Also waits while the machine itself waits for the TPM.
     pub fn open_for_stranger(location: &Location) -> Result<Tpm, Error> {
         Tpm::open_in_turn(location, turn::take(For::Stranger))
     }
 
     fn open_in_turn(location: &Location, turn: Turn) -> Result<Tpm, Error> {
         if let Location::Device(path) = location {
-            // tpm2-tss has one code for all that can be wrong with a device; the kernel tells missing, forbidden and busy apart
+            // tpm2-tss has one error code for every failure of a device; the kernel distinguishes missing, forbidden and busy
             let opened = fs::File::options().read(true).write(true).open(path);
             opened.map_err(|error| Error::Open(location.clone(), error.to_string()))?;
         }
@@ -186,7 +186,7 @@ impl Tpm {
         })
     }
 
-    /// The values of all PCRs of a bank; [`Error::NoBank`] when the bank is not allocated.
+    /// Returns the values of all PCRs of a bank. [`Error::NoBank`] if the bank is not allocated.
     pub fn pcrs(&mut self, bank: Bank) -> Result<BTreeMap<u32, Vec<u8>>, Error> {
         let allocated = self.banks()?;
         let slots = allocated
@@ -225,7 +225,7 @@ impl Tpm {
             digests.set(bank.algorithm(), value);
         }
         let failed = self.failed("PCR_Extend");
-        // a PCR's TPM handle is its index (part 2 §7.2)
+        // the handle of a PCR is its index (part 2 §7.2)
         let handle = PcrHandle::try_from(pcr).map_err(&failed)?;
         self.context
             .execute_with_session(Some(AuthSession::Password), |context| {
@@ -234,8 +234,8 @@ impl Tpm {
             .map_err(failed)
     }
 
-    /// Measures a cluster ID into [`CLUSTER_ID_PCR`], which is zero, in every allocated bank that has it, and reads it back.
-    /// [`Error::Measured`] when a bank holds anything but that one measurement.
+    /// Extends [`CLUSTER_ID_PCR`] with a cluster ID in every allocated bank, and reads the PCR back. [`Error::Measured`] if a bank
+    /// then holds another value than the PCR has after this one measurement from zero.
     pub fn measure_cluster_id(&mut self, id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Error> {
         self.pcr_event(CLUSTER_ID_PCR, id)?;
         for (bank, slots) in self.banks()? {
@@ -255,7 +255,7 @@ impl Tpm {
         Ok(())
     }
 
-    /// The attestation key (TPMT_PUBLIC) and, signed by it over `nonce` (at most 64 bytes), a quote of each allocated bank.
+    /// Returns the attestation key (TPMT_PUBLIC) and a quote of each allocated bank, signed over `nonce` (at most 64 bytes).
     pub fn quotes(&mut self, nonce: &[u8]) -> Result<(Vec<u8>, Vec<Quote>), Error> {
         let (key, public) = attestation_key::load(&mut self.context)
             .map_err(self.failed("loading the attestation key"))?;
@@ -273,7 +273,7 @@ impl Tpm {
         Ok((public, quotes))
     }
 
-    /// The attestation key (TPMT_PUBLIC), the same one in every boot.
+    /// Returns the attestation key (TPMT_PUBLIC), which is the same in every boot.
     pub fn attestation_key(&mut self) -> Result<Vec<u8>, Error> {
         let (_, public) = attestation_key::load(&mut self.context)
             .map_err(self.failed("loading the attestation key"))?;
@@ -317,7 +317,7 @@ impl Tpm {
         Err(Error::Changing)
     }
 
-    /// The allocated banks in the TPM's order, with their PCRs.
+    /// Returns the allocated banks in the order of the TPM, with their PCRs.
     fn banks(&mut self) -> Result<Vec<(Bank, Vec<PcrSlot>)>, Error> {
         let answer = self
             .context
@@ -353,7 +353,7 @@ fn selection(bank: Bank, slots: &[PcrSlot]) -> tss_esapi::Result<PcrSelectionLis
         .build()
 }
 
-/// A slot's value is the bit of its PCR.
+/// Converts PCR slots to indices. The value of a slot is the bit of its PCR.
 fn index(slot: PcrSlot) -> u32 {
     u32::from(slot).trailing_zeros()
 }

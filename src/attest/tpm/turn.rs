@@ -1,5 +1,5 @@
-//! Whose turn it is at the machine's one TPM: this node's own needs before quotes for strangers, of which anybody may ask for
-//! as many as there are connections.
+//! Schedules access to the TPM of the machine: uses by this node come before quotes for unknown callers, who can request as many
+//! quotes as there are connections.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -11,19 +11,19 @@ static TPM: Queue = Queue {
     changed: Condvar::new(),
 };
 
-/// For whom the TPM is used.
+/// The party for which the TPM is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum For {
-    /// This node: its lock, its measurements, what proves it to those that it calls.
+    /// This node: its lock, its measurements, its attestation to the peers that it calls.
     Own,
-    /// Whoever called it.
+    /// A peer that called this node.
     Stranger,
 }
 
-/// One use; ends when dropped.
+/// One use of the TPM. It ends on drop.
 pub struct Turn(&'static Queue);
 
-/// Waits until the process's TPM is free and, for a stranger, until the node itself does not wait for it.
+/// Waits until no other thread uses the TPM and, for a stranger, until the node itself does not wait for it.
 pub fn take(whom: For) -> Turn {
     TPM.take(whom)
 }
@@ -35,7 +35,7 @@ struct Queue {
 
 struct State {
     is_taken: bool,
-    /// How many of the node's own uses wait.
+    /// Number of uses by the node that wait.
     own: usize,
 }
 
@@ -94,7 +94,7 @@ mod tests {
                     done.send(For::Stranger).unwrap();
                 });
             }
-            // they wait by now, or will find the node's own use before them
+            // the strangers wait already, or they will find the waiting use by the node
             thread::sleep(Duration::from_millis(20));
             scope.spawn(|| {
                 let _turn = QUEUE.take(For::Own);

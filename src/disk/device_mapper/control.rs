@@ -1,5 +1,5 @@
-//! The messages of `/dev/mapper/control`: `struct dm_ioctl`, for a table followed by `struct dm_target_spec` and its parameters
-//! (linux/dm-ioctl.h).
+//! The ioctls of `/dev/mapper/control` (linux/dm-ioctl.h). A message is a `struct dm_ioctl`; to load a table, a
+//! `struct dm_target_spec` and its parameters follow.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -14,7 +14,7 @@ use super::Error;
 use sys::block;
 use sys::device_mapper::{Command, HEADER_LEN, command};
 
-// where the fields of struct dm_ioctl lie
+// offsets of the fields of struct dm_ioctl
 const VERSION: Range<usize> = 0..12;
 const DATA_START: Range<usize> = 16..20;
 const TARGET_COUNT: Range<usize> = 20..24;
@@ -24,43 +24,43 @@ const DEV: Range<usize> = 40..48;
 const NAME: Range<usize> = 48..176;
 const UUID: Range<usize> = 176..305;
 
-/// `sizeof(struct dm_target_spec)`: start and length in sectors (u64), status, offset of the next (u32), type (16 bytes).
+/// `sizeof(struct dm_target_spec)` in bytes: start and length in sectors (u64), status, offset of the next (u32), type (16 bytes).
 const TARGET_SPEC_LEN: usize = 40;
 
-/// The interface's oldest version that has all we use; the kernel accepts every 4.x up to its own.
+/// The oldest version of the interface that has all commands used here. The kernel accepts every 4.x up to its own version.
 const INTERFACE_VERSION: [u32; 3] = [4, 0, 0];
 
 const DM_ACTIVE_PRESENT_FLAG: u32 = 1 << 5;
-/// The kernel wipes its copy of the buffer, and asks for a wiped bounce buffer where it uses one.
+/// Makes the kernel wipe its copies of the buffer.
 const DM_SECURE_DATA_FLAG: u32 = 1 << 15;
 
-/// Goes to udev with the event: this one, and not a later change of the disk below, is what its device-mapper rules are to act on
+/// Tells the device-mapper rules of udev to act on this event, and not on a later change of the disk below
 /// (DM_UDEV_PRIMARY_SOURCE_FLAG of libdevmapper, in the upper half of the event number).
 const UDEV_PRIMARY_SOURCE: u32 = 0x0040 << 16;
-/// As libdevmapper's flags for a device below another: no rule of a subsystem, no probing for a file system, no link
-/// (DM_UDEV_DISABLE_{SUBSYSTEM,DISK,OTHER}_RULES_FLAG). A probe would read sectors that were never written.
+/// The flags of libdevmapper for a device below another device: udev runs no rules of a subsystem, does not probe for a file
+/// system and makes no link (DM_UDEV_DISABLE_{SUBSYSTEM,DISK,OTHER}_RULES_FLAG). A probe would read sectors never written.
 const UDEV_HIDDEN: u32 = (0x0002 | 0x0004 | 0x0008) << 16;
 
-/// How often, and how far apart, removal of a busy device is tried: udev may be looking at it. 5 s in all, as libdevmapper does.
+/// Number of tries and the pause between them to remove a busy device, which udev may have open: 5 s in total, as in libdevmapper.
 const REMOVE_ATTEMPTS: u32 = 50;
 const REMOVE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The open control node.
 pub(super) struct Control(File);
 
-/// What the kernel says of a device.
+/// The status of a device in the kernel.
 #[derive(Debug)]
 pub(super) struct Status {
-    /// whether a table is in use (and not merely loaded)
+    /// Whether a table is active, and not only loaded.
     pub active: bool,
     pub uuid: String,
 }
 
-/// Who is to notice a new device.
+/// The programs that may use a new device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Audience {
     Everyone,
-    /// a part of another mapping
+    /// A part of another mapping.
     Nobody,
 }
 
@@ -73,7 +73,7 @@ impl Control {
         file.map(Control).map_err(Error::Control)
     }
 
-    /// `None` if there is no device of that name.
+    /// Returns the status of the device `name`; `None` if it does not exist.
     pub fn status(&self, name: &str) -> Result<Option<Status>, Error> {
         let mut message = Message::new(name);
         match self.run(Command::DevStatus, &mut message) {
@@ -82,11 +82,11 @@ impl Control {
                 uuid: message.string(UUID),
             })),
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-            Err(error) => Err(kernel(name, "tell the status", error)),
+            Err(error) => Err(kernel(name, "report the status", error)),
         }
     }
 
-    /// A new device without a table. Dropped without [`Device::keep`], it is removed again.
+    /// Creates a device without a table. The device is removed on drop, unless [`Device::keep`] was called.
     pub fn create(&self, name: &str, uuid: &str) -> Result<Device<'_>, Error> {
         let mut message = Message::new(name);
         message.set_string(UUID, uuid);
@@ -104,7 +104,7 @@ impl Control {
         })
     }
 
-    /// Removes a device and its node.
+    /// Removes a device and its node in `/dev/mapper`.
     pub fn remove(&self, name: &str) -> Result<(), Error> {
         for attempt in 1.. {
             let mut message = Message::new(name);
@@ -120,7 +120,7 @@ impl Control {
                 Err(_) => thread::sleep(REMOVE_INTERVAL),
             }
         }
-        // udev may have been faster, or not be running
+        // udev may have removed the node, or udev may not run
         let _ = fs::remove_file(node(name));
         Ok(())
     }
@@ -130,7 +130,7 @@ impl Control {
     }
 }
 
-/// A device that we created and have not promised to keep yet.
+/// A device that this process created. It is removed on drop, unless [`Device::keep`] was called.
 pub(super) struct Device<'c> {
     control: &'c Control,
     name: String,
@@ -139,24 +139,23 @@ pub(super) struct Device<'c> {
 }
 
 impl Device<'_> {
-    /// Gives the device a table of one target that starts at sector 0, to be used from [`Device::resume`] on. The kernel's part
-    /// that the target type names interprets `parameters`, and may write to the disk below already. Every copy of `parameters`
-    /// on the way is wiped.
+    /// Loads a table with one target that starts at sector 0. [`Device::resume`] activates it. The target type interprets
+    /// `parameters` now, and may already write to the disk below. All copies of `parameters` are wiped.
     pub fn load(&self, target: &str, sectors: u64, parameters: &[u8]) -> io::Result<()> {
         let mut message = Message::with_table(&self.name, target, sectors, parameters);
         message.set_u32(FLAGS, DM_SECURE_DATA_FLAG);
         self.control.run(Command::TableLoad, &mut message)
     }
 
-    /// Takes back a table that was loaded and not resumed.
+    /// Removes a table that was loaded and not activated.
     pub fn clear(&self) -> Result<(), Error> {
         let mut message = Message::new(&self.name);
         self.control
             .run(Command::TableClear, &mut message)
-            .map_err(|error| kernel(&self.name, "drop a loaded table", error))
+            .map_err(|error| kernel(&self.name, "remove a loaded table", error))
     }
 
-    /// Puts the loaded table to use, tells udev, and makes sure that the node is there.
+    /// Activates the loaded table, notifies udev, and makes sure that the node in `/dev/mapper` exists.
     pub fn resume(&self, audience: Audience) -> Result<(), Error> {
         let mut message = Message::new(&self.name);
         // without DM_SUSPEND_FLAG the command means resume
@@ -169,34 +168,34 @@ impl Device<'_> {
         message.set_u32(EVENT_NR, UDEV_PRIMARY_SOURCE | hidden);
         self.control
             .run(Command::DevSuspend, &mut message)
-            .map_err(|error| kernel(&self.name, "start the device", error))?;
+            .map_err(|error| kernel(&self.name, "activate the device", error))?;
         self.make_node()
     }
 
-    /// How a table above names this device.
+    /// Returns the name of this device in a table above it.
     pub fn table_name(&self) -> String {
         table_name(self.number)
     }
 
-    /// Leaves the device in place for good.
+    /// Keeps the device and returns its path.
     pub fn keep(mut self) -> PathBuf {
         self.kept = true;
         node(&self.name)
     }
 
-    /// The link that udev would make, so that it does not matter who is first. cryptsetup finds the devices of a mapping by it.
+    /// Makes the link that udev also makes, so that the link exists with and without udev. cryptsetup finds devices by this link.
     fn make_node(&self) -> Result<(), Error> {
         let node = node(&self.name);
         if block::number(&node).is_ok_and(|number| number == self.number) {
             return Ok(());
         }
-        // a stale one, of a device of that name that went without udev
+        // a stale link of an earlier device with this name
         let _ = fs::remove_file(&node);
         let target = format!("../dm-{}", self.number.1);
         match std::os::unix::fs::symlink(target, &node) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Error::Disk {
                 device: node,
-                doing: "make the device's link",
+                doing: "make the link of the device",
                 error,
             }),
             _ => Ok(()),
@@ -209,7 +208,7 @@ impl Drop for Device<'_> {
         if !self.kept
             && let Err(error) = self.control.remove(&self.name)
         {
-            log::warn!("a mapping that failed is left behind: {error}");
+            log::warn!("cannot remove a mapping that failed: {error}");
         }
     }
 }
@@ -226,12 +225,12 @@ pub(super) fn kernel(name: &str, doing: &'static str, error: io::Error) -> Error
     }
 }
 
-/// A device as a table names it: `major:minor`. Unlike a path it cannot change its meaning, nor does it need a node.
+/// Returns the name of a device in a table: `major:minor`. Unlike a path, it always means the same device and needs no node.
 pub(super) fn table_name((major, minor): (u32, u32)) -> String {
     format!("{major}:{minor}")
 }
 
-/// The inverse of the kernel's huge_encode_dev (linux/kdev_t.h).
+/// Decodes a device number; the inverse of huge_encode_dev in the kernel (linux/kdev_t.h).
 fn decode_device_number(encoded: u64) -> (u32, u32) {
     let encoded = encoded as u32;
     (
@@ -240,7 +239,7 @@ fn decode_device_number(encoded: u64) -> (u32, u32) {
     )
 }
 
-/// A buffer for one command; wiped on drop. Never grows, so no copy of a key stays behind.
+/// A buffer for one command, wiped on drop. It never grows, so no copy of a key remains in freed memory.
 struct Message(Zeroizing<Vec<u8>>);
 
 impl Message {
@@ -249,7 +248,7 @@ impl Message {
     }
 
     fn with_table(name: &str, target: &str, sectors: u64, parameters: &[u8]) -> Message {
-        // a zero byte ends the parameters; the next target, and so the end, lies on a multiple of 8
+        // a zero byte ends the parameters; the length of the target is a multiple of 8
         let spec_len = (TARGET_SPEC_LEN + parameters.len() + 1).next_multiple_of(8);
         let mut message = Message::of_len(HEADER_LEN + spec_len, name);
         message.set_u32(TARGET_COUNT, 1);
@@ -291,7 +290,7 @@ impl Message {
         String::from_utf8_lossy(bytes).into_owned()
     }
 
-    /// Longer ones are cut, with room for the zero byte; [`super::crypt::Cipher::of`] refuses such names before.
+    /// Sets a text field and truncates a longer value; [`super::crypt::Cipher::of`] has refused such names before.
     fn set_string(&mut self, field: Range<usize>, value: &str) {
         let len = value.len().min(field.len() - 1);
         self.0[field.start..field.start + len].copy_from_slice(&value.as_bytes()[..len]);
@@ -303,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_message_is_what_the_kernels_headers_describe() {
+    fn a_table_message_has_the_layout_of_the_kernel_headers() {
         let message =
             Message::with_table("state", "crypt", 483_712, b"capi:x :96:logon:y 0 254:0 0");
         assert_eq!(message.0.len() % 8, 0);
@@ -327,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_too_long_is_cut_before_the_end_of_its_field() {
+    fn a_name_that_is_too_long_is_truncated() {
         let message = Message::new(&"n".repeat(200));
         assert_eq!(message.string(NAME).len(), 127);
         assert_eq!(message.string(UUID), "");

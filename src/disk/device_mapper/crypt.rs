@@ -1,4 +1,4 @@
-//! The upper device: a table of type `crypt`, and the way of the key into it.
+//! The upper device: a table of type `crypt`, and how it gets the key.
 
 use std::io;
 
@@ -10,22 +10,22 @@ use super::{Error, Mapping, SECTOR};
 use sys::block;
 use sys::keyring::LogonKey;
 
-/// dm-crypt's own options that cryptsetup stores or is asked for with the old system's flags: encrypt and decrypt in the thread that
-/// submits the I/O, no detour through a work queue.
+/// Options of dm-crypt that the old system uses: the thread that submits the I/O also encrypts and decrypts, without a work queue.
 const NO_WORKQUEUES: [&str; 2] = ["no_read_workqueue", "no_write_workqueue"];
-/// Longest name: leaves room for `_dif` and for the UUID field's prefix (DM_UUID_LEN 129, `CRYPT-INTEGRITY-`, 32 digits, a dash).
+/// Maximum length of a name. It leaves room for `_dif` and for the prefix in the UUID field (DM_UUID_LEN is 129;
+/// `CRYPT-INTEGRITY-`, 32 digits, a dash).
 const NAME_MAX: usize = 64;
-/// Key of `hmac(sha256)`, and the tag that it makes, in bytes (RFC 2104: as long as the hash).
+/// Length of the key and of the tag of `hmac(sha256)` in bytes (RFC 2104: as long as the hash).
 pub(super) const HMAC_SHA256_LEN: usize = 32;
 
-/// A mapping's cipher in the kernel's terms, and proof that the mapping's values are sound.
+/// The cipher of a mapping in kernel notation. It exists only for a mapping whose values were checked.
 #[derive(Debug)]
 pub(super) struct Cipher {
     specification: String,
 }
 
 impl Cipher {
-    /// Checks every value of `mapping` that goes into a table.
+    /// Checks every value of `mapping` that is part of a table.
     pub fn of(mapping: &Mapping) -> Result<Cipher, Error> {
         let invalid = |reason: String| Error::InvalidMapping {
             name: mapping.name.into(),
@@ -37,11 +37,11 @@ impl Cipher {
             || !mapping.name.chars().all(name_character)
         {
             return Err(invalid(format!(
-                "a name is 1 to {NAME_MAX} letters, digits, '_', '-' or '.'"
+                "a name consists of 1 to {NAME_MAX} letters, digits, '_', '-' or '.'"
             )));
         }
         if matches!(mapping.name, "." | ".." | "control") {
-            return Err(invalid("that name in /dev/mapper is taken".into()));
+            return Err(invalid("this name is reserved in /dev/mapper".into()));
         }
         if plain_uuid(mapping.luks_uuid).is_none() {
             return Err(invalid(format!("{:?} is not a UUID", mapping.luks_uuid)));
@@ -76,7 +76,7 @@ impl Cipher {
                 )));
             }
         };
-        // AES-128 or AES-256, twice for XTS (IEEE 1619)
+        // XTS uses two AES keys (IEEE 1619)
         if ![32 + authentication_len, 64 + authentication_len].contains(&mapping.key.len()) {
             let expected = 64 + authentication_len;
             return Err(invalid(format!(
@@ -90,7 +90,7 @@ impl Cipher {
     }
 }
 
-/// Crypt directly on the disk.
+/// Maps dm-crypt directly on the disk.
 pub(super) fn map_disk<'c>(
     control: &'c Control,
     mapping: &Mapping,
@@ -103,16 +103,17 @@ pub(super) fn map_disk<'c>(
     };
     let number =
         block::number(mapping.device).map_err(|error| failed("find the block device", error))?;
-    let file = std::fs::File::open(mapping.device).map_err(|error| failed("open it", error))?;
-    let bytes = block::size(&file).map_err(|error| failed("ask for its size", error))?;
+    let file =
+        std::fs::File::open(mapping.device).map_err(|error| failed("open the disk", error))?;
+    let bytes = block::size(&file).map_err(|error| failed("read the size of the disk", error))?;
     let sector_size = u64::from(mapping.sector_size);
     let data = bytes.saturating_sub(mapping.data_offset) / sector_size * sector_size;
     if data == 0 {
         let error = io::Error::new(
             io::ErrorKind::UnexpectedEof,
-            format!("it has {bytes} bytes"),
+            format!("the disk has {bytes} bytes"),
         );
-        return Err(failed("map what lies behind the data offset", error));
+        return Err(failed("map the segment at the data offset", error));
     }
     map(
         control,
@@ -124,7 +125,7 @@ pub(super) fn map_disk<'c>(
     )
 }
 
-/// Crypt over the integrity device.
+/// Maps dm-crypt on the integrity device.
 pub(super) fn map_over<'c>(
     control: &'c Control,
     mapping: &Mapping,
@@ -156,7 +157,7 @@ fn map<'c>(
         options.push(format!("sector_size:{}", mapping.sector_size));
     }
     let before = format!("{} ", cipher.specification);
-    // the initialisation vector counts from 0 at the segment's start (LUKS2 iv_tweak)
+    // the initialization vector counts from 0 at the start of the segment (LUKS2 iv_tweak)
     let after = format!(" 0 {below} {} {}", options.len(), options.join(" "));
 
     let uuid = plain_uuid(mapping.luks_uuid).expect("checked by Cipher::of");
@@ -176,7 +177,7 @@ fn map<'c>(
     Ok(device)
 }
 
-/// Loads the table with the key in the keyring; a kernel that cannot do that gets the key in the table itself.
+/// Loads the table with the key in the keyring. If the kernel does not support that, the table contains the key.
 fn load(
     device: &Device,
     mapping: &Mapping,
@@ -193,7 +194,7 @@ fn load(
                 sectors,
                 &[before, reference.as_bytes(), after].concat(),
             ) {
-                // dm-crypt's answer where it was built without CONFIG_KEYS (and to everything else that it dislikes)
+                // dm-crypt built without CONFIG_KEYS returns this error, as for every invalid parameter
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => error,
                 other => return other,
             }
@@ -206,7 +207,7 @@ fn load(
         &table_with_key(before, mapping.key.expose(), after),
     )?;
     log::warn!(
-        "/dev/mapper/{}: the kernel takes no key from its keyring ({unsupported}); \
+        "/dev/mapper/{}: the kernel accepts no key from the keyring ({unsupported}); \
          root can read the disk key with `dmsetup table --showkeys`",
         mapping.name
     );
@@ -215,7 +216,7 @@ fn load(
 
 fn table_with_key(before: &[u8], key: &[u8], after: &[u8]) -> Zeroizing<Vec<u8>> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    // with all of its capacity from the start: a vector that grows leaves a copy behind
+    // the full capacity at once: a vector that grows leaves a copy of the key in freed memory
     let mut table = Zeroizing::new(Vec::with_capacity(
         before.len() + 2 * key.len() + after.len(),
     ));
@@ -228,7 +229,7 @@ fn table_with_key(before: &[u8], key: &[u8], after: &[u8]) -> Zeroizing<Vec<u8>>
     table
 }
 
-/// The UUID without its dashes, as in the device-mapper's UUID of a mapping; `None` if it is none.
+/// Returns the UUID without its dashes, as in the device-mapper UUID of a mapping; `None` if `uuid` is not a UUID.
 pub(super) fn plain_uuid(uuid: &str) -> Option<String> {
     let dashes = [8, 13, 18, 23];
     let sound = uuid.len() == 36
@@ -242,7 +243,7 @@ pub(super) fn plain_uuid(uuid: &str) -> Option<String> {
     sound.then(|| uuid.replace('-', ""))
 }
 
-/// Refuses a device that no LUKS2 program opened under that name.
+/// Returns an error unless the device is a LUKS2 mapping with that name.
 pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
     if uuid.starts_with("CRYPT-LUKS2-") && uuid.ends_with(&format!("-{name}")) {
         return Ok(());

@@ -1,5 +1,5 @@
-//! The lower device: a table of type `integrity`, and the superblock that dm-integrity keeps at the data offset (struct superblock
-//! in the kernel's drivers/md/dm-integrity.c; all numbers little-endian).
+//! The lower device: a table of type `integrity`, and the dm-integrity superblock at the data offset (struct superblock in the
+//! kernel's drivers/md/dm-integrity.c; all numbers are little-endian).
 
 use std::fs::OpenOptions;
 use std::io;
@@ -10,29 +10,29 @@ use super::crypt::{HMAC_SHA256_LEN, plain_uuid};
 use super::{Error, FirstUse, Mapping, SECTOR};
 use sys::block::{self, PageBuffer};
 
-/// dm-integrity reads and writes this much at the start of its part of the disk (SB_SECTORS).
+/// Length of the superblock in bytes (SB_SECTORS).
 pub(super) const SUPERBLOCK_LEN: usize = 4096;
 const MAGIC: &[u8; 8] = b"integrt\0";
-/// Highest layout that has no more than what the table asks for (SB_VERSION_5: fixed HMAC); 6 stores tags in the drive itself.
+/// Highest supported version of the superblock (SB_VERSION_5: fixed HMAC); version 6 stores tags in the drive itself.
 const VERSION_MAX: u8 = 5;
 /// SB_FLAG_FIXED_PADDING and SB_FLAG_FIXED_HMAC.
 const LAYOUT_FLAGS: u32 = 0x18;
-/// For the load that only makes the superblock: any size that the smallest disk has (as cryptsetup does).
+/// Sectors of the table that is loaded only to make the superblock: a size that fits every disk, as in cryptsetup.
 const SECTORS_BEFORE_SUPERBLOCK: u64 = 8;
 
-/// The integrity device and what it holds.
+/// The integrity device and its size.
 pub(super) struct Lower<'c> {
     pub device: Device<'c>,
-    /// usable size in sectors of 512 bytes
+    /// Usable size in sectors of 512 bytes.
     pub sectors: u64,
 }
 
-/// Name of the integrity device under a mapping, as cryptsetup calls it.
+/// Returns the name of the integrity device below the mapping `name`, as in cryptsetup.
 pub(super) fn lower_name(name: &str) -> String {
     format!("{name}_dif")
 }
 
-/// Maps the integrity device; on first use makes its superblock and an empty journal.
+/// Maps the integrity device. On first use it also makes the superblock and an empty journal.
 pub(super) fn map<'c>(
     control: &'c Control,
     mapping: &Mapping,
@@ -42,7 +42,7 @@ pub(super) fn map<'c>(
     let uuid = plain_uuid(mapping.luks_uuid).expect("checked by Cipher::of");
     let number = block::number(mapping.device)
         .map_err(|error| disk(mapping, "find the block device", error))?;
-    // the name first: a mapping that is in use keeps its superblock
+    // creates the device before anything is erased: the superblock of an active mapping must not change
     let device = control.create(&name, &format!("CRYPT-INTEGRITY-{uuid}-{name}"))?;
     let load = |sectors, doing| {
         device
@@ -61,8 +61,8 @@ pub(super) fn map<'c>(
     Ok(Lower { device, sectors })
 }
 
-/// Mode J: sector and tag are written through the journal, so that they agree after a power failure. `fix_padding` and `fix_hmac`
-/// matter when a superblock is made; without the first, tags are spread over more space than later kernels use.
+/// Returns the parameters of the table. In mode J sector and tag are written through the journal, so they match after a power
+/// failure. `fix_padding` and `fix_hmac` apply when a superblock is made; without `fix_padding`, tags take more space.
 fn table(mapping: &Mapping, number: (u32, u32)) -> String {
     format!(
         "{} {} {HMAC_SHA256_LEN} J 3 block_size:{} fix_padding fix_hmac",
@@ -72,7 +72,7 @@ fn table(mapping: &Mapping, number: (u32, u32)) -> String {
     )
 }
 
-/// The kernel makes a superblock only where it finds zeroes.
+/// Erases the superblock: the kernel makes a new one only if it finds zeros.
 fn erase_superblock(mapping: &Mapping) -> Result<(), Error> {
     let erase = || {
         // O_EXCL on a block device: fails with EBUSY while it is mounted or part of a mapping
@@ -84,19 +84,13 @@ fn erase_superblock(mapping: &Mapping) -> Result<(), Error> {
         file.write_all_at(PageBuffer::new(SUPERBLOCK_LEN).bytes(), mapping.data_offset)?;
         file.sync_all()
     };
-    erase().map_err(|error| {
-        disk(
-            mapping,
-            "erase what may be left of an earlier dm-integrity superblock",
-            error,
-        )
-    })
+    erase().map_err(|error| disk(mapping, "erase the earlier dm-integrity superblock", error))
 }
 
 fn read_superblock(mapping: &Mapping) -> Result<Superblock, Error> {
     let mut buffer = PageBuffer::new(SUPERBLOCK_LEN);
     let read = |buffer: &mut PageBuffer| {
-        // direct: the kernel wrote it without the page cache, which may hold older bytes
+        // direct I/O: dm-integrity bypasses the page cache, which may hold older bytes
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECT)
@@ -123,30 +117,30 @@ fn disk(mapping: &Mapping, doing: &'static str, error: io::Error) -> Error {
     }
 }
 
-/// What we need of the superblock. The host can write anything there: it is not authenticated, the sectors are. The kernel makes
-/// its own checks of the rest.
+/// The fields of the superblock that this program uses. The superblock is not authenticated (only sectors are), so the host can
+/// write any value. The kernel checks the other fields.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     provided_data_sectors: u64,
     pub journal_sections: u32,
-    /// No option but those that change the layout of tags: nothing is being recalculated, and no bitmap takes the journal's place.
+    /// Whether the only options are those that change the layout of tags: no recalculation, and no bitmap instead of the journal.
     pub has_plain_journal: bool,
 }
 
 impl Superblock {
-    /// `available`: sectors on the disk from the superblock on. An error is the end of a sentence.
+    /// Parses the superblock. `available` is the number of sectors from the superblock to the end of the disk. The error is a clause.
     pub fn parse(bytes: &[u8], sector_size: u32, available: u64) -> Result<Superblock, String> {
-        let field = bytes.get(..64).ok_or("it is cut short")?;
+        let field = bytes.get(..64).ok_or("it is truncated")?;
         if &field[..8] != MAGIC {
             return Err(match field.iter().all(|byte| *byte == 0) {
-                true => "there are only zeroes".into(),
+                true => "it contains only zeros".into(),
                 false => format!("it starts with {:02x?} instead of \"integrt\"", &field[..8]),
             });
         }
         let version = field[8];
         if !(1..=VERSION_MAX).contains(&version) {
             return Err(format!(
-                "its version is {version}, we know 1 to {VERSION_MAX}"
+                "its version is {version}, supported are 1 to {VERSION_MAX}"
             ));
         }
         let tag_len = u16::from_le_bytes([field[10], field[11]]);
@@ -166,7 +160,7 @@ impl Superblock {
         let provided_data_sectors = u64::from_le_bytes(field[16..24].try_into().expect("8 bytes"));
         if provided_data_sectors == 0 || provided_data_sectors > available {
             return Err(format!(
-                "it promises {provided_data_sectors} sectors, the disk has {available}"
+                "it provides {provided_data_sectors} sectors, but the disk has {available}"
             ));
         }
         let number = |at: usize| u32::from_le_bytes(field[at..at + 4].try_into().expect("4 bytes"));
@@ -179,7 +173,7 @@ impl Superblock {
     }
 }
 
-/// Refuses a device that is not the integrity device of a LUKS2 mapping (cryptsetup from 2.8 on calls them SUBDEV).
+/// Returns an error unless the device is the integrity device of a LUKS2 mapping (cryptsetup 2.8 uses the prefix `CRYPT-SUBDEV`).
 pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
     let known = ["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"]
         .iter()
@@ -226,14 +220,14 @@ mod tests {
             bytes
         };
         let cases = [
-            (vec![0; SUPERBLOCK_LEN], 4096, "only zeroes"),
+            (vec![0; SUPERBLOCK_LEN], 4096, "only zeros"),
             (with(0, b'x'), 4096, "instead of \"integrt\""),
             (with(8, 9), 4096, "version is 9"),
             (with(10, 16), 4096, "tags have 16 bytes"),
             (with(28, 200), 4096, "2^200 sectors"),
             (with(23, 1), 4096, "the disk has 491520"),
             (superblock(), 512, "instead of 1 (from"),
-            (superblock()[..63].to_vec(), 4096, "cut short"),
+            (superblock()[..63].to_vec(), 4096, "truncated"),
         ];
         for (bytes, sector_size, reason) in cases {
             let refused = Superblock::parse(&bytes, sector_size, AVAILABLE).unwrap_err();

@@ -1,38 +1,39 @@
-//! Whether anything but a format's own wipe was ever written to a dm-integrity device, told without its key.
+//! Determines, without the key, whether anything except the wipe of a format was ever written to a dm-integrity device.
 //!
-//! The old system formats a disk, wipes all of it with zeros, and only then makes it a state disk or hands it to a tenant. The wipe
-//! writes past dm-integrity's journal (mode D, "no journal"), everything that comes later writes through it (mode J). So:
+//! The old system formats a disk, wipes all of it with zeros, and only then makes it a state disk or gives it to a tenant. The
+//! wipe bypasses the journal of dm-integrity (mode D, "no journal"); all later writes use the journal (mode J). Therefore:
 //!
-//! - a journal that is still as the kernel made it: nothing was written since, other than a wipe;
-//! - zeros at the very end of the disk: the wipe did not get there. Nor did anybody who makes a file system, since mke2fs,
-//!   mkfs.xfs and mkfs.btrfs all clear the end of the device that they are given.
+//! - If the journal is as the kernel made it, nothing was written since, except by a wipe.
+//! - If the end of the disk contains zeros, the wipe did not reach it, and nobody made a file system: mke2fs, mkfs.xfs and
+//!   mkfs.btrfs all clear the end of their device.
 //!
-//! Neither alone is enough: the kernel resets a journal whose last write was torn, and a disk's end may stay empty for ever.
+//! Both conditions are necessary: the kernel resets a journal whose last write was torn, and the end of a disk in use may stay
+//! empty.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::SECTOR;
 use super::integrity::{SUPERBLOCK_LEN, Superblock};
 
-/// A journal section is 8 sectors of entries and the blocks that they are about (JOURNAL_BLOCK_SECTORS). An entry is a sector
-/// number, the last 8 bytes of each of the block's 8 sectors and a tag of 32 bytes; 4 of them fit into a sector.
+/// A journal section consists of 8 sectors of entries and the blocks of these entries (JOURNAL_BLOCK_SECTORS). An entry has a
+/// sector number, the last 8 bytes of each of the block's 8 sectors, and a tag of 32 bytes; 4 entries fit into a sector.
 const ENTRY_SECTORS: u64 = 8;
 const ENTRY_LEN: usize = 8 + 8 * 8 + 32;
 const ENTRIES_PER_SECTOR: usize = 4;
 const SECTION_SECTORS: u64 = ENTRY_SECTORS + ENTRY_SECTORS * ENTRIES_PER_SECTOR as u64 * 8;
-/// What the layout above is of: blocks of 4096 bytes.
+/// The block size in bytes to which this layout applies.
 const BLOCK_SIZE: u32 = 4096;
-/// Each sector of the journal ends with 8 bytes that say in which round it was written: this is the first round's number, combined
+/// The first commit ID. Each sector of the journal ends with 8 bytes: the commit ID of the round in which it was written, combined
 /// with the numbers of section and sector.
-const FIRST_ROUND: u64 = 0x1111_1111_1111_1111;
-/// No journal that the kernel makes by default is longer: 131 072 sectors (DEFAULT_MAX_JOURNAL_SECTORS).
+const FIRST_COMMIT_ID: u64 = 0x1111_1111_1111_1111;
+/// Maximum number of sections of a journal that the kernel makes by default: 131 072 sectors (DEFAULT_MAX_JOURNAL_SECTORS).
 const SECTIONS_MAX: u64 = 131_072 / SECTION_SECTORS;
-/// How much of the disk's end must be zeros, in bytes; mke2fs clears the last 64 KiB, the others more.
+/// Bytes at the end of the disk that must be zeros. mke2fs clears the last 64 KiB, the other programs more.
 const TAIL: u64 = 1 << 20;
 
-/// Why data may be on the dm-integrity device whose superblock is at byte `data_offset`, as the end of a sentence; `None` if there
-/// is none. It takes for granted that the device was only ever used through its journal, as the old system does: of a disk that was
-/// opened with `--integrity-no-journal` the journal tells nothing.
+/// Returns why data may be on the dm-integrity device whose superblock is at byte `data_offset`, as a clause; `None` if it holds no
+/// data. This assumes that the device was always used with its journal, as in the old system: the result is not valid for a disk
+/// that was opened with `--integrity-no-journal`.
 pub fn may_hold_data(
     disk: &mut (impl Read + Seek),
     data_offset: u64,
@@ -54,7 +55,7 @@ pub fn may_hold_data(
         }
         Err(reason) => {
             return Ok(Some(format!(
-                "its dm-integrity superblock is not one of a format: {reason}"
+                "its dm-integrity superblock is not one that a format writes: {reason}"
             )));
         }
     };
@@ -85,10 +86,10 @@ pub fn may_hold_data(
     Ok(tail
         .iter()
         .any(|byte| *byte != 0)
-        .then(|| "its end was written to".into()))
+        .then(|| "the end of the disk was written to".into()))
 }
 
-/// A sector of the journal as the kernel makes it: entries without a sector number (the upper half of it is all ones), the round.
+/// Returns a sector of a new journal: entries without a sector number (its upper half is all ones), and the commit ID.
 fn fresh_sector(section: u64, sector: u64) -> [u8; SECTOR as usize] {
     let mut bytes = [0; SECTOR as usize];
     if sector < ENTRY_SECTORS {
@@ -96,8 +97,8 @@ fn fresh_sector(section: u64, sector: u64) -> [u8; SECTOR as usize] {
             bytes[entry * ENTRY_LEN + 4..entry * ENTRY_LEN + 8].fill(0xff);
         }
     }
-    let round = FIRST_ROUND ^ (section << 32) ^ sector;
-    bytes[SECTOR as usize - 8..].copy_from_slice(&round.to_le_bytes());
+    let commit_id = FIRST_COMMIT_ID ^ (section << 32) ^ sector;
+    bytes[SECTOR as usize - 8..].copy_from_slice(&commit_id.to_le_bytes());
     bytes
 }
 
@@ -121,7 +122,7 @@ mod tests {
         may_hold_data(&mut Cursor::new(disk), SUPERBLOCK as u64).unwrap()
     }
 
-    /// What is said after `bytes` were written at `at`; the disk is as before afterwards.
+    /// Returns the result for a disk with `bytes` written at `at`, and restores the disk.
     fn judge_with(disk: &mut [u8], at: usize, bytes: &[u8]) -> Option<String> {
         let before = disk[at..at + bytes.len()].to_vec();
         disk[at..at + bytes.len()].copy_from_slice(bytes);
@@ -134,7 +135,7 @@ mod tests {
     fn a_wipe_that_bypassed_the_journal_and_did_not_reach_the_end_is_no_data() {
         let mut disk = cut_off::disk();
         assert_eq!(judge(&disk), None);
-        // what the wipe wrote, wherever it came to, but for the end
+        // the wipe wrote everything except the end of the disk
         assert_eq!(
             judge_with(&mut disk, JOURNAL + JOURNAL_LEN, &[0x5a; 20 << 20]),
             None
@@ -164,7 +165,10 @@ mod tests {
         }
         for at in [size - TAIL as usize, size - 1] {
             let why = judge_with(&mut disk, at, &[1]).unwrap();
-            assert!(why.contains("its end was written to"), "{at}: {why}");
+            assert!(
+                why.contains("the end of the disk was written to"),
+                "{at}: {why}"
+            );
         }
     }
 
@@ -172,7 +176,7 @@ mod tests {
     fn a_superblock_that_no_format_makes_may_be_over_data() {
         let mut disk = cut_off::disk();
         let cases: [(usize, &[u8], &str); 6] = [
-            (0, b"x", "not one of a format"),
+            (0, b"x", "not one that a format writes"),
             (12, &0_u32.to_le_bytes(), "journal has 0 sections"),
             (12, &497_u32.to_le_bytes(), "journal has 497 sections"),
             (
@@ -181,13 +185,13 @@ mod tests {
                 "journal has 4294967295 sections",
             ),
             (24, &[0x0c], "options"),
-            (28, &[0], "not one of a format"),
+            (28, &[0], "not one that a format writes"),
         ];
         for (at, bytes, expected) in cases {
             let why = judge_with(&mut disk, SUPERBLOCK + at, bytes).unwrap();
             assert!(why.contains(expected), "{why}");
         }
-        // within the bound, but not on this disk
+        // within the limit, but larger than this disk
         let why = judge_with(&mut disk, SUPERBLOCK + 12, &496_u32.to_le_bytes()).unwrap();
         assert!(why.contains("journal has 496 sections"), "{why}");
     }

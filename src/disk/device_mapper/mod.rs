@@ -1,25 +1,28 @@
-//! An encrypted disk as a block device: dm-crypt, over dm-integrity where sectors are authenticated, set up through the
-//! kernel's ioctls (linux/dm-ioctl.h, the kernel's Documentation/admin-guide/device-mapper/{dm-crypt,dm-integrity}.rst).
+//! Maps an encrypted disk as a block device: dm-crypt, on top of dm-integrity if sectors are authenticated. The mapping is set up
+//! with the kernel's ioctls (linux/dm-ioctl.h, the kernel's Documentation/admin-guide/device-mapper/{dm-crypt,dm-integrity}.rst).
 //!
-//! Tables, names and UUIDs are those that cryptsetup (2.6; 2.7 and 2.8 understand them) gives a LUKS2 device, so that its `status`
-//! and `close` work on a mapping of ours, and either program reads what the other wrote:
+//! Tables, names and UUIDs are those that cryptsetup 2.6 gives a LUKS2 device (2.7 and 2.8 accept them). So `status` and `close`
+//! of cryptsetup work on our mappings, and each program reads what the other wrote:
 //!
 //! ```text
 //!   /dev/mapper/NAME       crypt      encrypts a sector and computes its 32-byte tag (authenc: AES-XTS, HMAC-SHA256)
 //!          |
-//!   /dev/mapper/NAME_dif   integrity  stores sector and tag together, by its journal
+//!   /dev/mapper/NAME_dif   integrity  stores sector and tag together, through its journal
 //!          |
 //!   the disk               header up to the data offset | dm-integrity superblock | journal | tags and data, interleaved
 //! ```
 //!
-//! Without integrity, crypt lies on the disk itself, from the data offset on.
+//! Without integrity, the crypt device lies directly on the disk, from the data offset on.
 //!
 //! With integrity **a sector that was never written cannot be read**: its tag does not match, the read fails with `EIO`, and the
-//! kernel logs `INTEGRITY AEAD ERROR`. Whoever uses a mapping opened with [`FirstUse::Create`] writes before it reads.
+//! kernel logs `INTEGRITY AEAD ERROR`. The user of a mapping opened with [`FirstUse::Create`] must write a sector before it reads
+//! the sector.
 //!
-//! The key is handed to the kernel as a `logon` key of the calling thread's keyring, which user space cannot read back, and is
-//! revoked as soon as dm-crypt has its copy. `control` has the ioctls, `integrity` the lower device and its superblock, `crypt`
-//! the upper one and its key, `journal` tells whether the lower device was ever used.
+//! The key is passed to the kernel as a `logon` key in the keyring of the calling thread. User space cannot read such a key back,
+//! and it is revoked as soon as dm-crypt has its copy.
+//!
+//! Files: `control` has the ioctls, `integrity` the lower device and its superblock, `crypt` the upper device and its key,
+//! `journal` determines whether the lower device was ever used.
 
 mod control;
 mod crypt;
@@ -34,52 +37,51 @@ use base::crypto::Secret;
 use control::Control;
 pub use journal::may_hold_data;
 
-/// Bytes of a sector in tables and in every size that the device-mapper speaks of, whatever the device's own sectors are.
+/// Bytes of a sector in tables and in all sizes of device-mapper, independent of the sector size of the device.
 const SECTOR: u64 = 512;
 
-/// What is to be mapped: the first segment of a LUKS2 header, and the volume key.
+/// The parameters of a mapping: the first segment of a LUKS2 header, and the volume key.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping<'a> {
-    /// Name under `/dev/mapper`; letters, digits, `_`, `-` and `.`
+    /// Name under `/dev/mapper`: letters, digits, `_`, `-` and `.`.
     pub name: &'a str,
-    /// UUID of the LUKS2 header, with dashes
+    /// UUID of the LUKS2 header, with dashes.
     pub luks_uuid: &'a str,
-    /// The disk; a block device
+    /// The disk; a block device.
     pub device: &'a Path,
-    /// Where the segment starts, in bytes from the start of the disk (16 MiB with cryptsetup's defaults)
+    /// Start of the segment in bytes from the start of the disk (16 MiB with the defaults of cryptsetup).
     pub data_offset: u64,
-    /// Sector size of encryption and of integrity tags: 512, 1024, 2048 or 4096 bytes
+    /// Sector size of encryption and integrity tags: 512, 1024, 2048 or 4096 bytes.
     pub sector_size: u32,
-    /// The segment's encryption, as LUKS2 writes it: `aes-xts-plain64`
+    /// Encryption of the segment in LUKS2 notation: `aes-xts-plain64`.
     pub cipher: &'a str,
-    /// The segment's integrity, as LUKS2 writes it: `hmac(sha256)`, or none
+    /// Integrity of the segment in LUKS2 notation: `hmac(sha256)`, or none.
     pub integrity: Option<&'a str>,
-    /// The volume key: that of the cipher and behind it that of the HMAC (64 + 32 bytes, or 64 without integrity)
+    /// The volume key: the key of the cipher followed by the key of the HMAC (64 + 32 bytes, or 64 without integrity).
     pub key: &'a Secret,
-    /// Number of the digest that verified the volume key; part of the key's name in the keyring
+    /// Number of the digest that verified the volume key; part of the name of the key in the keyring.
     pub digest: u32,
 }
 
-/// Whether a mapping's data was ever written.
+/// Whether the segment was used before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstUse {
-    /// Just formatted: what an earlier life of the disk left of a dm-integrity superblock is destroyed, and a new one with an
-    /// empty journal made. (Old sectors stay on the disk; they are unreadable because each format makes a new key.) Means nothing
-    /// without integrity.
+    /// The disk was just formatted: an old dm-integrity superblock is erased, and a new one with an empty journal is made. (Old
+    /// sectors stay on the disk, but they cannot be read, because each format makes a new key.) No effect without integrity.
     Create,
-    /// In use before: the superblock must be there and fit
+    /// The disk was used before: a matching superblock must exist.
     Existing,
 }
 
-/// Maps the disk and returns the path of the block device, `/dev/mapper/NAME`, which exists then. On failure nothing stays
-/// mapped.
+/// Maps the disk and returns the path of the block device, `/dev/mapper/NAME`, which exists on return. After a failure nothing
+/// is mapped.
 ///
-/// Never reads the data: whether the key is the right one shows at the first read. Kernel 5.12 or later, with `dm_mod`, `dm_crypt` and,
-/// with integrity, `dm_integrity` and `authenc` loaded or loadable.
+/// Does not read the data: a wrong key fails at the first read. Requires Linux 5.12 or later with the modules `dm_mod`,
+/// `dm_crypt` and, with integrity, `dm_integrity` and `authenc`.
 ///
 /// # Errors
-/// [`Error::AlreadyActive`] if the name is taken, or that of the integrity device by what a killed process left ([`close`] clears
-/// it); then neither the mapping nor the disk is touched.
+/// [`Error::AlreadyActive`] if the name is in use, or if a killed process left the integrity device ([`close`] removes it); the
+/// existing mapping and the disk are not changed.
 pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     let cipher = crypt::Cipher::of(mapping)?;
     let control = Control::open()?;
@@ -97,12 +99,12 @@ pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     Ok(upper.keep())
 }
 
-/// Removes the mapping and, if it has one, the integrity device below, waiting a moment for others (udev) that look at it.
-/// What was written before is on the disk afterwards.
+/// Removes the mapping and its integrity device. Waits up to 5 s while another program (udev) has it open. All written data is
+/// durable on return.
 ///
 /// # Errors
-/// [`Error::NotActive`] if there is none; [`Error::InUse`] while it is mounted or open; [`Error::NotOurs`] for a device of that
-/// name that is no LUKS2 mapping.
+/// [`Error::NotActive`] if the mapping does not exist; [`Error::InUse`] while it is mounted or open; [`Error::NotOurs`] if a
+/// device of that name is not a LUKS2 mapping.
 pub fn close(name: &str) -> Result<(), Error> {
     let control = Control::open()?;
     let lower_name = integrity::lower_name(name);
@@ -121,70 +123,70 @@ pub fn close(name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a device of that name is mapped and usable, whoever mapped it.
+/// Returns whether a device of that name is mapped and usable, even if another program mapped it.
 pub fn is_active(name: &str) -> Result<bool, Error> {
     Ok(Control::open()?
         .status(name)?
         .is_some_and(|status| status.active))
 }
 
-/// Why a disk was not mapped or unmapped.
+/// Why a disk could not be mapped or unmapped.
 #[derive(Debug)]
 pub enum Error {
-    /// `/dev/mapper/control` does not open
+    /// `/dev/mapper/control` cannot be opened.
     Control(io::Error),
-    /// A value of the [`Mapping`] that no table can be made of
+    /// A value of the [`Mapping`] is invalid.
     InvalidMapping {
-        /// the mapping
+        /// The name of the mapping.
         name: String,
-        /// which value and what it should be
+        /// The value and what is expected.
         reason: String,
     },
-    /// The name is taken
+    /// The name is in use.
     AlreadyActive {
-        /// the mapping
+        /// The name of the mapping.
         name: String,
     },
-    /// Nothing of that name is mapped
+    /// No device of that name is mapped.
     NotActive {
-        /// the mapping
+        /// The name of the mapping.
         name: String,
     },
-    /// A device of that name, but not one that LUKS2 opened
+    /// A device of that name exists, but it is not a LUKS2 mapping.
     NotOurs {
-        /// the mapping
+        /// The name of the mapping.
         name: String,
-        /// the device-mapper's UUID that it carries
+        /// Its device-mapper UUID.
         uuid: String,
     },
-    /// Still mounted, opened or mapped over
+    /// The device is mounted, open or part of another mapping.
     InUse {
-        /// the mapping
+        /// The name of the mapping.
         name: String,
     },
-    /// Reading or writing the disk below failed
+    /// Access to the disk below failed.
     Disk {
-        /// the disk
+        /// The disk.
         device: PathBuf,
-        /// what was attempted
+        /// The operation that failed.
         doing: &'static str,
-        /// the system's answer
+        /// The error of the system call.
         error: io::Error,
     },
-    /// The disk has no usable dm-integrity superblock at its data offset
+    /// The disk has no usable dm-integrity superblock at its data offset.
     Superblock {
-        /// the disk
+        /// The disk.
         device: PathBuf,
-        /// what is wrong with it
+        /// What is wrong with it.
         reason: String,
     },
-    /// The kernel refused a step
+    /// The kernel refused an operation.
     Kernel {
-        /// the mapping
+        /// The name of the mapping.
         name: String,
-        /// which step
+        /// The operation.
         doing: &'static str,
-        /// the kernel's answer; details are in its log
+        /// The error of the kernel; the kernel log has details.
         error: io::Error,
     },
 }
@@ -195,7 +197,7 @@ impl fmt::Display for Error {
             Error::Control(error) => {
                 write!(
                     f,
-                    "cannot open /dev/mapper/control: {error}; is the kernel module dm_mod loaded, and are we root?"
+                    "cannot open /dev/mapper/control: {error}; check that the kernel module dm_mod is loaded and that this program runs as root"
                 )
             }
             Error::InvalidMapping { name, reason } => write!(f, "cannot map {name:?}: {reason}"),
@@ -209,13 +211,13 @@ impl fmt::Display for Error {
             Error::NotOurs { name, uuid } => {
                 write!(
                     f,
-                    "/dev/mapper/{name} is not a LUKS2 mapping (its device-mapper UUID is {uuid:?}); left alone"
+                    "/dev/mapper/{name} is not a LUKS2 mapping (its device-mapper UUID is {uuid:?}); it was not changed"
                 )
             }
             Error::InUse { name } => {
                 write!(
                     f,
-                    "/dev/mapper/{name} is still in use: unmount it, and stop what has it open"
+                    "/dev/mapper/{name} is still in use: unmount it, and stop the programs that have it open"
                 )
             }
             Error::Disk {
@@ -233,7 +235,7 @@ impl fmt::Display for Error {
             Error::Kernel { name, doing, error } => {
                 write!(
                     f,
-                    "/dev/mapper/{name}: the kernel does not {doing}: {error}; its log (dmesg) has the reason"
+                    "/dev/mapper/{name}: the kernel cannot {doing}: {error}; the kernel log (dmesg) gives the reason"
                 )
             }
         }

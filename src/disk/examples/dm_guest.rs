@@ -1,5 +1,5 @@
-//! Drives `device_mapper` and `state_disk::filesystem` from the shell script `tests/boot/cases/dm.sh` inside a test guest, one
-//! call of the library a run. Prints how long the call took.
+//! Lets the shell script `tests/boot/cases/dm.sh` in a test guest call `device_mapper` and `state_disk::filesystem`. Each run
+//! makes one call and prints its duration.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ const USAGE: &str = "usage:
   dm_guest mount MAPPED DIRECTORY rw|ro
   dm_guest unmount DIRECTORY";
 
-/// As cryptsetup's default header.
+/// The data offset of cryptsetup's default header, in bytes.
 const DATA_OFFSET: u64 = 16 << 20;
 
 fn main() -> ExitCode {

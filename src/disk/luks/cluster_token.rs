@@ -1,14 +1,14 @@
-//! The token that says of which cluster a state disk is: the cluster's measurement salt, and a MAC under the measurement secret
-//! over the disk's UUID and that salt.
+//! The token that binds a state disk to its cluster: the measurement salt of the cluster, and a MAC under the measurement
+//! secret over the UUID of the disk and the salt.
 //!
 //! ```text
 //! {"type": "firstlight-cluster", "keyslots": [], "mac": BASE64, "measurementSalt": BASE64}
 //! ```
 //!
-//! Volumes of the cluster's storage have keys of the same kind as state disks. Nobody but the cluster's nodes, its join service
-//! and the holder of the master secret can make this MAC, so no volume passes for a state disk. With the salt in the header,
-//! the cluster's ID is known before anything of the file system is read. The old system and cryptsetup keep tokens of types
-//! that they do not know.
+//! Storage volumes of the cluster have keys of the same kind as state disks. Only the nodes of the cluster, its join service and
+//! the holder of the master secret can compute this MAC, so a volume cannot pass as a state disk. The salt in the header allows
+//! the node to compute the cluster ID before it reads the file system. The old system and cryptsetup preserve tokens of
+//! unknown types.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -19,15 +19,15 @@ use serde_json::Value;
 use super::{Device, Error, Header, Integrity};
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, disk_mac_key};
 
-/// Its `type`.
+/// The `type` of the token.
 const TYPE: &str = "firstlight-cluster";
 const MAC_LEN: usize = 32;
-/// Token 0 is Constellation's.
+/// The first number of the token; token 0 is that of Constellation.
 const FIRST_ID: u32 = 1;
 /// LUKS2_TOKENS_MAX of libcryptsetup.
 const MAX_TOKENS: u32 = 32;
 
-/// What the token says.
+/// The content of the token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterToken {
     measurement_salt: [u8; MEASUREMENT_SALT_LEN],
@@ -46,7 +46,7 @@ struct Json {
 }
 
 impl ClusterToken {
-    /// Of the disk with this UUID (lower case), in the cluster of this secret and this salt.
+    /// Makes the token of the disk with this UUID (lower case) in the cluster with this measurement secret and salt.
     pub fn new(
         uuid: &str,
         measurement_secret: &Secret,
@@ -59,7 +59,7 @@ impl ClusterToken {
         }
     }
 
-    /// The salt, if the MAC is the one of the disk with this UUID (lower case) under this measurement secret.
+    /// Returns the salt if the MAC is valid for the disk with this UUID (lower case) under this measurement secret.
     pub fn verified_salt(
         &self,
         uuid: &str,
@@ -76,18 +76,18 @@ fn key(measurement_secret: &Secret) -> hmac::Key {
     hmac::Key::new(hmac::HMAC_SHA256, disk_mac_key(measurement_secret).expose())
 }
 
-/// A UUID always has 36 bytes, so that no two pairs give the same message.
+/// Returns the input of the MAC. A UUID always has 36 bytes, so two different pairs never give the same input.
 fn message(uuid: &str, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Vec<u8> {
     [uuid.as_bytes(), salt].concat()
 }
 
 impl Header {
-    /// The token, if there is one. Errors: [`Error::NotOurs`].
+    /// Returns the token; `None` if there is none. Errors: [`Error::NotOurs`].
     pub fn cluster_token(&self) -> Result<Option<ClusterToken>, Error> {
         read(&self.metadata["tokens"]).map_err(Error::NotOurs)
     }
 
-    /// Puts the token on the disk of a node that has none, with one write of the metadata. Durable on return.
+    /// Adds the token to a disk that has none, with one write of the metadata. Durable on return.
     ///
     /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
     pub fn add_cluster_token(
@@ -102,7 +102,7 @@ impl Header {
     }
 }
 
-/// The error says what is wrong with it.
+/// Reads the token from the metadata. The error says what is wrong.
 pub(super) fn read(tokens: &Value) -> Result<Option<ClusterToken>, String> {
     let mut ours = tokens
         .as_object()
@@ -130,7 +130,7 @@ fn bytes<const N: usize>(text: &str) -> Result<[u8; N], String> {
     <[u8; N]>::try_from(bytes).map_err(|bytes| format!("has {} bytes, expected {N}", bytes.len()))
 }
 
-/// In the place of an older one, else in the first that is free.
+/// Writes the token: replaces an older one, or uses the first free number.
 pub(super) fn set(metadata: &mut Value, token: &ClusterToken) -> Result<(), Error> {
     let tokens = &metadata["tokens"];
     let is_ours = |id: &u32| tokens[id.to_string()]["type"] == TYPE;

@@ -1,4 +1,4 @@
-//! The binary header (LUKS2 specification §2.1) and the pair of copies that a [`Header`] stands for.
+//! The binary header (LUKS2 specification §2.1), and the two copies of it that a [`Header`] represents.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -9,15 +9,15 @@ use serde_json::Value;
 use super::json;
 use base::crypto;
 
-/// The primary's magic; LUKS1 has the same, with version 1.
+/// Magic of the primary header; LUKS1 has the same magic and version 1.
 const MAGIC_PRIMARY: &[u8; 6] = b"LUKS\xba\xbe";
-/// The secondary's magic, so that nobody takes it for the start of a disk.
+/// Magic of the secondary header. It differs, so that no program takes this header for the start of a disk.
 const MAGIC_SECONDARY: &[u8; 6] = b"SKUL\xba\xbe";
 /// Length in bytes of the binary header; the JSON area follows.
 pub(super) const BINARY_LEN: usize = 4096;
-/// The sizes that one copy (binary header + JSON area) may have, in bytes (specification table 1): powers of two.
+/// The allowed sizes of one copy (binary header and JSON area) in bytes (specification, table 1): powers of two.
 const HDR_SIZES: RangeInclusive<u64> = 16 << 10..=4 << 20;
-/// The size of one copy on every disk that Constellation, or we, format.
+/// Size in bytes of one copy on a disk that Constellation or Firstlight formats.
 pub(super) const HDR_SIZE: u64 = 16 << 10;
 
 // Field offsets within the binary header; all numbers are big-endian.
@@ -50,22 +50,22 @@ impl Copy {
     }
 }
 
-/// A LUKS2 header whose checksum held, in memory: what the disk says afterwards no longer matters.
+/// A LUKS2 header in memory whose checksum was valid. Later changes of the disk do not affect it.
 ///
-/// The metadata is kept as it was read, so that a write-back loses nothing that this program does not know.
+/// The metadata is stored as it was read, so that a write preserves fields that this program does not know.
 #[derive(Clone)]
 pub struct Header {
     pub(super) binary: Binary,
     pub(super) metadata: Value,
-    /// Whether the copy on disk (primary, secondary) is this header. A write goes to a bad copy first.
+    /// Whether the copy on disk (primary, secondary) equals this header. A write starts with a copy that does not.
     pub(super) good: [bool; 2],
-    /// A write failed: neither copy may be written before the disk was probed again.
+    /// Whether a write failed: then no copy may be written before the disk is probed again.
     pub(super) failed: bool,
     /// Size of the device in bytes when it was probed.
     pub(super) device_size: u64,
 }
 
-/// What the binary header says, apart from what differs between the copies.
+/// The fields of the binary header that are equal in both copies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Binary {
     /// Size in bytes of one copy.
@@ -90,17 +90,18 @@ impl fmt::Debug for Header {
 }
 
 impl Header {
-    /// The UUID in lower case, as key derivation and the kernel's names want it.
+    /// Returns the UUID in lower case, as key derivation and kernel names require it.
     pub fn uuid(&self) -> String {
         text(&self.binary.uuid).to_lowercase()
     }
 
-    /// Counts the writes of this header.
+    /// Returns the sequence id, which counts the writes of this header.
     pub fn sequence_id(&self) -> u64 {
         self.binary.seqid
     }
 
-    /// SHA-256 of all that the header says, whichever copy it was read from: a header with another one is another header.
+    /// Returns SHA-256 over the content of the header. It does not depend on the copy that was read; different headers have
+    /// different fingerprints.
     pub fn fingerprint(&self) -> [u8; SHA256_LEN] {
         let Binary {
             hdr_size,
@@ -126,20 +127,19 @@ impl Header {
             .expect("SHA-256 has 32 bytes")
     }
 
-    /// The JSON metadata as it is on the disk.
+    /// Returns the JSON metadata as it is on the disk.
     pub fn metadata(&self) -> &Value {
         &self.metadata
     }
 
-    /// Whether both copies on disk are whole and current; if not, [`Header::repair`] makes them so.
+    /// Returns whether both copies on disk are valid and current; if not, [`Header::repair`] rewrites them.
     pub fn copies_agree(&self) -> bool {
         self.good == [true; 2]
     }
 }
 
 impl Binary {
-    /// Reads the fields of the binary header `bytes`, found at byte `at` of the device; the checksum is yet to be
-    /// checked.
+    /// Parses the fields of the binary header `bytes` from byte `at` of the device. Does not verify the checksum.
     ///
     /// The error says what is wrong with this copy.
     pub fn parse(bytes: &[u8; BINARY_LEN], copy: Copy, at: u64) -> Result<Self, String> {
@@ -158,13 +158,11 @@ impl Binary {
         }
         let hdr_offset = u64::from_be_bytes(field(bytes, HDR_OFFSET));
         if hdr_offset != at {
-            return Err(format!(
-                "says that it belongs at byte {hdr_offset}, found at {at}"
-            ));
+            return Err(format!("header offset {hdr_offset}, expected {at}"));
         }
         if copy == Copy::Secondary && hdr_size != at {
             return Err(format!(
-                "header size {hdr_size}, but the secondary is at byte {at}"
+                "header size {hdr_size}, but the secondary header is at byte {at}"
             ));
         }
         let algorithm: [u8; 32] = field(bytes, CHECKSUM_ALG);
@@ -183,7 +181,7 @@ impl Binary {
         })
     }
 
-    /// One whole copy for the disk: binary header with checksum, JSON, zeros; `None` if the JSON does not fit.
+    /// Returns the bytes of one copy: binary header with checksum, JSON, zeros; `None` if the JSON does not fit.
     pub fn encode(&self, copy: Copy, json: &str) -> Option<Vec<u8>> {
         let mut bytes = vec![0; self.hdr_size as usize];
         // the JSON ends with a zero byte
@@ -203,7 +201,7 @@ impl Binary {
         put(SEQID, &self.seqid.to_be_bytes());
         put(LABEL, &self.label);
         put(CHECKSUM_ALG, b"sha256");
-        // makes every copy that was ever written differ, whatever it says
+        // a random salt makes every written copy different
         put(SALT, &crypto::random::<64>());
         put(UUID, &self.uuid);
         put(SUBSYSTEM, &self.subsystem);
@@ -215,7 +213,7 @@ impl Binary {
     }
 }
 
-/// Whether `bytes` start as this copy of a LUKS header does (of any version).
+/// Returns whether `bytes` start with the magic of this copy of a LUKS header (of any version).
 pub(super) fn has_magic(bytes: &[u8], copy: Copy) -> bool {
     bytes.starts_with(match copy {
         Copy::Primary => MAGIC_PRIMARY,
@@ -223,19 +221,19 @@ pub(super) fn has_magic(bytes: &[u8], copy: Copy) -> bool {
     })
 }
 
-/// The offsets at which a secondary may be: one for each size that the primary may have.
+/// Returns the possible offsets of the secondary header: one for each size of the primary header.
 pub(super) fn secondary_offsets() -> impl Iterator<Item = u64> {
     std::iter::successors(Some(*HDR_SIZES.start()), |size| Some(size * 2))
         .take_while(|size| HDR_SIZES.contains(size))
 }
 
-/// Whether the checksum in a whole copy (binary header and JSON area) is the one of its content.
+/// Returns whether the checksum of a copy (binary header and JSON area) is valid.
 pub(super) fn checksum_holds(whole: &[u8]) -> bool {
-    // not a secret: anyone can compute it
+    // no comparison in constant time: the checksum is not secret
     whole.len() >= BINARY_LEN && whole[CHECKSUM..CHECKSUM + SHA256_LEN] == checksum(whole)
 }
 
-/// SHA-256 of a whole copy with the checksum field as zeros (specification §2.1).
+/// Returns SHA-256 over a copy whose checksum field is replaced with zeros (specification §2.1).
 fn checksum(whole: &[u8]) -> [u8; SHA256_LEN] {
     let mut hash = digest::Context::new(&digest::SHA256);
     hash.update(&whole[..CHECKSUM]);
@@ -247,7 +245,7 @@ fn checksum(whole: &[u8]) -> [u8; SHA256_LEN] {
         .expect("SHA-256 has 32 bytes")
 }
 
-/// The text of a field that is padded with zero bytes.
+/// Returns the text of a field that is padded with zero bytes.
 pub(super) fn text(field: &[u8]) -> String {
     let end = field.iter().position(|b| *b == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end]).into_owned()
@@ -259,7 +257,7 @@ fn field<const N: usize>(bytes: &[u8; BINARY_LEN], offset: usize) -> [u8; N] {
         .expect("every field lies within the binary header")
 }
 
-/// A random (version 4) UUID as text, RFC 9562 §5.4.
+/// Returns a random (version 4) UUID as text (RFC 9562 §5.4).
 pub(super) fn random_uuid() -> String {
     let mut bytes = crypto::random::<16>();
     bytes[6] = bytes[6] & 0x0f | 0x40;
@@ -275,7 +273,7 @@ pub(super) fn random_uuid() -> String {
     .join("-")
 }
 
-/// Whether `text` is a UUID in its usual form: 8-4-4-4-12 hexadecimal digits.
+/// Returns whether `text` is a UUID: 8-4-4-4-12 hexadecimal digits.
 pub(super) fn is_uuid(text: &str) -> bool {
     text.len() == 36
         && text.bytes().enumerate().all(|(i, b)| match i {

@@ -1,9 +1,8 @@
-//! The JSON area of a header copy: from its bytes to metadata that is valid LUKS2, and back to text.
+//! The JSON area of a header copy: parses its bytes to valid LUKS2 metadata, and writes metadata as text.
 //!
-//! Valid is what libcryptsetup (2.6 to 2.8) takes for valid, whoever made it: the specification's §3, and the checks that
-//! libcryptsetup makes when it reads a header. A copy that breaks a rule does not count, and the other copy does. Left out are
-//! the rules for several segments, since a disk with several is never one of ours: that question, and every bound of ours, is
-//! [`metadata`](super::metadata)'s.
+//! Metadata is valid if libcryptsetup (2.6 to 2.8) accepts it: the rules are §3 of the specification and the checks of
+//! libcryptsetup. A copy that violates a rule is ignored, and the other copy is used. The rules for several segments are
+//! omitted, because a state disk has one segment. [`metadata`](super::metadata) checks this, and all limits of our own.
 
 use std::fmt::Write as _;
 
@@ -11,16 +10,16 @@ use serde_json::{Map, Value};
 
 use super::header::BINARY_LEN;
 
-/// Levels of objects, arrays and values within each other: json-c's default, which libcryptsetup reads with.
+/// Maximum nesting depth: the default of json-c, with which libcryptsetup parses.
 const MAX_DEPTH: usize = 32;
-/// Most bytes of the keyslots area (LUKS2_MAX_KEYSLOTS_SIZE of libcryptsetup), of which it is a multiple of [`AREA_ALIGN`].
+/// Maximum size in bytes of the keyslots area (LUKS2_MAX_KEYSLOTS_SIZE of libcryptsetup). The size is a multiple of [`AREA_ALIGN`].
 const MAX_KEYSLOTS_SIZE: u64 = 128 << 20;
-/// Keyslot areas start and end on multiples of this many bytes, as libcryptsetup's do.
+/// Alignment in bytes of the start and end of keyslot areas, as in libcryptsetup.
 pub(super) const AREA_ALIGN: u64 = 4096;
-/// Segments start and end on multiples of this many bytes: a sector of the device-mapper.
+/// Alignment in bytes of the start and end of segments: a sector of device-mapper.
 const SECTOR: u64 = 512;
 
-/// The metadata in the JSON area of one copy: one JSON object, then zero bytes to the end, at least one.
+/// Parses the JSON area of one copy: one JSON object, then at least one zero byte, and zero bytes to the end.
 ///
 /// The error says what is wrong with this copy.
 pub(super) fn parse(area: &[u8]) -> Result<Value, String> {
@@ -44,7 +43,7 @@ pub(super) fn parse(area: &[u8]) -> Result<Value, String> {
     Ok(metadata)
 }
 
-/// How many levels `value` has. It recurses no deeper than the parser, which stops at 128.
+/// Returns the nesting depth of `value`. The recursion is limited by the parser, which accepts at most 128 levels.
 fn depth(value: &Value) -> usize {
     let below = match value {
         Value::Object(members) => members.values().map(depth).max(),
@@ -54,7 +53,7 @@ fn depth(value: &Value) -> usize {
     1 + below.unwrap_or(0)
 }
 
-/// Every rule; the error names the object that breaks one.
+/// Checks all rules. The error names the object that violates a rule.
 fn check(metadata: &Value, json_size: u64) -> Result<(), String> {
     let [keyslots, tokens, segments, digests] =
         ["keyslots", "tokens", "segments", "digests"].map(|name| section(metadata, name));
@@ -84,7 +83,7 @@ fn check(metadata: &Value, json_size: u64) -> Result<(), String> {
         check_segment(&it, segment)?;
         ensure(
             segment["type"] != "crypt" || digests_of("segments", id) > 0,
-            || format!("{it}: no digest is of it"),
+            || format!("{it}: no digest refers to it"),
         )?;
     }
     for (id, keyslot) in keyslots {
@@ -92,7 +91,7 @@ fn check(metadata: &Value, json_size: u64) -> Result<(), String> {
         check_keyslot(&it, keyslot)?;
         let digests = digests_of("keyslots", id);
         ensure(digests == 1, || {
-            format!("{it}: {digests} digests are of it, expected 1")
+            format!("{it}: {digests} digests refer to it, expected 1")
         })?;
     }
     check_config(metadata, json_size)?;
@@ -111,7 +110,7 @@ fn check_segment(it: &str, segment: &Value) -> Result<(), String> {
         offset.is_multiple_of(SECTOR) && size.is_none_or(|size| whole(size, SECTOR)),
         || {
             format!(
-                "{it}: its offset {offset} and its size {size:?} are not whole sectors of {SECTOR} bytes"
+                "{it}: its offset {offset} and its size {size:?} are not multiples of {SECTOR} bytes"
             )
         },
     )?;
@@ -145,7 +144,7 @@ fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), String> {
     number(it, keyslot, "key_size")?;
     let area = format!("{it}: area");
     text(&area, &keyslot["area"], "type")?;
-    // others are for programs that know them
+    // keyslots of other types belong to other programs
     if kind != "luks2" {
         return Ok(());
     }
@@ -178,7 +177,7 @@ fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), String> {
     integer(&area, &keyslot["area"], "key_size")
 }
 
-/// The sizes of the two areas, and that the data comes after them.
+/// Checks the sizes of the two areas, and that the data starts behind them.
 fn check_config(metadata: &Value, json_size: u64) -> Result<(), String> {
     let config = &metadata["config"];
     ensure(config.is_object(), || "no object \"config\"".into())?;
@@ -199,7 +198,7 @@ fn check_config(metadata: &Value, json_size: u64) -> Result<(), String> {
     let (_, areas_end) = keyslots_area(metadata);
     ensure(data == 0 || areas_end <= data, || {
         format!(
-            "segment 0: starts at byte {data}, within the keyslots area, which ends at {areas_end}"
+            "segment 0: it starts at byte {data}, within the keyslots area, which ends at {areas_end}"
         )
     })?;
     if config.get("flags").is_some() {
@@ -212,7 +211,7 @@ fn check_config(metadata: &Value, json_size: u64) -> Result<(), String> {
     }
 }
 
-/// Every area within the keyslots area, and none over another.
+/// Checks that every keyslot area lies within the keyslots area, and that no two overlap.
 fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), String> {
     let (start, end) = keyslots_area(metadata);
     let mut areas: Vec<(u64, u64, &str)> = Vec::new();
@@ -242,14 +241,14 @@ fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), St
     Ok(())
 }
 
-/// Where keyslot areas may be, in bytes: from, to. For metadata whose config was checked.
+/// Returns the start and end in bytes of the keyslots area. The config of the metadata must have been checked.
 pub(super) fn keyslots_area(metadata: &Value) -> (u64, u64) {
     let size = |name| decimal("config", &metadata["config"], name).unwrap_or(0);
     let start = 2 * (BINARY_LEN as u64 + size("json_size"));
     (start, start + size("keyslots_size"))
 }
 
-/// A section with its objects by their ids.
+/// Returns the objects of a section by their ids.
 fn section<'a>(metadata: &'a Value, name: &str) -> Result<&'a Map<String, Value>, String> {
     let section = metadata[name]
         .as_object()
@@ -258,12 +257,14 @@ fn section<'a>(metadata: &'a Value, name: &str) -> Result<&'a Map<String, Value>
         ensure(is_digits(id), || {
             format!("{name}: id {id:?} is not a number")
         })?;
-        ensure(object.is_object(), || format!("{name}: {id} is no object"))?;
+        ensure(object.is_object(), || {
+            format!("{name}: {id} is not an object")
+        })?;
     }
     Ok(section)
 }
 
-/// A list of ids, each of which is in `section`.
+/// Checks a list of ids, each of which must exist in `section`.
 fn references(
     it: &str,
     object: &Value,
@@ -275,7 +276,7 @@ fn references(
         .find(|id| !section.contains_key(*id));
     ensure(unknown.is_none(), || {
         format!(
-            "{it}: {name} has {:?}, which does not exist",
+            "{it}: {name} contains {:?}, which does not exist",
             unknown.unwrap_or_default()
         )
     })
@@ -290,10 +291,10 @@ fn texts<'a>(it: &str, object: &'a Value, name: &str) -> Result<Vec<&'a str>, St
 
 fn text<'a>(it: &str, object: &'a Value, name: &str) -> Result<&'a str, String> {
     let text = object[name].as_str().filter(|text| !text.is_empty());
-    text.ok_or_else(|| format!("{it}: {name} is not a string, or empty"))
+    text.ok_or_else(|| format!("{it}: {name} is not a non-empty string"))
 }
 
-/// A 64-bit number, which LUKS2 writes as a decimal string.
+/// Returns a 64-bit number, which LUKS2 writes as a decimal string.
 fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, String> {
     let text = text(it, object, name)?;
     let number = text.parse().ok().filter(|_| is_digits(text));
@@ -325,19 +326,19 @@ pub(super) fn is_digits(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// `holds`, or the sentence of `otherwise`.
+/// Returns the error text of `otherwise` unless `holds`.
 pub(super) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(otherwise()) }
 }
 
-/// The text of `value` with the members of objects in the order in which libcryptsetup and Constellation write them.
+/// Returns `value` as text, with the members of objects in the order in which libcryptsetup and Constellation write them.
 pub(super) fn to_text(value: &Value) -> String {
     let mut text = String::new();
     put(value, &mut text);
     text
 }
 
-/// One order does for every kind of object; members that are not listed follow in alphabetical order.
+/// The order of members in every kind of object. Members that are not listed follow in alphabetical order.
 const MEMBER_ORDER: [&str; 29] = [
     "type",
     "keyslots",
@@ -376,7 +377,7 @@ fn put(value: &Value, text: &mut String) {
             text.push('{');
             for (n, (name, member)) in in_order(members).into_iter().enumerate() {
                 let comma = if n == 0 { "" } else { "," };
-                // Value's Display is compact JSON, with the quotes and escapes of a string
+                // Display of Value is compact JSON with quotes and escapes
                 let _ = write!(text, "{comma}{}:", Value::from(name));
                 put(member, text);
             }

@@ -1,4 +1,5 @@
-//! A keyslot's way from passphrase to volume key: argon2id, the area's cipher, the anti-forensic splitter, the digest.
+//! Derives the volume key from the passphrase of a keyslot: argon2id, the cipher of the area, the anti-forensic splitter, the
+//! digest.
 
 use std::io::{Read, Seek};
 use std::num::NonZeroU32;
@@ -16,18 +17,18 @@ use super::metadata::{AREA_KEY_LEN, Digest, Integrity, Kdf, Keyslot, SALT_LEN, S
 use super::{Error, io_error, read_at};
 use base::crypto::Secret;
 
-/// The cipher's sector within a keyslot area, in bytes; IVs count from the start of the area (specification §2.2).
+/// Sector size in bytes of the cipher within a keyslot area. IVs count from the start of the area (specification §2.2).
 const AREA_SECTOR: usize = 512;
 const SHA256_LEN: usize = 32;
 
 type AreaKey = Zeroizing<[u8; AREA_KEY_LEN]>;
 
 impl Header {
-    /// The volume key, from the first keyslot that `passphrase` opens.
+    /// Returns the volume key from the first keyslot that `passphrase` opens.
     ///
-    /// Checks the header first ([`Header::check_ours`], integrity optional); the key is checked against the digest of
-    /// this header, so that a changed keyslot area can only fail. Errors: [`Error::WrongPassphrase`],
-    /// [`Error::NotOurs`], [`Error::OutOfMemory`], [`Error::Io`].
+    /// Checks the header first ([`Header::check_ours`], integrity optional). The key is verified with the digest in this
+    /// header, so a modified keyslot area can only cause an error. Errors: [`Error::WrongPassphrase`], [`Error::NotOurs`],
+    /// [`Error::OutOfMemory`], [`Error::Io`].
     pub fn unlock(
         &self,
         dev: &mut (impl Read + Seek),
@@ -49,14 +50,14 @@ impl Header {
     }
 }
 
-/// What `passphrase` makes of the encrypted `area`; only the digest tells whether it is the volume key.
+/// Decrypts `area` with `passphrase`. Only the digest shows whether the result is the volume key.
 fn open(keyslot: &Keyslot, area: &mut [u8], passphrase: &Secret) -> Result<Secret, Error> {
     let key = derive(&keyslot.kdf, passphrase)?;
     cipher(&key).decrypt_area(area, AREA_SECTOR, 0, get_tweak_default);
     Ok(merge(area, keyslot.key_size))
 }
 
-/// The bytes of a keyslot area that holds `volume_key` under `passphrase`.
+/// Returns the bytes of a keyslot area that holds `volume_key` encrypted with `passphrase`.
 pub(super) fn seal(
     kdf: &Kdf,
     volume_key: &Secret,
@@ -68,7 +69,7 @@ pub(super) fn seal(
     Ok(area)
 }
 
-/// The digest of `volume_key`.
+/// Returns the digest of `volume_key`.
 pub(super) fn digest_of(
     volume_key: &Secret,
     salt: &[u8; SALT_LEN],
@@ -86,7 +87,7 @@ pub(super) fn digest_of(
     out
 }
 
-/// Whether `digest` is the one of `volume_key`; in constant time.
+/// Returns whether `digest` is that of `volume_key`, in constant time.
 pub(super) fn matches(digest: &Digest, volume_key: &Secret) -> bool {
     let Some(iterations) = NonZeroU32::new(digest.iterations) else {
         return false;
@@ -108,11 +109,11 @@ fn derive(kdf: &Kdf, passphrase: &Secret) -> Result<AreaKey, Error> {
     #[cfg(test)]
     work::add(kdf.work());
     let out_of_bounds =
-        |e: argon2::Error| Error::NotOurs(format!("the key derivation's parameters: {e}"));
+        |e: argon2::Error| Error::NotOurs(format!("invalid parameters of the key derivation: {e}"));
     let params =
         Params::new(kdf.memory, kdf.time, kdf.cpus, Some(AREA_KEY_LEN)).map_err(out_of_bounds)?;
     let mut memory: Zeroizing<Vec<Block>> = Zeroizing::new(Vec::new());
-    // an allocation that fails must not abort the program
+    // a failed allocation must not abort the program
     memory
         .try_reserve_exact(params.block_count())
         .map_err(|_| Error::OutOfMemory { kib: kdf.memory })?;
@@ -138,7 +139,7 @@ fn cipher(key: &AreaKey) -> Xts128<Aes256> {
     )
 }
 
-/// The anti-forensic splitter (specification §2.4, as in LUKS1): all stripes are needed to get the key back.
+/// Splits a key into stripes (anti-forensic splitter, specification §2.4, as in LUKS1). All stripes are needed to restore it.
 fn split(key: &Secret) -> Zeroizing<Vec<u8>> {
     let len = key.len();
     let mut stripes = Zeroizing::new(vec![0; len * STRIPES]);
@@ -156,7 +157,7 @@ fn split(key: &Secret) -> Zeroizing<Vec<u8>> {
     stripes
 }
 
-/// Undoes [`split`]. `stripes` has `len` × 4000 bytes.
+/// Restores a key from its stripes; the inverse of [`split`]. `stripes` has `len` × 4000 bytes.
 fn merge(stripes: &[u8], len: usize) -> Secret {
     let mut key = Zeroizing::new(vec![0; len]);
     let (all_but_last, last) = stripes.split_at(len * (STRIPES - 1));
@@ -168,7 +169,7 @@ fn merge(stripes: &[u8], len: usize) -> Secret {
     Secret::new(std::mem::take(&mut *key))
 }
 
-/// Each block of the hash's length becomes the hash of its number and itself.
+/// Replaces each block of 32 bytes with the hash of its number and its content.
 fn diffuse(bytes: &mut [u8]) {
     for (number, block) in (0u32..).zip(bytes.chunks_mut(SHA256_LEN)) {
         let mut hash = digest::Context::new(&digest::SHA256);
@@ -185,7 +186,7 @@ fn xor(bytes: &mut [u8], other: &[u8]) {
         .for_each(|(byte, other)| *byte ^= other);
 }
 
-/// Counts the work that was really done in this thread, in the units of [`MAX_WORK`](super::metadata::MAX_WORK).
+/// Counts the work that this thread has done, in the units of [`MAX_WORK`](super::metadata::MAX_WORK).
 #[cfg(test)]
 pub(super) mod work {
     use std::cell::Cell;
@@ -196,7 +197,7 @@ pub(super) mod work {
         DONE.set(DONE.get() + units);
     }
 
-    /// What was done since the last call.
+    /// Returns the work since the last call.
     pub fn take() -> u64 {
         DONE.take()
     }

@@ -1,8 +1,8 @@
-//! Valid metadata (LUKS2 specification §3): which of it is ours, within which bounds, and how it is edited.
+//! Valid metadata (LUKS2 specification §3): decides whether it is that of a state disk, enforces limits, and edits it.
 //!
-//! The acceptance rules are Constellation's (it refuses every unknown field and every cipher, hash or KDF but one, so
-//! that a host cannot hand a weak header to a node), and bounds on top of them, so that a header cannot make a node
-//! allocate or compute without limit. Editing works on the [`Value`] as it was read and keeps what it does not know.
+//! The rules are those of Constellation, which refuses every unknown field and every cipher, hash or KDF except one, so that a
+//! host cannot give a weak header to a node. Additional limits prevent that a header makes a node allocate or compute without
+//! bound. Edits work on the [`Value`] as it was read, and preserve unknown fields.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::header::{self, BINARY_LEN, HDR_SIZE, Header};
 use super::json::{AREA_ALIGN, ensure, is_digits, keyslots_area};
 use super::{DATA_OFFSET, Error, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN};
 
-/// Cipher of the data and of keyslot areas.
+/// Cipher of the data and of the keyslot areas.
 const CIPHER: &str = "aes-xts-plain64";
 const HASH: &str = "sha256";
 const INTEGRITY: &str = "hmac(sha256)";
@@ -24,104 +24,104 @@ const KDF: &str = "argon2id";
 const SECTOR_SIZE: u32 = 4096;
 /// Stripes of the anti-forensic splitter; fixed by the specification.
 pub(super) const STRIPES: usize = 4000;
-/// Key size of the keyslot area's cipher in bytes: AES-256-XTS.
+/// Key size in bytes of the cipher of a keyslot area: AES-256-XTS.
 pub(super) const AREA_KEY_LEN: usize = 64;
 /// Length in bytes of the salts of keyslot and digest, and of the digest (LUKS_SALTSIZE, SHA-256).
 pub(super) const SALT_LEN: usize = 32;
-/// The token of a state disk is token 0 and has this type.
+/// Number and type of the token of a state disk.
 const TOKEN: u32 = 0;
 const TOKEN_TYPE: &str = "constellation-state-disk";
-/// The keyslot whose passphrase is a node's disk key.
+/// The keyslot whose passphrase is the disk key of a node.
 const KEYSLOT: &str = "0";
 
-/// argon2id's cost when we write a keyslot: the least that libcryptsetup accepts. The passphrases are 256 random bits,
-/// which no cost makes harder to guess.
+/// Cost of argon2id in keyslots that we write: the minimum that libcryptsetup accepts. The passphrases are 256 random bits, so a
+/// higher cost gives no protection.
 const OUR_KDF_TIME: u32 = 4;
 const OUR_KDF_MEMORY_KIB: u32 = 32;
 const OUR_KDF_CPUS: u32 = 1;
-/// PBKDF2's iterations for the digest of a random key: the least that libcryptsetup accepts.
+/// Iterations of PBKDF2 for the digest of a random key: the minimum that libcryptsetup accepts.
 pub(super) const OUR_DIGEST_ITERATIONS: u32 = 1000;
 
-// Bounds of what a header may ask of us.
-/// Keyslots and tokens: LUKS2_KEYSLOTS_MAX, LUKS2_TOKENS_MAX of libcryptsetup.
+// Limits of the resources that a header may demand.
+/// Maximum number of keyslots and of tokens: LUKS2_KEYSLOTS_MAX, LUKS2_TOKENS_MAX of libcryptsetup.
 const MAX_OBJECTS: usize = 32;
-/// argon2id memory in KiB: libcryptsetup's default maximum, which Constellation's permanent slot may have.
+/// Maximum memory of argon2id in KiB: the default maximum of libcryptsetup, which the permanent keyslot of Constellation may use.
 const MAX_KDF_MEMORY_KIB: u32 = 1 << 20;
-/// argon2id lanes: libcryptsetup's maximum.
+/// Maximum number of argon2id lanes: the maximum of libcryptsetup.
 const MAX_KDF_CPUS: u32 = 4;
-/// The most that one try of a key may cost, in units of about a microsecond of a slow core: a KiB that argon2id passes over, or
-/// an iteration of PBKDF2. A wrong key is tried on every keyslot, and what each of them gives on the digest.
+/// Maximum cost of one try of a key. The unit is about a microsecond on a slow core: one pass of argon2id over one KiB, or one
+/// iteration of PBKDF2. A wrong key is tried on every keyslot, and each result is tried on the digest.
 ///
-/// 16 passes over 1 GiB. libcryptsetup measures out two seconds of four threads for a keyslot, which are 4 to 8 such passes,
-/// and an eighth of a second for the digest, up to 500 000 iterations.
+/// The limit is 16 passes over 1 GiB. libcryptsetup uses two seconds of four threads for a keyslot, which is 4 to 8 such
+/// passes, and an eighth of a second for the digest, which is up to 500 000 iterations.
 pub(super) const MAX_WORK: u64 = 16 << 20;
-/// Headers that count up to here were not written by counting.
+/// Maximum sequence id. Counting from 1 does not reach it in practice.
 const MAX_SEQID: u64 = u64::MAX / 2;
 
-/// What token 0 says about the disk.
+/// The state of the disk according to token 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// No token 0, or one without a boolean `diskIsInitialized`. Constellation takes this for an uninitialised disk,
-    /// which it is if a format of Constellation's was cut short; but it may be anybody's LUKS2 disk.
+pub enum DiskState {
+    /// There is no token 0, or `diskIsInitialized` is not a boolean. Constellation treats the disk as uninitialized. That is
+    /// correct if a format by Constellation was interrupted, but the disk may also be any other LUKS2 disk.
     Unmarked,
-    /// `diskIsInitialized` is false: formatted, holds no node's state.
-    Uninitialised,
-    /// `diskIsInitialized` is true: holds a node's state.
-    Initialised,
+    /// `diskIsInitialized` is false: the disk is formatted and does not hold the state of a node.
+    Uninitialized,
+    /// `diskIsInitialized` is true: the disk holds the state of a node.
+    Initialized,
 }
 
-/// Whether a header without integrity protection passes.
+/// Whether a header without integrity protection is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Integrity {
-    /// It does not: a state disk must be authenticated.
+    /// It is refused: a state disk must be authenticated.
     Required,
-    /// It does: for volumes that were made without.
+    /// It is accepted: for volumes that were made without integrity.
     Optional,
 }
 
-/// What the kernel's mapping of the data segment needs to know.
+/// The parameters for the kernel's mapping of the data segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     /// UUID of the header, in lower case.
     pub uuid: String,
-    /// Where the segment starts on the device, in bytes; it reaches to the device's end.
+    /// Start of the segment in bytes. The segment extends to the end of the device.
     pub data_offset: u64,
     /// Size of an encrypted sector in bytes.
     pub sector_size: u32,
-    /// Cipher in dm-crypt's short notation: `aes-xts-plain64`.
+    /// Cipher in the short notation of dm-crypt: `aes-xts-plain64`.
     pub cipher: String,
-    /// `hmac(sha256)`, or none.
+    /// Integrity: `hmac(sha256)`, or none.
     pub integrity: Option<String>,
     /// Length of the volume key in bytes: 96 with integrity, else 64.
     pub key_size: usize,
-    /// The digest of the volume key, by which cryptsetup names the key in a keyring.
+    /// Number of the digest of the volume key; cryptsetup uses it in the name of the key in a keyring.
     pub digest_id: u32,
 }
 
 impl Header {
-    /// What token 0 says. Its `type` does not matter here: [`Header::check_ours`] looks at it.
-    pub fn state(&self) -> State {
+    /// Returns the state of the disk according to token 0. [`Header::check_ours`] checks the `type` of the token.
+    pub fn state(&self) -> DiskState {
         match self.metadata["tokens"][TOKEN.to_string()]["diskIsInitialized"].as_bool() {
-            None => State::Unmarked,
-            Some(false) => State::Uninitialised,
-            Some(true) => State::Initialised,
+            None => DiskState::Unmarked,
+            Some(false) => DiskState::Uninitialized,
+            Some(true) => DiskState::Initialized,
         }
     }
 
-    /// Whether the disk holds a node's state.
+    /// Returns whether the disk holds the state of a node.
     pub fn initialized(&self) -> bool {
-        self.state() == State::Initialised
+        self.state() == DiskState::Initialized
     }
 
-    /// Whether this is a header that Constellation or we made, in full, and that is safe to work with.
+    /// Checks that this is a complete header of a state disk (made by Constellation or Firstlight) within all limits.
     ///
-    /// [`Error::NotOurs`] names the object, what it has and what it must have.
+    /// [`Error::NotOurs`] names the object, its value and the expected value.
     pub fn check_ours(&self, integrity: Integrity) -> Result<(), Error> {
         self.checked(integrity).map(drop)
     }
 
-    /// Whether this is a header as in [`Header::check_ours`] with integrity, but without any keyslot and token: what is
-    /// left of a format of Constellation's that was cut short. No key opens it, so that nothing is lost with it.
+    /// Returns whether this header passes [`Header::check_ours`] with integrity, except that it has no keyslot and no token: the
+    /// result of an interrupted format by Constellation. No key opens the disk, so no data can be lost.
     pub fn is_keyless(&self) -> bool {
         let tokens = self.metadata["tokens"].as_object();
         tokens.is_some_and(Map::is_empty)
@@ -129,9 +129,9 @@ impl Header {
                 .is_ok_and(|metadata| metadata.keyslots.is_empty())
     }
 
-    /// Whether this is a header as in [`Header::check_ours`] with integrity, in which Constellation's format has put its one
-    /// keyslot, and nothing else since: no token, no second keyslot, no label. It is the shape of a state disk whose format was cut
-    /// off, and of a volume of Constellation's storage driver; what the disk holds must tell which.
+    /// Returns whether this header passes [`Header::check_ours`] with integrity and contains only the one keyslot that a format by
+    /// Constellation adds: no token, no second keyslot, no label. A state disk whose format was interrupted has such a header,
+    /// and so has a volume of Constellation's storage driver; only the content of the disk distinguishes them.
     pub fn is_unmarked_format(&self) -> bool {
         let named = self.binary.label != [0; 48] || self.binary.subsystem != [0; 48];
         let no_token = self.metadata["tokens"]
@@ -146,7 +146,7 @@ impl Header {
         !named && no_token && self.checked(Integrity::Required).is_ok_and(one_keyslot)
     }
 
-    /// How to map the data segment.
+    /// Returns the parameters for mapping the data segment.
     pub fn geometry(&self) -> Result<Geometry, Error> {
         let metadata = self.checked(Integrity::Optional)?;
         Ok(Geometry {
@@ -160,13 +160,13 @@ impl Header {
         })
     }
 
-    /// The metadata in its types, with every rule checked.
+    /// Parses the metadata and checks all rules.
     pub(super) fn checked(&self, integrity: Integrity) -> Result<Metadata, Error> {
         check(self, integrity, 1).map_err(Error::NotOurs)
     }
 }
 
-/// Metadata that passed every rule.
+/// Metadata that has passed all rules.
 #[derive(Debug)]
 pub(super) struct Metadata {
     pub keyslots: BTreeMap<u32, Keyslot>,
@@ -176,7 +176,7 @@ pub(super) struct Metadata {
     pub digest_id: u32,
     /// Length of the volume key in bytes.
     pub key_size: usize,
-    /// Where keyslot areas may be, in bytes.
+    /// Start and end in bytes of the keyslots area.
     pub areas_start: u64,
     pub areas_end: u64,
 }
@@ -261,7 +261,7 @@ pub(super) struct Digest {
 }
 
 impl Kdf {
-    /// In the units of [`MAX_WORK`].
+    /// Returns the cost in the units of [`MAX_WORK`].
     pub fn work(&self) -> u64 {
         u64::from(self.time) * u64::from(self.memory)
     }
@@ -297,7 +297,7 @@ impl<'de> Deserialize<'de> for Base64 {
     }
 }
 
-/// The object has no other members than these.
+/// Checks that the object has no members except `known`.
 fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), String> {
     let unknown = object
         .as_object()
@@ -309,7 +309,7 @@ fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), String> {
     })
 }
 
-/// `got` is `expected`, or a sentence that names the field.
+/// Returns an error that names the field unless `got` equals `expected`.
 fn equal<T: PartialEq + std::fmt::Debug>(
     what: &str,
     field: &str,
@@ -324,7 +324,7 @@ fn equal<T: PartialEq + std::fmt::Debug>(
 fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, String> {
     let uuid = header.uuid();
     ensure(header::is_uuid(&uuid), || {
-        format!("its UUID {uuid:?} is not one")
+        format!("its UUID {uuid:?} is not a UUID")
     })?;
     equal(
         "binary header",
@@ -333,7 +333,7 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
         HDR_SIZE,
     )?;
     ensure(header.binary.seqid <= MAX_SEQID, || {
-        format!("its sequence id {} is out of bounds", header.binary.seqid)
+        format!("its sequence id {} is too large", header.binary.seqid)
     })?;
     only(
         "the metadata",
@@ -351,14 +351,14 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     let data_offset = segment.offset.0;
     ensure(areas_end <= data_offset, || {
         format!(
-            "segment 0: starts at byte {data_offset}, within the keyslots area, which ends at {areas_end}"
+            "segment 0: it starts at byte {data_offset}, within the keyslots area, which ends at {areas_end}"
         )
     })?;
     ensure(
         data_offset.is_multiple_of(u64::from(SECTOR_SIZE)) && data_offset < header.device_size,
         || {
             format!(
-                "segment 0: starts at byte {data_offset} of a device of {} bytes",
+                "segment 0: it starts at byte {data_offset}, but the device has {} bytes",
                 header.device_size
             )
         },
@@ -370,7 +370,7 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     };
     let keyslots = check_keyslots(&header.metadata["keyslots"], key_size)?;
     ensure(keyslots.len() >= least_keyslots, || {
-        "it has no keyslot: no key can open it".into()
+        "it has no keyslot, so no key can open it".into()
     })?;
     let (digest_id, digest) = check_digest(&header.metadata["digests"], &keyslots)?;
     check_tokens(&header.metadata["tokens"])?;
@@ -388,7 +388,7 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     ensure(work <= MAX_WORK, || {
         format!(
             "one try of a key would cost {work} KiB of argon2id passes and PBKDF2 iterations over {} keyslots, expected at \
-             most {MAX_WORK}; `cryptsetup luksConvertKey` with a lower --pbkdf-memory makes a keyslot cheaper",
+             most {MAX_WORK}; `cryptsetup luksConvertKey` with a lower --pbkdf-memory reduces the cost of a keyslot",
             metadata.keyslots.len()
         )
     })?;
@@ -442,7 +442,7 @@ fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, Stri
 }
 
 fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Keyslot>, String> {
-    // before the types, since the fields of other key derivations are unknown ones
+    // checked before the types are parsed: otherwise the error would name an unknown field of another key derivation
     for (id, keyslot) in keyslots.as_object().into_iter().flatten() {
         if let Some(kind) = keyslot["kdf"]["type"].as_str() {
             equal(&format!("keyslot {id}: kdf"), "type", kind, KDF)?;
@@ -480,7 +480,7 @@ fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Key
         ensure((1..=MAX_KDF_CPUS).contains(cpus), || {
             format!("{it}: kdf cpus is {cpus}, expected 1 to {MAX_KDF_CPUS}")
         })?;
-        // argon2's own minimum, RFC 9106 §3.1
+        // the minimum of argon2 (RFC 9106 §3.1)
         ensure((8 * cpus..=MAX_KDF_MEMORY_KIB).contains(memory), || {
             format!(
                 "{it}: kdf memory is {memory} KiB, expected {} to {MAX_KDF_MEMORY_KIB}",
@@ -515,14 +515,14 @@ fn check_digest(
     })?;
     ensure(digest.keyslots.len() == keyslots.len(), || {
         format!(
-            "{it}: it is of keyslots {:?}, which are not those that there are",
+            "{it}: its keyslots {:?} are not the existing keyslots",
             digest.keyslots
         )
     })?;
     Ok((id, digest))
 }
 
-/// Tokens are free-form, but a token 0 must be the one of a state disk.
+/// Checks the tokens. Other tokens are free-form, but token 0 must be that of a state disk.
 fn check_tokens(tokens: &Value) -> Result<(), String> {
     let tokens: BTreeMap<u32, Value> = objects("token", tokens)?;
     if let Some(token) = tokens.get(&TOKEN) {
@@ -540,12 +540,14 @@ fn check_tokens(tokens: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The objects of a section by their number; `what` is the name of one.
+/// Returns the objects of a section by their number; `what` is the name of one object.
 fn objects<T: de::DeserializeOwned>(
     what: &str,
     section: &Value,
 ) -> Result<BTreeMap<u32, T>, String> {
-    let section = section.as_object().ok_or(format!("{what}s is no object"))?;
+    let section = section
+        .as_object()
+        .ok_or(format!("{what}s is not an object"))?;
     ensure(section.len() <= MAX_OBJECTS, || {
         format!("{} {what}s, expected at most {MAX_OBJECTS}", section.len())
     })?;
@@ -565,13 +567,13 @@ fn typed<T: de::DeserializeOwned>(what: &str, value: &Value) -> Result<T, String
 }
 
 impl Metadata {
-    /// What a key that opens no keyslot costs, in the units of [`MAX_WORK`].
+    /// Returns the cost of a key that opens no keyslot, in the units of [`MAX_WORK`].
     pub fn work(&self) -> u64 {
         let cost = |slot: &Keyslot| slot.kdf.work() + u64::from(self.digest.iterations);
         self.keyslots.values().map(cost).sum()
     }
 
-    /// Where a keyslot area for a key of `key_size` bytes has room beside the areas in use: offset in bytes.
+    /// Returns the offset in bytes of free space for the keyslot area of a key of `key_size` bytes; `None` if there is none.
     pub fn free_area(&self, key_size: usize) -> Option<u64> {
         let mut used: Vec<(u64, u64)> = self
             .keyslots
@@ -590,7 +592,7 @@ impl Metadata {
         (at + size <= self.areas_end).then_some(at)
     }
 
-    /// The area of keyslot 0 (offset, size in bytes), if there is one.
+    /// Returns the area of keyslot 0 (offset and size in bytes); `None` if there is none.
     pub fn keyslot_area(&self) -> Option<(u64, u64)> {
         self.keyslots
             .get(&0)
@@ -598,12 +600,12 @@ impl Metadata {
     }
 }
 
-/// Size in bytes of the area for the 4000 stripes of a key.
+/// Returns the size in bytes of the area for the 4000 stripes of a key.
 pub(super) fn area_size(key_size: usize) -> u64 {
     ((key_size * STRIPES) as u64).next_multiple_of(AREA_ALIGN)
 }
 
-/// The key derivation of the keyslots that we write.
+/// Returns the key derivation of the keyslots that we write.
 pub(super) fn our_kdf(salt: [u8; SALT_LEN]) -> Kdf {
     Kdf {
         kind: KDF.into(),
@@ -614,7 +616,7 @@ pub(super) fn our_kdf(salt: [u8; SALT_LEN]) -> Kdf {
     }
 }
 
-/// The metadata of a disk that we format: one keyslot, one segment with integrity, the token saying false.
+/// Returns the metadata of a disk that we format: one keyslot, one segment with integrity, and the token with `false`.
 pub(super) fn new(keyslot: Value, digest_salt: &[u8], digest: &[u8]) -> Value {
     let areas_start = 2 * HDR_SIZE;
     let mut metadata = json!({
@@ -647,7 +649,7 @@ pub(super) fn new(keyslot: Value, digest_salt: &[u8], digest: &[u8]) -> Value {
     metadata
 }
 
-/// A keyslot object for a key of `key_size` bytes in the area at `offset`.
+/// Returns a keyslot object for a key of `key_size` bytes in the area at `offset`.
 pub(super) fn keyslot(key_size: usize, offset: u64, kdf: &Kdf) -> Value {
     json!({
         "type": "luks2",
@@ -670,7 +672,7 @@ pub(super) fn keyslot(key_size: usize, offset: u64, kdf: &Kdf) -> Value {
     })
 }
 
-/// Makes `keyslot` keyslot 0 of the digest `digest_id`.
+/// Sets keyslot 0, and makes it the only keyslot of the digest `digest_id`.
 pub(super) fn set_keyslot(metadata: &mut Value, keyslot: Value, digest_id: u32) {
     metadata["keyslots"][KEYSLOT] = keyslot;
     if let Some(list) = metadata["digests"][digest_id.to_string()]["keyslots"].as_array_mut()

@@ -1,9 +1,9 @@
-//! LUKS2, the encrypted disk's own description of itself: binary header, JSON metadata, keyslots, digest, tokens.
+//! LUKS2, the header format of an encrypted disk: binary header, JSON metadata, keyslots, digest, tokens.
 //!
 //! Implements the part of the "LUKS2 On-Disk Format Specification" (version 1.1) that a state disk uses, in the exact
-//! shape that Constellation v2 writes and accepts: one `crypt` segment of AES-XTS with 4096-byte sectors over
-//! dm-integrity's HMAC-SHA-256, keyslots of argon2id and the `luks1` anti-forensic splitter, a PBKDF2 digest, and token
-//! 0 that says whether the disk holds a node's state. No device mapper here: bytes, and `Read + Write + Seek`.
+//! form that Constellation v2 writes and accepts: one `crypt` segment of AES-XTS with 4096-byte sectors over HMAC-SHA-256 of
+//! dm-integrity, keyslots with argon2id and the `luks1` anti-forensic splitter, a PBKDF2 digest, and token 0, which records
+//! whether the disk holds the state of a node. This module works on `Read + Write + Seek`, without device-mapper.
 //!
 //! ```text
 //! 0        16 KiB     32 KiB                                        16 MiB
@@ -16,14 +16,14 @@
 //!   with a checksum        argon2id key
 //! ```
 //!
-//! - [`probe`]: what is on a device; gives the [`Header`], a private copy that is never read from the disk again
+//! - [`probe`]: determines what is on a device; returns the [`Header`], a copy in memory that is never read again
 //! - `header`: the 4096 binary bytes and their checksum
-//! - `json`: the JSON area: what is valid LUKS2, whoever made it; a copy that is not does not count
-//! - `metadata`: valid metadata: which disks are ours, the bounds that a hostile header must keep, edits
-//! - `cluster_token`: of which cluster the disk is, under a MAC
+//! - `json`: the JSON area; decides whether it is valid LUKS2 (an invalid header copy is ignored)
+//! - `metadata`: decides which valid metadata belongs to a state disk; limits for hostile headers; edits
+//! - `cluster_token`: the token that names the cluster of the disk, with a MAC
 //! - `keyslot`: argon2id, area encryption, splitter, digest
-//! - `write`: what changes the disk ([`format()`], [`Header::replace_passphrase_and_mark`], [`Header::mark_for_reset`]),
-//!   with the table of what a power loss at each instant leaves behind
+//! - `write`: the operations that change the disk ([`format()`], [`Header::replace_passphrase_and_mark`],
+//!   [`Header::mark_for_reset`]), with a table of the states after a power failure at each step
 
 use std::fmt;
 use std::fs::File;
@@ -41,18 +41,18 @@ mod write;
 
 pub use cluster_token::ClusterToken;
 pub use header::Header;
-pub use metadata::{Geometry, Integrity, State};
+pub use metadata::{DiskState, Geometry, Integrity};
 pub use probe::{Probe, probe};
 pub use write::{MIN_DEVICE_SIZE, format};
 
-/// Where the data segment of a disk that we format starts, in bytes: the 16 MiB header of Constellation.
+/// Start in bytes of the data segment of a disk that we format: behind the 16 MiB header of Constellation.
 pub const DATA_OFFSET: u64 = 16 << 20;
 /// Length in bytes of the volume key of a disk with integrity: 64 for AES-256-XTS, 32 for HMAC-SHA-256.
 pub const VOLUME_KEY_LEN: usize = 96;
 /// Length in bytes of the volume key of a disk without integrity.
 pub const VOLUME_KEY_LEN_PLAIN: usize = 64;
 
-/// A device that can be formatted: what [`Write`] wrote is durable once [`Device::sync`] returned.
+/// A device that can be formatted. Writes are durable after [`Device::sync`] has returned.
 pub trait Device: Read + Write + Seek {
     /// Makes every write before this call durable.
     fn sync(&mut self) -> io::Result<()>;
@@ -64,49 +64,49 @@ impl Device for File {
     }
 }
 
-/// Why a header cannot be used or a disk cannot be changed. The caller adds which device it was.
+/// Why a header cannot be used or a disk cannot be changed. The caller adds the name of the device.
 #[derive(Debug)]
 pub enum Error {
     /// The device failed.
     Io {
-        /// What was being done, e.g. "write the primary header".
+        /// The operation, e.g. "write the primary header".
         doing: &'static str,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// A LUKS2 header that breaks a rule for state disks; says which object, what it has, what it must have.
+    /// A LUKS2 header that violates a rule for state disks. The text names the object, its value and the expected value.
     NotOurs(String),
     /// No keyslot opened with this passphrase.
     WrongPassphrase {
         /// How many keyslots were tried.
         keyslots: usize,
     },
-    /// The volume key given is not the one that the header's digest is of.
+    /// The given volume key does not match the digest in the header.
     WrongVolumeKey,
-    /// A key or passphrase of a length that cannot be.
+    /// A key or passphrase has the wrong length.
     KeyLength {
         /// Which key.
         what: &'static str,
         /// Its length in bytes.
         got: usize,
-        /// The length that it must have.
+        /// The expected length.
         expected: &'static str,
     },
-    /// A keyslot's argon2id wants this much memory, and the system has not got it.
+    /// The system does not have the memory that argon2id of a keyslot needs.
     OutOfMemory {
-        /// In KiB, as the header has it.
+        /// The memory in KiB, from the header.
         kib: u32,
     },
-    /// Formatting would overwrite something that is not ours or is in use.
+    /// Formatting would overwrite the content of another owner, or a disk in use.
     WouldOverwrite(String),
     /// The device is too small to hold a header and data.
     TooSmall {
         /// Size of the device in bytes.
         size: u64,
     },
-    /// The new metadata, or the new keyslot's area, has no room in the header.
+    /// The new metadata or the new keyslot area does not fit into the header.
     NoRoom(&'static str),
-    /// An earlier write of this header failed half-way: what the disk holds is unknown until it is probed again.
+    /// An earlier write of this header failed: the content of the disk is unknown until it is probed again.
     ProbeAgain,
 }
 
@@ -114,7 +114,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Io { doing, source } => write!(f, "cannot {doing}: {source}"),
-            Error::NotOurs(why) => write!(f, "the LUKS2 header is not one of a state disk: {why}"),
+            Error::NotOurs(why) => write!(f, "the LUKS2 header is not that of a state disk: {why}"),
             Error::WrongPassphrase { keyslots } => {
                 write!(
                     f,
@@ -122,7 +122,7 @@ impl fmt::Display for Error {
                 )
             }
             Error::WrongVolumeKey => {
-                write!(f, "the volume key is not the one of this LUKS2 header")
+                write!(f, "the volume key does not match this LUKS2 header")
             }
             Error::KeyLength {
                 what,
@@ -132,12 +132,12 @@ impl fmt::Display for Error {
             Error::OutOfMemory { kib } => {
                 write!(
                     f,
-                    "the keyslot's key derivation needs {kib} KiB of memory, and the system has not got that"
+                    "the key derivation of the keyslot needs {kib} KiB of memory, which is not available"
                 )
             }
             Error::WouldOverwrite(what) => write!(
                 f,
-                "refusing to format: the disk holds {what}; if that is of no use, fill its first 17 MiB and its last MiB \
+                "refusing to format: the disk holds {what}; to discard it, fill the first 17 MiB and the last MiB of the disk \
                  with zeros"
             ),
             Error::TooSmall { size } => {
@@ -151,7 +151,7 @@ impl fmt::Display for Error {
             Error::ProbeAgain => {
                 write!(
                     f,
-                    "an earlier write of the LUKS2 header failed half-way: probe the disk again first"
+                    "an earlier write of the LUKS2 header failed: probe the disk again first"
                 )
             }
         }
@@ -167,7 +167,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// Turns an I/O error into ours, with what was being done.
+/// Converts an I/O error; `doing` names the operation.
 fn io_error(doing: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Io { doing, source }
 }

@@ -1,4 +1,4 @@
-//! What is on a device: nothing, LUKS2, a format of ours that was cut short, or something else.
+//! Determines what is on a device: nothing, LUKS2, an interrupted format of ours, or something else.
 
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -12,34 +12,35 @@ use super::header::{
 use super::write::{FIRST_AREA, MARKER, MARKER_OFFSET, UNFINISHED_AREAS};
 use super::{DATA_OFFSET, Error, io_error, json, read_at};
 
-/// A device counts as blank if its first 17 MiB (the header area of a LUKS2 disk and the start of its data) ...
+/// A device is blank if its first 17 MiB (the header area of a LUKS2 disk and the start of its data) contain only zeros,
 const HEAD: u64 = DATA_OFFSET + (1 << 20);
-/// ... and its last MiB, where GPT and Linux RAID keep their metadata, are zeros.
+/// and its last MiB, where GPT and Linux RAID store metadata, contains only zeros.
 const TAIL: u64 = 1 << 20;
-/// Read at once when looking for something that is not zero.
+/// Bytes per read in the search for a byte that is not zero.
 const CHUNK: usize = 256 << 10;
-/// The signatures of other formats that are looked for lie within this many bytes.
+/// Bytes at the start of the device that contain the known signatures of other formats.
 const SIGNATURES_LEN: u64 = 256 << 10;
 
-/// What [`probe`] found.
+/// The result of [`probe`].
 #[derive(Debug)]
 pub enum Probe {
     /// The first 17 MiB and the last MiB are zeros.
     Blank,
-    /// A [`format`](super::format) over a blank disk was cut short. Nothing of value is there.
+    /// A [`format`](super::format) of a blank disk was interrupted. The disk holds no data.
     Unfinished,
-    /// A LUKS2 header with at least one whole copy; whether it is ours is for [`Header::check_ours`] to say.
+    /// A LUKS2 header with at least one valid copy; [`Header::check_ours`] decides whether it is that of a state disk.
     Luks(Header),
-    /// Something else; the text says what, e.g. "an ext2, ext3 or ext4 file system", or how a LUKS2 header is damaged.
+    /// Something else: the text names it, e.g. "an ext2, ext3 or ext4 file system", or says how a LUKS2 header is damaged.
     Unknown(String),
 }
 
-/// Finds out what is on `dev`. Reads at most 26 MiB; the only error is [`Error::Io`].
+/// Determines what is on `dev`. Reads at most 26 MiB; the only error is [`Error::Io`].
 ///
-/// Whole is a copy whose checksum holds and whose metadata is valid LUKS2. Of two whole copies the one with the higher sequence
-/// id counts; of a damaged and a whole one the whole one, unless another format's signature in the place of the primary says that the disk was given a new purpose.
+/// A copy is valid if its checksum is correct and its metadata is valid LUKS2. Of two valid copies, the copy with the higher
+/// sequence id is used. If only one copy is valid, it is used, unless the signature of another format in the place of the
+/// primary header shows that the disk has a new purpose.
 pub fn probe(dev: &mut (impl Read + Seek)) -> Result<Probe, Error> {
-    probe_io(dev).map_err(io_error("read the disk to find out what it holds"))
+    probe_io(dev).map_err(io_error("read the disk to determine its content"))
 }
 
 fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
@@ -47,7 +48,7 @@ fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
     let primary = read_copy(dev, size, Copy::Primary, 0)?;
     let secondary = read_secondary(dev, size, &primary)?;
     if !primary.is_whole() {
-        // only where our headers are: further on, a keyslot's random bytes may look like anything
+        // only in the area of the headers: the random bytes of a keyslot may contain any signature
         if let Some(what) = signature(&head(dev, size, FIRST_AREA)?) {
             return Ok(Probe::Unknown(what.into()));
         }
@@ -75,7 +76,7 @@ fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
     })
 }
 
-/// The first `len` bytes of the device, or what there are of them.
+/// Reads the first `len` bytes of the device, or fewer if the device is shorter.
 fn head(dev: &mut (impl Read + Seek), size: u64, len: u64) -> io::Result<Vec<u8>> {
     let mut head = vec![0; len.min(size) as usize];
     read_at(dev, 0, &mut head)?;
@@ -86,9 +87,9 @@ fn head(dev: &mut (impl Read + Seek), size: u64, len: u64) -> io::Result<Vec<u8>
 enum Found {
     /// No LUKS magic.
     Absent,
-    /// The magic, and what is wrong with the rest.
+    /// The magic is present; the text says what is wrong with the rest.
     Damaged(String),
-    /// A right checksum over metadata that is not valid, and why.
+    /// The checksum is correct, but the metadata is invalid; the text gives the reason.
     Invalid(Binary, String),
     Whole(Binary, Value),
 }
@@ -102,7 +103,7 @@ impl Found {
         matches!(self, Found::Whole(..))
     }
 
-    /// The binary header, if the checksum holds.
+    /// Returns the binary header if the checksum is correct.
     fn binary(&self) -> Option<&Binary> {
         match self {
             Found::Invalid(binary, _) | Found::Whole(binary, _) => Some(binary),
@@ -136,11 +137,11 @@ fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io
     };
     if size < at + binary.hdr_size {
         return Ok(Found::Damaged(format!(
-            "its {} bytes reach over the end of the device",
+            "its {} bytes extend beyond the end of the device",
             binary.hdr_size
         )));
     }
-    // at most 4 MiB: Binary::parse bounds it
+    // at most 4 MiB: Binary::parse limits the size
     let mut whole = vec![0; binary.hdr_size as usize];
     read_at(dev, at, &mut whole)?;
     if !checksum_holds(&whole) || whole[..BINARY_LEN] != bytes {
@@ -152,8 +153,8 @@ fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io
     })
 }
 
-/// The secondary of a primary whose checksum holds is where that says; else the first whose checksum holds, or the first
-/// damaged one. As libcryptsetup looks for it.
+/// Finds the secondary header in the same way as libcryptsetup: at the offset that a primary header with correct checksum gives;
+/// else the first one with correct checksum, or the first damaged one.
 fn read_secondary(dev: &mut (impl Read + Seek), size: u64, primary: &Found) -> io::Result<Found> {
     if let Some(binary) = primary.binary() {
         return read_copy(dev, size, Copy::Secondary, binary.hdr_size);
@@ -171,15 +172,19 @@ fn read_secondary(dev: &mut (impl Read + Seek), size: u64, primary: &Found) -> i
     Ok(best)
 }
 
-/// The header of the newer whole copy; of equals the primary, as libcryptsetup decides.
+/// Returns the header of the newer valid copy, or the primary header if both are equal, as in libcryptsetup.
 fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header> {
     let (binary, metadata, good) = match (primary, secondary) {
         (Found::Whole(first, json), Found::Whole(second, _)) if first.seqid > second.seqid => {
-            log::warn!("the secondary LUKS2 header is older than the primary one, which counts");
+            log::warn!(
+                "the secondary LUKS2 header is older than the primary header, which is used"
+            );
             (first, json, [true, false])
         }
         (Found::Whole(first, _), Found::Whole(second, json)) if first.seqid < second.seqid => {
-            log::warn!("the primary LUKS2 header is older than the secondary one, which counts");
+            log::warn!(
+                "the primary LUKS2 header is older than the secondary header, which is used"
+            );
             (second, json, [false, true])
         }
         (Found::Whole(first, json), Found::Whole(second, other)) => {
@@ -187,13 +192,13 @@ fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header>
         }
         (Found::Whole(binary, json), damaged) => {
             log::warn!(
-                "the secondary LUKS2 header is unusable ({damaged}), the primary one counts"
+                "the secondary LUKS2 header is unusable ({damaged}); the primary header is used"
             );
             (binary, json, [true, false])
         }
         (damaged, Found::Whole(binary, json)) => {
             log::warn!(
-                "the primary LUKS2 header is unusable ({damaged}), the secondary one counts"
+                "the primary LUKS2 header is unusable ({damaged}); the secondary header is used"
             );
             (binary, json, [false, true])
         }
@@ -208,8 +213,8 @@ fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header>
     })
 }
 
-/// Whether all that is there is what a format of a blank disk writes before it is done, given that there is no whole
-/// header and no signature of another format within the first [`FIRST_AREA`] bytes.
+/// Returns whether the device contains only what an interrupted format of a blank disk has written. The caller has checked that
+/// there is no valid header and no signature of another format within the first [`FIRST_AREA`] bytes.
 fn is_unfinished(dev: &mut (impl Read + Seek), size: u64) -> io::Result<bool> {
     if size < DATA_OFFSET {
         return Ok(false);
@@ -220,7 +225,7 @@ fn is_unfinished(dev: &mut (impl Read + Seek), size: u64) -> io::Result<bool> {
     Ok(marker == MARKER && first_nonzero_outside(dev, size, &UNFINISHED_AREAS)?.is_none())
 }
 
-/// The first byte of the device's head and tail that is not zero and in none of the sorted ranges `except`.
+/// Returns the first byte in head and tail of the device that is not zero and not in the sorted ranges `except`.
 fn first_nonzero_outside(
     dev: &mut (impl Read + Seek),
     size: u64,
@@ -240,7 +245,7 @@ fn first_nonzero_outside(
     first_nonzero(dev, size.saturating_sub(TAIL).max(head_end)..size)
 }
 
-/// The first byte within `range` that is not zero.
+/// Returns the first byte in `range` that is not zero.
 fn first_nonzero(dev: &mut (impl Read + Seek), range: Range<u64>) -> io::Result<Option<u64>> {
     let zeros = vec![0u8; CHUNK];
     let mut buf = vec![0u8; CHUNK];
@@ -248,7 +253,7 @@ fn first_nonzero(dev: &mut (impl Read + Seek), range: Range<u64>) -> io::Result<
     while at < range.end {
         let len = (range.end - at).min(CHUNK as u64) as usize;
         read_at(dev, at, &mut buf[..len])?;
-        // comparing slices is a memcmp; looking at each byte is not
+        // comparing slices is a memcmp, which is faster than a loop over bytes
         if buf[..len] != zeros[..len] {
             let offset = buf[..len].iter().position(|b| *b != 0).unwrap_or_default();
             return Ok(Some(at + offset as u64));
@@ -258,8 +263,8 @@ fn first_nonzero(dev: &mut (impl Read + Seek), range: Range<u64>) -> io::Result<
     Ok(None)
 }
 
-/// Signatures of what else disks hold: offset, bytes, name; the offsets are those of each format's own documentation
-/// (UEFI specification for GPT; the kernel's headers for Linux file systems). The more specific ones come first.
+/// Signatures of other formats: offset, bytes, name. The offsets are from the documentation of each format (UEFI specification
+/// for GPT; kernel headers for Linux file systems). More specific signatures come first.
 const SIGNATURES: &[(usize, &[u8], &str)] = &[
     (512, b"EFI PART", "a GPT partition table"),
     (4096, b"EFI PART", "a GPT partition table"),
@@ -303,7 +308,7 @@ const SIGNATURES: &[(usize, &[u8], &str)] = &[
 const ZFS_UBERBLOCKS: Range<usize> = 128 << 10..256 << 10;
 const ZFS_MAGIC: [[u8; 8]; 2] = [0x00ba_b10c_u64.to_le_bytes(), 0x00ba_b10c_u64.to_be_bytes()];
 
-/// The name of another format whose signature `head`, the start of the disk, has.
+/// Returns the name of another format whose signature is in `head`, the start of the disk.
 fn signature(head: &[u8]) -> Option<&'static str> {
     let has = |offset: usize, bytes: &[u8]| {
         head.get(offset..)

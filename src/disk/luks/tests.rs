@@ -169,7 +169,7 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
         (
             "/keyslots",
             json!({}),
-            "digest 0: keyslots has \"0\", which does not exist",
+            "digest 0: keyslots contains \"0\", which does not exist",
         ),
         (
             "/keyslots/0/type",
@@ -235,7 +235,7 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
         (
             "/keyslots/0/area/offset",
             json!(32768),
-            "offset is not a string",
+            "offset is not a non-empty string",
         ),
         (
             "/keyslots/0/area/size",
@@ -280,7 +280,7 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
         (
             "/keyslots/0/kdf/salt",
             json!(""),
-            "keyslot 0: kdf: salt is not a string, or empty",
+            "keyslot 0: kdf: salt is not a non-empty string",
         ),
         (
             "/keyslots/0/kdf/salt",
@@ -291,7 +291,7 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
         (
             "/segments",
             json!({}),
-            "digest 0: segments has \"0\", which does not exist",
+            "digest 0: segments contains \"0\", which does not exist",
         ),
         ("/segments/0/type", json!("linear"), "segment 0: type"),
         (
@@ -299,11 +299,11 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
             json!("32768"),
             "within the keyslots area",
         ),
-        ("/segments/0/offset", json!("16777217"), "not whole sectors"),
+        ("/segments/0/offset", json!("16777217"), "not multiples of"),
         (
             "/segments/0/offset",
             json!("0"),
-            "segment 0: starts at byte 0, within the keyslots area",
+            "segment 0: it starts at byte 0, within the keyslots area",
         ),
         (
             "/segments/0/offset",
@@ -331,7 +331,7 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
         (
             "/segments/0/integrity",
             Value::Null,
-            "segment 0: integrity: type is not a string",
+            "segment 0: integrity: type is not a non-empty string",
         ),
         (
             "/segments/0/integrity/type",
@@ -348,23 +348,23 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
             json!("x"),
             "journal_integrity",
         ),
-        ("/digests", json!({}), "segment 0: no digest is of it"),
+        ("/digests", json!({}), "segment 0: no digest refers to it"),
         ("/digests/0/type", json!("plain"), "digest 0: type"),
         ("/digests/0/hash", json!("sha1"), "digest 0: hash"),
         (
             "/digests/0/keyslots",
             json!([]),
-            "keyslot 0: 0 digests are of it, expected 1",
+            "keyslot 0: 0 digests refer to it, expected 1",
         ),
         (
             "/digests/0/keyslots",
             json!(["0", "0"]),
-            "which are not those that there are",
+            "are not the existing keyslots",
         ),
         (
             "/digests/0/segments",
             json!([]),
-            "segment 0: no digest is of it",
+            "segment 0: no digest refers to it",
         ),
         ("/digests/0/iterations", json!(0), "iterations is 0"),
         (
@@ -878,7 +878,7 @@ fn headers_with_other_sizes_versions_or_places_say_so() {
     assert!(says(&|head| head[7] = 1).contains("LUKS1"));
     assert!(says(&|head| head[8] = 0xff).contains("header size 18374686479671640064"));
     assert!(says(&|head| head[14] = 0x50).contains("header size 20480"));
-    assert!(says(&|head| head[262] = 1).contains("belongs at byte 256"));
+    assert!(says(&|head| head[262] = 1).contains("header offset 256"));
     assert!(says(&|head| head[72] = b'x').contains("checksum algorithm"));
 }
 

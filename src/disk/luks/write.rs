@@ -1,27 +1,27 @@
-//! What changes the disk: format, commit, reset, repair. Each is a sequence of durable steps.
+//! The operations that change the disk: format, commit, reset, repair. Each is a sequence of durable steps.
 //!
-//! Every write is followed by a sync before the next step, so that a power loss leaves: all earlier steps done, any
-//! part of the current one (in whole 512-byte sectors), nothing of a later one. What [`probe`] then says:
+//! Every write is followed by a sync before the next step. After a power failure all earlier steps are complete, any part of
+//! the current step is written (in whole 512-byte sectors), and no later step has begun. [`probe`] then returns:
 //!
-//! | power loss while writing | primary | secondary | keyslot area | probe |
+//! | power fails while writing | primary | secondary | keyslot area | probe |
 //! |---|---|---|---|---|
 //! | **format of a blank disk**: the marker | zeros | zeros | zeros | `Blank` or `Unfinished` |
 //! | ... the keyslot area | zeros | zeros | torn | `Unfinished` |
-//! | ... the primary | torn | zeros | new | `Unfinished`, or uninitialised |
-//! | ... the secondary | new | torn | new | uninitialised |
-//! | ... the cleared marker | new | new | new | uninitialised |
-//! | **format of an uninitialised disk**: the area | old | old | torn | uninitialised |
-//! | ... the primary | torn | old | new | uninitialised (old) |
-//! | ... the secondary | new | torn | new | uninitialised (new) |
-//! | **commit**: the new area | old | old | old whole, new torn | uninitialised, old passphrase |
-//! | ... the primary | torn | old | both whole | uninitialised, old passphrase |
-//! | ... the secondary | new | torn | both whole | **initialised, new passphrase** |
-//! | ... zeros over the old area | new | new | old torn, new whole | initialised, new passphrase |
-//! | **reset**: the primary | torn | old | untouched | initialised |
-//! | ... the secondary | new | torn | untouched | uninitialised |
+//! | ... the primary | torn | zeros | new | `Unfinished`, or uninitialized |
+//! | ... the secondary | new | torn | new | uninitialized |
+//! | ... the cleared marker | new | new | new | uninitialized |
+//! | **format of an uninitialized disk**: the area | old | old | torn | uninitialized |
+//! | ... the primary | torn | old | new | uninitialized (old) |
+//! | ... the secondary | new | torn | new | uninitialized (new) |
+//! | **commit**: the new area | old | old | old whole, new torn | uninitialized, old passphrase |
+//! | ... the primary | torn | old | both whole | uninitialized, old passphrase |
+//! | ... the secondary | new | torn | both whole | **initialized, new passphrase** |
+//! | ... zeros over the old area | new | new | old torn, new whole | initialized, new passphrase |
+//! | **reset**: the primary | torn | old | untouched | initialized |
+//! | ... the secondary | new | torn | untouched | uninitialized |
 //!
-//! If only one copy was whole and current to begin with, the other one is written first, so that there is always one.
-//! An area that a keyslot of an initialised disk uses is only ever written when neither copy refers to it any more.
+//! If only one copy is valid and current at the start, the other copy is written first, so that there is always a valid copy.
+//! A keyslot area of an initialized disk is written only when neither copy refers to it any more.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -29,32 +29,32 @@ use std::ops::Range;
 use super::cluster_token::{self, ClusterToken};
 use super::header::{self, Binary, Copy, HDR_SIZE, Header};
 use super::json;
-use super::metadata::{self, Integrity, State};
+use super::metadata::{self, DiskState, Integrity};
 use super::probe::{Probe, probe};
 use super::{DATA_OFFSET, Device, Error, VOLUME_KEY_LEN, io_error, keyslot, read_at, write_at};
 use base::crypto::{self, Secret};
 
-/// The least size in bytes of a device that is formatted: the header area, and a MiB for integrity tags and data.
+/// Minimum size in bytes of a device that is formatted: the header area, and 1 MiB for integrity tags and data.
 pub const MIN_DEVICE_SIZE: u64 = DATA_OFFSET + (1 << 20);
 
-/// Where a disk that we format has its first keyslot area.
+/// Offset in bytes of the first keyslot area of a disk that we format.
 pub(super) const FIRST_AREA: u64 = 2 * HDR_SIZE;
 /// Size of that area in bytes: 96 × 4000, rounded up to 4096.
 const AREA_SIZE: u64 =
     ((VOLUME_KEY_LEN * metadata::STRIPES) as u64).next_multiple_of(json::AREA_ALIGN);
-/// The sector that says that a format is under way: the first of the last 4096 bytes of the header area, which no
-/// keyslot area reaches, since 32 of them end before.
+/// Offset in bytes of the sector that marks an unfinished format: the first sector of the last 4096 bytes of the header area. The
+/// 32 possible keyslot areas end before it.
 pub(super) const MARKER_OFFSET: u64 = DATA_OFFSET - 4096;
-/// One sector, so that it is there in full or not at all.
+/// Length of the marker in bytes: one sector, which is written completely or not at all.
 pub(super) const MARKER: [u8; 512] = marker();
-/// What a format of a blank disk writes: both headers and the first keyslot area, and the marker.
+/// The byte ranges that a format of a blank disk writes: both headers with the first keyslot area, and the marker.
 pub(super) const UNFINISHED_AREAS: [Range<u64>; 2] = [
     0..FIRST_AREA + AREA_SIZE,
     MARKER_OFFSET..MARKER_OFFSET + MARKER.len() as u64,
 ];
-/// dm-integrity's superblock at the start of the data segment, in bytes; zeros there make the kernel initialise it.
+/// Length in bytes of the dm-integrity superblock at the start of the data segment. The kernel initializes it if it is all zeros.
 const INTEGRITY_SUPERBLOCK_LEN: usize = 4096;
-/// How much is wiped at once.
+/// Bytes that are wiped at once.
 const WIPE_CHUNK: usize = 64 << 10;
 
 const fn marker() -> [u8; 512] {
@@ -69,14 +69,14 @@ const fn marker() -> [u8; 512] {
     sector
 }
 
-/// Makes a state disk: a new UUID, `volume_key` (96 bytes) in keyslot 0 under `passphrase`, the token saying "not
-/// initialised". Durable on return. The rest of the header area is zeros afterwards: no key of the disk's former life
-/// stays behind. So is the place of dm-integrity's superblock, for the kernel to initialise.
+/// Formats a state disk: a new UUID, `volume_key` (96 bytes) in keyslot 0 under `passphrase`, and the token with `false`.
+/// Durable on return. The rest of the header area contains zeros afterwards, so no earlier key remains on the disk. The
+/// dm-integrity superblock contains zeros too, and the kernel initializes it.
 ///
-/// Of what [`probe`] may find, this overwrites a blank disk, one whose format was cut short (by us:
-/// [`Probe::Unfinished`]; by Constellation: [`Header::is_keyless`]), and our own uninitialised one; to start over on an
-/// initialised disk, [`Header::mark_for_reset`] first. Anything else is left alone: [`Error::WouldOverwrite`]. Other
-/// errors: [`Error::TooSmall`], [`Error::KeyLength`], [`Error::Io`].
+/// Overwrites only a blank disk, a disk whose format was interrupted (by us: [`Probe::Unfinished`]; by Constellation:
+/// [`Header::is_keyless`]), and an uninitialized state disk. To format an initialized disk, call [`Header::mark_for_reset`]
+/// first. Every other disk is refused with [`Error::WouldOverwrite`]. Other errors: [`Error::TooSmall`],
+/// [`Error::KeyLength`], [`Error::Io`].
 pub fn format(
     dev: &mut impl Device,
     volume_key: &Secret,
@@ -91,7 +91,7 @@ pub fn format(
     }
     let size = dev
         .seek(SeekFrom::End(0))
-        .map_err(io_error("find the size of the disk"))?;
+        .map_err(io_error("read the size of the disk"))?;
     if size < MIN_DEVICE_SIZE {
         return Err(Error::TooSmall { size });
     }
@@ -114,7 +114,7 @@ pub fn format(
             &salt,
             &digest,
         ),
-        // of an old header, the copy that is whole is written last
+        // the valid copy of an old header is written last
         good: old.as_ref().map_or([false; 2], |old| old.good),
         failed: false,
         device_size: size,
@@ -140,7 +140,7 @@ pub fn format(
     Ok(header)
 }
 
-/// The header that a format may overwrite, if there is one; an error if there is anything that it must not overwrite.
+/// Returns the header that a format may overwrite, if there is one; an error if the disk must not be overwritten.
 fn overwritable(dev: &mut (impl Read + Seek)) -> Result<Option<Header>, Error> {
     let refuse = |what: String| Err(Error::WouldOverwrite(what));
     match probe(dev)? {
@@ -149,21 +149,21 @@ fn overwritable(dev: &mut (impl Read + Seek)) -> Result<Option<Header>, Error> {
         Probe::Luks(header) if header.is_keyless() => Ok(Some(header)),
         Probe::Luks(header) => match (header.check_ours(Integrity::Optional), header.state()) {
             (Err(why), _) => refuse(format!("something else ({why})")),
-            (Ok(()), State::Initialised) => refuse("an initialised state disk".into()),
-            (Ok(()), State::Unmarked) => {
+            (Ok(()), DiskState::Initialized) => refuse("an initialized state disk".into()),
+            (Ok(()), DiskState::Unmarked) => {
                 refuse("a LUKS2 disk without the token of a state disk".into())
             }
-            (Ok(()), State::Uninitialised) => Ok(Some(header)),
+            (Ok(()), DiskState::Uninitialized) => Ok(Some(header)),
         },
     }
 }
 
 impl Header {
-    /// The commit: puts `volume_key` under the passphrase `new` into keyslot 0, marks the disk as initialised, and says of
-    /// which cluster it is, all at once, in one write of the metadata. Durable on return; other keyslots and tokens stay.
+    /// Commits the disk with one write of the metadata: keyslot 0 holds `volume_key` under the passphrase `new`, the disk is
+    /// marked as initialized, and the cluster token is added. Durable on return; other keyslots and tokens are preserved.
     ///
-    /// The new key material goes to an area that no keyslot uses; the old area is wiped last. If only that fails, the
-    /// disk is committed all the same: it is logged, and no error.
+    /// The new key material is written to a free area, and the old area is wiped last. If only the wipe fails, the disk is
+    /// committed, and the failure is logged.
     /// Errors: [`Error::WrongVolumeKey`], [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
     pub fn replace_passphrase_and_mark(
         &mut self,
@@ -196,14 +196,12 @@ impl Header {
         if let Some((old, size)) = now.keyslot_area()
             && let Err(e) = wipe(dev, old..old + size)
         {
-            log::warn!(
-                "the former passphrase's keyslot area is out of use, but still on the disk: {e}"
-            );
+            log::warn!("the unused keyslot area of the earlier passphrase could not be wiped: {e}");
         }
         Ok(())
     }
 
-    /// Marks the disk as not initialised: the next boot formats it. Durable on return.
+    /// Marks the disk as uninitialized, so that the next boot formats it. Durable on return.
     ///
     /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
     pub fn mark_for_reset(&mut self, dev: &mut impl Device) -> Result<(), Error> {
@@ -213,9 +211,9 @@ impl Header {
         self.store(dev, metadata)
     }
 
-    /// Rewrites a copy on disk that is damaged or older than this header; does nothing if both are whole and current.
+    /// Rewrites a copy on disk that is damaged or older than this header. Does nothing if both copies are valid and current.
     ///
-    /// Worth a call at each boot: an older copy says what the disk was before, and must not be all that is left.
+    /// Each boot calls this: an outdated copy must not become the only valid copy.
     pub fn repair(&mut self, dev: &mut impl Device) -> Result<(), Error> {
         for copy in [Copy::Primary, Copy::Secondary] {
             if !self.good[copy as usize] {
@@ -227,7 +225,7 @@ impl Header {
         Ok(())
     }
 
-    /// Writes `metadata` to both copies under the next sequence id, a copy that is not good first.
+    /// Writes `metadata` to both copies with the next sequence id. A copy that is not current is written first.
     pub(super) fn store(
         &mut self,
         dev: &mut impl Device,
@@ -267,7 +265,7 @@ impl Header {
             Copy::Primary => 0,
             Copy::Secondary => binary.hdr_size,
         };
-        // until the write is known to be whole and durable, nobody knows which header counts
+        // until the write is known to be durable, the state of the disk is unknown
         self.failed = true;
         write_durably(dev, at, &bytes, "write the LUKS2 header")?;
         self.failed = false;
@@ -287,18 +285,18 @@ fn write_durably(
         .map_err(io_error(doing))
 }
 
-/// Overwrites with zeros, durably, what is not zero in `range`.
+/// Durably overwrites all bytes in `range` with zeros, and skips blocks that are already zeros.
 fn wipe(dev: &mut impl Device, range: Range<u64>) -> Result<(), Error> {
     let zeros = vec![0; WIPE_CHUNK];
     let mut buf = vec![0; WIPE_CHUNK];
     let mut at = range.start;
     while at < range.end {
         let len = (range.end - at).min(WIPE_CHUNK as u64) as usize;
-        read_at(dev, at, &mut buf[..len]).map_err(io_error("read what is to be wiped"))?;
+        read_at(dev, at, &mut buf[..len]).map_err(io_error("read the area to be wiped"))?;
         if buf[..len] != zeros[..len] {
-            write_at(dev, at, &zeros[..len]).map_err(io_error("wipe former key material"))?;
+            write_at(dev, at, &zeros[..len]).map_err(io_error("wipe old key material"))?;
         }
         at += len as u64;
     }
-    dev.sync().map_err(io_error("wipe former key material"))
+    dev.sync().map_err(io_error("wipe old key material"))
 }

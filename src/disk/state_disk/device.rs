@@ -1,4 +1,4 @@
-//! Finding the state disk.
+//! Finds the state disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,42 +10,46 @@ use base::timeline::Timeline;
 
 /// The serial number that marks the state disk among a VM's virtio disks.
 const SERIAL: &str = "state";
-/// What it is called in the old system's QEMU machines, which give their disks no serial number.
+/// The name of the state disk in the old system's QEMU machines, whose disks have no serial number.
 const OLD_QEMU_DISK: &str = "vdb";
-/// Where the kernel lists its block devices.
+/// The directory in which the kernel lists block devices.
 const BLOCK_DEVICES: &str = "/sys/block";
-/// Disks appear in their own time after the drivers are loaded.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-const SAY_EVERY: Duration = Duration::from_secs(5);
+/// Maximum time to wait for the disk: disks appear some time after their driver is loaded.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The disk at `wanted`, else the one whose serial number is `state`, else the old system's; waits until it appears.
+/// Waits for the state disk and returns its path: `wanted` if given, else the disk with serial number `state`, else the disk
+/// that the old system uses.
+///
+/// # Errors
+/// [`Error::NoDisk`] after 60 s, [`Error::Stopped`] when `stop` is set.
 pub fn find(wanted: Option<&Path>, stop: &Stop, timeline: &Timeline) -> Result<PathBuf, Error> {
     let start = Instant::now();
-    let mut next_word = SAY_EVERY;
+    let mut next_report = REPORT_INTERVAL;
     loop {
         let disk = wanted
             .map(PathBuf::from)
-            .or_else(|| Some(Path::new("/dev").join(look(Path::new(BLOCK_DEVICES))?)));
+            .or_else(|| Some(Path::new("/dev").join(state_disk_in(Path::new(BLOCK_DEVICES))?)));
         if let Some(disk) = disk.filter(|disk| disk.exists()) {
             return Ok(disk);
         }
         let waited = start.elapsed();
-        if waited >= PATIENCE {
+        if waited >= MAX_WAIT {
             return Err(Error::NoDisk {
                 wanted: describe(wanted),
                 seen: names(Path::new(BLOCK_DEVICES)).join(" "),
                 waited,
             });
         }
-        if waited >= next_word {
-            next_word += SAY_EVERY;
+        if waited >= next_report {
+            next_report += REPORT_INTERVAL;
             timeline.event(
                 "waiting",
                 format_args!("for {} since {} s", describe(wanted), waited.as_secs()),
             );
         }
-        if stop.wait(LOOK_EVERY) {
+        if stop.wait(POLL_INTERVAL) {
             return Err(Error::Stopped("looking for the state disk"));
         }
     }
@@ -55,14 +59,16 @@ fn describe(wanted: Option<&Path>) -> String {
     match wanted {
         Some(path) => format!("the disk {}", path.display()),
         None => {
-            format!("a disk with serial number {SERIAL:?}, or one without as /dev/{OLD_QEMU_DISK}")
+            format!(
+                "a disk with serial number {SERIAL:?}, or /dev/{OLD_QEMU_DISK} without a serial number"
+            )
         }
     }
 }
 
-/// The name of the state disk among the kernel's `block_devices`. A disk with another serial number is another disk, wherever it is:
-/// ours may just not have appeared yet.
-fn look(block_devices: &Path) -> Option<String> {
+/// Returns the name of the state disk in the directory `block_devices`. A disk with another serial number is never the state
+/// disk, even if it has the expected name: the state disk may not have appeared yet.
+fn state_disk_in(block_devices: &Path) -> Option<String> {
     let serial = |name: &str| {
         fs::read_to_string(block_devices.join(name).join("serial")).unwrap_or_default()
     };
@@ -92,34 +98,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_named_disk_is_taken_when_it_is_there() {
+    fn a_named_disk_is_found_when_it_exists() {
         let disk = tempfile::NamedTempFile::new().unwrap();
         let found = find(Some(disk.path()), &Stop::new(), &Timeline::new("test")).unwrap();
         assert_eq!(found, disk.path());
     }
 
     #[test]
-    fn the_serial_number_decides_and_a_disk_with_another_one_is_never_taken() {
+    fn a_disk_with_another_serial_number_is_never_the_state_disk() {
         let sys = tempfile::tempdir().unwrap();
         let add = |name: &str, serial: &str| {
             fs::create_dir(sys.path().join(name)).unwrap();
             fs::write(sys.path().join(name).join("serial"), serial).unwrap();
         };
         add("vda", "");
-        assert_eq!(look(sys.path()), None);
+        assert_eq!(state_disk_in(sys.path()), None);
         add("vdb", "data");
-        assert_eq!(look(sys.path()), None);
+        assert_eq!(state_disk_in(sys.path()), None);
         add("vdc", "state\n");
-        assert_eq!(look(sys.path()).as_deref(), Some("vdc"));
+        assert_eq!(state_disk_in(sys.path()).as_deref(), Some("vdc"));
     }
 
     #[test]
-    fn without_serial_numbers_it_is_the_old_systems() {
+    fn without_serial_numbers_the_disk_of_the_old_system_is_found() {
         let sys = tempfile::tempdir().unwrap();
         for name in ["vda", "vdb", "vdc"] {
             fs::create_dir(sys.path().join(name)).unwrap();
         }
-        assert_eq!(look(sys.path()).as_deref(), Some("vdb"));
+        assert_eq!(state_disk_in(sys.path()).as_deref(), Some("vdb"));
     }
 
     #[test]

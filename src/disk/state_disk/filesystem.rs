@@ -1,25 +1,25 @@
-//! The ext4 file system on a newly mapped disk, made in the same time on a small disk and on a big one.
+//! Makes the ext4 file system on a newly mapped disk. The time does not depend on the size of the disk.
 //!
-//! On a mapping with integrity a block that was never written cannot be read, and mke2fs reads before it writes. Writing the whole
-//! disk first would help and takes minutes. Instead mke2fs works on a sparse file in memory of the mapping's exact size; what it
-//! wrote (a few MiB: superblocks, group descriptors, bitmaps, directories) is copied to the disk, and of the rest only
-//! what somebody may read before it is written:
+//! On a mapping with integrity, a block that was never written cannot be read, and mke2fs reads before it writes. Writing the
+//! whole disk first would take minutes. Instead mke2fs works on a sparse file in memory that has the exact size of the mapping.
+//! What it wrote (a few MiB: superblocks, group descriptors, bitmaps, directories) is copied to the disk. Of the other blocks,
+//! only those are written that a program may read before it writes them:
 //!
-//! | blocks | on the disk | why that is enough |
+//! | blocks | on the disk | reason |
 //! |---|---|---|
 //! | all that mke2fs wrote | copied | |
-//! | journal | zeroes | after a power failure, recovery reads on behind the last commit until it finds something that is none |
-//! | start and end of the disk | zeroes where nothing else is | programs that look for signatures (blkid, udev) read there |
-//! | bitmaps and inode tables of unused groups | never written | the group descriptors mark them uninitialised: kernel and e2fsck make them up; the kernel zeroes the tables in the background after the first mount |
-//! | free data blocks | never written | ext4 reads a data block only after it wrote it; holes and preallocated blocks read as zeroes without the disk |
+//! | journal | zeros | after a power failure, recovery reads behind the last commit until it finds a block that is no commit |
+//! | start and end of the disk | zeros where mke2fs wrote nothing | programs that search for signatures (blkid, udev) read there |
+//! | bitmaps and inode tables of unused groups | never written | the group descriptors mark them as uninitialized: kernel and e2fsck do not read them; the kernel zeros the tables in the background after the first mount |
+//! | free data blocks | never written | ext4 reads a data block only after it wrote the block; holes and preallocated blocks read as zeros without access to the disk |
 //!
-//! So whoever reads the disk through the file system never meets a block that was not written, nor does e2fsck. Whoever reads free
-//! blocks of the mapped device directly (`dd`, an imaging program) gets `EIO` for them, and the kernel logs `INTEGRITY AEAD ERROR`.
-//! It also logs that, and nobody gets an error, when a program reads the device through the page cache (e2fsck, blkid) and the
-//! kernel's read-ahead runs into such blocks; `blockdev --setra 0` before it keeps the log clean.
+//! So neither the file system nor e2fsck reads a block that was not written. A program that reads free blocks of the mapped
+//! device directly (`dd`, an imaging program) gets `EIO`, and the kernel logs `INTEGRITY AEAD ERROR`. The kernel logs the same,
+//! without an error for the program, when a program reads the device through the page cache (e2fsck, blkid) and read-ahead
+//! reaches such blocks; `blockdev --setra 0` prevents these messages.
 //!
-//! The first block, with the superblock, is written last, after everything else is durable: a power failure leaves either no
-//! file system or a whole one.
+//! The first block, which contains the superblock, is written last, after all other blocks are durable: after a power failure
+//! there is no file system or a complete one.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -33,27 +33,27 @@ use std::process::{Command, Stdio};
 use sys::block::{self, PageBuffer};
 use sys::mount::{self as sys_mount, Flags};
 
-/// File system block, and granularity of everything that is copied: a sector of the encryption, a page.
+/// Block size of the file system in bytes. All copies are multiples of it; it is also the encryption sector and the page size.
 const BLOCK: u64 = 4096;
-/// Smallest mapping that is formatted, with a journal and room behind it.
-const SMALLEST: u64 = 32 << 20;
-/// Largest journal. mke2fs would take up to 1 GiB on a big disk, all of which would have to be written here (see above).
+/// Minimum size of the mapping in bytes: a journal and some space for data.
+const MIN_SIZE: u64 = 32 << 20;
+/// Maximum size of the journal. mke2fs uses up to 1 GiB on a large disk, and all of it would have to be written (see above).
 const JOURNAL_MAX_MIB: u64 = 32;
-/// A journal takes at most this part of the disk.
+/// The journal takes at most one part in this many of the disk.
 const JOURNAL_PART: u64 = 16;
-/// mke2fs's smallest journal: 1024 blocks.
+/// Minimum size of a journal that mke2fs makes: 1024 blocks.
 const JOURNAL_MIN_MIB: u64 = 4;
-/// How much at the start of the disk libblkid 2.38 looks at: up to a sector at 4 MiB, whatever the disk's size.
+/// Bytes at the start of the disk that libblkid 2.38 reads: up to a sector at 4 MiB, for every size of disk.
 const PROBED_START: u64 = (4 << 20) + BLOCK;
-/// The same at the end: it starts 3087 sectors of 512 bytes before (Promise RAID).
+/// Bytes at the end of the disk that libblkid reads: at most 3087 sectors of 512 bytes (Promise RAID).
 const PROBED_END: u64 = 2 << 20;
-/// Bytes a write; one such buffer is all the memory that copying takes.
+/// Bytes per write. Copying needs one buffer of this size.
 const CHUNK: usize = 1 << 20;
-/// Of what mke2fs prints, this many characters go into an error.
+/// Maximum number of characters of the output of mke2fs in an error.
 const OUTPUT_MAX: usize = 500;
 
-/// Makes an ext4 file system on the device at `mapped`, whatever it holds, with the program `mke2fs` (e2fsprogs 1.45 or later).
-/// Durable on return. Takes memory while it runs: 5 MiB for a disk of 64 GiB, 29 MiB for 2 TiB.
+/// Makes an ext4 file system on the device `mapped` with the program `mke2fs` (e2fsprogs 1.45 or later), and overwrites what
+/// the device holds. The file system is durable on return. Needs 5 MiB of memory for a disk of 64 GiB, 29 MiB for 2 TiB.
 pub fn create(mapped: &Path, mke2fs: &Path) -> Result<(), Error> {
     let failed = |doing| {
         move |error| Error::Device {
@@ -62,29 +62,33 @@ pub fn create(mapped: &Path, mke2fs: &Path) -> Result<(), Error> {
             error,
         }
     };
-    let device = block::open_direct(mapped).map_err(failed("open it for writing"))?;
-    let size = block::size(&device).map_err(failed("ask for its size"))? / BLOCK * BLOCK;
-    if size < SMALLEST {
+    let device = block::open_direct(mapped).map_err(failed("open the device for writing"))?;
+    let size = block::size(&device).map_err(failed("read the size of the device"))? / BLOCK * BLOCK;
+    if size < MIN_SIZE {
         return Err(Error::TooSmall {
             device: mapped.into(),
             size,
         });
     }
-    let image = block::memory_file(c"ext4").map_err(failed("make a file in memory for mke2fs"))?;
+    let image =
+        block::memory_file(c"ext4").map_err(failed("create a file in memory for mke2fs"))?;
     image
         .set_len(size)
-        .map_err(failed("make a file in memory for mke2fs"))?;
+        .map_err(failed("create a file in memory for mke2fs"))?;
     run_mke2fs(mke2fs, &image, size)?;
 
-    let mut extents = data_extents(&image).map_err(failed("read what mke2fs made"))?;
-    let superblock = read_superblock(&image).map_err(failed("read what mke2fs made"))?;
+    let mut extents =
+        data_extents(&image).map_err(failed("read the file system that mke2fs made"))?;
+    let superblock =
+        read_superblock(&image).map_err(failed("read the file system that mke2fs made"))?;
     extents.extend(journal(&superblock).map_err(|reason| Error::Unexpected { reason })?);
     extents.push(0..PROBED_START);
     extents.push(size - PROBED_END..size);
     copy(&image, &device, union(extents, size)).map_err(failed("write the file system"))
 }
 
-/// Mounts the file system at the directory `at`, made if it is not there; devices and set-user-ID programs in it count.
+/// Mounts the file system at the directory `at`, and creates the directory if necessary. Device nodes and set-user-ID programs
+/// are allowed.
 pub fn mount(mapped: &Path, at: &Path, read_only: bool) -> Result<(), Error> {
     let flags = Flags {
         read_only,
@@ -99,7 +103,7 @@ pub fn mount(mapped: &Path, at: &Path, read_only: bool) -> Result<(), Error> {
         })
 }
 
-/// Unmounts what is mounted at `at`; what was written is on the disk afterwards.
+/// Unmounts the file system at `at`. All written data is durable afterwards.
 pub fn unmount(at: &Path) -> Result<(), Error> {
     sys_mount::unmount(at).map_err(|error| Error::Unmount {
         at: at.into(),
@@ -107,7 +111,7 @@ pub fn unmount(at: &Path) -> Result<(), Error> {
     })
 }
 
-/// mke2fs opens its standard input anew, as a file: no name in a file system, no descriptor number to agree on.
+/// Runs mke2fs on `image`. The program opens its standard input as a file, so the image needs no path in a file system.
 fn run_mke2fs(mke2fs: &Path, image: &File, size: u64) -> Result<(), Error> {
     let failed = |reason: String| Error::Mke2fs {
         program: mke2fs.into(),
@@ -132,7 +136,7 @@ fn run_mke2fs(mke2fs: &Path, image: &File, size: u64) -> Result<(), Error> {
         .output()
         .map_err(|error| {
             failed(format!(
-                "cannot be started: {error}; is e2fsprogs in the image?"
+                "cannot be started: {error}; check that the image contains e2fsprogs"
             ))
         })?;
     if output.status.success() {
@@ -145,7 +149,7 @@ fn run_mke2fs(mke2fs: &Path, image: &File, size: u64) -> Result<(), Error> {
     Err(failed(format!("ended with {}: {text}", output.status)))
 }
 
-/// Everything that is not a hole.
+/// Returns all extents of the file that are not holes.
 fn data_extents(image: &File) -> io::Result<Vec<Range<u64>>> {
     let mut extents = Vec::new();
     let mut at = 0;
@@ -156,16 +160,16 @@ fn data_extents(image: &File) -> io::Result<Vec<Range<u64>>> {
     Ok(extents)
 }
 
-/// The ext4 superblock: 1024 bytes at offset 1024.
+/// Reads the ext4 superblock: 1024 bytes at offset 1024.
 fn read_superblock(image: &File) -> io::Result<[u8; 1024]> {
     let mut bytes = [0; 1024];
     image.read_exact_at(&mut bytes, 1024)?;
     Ok(bytes)
 }
 
-/// Where the journal lies: the superblock has a copy of the journal inode's extent tree (s_jnl_blocks at 0x10c; the kernel's
-/// Documentation/filesystems/ext4, "Super Block" and "Extent Tree"). Its root holds up to 4 extents, and a new file system has the
-/// journal in one piece wherever that is possible.
+/// Returns the byte ranges of the journal. The superblock has a copy of the extent tree of the journal's inode (s_jnl_blocks at
+/// 0x10c; the kernel's Documentation/filesystems/ext4, "Super Block" and "Extent Tree"). The root of the tree holds up to 4
+/// extents, and the journal of a new file system is contiguous where possible.
 fn journal(superblock: &[u8; 1024]) -> Result<Vec<Range<u64>>, String> {
     let u16_at = |at: usize| u16::from_le_bytes([superblock[at], superblock[at + 1]]);
     let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
@@ -182,14 +186,14 @@ fn journal(superblock: &[u8; 1024]) -> Result<Vec<Range<u64>>, String> {
     );
     if magic != 0xf30a || !(1..=4).contains(&entries) || depth != 0 {
         return Err(format!(
-            "its journal's extents are not in the superblock (magic {magic:#x}, {entries}, depth {depth})"
+            "the superblock does not contain the extents of the journal (magic {magic:#x}, {entries} entries, depth {depth})"
         ));
     }
     Ok((1..=entries)
         .map(|entry| {
             let at = S_JNL_BLOCKS + ENTRY_LEN * entry;
             let start = (u64::from(u16_at(at + 6)) << 32 | u64::from(u32_at(at + 8))) * BLOCK;
-            // more than 32768 means allocated and not written, length less 32768
+            // a length above 32768 marks an extent that is allocated but not written
             let len = match u16_at(at + 4) {
                 unwritten @ 32769.. => unwritten - 32768,
                 written => written,
@@ -199,7 +203,7 @@ fn journal(superblock: &[u8; 1024]) -> Result<Vec<Range<u64>>, String> {
         .collect())
 }
 
-/// The same blocks in order, each once, within the device.
+/// Returns the extents aligned to blocks, sorted, merged and cut to `size` bytes.
 fn union(mut extents: Vec<Range<u64>>, size: u64) -> Vec<Range<u64>> {
     let mut merged: Vec<Range<u64>> = Vec::new();
     for extent in &mut extents {
@@ -216,7 +220,7 @@ fn union(mut extents: Vec<Range<u64>>, size: u64) -> Vec<Range<u64>> {
     merged
 }
 
-/// Writes `extents` of the image to the device: the first block last, and each side of it durable.
+/// Writes `extents` of the image to the device. The first block is written last, and only after the others are durable.
 fn copy(image: &File, device: &File, extents: Vec<Range<u64>>) -> io::Result<()> {
     let mut buffer = PageBuffer::new(CHUNK);
     for extent in extents {
@@ -237,51 +241,51 @@ fn copy_piece(image: &File, device: &File, at: u64, buffer: &mut [u8]) -> io::Re
     device.write_all_at(buffer, at)
 }
 
-/// Why there is no file system, or it is not mounted.
+/// Why the file system was not made, mounted or unmounted.
 #[derive(Debug)]
 pub enum Error {
-    /// The mapped device does not do what it should
+    /// An operation on the mapped device failed.
     Device {
-        /// the mapped device
+        /// The mapped device.
         device: PathBuf,
-        /// what was attempted
+        /// The operation that failed.
         doing: &'static str,
-        /// the system's answer
+        /// The error of the system call.
         error: io::Error,
     },
-    /// No room for a file system
+    /// The device is too small for a file system.
     TooSmall {
-        /// the mapped device
+        /// The mapped device.
         device: PathBuf,
-        /// its bytes
+        /// Its size in bytes.
         size: u64,
     },
-    /// The child process failed
+    /// mke2fs failed.
     Mke2fs {
-        /// its path
+        /// The path of the program.
         program: PathBuf,
-        /// how it failed, with what it printed
+        /// How the program failed, with its output.
         reason: String,
     },
-    /// mke2fs made something that we do not understand
+    /// mke2fs made a file system whose layout we do not support.
     Unexpected {
-        /// what is different
+        /// The difference.
         reason: String,
     },
-    /// mount(2) failed
+    /// mount(2) failed.
     Mount {
-        /// the mapped device
+        /// The mapped device.
         device: PathBuf,
-        /// the mount point
+        /// The mount point.
         at: PathBuf,
-        /// the kernel's answer
+        /// The error of the system call.
         error: io::Error,
     },
-    /// umount(2) failed
+    /// umount(2) failed.
     Unmount {
-        /// the mount point
+        /// The mount point.
         at: PathBuf,
-        /// the kernel's answer
+        /// The error of the system call.
         error: io::Error,
     },
 }
@@ -297,23 +301,27 @@ impl fmt::Display for Error {
             Error::TooSmall { device, size } => {
                 write!(
                     f,
-                    "{}: {size} bytes are too few for a file system, it takes {SMALLEST}",
+                    "{}: the device has {size} bytes, and a file system needs at least {MIN_SIZE}",
                     device.display()
                 )
             }
             Error::Mke2fs { program, reason } => {
-                write!(f, "no file system: {} {reason}", program.display())
+                write!(
+                    f,
+                    "cannot make a file system: {} {reason}",
+                    program.display()
+                )
             }
             Error::Unexpected { reason } => {
                 write!(
                     f,
-                    "mke2fs made a file system that cannot be copied to the disk: {reason}"
+                    "mke2fs made a file system with an unsupported layout: {reason}"
                 )
             }
             Error::Mount { device, at, error } => {
                 write!(
                     f,
-                    "cannot mount the ext4 of {} at {}: {error}; the kernel's log (dmesg) has the reason",
+                    "cannot mount the ext4 file system on {} at {}: {error}; the kernel log (dmesg) gives the reason",
                     device.display(),
                     at.display()
                 )
@@ -339,7 +347,7 @@ mod tests {
 
     #[test]
     fn e2fsck_finds_nothing_wrong_and_what_must_be_readable_is_written() {
-        for len in [SMALLEST, 64 << 20, 1 << 30] {
+        for len in [MIN_SIZE, 64 << 20, 1 << 30] {
             let disk = disk(len);
             create(disk.path(), Path::new(MKE2FS)).unwrap();
 
@@ -375,19 +383,21 @@ mod tests {
 
     #[test]
     fn a_failing_mke2fs_is_named_with_what_it_printed() {
-        let disk = disk(SMALLEST);
+        let disk = disk(MIN_SIZE);
         let error = create(disk.path(), Path::new("/bin/ls"))
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with("no file system: /bin/ls ended with exit status: 2: /bin/ls: "),
+            error.starts_with(
+                "cannot make a file system: /bin/ls ended with exit status: 2: /bin/ls: "
+            ),
             "{error}"
         );
         let error = create(disk.path(), Path::new("/no/such/program"))
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with("no file system: /no/such/program cannot be started: "),
+            error.starts_with("cannot make a file system: /no/such/program cannot be started: "),
             "{error}"
         );
         let error = create(disk.path(), Path::new("/bin/true"))
@@ -403,9 +413,9 @@ mod tests {
 
     #[test]
     fn a_disk_too_small_is_refused() {
-        let error = create(disk(SMALLEST - 1).path(), Path::new(MKE2FS)).unwrap_err();
+        let error = create(disk(MIN_SIZE - 1).path(), Path::new(MKE2FS)).unwrap_err();
         assert!(
-            matches!(error, Error::TooSmall { size, .. } if size == SMALLEST - BLOCK),
+            matches!(error, Error::TooSmall { size, .. } if size == MIN_SIZE - BLOCK),
             "{error}"
         );
     }

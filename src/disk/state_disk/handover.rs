@@ -1,7 +1,7 @@
-//! What the initramfs hands to the booted system about a new disk, and the commit with which the disk becomes permanent.
+//! The handover of a new disk from the initramfs to the booted system, and the commit that makes the disk permanent.
 //!
-//! Between the two the host may exchange the disk's header: the booted system works with the header that the initramfs wrote,
-//! or with none. So beside the passphrase there is a file with the disk's UUID and the header's hash.
+//! The host may replace the disk's header between the two. The booted system must accept only the header that the initramfs
+//! wrote, so a file beside the passphrase records the disk's UUID and a hash of the header.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -14,30 +14,30 @@ use super::{Error, NodeState};
 use crate::luks::{self, ClusterToken};
 use base::crypto::Secret;
 
-/// Where the old system's bootstrapper looks for the passphrase of this boot, too: in RAM, gone with the power.
+/// The path of the passphrase of this boot, as in the old system. The file system is in RAM, so a reboot loses the file.
 pub const KEY_FILE: &str = "/run/cryptsetup-keys.d/state.key";
-/// A passphrase is 32 bytes; nothing longer is read.
+/// Maximum number of bytes that are read of a passphrase. A passphrase has 32 bytes.
 const MAX_KEY: u64 = 512;
-/// The file beside the passphrase's has this extension ...
+/// Extension of the file beside the passphrase that describes the header.
 const HEADER_EXTENSION: &str = "header";
-/// ... and one line, of a UUID, a space, and SHA-256 in hex.
+/// Maximum number of bytes that are read of that file: one line with a UUID, a space, and SHA-256 in hexadecimal.
 const MAX_LINE: u64 = 256;
-/// Beside it, too: the SSH host certificate that came with a rejoin ticket, for the system on a disk that was opened.
+/// The file beside the passphrase with the SSH host certificate of a rejoin ticket.
 const HOST_CERTIFICATE: &str = "ssh_host_cert.pub";
-/// Far above any certificate.
+/// Maximum number of bytes of an SSH host certificate; real ones are much smaller.
 const MAX_CERTIFICATE: u64 = 64 << 10;
 
-/// A new disk's device and the file with its passphrase.
+/// The device of a new disk and the file with its passphrase.
 #[derive(Debug, Clone)]
 pub struct Handover {
-    /// The disk beneath the mapping.
+    /// The disk below the mapping.
     pub device: PathBuf,
-    /// Mode 0400, raw bytes.
+    /// The file with the passphrase: raw bytes, mode 0400.
     pub key_file: PathBuf,
 }
 
 impl Handover {
-    /// Leaves the passphrase, and what the header is, for the booted system; replaces those of an earlier try.
+    /// Writes the passphrase and the description of the header for the booted system, and replaces those of an earlier try.
     pub fn leave(&self, passphrase: &Secret, header: &luks::Header) -> Result<(), Error> {
         leave(&self.header_file(), describe(header).as_bytes())?;
         leave(&self.key_file, passphrase.expose())
@@ -61,7 +61,7 @@ impl Handover {
         Ok(Secret::new(bytes.to_vec()))
     }
 
-    /// Fails unless this is the header that the initramfs wrote.
+    /// Fails unless `header` is the header that the initramfs wrote.
     fn check(&self, header: &luks::Header) -> Result<(), Error> {
         let path = self.header_file();
         let mut expected = String::new();
@@ -69,7 +69,7 @@ impl Handover {
             .and_then(|file| file.take(MAX_LINE).read_to_string(&mut expected))
             .map_err(|error| {
                 Error::Io(
-                    "reading what the initramfs said of the disk from",
+                    "reading the description of the disk's header from",
                     path,
                     error,
                 )
@@ -86,18 +86,18 @@ impl Handover {
         })
     }
 
-    /// What this boot left is of no use any more.
-    fn forget(&self) {
+    /// Removes the files, which are not needed any more.
+    fn remove_files(&self) {
         for path in [&self.key_file, &self.header_file()] {
             if let Err(error) = fs::remove_file(path) {
-                log::warn!("{} could not be removed: {error}", path.display());
+                log::warn!("cannot remove {}: {error}", path.display());
             }
         }
     }
 }
 
-/// Leaves a renewed SSH host certificate beside `key_file` for the booted system; one of an earlier try goes, and nothing takes
-/// its place where there is none.
+/// Writes a renewed SSH host certificate beside `key_file` for the booted system. Removes that of an earlier try; an empty
+/// `certificate` leaves no file.
 pub fn leave_host_certificate(key_file: &Path, certificate: &[u8]) -> Result<(), Error> {
     let path = key_file.with_file_name(HOST_CERTIFICATE);
     match certificate {
@@ -111,7 +111,7 @@ pub fn leave_host_certificate(key_file: &Path, certificate: &[u8]) -> Result<(),
     }
 }
 
-/// Takes the renewed SSH host certificate that the initramfs left, if it did.
+/// Reads and removes the renewed SSH host certificate of the initramfs; `None` if there is none.
 pub fn take_host_certificate(key_file: &Path) -> Result<Option<Vec<u8>>, Error> {
     let path = key_file.with_file_name(HOST_CERTIFICATE);
     let mut certificate = Vec::new();
@@ -161,8 +161,10 @@ pub struct NewDisk {
 }
 
 impl NewDisk {
-    /// Reads the disk's header once more, which must be the one that the initramfs wrote, and opens it with the passphrase of
-    /// this boot.
+    /// Reads the disk's header again and opens it with the passphrase of this boot.
+    ///
+    /// # Errors
+    /// [`Error::Exchanged`] if it is not the header that the initramfs wrote.
     pub fn open(handover: &Handover) -> Result<NewDisk, Error> {
         let passphrase = handover.take()?;
         let mut device = open(&handover.device, false)?;
@@ -178,14 +180,13 @@ impl NewDisk {
         })
     }
 
-    /// Lower case; names the key that the disk gets.
+    /// Returns the UUID of the disk in lower case; it names the permanent key of the disk.
     pub fn uuid(&self) -> String {
         self.header.uuid()
     }
 
-    /// The commit: after this, and not before, the disk is one that a reboot unlocks. The node's state is durable first;
-    /// then one write of the header changes the passphrase, marks the disk, and ties it to the cluster of this measurement
-    /// secret.
+    /// Commits the disk: only after this call does a reboot unlock it. The node state becomes durable first. Then one write of
+    /// the header replaces the passphrase, marks the disk as initialized, and binds it to the cluster of `measurement_secret`.
     pub fn commit(
         mut self,
         root: &Path,
@@ -199,13 +200,13 @@ impl NewDisk {
         self.header
             .replace_passphrase_and_mark(&mut device, &self.volume_key, key, &cluster)
             .map_err(|error| Error::Luks(self.handover.device.clone(), error))?;
-        // the passphrase of this boot opens nothing any more
-        self.handover.forget();
+        // the passphrase of this boot does not open the disk any more
+        self.handover.remove_files();
         Ok(())
     }
 }
 
-/// Makes the next boot format the disk afresh.
+/// Marks the disk so that the next boot formats it.
 pub fn mark_for_reset(device: &Path) -> Result<(), Error> {
     let mut file = open(device, true)?;
     let mut header = super::classify::ours(&mut file, device)?;
@@ -214,7 +215,7 @@ pub fn mark_for_reset(device: &Path) -> Result<(), Error> {
         .map_err(|error| Error::Luks(device.into(), error))
 }
 
-/// For writing over everything: fails while the disk is mounted or mapped, under whatever name (`O_EXCL` on a block device,
+/// Opens the disk to overwrite it. Fails while the disk is mounted or mapped under any name (`O_EXCL` on a block device,
 /// open(2)).
 pub fn open_exclusive(device: &Path) -> Result<File, Error> {
     let file = OpenOptions::new()
@@ -224,14 +225,14 @@ pub fn open_exclusive(device: &Path) -> Result<File, Error> {
         .open(device);
     file.map_err(|error| {
         Error::Io(
-            "opening for nobody but us (is it mounted or mapped?)",
+            "opening for exclusive use (check that it is not mounted or mapped)",
             device.into(),
             error,
         )
     })
 }
 
-/// For reading, or for writing single parts, too.
+/// Opens the disk to read it, and with `write` also to change parts of it.
 pub fn open(device: &Path, write: bool) -> Result<File, Error> {
     OpenOptions::new()
         .read(true)
@@ -247,7 +248,7 @@ mod tests {
     use base::crypto::KEY_LEN;
 
     #[test]
-    fn the_booted_system_takes_no_other_header_than_the_one_that_the_initramfs_wrote() {
+    fn the_booted_system_accepts_only_the_header_that_the_initramfs_wrote() {
         let folder = tempfile::tempdir().unwrap();
         let handover = Handover {
             device: folder.path().join("disk"),
@@ -269,7 +270,7 @@ mod tests {
         handover.leave(&passphrase, &header).unwrap();
         assert_eq!(NewDisk::open(&handover).unwrap().uuid(), header.uuid());
 
-        // what opens with the same passphrase, and would have had another disk's key
+        // another header that opens with the same passphrase
         luks::format(&mut disk, &volume_key, &passphrase).unwrap();
         let error = NewDisk::open(&handover).err().unwrap();
         assert!(
@@ -283,7 +284,7 @@ mod tests {
             "{error}"
         );
 
-        // and after a new start of the first boot the new one counts
+        // after another first boot the new header is accepted
         let header = luks::format(&mut disk, &volume_key, &passphrase).unwrap();
         handover.leave(&passphrase, &header).unwrap();
         let state = NodeState {

@@ -1,6 +1,6 @@
-//! What a state disk is, and what a node keeps on it: [`device`] finds the disk, [`classify`] says what it is, [`filesystem`] makes
-//! and mounts ext4, [`node_state`] is what the node keeps about itself, [`handover`] is what the initramfs leaves for the booted
-//! system, with the commit. The crate `unlock` has the picture of a disk's life.
+//! The state disk and what a node stores on it: [`device`] finds the disk, [`classify`] determines its kind, [`filesystem`]
+//! makes and mounts ext4, [`node_state`] is the node's record about itself, [`handover`] passes a new disk from the initramfs to
+//! the booted system and commits it. The documentation of the crate `unlock` shows the states of a disk.
 
 mod classify;
 pub mod device;
@@ -21,46 +21,46 @@ use crate::{device_mapper, luks};
 /// Name of the mapping: `/dev/mapper/state`.
 pub const MAPPING: &str = "state";
 
-/// Token 0 of a disk that any boot formats.
-const UNINITIALISED_TOKEN: &str =
+/// Token 0 of a disk that every boot formats.
+const UNINITIALIZED_TOKEN: &str =
     r#"{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":false}"#;
 
-/// Why there is no mounted state disk. `Display` is for the console of a machine that cannot boot.
+/// Why a state disk cannot be used. `Display` is for the console of a machine that cannot boot.
 #[derive(Debug)]
 pub enum Error {
     /// The disk never appeared.
     NoDisk {
-        /// What was looked for.
+        /// The disk that was searched for.
         wanted: String,
-        /// The block devices that are there.
+        /// The existing block devices.
         seen: String,
-        /// How long it was waited for.
+        /// How long the program waited.
         waited: Duration,
     },
-    /// Something on the disk that is not ours to format.
+    /// The disk holds something else, which must not be formatted.
     Foreign(PathBuf, String),
-    /// A LUKS2 disk of our shape without a token, and why data may be on it.
+    /// A LUKS2 disk with the layout of a state disk but without a token, and why it may hold data.
     Unmarked(PathBuf, String),
-    /// The header.
+    /// An operation on the LUKS2 header failed.
     Luks(PathBuf, luks::Error),
-    /// The kernel's mapping.
+    /// Mapping or unmapping the disk failed.
     DeviceMapper(device_mapper::Error),
-    /// Making or mounting ext4.
+    /// Making or mounting the file system failed.
     Filesystem(filesystem::Error),
-    /// What the node keeps about itself.
+    /// The node state is missing or not usable.
     NodeState(node_state::Error),
-    /// The booted system found another header than the initramfs left: an UUID and a hash each.
+    /// The header is not the one that the initramfs wrote. Both are described by UUID and hash.
     Exchanged {
         /// The disk.
         device: PathBuf,
-        /// As the initramfs left it.
+        /// The header that the initramfs wrote.
         expected: String,
-        /// As it is now.
+        /// The header on the disk.
         got: String,
     },
-    /// An action, a path, the system's answer.
+    /// An action failed: its name, the path, and the error of the system call.
     Io(&'static str, PathBuf, io::Error),
-    /// SIGTERM, in the middle of what.
+    /// A signal stopped the program during the named step.
     Stopped(&'static str),
 }
 
@@ -79,15 +79,15 @@ impl std::fmt::Display for Error {
             ),
             Error::Foreign(device, what) => write!(
                 f,
-                "{} holds {what}. Nothing was written to it: attach the right disk, or wipe this one if it is to become \
-                 the state disk",
+                "{} holds {what}. Nothing was written to it: attach the right disk, or wipe this disk to use it as the \
+                 state disk",
                 device.display()
             ),
             Error::Unmarked(device, why) => write!(
                 f,
-                "{0} holds a LUKS2 device without the mark of a state disk, and {why}: somebody's data may be on it. Nothing was \
-                 written to it: attach the right disk. If this is the state disk, and all that it holds may go, mark it as new: \
-                 echo '{UNINITIALISED_TOKEN}' | cryptsetup token import --token-id 0 '{0}'",
+                "{0} holds a LUKS2 device without the token of a state disk, and {why}: it may hold data. Nothing was written to \
+                 it: attach the right disk. If this is the state disk, and its content may be lost, mark it as new: \
+                 echo '{UNINITIALIZED_TOKEN}' | cryptsetup token import --token-id 0 '{0}'",
                 device.display()
             ),
             Error::Luks(device, error) => write!(f, "{}: {error}", device.display()),
@@ -100,15 +100,15 @@ impl std::fmt::Display for Error {
                 got,
             } => write!(
                 f,
-                "{}: this is not the LUKS2 header that the initramfs wrote: expected {expected}, got {got}. Whoever \
-                 controls the disk has exchanged it: start the machine afresh",
+                "{}: this is not the LUKS2 header that the initramfs wrote: expected {expected}, got {got}. The host or \
+                 another party replaced it: reboot the machine",
                 device.display()
             ),
             Error::Io(action, path, error) => write!(f, "{action} {}: {error}", path.display()),
             Error::Stopped(what) => {
                 write!(
                     f,
-                    "stopped while {what}; nothing is mounted, and the next unlock starts over"
+                    "stopped while {what}; nothing is mounted, and the next unlock starts again"
                 )
             }
         }

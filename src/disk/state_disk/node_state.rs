@@ -1,8 +1,8 @@
-//! What a node keeps about itself on its state disk: its role and the salt of its cluster ID, and whether it ever became a
-//! working member.
+//! The record that a node keeps about itself on its state disk: its role, the salt of its cluster ID, and whether its set-up
+//! was completed.
 //!
-//! `constellation/node_state.json` has the old system's form, which its initramfs reads too. The completion mark is
-//! Firstlight's own: the old system has no such phase, and a node that lost power halfway came back as a zombie.
+//! `constellation/node_state.json` has the format of the old system, whose initramfs also reads it. The completion mark exists
+//! only in Firstlight: in the old system, a node whose power failed during the set-up came back as a broken member.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -17,23 +17,23 @@ use base::crypto::MEASUREMENT_SALT_LEN;
 use cloud::Role;
 use sys::file;
 
-/// The file below the mounted state disk.
+/// The path of the file below the mount point.
 pub const FILE: &str = "constellation/node_state.json";
-/// Present once the node's cluster set-up has ended well.
+/// Exists if the node's cluster set-up was completed.
 const COMPLETE_MARK: &str = "firstlight/complete";
-/// Present since the node's cluster set-up has begun.
+/// Exists if the node's cluster set-up has begun.
 const BEGUN_MARK: &str = "firstlight/begun";
-/// Written by kubeadm on its way; on a disk that the old system set up it is all there is to tell.
+/// Written by kubeadm. On a disk that the old system set up it is the only sign of a completed set-up.
 const KUBELET_CONFIG: &str = "kubernetes/kubelet.conf";
-/// Far above any real file: 32 bytes of salt and a role.
+/// Maximum number of bytes that are read; a real file has 32 bytes of salt and a role.
 const MAX_FILE: u64 = 4096;
 
-/// The content of the state file.
+/// The content of the node state file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeState {
-    /// Nothing reads it back: the role of a reboot comes from the metadata service.
+    /// The role. It is written for the old system only: after a reboot the role comes from the metadata service.
     pub role: Role,
-    /// Not secret: HKDF salt of the cluster ID.
+    /// The HKDF salt of the cluster ID; not secret.
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
 }
 
@@ -45,14 +45,14 @@ struct Json {
     measurement_salt: String,
 }
 
-/// Why there is no usable node state.
+/// Why the node state cannot be used.
 #[derive(Debug)]
 pub enum Error {
-    /// The file is not there, or empty: the node never got so far as to be part of a cluster.
+    /// The file is missing or empty: the node never became a member of a cluster.
     Missing(PathBuf),
-    /// It is there and says nothing usable.
+    /// The content of the file is invalid.
     Malformed(PathBuf, String),
-    /// The system's answer.
+    /// The file cannot be read or written.
     Io(PathBuf, io::Error),
 }
 
@@ -73,7 +73,7 @@ impl NodeState {
     pub fn read(root: &Path) -> Result<NodeState, Error> {
         let path = root.join(FILE);
         let mut text = String::new();
-        // who made the disk decides what is there: a pipe would never open, a link lead out of the disk
+        // the content of the disk may be hostile: a pipe would block, a link could lead out of the disk
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let read = File::options()
             .read(true)
@@ -81,7 +81,7 @@ impl NodeState {
             .open(&path)
             .and_then(|file| {
                 if !file.metadata()?.is_file() {
-                    return Err(io::Error::other("it is no regular file"));
+                    return Err(io::Error::other("it is not a regular file"));
                 }
                 file.take(MAX_FILE).read_to_string(&mut text)
             });
@@ -90,13 +90,13 @@ impl NodeState {
             Ok(_) => Self::parse(&text).map_err(|why| Error::Malformed(path, why)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing(path)),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                Err(Error::Malformed(path, "it is no UTF-8".into()))
+                Err(Error::Malformed(path, "it is not UTF-8".into()))
             }
             Err(error) => Err(Error::Io(path, error)),
         }
     }
 
-    /// Reads the content of the state file. The error says what is wrong with it.
+    /// Parses the content of the node state file. The error says what is wrong.
     pub fn parse(text: &str) -> Result<NodeState, String> {
         let json: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let salt = STANDARD
@@ -112,7 +112,7 @@ impl NodeState {
         })
     }
 
-    /// Writes the state below `root`, durably: it is on the disk when this returns, whole.
+    /// Writes the file below `root` atomically and durably.
     pub fn write(&self, root: &Path) -> Result<(), Error> {
         let state = Json {
             role: self.role.to_string(),
@@ -127,18 +127,18 @@ impl NodeState {
     }
 }
 
-/// Marks the node as one whose set-up has begun, durably: from now on only [`mark_complete`] makes it a working member.
+/// Durably records that the set-up has begun: from now on [`is_complete`] is true only after [`mark_complete`].
 pub fn mark_begun(root: &Path) -> Result<(), Error> {
     write_durably(root, BEGUN_MARK, b"")
 }
 
-/// Marks the node as a working member, durably.
+/// Durably records that the set-up is complete.
 pub fn mark_complete(root: &Path) -> Result<(), Error> {
     write_durably(root, COMPLETE_MARK, b"")
 }
 
-/// Whether the node of the disk mounted at `root` ever became a working member. A disk that cannot be read is an error: the
-/// answer "no" has the disk formatted.
+/// Returns whether the set-up of the node whose disk is mounted at `root` was completed. If this is false, the disk is formatted;
+/// a disk that cannot be read is therefore an error.
 pub fn is_complete(root: &Path) -> Result<bool, Error> {
     let exists = |name: &str| {
         let path = root.join(name);
@@ -147,12 +147,12 @@ pub fn is_complete(root: &Path) -> Result<bool, Error> {
     Ok(exists(COMPLETE_MARK)? || !exists(BEGUN_MARK)? && exists(KUBELET_CONFIG)?)
 }
 
-/// Whether kubeadm has set up a kubelet on the node of the disk mounted at `root`.
+/// Returns whether kubeadm has configured a kubelet on the disk mounted at `root`.
 pub fn has_kubelet(root: &Path) -> bool {
     root.join(KUBELET_CONFIG).exists()
 }
 
-/// Whole or not at all, with each directory up to `root`.
+/// Writes a file atomically and durably, and creates its directories below `root`.
 fn write_durably(root: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
     let path = root.join(name);
     let write = || {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_has_the_form_that_the_old_initramfs_reads() {
+    fn the_file_has_the_format_that_the_old_initramfs_reads() {
         let disk = tempfile::tempdir().unwrap();
         state().write(disk.path()).unwrap();
         assert_eq!(
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_or_a_link_in_its_place_is_an_error_at_once() {
+    fn a_pipe_or_a_link_instead_of_the_file_is_an_error_at_once() {
         let disk = tempfile::tempdir().unwrap();
         let path = disk.path().join(FILE);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -283,9 +283,9 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_cannot_be_read_is_not_taken_for_one_without_the_mark() {
+    fn a_disk_that_cannot_be_read_is_an_error_and_not_incomplete() {
         let disk = tempfile::tempdir().unwrap();
-        // reading below what is no directory fails as reading a broken sector does: with something else than "not found"
+        // a read below a file fails like a read of a broken sector: with another error than "not found"
         fs::write(disk.path().join("firstlight"), "").unwrap();
         assert!(matches!(is_complete(disk.path()), Err(Error::Io(..))));
     }

@@ -117,7 +117,7 @@ must dm_guest close state
 # ---- failures undo themselves
 must dd if=/dev/zero of=$D1 bs=4096 seek=4096 count=1 conv=fsync
 ours $D1 existing >$T/refused 2>&1 && fail zero-superblock-refused "mapped" || {
-  verdict zero-superblock-refused "$(cat $T/refused)" grep -q 'only zeroes' $T/refused
+  verdict zero-superblock-refused "$(cat $T/refused)" grep -q 'only zeros' $T/refused
 }
 dm_guest open state $UUID $D1 $T/pass integrity create >$T/refused 2>&1 && fail short-key-refused "mapped" || {
   verdict short-key-refused "$(cat $T/refused)" grep -q 'volume key of 10 bytes instead of 96' $T/refused

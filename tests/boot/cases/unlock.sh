@@ -96,14 +96,14 @@ refused() {
 
 old_format --integrity-no-wipe
 cryptsetup luksErase -q $DISK || echo "FAIL preparation: luksErase"
-starts_over "a header without keyslot and token" 'never given a key'
+starts_over "a header without keyslot and token" 'without a keyslot'
 
 old_format --integrity-no-wipe
-starts_over "a format that was cut off before its wipe" 'nothing was written since'
+starts_over "a format that was cut off before its wipe" 'no data was written since'
 
 old_format --integrity-no-wipe
 write --integrity-no-journal 8
-starts_over "a format that was cut off in its wipe" 'nothing was written since'
+starts_over "a format that was cut off in its wipe" 'no data was written since'
 
 # a volume of the storage driver whose wipe was interrupted, but which is in use
 old_format --integrity-no-wipe
@@ -112,7 +112,7 @@ write "" 1
 refused "a volume that was written to" 'journal was written to'
 
 old_format
-refused "a format whose wipe was complete" 'its end was written to'
+refused "a format whose wipe was complete" 'the end of the disk was written to'
 sed -n "s/.* mark it as new: //p" $T/second | head -n 1 >$T/command
 sh $T/command || echo "FAIL the command: $(cat $T/command)"
 starts_over "a disk that was marked by the command in the error" 'never part of a cluster'
