@@ -1,6 +1,7 @@
-//! The client of the Kubernetes API, against a real kube-apiserver with a real etcd (`make kubernetes-api`).
+//! Tests of the Kubernetes client with a real kube-apiserver and a real etcd (`make
+//! kubernetes-api`).
 //!
-//! They are built from source the first time, which takes minutes, so `cargo test` leaves these out.
+//! The first run builds both from source, which takes minutes. So `cargo test` skips these tests.
 
 use common::kube_apiserver;
 
@@ -20,7 +21,7 @@ fn client() -> Client {
     Cluster::shared().client(&Stop::new())
 }
 
-/// ConfigMaps of a namespace that this test has to itself.
+/// ConfigMaps of a namespace for this test only.
 fn config_maps(client: &Client, namespace: &str) -> Collection {
     client
         .create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": namespace}}))
@@ -82,7 +83,7 @@ fn objects_are_made_read_changed_listed_and_deleted() {
         .list(&maps, &Selector::fields("metadata.name=b"))
         .unwrap();
     assert_eq!(listed.items.iter().map(name).collect::<Vec<_>>(), ["b"]);
-    // what was read is not what is there, in its content or altogether
+    // The object that was read differs from the present one, in its content or altogether.
     assert!(!client.delete_as(&at, &read).unwrap());
     let now = client.get(&at).unwrap();
     client.delete(&at).unwrap();
@@ -127,7 +128,7 @@ fn what_is_applied_is_there_what_is_left_out_is_not_and_other_fields_are_others(
         .unwrap();
     let second = client.apply(&at, &with(json!({"x": "2"}))).unwrap();
     assert_eq!(second["data"], json!({"x": "2", "theirs": "1"}));
-    // the server answers 500 to this, as to what passes
+    // The server answers 500 to this, as it does to temporary errors.
     let asked = Instant::now();
     let refused = client.apply(&at, &with(json!({"x": 2}))).unwrap_err();
     assert!(
@@ -274,7 +275,7 @@ fn a_watch_tells_every_change_over_several_streams() {
                     &json!({"data": {"key": number.to_string()}}),
                 )
                 .unwrap();
-            // is not in the selection
+            // This object is not selected.
             writer
                 .create(&maps, &config_map(&format!("b{number}"), "0"))
                 .unwrap();
@@ -295,7 +296,7 @@ fn a_watch_tells_every_change_over_several_streams() {
     changes.join().unwrap();
 }
 
-/// A server that has just started sends none in its first minute.
+/// A server that has just started sends no bookmark in its first minute.
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn bookmarks_bring_a_watch_on_where_nothing_happens() {
@@ -357,11 +358,11 @@ fn a_pod_s_token_is_used_and_read_again_when_it_is_replaced() {
         "{refused}"
     );
 
-    // its account goes, and its token with it; the file has another one by then
+    // The account and its token are deleted. The file contains another token by then.
     fs::write(dir.path().join("token"), &second).unwrap();
     client.delete(&accounts.named("first")).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
-    // the server remembers for some seconds that a token was good
+    // The server caches for some seconds that a token was valid.
     while who().unwrap() != "system:serviceaccount:tokens:second" {
         assert!(Instant::now() < deadline);
         thread::sleep(Duration::from_millis(200));
@@ -378,7 +379,7 @@ fn a_pod_s_token_is_used_and_read_again_when_it_is_replaced() {
     assert!(
         refused
             .to_string()
-            .contains("the credentials are not, or no longer, those of this cluster"),
+            .contains("the credentials are not valid, or no longer valid, for this cluster"),
         "{refused}"
     );
 }
@@ -400,7 +401,7 @@ fn a_server_that_is_not_the_cluster_s_is_told_at_once() {
     assert!(
         error
             .to_string()
-            .contains("it is not this cluster's, or the kubeconfig is not"),
+            .contains("the server or the kubeconfig belongs to another cluster"),
         "{error}"
     );
 }
@@ -435,7 +436,8 @@ fn a_stop_ends_watches_and_waits_at_once() {
     assert!(matches!(client.version(), Err(Error::Stopped)));
 }
 
-/// The server refuses evictions with 429 and a Retry-After of 10 s as long as nobody has counted what a budget allows.
+/// The server refuses evictions with 429 and a Retry-After of 10 s until a controller has computed
+/// what a budget permits.
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_server_that_asks_for_patience_is_asked_again_when_it_said() {
@@ -478,9 +480,7 @@ fn a_server_that_asks_for_patience_is_asked_again_when_it_said() {
         "{refused}"
     );
     assert!(
-        refused
-            .to_string()
-            .ends_with("; to be tried again after 10 s"),
+        refused.to_string().ends_with("; try again after 10 s"),
         "{refused}"
     );
 
@@ -563,7 +563,7 @@ fn a_server_that_dies_freezes_and_comes_back_costs_time_and_nothing_else() {
         "{dead}"
     );
     cluster.start_api_server();
-    // no wait for readiness: the call itself lasts until the server answers it
+    // There is no wait for readiness: the call itself lasts until the server answers.
     let administrator = client.within(PATIENCE);
     assert_eq!(
         administrator.get(&maps.named("a")).unwrap()["data"]["key"],
@@ -584,7 +584,7 @@ fn a_server_that_dies_freezes_and_comes_back_costs_time_and_nothing_else() {
         matches!(watch.next().unwrap(), Event::Listed(items) if items.iter().map(name).any(|name| name == "c"))
     );
 
-    // everybody's rights come later than the administrator's
+    // The permissions of other users become effective later than the administrator's.
     let bindings = CLUSTER_ROLE_BINDINGS.named("system:public-info-viewer");
     assert_eq!(
         administrator.get(&bindings).unwrap()["kind"],

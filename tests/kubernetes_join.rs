@@ -1,4 +1,5 @@
-//! A real kubeadm that joins, as far as its checks, a real API server of which it knows nothing but our files (`make kubeadm`).
+//! Tests that a real kubeadm passes the checks of a join with our files only, against a real API
+//! server (`make kubeadm`).
 
 use common::kube_apiserver;
 
@@ -15,10 +16,10 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 const TOKEN: &str = "abcdef.0123456789abcdef";
-/// Of kubeadm's own bootstrap tokens.
+/// The group of kubeadm's own bootstrap tokens.
 const GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
 
-/// A token that may only authenticate, and what kubeadm asks for with it.
+/// Creates a token that may only authenticate, and the objects that kubeadm reads with it.
 fn prepare(client: &Client) {
     let token = json!({
         "metadata": {"name": "bootstrap-token-abcdef"},
@@ -60,7 +61,7 @@ fn prepare(client: &Client) {
         .unwrap();
 }
 
-/// `kubeadm join phase preflight` with our files; what it said.
+/// Runs `kubeadm join phase preflight` with our files, and returns its output.
 fn preflight(
     folder: &Path,
     api_server: &str,
@@ -82,13 +83,13 @@ fn preflight(
     let (known, join) = (folder.join("cluster.conf"), folder.join("join.yaml"));
     fs::write(&known, discovery(api_server, authority)).unwrap();
     let text = join_configuration(&ticket, &node).replace(DISCOVERY, known.to_str().unwrap());
-    // of its own it waits for five minutes for a server that it does not trust
+    // By default, kubeadm waits five minutes for a server that it does not trust.
     let text = text.replacen('{', r#"{"timeouts": {"discovery": "5s"},"#, 1);
     fs::write(&join, text).unwrap();
     let kubeadm =
         std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
     let mut command = Command::new(kubeadm);
-    // this machine is no node; what is asked is how it knows the cluster
+    // This machine is not a node. Only the discovery of the cluster is tested.
     command
         .args([
             "join",
@@ -122,7 +123,7 @@ fn kubeadm_knows_the_api_server_by_the_clusters_ca_alone_and_no_other() {
     let preflight =
         |authority: &str, token: &str| preflight(folder.path(), api_server, authority, token);
 
-    // nothing of the cluster is public, and nothing is signed
+    // No object of the cluster is public, and nothing is signed with the token.
     let said = preflight(&authority, TOKEN).unwrap_or_else(|said| panic!("{said}"));
     assert!(
         said.contains("the TLS cert is valid so proceeding") && said.contains("kubeadm-config"),

@@ -1,5 +1,5 @@
-//! The services as manifests: against a real kube-apiserver with a real etcd, and beside what a real Helm makes of the chart
-//! (`make kubernetes-api`).
+//! Tests of the services' manifests with a real kube-apiserver and a real etcd, and against the
+//! output of a real Helm (`make kubernetes-api`).
 
 use common::kube_apiserver;
 
@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 
 const POLICY: &str = r#"{"measurements":{"4":{"expected":"1111111111111111111111111111111111111111111111111111111111111111"},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
 
-/// They all use the same objects.
+/// Locked by each test, because all of them use the same objects.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn settings(image: &str) -> Settings {
@@ -68,7 +68,7 @@ fn all(settings: &Settings) -> Vec<Object> {
         .collect()
 }
 
-/// The cluster without the services.
+/// Returns the cluster without the services.
 fn empty() -> Client {
     let client = Cluster::shared().client(&Stop::new());
     for object in all(&settings("x")) {
@@ -77,7 +77,8 @@ fn empty() -> Client {
     client
 }
 
-/// What a controller manager and kubelets would say of a set on a cluster of one control plane, for each spec that it sees.
+/// Sets the status that a controller manager and kubelets would report of a DaemonSet in a cluster
+/// of one control plane, for each version of its spec.
 fn play_controller(client: &Client, stop: &Stop) {
     while !stop.wait(Duration::from_millis(100)) {
         for name in ["join-service", "key-service"] {
@@ -165,7 +166,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         json!({"attestationConfig": policy, "attestationConfig_backup": POLICY})
     );
 
-    // another metadata service is a matter of the join service alone
+    // Another metadata service changes the join service only.
     let metadata = MetadataService {
         url: Some("http://10.9.0.1:81".into()),
         ..MetadataService::default()
@@ -186,7 +187,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         "{told}"
     );
 
-    // what was saved is what was applied before, and no secret is among it
+    // The backup contains what was applied before, and no secret.
     let backup = upgraded.backup.unwrap();
     assert_eq!(
         fs::metadata(&backup).unwrap().permissions().mode() & 0o777,
@@ -281,8 +282,8 @@ fn it_is_waited_for_until_every_control_plane_runs_them_and_what_fails_is_said()
     client.delete(&pods.named("join-service-1")).unwrap();
     let expected = [
         Report::Phase(
-            "waiting for key-service: the controller manager has not seen it yet, join-service: the controller manager has \
-             not seen it yet"
+            "waiting for key-service: the controller manager has not processed it yet, join-service: the controller manager has \
+             not processed it yet"
                 .into(),
         ),
         Report::Line("pod join-service-1 on n: ImagePullBackOff: no such image".into()),
@@ -306,7 +307,7 @@ fn what_does_not_get_ready_is_rolled_back() {
     let apply = |settings: &Settings, options: &Options| {
         services::apply(&client, settings, options, &mut |_| {})
     };
-    // the first time: nothing was there, nothing is
+    // The first installation: no object exists before and after it.
     let error = apply(&settings("example.com/a:1"), &impatient).unwrap_err();
     assert!(
         error
@@ -315,14 +316,14 @@ fn what_does_not_get_ready_is_rolled_back() {
         "{error}"
     );
     assert!(
-        error.to_string().ends_with("; all is as it was before"),
+        error.to_string().ends_with("; everything was restored"),
         "{error}"
     );
     for object in all(&settings("x")) {
         assert!(client.find(&object).unwrap().is_none(), "{object}");
     }
 
-    // an upgrade
+    // An upgrade.
     apply(&settings("example.com/a:1"), &without_wait(dir.path())).unwrap();
     let newer = Settings {
         policy: POLICY.replace("1111", "2222"),
@@ -334,7 +335,7 @@ fn what_does_not_get_ready_is_rolled_back() {
         matches!(&error, Error::RolledBack { left, backup: Some(_), .. } if left.is_empty()),
         "{error}"
     );
-    // not only the values are those of before, but also who they belong to: the next run has nothing to do
+    // Values and field ownership are restored, so the next run has nothing to do.
     assert_eq!(
         apply(&settings("example.com/a:1"), &without_wait(dir.path()))
             .unwrap()
@@ -353,11 +354,11 @@ fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
-    // as another tool made it, with a field that is not ours
+    // An object of another tool, with a field that is not ours.
     let maps = CONFIG_MAPS.in_namespace("kube-system");
     let theirs = json!({"metadata": {"name": "join-config", "labels": {"a": "b"}}, "data": {"attestationConfig": "{}", "x": "y"}});
     client.create(&maps, &theirs).unwrap();
-    // says yes to a dry run, and no when it counts
+    // Accepts a dry run, and refuses the real request.
     let policies = Resource::cluster(
         "admissionregistration.k8s.io",
         "v1",
@@ -384,7 +385,7 @@ fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
     client.create(&policies.all(), &policy).unwrap();
     client.create(&bindings.all(), &binding).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
-    // the server takes some time to enforce it
+    // The server enforces the policy only after some time.
     let error = loop {
         match services::apply(
             &client,
@@ -407,7 +408,7 @@ fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
     assert!(
         error
             .to_string()
-            .contains("; all is as it was before (the manifests of before are in "),
+            .contains("; everything was restored (the previous manifests are in "),
         "{error}"
     );
     for object in all(&settings("x")) {
@@ -421,7 +422,7 @@ fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
     assert_eq!(restored["data"], theirs["data"]);
     assert_eq!(restored["metadata"]["labels"], json!({"a": "b"}));
     assert!(restored.get("binaryData").is_none());
-    // which it enforces some time longer
+    // The server enforces the policy for some time after its deletion.
     while let Err(error) = services::apply(
         &client,
         &settings("example.com/a:1"),
@@ -500,7 +501,7 @@ fn the_accounts_of_the_services_may_do_what_they_must_and_nothing_else() {
     );
 }
 
-/// The operator's files, in a directory of their own.
+/// Returns the operator's files, in a new directory.
 struct Operator(tempfile::TempDir);
 
 impl Operator {
@@ -567,7 +568,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     );
     assert_eq!(image_of(&client, "join-service"), "example.com/a:1");
 
-    // one part without the other
+    // One phase without the other.
     let upgraded = operator.apply(&[
         "--skip-wait",
         "--skip-phases",
@@ -605,7 +606,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     let late = operator.apply(&["--timeout", "1s", "--image", "example.com/a:2"]);
     assert_eq!(late.status.code(), Some(1));
     assert!(
-        text(&late.stderr).contains("; all is as it was before (the manifests of before are in "),
+        text(&late.stderr).contains("; everything was restored (the previous manifests are in "),
         "{}",
         text(&late.stderr)
     );
@@ -641,7 +642,7 @@ fn helm_makes_the_same_objects_of_the_chart() {
         fs::read_to_string(operator.0.path().join("firstlight-mastersecret.json")).unwrap();
     let secret = format!("{{\"masterSecret\": {master_secret}}}");
     let set_salt = format!("measurementSalt={}", BASE64_STANDARD.encode([1; 32]));
-    // as the comments in values.yaml have it
+    // As described in the comments of values.yaml.
     let values = [
         "--set",
         "image=example.com/a:1",
@@ -651,7 +652,7 @@ fn helm_makes_the_same_objects_of_the_chart() {
         "attestationPolicy=policy.json",
         "--set",
         &set_salt,
-        // on standard input, where no other user of the machine sees it
+        // On standard input, which no other user of the machine can read.
         "--values",
         "-",
     ];
@@ -703,7 +704,7 @@ fn helm_makes_the_same_objects_of_the_chart() {
         assert_eq!(ours, theirs);
     }
 
-    // without values there is nothing that could be installed
+    // Without values, the chart cannot be installed.
     let missing = Command::new(self::helm())
         .args(["template", "--kube-version", "1.34.4"])
         .arg(&chart)

@@ -495,7 +495,7 @@ mod tests {
             ("measurement_salt: 0 bytes", |ticket| {
                 ticket.measurement_salt.clear()
             }),
-            ("kubelet_cert: it is not one certificate", |ticket| {
+            ("kubelet_cert: expected exactly one certificate", |ticket| {
                 ticket.kubelet_cert.clear()
             }),
             ("kubelet_cert: it is for another key", |ticket| {
@@ -542,7 +542,7 @@ mod tests {
                     ticket.discovery_token_ca_cert_hash = format!("sha256:{}", "0a".repeat(32));
                 },
             ),
-            ("cluster_ca: there is no certificate", |ticket| {
+            ("cluster_ca: it contains no certificate", |ticket| {
                 ticket.cluster_ca = b"none".to_vec()
             }),
             ("cluster_ca: 65537 bytes", |ticket| {
@@ -581,11 +581,11 @@ mod tests {
         for (why, change) in [
             ("has no hash", component(|wire| wire.hash.clear())),
             (
-                "in none of the allowed directories",
+                "is not in an allowed directory",
                 component(|wire| wire.install_path = "/etc/passwd".into()),
             ),
             (
-                "no absolute path without `..`",
+                "is not an absolute path without `..`",
                 component(|wire| wire.install_path = "/run/state/bin/../x".into()),
             ),
             ("no scheme", component(|wire| wire.url = "kubelet".into())),

@@ -1,13 +1,15 @@
-//! What a kubelet wants a serving certificate by: PKCS#10 (RFC 2986) in DER, of one form only.
+//! The certificate signing request of a kubelet's certificate: PKCS#10 (RFC 2986) in DER, in one
+//! form only.
 //!
 //! ```text
 //! subject      O=system:nodes, CN=system:node:NAME, nothing else      key   ECDSA P-256
-//! attributes   at most one extensionRequest (RFC 2985 §5.4.2)         of it a subjectAltName with addresses alone, or, where
-//!                                                                     a kubelet itself asks, with names too
+//! attributes   at most one extensionRequest (RFC 2985 §5.4.2) with one subjectAltName: addresses only, or
+//!              also names if a kubelet itself makes the request
 //! signature    ecdsa-with-SHA256, by that key
 //! ```
 //!
-//! Whatever else stands in a request is refused rather than dropped: who asks for a name that it does not get should know.
+//! Any other content is refused and not ignored, so that a client notices that it does not get a
+//! name that it asked for.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -20,47 +22,49 @@ use super::kubelet_certificate::{
 use super::parameters::NodeName;
 use base::der::{self, Malformed, Reader};
 
-/// A request has some 300 bytes.
+/// The maximum length of a request. A usual one has about 300 bytes.
 pub const MAX_LEN: usize = 4096;
-/// A node has an address or two, and a name.
+/// The maximum number of addresses and names. A node has one or two addresses, and one name.
 const MAX_ADDRESSES: usize = 16;
 const MAX_NAMES: usize = 16;
-/// What every node's subject has.
+/// The subject of every node's certificate.
 const ORGANIZATION: &str = "system:nodes";
 const COMMON_NAME_PREFIX: &str = "system:node:";
 
-// object identifiers, each with its tag and length
+// Object identifiers in DER, with tag and length.
 pub(super) const EXTENSION_REQUEST: &[u8] = &[
     0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e,
 ];
-/// AlgorithmIdentifier of ecdsa-with-SHA256, without parameters (RFC 5758 §3.2).
+/// The AlgorithmIdentifier of ecdsa-with-SHA256, without parameters (RFC 5758 §3.2).
 pub(super) const ECDSA_WITH_SHA256: &[u8] = &[
     0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02,
 ];
-/// A SubjectPublicKeyInfo of P-256 before its point, which is not compressed (RFC 5480 §2).
+/// A SubjectPublicKeyInfo of P-256 up to its uncompressed point (RFC 5480 §2).
 pub(super) const P256: &[u8] =
     b"\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\0";
 const POINT_LEN: usize = 65;
-/// dNSName and iPAddress of a GeneralName: `[2]` and `[7] IMPLICIT` (RFC 5280 §4.2.1.6).
+/// The tags of dNSName and iPAddress in a GeneralName: `[2]` and `[7] IMPLICIT` (RFC 5280
+/// §4.2.1.6).
 const DNS_NAME: u8 = 0x82;
 const IP_ADDRESS: u8 = 0x87;
 
-/// A request that was checked: its key is that of who made it.
+/// A validated request. Its signature proves that the requester has the private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateRequest {
-    /// Of its common name, as Kubernetes writes it.
+    /// The node name in the common name, in Kubernetes' spelling.
     pub node: NodeName,
-    /// Its common name as it is.
+    /// The common name as written in the request.
     pub common_name: String,
-    /// Of its subjectAltName, ASCII; none in what [`CertificateRequest::parse`] returns.
+    /// DNS names of the subjectAltName, ASCII. Empty in the result of
+    /// [`CertificateRequest::parse`].
     pub names: Vec<String>,
-    /// Of its subjectAltName.
+    /// IP addresses of the subjectAltName.
     pub addresses: Vec<IpAddr>,
     /// SubjectPublicKeyInfo, DER.
     pub public_key: Vec<u8>,
 }
 
-/// What is wrong with a request; a clause.
+/// Why a request is refused, as a clause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invalid(String);
 
@@ -74,7 +78,7 @@ impl std::error::Error for Invalid {}
 
 impl From<Malformed> for Invalid {
     fn from(_: Malformed) -> Invalid {
-        Invalid("it is no PKCS#10 request in DER".into())
+        Invalid("it is not a PKCS#10 request in DER".into())
     }
 }
 
@@ -83,18 +87,19 @@ fn invalid<T>(why: impl Into<String>) -> Result<T, Invalid> {
 }
 
 impl CertificateRequest {
-    /// Reads a request of a machine that is about to join, and checks that it is signed by its own key.
+    /// Parses the request of a joining machine, and verifies its signature. Refuses DNS names.
     pub fn parse(der: &[u8]) -> Result<CertificateRequest, Invalid> {
         let request = CertificateRequest::parse_with_names(der)?;
-        // what it is called is up to who signs
+        // The signer chooses the names of the certificate.
         if request.names.is_empty() {
             Ok(request)
         } else {
-            invalid("its subjectAltName has more than addresses")
+            invalid("its subjectAltName has other entries than addresses")
         }
     }
 
-    /// The same of a request that a kubelet makes (k8s.io/client-go, util/certificate), which may have DNS names.
+    /// Parses the request of a kubelet (k8s.io/client-go, util/certificate), and verifies its
+    /// signature. It may contain DNS names.
     pub fn parse_with_names(der: &[u8]) -> Result<CertificateRequest, Invalid> {
         if der.len() > MAX_LEN {
             return invalid(format!("it has {} bytes, more than {MAX_LEN}", der.len()));
@@ -130,7 +135,7 @@ impl CertificateRequest {
                 .verify(signed, signature)
                 .is_ok()
         };
-        // the first byte counts the unused bits of the last
+        // The first byte is the number of unused bits in the last byte.
         if !signature.strip_prefix(&[0]).is_some_and(is_signed) {
             return invalid("it is not signed by its own key");
         }
@@ -147,14 +152,14 @@ impl CertificateRequest {
     }
 }
 
-/// What a subjectAltName has.
+/// The contents of a subjectAltName.
 #[derive(Default)]
 struct AlternativeNames {
     names: Vec<String>,
     addresses: Vec<IpAddr>,
 }
 
-/// Of a Name's content: one organization and one common name, each in a set of its own.
+/// Parses the contents of a Name: one organization and one common name, each in its own set.
 fn read_subject(subject: &[u8]) -> Result<(NodeName, String), Invalid> {
     let (mut organization, mut common_name) = (None, None);
     let mut names = Reader::new(subject);
@@ -167,13 +172,17 @@ fn read_subject(subject: &[u8]) -> Result<(NodeName, String), Invalid> {
         let slot = match kind {
             ORGANIZATION_NAME => &mut organization,
             COMMON_NAME => &mut common_name,
-            _ => return invalid("its subject has more than an organization and a common name"),
+            _ => {
+                return invalid(
+                    "its subject has other attributes than an organization and a common name",
+                );
+            }
         };
         if !set.is_empty() || slot.is_some() {
             return invalid("its subject has more than one organization or common name");
         }
         if !matches!(tag, der::PRINTABLE_STRING | der::UTF8_STRING) || !value.is_ascii() {
-            return invalid("its subject is no ASCII text");
+            return invalid("its subject is not ASCII text");
         }
         *slot = std::str::from_utf8(value).ok();
     }
@@ -222,7 +231,7 @@ fn read_extensions(extensions: &[u8]) -> Result<AlternativeNames, Invalid> {
     let value = extension.expect(der::OCTET_STRING)?;
     extension.end()?;
     if kind != SUBJECT_ALT_NAME || !extensions.is_empty() {
-        return invalid("it wants other extensions than a subjectAltName");
+        return invalid("it requests other extensions than a subjectAltName");
     }
     let mut whole = Reader::new(value);
     let names = whole.expect(der::SEQUENCE)?;
@@ -230,20 +239,24 @@ fn read_extensions(extensions: &[u8]) -> Result<AlternativeNames, Invalid> {
     read_names(names)
 }
 
-/// Of GeneralNames.
+/// Parses GeneralNames.
 fn read_names(names: &[u8]) -> Result<AlternativeNames, Invalid> {
     let (mut names, mut read) = (Reader::new(names), AlternativeNames::default());
     while !names.is_empty() {
         match names.read()? {
             (IP_ADDRESS, bytes) => match address(bytes) {
                 Some(address) => read.addresses.push(address),
-                None => return invalid("its subjectAltName has an address that is none"),
+                None => return invalid("its subjectAltName has an invalid address"),
             },
             (DNS_NAME, bytes) => match std::str::from_utf8(bytes) {
                 Ok(name) if name.is_ascii() => read.names.push(name.to_owned()),
-                _ => return invalid("its subjectAltName has a name that is no ASCII text"),
+                _ => return invalid("its subjectAltName has a name that is not ASCII text"),
             },
-            _ => return invalid("its subjectAltName has more than addresses and names of hosts"),
+            _ => {
+                return invalid(
+                    "its subjectAltName has other entries than addresses and host names",
+                );
+            }
         }
         if read.addresses.len() > MAX_ADDRESSES || read.names.len() > MAX_NAMES {
             return invalid(format!(
@@ -368,7 +381,7 @@ mod tests {
                 .unwrap();
         assert_eq!((read.node.as_str(), read.addresses.len()), ("a.b", 1));
         let dns = with(&["-addext", "subjectAltName=DNS:a.b,IP:10.0.0.1"], "dns");
-        assert!(refused(&dns).contains("more than addresses"));
+        assert!(refused(&dns).contains("other entries than addresses"));
         let read = CertificateRequest::parse_with_names(&dns).unwrap();
         assert_eq!(
             (&read.names[..], read.common_name.as_str()),
@@ -389,7 +402,7 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(
-                refused.contains("more than addresses and names"),
+                refused.contains("other entries than addresses and host names"),
                 "{refused}"
             );
         }
@@ -425,12 +438,12 @@ mod tests {
         }
         let mut more = good.clone();
         more.distinguished_name.push(DnType::CountryName, "DE");
-        assert!(refused(&request(&more)).contains("more than an organization"));
+        assert!(refused(&request(&more)).contains("other attributes than an organization"));
         let mut named = good.clone();
         named
             .subject_alt_names
             .push(SanType::DnsName("kubernetes".try_into().unwrap()));
-        assert!(refused(&request(&named)).contains("more than addresses"));
+        assert!(refused(&request(&named)).contains("other entries than addresses"));
         let mut many = good.clone();
         many.subject_alt_names =
             vec![SanType::IpAddress("10.0.0.1".parse().unwrap()); MAX_ADDRESSES + 1];
@@ -488,7 +501,7 @@ mod tests {
         let valid = request(&params);
         let read = CertificateRequest::parse_with_names(&valid).unwrap();
         for mutant in mutations(&valid, 20_000) {
-            // a signature has two forms at most, and the rest is signed
+            // A mutated signature may still be valid in a second encoding. The rest is signed.
             if let Ok(other) = CertificateRequest::parse_with_names(&mutant) {
                 assert_eq!(other, read);
             }
@@ -498,7 +511,7 @@ mod tests {
                 read_extensions(&mutant),
             );
         }
-        // behind the signature's check nothing may go wrong either
+        // Code after the signature check must not panic either.
         let mut info = Reader::new(Reader::new(&valid).expect(der::SEQUENCE).unwrap());
         let mut info = Reader::new(info.expect(der::SEQUENCE).unwrap());
         info.read().unwrap();

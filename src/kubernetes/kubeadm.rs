@@ -1,9 +1,11 @@
-//! What kubeadm is told, as its configuration files are typed: kubeadm.k8s.io/v1beta4, which every supported version reads
-//! (from 1.31), and kubelet.config.k8s.io/v1beta1. JSON is YAML 1.2, and kubeadm takes documents with `---` between them.
+//! Kubeadm's configuration files as types: kubeadm.k8s.io/v1beta4, which every supported version
+//! (from 1.31) reads, and kubelet.config.k8s.io/v1beta1. The files are JSON, which is valid YAML
+//! 1.2, with `---` between documents.
 //!
-//! Fields that are left out have kubeadm's default. Differences to the old system's files, which are of v1beta3: the API
-//! server is advertised at the node's own address, not at that of the default route; an empty `cloud-provider` is left out;
-//! no cipher suite with RSA key exchange, which has no forward secrecy (RFC 9325 §4.1).
+//! A missing field has kubeadm's default. The old system's files are of v1beta3. They differ in
+//! these points: here the API server advertises the node's own address instead of that of the
+//! default route; an empty `cloud-provider` is omitted; and there is no cipher suite with RSA key
+//! exchange, which has no forward secrecy (RFC 9325 §4.1).
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -16,26 +18,28 @@ use zeroize::Zeroizing;
 
 use super::parameters::{Networks, NodeName, Subnet, Version};
 
-/// Where the API server listens on each control plane.
+/// The port of the API server on each control plane.
 pub const API_SERVER_PORT: u16 = 6443;
-/// Where [`AUDIT_POLICY`] is written, with mode 0644.
+/// The path of [`AUDIT_POLICY`], a file with mode 0644.
 pub const AUDIT_POLICY_PATH: &str = "/etc/kubernetes/audit-policy.yaml";
-/// Of each request who did what to what and when, and no content.
+/// Logs the metadata of each request, but no contents.
 pub const AUDIT_POLICY: &str = r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy","metadata":{},"rules":[{"level":"Metadata"}]}
 "#;
-/// Patches of kubeadm's manifests, which come as components; kubeadm wants the directory to exist.
+/// The directory of patches for kubeadm's manifests. They are installed as components. Kubeadm
+/// requires that the directory exists.
 pub const PATCHES: &str = "/opt/kubernetes/patches";
-/// What kubeadm makes into pods of the control plane.
+/// The directory of the control plane's static pod manifests.
 pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
-/// The cluster's certificate authority, as kubeadm names it.
+/// The certificate of the cluster's CA, at kubeadm's path.
 pub const CA_CERTIFICATE: &str = "/etc/kubernetes/pki/ca.crt";
-/// Its key, on control planes only.
+/// The key of the cluster's CA, on control planes only.
 pub const CA_KEY: &str = "/etc/kubernetes/pki/ca.key";
-/// Where a kubelet's first serving certificate is, and its key. The first pair is where a kubelet looks that renews it
-/// (k8s.io/client-go, util/certificate: `kubelet-server` in its certificate directory). It must not be named to it as
-/// `tlsCertFile`: before 1.36 a kubelet serves what that names to whoever comes by an address, as the API server does, however
-/// often it was renewed. The second has the old system's names, which speak of a client: its clusters name them to their
-/// kubelets, those of our nodes too.
+/// The paths of a kubelet's first serving certificate and its key. At the first pair, a kubelet
+/// looks for the certificate that it renews (k8s.io/client-go, util/certificate: `kubelet-server`
+/// in its certificate directory). It must not be configured as `tlsCertFile`: before 1.36, a
+/// kubelet serves that file to clients that connect by address, such as the API server, even after
+/// a renewal. The second pair has the old system's names, which contain the word client. The
+/// configuration of the old system's clusters names it, also for our nodes.
 pub const KUBELET_CERTIFICATES: [(&str, &str); 2] = [
     (
         "/var/lib/kubelet/pki/kubelet-server.crt",
@@ -48,11 +52,12 @@ pub const KUBELET_CERTIFICATES: [(&str, &str); 2] = [
 ];
 
 const KUBEADM_API: &str = "kubeadm.k8s.io/v1beta4";
-/// Where containerd listens.
+/// The socket of containerd.
 pub const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
-/// From this minor version on the gate ControlPlaneKubeletLocalMode is on by itself; from 1.35 it is locked.
+/// The minor version from which the feature gate ControlPlaneKubeletLocalMode is on by default. It
+/// is locked from 1.35 on.
 const KUBELET_LOCAL_MODE_DEFAULT: u32 = 33;
-/// AEAD with forward secrecy, in the old system's order.
+/// AEAD cipher suites with forward secrecy, in the old system's order.
 const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
@@ -62,37 +67,41 @@ const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
 ];
 
-/// This machine, as Kubernetes is to know it.
+/// The present machine as a Kubernetes node.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// Of the Node object.
+    /// The name of the Node object.
     pub name: NodeName,
-    /// In the cluster's network.
+    /// The address in the cluster's network.
     pub ip: IpAddr,
-    /// As the cloud's controller knows it; may be empty.
+    /// The provider ID for the cloud's controller. May be empty.
     pub provider_id: String,
-    /// Whether a cloud's controller manager will run: the node is tainted until it has seen it.
+    /// Whether a cloud controller manager will run. It removes the node's taint when it has
+    /// initialized the node.
     pub external_cloud_provider: bool,
 }
 
-/// The cluster to make.
+/// The cluster to create.
 #[derive(Debug, Clone)]
 pub struct Cluster {
-    /// Of the control plane.
+    /// The Kubernetes version of the control plane.
     pub version: Version,
-    /// Checked by [`cluster_name`](super::parameters::cluster_name).
+    /// The cluster's name, validated by [`cluster_name`](super::parameters::cluster_name).
     pub name: String,
-    /// The load balancer's host, checked by [`host`](super::parameters::host).
+    /// The host of the load balancer, validated by [`host`](super::parameters::host).
     pub endpoint: String,
-    /// Further names of the API server, each checked by [`alternative_name`](super::parameters::alternative_name).
+    /// Further names of the API server, each validated by
+    /// [`alternative_name`](super::parameters::alternative_name).
     pub alternative_names: Vec<String>,
-    /// Of services and pods.
+    /// The networks of services and pods.
     pub networks: Networks,
-    /// How long kubeadm waits for kubelet, control plane and API; its own 4 minutes and 1 minute where there is none.
+    /// How long kubeadm waits for kubelet, control plane and API. If `None`, kubeadm's default of 4
+    /// minutes and 1 minute.
     pub patience: Option<Duration>,
 }
 
-/// The files for `kubeadm init`: InitConfiguration, ClusterConfiguration, KubeletConfiguration, KubeProxyConfiguration.
+/// Returns the files for `kubeadm init`: InitConfiguration, ClusterConfiguration,
+/// KubeletConfiguration, KubeProxyConfiguration.
 pub fn init(cluster: &Cluster, node: &Node) -> String {
     let init = InitConfiguration {
         local_api_endpoint: ApiEndpoint::of(node),
@@ -140,32 +149,32 @@ pub fn init(cluster: &Cluster, node: &Node) -> String {
     .join("---\n")
 }
 
-/// What a ticket says about the cluster to join.
+/// The data of a join ticket for kubeadm.
 pub struct Ticket {
-    /// `host:port` of the API server.
+    /// The API server, `host:port`.
     pub api_server: String,
-    /// A bootstrap token.
+    /// The bootstrap token.
     pub token: Zeroizing<String>,
-    /// How this node knows the API server.
+    /// How the node authenticates the API server.
     pub trust: Trust,
-    /// Whether this becomes a control plane; its certificates are there by then.
+    /// Whether the node becomes a control plane. Its certificates must be in place.
     pub control_plane: bool,
 }
 
-/// How a joining node knows the cluster's API server.
+/// How a joining node authenticates the cluster's API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
-    /// By the CA, PEM, in [`DISCOVERY`].
+    /// By the CA certificate, PEM, in the file [`DISCOVERY`].
     Authority(String),
-    /// By `sha256:` and the hash of the CA's public key, with what the token signs in the cluster.
+    /// By token discovery with `sha256:` and the hash of the CA's public key.
     Hash(String),
 }
 
-/// Where kubeadm finds the kubeconfig of [`discovery`].
+/// The path of the kubeconfig of [`discovery`].
 pub const DISCOVERY: &str = "/run/firstlight/cluster.conf";
 
-/// The kubeconfig by which a joining node knows the API server at `api_server`, whose CA is `authority`; nothing in it is
-/// secret.
+/// Returns the kubeconfig with which a joining node authenticates the API server at `api_server` by
+/// the CA `authority`. It contains no secret.
 pub fn discovery(api_server: &str, authority: &str) -> String {
     let cluster = json!({
         "server": format!("https://{api_server}"),
@@ -173,7 +182,7 @@ pub fn discovery(api_server: &str, authority: &str) -> String {
     });
     let content = json!({
         "clusters": [{"name": "joined", "cluster": cluster}],
-        // kubeadm takes no context without a user, and this one has no credentials
+        // Kubeadm requires a user in the context. This user has no credentials.
         "users": [{"name": "joining", "user": {}}],
         "contexts": [{"name": "joining", "context": {"cluster": "joined", "user": "joining"}}],
         "current-context": "joining",
@@ -181,7 +190,7 @@ pub fn discovery(api_server: &str, authority: &str) -> String {
     document("v1", "Config", &content)
 }
 
-/// The file for `kubeadm join`: JoinConfiguration. It has the token in it.
+/// Returns the file for `kubeadm join`: JoinConfiguration. It contains the token.
 pub fn join_configuration(ticket: &Ticket, node: &Node) -> Zeroizing<String> {
     let configuration = JoinConfiguration {
         discovery: match &ticket.trust {
@@ -242,7 +251,7 @@ struct InitConfiguration<'a> {
     timeouts: Option<Timeouts>,
 }
 
-/// kubeadm makes a token whether anybody wants one or not; this one nobody sees, and it is gone soon.
+/// Kubeadm always creates a token. Nobody uses this one, and it expires soon.
 #[derive(Serialize)]
 struct ShortLived {
     ttl: &'static str,
@@ -264,7 +273,7 @@ impl ApiEndpoint {
     }
 }
 
-/// Without `taints`: kubeadm's own for a control plane.
+/// Without `taints`, kubeadm adds its own for a control plane.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct NodeRegistration<'a> {
@@ -417,12 +426,13 @@ impl ApiServer {
             extra_args: vec![
                 argument("audit-policy-file", AUDIT_POLICY_PATH),
                 argument("audit-log-path", "/var/log/kubernetes/audit/audit.log"),
-                // days, files, megabytes
+                // Days, files, megabytes.
                 argument("audit-log-maxage", "30"),
                 argument("audit-log-maxbackup", "10"),
                 argument("audit-log-maxsize", "100"),
                 argument("profiling", "false"),
-                // else it would send logs and commands to whoever answers for a kubelet
+                // Otherwise the API server would send logs and commands to any server at a
+                // kubelet's address.
                 argument("kubelet-certificate-authority", CA_CERTIFICATE),
             ],
             extra_volumes: [
@@ -451,15 +461,16 @@ struct FeatureGates {
     control_plane_kubelet_local_mode: bool,
 }
 
-/// Uploaded by kubeadm: it is every node's.
+/// Kubeadm uploads this configuration, and every node uses it.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct KubeletConfiguration {
-    /// The image sets the sysctls that the kubelet wants.
+    /// The image sets the sysctls that the kubelet needs.
     protect_kernel_defaults: bool,
     static_pod_path: &'static str,
-    /// The kubelet asks the cluster for a new serving certificate when 70 to 90 % of the time of the present one are over,
-    /// or when the Node has an address or a name that is not in it; the join service approves that.
+    /// The kubelet requests a new serving certificate after 70 to 90 % of the present one's
+    /// validity, or when the Node has an address or name that is not in it. The join service
+    /// approves the request.
     #[serde(rename = "serverTLSBootstrap")]
     server_tls_bootstrap: bool,
     tls_cipher_suites: [&'static str; 6],
@@ -493,7 +504,7 @@ impl KubeletConfiguration {
     }
 }
 
-/// For kubeadm's kube-proxy, where it installs one.
+/// The configuration of kube-proxy, if kubeadm installs it.
 #[derive(Serialize)]
 struct KubeProxyConfiguration {
     conntrack: Conntrack,
@@ -506,8 +517,7 @@ struct Conntrack {
 }
 
 impl KubeProxyConfiguration {
-    /// 0: nf_conntrack_max stays what the kernel makes of the machine's memory or the image sets, as with the kubelet's
-    /// sysctls.
+    /// 0 keeps nf_conntrack_max as set by the kernel or the image, as with the kubelet's sysctls.
     fn new() -> KubeProxyConfiguration {
         KubeProxyConfiguration {
             conntrack: Conntrack { max_per_core: 0 },
@@ -790,7 +800,7 @@ mod tests {
         assert!(!file.to_string().contains("abcdef"));
     }
 
-    /// $FIRSTLIGHT_KUBEADM, a kubeadm of any supported version.
+    /// Returns $FIRSTLIGHT_KUBEADM, the path of a kubeadm of any supported version.
     fn real_kubeadm() -> Option<PathBuf> {
         std::env::var_os("FIRSTLIGHT_KUBEADM").map(PathBuf::from)
     }
@@ -843,7 +853,7 @@ mod tests {
             init(&dual, &node()),
         ] {
             let (accepted, said) = validate(&text);
-            // a warning would name an unknown or deprecated field
+            // A warning would name an unknown or deprecated field.
             assert!(
                 accepted && !said.contains("W1") && !said.to_lowercase().contains("deprecated"),
                 "{text}\n{said}"
@@ -858,7 +868,7 @@ mod tests {
             }
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), discovery("10.42.1.100:6443", "PEM")).unwrap();
-            // it wants to see the file that it is told of
+            // Kubeadm checks that the configured file exists.
             let text = join_configuration(&ticket, &node())
                 .replace(DISCOVERY, file.path().to_str().unwrap());
             let (accepted, said) = validate(&text);
@@ -866,7 +876,7 @@ mod tests {
             let (accepted, said) = validate(&text.replace("discovery", "discovry"));
             assert!(!accepted || said.contains("unknown field"), "{said}");
         }
-        // it does look
+        // Kubeadm does check the file.
         for (from, to) in [
             ("10.96.0.0/16", "10.0.0.0/8"),
             ("10.96.0.0/16", "10.96.0.0/29"),

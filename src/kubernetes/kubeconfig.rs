@@ -1,8 +1,9 @@
-//! The administrator's kubeconfig that a node sends, built anew before anything on the operator's machine reads it.
+//! Builds the administrator's kubeconfig again from the one that a node sends, before any program
+//! on the operator's machine reads it.
 //!
-//! A kubeconfig can name programs that kubectl runs (`exec`), files that it reads and proxies that it asks. So nothing of the
-//! node's text is passed on but four values, each of which is checked: the server's address, the cluster's CA, the client's
-//! certificate and its key. The names are the caller's.
+//! A kubeconfig can name programs that kubectl runs (`exec`), files that it reads, and proxies that
+//! it uses. So only four values of the node's text are used, and each is validated: the server's
+//! address, the cluster's CA, the client's certificate and its key. The caller sets the names.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -17,12 +18,12 @@ use super::kubelet_certificate::pem;
 use super::{parameters, yaml};
 use base::crypto::Secret;
 
-/// More than a cluster's bundle of CAs, or a client's chain, has.
+/// The maximum number of certificates in a bundle of CAs or in a client's chain.
 const MAX_CERTIFICATES: usize = 16;
 
-/// The kubeconfig that has the server, CA, client certificate and client key of the current context in `text`, with names
-/// made of `cluster` as kubeadm makes them (NAME, NAME-admin, NAME-admin@NAME). The error is a clause that says which of the
-/// four is missing or wrong.
+/// Builds a kubeconfig from the server, CA, client certificate and client key of the current
+/// context in `text`. Its names are derived from `cluster` as kubeadm does it (NAME, NAME-admin,
+/// NAME-admin@NAME). The error is a clause that names the value that is missing or invalid.
 pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
     let text = str::from_utf8(text).map_err(|_| "it is not UTF-8")?;
     let given = yaml::document(text).map_err(|error| error.to_string())?;
@@ -68,13 +69,13 @@ pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
     ))
 }
 
-/// The entry of this name in one of a kubeconfig's lists.
+/// Returns the entry of this name in one of a kubeconfig's lists.
 fn named<'a>(kubeconfig: &'a Value, list: &str, name: &str) -> Result<&'a Value, String> {
     let entries = kubeconfig[list].as_array().into_iter().flatten();
     let mut found = entries.filter(|entry| entry["name"] == name);
     found
         .next()
-        .ok_or_else(|| format!("its {list} have none named {name:.80?}"))
+        .ok_or_else(|| format!("its {list} contain no entry named {name:.80?}"))
 }
 
 fn text_of<'a>(value: &'a Value, field: &str) -> Result<&'a str, String> {
@@ -102,12 +103,12 @@ fn certificates(value: &Value, field: &str) -> Result<Vec<CertificateDer<'static
     }
     for certificate in &certificates {
         webpki::anchor_from_trusted_cert(certificate)
-            .map_err(|error| format!("{field}: a certificate in it cannot be read: {error:?}"))?;
+            .map_err(|error| format!("{field}: it contains an invalid certificate: {error:?}"))?;
     }
     Ok(certificates)
 }
 
-/// What was parsed, and not what stood around it in the PEM.
+/// Encodes the parsed certificates again, without any text around them.
 fn certificates_text(certificates: &[CertificateDer<'_>]) -> String {
     let all: String = certificates
         .iter()
@@ -135,7 +136,7 @@ mod tests {
     use crate::client::Config;
     use support::mutation::mutations;
 
-    /// As kubeadm writes it, with lines of the test's in the cluster and in the user.
+    /// Builds a kubeconfig as kubeadm does, with additional lines in the cluster and in the user.
     fn kubeconfig(in_cluster: &str, in_user: &str) -> String {
         let CertifiedKey { cert, signing_key } =
             generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
@@ -264,7 +265,9 @@ mod tests {
                 .starts_with("client-certificate-data and client-key-data")
         );
         assert!(refused("kind: Config").contains("current-context is missing"));
-        assert!(refused("current-context: a").contains("its contexts have none named \"a\""));
+        assert!(
+            refused("current-context: a").contains("its contexts contain no entry named \"a\"")
+        );
         assert!(rebuild(b"\xff", "green").is_err() && rebuild(b"", "green").is_err());
     }
 

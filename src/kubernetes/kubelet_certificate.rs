@@ -1,9 +1,12 @@
-//! The certificate that a kubelet serves with: a P-256 key, signed by the cluster's CA (X.509 version 3, RFC 5280).
+//! The serving certificate of a kubelet: a P-256 key, signed by the cluster's CA (X.509 version 3,
+//! RFC 5280).
 //!
-//! On the first control plane the node signs it itself, since the CA is there; for all others the join service does, which
-//! runs where the CA is. The API server asks the kubelet for it (`kubelet-certificate-authority`). Differences to the old system's: it has the node's DNS names too, and it is good for
-//! serving only, as those of Kubernetes' own signer `kubernetes.io/kubelet-serving`: a client certificate of this subject
-//! would be the node's identity.
+//! On the first control plane, the node signs the certificate itself, because it has the CA. For
+//! all other nodes, the join service on a control plane signs it. The API server requires it from
+//! the kubelet (`kubelet-certificate-authority`). It differs from the old system's in two points.
+//! It also contains the node's DNS names. It is valid for serving only, like those of Kubernetes'
+//! signer `kubernetes.io/kubelet-serving`: a client certificate with this subject would
+//! authenticate as the node.
 
 use std::fmt;
 use std::fs;
@@ -29,12 +32,13 @@ use base::der::{self, Reader};
 use base::time as instant;
 use sys::file;
 
-/// Clocks of nodes may differ by this much.
+/// The accepted clock difference between nodes.
 const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);
-/// From now, as the old system has it; but never longer than the CA is good, since nobody takes it then.
+/// The validity of a certificate, as in the old system. It ends with the CA's at the latest,
+/// because clients no longer accept it then.
 const VALIDITY: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-// object identifiers, each with its tag and length
+// Object identifiers in DER, with tag and length.
 pub(super) const ORGANIZATION: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x0a];
 pub(super) const COMMON_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x03];
 const SUBJECT_KEY_IDENTIFIER: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x0e];
@@ -45,13 +49,14 @@ const AUTHORITY_KEY_IDENTIFIER: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x23];
 const EXTENDED_KEY_USAGE: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x25];
 const SERVER_AUTH: &[u8] = &[0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
 
-/// A DER BOOLEAN TRUE: the extension is critical.
+/// DER BOOLEAN TRUE, for a critical extension.
 const CRITICAL: &[u8] = &[der::BOOLEAN, 1, 0xff];
-/// digitalSignature, the first bit of eight (RFC 5280 §4.2.1.3); an ECDSA key enciphers nothing.
+/// The key usage digitalSignature, the first bit of eight (RFC 5280 §4.2.1.3). An ECDSA key cannot
+/// encipher.
 const DIGITAL_SIGNATURE: &[u8] = &[der::BIT_STRING, 2, 7, 0x80];
 
-/// What a CA signs with, the first that its key can: TLS' name of it, and the AlgorithmIdentifier (RFC 4055 §5, RFC 5758
-/// §3.2).
+/// Signature algorithms of a CA, in order of preference: the TLS signature scheme, and the
+/// AlgorithmIdentifier (RFC 4055 §5, RFC 5758 §3.2).
 const ALGORITHMS: [(SignatureScheme, &[u8]); 3] = [
     (
         SignatureScheme::RSA_PKCS1_SHA256,
@@ -74,14 +79,14 @@ const ALGORITHMS: [(SignatureScheme, &[u8]); 3] = [
     ),
 ];
 
-/// Why there is no certificate.
+/// Why no certificate was issued.
 #[derive(Debug)]
 pub enum Error {
     /// The CA's certificate or key cannot be used; a clause.
     Authority(String),
-    /// No key could be made.
+    /// The key generation failed.
     Key,
-    /// The system's answer.
+    /// A file could not be written.
     Io(PathBuf, io::Error),
 }
 
@@ -92,7 +97,7 @@ impl fmt::Display for Error {
                 f,
                 "the cluster's CA cannot sign the kubelet's certificate: {why}"
             ),
-            Error::Key => f.write_str("no P-256 key could be made for the kubelet's certificate"),
+            Error::Key => f.write_str("cannot generate a P-256 key for the kubelet's certificate"),
             Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
         }
     }
@@ -100,16 +105,17 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A certificate with its key, as PEM.
+/// A certificate and its key, as PEM.
 pub struct KubeletCertificate {
-    /// `CERTIFICATE`, without the CA's.
+    /// The `CERTIFICATE`, without the CA's.
     pub certificate: String,
-    /// `PRIVATE KEY` (PKCS#8).
+    /// The `PRIVATE KEY` (PKCS#8).
     pub key: Zeroizing<String>,
 }
 
-/// Makes a key, and a certificate for the kubelet of `node` under its name, `names` and `addresses`. The CA's certificate
-/// and key are PEM as kubeadm writes them: RSA, or ECDSA on P-256 or P-384.
+/// Creates a key and a certificate for the kubelet of `node` with its name, `names` and
+/// `addresses`. The CA's certificate and key are PEM in kubeadm's format: RSA, or ECDSA on P-256 or
+/// P-384.
 pub fn issue(
     ca_certificate: &[u8],
     ca_key: &[u8],
@@ -132,7 +138,7 @@ pub fn issue(
 }
 
 impl KubeletCertificate {
-    /// Writes both with mode 0600, the key first, each whole or not at all.
+    /// Writes both files with mode 0600, the key first. Each is written as a whole or not at all.
     pub fn write(&self, certificate: &Path, key: &Path) -> Result<(), Error> {
         write_private(key, self.key.as_bytes())?;
         write_private(certificate, self.certificate.as_bytes())
@@ -151,29 +157,30 @@ pub struct Authority {
     key: std::sync::Arc<dyn SigningKey>,
     scheme: SignatureScheme,
     algorithm: &'static [u8],
-    /// Its subject, the issuer of what it signs.
+    /// The CA's subject, the issuer of its certificates.
     name: Vec<u8>,
     key_identifier: Option<Vec<u8>>,
-    /// The end of its own certificate.
+    /// The end of the CA certificate's validity.
     end: SystemTime,
 }
 
 impl Authority {
-    /// Of its certificate and key, PEM as kubeadm writes them: RSA, or ECDSA on P-256 or P-384.
+    /// Loads a CA from its certificate and key, PEM in kubeadm's format: RSA, or ECDSA on P-256 or
+    /// P-384.
     pub fn new(certificate: &[u8], key: &[u8]) -> Result<Authority, Error> {
         let refuse = |why: String| Error::Authority(why);
         let certificate = CertificateDer::from_pem_slice(certificate)
-            .map_err(|error| refuse(format!("its certificate is no PEM: {error}")))?;
+            .map_err(|error| refuse(format!("its certificate is not PEM: {error}")))?;
         let anchor = webpki::anchor_from_trusted_cert(&certificate)
-            .map_err(|error| refuse(format!("its certificate cannot be read: {error:?}")))?;
+            .map_err(|error| refuse(format!("its certificate is invalid: {error:?}")))?;
         let mut der = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|error| refuse(format!("its key is no PEM: {error}")))?;
+            .map_err(|error| refuse(format!("its key is not PEM: {error}")))?;
         let key = any_supported_type(&der);
         der.zeroize();
         let key = key.map_err(|error| refuse(format!("its key cannot be used: {error}")))?;
         let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
         if key.public_key().is_none_or(|own| *own != *public_key) {
-            return Err(refuse("its key is not that of its certificate".into()));
+            return Err(refuse("its key does not belong to its certificate".into()));
         }
         let usable = ALGORITHMS
             .iter()
@@ -182,7 +189,7 @@ impl Authority {
             *usable.ok_or_else(|| refuse("its key is neither RSA nor P-256 nor P-384".into()))?;
         let name = der::element(der::SEQUENCE, &[anchor.subject.as_ref()]);
         let end = not_after(&certificate)
-            .ok_or_else(|| refuse("its certificate does not say until when it is good".into()))?;
+            .ok_or_else(|| refuse("its certificate has no valid end of its validity".into()))?;
         Ok(Authority {
             key,
             scheme,
@@ -193,8 +200,9 @@ impl Authority {
         })
     }
 
-    /// A certificate for the kubelet of `node` and this key (SubjectPublicKeyInfo, DER) under its name, `names` and
-    /// `addresses`: PEM, without the CA's. It ends with the CA's own at the latest.
+    /// Issues a certificate for the kubelet of `node` and this key (SubjectPublicKeyInfo, DER) with
+    /// its name, `names` and `addresses`. Returns PEM without the CA's certificate. It ends with
+    /// the CA's certificate at the latest.
     pub fn certify(
         &self,
         public_key: &[u8],
@@ -204,10 +212,10 @@ impl Authority {
         now: SystemTime,
     ) -> Result<String, Error> {
         let mut serial = base::crypto::random::<16>();
-        serial[0] = serial[0] & 0x7f | 0x40; // positive, and the shortest form
+        serial[0] = serial[0] & 0x7f | 0x40; // positive, in the shortest encoding
         if self.end <= now {
             return Err(Error::Authority(format!(
-                "its certificate has ended, on {}",
+                "its certificate expired on {}",
                 instant::seconds(self.end)
             )));
         }
@@ -242,14 +250,14 @@ impl Authority {
     }
 }
 
-/// The end of a certificate's validity (RFC 5280 §4.1.2.5).
+/// Returns the end of a certificate's validity (RFC 5280 §4.1.2.5).
 fn not_after(certificate: &[u8]) -> Option<SystemTime> {
     let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE).ok()?);
     let mut body = Reader::new(certificate.expect(der::SEQUENCE).ok()?);
     if body.peek() == Some(der::context(0)) {
         body.read().ok()?;
     }
-    // serial number, signature, issuer
+    // Serial number, signature, issuer.
     body.expect(der::INTEGER).ok()?;
     body.expect(der::SEQUENCE).ok()?;
     body.expect(der::SEQUENCE).ok()?;
@@ -258,7 +266,7 @@ fn not_after(certificate: &[u8]) -> Option<SystemTime> {
     let (tag, text) = validity.read().ok()?;
     let text = std::str::from_utf8(text).ok()?;
     let (year, rest) = match tag {
-        // two digits of the year; from 50 they are of the 20th century
+        // UTCTime has two digits of the year; 50 to 99 mean 1950 to 1999.
         der::UTC_TIME => {
             let (year, rest) = text.split_at_checked(2)?;
             (
@@ -285,7 +293,7 @@ fn not_after(certificate: &[u8]) -> Option<SystemTime> {
     ))
 }
 
-/// The value of a certificate's subject key identifier.
+/// Returns the subject key identifier of a certificate.
 fn key_identifier(certificate: &[u8]) -> Option<Vec<u8>> {
     let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE).ok()?);
     let mut body = Reader::new(certificate.expect(der::SEQUENCE).ok()?);
@@ -308,7 +316,8 @@ fn key_identifier(certificate: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// `O=system:nodes, CN=system:node:<name>`, the name that Kubernetes gives a kubelet.
+/// Encodes `O=system:nodes, CN=system:node:<name>`, the subject of Kubernetes' kubelet
+/// certificates.
 pub(super) fn subject(node: &NodeName) -> Vec<u8> {
     let attribute = |kind: &[u8], value: &str| {
         let value = der::element(der::PRINTABLE_STRING, &[value.as_bytes()]);
@@ -343,7 +352,7 @@ fn extensions(
             &[],
             &der::element(der::SEQUENCE, &[SERVER_AUTH]),
         ),
-        // no CA, which is the default and so not written
+        // The default of basicConstraints, not a CA, is omitted in DER.
         extension(
             BASIC_CONSTRAINTS,
             CRITICAL,
@@ -356,7 +365,7 @@ fn extensions(
         ),
     ];
     if let Some(identifier) = &authority.key_identifier {
-        // keyIdentifier is [0] IMPLICIT
+        // keyIdentifier is `[0] IMPLICIT`.
         let value = der::element(der::SEQUENCE, &[&der::element(0x80, &[identifier])]);
         all.push(extension(AUTHORITY_KEY_IDENTIFIER, &[], &value));
     }
@@ -366,7 +375,7 @@ fn extensions(
     )
 }
 
-/// GeneralNames (RFC 5280 §4.2.1.6): dNSName is `[2]`, iPAddress `[7]`, both IMPLICIT.
+/// Encodes GeneralNames (RFC 5280 §4.2.1.6): dNSName is `[2]`, iPAddress `[7]`, both IMPLICIT.
 fn alternative_names(node: &NodeName, names: &[String], addresses: &[IpAddr]) -> Vec<u8> {
     let others = names
         .iter()
@@ -380,7 +389,7 @@ fn alternative_names(node: &NodeName, names: &[String], addresses: &[IpAddr]) ->
     der::element(der::SEQUENCE, &[&all.concat()])
 }
 
-/// An iPAddress of GeneralNames.
+/// Encodes the iPAddress of a GeneralName.
 pub(super) fn ip_name(address: &IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => der::element(0x87, &[&address.octets()]),
@@ -388,7 +397,7 @@ pub(super) fn ip_name(address: &IpAddr) -> Vec<u8> {
     }
 }
 
-/// RFC 7468.
+/// Encodes DER as PEM (RFC 7468).
 pub fn pem(label: &str, bytes: &[u8]) -> Zeroizing<String> {
     let text = Zeroizing::new(STANDARD.encode(bytes));
     let mut pem = Zeroizing::new(String::with_capacity(
@@ -416,7 +425,7 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    /// A CA by openssl(1), its key in the form that kubeadm writes.
+    /// Creates a CA with openssl(1). Its key has the format that kubeadm writes.
     fn authority(kind: &str) -> (Vec<u8>, Vec<u8>) {
         authority_of_days(kind, "3650")
     }
@@ -444,7 +453,7 @@ mod tests {
                 &path("key"),
             ]),
         }
-        // as kubeadm's own
+        // As in kubeadm's own certificates.
         let usage = "keyUsage=critical,digitalSignature,keyEncipherment,keyCertSign";
         let (key, certificate) = (path("key"), path("crt"));
         let common = [
@@ -574,7 +583,7 @@ mod tests {
         let kubeadm =
             std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
         let directory = tempfile::tempdir().unwrap();
-        // with no version it would look for the newest in the network
+        // Without a version, kubeadm would look up the newest one on the network.
         let version = Command::new(&kubeadm)
             .args(["version", "-o", "short"])
             .output()
@@ -629,7 +638,7 @@ mod tests {
                 .expect("refused")
                 .to_string()
         };
-        assert!(refused(&ca.0, &other.1).contains("is not that of its certificate"));
+        assert!(refused(&ca.0, &other.1).contains("does not belong to its certificate"));
         assert!(refused(&ca.1, &ca.1).contains("certificate is no PEM"));
         assert!(refused(&ca.0, &ca.0).contains("key is no PEM"));
         assert!(refused(&ca.0, b"").contains("key is no PEM"));
@@ -661,7 +670,7 @@ mod tests {
             .expect("refused")
             .to_string();
         assert!(
-            late.contains(&format!("has ended, on {}", instant::seconds(end))),
+            late.contains(&format!("expired on {}", instant::seconds(end))),
             "{late}"
         );
     }

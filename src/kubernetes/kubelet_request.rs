@@ -1,5 +1,5 @@
-//! How a joining node asks for its kubelet's serving certificate: a key of its own, a request for the cluster's CA to sign
-//! (PKCS#10, RFC 2986), and the check that what comes back is for that key and this node.
+//! The request of a joining node for its kubelet's serving certificate (PKCS#10, RFC 2986), with a
+//! new key. Also validates that the issued certificate belongs to that key and this node.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,22 +18,22 @@ use super::kubelet_certificate::{
 use super::parameters::NodeName;
 use base::der::{self, Malformed, Reader};
 
-/// Bytes of a certificate as PEM; one of RSA 4096 has 2 KiB.
+/// The maximum size of a certificate as PEM in bytes. One of RSA 4096 has 2 KiB.
 const MAX_CERTIFICATE: usize = 16 << 10;
-/// Certificates of a cluster's CA: while it is renewed there are two.
+/// The maximum number of certificates of a cluster's CA. During a renewal there are two.
 const MAX_AUTHORITIES: usize = 16;
 
-/// A key and the request for its certificate.
+/// A key and its certificate signing request.
 pub struct KubeletRequest {
     node: NodeName,
-    /// PKCS#8, PEM.
+    /// The private key, PKCS#8, PEM.
     key: Zeroizing<String>,
-    /// SubjectPublicKeyInfo.
+    /// SubjectPublicKeyInfo of the key, DER.
     public_key: Vec<u8>,
     request: Vec<u8>,
 }
 
-/// What is wrong with a certificate; a clause.
+/// Why a certificate is refused, as a clause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Misfit(String);
 
@@ -50,7 +50,8 @@ fn misfit<T>(why: impl Into<String>) -> Result<T, Misfit> {
 }
 
 impl KubeletRequest {
-    /// A new P-256 key, and the request for `O=system:nodes, CN=system:node:<node>` at this address.
+    /// Creates a new P-256 key, and the request for `O=system:nodes, CN=system:node:<node>` with
+    /// this address.
     pub fn new(node: &NodeName, address: IpAddr) -> Result<KubeletRequest, Error> {
         let random = SystemRandom::new();
         let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random);
@@ -81,12 +82,13 @@ impl KubeletRequest {
         })
     }
 
-    /// The request, DER.
+    /// Returns the request, DER.
     pub fn der(&self) -> &[u8] {
         &self.request
     }
 
-    /// The certificate that came for it, with the key; refused unless it is one, for this key and this node.
+    /// Combines the issued certificate with the key. Fails unless it is exactly one certificate for
+    /// this key and this node.
     pub fn complete(&self, certificate: &[u8]) -> Result<KubeletCertificate, Misfit> {
         if certificate.len() > MAX_CERTIFICATE {
             return misfit(format!(
@@ -95,15 +97,15 @@ impl KubeletRequest {
             ));
         }
         let Ok(text) = std::str::from_utf8(certificate) else {
-            return misfit("it is no PEM");
+            return misfit("it is not PEM");
         };
         let mut found = CertificateDer::pem_slice_iter(certificate);
         let (Some(Ok(only)), None) = (found.next(), found.next()) else {
-            return misfit("it is not one certificate as PEM");
+            return misfit("expected exactly one certificate as PEM");
         };
         let (name, public_key) = parts(&only)?;
         if public_key != self.public_key {
-            return misfit("it is for another key than this node's");
+            return misfit("it is for another key, not for this node's");
         }
         let expected = format!("system:node:{}", self.node.as_str());
         match subject_of(&name) {
@@ -118,18 +120,19 @@ impl KubeletRequest {
             Ok((organization, common_name)) => misfit(format!(
                 "it is for O={organization:?}, CN={common_name:?}, expected O=\"system:nodes\", CN={expected:?}"
             )),
-            Err(Malformed) => misfit("its subject is not one organization and one common name"),
+            Err(Malformed) => misfit("its subject must be one organization and one common name"),
         }
     }
 }
 
-/// The hashes of the public keys of a cluster's CAs, in the form of kubeadm's `caCertHashes`: `sha256:` and hexadecimal
-/// digits. `certificates` is PEM, one or more.
+/// Returns the hashes of the public keys of a cluster's CAs, in the format of kubeadm's
+/// `caCertHashes`: `sha256:` and hexadecimal digits. `certificates` is PEM with one or more
+/// certificates.
 pub fn authority_hashes(certificates: &[u8]) -> Result<Vec<String>, Misfit> {
     let mut hashes = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(certificates).take(MAX_AUTHORITIES + 1) {
         let Ok(certificate) = certificate else {
-            return misfit("it is no PEM");
+            return misfit("it is not PEM");
         };
         let (_, public_key) = parts(&certificate)?;
         let hash = digest(&SHA256, &public_key);
@@ -142,7 +145,7 @@ pub fn authority_hashes(certificates: &[u8]) -> Result<Vec<String>, Misfit> {
         ));
     }
     match hashes.len() {
-        0 => misfit("there is no certificate in it"),
+        0 => misfit("it contains no certificate"),
         len if len > MAX_AUTHORITIES => {
             misfit(format!("it has more than {MAX_AUTHORITIES} certificates"))
         }
@@ -150,7 +153,7 @@ pub fn authority_hashes(certificates: &[u8]) -> Result<Vec<String>, Misfit> {
     }
 }
 
-/// Subject (what is in the SEQUENCE) and SubjectPublicKeyInfo.
+/// Returns the contents of the subject's SEQUENCE, and SubjectPublicKeyInfo.
 fn parts(certificate: &CertificateDer<'_>) -> Result<(Vec<u8>, Vec<u8>), Misfit> {
     match webpki::anchor_from_trusted_cert(certificate) {
         Ok(anchor) => {
@@ -162,7 +165,8 @@ fn parts(certificate: &CertificateDer<'_>) -> Result<(Vec<u8>, Vec<u8>), Misfit>
     }
 }
 
-/// Organization and common name of a subject that has nothing else, as whatever kind of string.
+/// Returns the organization and common name of a subject that has no other attribute. Accepts every
+/// string type.
 fn subject_of(name: &[u8]) -> Result<(String, String), Malformed> {
     let mut sets = Reader::new(name);
     let (mut organization, mut common_name) = (None, None);
@@ -259,21 +263,21 @@ mod tests {
                 .to_string()
                 .contains("CN=\"system:node:worker-1\"")
         );
-        assert!(refused(b"").contains("not one certificate"));
+        assert!(refused(b"").contains("exactly one certificate"));
         assert!(
-            refused(&[&certificate[..], &certificate].concat()).contains("not one certificate")
+            refused(&[&certificate[..], &certificate].concat()).contains("exactly one certificate")
         );
         assert!(refused(&vec![b' '; MAX_CERTIFICATE + 1]).contains("bytes"));
         assert!(refused(b"\xff").contains("no PEM"));
         let key = fs::read(authority.path().join("ca.key")).unwrap();
-        assert!(refused(&key).contains("not one certificate"));
+        assert!(refused(&key).contains("exactly one certificate"));
     }
 
     #[test]
     fn the_hash_of_an_authority_is_kubeadms() {
         let authority = authority();
         let certificate = fs::read(authority.path().join("ca.crt")).unwrap();
-        // as kubeadm's documentation has it
+        // The command in kubeadm's documentation.
         let script =
             "openssl x509 -pubkey -in ca.crt | openssl pkey -pubin -outform der | sha256sum";
         let output = Command::new("sh")

@@ -1,8 +1,10 @@
-//! What makes a machine a Kubernetes node: the programs it needs ([`components`]), what kubeadm is told ([`kubeadm`]), and
-//! the kubelet's serving certificate ([`kubelet_certificate`]; [`kubelet_request`] and [`certificate_request`] where another
-//! node has the CA); the [`client`] of its API, the administrator's [`kubeconfig`], and the [`services`] that control planes run. [`machine_record`]
-//! says which machine has which disk and name. [`parameters`] has the types whose values were checked: whatever Kubernetes would
-//! refuse halfway is refused before anything is changed.
+//! Everything about Kubernetes that Firstlight needs: the programs of a node ([`components`]),
+//! kubeadm's configuration ([`kubeadm`]), the kubelet's serving certificate
+//! ([`kubelet_certificate`], or [`kubelet_request`] and [`certificate_request`] if another node has
+//! the CA), the [`client`] of the Kubernetes API, the administrator's [`kubeconfig`], and the
+//! [`services`] of control planes. [`machine_record`] records which machine has which disk and
+//! name. [`parameters`] contains types with validated values, so that a value that Kubernetes would
+//! refuse later is refused before any change.
 
 pub mod certificate_request;
 pub mod client;
@@ -16,5 +18,5 @@ pub mod parameters;
 pub mod services;
 pub mod yaml;
 
-/// Where the services and all their objects are, as those of the old system.
+/// The namespace of the services and all their objects, as in the old system.
 pub const NAMESPACE: &str = "kube-system";

@@ -1,17 +1,19 @@
-//! Which machine has which disk, and which node it became: one small ConfigMap each, so that a node that boots again is the
-//! machine that it was, and nobody else gets the key of its disk or its name.
+//! Records of which machine has which disk, and which node it is. Each is one small ConfigMap. A
+//! node that boots again must be the recorded machine, and no other machine gets the key of its
+//! disk or its name.
 //!
 //! ```text
-//! join-node-NAME   of a join ticket       data: node, disk, machine, addresses, hostKey, principals, token,
+//! join-node-NAME   by a join ticket       data: node, disk, machine, addresses, hostKey, principals, token,
 //!                                               nodeUID, role, issued
-//!                  of an init             the same without a token, by the node itself
-//! join-disk-UUID   of a rejoin ticket, while migration is on, for a disk that no join ticket was made for,
-//!                  or of the operator: data: disk, machine
+//!                  by an init             the same without a token, written by the node itself
+//! join-disk-UUID   by a rejoin ticket for a disk without a record, while migration is on,
+//!                  or by the operator     data: disk, machine
 //! ```
 //!
-//! A node's record is replaced when the machine joins anew, with another disk; so there are as many as names. An operator who
-//! gives a name to another machine deletes the record; one who gives a disk empties its `machine`, and the next machine that
-//! comes with the disk is recorded. A disk without a record is no state disk, unless migration is on.
+//! A node's record is replaced when the machine joins again with another disk, so there is one
+//! record for each name. To give a name to another machine, the operator deletes the record. To
+//! give a disk to another machine, the operator empties the field `machine`, and the next machine
+//! with the disk is recorded. A disk without a record is not a state disk, unless migration is on.
 
 use std::net::IpAddr;
 use std::time::SystemTime;
@@ -23,48 +25,51 @@ use super::client::{self, CONFIG_MAPS, Client};
 use base::time;
 use kms::Uuid;
 
-/// The name of a node's record begins so.
+/// The name prefix of a node's record.
 pub const OF_NODE: &str = "join-node-";
-/// The name of a disk's record begins so.
+/// The name prefix of a disk's record.
 pub const OF_DISK: &str = "join-disk-";
-/// The role of a record, which is a worker's without one.
+/// The role of a control plane's record. A worker's has no role.
 const CONTROL_PLANE: &str = "control-plane";
 const YES: &str = "yes";
 
-/// One of them. What is empty is not known.
+/// A record. An empty field is unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// Of the ConfigMap.
+    /// The name of the ConfigMap.
     pub name: String,
-    /// Of the node.
+    /// The name of the node.
     pub node: String,
-    /// The disk's UUID.
+    /// The UUID of the state disk.
     pub disk: String,
-    /// What attestation calls the machine.
+    /// The machine's identity by attestation.
     pub machine: String,
-    /// Those that its kubelet got a certificate for; none where the record is older than this field.
+    /// The addresses in the kubelet's certificate. Empty in a record from before this field
+    /// existed.
     pub addresses: Vec<IpAddr>,
-    /// The line of its sshd's key, and the names that this was certified for; empty where the record is older than this.
+    /// The public host key of sshd as a line, and the names in its certificate. Empty in a record
+    /// from before these fields existed.
     pub host_key: String,
-    /// See there.
+    /// See [`Record::host_key`].
     pub principals: Vec<String>,
-    /// The identifier of the bootstrap token, which is not its secret half.
+    /// The identifier of the bootstrap token, which is not secret.
     pub token: String,
-    /// Of the Node object that there was before the ticket.
+    /// The UID of the Node object that existed before the ticket.
     pub node_uid: String,
-    /// Whether the ticket was a control plane's.
+    /// Whether the node is a control plane.
     pub control_plane: bool,
-    /// Whether the machine called from the address that the cloud says is that of this name.
+    /// Whether the machine's source address was that of the machine with this name in the cloud's
+    /// list.
     pub direct: bool,
-    /// When the ticket was made.
+    /// When the ticket was issued.
     pub issued: Option<SystemTime>,
-    /// The API's, to replace it by.
+    /// The resourceVersion for an update.
     pub version: String,
 }
 
 impl Record {
-    /// Of a join ticket that is about to be made, or, without a token, of an init. `node_uid` is that of the Node object that
-    /// there is already, or empty.
+    /// Creates the record of a new join ticket, or, with an empty token, of an init. `node_uid` is
+    /// the UID of the existing Node object, or empty.
     pub fn of_node(
         node: &str,
         disk: &Uuid,
@@ -79,13 +84,13 @@ impl Record {
             machine: machine.unwrap_or_default().into(),
             token: token.into(),
             node_uid: node_uid.into(),
-            // to the second, as it will be read
+            // A record stores whole seconds.
             issued: time::parse(&time::seconds(SystemTime::now())),
             ..Record::default()
         }
     }
 
-    /// Of a rejoin ticket.
+    /// Creates the record of a rejoin ticket.
     pub fn of_disk(disk: &Uuid, machine: &str) -> Record {
         let name = format!("{OF_DISK}{disk}");
         Record {
@@ -96,12 +101,12 @@ impl Record {
         }
     }
 
-    /// Whether a ConfigMap of this name is one.
+    /// Returns whether a ConfigMap of this name is a record.
     pub fn is_name(name: &str) -> bool {
         name.starts_with(OF_NODE) || name.starts_with(OF_DISK)
     }
 
-    /// Of a ConfigMap, if it is one.
+    /// Reads a record from a ConfigMap; `None` if it is no record.
     pub fn read(map: &Value) -> Option<Record> {
         let text = |pointer: &str| {
             map.pointer(pointer)
@@ -134,13 +139,14 @@ impl Record {
         })
     }
 
-    /// The disks that it is of: by its data, which an operator may have written in upper case, and by its name.
+    /// Returns the record's disk, from its data or its name. An operator may have written it in
+    /// upper case.
     pub fn disks(&self) -> impl Iterator<Item = Uuid> {
         let of_name = self.name.strip_prefix(OF_DISK).and_then(Uuid::parse);
         Uuid::parse(self.disk.trim()).into_iter().chain(of_name)
     }
 
-    /// The ConfigMap.
+    /// Returns the ConfigMap of the record.
     pub fn to_object(&self) -> Value {
         let mut metadata = json!({
             "name": self.name, "labels": {"app.kubernetes.io/part-of": "firstlight", "firstlight/record": "machine"},
@@ -173,18 +179,19 @@ impl Record {
         json!({"metadata": metadata, "data": data})
     }
 
-    /// Whether the record is of another machine than this one. One that says none is of nobody in particular.
+    /// Returns whether the record belongs to another machine. A record without a machine belongs to
+    /// none.
     pub fn is_of_other(&self, machine: Option<&str>) -> bool {
         !self.machine.is_empty() && machine != Some(self.machine.as_str())
     }
 }
 
-/// The name of a node's record.
+/// Returns the name of a node's record.
 pub fn name_of_node(node: &str) -> String {
     format!("{OF_NODE}{node}")
 }
 
-/// Writes the record of a rejoin ticket, unless there is another one meanwhile.
+/// Writes the record of a rejoin ticket, unless another one has been written meanwhile.
 pub fn write_of_rejoin(api: &Client, record: &Record) -> Result<(), client::Error> {
     if record.version.is_empty() {
         return write_if_absent(api, record);

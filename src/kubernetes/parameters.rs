@@ -1,27 +1,31 @@
-//! What an operator or a cloud chooses for a cluster and its nodes, as types that have only values that Kubernetes takes.
-//! Pure functions: no value is looked up anywhere. Each error says what was given and what is expected.
+//! Types for the values that an operator or a cloud chooses for a cluster and its nodes. They hold
+//! only values that Kubernetes accepts. All functions are pure. Each error names the given value
+//! and what is expected.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-/// The minor versions of Kubernetes 1 that are supported: from kubeadm's v1beta4 on, to the newest that is released.
+/// The supported minor versions of Kubernetes 1: from the first with kubeadm's v1beta4 to the
+/// newest release.
 pub const MINORS: std::ops::RangeInclusive<u32> = 31..=36;
-/// The cluster's name where none is given, as the old system has it.
+/// The default name of a cluster, as in the old system.
 pub const DEFAULT_CLUSTER_NAME: &str = "constellation";
-/// kubeadm's own, where none is given (kubeadm's DefaultServicesSubnet).
+/// Kubeadm's default network of services (DefaultServicesSubnet).
 const DEFAULT_SERVICE_SUBNET: &str = "10.96.0.0/12";
 
-/// The longest value of a label (k8s.io/apimachinery LabelValueMaxLength): a node's name is one, `kubernetes.io/hostname`.
+/// The maximum length of a label value (k8s.io/apimachinery LabelValueMaxLength). A node's name is
+/// the value of `kubernetes.io/hostname`.
 const MAX_LABEL: usize = 63;
-/// RFC 1123 names, as k8s.io/apimachinery DNS1123SubdomainMaxLength.
+/// The maximum length of an RFC 1123 name (k8s.io/apimachinery DNS1123SubdomainMaxLength).
 const MAX_SUBDOMAIN: usize = 253;
-/// kubeadm's MaximumBitsForServiceSubnet.
+/// Kubeadm's MaximumBitsForServiceSubnet.
 const MAX_SERVICE_BITS: u8 = 20;
-/// Enough for the tenth address, which is the DNS service's: kubeadm's MinimumAddressesInServiceSubnet is 10.
+/// The minimum number of host bits: the DNS service has the tenth address, and kubeadm's
+/// MinimumAddressesInServiceSubnet is 10.
 const MIN_SERVICE_BITS: u8 = 4;
 
-/// A value that cannot be; a sentence.
+/// An invalid value, described by a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invalid(String);
 
@@ -37,19 +41,20 @@ fn invalid<T>(why: String) -> Result<T, Invalid> {
     Err(Invalid(why))
 }
 
-/// A supported version of Kubernetes, e.g. `v1.34.4`.
+/// A supported version of Kubernetes, such as `v1.34.4`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// The 34.
+    /// The minor version, such as 34.
     pub minor: u32,
-    /// The 4.
+    /// The patch version, such as 4.
     pub patch: u32,
 }
 
 impl FromStr for Version {
     type Err = Invalid;
 
-    /// Exactly `v1.MINOR.PATCH`: labels as `stable-1` would be looked up in the network, and pre-releases are not supported.
+    /// Parses `v1.MINOR.PATCH`. Refuses labels such as `stable-1`, which kubeadm would look up on
+    /// the network, and pre-releases.
     fn from_str(text: &str) -> Result<Version, Invalid> {
         let version = || {
             let (minor, patch) = text.strip_prefix("v1.")?.split_once('.')?;
@@ -66,14 +71,14 @@ impl FromStr for Version {
                 MINORS.end()
             )),
             None => invalid(format!(
-                "{text:?} is no version of Kubernetes; expected one like v1.{}.0",
+                "{text:?} is not a version of Kubernetes; expected a version like v1.{}.0",
                 MINORS.end()
             )),
         }
     }
 }
 
-/// As semantic versioning wants it: no sign, no leading zero.
+/// Parses a number of semantic versioning: without sign and leading zeros.
 fn number(text: &str) -> Option<u32> {
     let is_plain =
         text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
@@ -91,31 +96,33 @@ impl fmt::Display for Version {
 pub struct NodeName(String);
 
 impl NodeName {
-    /// From a machine's name in its cloud: in lower case, with `-` for `_`, as the old system does.
+    /// Derives the name from a machine's name in its cloud: in lower case, with `-` instead of `_`,
+    /// as in the old system.
     pub fn from_machine(name: &str) -> Result<NodeName, Invalid> {
         let compliant = name.to_ascii_lowercase().replace('_', "-");
         if !is_subdomain(&compliant) {
             return invalid(format!(
-                "a node cannot be named {name:?}: expected letters, digits, `-` and `.`, a letter or digit at the beginning \
+                "a node cannot be named {name:?}: expected letters, digits, `-` and `.`, and a letter or digit at the beginning \
                  and end of each part; rename the machine"
             ));
         }
         if compliant.len() > MAX_LABEL {
             return invalid(format!(
-                "a node cannot be named {name:?}: it has {} characters, Kubernetes takes {MAX_LABEL}; rename the machine",
+                "a node cannot be named {name:?}: it has {} characters, expected at most {MAX_LABEL}; rename the machine",
                 compliant.len()
             ));
         }
         Ok(NodeName(compliant))
     }
 
-    /// As text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// The name of a cluster; it becomes part of the user's name in the kubeconfig. Empty for the default.
+/// Validates the name of a cluster, which becomes part of the user's name in the kubeconfig.
+/// Returns the default for an empty name.
 pub fn cluster_name(name: &str) -> Result<String, Invalid> {
     match name {
         "" => Ok(DEFAULT_CLUSTER_NAME.into()),
@@ -126,7 +133,7 @@ pub fn cluster_name(name: &str) -> Result<String, Invalid> {
     }
 }
 
-/// A host's name or address, e.g. a load balancer's, without a port.
+/// Validates the name or address of a host, such as a load balancer, without a port.
 pub fn host(host: &str) -> Result<String, Invalid> {
     match host.parse::<IpAddr>().is_ok() || is_subdomain(host) {
         true => Ok(host.into()),
@@ -136,7 +143,8 @@ pub fn host(host: &str) -> Result<String, Invalid> {
     }
 }
 
-/// Whether it is a host and a port. An IPv6 address stands in brackets (RFC 3986 §3.2.2).
+/// Returns whether the text is a host and a port. An IPv6 address must be in brackets (RFC 3986
+/// §3.2.2).
 pub fn is_endpoint(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else {
         return false;
@@ -152,7 +160,7 @@ pub fn is_endpoint(text: &str) -> bool {
     is_host && is_port
 }
 
-/// A name that the API server's certificate is to have: a host, or `*.` and a domain.
+/// Validates a name for the API server's certificate: a host, or `*.` and a domain.
 pub fn alternative_name(name: &str) -> Result<String, Invalid> {
     host(
         name.strip_prefix("*.")
@@ -162,12 +170,13 @@ pub fn alternative_name(name: &str) -> Result<String, Invalid> {
     .map(|_| name.to_owned())
     .map_err(|_| {
         Invalid(format!(
-            "{name:?} can be no name in a certificate; expected an address or a host name"
+            "{name:?} cannot be a name in a certificate; expected an address or a host name"
         ))
     })
 }
 
-/// A DNS subdomain in lower case (RFC 1123 §2.1, k8s.io/apimachinery IsDNS1123Subdomain).
+/// Returns whether the text is a DNS subdomain in lower case (RFC 1123 §2.1, k8s.io/apimachinery
+/// IsDNS1123Subdomain).
 fn is_subdomain(text: &str) -> bool {
     let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     text.len() <= MAX_SUBDOMAIN
@@ -180,7 +189,7 @@ fn is_subdomain(text: &str) -> bool {
         })
 }
 
-/// A network as its first address and the length of its prefix, e.g. `10.96.0.0/12`.
+/// A network: its first address and the length of its prefix, such as `10.96.0.0/12`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subnet {
     address: IpAddr,
@@ -188,18 +197,18 @@ pub struct Subnet {
 }
 
 impl Subnet {
-    /// Whether it has this address.
+    /// Returns whether the network contains this address.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.address.is_ipv4() == address.is_ipv4()
             && (bits(self.address) ^ bits(address)) & self.mask() == 0
     }
 
-    /// Whether an address is in both.
+    /// Returns whether the networks have a common address.
     pub fn overlaps(&self, other: &Subnet) -> bool {
         self.contains(other.address) || other.contains(self.address)
     }
 
-    /// The bits that addresses in it differ in.
+    /// Returns the number of host bits.
     fn host_bits(&self) -> u8 {
         if self.address.is_ipv4() {
             32 - self.prefix
@@ -209,7 +218,7 @@ impl Subnet {
     }
 
     fn mask(&self) -> u128 {
-        // an IPv4 address is in the lowest 32 bits
+        // An IPv4 address uses the lowest 32 bits.
         u128::MAX.checked_shl(self.host_bits().into()).unwrap_or(0)
     }
 }
@@ -236,10 +245,10 @@ impl FromStr for Subnet {
         match subnet() {
             Some(subnet) if bits(subnet.address) & !subnet.mask() == 0 => Ok(subnet),
             Some(_) => invalid(format!(
-                "{text:?} is an address in a network, not a network; its last bits must be 0"
+                "{text:?} is an address in a network, not a network: its host bits must be 0"
             )),
             None => invalid(format!(
-                "{text:?} is no network; expected one like {DEFAULT_SERVICE_SUBNET}"
+                "{text:?} is not a network; expected a network like {DEFAULT_SERVICE_SUBNET}"
             )),
         }
     }
@@ -251,18 +260,19 @@ impl fmt::Display for Subnet {
     }
 }
 
-/// The networks of services and pods, one or, for dual stack, one of IPv4 and one of IPv6 (empty for kubeadm's and the pod
-/// network's own).
+/// The networks of services and of pods. Each is one network, or one IPv4 and one IPv6 network for
+/// dual stack. If empty, the default of kubeadm or of the pod network is used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Networks {
-    /// Of the services' addresses.
+    /// The networks of services.
     pub services: Vec<Subnet>,
-    /// Of the pods' addresses.
+    /// The networks of pods.
     pub pods: Vec<Subnet>,
 }
 
 impl Networks {
-    /// From texts with a comma between the networks; `node` is an address of the node, which must be in neither.
+    /// Parses two lists of networks, separated by commas. `node` is an address of the node, which
+    /// must be in none of them.
     pub fn parse(services: &str, pods: &str, node: Option<IpAddr>) -> Result<Networks, Invalid> {
         let networks = Networks {
             services: subnets(services)?,
@@ -272,13 +282,13 @@ impl Networks {
             if !(MIN_SERVICE_BITS..=MAX_SERVICE_BITS).contains(&subnet.host_bits()) {
                 let width = if subnet.address.is_ipv4() { 32 } else { 128 };
                 return invalid(format!(
-                    "the services' network {subnet} is too large or too small; expected a prefix of {} to {} bits",
+                    "the services' network {subnet} is too small or too large; expected a prefix of {} to {} bits",
                     width - MAX_SERVICE_BITS,
                     width - MIN_SERVICE_BITS
                 ));
             }
         }
-        // what kubeadm takes where nothing is given is there all the same
+        // The default network of services must not overlap either.
         let services = if services.is_empty() {
             subnets(DEFAULT_SERVICE_SUBNET)?
         } else {
@@ -290,14 +300,14 @@ impl Networks {
         {
             if service.overlaps(pod) {
                 return invalid(format!(
-                    "the services' network {service} and the pods' {pod} overlap; choose others"
+                    "the services' network {service} and the pods' {pod} overlap; choose other networks"
                 ));
             }
         }
         let taken = |subnet: &&Subnet| node.is_some_and(|node| subnet.contains(node));
         match (services.iter().chain(&networks.pods).find(taken), node) {
             (Some(subnet), Some(node)) => invalid(format!(
-                "the network {subnet} of the services or pods has the node's own address {node}; choose another"
+                "the network {subnet} of the services or pods contains the node's own address {node}; choose another network"
             )),
             _ => Ok(networks),
         }
@@ -313,7 +323,7 @@ fn subnets(text: &str) -> Result<Vec<Subnet>, Invalid> {
         [_] => Ok(subnets),
         [first, second] if first.address.is_ipv4() != second.address.is_ipv4() => Ok(subnets),
         _ => invalid(format!(
-            "{text:?} are too many networks; expected one, or one of IPv4 and one of IPv6"
+            "{text:?} has too many networks; expected one, or one IPv4 and one IPv6 network"
         )),
     }
 }
@@ -355,7 +365,7 @@ mod tests {
                 text.parse::<Version>()
                     .unwrap_err()
                     .to_string()
-                    .contains("is no version"),
+                    .contains("is not a version"),
                 "{text}"
             );
         }
@@ -445,20 +455,20 @@ mod tests {
     fn networks_that_make_no_sense_are_refused() {
         let node = Some("10.9.0.5".parse().unwrap());
         for (services, pods, why) in [
-            ("10.96.0.0", "", "no network"),
-            ("10.96.0.0/33", "", "no network"),
-            ("10.96.0.0/-1", "", "no network"),
-            ("10.96.0.0/012", "", "no network"),
-            ("fd00::/129", "", "no network"),
-            ("10.96.0.0/12,", "", "no network"),
-            (" 10.96.0.0/12", "", "no network"),
-            ("10.96.0.1/12", "", "last bits"),
+            ("10.96.0.0", "", "not a network;"),
+            ("10.96.0.0/33", "", "not a network;"),
+            ("10.96.0.0/-1", "", "not a network;"),
+            ("10.96.0.0/012", "", "not a network;"),
+            ("fd00::/129", "", "not a network;"),
+            ("10.96.0.0/12,", "", "not a network;"),
+            (" 10.96.0.0/12", "", "not a network;"),
+            ("10.96.0.1/12", "", "host bits"),
             ("10.96.0.0/12,10.0.0.0/16", "", "too many"),
             ("10.96.0.0/16,fd00::/112,fd01::/112", "", "too many"),
             (
                 "10.0.0.0/11",
                 "",
-                "too large or too small; expected a prefix of 12 to 28",
+                "too small or too large; expected a prefix of 12 to 28",
             ),
             ("10.0.0.0/29", "", "too small"),
             ("0.0.0.0/0", "", "too large"),

@@ -1,20 +1,21 @@
-//! YAML 1.2 as Kubernetes writes it, into JSON values: kubeconfigs, and manifests of several documents.
+//! Converts YAML 1.2 of Kubernetes to JSON values: kubeconfigs, and manifests of several documents.
 //!
-//! Plain scalars have the types of the core schema (§10.3.2); what YAML 1.1 had besides (`yes`, `0777`) is text or a decimal
-//! number. Left out because no file of Kubernetes needs it, and each is a way to make little text large or ambiguous:
-//! aliases, keys that are no scalars, the same key twice, tags other than `!!str`.
+//! Plain scalars have the types of the core schema (§10.3.2). Further types of YAML 1.1 (`yes`,
+//! `0777`) are text or decimal numbers. These features are refused, because Kubernetes' files do
+//! not need them, and they make a small text large or ambiguous: aliases, keys that are not
+//! scalars, duplicate keys, and tags other than `!!str`.
 
 use std::fmt;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 use serde_json::{Map, Number, Value};
 
-/// The longest text that is read; an object of Kubernetes has at most 1.5 MiB, by etcd's limit.
+/// The maximum length of a text in bytes. A Kubernetes object has at most 1.5 MiB by etcd's limit.
 pub const MAX_LEN: usize = 2 << 20;
-/// As deep as [`serde_json`] reads.
+/// The maximum depth of nesting, equal to that of [`serde_json`].
 const MAX_DEPTH: usize = 128;
 
-/// What is wrong, and where.
+/// A syntax error and its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     line: usize,
@@ -29,19 +30,19 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Something that is not closed yet.
+/// A collection that is not closed yet.
 enum Open {
     Sequence(Vec<Value>),
-    /// With the key whose value is next.
+    /// With the key of the next value.
     Mapping(Map<String, Value>, Option<String>),
 }
 
-/// The documents of a text; one without content is left out.
+/// Parses the documents of a text. Omits empty documents.
 pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
     if text.len() > MAX_LEN {
         return Err(Error {
             line: 1,
-            problem: format!("{} bytes, of at most {MAX_LEN}", text.len()),
+            problem: format!("{} bytes, expected at most {MAX_LEN}", text.len()),
         });
     }
     let mut documents = Vec::new();
@@ -56,7 +57,7 @@ pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
             Event::Scalar(text, style, _, tag) => {
                 if let Some(Open::Mapping(map, key @ None)) = open.last_mut() {
                     if map.contains_key(text.as_ref()) {
-                        return Err(at(span, format!("the key {text:.80?} is there twice")));
+                        return Err(at(span, format!("the key {text:.80?} occurs twice")));
                     }
                     *key = Some(text.into_owned());
                     continue;
@@ -69,7 +70,7 @@ pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
             Event::SequenceStart(..) | Event::MappingStart(..)
                 if matches!(open.last(), Some(Open::Mapping(_, None))) =>
             {
-                return Err(at(span, "a key that is no scalar"));
+                return Err(at(span, "a key that is not a scalar"));
             }
             Event::SequenceStart(..) | Event::MappingStart(..) if open.len() == MAX_DEPTH => {
                 return Err(at(span, format!("nested deeper than {MAX_DEPTH}")));
@@ -96,7 +97,7 @@ pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
             Some(Open::Mapping(map, key)) => {
                 let key = key
                     .take()
-                    .ok_or_else(|| at(span, "a key that is no scalar"))?;
+                    .ok_or_else(|| at(span, "a key that is not a scalar"))?;
                 map.insert(key, closed);
             }
         }
@@ -104,14 +105,14 @@ pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
     Ok(documents)
 }
 
-/// The text's one document.
+/// Parses the only document of a text. Fails if there is none or more than one.
 pub fn document(text: &str) -> Result<Value, Error> {
     let mut documents = documents(text)?;
     match (documents.pop(), documents.is_empty()) {
         (Some(document), true) => Ok(document),
         (None, _) => Err(Error {
             line: 1,
-            problem: "there is nothing in it".into(),
+            problem: "it has no content".into(),
         }),
         _ => Err(Error {
             line: 1,
@@ -145,7 +146,7 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Value, St
     })
 }
 
-/// The core schema's types (YAML 1.2.2 §10.3.2).
+/// Converts a plain scalar by the core schema (YAML 1.2.2 §10.3.2).
 fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
@@ -158,7 +159,7 @@ fn plain(text: &str) -> Value {
 
 fn number(text: &str) -> Option<Number> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
-    // `.inf` and the like, which JSON lacks, stay text
+    // `.inf` and `.nan` remain text, because JSON does not have them.
     let starts_as_number = unsigned
         .strip_prefix('.')
         .unwrap_or(unsigned)
@@ -178,7 +179,7 @@ fn number(text: &str) -> Option<Number> {
     if let Ok(integer) = text.parse::<u64>() {
         return Some(integer.into());
     }
-    // Rust's form of a float is the schema's, but for words, which were kept out above
+    // Rust's syntax of a float is the schema's, except for words, which were excluded above.
     text.parse().ok().and_then(Number::from_f64)
 }
 
@@ -257,25 +258,22 @@ kind: Second
             refused("a: &x 1\nb: *x"),
             "line 2: an alias (*), which is not supported"
         );
-        assert_eq!(
-            refused("a: 1\na: 2"),
-            "line 2: the key \"a\" is there twice"
-        );
+        assert_eq!(refused("a: 1\na: 2"), "line 2: the key \"a\" occurs twice");
         assert_eq!(
             refused("a: !!binary aGk="),
             "line 1: the tag tag:yaml.org,2002:binary, which is not supported"
         );
-        assert_eq!(refused("? [a]\n: b"), "line 1: a key that is no scalar");
+        assert_eq!(refused("? [a]\n: b"), "line 1: a key that is not a scalar");
         assert_eq!(
             refused(&"- ".repeat(1000)),
             "line 1: nested deeper than 128"
         );
-        // by the parser itself
+        // Refused by the parser itself.
         assert_eq!(
             refused(&"[".repeat(1000)),
             "line 1: recursion limit exceeded"
         );
-        assert!(refused(&" ".repeat(MAX_LEN + 1)).contains("bytes, of at most"));
+        assert!(refused(&" ".repeat(MAX_LEN + 1)).contains("bytes, expected at most"));
         assert!(refused("a: [1").starts_with("line "));
         assert!(document("").is_err() && document("--- 1\n--- 2").is_err());
     }

@@ -223,7 +223,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     };
     for (arguments, why) in [
         (with("v1.29.0", &[]), "expected v1.31 to v1.36"),
-        (with("1.34.4", &[]), "is no version of Kubernetes"),
+        (with("1.34.4", &[]), "is not a version of Kubernetes"),
         (
             with("v1.34.4", &["--cluster-name", "A b"]),
             "cannot be named",
@@ -234,7 +234,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
         ),
         (
             with("v1.34.4", &["--pod-cidr", "nonsense"]),
-            "is no network",
+            "is not a network",
         ),
         (
             with(
@@ -246,7 +246,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
         (with("v1.34.4", &["--pod-cidr", "127.0.0.0/8"]), &own),
         (
             with("v1.34.4", &["--apiserver-san", "https://a"]),
-            "can be no name in a certificate",
+            "cannot be a name in a certificate",
         ),
     ] {
         refused(&[&arguments[..], &empty].concat(), why);
@@ -255,7 +255,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     refused(&[&version[..], &[unverified]].concat(), "has no hash");
     refused(
         &[&version[..], &[elsewhere]].concat(),
-        "in none of the allowed directories",
+        "is not in an allowed directory",
     );
 
     // the machine's metadata

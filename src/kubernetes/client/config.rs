@@ -1,8 +1,8 @@
-//! Where the API server is, how it proves itself, and how we do: from a kubeconfig (Kubernetes' `v1 Config`), or from what a
-//! pod finds in its file system.
+//! The address of the API server, its authentication, and the client's credentials: from a
+//! kubeconfig (Kubernetes' `v1 Config`) or from the files of a pod.
 //!
-//! What a kubeconfig may ask for beyond certificate and token is refused rather than ignored: programs to run, passwords,
-//! proxies, servers that are not checked.
+//! Features of a kubeconfig other than certificate and token are refused and not ignored: programs
+//! to run, passwords, proxies, and servers without authentication.
 
 use std::env;
 use std::fmt;
@@ -25,12 +25,13 @@ use zeroize::Zeroizing;
 use super::super::yaml;
 use super::Error;
 
-/// Where a pod finds its service account's token, the cluster's CA, and its namespace.
+/// The directory with a pod's service account token, the cluster's CA and its namespace.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// More than a kubeconfig, a bundle of CAs or a token has.
+/// The maximum size of a kubeconfig, a bundle of CAs or a token.
 const MAX_FILE: usize = 1 << 20;
-/// Tokens are replaced when four fifths of their time, at least ten minutes, have passed; the old one is good meanwhile.
+/// How often a token is read again. The kubelet replaces it after four fifths of its validity,
+/// which is at least ten minutes, and the old one stays valid meanwhile.
 const TOKEN_AGE: Duration = Duration::from_secs(60);
 
 /// How to reach a cluster.
@@ -40,20 +41,20 @@ pub struct Config {
     pub(super) credentials: Credentials,
 }
 
-/// How we prove who we are.
+/// The credentials of the client.
 pub enum Credentials {
-    /// Not at all.
+    /// No authentication.
     Anonymous,
-    /// By a certificate, in TLS.
+    /// A TLS client certificate.
     Certificate(ClientCert),
-    /// By a bearer token.
+    /// A bearer token.
     Token(Zeroizing<String>),
-    /// By a bearer token that somebody replaces in its file before it expires.
+    /// The file of a bearer token, which is replaced before the token expires.
     TokenFile(PathBuf),
 }
 
 impl Config {
-    /// What the current context of a kubeconfig says. Files that it names are relative to its own directory.
+    /// Reads the current context of a kubeconfig. Its file names are relative to its directory.
     pub fn from_kubeconfig_file(path: &Path) -> Result<Config, Error> {
         let content = read(path)?;
         let text =
@@ -65,7 +66,8 @@ impl Config {
         )
     }
 
-    /// The same of a text; `name` is for errors, `directory` for relative paths.
+    /// Parses a kubeconfig. `name` is its name in errors, and relative paths are relative to
+    /// `directory`.
     pub fn from_kubeconfig(text: &str, name: &str, directory: &Path) -> Result<Config, Error> {
         let value = yaml::document(text).map_err(|error| Error::from((name.to_owned(), error)))?;
         let kubeconfig: Kubeconfig =
@@ -73,21 +75,18 @@ impl Config {
         kubeconfig.current(name, directory)
     }
 
-    /// What a pod finds: the address in its environment, and [`SERVICE_ACCOUNT`].
+    /// Returns a pod's configuration: the address from the environment, and the files of
+    /// [`SERVICE_ACCOUNT`].
     pub fn in_cluster() -> Result<Config, Error> {
         let variable = |name: &str| {
-            env::var(name).map_err(|_| {
-                config_error(
-                    name,
-                    "is not in the environment: this is not a pod of a cluster",
-                )
-            })
+            env::var(name)
+                .map_err(|_| config_error(name, "is not set: this is not a pod of a cluster"))
         };
         let (host, port) = (
             variable("KUBERNETES_SERVICE_HOST")?,
             variable("KUBERNETES_SERVICE_PORT")?,
         );
-        // an IPv6 address needs brackets in a URL
+        // An IPv6 address needs brackets in a URL.
         let host = if host.contains(':') {
             format!("[{host}]")
         } else {
@@ -99,11 +98,11 @@ impl Config {
         )
     }
 
-    /// A server, and a directory with `ca.crt` and `token`.
+    /// Creates a configuration from a server and a directory with `ca.crt` and `token`.
     pub fn of_service_account(server: &str, directory: &Path) -> Result<Config, Error> {
         let (ca, token) = (directory.join("ca.crt"), directory.join("token"));
         let roots = certificates(&ca.display().to_string(), &read(&ca)?)?;
-        // to say now rather than at the first call that there is none
+        // A missing token is reported now, not at the first call.
         read_token(&token)?;
         Config::new(
             server,
@@ -142,7 +141,7 @@ impl Config {
         })
     }
 
-    /// The same cluster at another address of it: `https://HOST:PORT`.
+    /// Returns the configuration of the same cluster at another address: `https://HOST:PORT`.
     pub fn at(self, server: &str) -> Result<Config, Error> {
         Ok(Config {
             roots: self.roots,
@@ -150,7 +149,7 @@ impl Config {
         })
     }
 
-    /// `https://HOST:PORT`.
+    /// Returns the server as `https://HOST:PORT`.
     pub fn server(&self) -> &str {
         &self.server
     }
@@ -168,9 +167,9 @@ impl fmt::Debug for Config {
     }
 }
 
-/// A token that is read again when it may have been replaced.
+/// A token, which is read again after some time.
 pub(super) struct TokenFile {
-    /// None for a token that stays.
+    /// The file; `None` for a constant token.
     path: Option<PathBuf>,
     read: Option<(Zeroizing<String>, Instant)>,
 }
@@ -183,7 +182,7 @@ impl TokenFile {
         }
     }
 
-    /// A token that stays.
+    /// Creates a constant token.
     pub fn fixed(token: Zeroizing<String>) -> TokenFile {
         TokenFile {
             path: None,
@@ -191,7 +190,7 @@ impl TokenFile {
         }
     }
 
-    /// The token in force. While a new one cannot be read the old one is used.
+    /// Returns the present token. If a new one cannot be read, the old one is used.
     pub fn token(&mut self) -> Result<Zeroizing<String>, Error> {
         match &self.read {
             Some((token, at)) if self.path.is_none() || at.elapsed() < TOKEN_AGE => {
@@ -205,7 +204,7 @@ impl TokenFile {
                 Ok(token)
             }
             (Err(error), Some((token, _))) => {
-                log::warn!("{error}: the token of before is used on");
+                log::warn!("{error}: the old token stays in use");
                 self.read = Some((token.clone(), Instant::now()));
                 Ok(token)
             }
@@ -213,7 +212,8 @@ impl TokenFile {
         }
     }
 
-    /// The server refused `token`: whether there is another one now.
+    /// Reads the file again after the server refused `token`. Returns whether it contains another
+    /// one.
     pub fn refused(&mut self, token: &str) -> bool {
         let fresh = self
             .read_again()
@@ -237,9 +237,9 @@ impl TokenFile {
 fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {
     let content = read(path)?;
     let token = str::from_utf8(&content).unwrap_or_default().trim();
-    // what may be in a header (RFC 6750 §2.1, somewhat wider)
+    // The characters of a header value (RFC 6750 §2.1, slightly extended).
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(config_error(path.display(), "has no token in it"));
+        return Err(config_error(path.display(), "contains no token"));
     }
     Ok(Zeroizing::new(token.to_owned()))
 }
@@ -247,7 +247,8 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {
 fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     let io_error = |error| Error::File(path.into(), error);
     let file = File::open(path).map_err(io_error)?;
-    // with room for all of it, since a vector that grows leaves copies behind
+    // The capacity is sufficient for the whole file, because a growing vector would leave copies
+    // behind.
     let len = file
         .metadata()
         .map_err(io_error)?
@@ -274,7 +275,7 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match certificates {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        Ok(_) => Err(config_error(name, "there is no certificate in it")),
+        Ok(_) => Err(config_error(name, "it contains no certificate")),
         Err(error) => Err(config_error(
             name,
             format!("expected certificates in PEM: {error}"),
@@ -282,7 +283,7 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     }
 }
 
-/// The certificate and its key, which belong together.
+/// Parses the certificate and its key, and checks that they match.
 fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<Credentials, Error> {
     let chain = certificates(&format!("{name}: the client certificate"), certificate)?;
     let problem =
@@ -294,7 +295,7 @@ fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<Cred
         .iter()
         .map(|certificate| Certificate::from_der(certificate).to_owned())
         .collect();
-    // the HTTP library takes a pair that does not fit for a bug of ours, and panics
+    // The HTTP library panics if the pair does not match.
     CertifiedKey::from_der(chain, key, &default_provider())
         .map_err(|error| problem("the client certificate and its key", &error))?;
     Ok(Credentials::Certificate(ClientCert::new_with_certs(
@@ -362,7 +363,7 @@ struct User {
     #[serde(rename = "client-key-data")]
     client_key_data: Option<Zeroizing<String>>,
     token: Option<Zeroizing<String>>,
-    // in camel case, alone among its neighbours
+    // In camel case, as an exception among its neighbours.
     #[serde(rename = "tokenFile")]
     token_file: Option<PathBuf>,
     username: Option<serde::de::IgnoredAny>,
@@ -454,17 +455,16 @@ impl User {
             (Some(certificate), Some(key), _, _) => client_certificate(name, &certificate, &key),
             (Some(_), None, _, _) => Err(config_error(
                 name,
-                "there is a client certificate, but no key to it",
+                "there is a client certificate without its key",
             )),
-            // as kubectl has it, the file comes first
+            // The file has precedence, as in kubectl.
             (None, _, Some(path), _) => Ok(Credentials::TokenFile(directory.join(path))),
             (None, _, None, Some(token)) if token.bytes().all(|byte| byte.is_ascii_graphic()) => {
                 Ok(Credentials::Token(token))
             }
-            (None, _, None, Some(_)) => Err(config_error(
-                name,
-                "the token has characters that no token has",
-            )),
+            (None, _, None, Some(_)) => {
+                Err(config_error(name, "the token contains invalid characters"))
+            }
             (None, _, None, None) => Ok(Credentials::Anonymous),
         }
     }
@@ -477,7 +477,8 @@ fn refuse(name: &str, unsupported: &[(bool, &str)]) -> Result<(), Error> {
     }
 }
 
-/// What is written in the kubeconfig, or in the file that it names; the former comes first, as kubectl has it.
+/// Returns the data of a field in the kubeconfig or in the file that it names. The former has
+/// precedence, as in kubectl.
 fn either(
     name: &str,
     directory: &Path,
@@ -511,7 +512,7 @@ mod tests {
         (cert.pem(), signing_key.serialize_pem())
     }
 
-    /// As kubeadm writes it.
+    /// Builds a kubeconfig as kubeadm does.
     fn kubeconfig(cluster: &str, user: &str) -> String {
         format!(
             "apiVersion: v1\nclusters:\n- cluster:\n{cluster}  name: kubernetes\ncontexts:\n- context:\n    cluster: \
@@ -659,7 +660,7 @@ mod tests {
         assert_eq!(file.token().unwrap().as_str(), "first");
         assert!(!file.refused("first"));
         std::fs::write(&path, "second").unwrap();
-        // not looked at for every call
+        // The file is not read for every call.
         assert_eq!(file.token().unwrap().as_str(), "first");
         assert!(file.refused("first"));
         assert_eq!(file.token().unwrap().as_str(), "second");
@@ -674,7 +675,7 @@ mod tests {
                 .token()
                 .unwrap_err()
                 .to_string()
-                .ends_with("has no token in it")
+                .ends_with("contains no token")
         );
     }
 }

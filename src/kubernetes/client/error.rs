@@ -1,4 +1,4 @@
-//! Why a call failed, as the operator reads it.
+//! The errors of calls, for the operator.
 
 use std::fmt;
 use std::io;
@@ -9,62 +9,62 @@ use serde::Deserialize;
 
 use super::super::yaml;
 
-/// Of a message of the server.
+/// The maximum number of characters of a server's message.
 const MAX_MESSAGE: usize = 4 << 10;
 
 /// Why there is no client, or no answer.
 #[derive(Debug)]
 pub enum Error {
-    /// A file that says how to reach the cluster cannot be read.
+    /// A file of the configuration cannot be read.
     File(PathBuf, io::Error),
-    /// What it says makes no sense or is not supported: where, and what is wrong.
+    /// The configuration is invalid or not supported: where, and why.
     Config(String, String),
-    /// An object that cannot be sent: which, and what is wrong.
+    /// An object cannot be sent: which, and why.
     Object(String),
-    /// The API server said no.
+    /// The API server refused the request.
     Refused(Box<Refused>),
-    /// No answer: the API server is not reached, or stopped in the middle.
+    /// No answer: the API server cannot be reached, or the connection broke.
     Unreachable {
-        /// What was asked: `get nodes node-1`.
+        /// The request, such as `get nodes node-1`.
         request: String,
-        /// Who was asked.
+        /// The server.
         server: String,
-        /// A clause.
+        /// The reason, as a clause.
         why: String,
-        /// Whether the request may have been carried out.
+        /// Whether the API server may have executed the request.
         sent: bool,
-        /// Whether the server proved not to be the cluster's.
+        /// Whether the server failed to authenticate as the cluster's API server.
         untrusted: bool,
-        /// How long was tried.
+        /// How long the request was tried.
         after: Duration,
     },
-    /// An answer that makes no sense.
+    /// The answer is invalid.
     Answer {
-        /// What was asked.
+        /// The request.
         request: String,
-        /// A clause.
+        /// The reason, as a clause.
         problem: String,
     },
-    /// The [`Stop`](base::stop::Stop) came.
+    /// The client's [`Stop`](base::stop::Stop) was set.
     Stopped,
 }
 
 /// A `Status` of the API server.
 #[derive(Debug)]
 pub struct Refused {
-    /// What was asked: `create configmaps kube-system/join-config`.
+    /// The request, such as `create configmaps kube-system/join-config`.
     pub request: String,
     /// The HTTP status.
     pub code: u16,
-    /// A word for programs, such as `AlreadyExists`; may be empty.
+    /// The reason for programs, such as `AlreadyExists`. May be empty.
     pub reason: String,
-    /// A sentence for people; may be empty.
+    /// The message for people. May be empty.
     pub message: String,
-    /// When to ask again.
+    /// When the request may be repeated.
     pub retry_after: Option<Duration>,
 }
 
-/// What the server answers with instead of what was asked for (meta/v1 Status).
+/// The `Status` object of an error answer (meta/v1 Status).
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Status {
@@ -82,7 +82,7 @@ pub(super) struct Details {
 }
 
 impl Error {
-    /// The HTTP status, where the server answered.
+    /// Returns the HTTP status, if the server answered.
     pub fn code(&self) -> Option<u16> {
         match self {
             Error::Refused(refused) => Some(refused.code),
@@ -90,7 +90,7 @@ impl Error {
         }
     }
 
-    /// The reason, where the server gave one.
+    /// Returns the reason, if the server sent one.
     pub fn reason(&self) -> &str {
         match self {
             Error::Refused(refused) => &refused.reason,
@@ -98,27 +98,27 @@ impl Error {
         }
     }
 
-    /// There is no such object.
+    /// Returns whether the object does not exist.
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(404)
     }
 
-    /// There is one of this name already.
+    /// Returns whether an object of this name exists already.
     pub fn is_already_exists(&self) -> bool {
         self.reason() == "AlreadyExists"
     }
 
-    /// It was changed meanwhile.
+    /// Returns whether the object was changed meanwhile.
     pub fn is_conflict(&self) -> bool {
         self.reason() == "Conflict"
     }
 
-    /// What a watch wanted to go on from is no longer kept.
+    /// Returns whether the version at which a watch was to continue is no longer available.
     pub fn is_expired(&self) -> bool {
         self.code() == Some(410)
     }
 
-    /// Whether the same call may succeed later without anybody doing anything about it.
+    /// Returns whether the same call may succeed later without any intervention.
     pub fn is_passing(&self) -> bool {
         match self {
             Error::Refused(refused) => matches!(refused.code, 408 | 429 | 500 | 502..=504),
@@ -127,7 +127,8 @@ impl Error {
         }
     }
 
-    /// Whether the server surely did nothing, so that even a create may be sent again.
+    /// Returns whether the server definitely did not execute the request, so that even a create may
+    /// be repeated.
     pub(super) fn nothing_happened(&self) -> bool {
         match self {
             Error::Refused(refused) => refused.code == 429,
@@ -186,16 +187,16 @@ impl fmt::Display for Error {
                 )?;
                 match (untrusted, sent) {
                     (true, _) => {
-                        f.write_str("; it is not this cluster's, or the kubeconfig is not")
+                        f.write_str("; the server or the kubeconfig belongs to another cluster")
                     }
-                    (_, true) => f.write_str("; the request may have been carried out"),
+                    (_, true) => f.write_str("; the API server may have executed the request"),
                     _ => Ok(()),
                 }
             }
             Error::Answer { request, problem } => {
                 write!(
                     f,
-                    "{request}: the API server's answer makes no sense: {problem}"
+                    "{request}: the API server's answer is invalid: {problem}"
                 )
             }
             Error::Stopped => f.write_str("stopped"),
@@ -219,9 +220,9 @@ impl fmt::Display for Refused {
         }
         match (code, retry_after) {
             (401, _) => {
-                f.write_str("; the credentials are not, or no longer, those of this cluster")
+                f.write_str("; the credentials are not valid, or no longer valid, for this cluster")
             }
-            (_, Some(time)) => write!(f, "; to be tried again after {} s", time.as_secs()),
+            (_, Some(time)) => write!(f, "; try again after {} s", time.as_secs()),
             _ => Ok(()),
         }
     }

@@ -1,21 +1,22 @@
-//! A blocking client of the Kubernetes API: HTTP/1.1 over TLS, JSON, objects as [`serde_json::Value`].
+//! A blocking client of the Kubernetes API: HTTP/1.1 over TLS, JSON, objects as
+//! [`serde_json::Value`].
 //!
-//! [`Config`] says how to reach a cluster, [`Resource`] and [`Object`] where things are in its API, [`Client`] has the verbs,
-//! [`Watch`] follows a collection.
+//! [`Config`] describes how to reach a cluster, [`Resource`] and [`Object`] are paths in its API,
+//! [`Client`] has the verbs, and [`Watch`] follows a collection.
 //!
-//! Every call has a time ([`Client::within`]) and ends at once when the client's [`Stop`] comes. Within its time it is made
-//! again where that can do no harm:
+//! Every call has a timeout ([`Client::within`]) and ends at once when the client's [`Stop`] is
+//! set. Within its timeout, a failed request is repeated if that is safe:
 //!
 //! ```text
 //!                                             get list apply patch delete   create update
 //! 429: the server did nothing                 after Retry-After             after Retry-After
-//! never reached the server                    with back-off                 with back-off
-//! 502 503 504, or cut off: who knows          with back-off                 no: the caller looks first
-//! 500: etcd's trouble, or a nonsensical patch a few times                   no: the caller looks first
-//! 401 with a token from a file                once, where the file has another one by now
+//! the server was not reached                  with backoff                  with backoff
+//! 502 503 504, or cut off: outcome unknown    with backoff                  no: the caller checks first
+//! 500: an error of etcd, or an invalid patch  a few times                   no: the caller checks first
+//! 401 with a token from a file                once, if the file has another token now
 //! ```
 //!
-//! There is no proxy and no redirect: both would carry credentials elsewhere.
+//! Proxies and redirects are not supported, because both would send credentials to another server.
 
 mod config;
 mod error;
@@ -45,31 +46,33 @@ use config::TokenFile;
 use error::Status;
 use resource::escaped;
 
-/// Who owns the fields that we apply.
+/// The field manager of the fields that Firstlight applies.
 pub const FIELD_MANAGER: &str = "firstlight";
 
-/// For a call where nothing else is said; the API server itself ends one after 60 s.
+/// The default timeout of a call. The API server itself ends a call after 60 s.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// A SYN that is lost is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
+/// The timeout of a connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298
+/// §2.1).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Pauses between tries.
+/// The first and the longest pause between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// One object has at most 1.5 MiB, by etcd's limit; a page of a list has [`PAGE`] of them, and seldom large ones, or, where an
-/// answer is too long, [`SMALL_PAGE`].
+/// The maximum size of an answer. One object has at most 1.5 MiB by etcd's limit. A page of a list
+/// has [`PAGE`] objects, which are seldom large, or [`SMALL_PAGE`] if an answer is too long.
 const MAX_ANSWER: u64 = 32 << 20;
-/// No answer with a secret in it has more: a bootstrap token's, or a review of a service account's token.
+/// The maximum size of an answer that contains a secret: a bootstrap token, or the review of a
+/// service account's token.
 const SECRET_ANSWER: usize = 32 << 10;
-/// Objects in one answer to a list.
+/// The number of objects in one page of a list.
 const PAGE: usize = 250;
 const SMALL_PAGE: usize = 20;
-/// How often a change is tried on top of somebody else's.
+/// How often a change is tried again after a conflict.
 const CONFLICTS: usize = 20;
-/// How often a 500 is asked for: the time of an election in etcd.
+/// How often a request is repeated after status 500, which covers the time of an election in etcd.
 const TRIES_OF_500: usize = 5;
-/// How often a list begins anew since the instant of its first page is no longer kept.
+/// How often a list starts again because the version of its first page is no longer available.
 const LISTS: usize = 3;
-/// Threads of one program that call at the same time.
+/// The number of threads that may call at the same time.
 const CONNECTIONS: usize = 32;
 
 /// A client of one cluster. Clones share its connections.
@@ -87,25 +90,26 @@ struct Inner {
     _end: OnStop,
 }
 
-/// Which objects of a collection: label and field selectors in Kubernetes' own notation; empty for all.
+/// Selects objects of a collection, by label and field selectors in Kubernetes' notation. Empty for
+/// all.
 #[derive(Debug, Clone, Default)]
 pub struct Selector {
-    /// `app=a,tier!=b`
+    /// Labels, such as `app=a,tier!=b`.
     pub labels: String,
-    /// `metadata.name=a`
+    /// Fields, such as `metadata.name=a`.
     pub fields: String,
 }
 
-/// The objects of a collection at one instant.
+/// The objects of a collection at one version.
 #[derive(Debug)]
 pub struct List {
-    /// The objects. Those of a list lack `kind` and `apiVersion`.
+    /// The objects. Objects in a list have no `kind` and `apiVersion`.
     pub items: Vec<Value>,
-    /// The instant: where a [`Watch`] can go on.
+    /// The version at which a [`Watch`] can continue.
     pub resource_version: String,
 }
 
-/// Wipes every text in an object that had a secret in it.
+/// Wipes every text in an object that contained a secret.
 pub fn wipe(value: &mut Value) {
     match value {
         Value::String(text) => text.zeroize(),
@@ -115,14 +119,14 @@ pub fn wipe(value: &mut Value) {
     }
 }
 
-/// One exchange with the server, repeated or not.
+/// One request to the server.
 struct Request<'a> {
     verb: &'static str,
     what: &'a dyn fmt::Display,
     method: Method,
     path: String,
     body: Option<(&'static str, &'a Value)>,
-    /// Whether twice is the same as once.
+    /// Whether repeating the request is safe.
     idempotent: bool,
 }
 
@@ -133,7 +137,8 @@ impl Request<'_> {
 }
 
 impl Client {
-    /// Connects when it is first used. When `stop` comes, every call and every watch of it ends.
+    /// Creates a client. It connects at the first call. When `stop` is set, all its calls and
+    /// watches end.
     pub fn new(config: Config, stop: &Stop) -> Client {
         let mut tls = TlsConfig::builder()
             .root_certs(config.root_certs())
@@ -175,7 +180,7 @@ impl Client {
         }
     }
 
-    /// The same client with another time for each call, retries included.
+    /// Returns the same client with another timeout for each call, including repetitions.
     pub fn within(&self, time: Duration) -> Client {
         Client {
             inner: self.inner.clone(),
@@ -183,17 +188,17 @@ impl Client {
         }
     }
 
-    /// `https://HOST:PORT`.
+    /// Returns the server as `https://HOST:PORT`.
     pub fn server(&self) -> &str {
         &self.inner.server
     }
 
-    /// An object.
+    /// Reads an object.
     pub fn get(&self, object: &Object) -> Result<Value, Error> {
         self.json(&Request::new("get", object, Method::GET, object.path()))
     }
 
-    /// An object, or that there is none.
+    /// Reads an object; `None` if it does not exist.
     pub fn find(&self, object: &Object) -> Result<Option<Value>, Error> {
         match self.get(object) {
             Ok(found) => Ok(Some(found)),
@@ -202,12 +207,13 @@ impl Client {
         }
     }
 
-    /// The objects of a collection, fetched page by page but all of one instant.
+    /// Lists the objects of a collection. They are fetched in pages, but all of the same version.
     pub fn list(&self, collection: &Collection, selector: &Selector) -> Result<List, Error> {
         self.list_keeping(collection, selector, |object| object)
     }
 
-    /// As [`Client::list`], but what `keep` leaves of each, so that a large collection of large objects is never whole in memory.
+    /// Lists the objects as [`Client::list`] does, and reduces each by `keep`, so that a large
+    /// collection is never completely in memory.
     pub fn list_keeping(
         &self,
         collection: &Collection,
@@ -239,7 +245,7 @@ impl Client {
                 page => page?,
             };
             let Some(Value::Array(more)) = page.get_mut("items").map(Value::take) else {
-                // Go writes an empty list as null
+                // Go encodes an empty list as null.
                 return match page.get("items") {
                     Some(Value::Null) => Ok(List {
                         items,
@@ -266,7 +272,8 @@ impl Client {
         }
     }
 
-    /// Makes an object, which has its name in it. Subresources of an object (`pods/eviction`) are made by
+    /// Creates an object, which contains its name. [`Client::create_subresource`] creates
+    /// subresources (`pods/eviction`).
     /// [`Client::create_subresource`].
     pub fn create(&self, collection: &Collection, object: &Value) -> Result<Value, Error> {
         let name = object
@@ -281,8 +288,8 @@ impl Client {
         })
     }
 
-    /// Makes an object unless there is one of its name, whatever that has in it; whether it was made. The outcome is
-    /// certain, also where an answer got lost.
+    /// Creates an object unless one of its name exists, with any contents. Returns whether it was
+    /// created. The result is correct even if an answer was lost.
     pub fn create_if_absent(&self, collection: &Collection, object: &Value) -> Result<bool, Error> {
         let deadline = Instant::now() + self.time;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
@@ -307,7 +314,8 @@ impl Client {
         })
     }
 
-    /// Replaces an object. Where `new` has a `metadata.resourceVersion` that is not the present one this is a conflict.
+    /// Replaces an object. Fails with a conflict if `metadata.resourceVersion` of `new` is not the
+    /// present one.
     pub fn update(&self, object: &Object, new: &Value) -> Result<Value, Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", object.path());
         let request = Request::once("update", object, Method::PUT, path);
@@ -317,8 +325,8 @@ impl Client {
         })
     }
 
-    /// Reads an object, changes it, writes it back, and does so again when somebody else was faster. `change` returns
-    /// whether there is anything to write.
+    /// Reads an object, changes it and writes it back. Starts again after a conflict. `change`
+    /// returns whether there is anything to write.
     pub fn modify(
         &self,
         object: &Object,
@@ -338,7 +346,7 @@ impl Client {
         }
     }
 
-    /// Merges fields into an object; null removes one (RFC 7396).
+    /// Merges fields into an object; null removes a field (RFC 7396).
     pub fn merge(&self, object: &Object, patch: &Value) -> Result<Value, Error> {
         self.patch(
             object,
@@ -348,18 +356,18 @@ impl Client {
         )
     }
 
-    /// Makes an object have these fields, which are ours from now on, and no longer those that we applied before and left out
-    /// now (server-side apply, forced: we are right).
+    /// Applies an object (server-side apply, forced). Its fields then belong to our field manager.
+    /// Fields that we applied earlier and that are missing now are removed.
     pub fn apply(&self, object: &Object, fields: &Value) -> Result<Value, Error> {
         self.server_side_apply(object, "", fields)
     }
 
-    /// What [`Client::apply`] would say and make, without doing it.
+    /// Runs [`Client::apply`] as a dry run: the same answer without a change.
     pub fn try_apply(&self, object: &Object, fields: &Value) -> Result<Value, Error> {
         self.server_side_apply(object, "&dryRun=All", fields)
     }
 
-    /// [`Client::apply`] under another name, for fields that other programs apply too.
+    /// Runs [`Client::apply`] with another field manager, for fields that other programs apply too.
     pub fn apply_as(
         &self,
         manager: &'static str,
@@ -376,7 +384,7 @@ impl Client {
         more: &str,
         fields: &Value,
     ) -> Result<Value, Error> {
-        // JSON is YAML
+        // JSON is valid YAML.
         let query = format!("?fieldManager={FIELD_MANAGER}&force=true{more}");
         self.patch(object, "application/apply-patch+yaml", &query, fields)
     }
@@ -400,14 +408,14 @@ impl Client {
         })
     }
 
-    /// Deletes an object, and in the background what it owns.
+    /// Deletes an object, and in the background its dependents.
     pub fn delete(&self, object: &Object) -> Result<(), Error> {
         let path = format!("{}?propagationPolicy=Background", object.path());
         self.json(&Request::new("delete", object, Method::DELETE, path))
             .map(|_| ())
     }
 
-    /// Deletes an object if there is one; whether there was.
+    /// Deletes an object if it exists. Returns whether it did.
     pub fn delete_if_there(&self, object: &Object) -> Result<bool, Error> {
         match self.delete(object) {
             Ok(()) => Ok(true),
@@ -416,7 +424,7 @@ impl Client {
         }
     }
 
-    /// Deletes an object if it is still as it was read; whether it was.
+    /// Deletes an object if it is unchanged since it was read. Returns whether it was.
     pub fn delete_as(&self, object: &Object, read: &Value) -> Result<bool, Error> {
         let of = |field: &str| read.pointer(field).cloned().unwrap_or_default();
         let preconditions =
@@ -435,7 +443,7 @@ impl Client {
         }
     }
 
-    /// Follows a collection: what is there, and then each change.
+    /// Follows a collection: its objects, and then each change.
     pub fn watch(&self, collection: &Collection, selector: &Selector) -> Watch {
         Watch::new(self, collection, selector)
     }
@@ -449,7 +457,7 @@ impl Client {
         self.merge(object, &json!({"metadata": {"annotations": annotations}}))
     }
 
-    /// The server's version: `v1.34.4`.
+    /// Returns the server's version, such as `v1.34.4`.
     pub fn version(&self) -> Result<String, Error> {
         let version = self.json(&Request::new(
             "get",
@@ -464,21 +472,22 @@ impl Client {
         })
     }
 
-    /// Waits until the API server says that it is ready. `report` hears what it waits for, each time that this changes.
+    /// Waits until the API server reports that it is ready. Calls `report` each time the reason for
+    /// the wait changes.
     pub fn wait_ready(&self, report: &mut dyn FnMut(&str)) -> Result<(), Error> {
         let deadline = Instant::now() + self.time;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut said = String::new();
-        // `verbose` names the checks that fail
+        // `verbose` makes the server list the checks that fail.
         let request = Request::new("get", &"/readyz", Method::GET, "/readyz?verbose".into());
         loop {
-            // one that hangs is asked again
+            // A request without an answer is repeated.
             let error = match self.once(&request, deadline.min(Instant::now() + LONGEST_PAUSE * 2))
             {
                 Ok(_) => return Ok(()),
                 Err(error) => error,
             };
-            // the roles that let somebody ask are made while it starts
+            // The roles that permit this request are created while the server starts.
             let passing = error.is_passing() || error.code() == Some(403);
             let why = waits_for(&error);
             if passing && why != said {
@@ -492,22 +501,22 @@ impl Client {
         }
     }
 
-    /// Whether [`Stop`] came.
+    /// Returns whether the [`Stop`] was set.
     pub fn is_stopped(&self) -> bool {
         self.inner.stop.is_stopped()
     }
 
-    /// Waits for `time` or for the stop, whichever is first; true when stopped.
+    /// Waits for `time` or until the stop. Returns true after a stop.
     pub fn stopped_within(&self, time: Duration) -> bool {
         self.inner.stop.wait(time)
     }
 
-    /// The same, with what is left until `deadline` for each call.
+    /// Returns the same client. The timeout of its calls is the time until `deadline`.
     fn until(&self, deadline: Instant) -> Client {
         self.within(deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// The answer to a request, which is made again as the module's table says.
+    /// Sends a request, repeats it according to the module's table, and returns the answer.
     fn json(&self, request: &Request) -> Result<Value, Error> {
         let deadline = Instant::now() + self.time;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
@@ -538,7 +547,8 @@ impl Client {
         }
     }
 
-    /// Waits before the next try, as long as the server said. Where there is none because the time is up, the error is.
+    /// Waits before the next attempt, as long as the server demands. Returns the error if the
+    /// timeout would pass before.
     fn pause(&self, error: Error, pause: Duration, deadline: Instant) -> Result<Error, Error> {
         let asked = match &error {
             Error::Refused(refused) => refused.retry_after,
@@ -555,7 +565,7 @@ impl Client {
         }
     }
 
-    /// One exchange, and a second one where the token was replaced meanwhile.
+    /// Sends a request once, and a second time if the token was replaced meanwhile.
     fn once(&self, request: &Request, deadline: Instant) -> Result<Zeroizing<Vec<u8>>, Error> {
         let token = self.token()?;
         match self.exchange(request, token.as_deref(), deadline) {
@@ -576,7 +586,8 @@ impl Client {
     ) -> Result<Zeroizing<Vec<u8>>, Error> {
         let started = Instant::now();
         let response = self.send(request, token, deadline)?;
-        // a Secret may be in it, which is not left behind in buffers that were too small
+        // The capacity is sufficient from the start: an answer may contain a Secret, and a growing
+        // buffer would leave copies behind.
         let mut answer = Zeroizing::new(Vec::with_capacity(SECRET_ANSWER));
         let read = response
             .into_body()
@@ -594,7 +605,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// Sends a request; returns what comes with a status of success, before its body.
+    /// Sends a request. Returns the successful answer before its body.
     fn send(
         &self,
         request: &Request,
@@ -624,7 +635,7 @@ impl Client {
         let bad = |error: http::Error| Error::Object(format!("{}: {error}", request.name()));
         let agent = &self.inner.agent;
         let answer = match request.body {
-            // a Secret's bytes may be in it
+            // The request may contain a Secret.
             Some((_, body)) => {
                 let body = Zeroizing::new(body.to_string().into_bytes());
                 let whole = head.body(body.as_slice()).map_err(bad)?;
@@ -658,11 +669,11 @@ impl Client {
             return Error::Stopped;
         }
         let (why, sent, untrusted) = match error {
-            ureq::Error::HostNotFound => ("its name has no address".into(), false, false),
+            ureq::Error::HostNotFound => ("the host name has no address".into(), false, false),
             ureq::Error::Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => {
-                ("no connection in the time given".into(), false, false)
+                ("no connection within the timeout".into(), false, false)
             }
-            ureq::Error::Timeout(_) => ("the time is up".into(), true, false),
+            ureq::Error::Timeout(_) => ("the timeout has passed".into(), true, false),
             ureq::Error::Rustls(error) => (error.to_string(), false, is_untrusted(error)),
             ureq::Error::Io(error) => {
                 let tls = error
@@ -710,7 +721,7 @@ impl Client {
 }
 
 impl<'a> Request<'a> {
-    /// One that may be made again.
+    /// Creates a request that may be repeated safely.
     fn new(
         verb: &'static str,
         what: &'a dyn fmt::Display,
@@ -741,7 +752,7 @@ impl<'a> Request<'a> {
 }
 
 impl Selector {
-    /// By labels.
+    /// Selects by labels.
     pub fn labels(labels: &str) -> Selector {
         Selector {
             labels: labels.into(),
@@ -749,7 +760,7 @@ impl Selector {
         }
     }
 
-    /// By fields.
+    /// Selects by fields.
     pub fn fields(fields: &str) -> Selector {
         Selector {
             labels: String::new(),
@@ -762,7 +773,7 @@ impl Selector {
     }
 }
 
-/// A further part of a query; nothing for nothing.
+/// Returns a further part of a query; empty for an empty value.
 fn query(key: &str, value: &str) -> String {
     if value.is_empty() {
         String::new()
@@ -779,9 +790,9 @@ fn version(object: &Value) -> String {
         .to_owned()
 }
 
-/// What the server says instead of what was asked for.
+/// Reads the server's error answer.
 fn refused(request: &Request, response: http::Response<ureq::Body>) -> Error {
-    /// A Status has a few hundred bytes; `/readyz` a few thousand.
+    /// The maximum size: a Status has a few hundred bytes, `/readyz` a few thousand.
     const MAX_REFUSAL: u64 = 64 << 10;
     let code = response.status().as_u16();
     let header = response
@@ -789,7 +800,7 @@ fn refused(request: &Request, response: http::Response<ureq::Body>) -> Error {
         .get("Retry-After")
         .and_then(|value| value.to_str().ok()?.parse().ok());
     let mut text = Vec::new();
-    // what does not come is not said
+    // An answer that cannot be read counts as empty.
     let _ = response
         .into_body()
         .into_reader()
@@ -797,7 +808,7 @@ fn refused(request: &Request, response: http::Response<ureq::Body>) -> Error {
         .read_to_end(&mut text);
     let status = match serde_json::from_slice::<Status>(&text) {
         Ok(status) if status.kind == "Status" => status,
-        // of a proxy, or of a server that starts
+        // The answer of a proxy, or of a starting server.
         _ => Status {
             message: String::from_utf8_lossy(&text).trim().to_owned(),
             ..Status::default()
@@ -813,7 +824,7 @@ fn refused(request: &Request, response: http::Response<ureq::Body>) -> Error {
     )))
 }
 
-/// Of what stands in the way of `/readyz`, the parts that say something.
+/// Returns the failing checks in an answer of `/readyz`.
 fn waits_for(error: &Error) -> String {
     match error {
         Error::Refused(refused) => {
@@ -836,12 +847,13 @@ fn waits_for(error: &Error) -> String {
     }
 }
 
-/// The server's certificate is not the cluster's, which no time heals.
+/// Returns whether the server's certificate does not belong to the cluster. Repeating does not help
+/// then.
 fn is_untrusted(error: &rustls::Error) -> bool {
     matches!(error, rustls::Error::InvalidCertificate(_))
 }
 
-/// These come before the first byte of a request.
+/// Returns whether the error came before the first byte of the request was sent.
 fn was_never_sent(error: &io::Error) -> bool {
     use io::ErrorKind::*;
     matches!(

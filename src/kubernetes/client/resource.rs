@@ -1,5 +1,5 @@
-//! Where things are in the API: `/api/v1/namespaces/kube-system/configmaps/join-config` and the like
-//! (Kubernetes' API conventions, "Resources").
+//! Paths of the API, such as `/api/v1/namespaces/kube-system/configmaps/join-config` (Kubernetes'
+//! API conventions, "Resources").
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Error;
 
-/// A kind of object: the API's group, version and plural name.
+/// A kind of object: its API group, version and plural name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Resource {
     group: &'static str,
@@ -16,7 +16,7 @@ pub struct Resource {
     namespaced: bool,
 }
 
-/// One object, or a subresource of it.
+/// An object, or a subresource of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Object {
     resource: Resource,
@@ -25,7 +25,7 @@ pub struct Object {
     subresource: Option<&'static str>,
 }
 
-/// Objects of a kind: those of a namespace, or all.
+/// The objects of a kind, in one namespace or in all.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collection {
     resource: Resource,
@@ -42,7 +42,7 @@ pub const NODES: Resource = Resource::cluster("", "v1", "nodes");
 pub const NAMESPACES: Resource = Resource::cluster("", "v1", "namespaces");
 /// Pods.
 pub const PODS: Resource = Resource::namespaced("", "v1", "pods");
-/// Secrets, bootstrap tokens among them.
+/// Secrets, including bootstrap tokens.
 pub const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
 /// ServiceAccounts.
 pub const SERVICE_ACCOUNTS: Resource = Resource::namespaced("", "v1", "serviceaccounts");
@@ -52,51 +52,51 @@ pub const SERVICES: Resource = Resource::namespaced("", "v1", "services");
 pub const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
 /// Deployments.
 pub const DEPLOYMENTS: Resource = Resource::namespaced("apps", "v1", "deployments");
-/// What kubelets want signed.
+/// CertificateSigningRequests, such as those of kubelets.
 pub const CERTIFICATE_SIGNING_REQUESTS: Resource =
     Resource::cluster("certificates.k8s.io", "v1", "certificatesigningrequests");
-/// Whether we may do something.
+/// Reviews of the client's own permissions.
 pub const SELF_SUBJECT_ACCESS_REVIEWS: Resource =
     Resource::cluster("authorization.k8s.io", "v1", "selfsubjectaccessreviews");
-/// Leases, for one-at-a-time.
+/// Leases.
 pub const LEASES: Resource = Resource::namespaced("coordination.k8s.io", "v1", "leases");
-/// Who may talk to whom.
+/// NetworkPolicies.
 pub const NETWORK_POLICIES: Resource =
     Resource::namespaced("networking.k8s.io", "v1", "networkpolicies");
-/// How many pods an eviction leaves.
+/// PodDisruptionBudgets.
 pub const POD_DISRUPTION_BUDGETS: Resource =
     Resource::namespaced("policy", "v1", "poddisruptionbudgets");
 /// Roles of a namespace.
 pub const ROLES: Resource = Resource::namespaced("rbac.authorization.k8s.io", "v1", "roles");
-/// Who has them.
+/// RoleBindings.
 pub const ROLE_BINDINGS: Resource =
     Resource::namespaced("rbac.authorization.k8s.io", "v1", "rolebindings");
-/// Roles of the cluster.
+/// ClusterRoles.
 pub const CLUSTER_ROLES: Resource =
     Resource::cluster("rbac.authorization.k8s.io", "v1", "clusterroles");
-/// Who has them.
+/// ClusterRoleBindings.
 pub const CLUSTER_ROLE_BINDINGS: Resource =
     Resource::cluster("rbac.authorization.k8s.io", "v1", "clusterrolebindings");
-/// What the API server refuses beside what roles do not allow.
+/// ValidatingAdmissionPolicies.
 pub const VALIDATING_ADMISSION_POLICIES: Resource = Resource::cluster(
     "admissionregistration.k8s.io",
     "v1",
     "validatingadmissionpolicies",
 );
-/// Where they are in force.
+/// ValidatingAdmissionPolicyBindings.
 pub const VALIDATING_ADMISSION_POLICY_BINDINGS: Resource = Resource::cluster(
     "admissionregistration.k8s.io",
     "v1",
     "validatingadmissionpolicybindings",
 );
-/// The old system's, for who is about to join.
+/// JoiningNodes of the old system.
 pub const JOINING_NODES: Resource =
     Resource::cluster("update.edgeless.systems", "v1alpha1", "joiningnodes");
-/// The old system's, for what nodes are to run.
+/// NodeVersions of the old system.
 pub const NODE_VERSIONS: Resource =
     Resource::cluster("update.edgeless.systems", "v1alpha1", "nodeversions");
 
-/// The kinds that a manifest may have: what [`Object::of`] knows.
+/// The kinds that a manifest may contain, for [`Object::of`].
 static KINDS: [(&str, Resource); 17] = [
     ("ClusterRole", CLUSTER_ROLES),
     ("ClusterRoleBinding", CLUSTER_ROLE_BINDINGS),
@@ -121,7 +121,7 @@ static KINDS: [(&str, Resource); 17] = [
 ];
 
 impl Resource {
-    /// Objects that are in namespaces. The core group is the empty one.
+    /// Creates a resource whose objects are in namespaces. The core group is empty.
     pub const fn namespaced(
         group: &'static str,
         version: &'static str,
@@ -130,7 +130,7 @@ impl Resource {
         Resource::new(group, version, plural, true)
     }
 
-    /// Objects that are not.
+    /// Creates a resource whose objects are not in namespaces.
     pub const fn cluster(
         group: &'static str,
         version: &'static str,
@@ -153,7 +153,7 @@ impl Resource {
         }
     }
 
-    /// The object of this name, of a resource that is not in namespaces.
+    /// Returns the object of this name, of a resource without namespaces.
     pub fn named(&self, name: &str) -> Object {
         debug_assert!(!self.namespaced, "{} are in namespaces", self.plural);
         Object {
@@ -164,7 +164,7 @@ impl Resource {
         }
     }
 
-    /// All objects, of every namespace.
+    /// Returns the objects of all namespaces.
     pub fn all(&self) -> Collection {
         Collection {
             resource: *self,
@@ -172,7 +172,7 @@ impl Resource {
         }
     }
 
-    /// The objects of one namespace.
+    /// Returns the objects of one namespace.
     pub fn in_namespace(&self, namespace: &str) -> Collection {
         debug_assert!(self.namespaced, "{} are in no namespace", self.plural);
         Collection {
@@ -181,7 +181,7 @@ impl Resource {
         }
     }
 
-    /// `v1`, `apps/v1`: the `apiVersion` of its objects.
+    /// Returns the `apiVersion` of its objects, such as `v1` or `apps/v1`.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.to_string()
@@ -205,7 +205,7 @@ impl Resource {
 }
 
 impl fmt::Display for Resource {
-    /// As in RBAC rules and kubectl: `configmaps`, `deployments.apps`.
+    /// Returns the name as in RBAC rules and kubectl, such as `configmaps` or `deployments.apps`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.group {
             "" => f.write_str(self.plural),
@@ -215,7 +215,7 @@ impl fmt::Display for Resource {
 }
 
 impl Collection {
-    /// One of them.
+    /// Returns the object of this name.
     pub fn named(&self, name: &str) -> Object {
         Object {
             resource: self.resource,
@@ -225,7 +225,7 @@ impl Collection {
         }
     }
 
-    /// What they are.
+    /// Returns the kind of its objects.
     pub fn resource(&self) -> &Resource {
         &self.resource
     }
@@ -245,8 +245,9 @@ impl fmt::Display for Collection {
 }
 
 impl Object {
-    /// Where an object of the kinds that services are made of belongs, by its `apiVersion`, `kind` and `metadata`. One of a
-    /// namespaced kind that names no namespace is refused: there is no default that could be meant.
+    /// Returns the path of a manifest's object by its `apiVersion`, `kind` and `metadata`. Fails
+    /// for an unknown kind, and for an object without the required namespace, because there is no
+    /// default.
     pub fn of(object: &Value) -> Result<Object, Error> {
         let text = |pointer: &str| {
             object
@@ -261,8 +262,7 @@ impl Object {
         let known = KINDS
             .iter()
             .find(|(known, resource)| *known == kind && resource.api_version() == api_version);
-        let (_, resource) =
-            known.ok_or_else(|| problem("an object of this kind is not known here".into()))?;
+        let (_, resource) = known.ok_or_else(|| problem("the kind is not supported".into()))?;
         match (name.is_empty(), namespace.is_empty(), resource.namespaced) {
             (true, _, _) => Err(problem("metadata.name is missing".into())),
             (_, true, true) => Err(problem("metadata.namespace is missing".into())),
@@ -274,7 +274,7 @@ impl Object {
         }
     }
 
-    /// `status`, `approval`, `token`, `eviction`, .. of it.
+    /// Returns a subresource of the object: `status`, `approval`, `token`, `eviction`, ...
     pub fn subresource(&self, subresource: &'static str) -> Object {
         Object {
             subresource: Some(subresource),
@@ -282,12 +282,12 @@ impl Object {
         }
     }
 
-    /// Its name.
+    /// Returns the object's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it is.
+    /// Returns the object's kind.
     pub fn resource(&self) -> &Resource {
         &self.resource
     }
@@ -302,7 +302,8 @@ impl Object {
             .map_or(path.clone(), |subresource| format!("{path}/{subresource}"))
     }
 
-    /// Where it is: what [`Client::create`](super::Client::create) wants.
+    /// Returns the collection of the object, the argument of
+    /// [`Client::create`](super::Client::create).
     pub fn collection(&self) -> Collection {
         Collection {
             resource: self.resource,
@@ -312,7 +313,7 @@ impl Object {
 }
 
 impl fmt::Display for Object {
-    /// `configmaps kube-system/join-config`, `nodes/status node-1`.
+    /// Formats as `configmaps kube-system/join-config` or `nodes/status node-1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.resource)?;
         if let Some(subresource) = self.subresource {
@@ -325,8 +326,8 @@ impl fmt::Display for Object {
     }
 }
 
-/// One segment of a path, or one value of a query: all but the unreserved characters are escaped (RFC 3986 §2.3). A segment
-/// of dots alone, which a path would resolve, is escaped too.
+/// Escapes one segment of a path, or one value of a query: all but the unreserved characters (RFC
+/// 3986 §2.3). A segment of dots only is escaped too, because a path would resolve it.
 pub(super) fn escaped(text: &str) -> String {
     let only_dots = text.bytes().all(|byte| byte == b'.');
     let mut out = String::with_capacity(text.len());
@@ -402,7 +403,7 @@ mod tests {
         assert!(
             of(json!({"apiVersion": "v2", "kind": "ConfigMap"}))
                 .unwrap_err()
-                .contains("not known")
+                .contains("not supported")
         );
         assert!(of(json!(1)).is_err());
     }

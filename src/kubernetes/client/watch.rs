@@ -1,14 +1,14 @@
-//! Following a collection (Kubernetes' API concepts, "Efficient detection of changes").
+//! Follows a collection (Kubernetes' API concepts, "Efficient detection of changes").
 //!
 //! ```text
-//!   list ──► Listed ──► stream of changes ──► ended, cut off: stream again from the last version seen
+//!   list ──► Listed ──► stream of changes ──► ended, cut off: stream again from the last known version
 //!    ▲                      │
 //!    └── 410, too old ──────┘
 //! ```
 //!
-//! Streams are ended by the server after a minute, and it sends bookmarks meanwhile: versions without a change, so that a
-//! collection where nothing happens can be gone on from too. A minute is also how long a connection that silently died goes
-//! unnoticed.
+//! The server ends a stream after a minute. Before that, it sends bookmarks: versions without a
+//! change, at which a quiet collection can continue. Within a minute, a dead connection is noticed,
+//! too.
 
 use std::io::{self, BufRead, BufReader};
 use std::time::{Duration, Instant};
@@ -22,25 +22,27 @@ use super::error::Status;
 use super::{Client, Collection, Error, List, Refused, Request, Selector, query, version};
 use base::backoff::Backoff;
 
-/// How long a stream lasts.
+/// The duration of a stream.
 const ROUND: Duration = Duration::from_secs(60);
-/// What the server may be late.
+/// How late the server may be.
 const GRACE: Duration = Duration::from_secs(10);
-/// An object has at most 1.5 MiB, by etcd's limit, but may come as JSON from a denser form.
+/// The maximum length of a line. An object has at most 1.5 MiB by etcd's limit, but its JSON may be
+/// longer than etcd's encoding.
 const MAX_LINE: usize = 8 << 20;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// What happened in a collection.
+/// An event of a collection.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// All that is there: at first, and when changes were missed. Whatever is not in it is gone.
+    /// All objects: at first, and after changes were missed. An object that is not in the list no
+    /// longer exists.
     Listed(Vec<Value>),
     /// A new object.
     Added(Value),
-    /// An object as it is now.
+    /// The new state of an object.
     Modified(Value),
-    /// An object as it was last.
+    /// The last state of a deleted object.
     Deleted(Value),
 }
 
@@ -51,7 +53,7 @@ pub struct Watch {
     selector: Selector,
     round: Duration,
     keep: fn(Value) -> Value,
-    /// Empty where it has to begin with a list.
+    /// Empty if the watch has to start with a list.
     version: String,
     stream: Option<BufReader<BodyReader<'static>>>,
     backoff: Backoff,
@@ -71,7 +73,7 @@ impl Watch {
         }
     }
 
-    /// Begins with the changes after this version, without a list.
+    /// Starts with the changes after this version, without a list.
     pub fn from_version(self, version: &str) -> Watch {
         Watch {
             version: version.into(),
@@ -79,7 +81,7 @@ impl Watch {
         }
     }
 
-    /// Streams that last so long, in whole seconds.
+    /// Sets the duration of a stream, in whole seconds.
     pub fn with_round(self, round: Duration) -> Watch {
         Watch {
             round: round.max(Duration::from_secs(1)),
@@ -87,19 +89,20 @@ impl Watch {
         }
     }
 
-    /// Makes each object what `keep` leaves of it as soon as it is read: for large collections of large objects.
+    /// Reduces each object by `keep` when it is read, for large collections of large objects.
     pub fn keeping(self, keep: fn(Value) -> Value) -> Watch {
         Watch { keep, ..self }
     }
 
-    /// The version up to which all is known.
+    /// Returns the version up to which all events are known.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// The next event, however long it takes. What passes is waited out, and logged; what does not is returned, and so is
-    /// [`Error::Stopped`]. After an error it may be called again.
-    #[allow(clippy::should_implement_trait)] // never ends by itself, so it is no iterator
+    /// Waits for the next event and returns it. Temporary errors are logged and waited out.
+    /// Permanent errors and [`Error::Stopped`] are returned. After an error, this may be called
+    /// again.
+    #[allow(clippy::should_implement_trait)] // never ends by itself, so it is not an iterator
     pub fn next(&mut self) -> Result<Event, Error> {
         loop {
             match self.step(None) {
@@ -110,10 +113,10 @@ impl Watch {
         }
     }
 
-    /// The next event, or none within `time`.
+    /// Waits up to `time` for the next event; `None` if there is none.
     pub fn next_within(&mut self, time: Duration) -> Result<Option<Event>, Error> {
         let deadline = Instant::now() + time;
-        // a stream that is open was opened for a whole round
+        // An open stream was opened for a whole round.
         self.stream = None;
         while Instant::now() < deadline {
             if let Some(event) = self.step(Some(deadline))? {
@@ -123,7 +126,7 @@ impl Watch {
         Ok(None)
     }
 
-    /// One list, one opening of a stream, or one line of it.
+    /// Does one step: a list, the opening of a stream, or one line of it.
     fn step(&mut self, deadline: Option<Instant>) -> Result<Option<Event>, Error> {
         if self.client.is_stopped() {
             return Err(Error::Stopped);
@@ -191,7 +194,7 @@ impl Watch {
         let mut line = Vec::new();
         match read_line(stream, &mut line) {
             Ok(true) => {}
-            // the round is over, or the connection is: the version says where to go on
+            // The round or the connection has ended. The next stream continues at the last version.
             Ok(false) => {
                 self.stream = None;
                 return Ok(None);
@@ -240,7 +243,7 @@ impl Watch {
         }
     }
 
-    /// Waits out what passes.
+    /// Waits after a temporary error. Returns other errors.
     fn failed(&mut self, error: Error, deadline: Option<Instant>) -> Result<Option<Event>, Error> {
         self.stream = None;
         if self.client.is_stopped() {
@@ -251,7 +254,8 @@ impl Watch {
             self.version = String::new();
             return Ok(None);
         }
-        // what makes no sense is no ground to go on from, but the next list may
+        // After an invalid answer, the watch cannot continue at its version, but the next list may
+        // be valid.
         let passing = error.is_passing();
         if matches!(error, Error::Answer { .. }) {
             self.version = String::new();
@@ -287,7 +291,8 @@ fn backoff() -> Backoff {
     Backoff::new(FIRST_PAUSE, LONGEST_PAUSE)
 }
 
-/// One line without its end; false at the end of the stream. Half a line at the end is none.
+/// Reads one line without its end. Returns false at the end of the stream. An incomplete last line
+/// is dropped.
 fn read_line(stream: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     loop {
         let part = match stream.fill_buf() {

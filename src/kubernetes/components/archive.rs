@@ -1,12 +1,15 @@
-//! Unpacks a tar archive (POSIX.1-2017 pax, ustar, GNU; plain or gzip, RFC 1952) into an empty directory of ours.
+//! Extracts a tar archive (POSIX.1-2017 pax, ustar, GNU; plain or gzip, RFC 1952) into an empty
+//! directory.
 //!
-//! The archive is hostile until proven otherwise, hash or not. What it may make: directories, regular files, symbolic links
-//! that stay inside, hard links to regular files that it made. Everything else ends the extraction with an error, and the
-//! caller throws the directory away. Owners and times are not taken over; of a file's mode, what others may not write.
+//! The archive is treated as hostile, even if its hash is correct. It may contain directories,
+//! regular files, symbolic links to targets inside, and hard links to its own regular files. Any
+//! other entry ends the extraction with an error, and the caller deletes the directory. Owners and
+//! times are ignored. A file keeps its mode, without write permission for group and others.
 //!
-//! Why nothing gets outside: no name has `..` or a leading `/`, and each directory on the way to a name is checked to be one
-//! and no link. A link's target is relative and has `..` only at its beginning, no more of them than the link's own depth:
-//! a `..` after a name might leave through another link, one before all names starts in a directory that is known.
+//! No entry gets outside: a name has no `..` and no leading `/`, and each directory on its path is
+//! checked to be a directory and not a link. The target of a link is relative. It has `..` only at
+//! its beginning, and at most as many as the depth of the link. A `..` after a name could leave
+//! through another link, but one at the beginning starts in a known directory.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -22,31 +25,35 @@ use tar::EntryType;
 
 use base::stop::Stop;
 
-/// Entries and directories together; CNI plugins have some 20.
+/// The maximum number of entries and directories together. CNI plugins have about 20.
 const MAX_ENTRIES: usize = 10_000;
-/// Bytes of all files; the whole of Kubernetes' server binaries has less than half of it.
+/// The maximum number of bytes of all files. Kubernetes' server binaries have less than half of it.
 const MAX_UNPACKED: u64 = 2 << 30;
-/// Unpacked bytes a packed one. Go binaries have 2 to 4, DEFLATE reaches 1032.
+/// The maximum ratio of extracted to compressed bytes. Go binaries have 2 to 4; DEFLATE reaches
+/// 1032.
 const MAX_RATIO: u64 = 100;
-/// Padding of small archives: two empty blocks of a tar's end in a record of 10 KiB, and more.
+/// Additional bytes for padding of small archives: a tar ends with two empty blocks in a record of
+/// 10 KiB.
 const FREE: u64 = 1 << 20;
-/// Bytes between two files' data: a header, and the long names and pax records that describe it.
+/// The maximum number of bytes between the data of two files: a header, and the long names and pax
+/// records before it.
 const MAX_HEADER: u64 = 64 << 10;
-/// Bytes in a name. PATH_MAX is 4096, with the directory's own.
+/// The maximum number of bytes in a name. PATH_MAX is 4096, including the directory.
 const MAX_NAME: usize = 1024;
 
-/// Why an archive was not unpacked.
+/// Why an archive was not extracted.
 #[derive(Debug)]
 pub enum Error {
-    /// It asks for what it may not have, or is no archive; a clause.
+    /// The archive is invalid or contains something that is not permitted; a clause.
     Refused(String),
-    /// Writing failed, there.
+    /// Writing to this path failed.
     Io(PathBuf, io::Error),
-    /// Stopped from outside.
+    /// The caller stopped the extraction.
     Stopped,
 }
 
-/// What was unpacked, as paths below the directory; each directory comes before what is in it.
+/// The extracted entries, as paths relative to the directory. A directory sorts before its
+/// contents.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
     pub directories: BTreeSet<PathBuf>,
@@ -54,7 +61,8 @@ pub struct Unpacked {
     pub files: BTreeSet<PathBuf>,
 }
 
-/// Unpacks `archive` into `root`, an empty directory. Files are on the disk when this returns, names may not be yet.
+/// Extracts `archive` into `root`, an empty directory. When this returns, the contents of files are
+/// synced to disk, but directory entries may not be.
 pub fn unpack(mut archive: File, root: &Path, stop: &Stop) -> Result<Unpacked, Error> {
     let unreadable = |error: io::Error| Error::Refused(format!("it cannot be read: {error}"));
     let packed = archive.metadata().map_err(unreadable)?.len();
@@ -69,7 +77,7 @@ pub fn unpack(mut archive: File, root: &Path, stop: &Stop) -> Result<Unpacked, E
         .saturating_mul(MAX_RATIO)
         .saturating_add(FREE)
         .min(MAX_UNPACKED);
-    // RFC 1952 §2.3.1: ID1, ID2
+    // ID1 and ID2 (RFC 1952 §2.3.1).
     match magic == [0x1f, 0x8b] {
         true => unpack_tar(MultiGzDecoder::new(archive), limit, root, stop),
         false => unpack_tar(archive, limit, root, stop),
@@ -83,7 +91,7 @@ fn unpack_tar(reader: impl Read, limit: u64, root: &Path, stop: &Stop) -> Result
         allowance: allowance.clone(),
     });
     let malformed =
-        |error: io::Error| Error::Refused(format!("it is no proper tar archive: {error}"));
+        |error: io::Error| Error::Refused(format!("it is not a valid tar archive: {error}"));
 
     let mut tree = Tree {
         root,
@@ -98,7 +106,7 @@ fn unpack_tar(reader: impl Read, limit: u64, root: &Path, stop: &Stop) -> Result
         unpacked = unpacked.saturating_add(entry.size());
         if unpacked > limit {
             return refuse(format!(
-                "it unpacks to more than {limit} bytes, {MAX_RATIO} times its own size or too many"
+                "it extracts to more than {limit} bytes, which is {MAX_RATIO} times its size or the maximum"
             ));
         }
         if number + tree.made.directories.len() > MAX_ENTRIES {
@@ -106,14 +114,15 @@ fn unpack_tar(reader: impl Read, limit: u64, root: &Path, stop: &Stop) -> Result
         }
         allowance.set(MAX_HEADER + entry.size());
         tree.make(&mut entry, stop)?;
-        // the next header starts with an allowance of its own
+        // Each header has its own limit.
         io::copy(&mut entry, &mut io::sink()).map_err(malformed)?;
         allowance.set(MAX_HEADER);
     }
     Ok(tree.made)
 }
 
-/// A reader that gives no more than it is allowed: what lies between two files' data is read into memory whole.
+/// A reader that ends with an error at a limit, because everything between the data of two files is
+/// read into memory.
 struct Metered<R> {
     reader: R,
     allowance: Rc<Cell<u64>>,
@@ -143,15 +152,15 @@ struct Tree<'a> {
 impl Tree<'_> {
     fn make<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>, stop: &Stop) -> Result<(), Error> {
         let kind = entry.header().entry_type();
-        // describes the archive, not a file: `git archive` puts its commit there
+        // It describes the archive, not a file: `git archive` stores its commit there.
         if kind == EntryType::XGlobalHeader {
             return Ok(());
         }
-        // before POSIX a directory was a file whose name ends so
+        // Before POSIX, a directory was a file whose name ends with a slash.
         let is_old_directory = kind == EntryType::Regular && entry.path_bytes().ends_with(b"/");
         let name = entry
             .path()
-            .map_err(|error| Error::Refused(format!("a name is unusable: {error}")))?;
+            .map_err(|error| Error::Refused(format!("a name is invalid: {error}")))?;
         let name = clean(&name)?;
         if has_sparse_records(entry) {
             return refuse(format!("{} is a sparse file", name.display()));
@@ -179,7 +188,7 @@ impl Tree<'_> {
         }
     }
 
-    /// Makes it and those above it, or finds them to be directories.
+    /// Creates a directory and its parents, or checks that they are directories.
     fn make_directory(&mut self, name: &Path) -> Result<(), Error> {
         let mut path = PathBuf::new();
         for part in name.components() {
@@ -189,7 +198,7 @@ impl Tree<'_> {
             }
             if self.made.files.contains(&path) {
                 return refuse(format!(
-                    "{} goes through {}, which is no directory",
+                    "{} goes through {}, which is not a directory",
                     name.display(),
                     path.display()
                 ));
@@ -201,12 +210,13 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// The place for a file: its directory is there, and no earlier entry of its name, which this one replaces.
+    /// Prepares the path of a file: creates its directory, and removes an earlier entry of the same
+    /// name.
     fn make_room(&mut self, name: &Path) -> Result<PathBuf, Error> {
         self.make_directory(name.parent().unwrap_or(Path::new("")))?;
         let full = self.root.join(name);
         if self.made.directories.contains(name) {
-            return refuse(format!("{} is a directory and a file", name.display()));
+            return refuse(format!("{} is both a directory and a file", name.display()));
         }
         if self.made.files.remove(name) {
             fs::remove_file(&full).map_err(|error| Error::Io(full.clone(), error))?;
@@ -254,7 +264,7 @@ impl Tree<'_> {
                 name.display()
             ));
         }
-        // not by umask
+        // Sets the mode independently of the umask.
         file.set_permissions(fs::Permissions::from_mode(mode))
             .map_err(io)?;
         file.sync_all().map_err(io)?;
@@ -266,7 +276,7 @@ impl Tree<'_> {
         let depth = name.components().count() - 1;
         if !stays_inside(target, depth) {
             return refuse(format!(
-                "{} links to {}, which may be outside",
+                "{} links to {}, which may be outside of the directory",
                 name.display(),
                 target.display()
             ));
@@ -283,7 +293,7 @@ impl Tree<'_> {
         let is_file = || fs::symlink_metadata(&there).is_ok_and(|metadata| metadata.is_file());
         if !self.made.files.contains(&target) || !is_file() || target == name {
             return refuse(format!(
-                "{} is a hard link to {}, no other file of it",
+                "{} is a hard link to {}, which is not another file of the archive",
                 name.display(),
                 target.display()
             ));
@@ -295,7 +305,7 @@ impl Tree<'_> {
     }
 }
 
-/// A name as a path below the root: empty for the root itself.
+/// Converts a name to a relative path. It is empty for the root itself.
 fn clean(name: &Path) -> Result<PathBuf, Error> {
     let bytes = name.as_os_str().as_bytes();
     if bytes.len() > MAX_NAME {
@@ -312,13 +322,14 @@ fn clean(name: &Path) -> Result<PathBuf, Error> {
         match part {
             Part::Normal(part) => path.push(part),
             Part::CurDir => {}
-            _ => return refuse(format!("the name {name:?} leads outside")),
+            _ => return refuse(format!("the name {name:?} leads outside of the directory")),
         }
     }
     Ok(path)
 }
 
-/// Whether a link that lies `depth` directories deep leads to something inside, whatever else is there.
+/// Returns whether the target of a link at this `depth` of directories stays inside, whatever other
+/// entries exist.
 fn stays_inside(target: &Path, depth: usize) -> bool {
     let mut ups = 0;
     let mut names = 0;
@@ -337,7 +348,8 @@ fn stays_inside(target: &Path, depth: usize) -> bool {
         && ups <= depth
 }
 
-/// GNU tar's sparse files in pax form come as regular files whose content is a map and the blocks between holes.
+/// A sparse file of GNU tar in pax format looks like a regular file. Its contents are a map and the
+/// blocks between the holes.
 fn has_sparse_records<R: Read>(entry: &mut tar::Entry<'_, R>) -> bool {
     let records = entry.pax_extensions().ok().flatten();
     records.is_some_and(|mut records| {

@@ -1,4 +1,4 @@
-//! A component as the wire has it, read into one that can be installed, and what a list of them may ask for.
+//! Parses a component of the wire protocol, and checks that it may be installed.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -11,14 +11,16 @@ use serde::Serialize;
 use super::{Digest, Error, digest_of, hex, place};
 use proto::components::Component as Wire;
 
-/// The directories that components may be installed in, or below: those of the old system's lists.
+/// The default directories for components, as in the old system's lists. Their subdirectories are
+/// permitted too.
 pub const DIRECTORIES: [&str; 3] = ["/run/state/bin", "/opt/cni/bin", "/opt/kubernetes/patches"];
 
-/// What a list of components may ask for.
+/// What a list of components may contain.
 pub struct Policy {
-    /// Where they may be installed.
+    /// The directories where components may be installed.
     pub directories: Vec<PathBuf>,
-    /// Whether one without a hash is taken. One from a `data:` URL always is: it is in the list itself.
+    /// Whether components without a hash are permitted. One from a `data:` URL always is, because
+    /// its data is in the list.
     pub allow_unverified: bool,
 }
 
@@ -31,27 +33,27 @@ impl Default for Policy {
     }
 }
 
-/// A file to install.
+/// A file or archive to install.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Component {
     pub(super) source: Source,
     pub(super) sha256: Option<Digest>,
     pub(super) place: PathBuf,
     pub(super) extract: bool,
-    /// Where all of it must stay.
+    /// The directory that the component must stay in.
     pub(super) directory: PathBuf,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// `http:` or `https:`.
+    /// A URL with the scheme `http` or `https`.
     Web(String),
     File(PathBuf),
     Data(Vec<u8>),
 }
 
 impl Component {
-    /// Checks a component of the wire, without a look at the network or the disk.
+    /// Validates a component of the wire protocol, without access to the network or the disk.
     pub fn parse(wire: &Wire, policy: &Policy) -> Result<Component, Error> {
         let refuse = |why: String| Error::Refused {
             what: shown(&wire.url),
@@ -71,10 +73,10 @@ impl Component {
             || wire.install_path.contains('\0')
         {
             return Err(refuse(format!(
-                "its place {place:?} is no absolute path without `..`"
+                "its place {place:?} is not an absolute path without `..`"
             )));
         }
-        // an archive may fill an allowed directory, a file must not replace it
+        // An archive may fill an allowed directory, but a file must not replace it.
         let fits = |directory: &&PathBuf| {
             place.starts_with(directory) && (wire.extract || place != **directory)
         };
@@ -85,7 +87,7 @@ impl Component {
             .cloned()
             .ok_or_else(|| {
                 refuse(format!(
-                    "its place {} is in none of the allowed directories {:?}",
+                    "its place {} is not in an allowed directory: {:?}",
                     place.display(),
                     policy.directories
                 ))
@@ -99,7 +101,7 @@ impl Component {
         })
     }
 
-    /// What errors call it.
+    /// Returns the component's name in errors.
     pub fn name(&self) -> String {
         match &self.source {
             Source::Web(url) => shown(url),
@@ -108,7 +110,7 @@ impl Component {
         }
     }
 
-    /// The directory that the new files are made in.
+    /// Returns the directory in which the new files are created.
     pub(super) fn parent(&self) -> &Path {
         if self.extract {
             &self.place
@@ -145,25 +147,25 @@ impl Source {
             },
             "data" => parse_data(rest).map(Source::Data),
             _ => Err(format!(
-                "its scheme {scheme:?} is none of http, https, file, data"
+                "its scheme is {scheme:?}, expected http, https, file or data"
             )),
         }
     }
 }
 
-/// What follows `data:` (RFC 2397): `[media type][;base64],data`.
+/// Decodes the part after `data:` (RFC 2397): `[media type][;base64],data`.
 fn parse_data(rest: &str) -> Result<Vec<u8>, String> {
     let (head, data) = rest.split_once(',').ok_or("its data: URL has no comma")?;
     let data = unescape(data)?;
     match head.ends_with(";base64") {
         true => STANDARD
             .decode(data)
-            .map_err(|error| format!("its data: URL is no base64: {error}")),
+            .map_err(|error| format!("its data: URL is not base64: {error}")),
         false => Ok(data),
     }
 }
 
-/// Percent-decoding (RFC 3986 §2.1).
+/// Decodes percent-encoding (RFC 3986 §2.1).
 fn unescape(text: &str) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -174,9 +176,9 @@ fn unescape(text: &str) -> Result<Vec<u8>, String> {
                 char::from(*low).to_digit(16),
             ) {
                 (Some(high), Some(low)) => ((high << 4 | low) as u8, after),
-                _ => return Err("its URL has a % that is no escape".into()),
+                _ => return Err("its URL has an invalid percent-encoding".into()),
             },
-            (b'%', _) => return Err("its URL ends within an escape".into()),
+            (b'%', _) => return Err("its URL ends within a percent-encoding".into()),
             plain => plain,
         };
         bytes.push(byte);
@@ -185,7 +187,7 @@ fn unescape(text: &str) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// `sha256:` and 64 hex digits, or nothing.
+/// Parses `sha256:` and 64 hexadecimal digits, or an empty string.
 fn parse_hash(text: &str) -> Result<Option<Digest>, String> {
     if text.is_empty() {
         return Ok(None);
@@ -203,8 +205,9 @@ fn parse_hash(text: &str) -> Result<Option<Digest>, String> {
     Ok(Some(digest))
 }
 
-/// What a list is known by in the cluster: `sha256:` and the hash of its hashes, one after the other. URLs and places do not
-/// count, nor do components without a hash (the old system's patches).
+/// Returns the identifier of a list in the cluster: `sha256:` and the hash of the concatenated
+/// hashes. URLs and places do not count, nor do components without a hash (the old system's
+/// patches).
 pub fn list_hash(list: &[Wire]) -> String {
     let hashes: String = list
         .iter()
@@ -213,7 +216,7 @@ pub fn list_hash(list: &[Wire]) -> String {
     format!("sha256:{}", hex(&digest_of(hashes.as_bytes())))
 }
 
-/// The list as the cluster's ConfigMap of it has it: what is empty or false is left out.
+/// Returns the list as JSON for the cluster's ConfigMap. Empty or false fields are omitted.
 pub fn list_json(list: &[Wire]) -> String {
     #[derive(Serialize)]
     struct Json<'a> {
@@ -245,7 +248,8 @@ pub fn list_json(list: &[Wire]) -> String {
     serde_json::to_string(&list).expect("only strings and booleans")
 }
 
-/// A URL for people: without what may be secret in it, user and query, and without a data: URL's data.
+/// Returns a URL for messages, without possible secrets (user and query) and without the data of a
+/// data: URL.
 pub fn shown(url: &str) -> String {
     let url = url.split(['?', '#']).next().unwrap_or_default();
     match url.split_once("://") {

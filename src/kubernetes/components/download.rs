@@ -1,4 +1,5 @@
-//! Downloads over HTTP(S) (RFC 9110) that go on where they were cut, until they are whole or their time is up.
+//! Downloads files over HTTP(S) (RFC 9110). An interrupted download resumes until it is complete or
+//! its deadline has passed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -15,17 +16,17 @@ use super::{Digest, Error, Settings, Step, place, shown};
 use base::backoff::Backoff;
 use base::stop::Stop;
 
-/// A SYN that is lost is sent again after 1 and after 3 seconds (RFC 6298 §2.1). This and the name's resolution are what a
-/// stop has to wait for.
+/// The timeout of a connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298
+/// §2.1). A stop has to wait for this and for name resolution.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Pauses between tries.
+/// The first and the longest pause between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// The statuses that pass, as the old system has them: they say that the server is busy, or somebody on the way.
+/// Statuses that are tried again, as in the old system: the server or a proxy is overloaded.
 const PASSING: [u16; 6] = [408, 425, 429, 502, 503, 504];
 
-/// One client for all downloads: it shares its connections, and its `shutdown` ends them all. And whether it has any
-/// certificate to trust, without which it reaches nobody over TLS.
+/// The HTTP client for all downloads, and whether it has any trusted certificate. Without one, no
+/// TLS server can be reached. Its downloads share connections, and `shutdown` ends all of them.
 pub fn agent(settings: &Settings) -> (Agent, bool) {
     let roots = settings
         .ca_bundles
@@ -61,37 +62,37 @@ fn certificate(
     }
 }
 
-/// One file on its way.
+/// One download.
 pub struct Download<'a> {
     pub agent: &'a Agent,
     pub url: &'a str,
-    /// Of the whole file.
+    /// The SHA-256 of the whole file.
     pub expected: Option<&'a Digest>,
     pub settings: &'a Settings,
     pub stop: &'a Stop,
     pub report: &'a dyn Fn(Step),
 }
 
-/// Why a try failed.
+/// Why an attempt failed.
 enum Failure {
-    /// The next one may succeed; a clause.
+    /// The next attempt may succeed; a clause.
     Passing(String),
     Final(Error),
 }
 
-/// What has come so far.
+/// The data received so far.
 struct Partial {
     file: File,
     hash: Context,
     len: u64,
-    /// The strong ETag of what has come (RFC 9110 §8.8.3).
+    /// The strong ETag of the received data (RFC 9110 §8.8.3).
     etag: Option<String>,
-    /// Whether it came in several pieces.
+    /// Whether the data was received in several pieces.
     resumed: bool,
 }
 
 impl Download<'_> {
-    /// Writes the file to `path`, which it makes.
+    /// Downloads the file to `path`, which is created.
     pub fn to(&self, path: &Path) -> Result<(), Error> {
         let started = Instant::now();
         let deadline = started + self.settings.deadline;
@@ -136,14 +137,14 @@ impl Download<'_> {
         }
     }
 
-    /// One request, for all or for what is missing.
+    /// Sends one request for the whole file or its missing rest.
     fn fetch(&self, partial: &mut Partial, path: &Path, deadline: Instant) -> Result<(), Failure> {
-        // without a hash nothing would tell two versions glued together
+        // Without a hash, pieces of two versions of the file could be combined.
         if self.expected.is_none() && partial.etag.is_none() {
             partial.start_over(path)?;
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        // where TLS is all that vouches for the bytes, a redirect must not leave it
+        // If only TLS authenticates the data, a redirect must not leave TLS.
         let only_tls = self.expected.is_none() && is_tls(self.url);
         let request = self
             .agent
@@ -164,11 +165,11 @@ impl Download<'_> {
             206 if partial.len > 0 && range_start(&response) == Some(partial.len) => {
                 partial.resumed = true
             }
-            // what is asked for is not there: the file has changed
+            // The requested range does not exist: the file has changed.
             206 | 416 => {
                 partial.start_over(path)?;
                 return Err(Failure::Passing(
-                    "the server does not have the rest of it".into(),
+                    "the server does not have the rest of the file".into(),
                 ));
             }
             status if PASSING.contains(&status) => {
@@ -231,7 +232,7 @@ impl Download<'_> {
         }
     }
 
-    /// A wrong hash is final, unless pieces may not have been of the same file.
+    /// Checks the hash. A wrong hash is final, unless the pieces may be of different files.
     fn check(&self, partial: &mut Partial, path: &Path) -> Result<(), Failure> {
         let got = place::finish(partial.hash.clone());
         match self.expected {
@@ -240,7 +241,7 @@ impl Download<'_> {
                 partial.start_over(path)?;
                 match was_resumed {
                     true => Err(Failure::Passing(
-                        "its pieces do not make the file with the expected hash".into(),
+                        "its pieces do not have the expected hash".into(),
                     )),
                     false => Err(Failure::Final(Error::Hash {
                         what: shown(self.url),
@@ -260,7 +261,8 @@ impl Download<'_> {
         }
     }
 
-    /// What a request's error means. What the server or the settings say for sure is not asked twice.
+    /// Classifies the error of a request. A definite error of the server or the settings is not
+    /// tried again.
     fn failure(&self, error: ureq::Error) -> Failure {
         use ureq::Error::*;
         let is_certificate = |error: &io::Error| {
@@ -303,13 +305,13 @@ impl Partial {
     }
 }
 
-/// Whether this URL is asked for over TLS; schemes have no case (RFC 3986 §3.1).
+/// Returns whether the URL uses TLS. Schemes are case-insensitive (RFC 3986 §3.1).
 pub fn is_tls(url: &str) -> bool {
     url.get(..6)
         .is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:"))
 }
 
-/// Of `Content-Range: bytes 100-199/200` (RFC 9110 §14.4), the 100.
+/// Returns the first position of a `Content-Range` (RFC 9110 §14.4): 100 of `bytes 100-199/200`.
 fn range_start<T>(response: &Response<T>) -> Option<u64> {
     let range = response.headers().get("Content-Range")?.to_str().ok()?;
     range

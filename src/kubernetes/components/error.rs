@@ -1,4 +1,4 @@
-//! Why a component is not installed, for whoever has to mend it.
+//! The reasons why a component is not installed, for the operator.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,67 +6,67 @@ use std::{fmt, io};
 
 use super::{Digest, hex};
 
-/// Why a component is not installed. Nothing of it is in place then.
+/// Why a component is not installed. None of its files is in place then.
 #[derive(Debug)]
 pub enum Error {
-    /// It asks for what it may not have; a clause.
+    /// The component asks for something that is not permitted; a clause.
     Refused {
-        /// Which.
+        /// The component.
         what: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The server's last word.
+    /// The server refused the request.
     Status {
-        /// What was asked, and where.
+        /// The URL.
         url: String,
         /// The HTTP status.
         status: u16,
     },
-    /// Not fetched in its time, or never to be.
+    /// The component could not be fetched, or not before its deadline.
     Unreachable {
-        /// What was asked, and where.
+        /// The URL.
         url: String,
-        /// What happened last, a clause.
+        /// The last error, as a clause.
         why: String,
-        /// For how long it was tried.
+        /// How long it was tried.
         after: Duration,
     },
-    /// More bytes than any component has.
+    /// The component is too long.
     TooLong {
-        /// Which.
+        /// The component.
         what: String,
-        /// How many are taken.
+        /// The maximum number of bytes.
         limit: u64,
     },
-    /// Other bytes than expected.
+    /// The hash does not match.
     Hash {
-        /// Which.
+        /// The component.
         what: String,
-        /// SHA-256 as the list has it.
+        /// The expected SHA-256 in the list.
         expected: Digest,
-        /// SHA-256 of what came.
+        /// The SHA-256 of the received bytes.
         got: Digest,
     },
-    /// An archive that cannot be, or must not be unpacked; a clause.
+    /// The archive is invalid or not permitted; a clause.
     Archive {
-        /// Which.
+        /// The component.
         what: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// None of these files has a certificate to trust.
+    /// None of these files contains a trusted certificate.
     NoRoots(Vec<PathBuf>),
-    /// The system's answer.
+    /// A system call failed.
     Io {
-        /// A verb.
+        /// The action, as a verb.
         action: &'static str,
-        /// What it was done to.
+        /// The path.
         path: PathBuf,
-        /// The answer.
+        /// The error.
         error: io::Error,
     },
-    /// Stopped from outside.
+    /// The caller stopped the installation.
     Stopped,
 }
 
@@ -96,7 +96,7 @@ impl fmt::Display for Error {
             Error::Unreachable { url, why, after } => {
                 write!(
                     f,
-                    "component {url} was tried for {} s in vain, at last: {why}",
+                    "component {url} was not fetched within {} s; the last error: {why}",
                     after.as_secs()
                 )
             }
@@ -115,11 +115,13 @@ impl fmt::Display for Error {
                     hex(got)
                 )
             }
-            Error::Archive { what, why } => write!(f, "component {what} is not unpacked: {why}"),
+            Error::Archive { what, why } => {
+                write!(f, "component {what} cannot be extracted: {why}")
+            }
             Error::NoRoots(paths) => write!(
                 f,
-                "components: no certificate to trust in any of {paths:?}; install ca-certificates in the image, or take \
-                 the components from http: or file: URLs (their hash is checked all the same)"
+                "components: none of {paths:?} contains a trusted certificate; install ca-certificates in the image, or use \
+                 http: or file: URLs (their hash is checked in any case)"
             ),
             Error::Io {
                 action,
@@ -129,12 +131,14 @@ impl fmt::Display for Error {
                 write!(f, "components: cannot {action} {}: {error}", path.display())?;
                 match error.kind() {
                     io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                        f.write_str("; give that file system more space")
+                        f.write_str("; enlarge that file system")
                     }
                     _ => Ok(()),
                 }
             }
-            Error::Stopped => f.write_str("components: stopped before all were installed"),
+            Error::Stopped => {
+                f.write_str("components: stopped before all components were installed")
+            }
         }
     }
 }

@@ -1,15 +1,17 @@
-//! The programs and files that a node installs before kubeadm runs: kubelet, kubeadm, kubectl, CNI plugins, crictl, patches.
+//! Installs the programs and files that a node needs before kubeadm runs: kubelet, kubeadm,
+//! kubectl, CNI plugins, crictl, patches.
 //!
-//! A [`Component`] says where a file comes from, what its SHA-256 is, and where it belongs; [`install`] brings all of them
-//! there, several at once, each whole or not at all. What is already in place with the expected hash is left alone, and what
-//! the image has is taken from there: neither needs a network. `component` reads the list, `download` fetches, `archive`
-//! unpacks what may be hostile, `place` knows how files come into place.
+//! A [`Component`] has a source, a SHA-256 and a place. [`install`] installs all of them, several
+//! at once, each as a whole or not at all. A component that is in place with the expected hash is
+//! kept, and one that the image contains is copied from there; both work without a network.
+//! `component` parses the list, `download` fetches, `archive` extracts possibly hostile archives,
+//! and `place` moves files into place.
 //!
 //! ```text
 //! Component::parse ─► in place with this hash? ──yes──► Present
 //!                            │no
 //!                            ├─ data: URL, file: URL, image ─┐
-//!                            └─ http(s): tries, resumes ─────┴─► hash ─► unpack? ─► rename ─► Installed
+//!                            └─ http(s): retries, resumes ───┴─► hash ─► extract? ─► rename ─► Installed
 //! ```
 
 mod archive;
@@ -38,26 +40,28 @@ use download::Download;
 pub use error::Error;
 use place::Staging;
 
-/// A SHA-256.
+/// A SHA-256 digest.
 pub type Digest = [u8; 32];
 
-/// How often a stop is looked for.
+/// How often a stop is checked.
 const TICK: Duration = Duration::from_millis(50);
 
-/// How components are fetched.
+/// The settings of an installation.
 pub struct Settings {
-    /// For each component, all tries together.
+    /// The deadline of each component, including its retries.
     pub deadline: Duration,
-    /// The longest silence of a server in the middle of something.
+    /// How long a server may be silent during a response.
     pub stall: Duration,
-    /// How many at once.
+    /// The number of concurrent downloads.
     pub at_once: usize,
-    /// The longest component, as it is fetched.
+    /// The maximum number of bytes of a component, as fetched.
     pub max_len: u64,
-    /// Where to look for the PEM certificates that TLS trusts; the first file that is there counts. They are the image's,
-    /// which is measured, and where its owner adds one for a mirror; a list in this program would only age.
+    /// Files with the PEM certificates that TLS trusts. The first existing one is used. They belong
+    /// to the image, which is measured. The image's owner adds the certificate of a mirror there. A
+    /// list in this program would become outdated.
     pub ca_bundles: Vec<PathBuf>,
-    /// A directory of the image with components by the last segment of their URL, taken when the hash fits.
+    /// A directory of the image with components, named by the last segment of their URL. They are
+    /// used if the hash matches.
     pub image: Option<PathBuf>,
 }
 
@@ -68,7 +72,7 @@ impl Default for Settings {
             stall: Duration::from_secs(20),
             at_once: 4,
             max_len: 1 << 30,
-            // Debian and Arch, Fedora
+            // Debian and Arch; Fedora.
             ca_bundles: [
                 "/etc/ssl/certs/ca-certificates.crt",
                 "/etc/pki/tls/certs/ca-bundle.crt",
@@ -80,31 +84,32 @@ impl Default for Settings {
     }
 }
 
-/// What happens to one component.
+/// A step of one component's installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// It was in place already.
+    /// The component was in place already.
     Present,
-    /// So much of it has come.
+    /// A part of the component was received.
     Received {
-        /// Bytes so far.
+        /// Bytes received so far.
         bytes: u64,
-        /// Bytes in all, when the server says.
+        /// Bytes in total, if the server says so.
         total: Option<u64>,
     },
-    /// It will be tried again.
+    /// The attempt failed and will be repeated.
     Retrying {
-        /// What went wrong, a clause.
+        /// The reason, as a clause.
         why: String,
-        /// For how long nothing is tried.
+        /// The pause before the next attempt.
         pause: Duration,
     },
-    /// It is in place now.
+    /// The component is in place now.
     Installed,
 }
 
-/// Installs all `components`, and tells the calling thread's `report` of each step with the component's index. The first
-/// error ends it and is returned, as does `stop`, at once but for a connection that is being made (4 s at most).
+/// Installs all `components`. Calls `report` on the calling thread with each step and the
+/// component's index. The first error ends the installation and is returned. `stop` ends it as
+/// well, at once or after the present connection attempt (4 s at most).
 pub fn install(
     components: &[Component],
     settings: &Settings,
@@ -112,7 +117,7 @@ pub fn install(
     report: &mut dyn FnMut(usize, Step),
 ) -> Result<(), Error> {
     let (agent, has_roots) = download::agent(settings);
-    // what ends the threads: the stop from outside, or the first error
+    // Stops the threads, either by the caller's stop or after the first error.
     let end = Stop::new();
     let next = AtomicUsize::new(0);
     let (steps, arriving) = mpsc::channel();
@@ -120,7 +125,7 @@ pub fn install(
         while let Some((number, component)) = take(components, &next)
             && !end.is_stopped()
         {
-            // the receiver outlives the threads
+            // The receiver exists longer than the threads.
             let tell = |step: Result<Step, Error>| drop(steps.send((number, step)));
             let one = One {
                 number,
@@ -182,7 +187,7 @@ struct One<'a> {
 }
 
 impl One<'_> {
-    /// The last step is returned.
+    /// Installs the component and returns its last step.
     fn install(&self, report: &dyn Fn(Step)) -> Result<Step, Error> {
         let component = self.component;
         if component.is_present() {
@@ -211,12 +216,13 @@ impl One<'_> {
         Ok(Step::Installed)
     }
 
-    /// No link on the way to the place leads out of the allowed directory, which itself may be reached by links.
+    /// Checks that no link below the allowed directory leads out of it. The directory itself may be
+    /// reached by links.
     fn check_place(&self) -> Result<(), Error> {
         let parent = self.component.parent();
         fs::create_dir_all(&self.component.directory)
             .map_err(|error| Error::io("make", &self.component.directory, error))?;
-        // what is not there yet is made as directories: only what is there can be a link
+        // Missing directories are created later, so only existing ones can be links.
         let there = parent
             .ancestors()
             .find(|path| path.symlink_metadata().is_ok())
@@ -231,7 +237,7 @@ impl One<'_> {
             false => Err(Error::Refused {
                 what: self.component.name(),
                 why: format!(
-                    "its place {} leads out of {} by a link",
+                    "a link in its place {} leads out of {}",
                     parent.display(),
                     allowed.display()
                 ),
@@ -239,7 +245,7 @@ impl One<'_> {
         }
     }
 
-    /// The component's bytes, with the right hash, in a new file at `path`.
+    /// Writes the component's bytes to a new file at `path`, and checks their hash.
     fn fetch(&self, path: &Path, report: &dyn Fn(Step)) -> Result<(), Error> {
         let expected = self.component.sha256.as_ref();
         match &self.component.source {
@@ -280,7 +286,7 @@ impl One<'_> {
         }
     }
 
-    /// The image's copy of what this URL names, if it has the right hash.
+    /// Returns the image's copy of this URL's file, if it has the right hash.
     fn in_image(&self, url: &str) -> Option<PathBuf> {
         let name = url.split(['?', '#']).next()?.rsplit('/').next()?;
         let file = self.settings.image.as_ref()?.join(name);
@@ -288,7 +294,7 @@ impl One<'_> {
     }
 }
 
-/// Copies a local file, and hashes what it copied.
+/// Copies a local file, and returns the hash of the copied bytes.
 fn copy(from: &Path, to: &Path, limit: u64) -> Result<Digest, Error> {
     let open = |path: &Path| File::open(path).map_err(|error| Error::io("read", path, error));
     let source = open(from)?;

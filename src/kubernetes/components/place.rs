@@ -1,9 +1,10 @@
-//! Where components go: whole or not at all. What is new is made in a directory of ours beside its place, written to the
-//! disk, and only then renamed into place; so a cut of power leaves the old or the new, and that directory at worst.
+//! Puts components into place, as a whole or not at all. New files are created in a staging
+//! directory beside the place, synced to disk, and then renamed. A power failure leaves the old or
+//! the new component, and at worst the staging directory.
 //!
-//! Of an unpacked archive a list stays behind, `.sha256-<hash of the archive>` in the form of sha256sum(1): when all that it
-//! names is still so, the archive need not be fetched again. It is the last to come into place, and an image's builder can
-//! write it too.
+//! An extracted archive leaves a list behind, `.sha256-<hash of the archive>`, in the format of
+//! sha256sum(1). If all files still match the list, the archive is not fetched again. The list is
+//! put into place last. An image's builder can write it as well.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
@@ -16,20 +17,21 @@ use ring::digest::{Context, SHA256};
 use super::archive::Unpacked;
 use super::{Digest, Error, hex};
 
-/// Mode of a component that is one file, as the old system has it.
+/// The mode of a component that is a single file, as in the old system.
 const MODE: u32 = 0o544;
-/// A list of this length names ten times more files than an archive may have.
+/// The maximum size of a list. It is sufficient for ten times the permitted number of files.
 const MAX_LIST: u64 = 16 << 20;
 
-/// A directory of ours beside the place of a component, removed when dropped.
+/// A staging directory beside the place of a component. It is removed when dropped.
 pub struct Staging(PathBuf);
 
 impl Staging {
-    /// In `directory`, which is made if it is not there; `number` tells it from others made there at the same time.
+    /// Creates a staging directory in `directory`, which is created if absent. `number`
+    /// distinguishes concurrent ones.
     pub fn new(directory: &Path, number: usize) -> Result<Staging, Error> {
         fs::create_dir_all(directory).map_err(|error| Error::io("make", directory, error))?;
         let path = directory.join(format!(".firstlight-{number}.new"));
-        // of a run that was cut off
+        // The remains of an interrupted run.
         if path.symlink_metadata().is_ok() {
             fs::remove_dir_all(&path).map_err(|error| Error::io("remove", &path, error))?;
         }
@@ -37,19 +39,19 @@ impl Staging {
         Ok(Staging(path))
     }
 
-    /// Where the component's bytes go first.
+    /// Returns the path for the downloaded bytes.
     pub fn download(&self) -> PathBuf {
         self.0.join("download")
     }
 
-    /// A new directory to unpack it into.
+    /// Creates a new directory for an extracted archive.
     pub fn tree(&self) -> Result<PathBuf, Error> {
         let path = self.0.join("tree");
         fs::create_dir(&path).map_err(|error| Error::io("make", &path, error))?;
         Ok(path)
     }
 
-    /// Puts the downloaded file at `place`.
+    /// Moves the downloaded file to `place`.
     pub fn publish_file(&self, place: &Path) -> Result<(), Error> {
         let new = self.download();
         let finish = || {
@@ -62,7 +64,7 @@ impl Staging {
         sync(place.parent().unwrap_or(place))
     }
 
-    /// Puts what was unpacked into `directory`, each file where it belongs, then the list if there is a hash.
+    /// Moves the extracted files into `directory`. Then writes the list, if there is a hash.
     pub fn publish_tree(
         &self,
         unpacked: &Unpacked,
@@ -76,7 +78,7 @@ impl Staging {
             fs::write(&list, checksums(&tree, unpacked)?)
                 .and_then(|()| File::open(&list)?.sync_all())
                 .map_err(|error| Error::io("write", &list, error))?;
-            // what it says of the old files is no longer true
+            // An old list no longer describes the files.
             let _ = fs::remove_file(list_of(directory, hash));
         }
         for name in &unpacked.directories {
@@ -106,19 +108,19 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // the next run removes it otherwise
+        // If this fails, the next run removes the directory.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Whether the file at `path` has this SHA-256; an absent one has not.
+/// Returns whether the file at `path` has this SHA-256. `false` if there is none.
 pub fn is_file(path: &Path, expected: &Digest) -> bool {
     path.symlink_metadata()
         .is_ok_and(|metadata| metadata.is_file())
         && digest(path).is_ok_and(|got| got == *expected)
 }
 
-/// Whether all that this archive had is in `directory` as it was unpacked.
+/// Returns whether all files of this archive are in `directory`, unchanged.
 pub fn is_unpacked(directory: &Path, archive: &Digest) -> bool {
     let mut list = String::new();
     let read = File::open(list_of(directory, archive))
@@ -136,7 +138,8 @@ fn list_of(directory: &Path, archive: &Digest) -> PathBuf {
     directory.join(format!(".sha256-{}", hex(archive)))
 }
 
-/// The list: what each file and link gives to whoever reads it. A link to nothing, or to a directory, is not in it.
+/// Builds the list with the hash of each file, read through links. A link to nothing or to a
+/// directory is omitted.
 fn checksums(tree: &Path, unpacked: &Unpacked) -> Result<String, Error> {
     let mut list = String::new();
     for name in &unpacked.files {
@@ -149,7 +152,7 @@ fn checksums(tree: &Path, unpacked: &Unpacked) -> Result<String, Error> {
     Ok(list)
 }
 
-/// SHA-256 of a file's content.
+/// Returns the SHA-256 of a file's contents.
 pub fn digest(path: &Path) -> io::Result<Digest> {
     let mut file = File::open(path)?;
     let mut context = Context::new(&SHA256);
@@ -163,7 +166,7 @@ pub fn digest(path: &Path) -> io::Result<Digest> {
     Ok(finish(context))
 }
 
-/// The digest of all that the context was given.
+/// Returns the digest of all data that the context received.
 pub fn finish(context: Context) -> Digest {
     let mut digest = Digest::default();
     digest.copy_from_slice(context.finish().as_ref());

@@ -1,4 +1,5 @@
-//! Against a real server on a real socket, real tar(1), and archives that no tar makes.
+//! Tests with a real server on a real socket, real tar(1), and archives that no tar program
+//! creates.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,7 +18,7 @@ use super::*;
 use proto::components::Component as Wire;
 use support::mutation::mutations;
 
-/// What a test's directory allows.
+/// The policy of a test's directory.
 struct Node {
     directory: TempDir,
     settings: Settings,
@@ -93,7 +94,7 @@ impl Node {
     }
 }
 
-/// Every file and link below, with its mode and content.
+/// Returns every file and link below, with its mode and contents.
 fn files(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     let mut found = BTreeMap::new();
     let mut directories = vec![root.to_owned()];
@@ -123,7 +124,7 @@ fn bytes(len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A server that answers each connection's one request as `answer` says, given the request's number and its head.
+/// Starts a server for one request on each connection. `answer` gets the request's number and head.
 fn serve(answer: impl Fn(usize, &str, &mut dyn Write) + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/file", listener.local_addr().unwrap());
@@ -155,7 +156,7 @@ fn status(line: &str) -> Vec<u8> {
     format!("HTTP/1.1 {line}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").into_bytes()
 }
 
-/// The rest of `content` that the head asks for, or all of it.
+/// Returns the part of `content` that the head asks for, or all of it.
 fn ranged(content: &[u8], head: &str) -> Vec<u8> {
     let range = head.lines().find_map(|line| {
         line.to_ascii_lowercase()
@@ -263,7 +264,7 @@ fn a_cut_download_goes_on_where_it_was_cut() {
         .filter(|(_, step)| matches!(step, Step::Retrying { .. }))
         .count();
     assert_eq!(retries, 2);
-    // what was reported never went back, and knew the whole
+    // The reported progress never decreased, and the total was known.
     let received = steps.iter().filter_map(|(_, step)| match step {
         Step::Received { bytes, total } => Some((*bytes, *total)),
         _ => None,
@@ -280,7 +281,7 @@ fn pieces_of_two_versions_are_thrown_away() {
         move |number, head, stream| {
             let mut other = content.clone();
             other[10] ^= 1;
-            // the first half is of another version
+            // The first half belongs to another version.
             let answer = if number == 0 {
                 ok(&other)[..50_000].to_vec()
             } else {
@@ -387,7 +388,7 @@ fn other_bytes_than_expected_are_not_installed() {
             && error.contains(&hex(&digest_of(b"something else"))),
         "{error}"
     );
-    // a file in place stays as it was
+    // A file in place is unchanged.
     fs::write(node.path("kubelet"), b"older").unwrap();
     node.install(&[node.component(&url, b"program", "kubelet")])
         .0
@@ -556,7 +557,7 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
     node.install(&[component]).0.unwrap();
     assert_eq!(fs::read(node.path("kubelet")).unwrap(), b"program");
 
-    // out of TLS only with a hash
+    // A redirect may leave TLS only with a hash.
     let url = url.replace("/file", "/redirected");
     node.install(&[node.component(&url, b"program", "kubeadm")])
         .0
@@ -697,21 +698,21 @@ fn what_a_list_may_not_ask_for_is_refused_before_anything_happens() {
                 install_path: "/etc/passwd".into(),
                 ..good.clone()
             },
-            "none of the allowed",
+            "not in an allowed",
         ),
         (
             Wire {
                 install_path: format!("{bin}x/kubelet"),
                 ..good.clone()
             },
-            "none of the allowed",
+            "not in an allowed",
         ),
         (
             Wire {
                 install_path: bin.into(),
                 ..good.clone()
             },
-            "none of the allowed",
+            "not in an allowed",
         ),
         (
             Wire {
@@ -808,7 +809,7 @@ fn a_link_on_the_way_to_a_place_does_not_lead_outside() {
         .unwrap_err();
     assert!(error.to_string().contains("by a link"), "{error}");
     assert_eq!(files(outside.path()), BTreeMap::new());
-    // a link at the place itself is replaced
+    // A link at the place itself is replaced.
     symlink(outside.path().join("target"), node.path("kubelet")).unwrap();
     let wire = Wire {
         hash: String::new(),
@@ -821,7 +822,8 @@ fn a_link_on_the_way_to_a_place_does_not_lead_outside() {
     assert_eq!(files(outside.path()), BTreeMap::new());
 }
 
-/// Runs in namespaces of its own, started by the test below: a file system of 256 KiB is mounted on $FIRSTLIGHT_FULL.
+/// Runs in its own namespaces, started by the test below: a file system of 256 KiB is mounted on
+/// $FIRSTLIGHT_FULL.
 #[test]
 #[ignore = "the other half of a_full_disk_leaves_nothing_half_made"]
 fn on_a_full_disk() {
@@ -835,7 +837,7 @@ fn on_a_full_disk() {
     });
     let error = node.refused(node.component(&url, &content, "kubelet"));
     assert!(
-        error.contains("No space left on device") && error.contains("more space"),
+        error.contains("No space left on device") && error.contains("enlarge that file system"),
         "{error}"
     );
     let packed = gzip(&tar_of(&[("program", &[7; 1_000_000])]));
@@ -844,7 +846,7 @@ fn on_a_full_disk() {
         move |_, _, stream| stream.write_all(&ok(&packed)).unwrap()
     });
     let error = node.refused(node.archive(&url, &packed, "cni"));
-    assert!(error.contains("more space"), "{error}");
+    assert!(error.contains("enlarge that file system"), "{error}");
 }
 
 #[test]
@@ -871,7 +873,7 @@ fn is_root() -> bool {
     Path::new("/proc/self").metadata().unwrap().uid() == 0
 }
 
-// archives
+// Archives.
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
@@ -879,7 +881,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// An entry as no library would write it: name and link target as they are.
+/// Returns an entry that no library would write: name and link target are unchecked.
 fn entry(kind: u8, name: &[u8], link: &[u8], content: &[u8]) -> Vec<u8> {
     let mut header = tar::Header::new_ustar();
     header.as_old_mut().name[..name.len()].copy_from_slice(name);
@@ -903,9 +905,9 @@ fn tar_of(entries: &[(&str, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// Unpacks into a directory inside one of its own, and gives what is in both.
+/// Extracts into a directory inside a new one. Returns the contents of both.
 fn unpack(archive: &[u8]) -> (Result<archive::Unpacked, archive::Error>, TempDir) {
-    // each file is synced: in memory, thousands of archives take seconds
+    // Each file is synced. Outside of memory, thousands of archives take seconds.
     let shared_memory = Path::new("/dev/shm");
     let outer = if shared_memory.is_dir() {
         tempfile::tempdir_in(shared_memory)
@@ -967,17 +969,17 @@ fn hostile_archives_are_refused_and_put_nothing_outside() {
         (
             "file through a link",
             [entry(b'5', b"d", b"", b""), link("a", "d"), file("a/x")].concat(),
-            "no directory",
+            "not a directory",
         ),
         (
             "file through a file",
             [file("a"), file("a/x")].concat(),
-            "no directory",
+            "not a directory",
         ),
         (
             "directory over a link",
             [link("a", "d"), entry(b'5', b"a", b"", b"")].concat(),
-            "no directory",
+            "not a directory",
         ),
         (
             "file over a directory",
@@ -994,16 +996,16 @@ fn hostile_archives_are_refused_and_put_nothing_outside() {
             hard("a", "/etc/passwd"),
             "leads outside",
         ),
-        ("hard link to nothing", hard("a", "b"), "no other file"),
+        ("hard link to nothing", hard("a", "b"), "not another file"),
         (
             "hard link to a link",
             [link("l", "x"), hard("a", "l")].concat(),
-            "no other file",
+            "not another file",
         ),
         (
             "hard link to itself",
             [file("a"), hard("a", "a")].concat(),
-            "no other file",
+            "not another file",
         ),
         (
             "character device",
@@ -1052,11 +1054,11 @@ fn hostile_archives_are_refused_and_put_nothing_outside() {
         ),
         ("size that nothing has", huge, "more than"),
         ("cut off", file("a")[..516].to_vec(), "ends within a"),
-        ("no archive", b"#!/bin/sh\n".repeat(100), "no proper tar"),
+        ("no archive", b"#!/bin/sh\n".repeat(100), "not a valid tar"),
         (
             "broken gzip",
             [&gzip(&file("a"))[..20], &[0xff; 50]].concat(),
-            "no proper tar",
+            "not a valid tar",
         ),
     ];
     for (what, archive, why) in table {
@@ -1088,7 +1090,7 @@ fn bombs_are_refused_before_they_fill_the_disk() {
     let zeros = gzip(&entry(b'0', b"zeros", b"", &vec![0; 50 << 20]));
     let (outcome, outer) = unpack(&zeros);
     assert!(
-        matches!(&outcome, Err(archive::Error::Refused(why)) if why.contains("unpacks to more")),
+        matches!(&outcome, Err(archive::Error::Refused(why)) if why.contains("extracts to more")),
         "{outcome:?}"
     );
     assert_eq!(files(outer.path()), BTreeMap::new());
@@ -1102,7 +1104,7 @@ fn bombs_are_refused_before_they_fill_the_disk() {
         "{outcome:?}"
     );
 
-    // a few long names make many directories
+    // A few long names create many directories.
     let deep: Vec<u8> = (0..100)
         .flat_map(|number| {
             let name = format!("{number}/{}", "d/".repeat(500));
@@ -1254,7 +1256,7 @@ fn an_archive_comes_into_place_beside_what_is_there_and_is_known_again() {
         .collect();
     assert_eq!(names, [&list[..], "bridge", "sub/host-local", "sub/kept"]);
     assert_eq!(fs::read(node.path("bridge")).unwrap(), b"one");
-    // the list is what sha256sum reads
+    // sha256sum reads the list.
     let check = Command::new("sha256sum")
         .args(["--check", "--strict", &list])
         .current_dir(node.path(""))
@@ -1284,7 +1286,7 @@ fn a_hostile_archive_with_the_right_hash_leaves_nothing() {
     let node = Node::new();
     let error = node.refused(node.archive(&url, &packed, "cni"));
     assert!(
-        error.contains("not unpacked") && error.contains("bad links to /etc"),
+        error.contains("cannot be extracted") && error.contains("bad links to /etc"),
         "{error}"
     );
 }
@@ -1305,7 +1307,7 @@ fn mutated_archives_are_unpacked_or_refused_and_stay_inside() {
     assert!(unpack(&valid).0.is_ok());
     let (mut good, mut bad) = (0, 0);
     for mutant in mutations(&valid, 3000) {
-        // a wrong checksum would end most of them at the door
+        // Most mutants would fail early because of a wrong checksum.
         let fixed: Vec<u8> = mutant.chunks(512).flat_map(with_checksum).collect();
         let (outcome, outer) = unpack(&fixed);
         match outcome {
@@ -1360,7 +1362,7 @@ fn mutated_urls_and_hashes_give_a_component_or_an_error() {
 
 #[test]
 fn a_list_is_known_by_the_old_system_s_name_and_written_in_its_form() {
-    // the old system's list for v1.31.13, and the name of its ConfigMap there
+    // The old system's list for v1.31.13, and the name of its ConfigMap.
     let hashes = [
         "ab3bda535f9d90766cccc90d3dddb5482003dd744d7f22bcf98186bf8eea8be6",
         "8307399e714626e69d1213a4cd18c8dec3d0201ecdac009b1802115df8973f0f",

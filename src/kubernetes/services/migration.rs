@@ -1,6 +1,7 @@
-//! While a cluster moves here from the old system it has disks that nobody has recorded, and whose headers do not say of which
-//! cluster they are. To open those, too, has an end that the operator sets: until then the holder of a volume's disk can have it
-//! opened as a state disk.
+//! The migration of a cluster from the old system. Its disks have no records, and their headers do
+//! not name their cluster. While migration is on, such disks are opened as well. The operator sets
+//! its end, because an attacker with the disk of a volume could have it opened as a state disk
+//! until then.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,26 +11,28 @@ use base::time;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Until when disks of before are taken.
+/// The last day on which disks without a record are accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Migration {
     end: Option<SystemTime>,
 }
 
 impl Migration {
-    /// Whether they are taken now.
+    /// Returns whether such disks are accepted now.
     pub fn is_on(&self, now: SystemTime) -> bool {
         self.end.is_some_and(|end| now < end)
     }
 
-    /// What the log says of it when the service starts.
+    /// Logs the state of the migration when the service starts.
     pub fn announce(&self, now: SystemTime) {
         match self.end.map(time::seconds) {
             Some(end) if self.is_on(now) => log::warn!(
-                "migration is on until {end} (--migrate-until): disks without a record, and without a word of their cluster, \
-                 are opened"
+                "migration is on until {end} (--migrate-until): disks are opened although they have no record, and their \
+                 header does not name their cluster"
             ),
-            Some(end) => log::warn!("migration is over since {end}: --migrate-until may go"),
+            Some(end) => {
+                log::warn!("migration ended at {end}: the option --migrate-until can be removed")
+            }
             None => {}
         }
     }
@@ -52,14 +55,14 @@ impl fmt::Display for Migration {
 impl FromStr for Migration {
     type Err = String;
 
-    /// `2027-01-31`: that day, in UTC, is the last. Nothing: never.
+    /// Parses a date such as `2027-01-31`, the last day in UTC. An empty text means never.
     fn from_str(text: &str) -> Result<Migration, String> {
         if text.is_empty() {
             return Ok(Migration::default());
         }
         let start = time::parse(&format!("{text}T00:00:00Z"));
         let end = start.and_then(|start| start.checked_add(DAY));
-        let end = end.ok_or_else(|| format!("{text:?}: expected a date as 2027-01-31"))?;
+        let end = end.ok_or_else(|| format!("{text:?}: expected a date like 2027-01-31"))?;
         Ok(Migration { end: Some(end) })
     }
 }
@@ -101,7 +104,7 @@ mod tests {
             assert!(
                 bad.parse::<Migration>()
                     .unwrap_err()
-                    .contains("expected a date as 2027-01-31"),
+                    .contains("expected a date like 2027-01-31"),
                 "{bad}"
             );
         }

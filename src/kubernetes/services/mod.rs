@@ -1,22 +1,25 @@
-//! The services of a cluster's control planes, brought into it: join service, key service, and what belongs to them.
+//! Installs the services of a cluster's control planes: the join service, the key service, and
+//! their further objects.
 //!
 //! ```text
 //!  render            the manifests ([`manifests`]), from the templates of charts/firstlight
 //!    ▼
-//!  try               every object by a dry run: what the server would refuse is told before anything is changed
+//!  dry run           of every object: what the server refuses is reported before any change
 //!    ▼
-//!  save              what is there, into a dated folder; secrets are left out
+//!  back up           the present objects into a dated folder, without secrets
 //!    ▼
 //!  apply             server-side, one after the other ──────── refused ──┐
 //!    ▼                                                                   ▼
-//!  wait              until every control plane runs both ──── time up ► roll back: as it was before, and new ones gone
+//!  wait              until every control plane runs both ─── timeout ─► roll back: restore the present objects, and
+//!                                                                        delete new ones
 //! ```
 //!
-//! Without a wait nothing is rolled back but a refusal: the operator keeps access to a cluster whose services never get ready.
-//! A stop (the client's) leaves things as they are; the same command later goes on.
+//! Without a wait, only a refusal causes a rollback: the operator keeps access to a cluster whose
+//! services never become ready. A stop of the client leaves everything as it is; the same command
+//! can continue later.
 //!
-//! Of the Kubernetes API the key service asks whose the token of a caller is, which is all that its account may; that of the join
-//! service may do what a ticket needs.
+//! The account of the key service may ask the API server for the owner of a caller's token, and
+//! nothing else. The account of the join service may do what a ticket needs.
 
 pub mod migration;
 mod owned;
@@ -42,58 +45,62 @@ use owned::owned;
 
 pub use render::manifests;
 
-/// The group of bootstrap tokens of tickets. Its members may ask for client certificates of kubelets, which the join service
-/// approves for the ticket's node. Not kubeadm's group (NodeBootstrapTokenAuthGroup): for that Kubernetes approves the name of any
-/// node. The chart gives it what a joining kubeadm reads, and lets the join service make tokens of no other.
+/// The group of the bootstrap tokens of tickets. Its members may request client certificates of
+/// kubelets, which the join service approves for the ticket's node. It is not kubeadm's group
+/// (NodeBootstrapTokenAuthGroup), because Kubernetes approves any node's name for that. The chart
+/// gives the group the read access that a joining kubeadm needs, and permits the join service to
+/// create tokens of this group only.
 pub const TICKET_GROUP: &str = "system:bootstrappers:firstlight:join-ticket";
-/// Whom a service account's token must be made for with which the key service is asked.
+/// The audience of the service account tokens for the key service.
 pub const KEY_SERVICE_AUDIENCE: &str = "key-service";
 /// The join service's account.
 pub const JOIN_SERVICE_ACCOUNT: &str = "kube-system/join-service";
-/// The classes of keys that the join service needs, and all that it has by default.
+/// The classes of keys that the join service needs. By default, it gets no others.
 pub const JOIN_SERVICE_GRANT: &str = "disk,ssh,measurement";
 
-/// What is mounted into the join service.
+/// The ConfigMap that is mounted into the join service.
 const JOIN_CONFIG: &str = "join-config";
-/// Its key with the attestation policy; the value of before is kept beside it.
+/// Its key with the attestation policy. The previous policy is kept under the second key.
 const ATTESTATION_CONFIG: &str = "attestationConfig";
 const ATTESTATION_CONFIG_BACKUP: &str = "attestationConfig_backup";
-/// How often readiness is looked at.
+/// How often readiness is checked.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// For each call of a roll-back, so that it happens although the time is up.
+/// The timeout of each call of a rollback. It starts even if the deadline has passed.
 const ROLL_BACK_TIME: Duration = Duration::from_secs(30);
 
-/// What the services are told.
+/// The settings of the services.
 pub struct Settings {
     /// A container image with `/join-service` and `/key-service`.
     pub image: String,
     /// The attestation variant of the cluster's nodes.
     pub variant: String,
-    /// The attestation policy that nodes must meet, JSON.
+    /// The attestation policy of nodes, JSON.
     pub policy: String,
-    /// What goes into the cluster ID beside the master secret: 32 bytes.
+    /// The measurement salt, 32 bytes. The cluster ID is derived from it and the master secret.
     pub measurement_salt: Vec<u8>,
     /// The master secret.
     pub kms: ClusterKms,
-    /// [`NODE_PORT`], unless nodes were told otherwise.
+    /// The node port of the join service, [`NODE_PORT`] by default.
     pub node_port: u16,
-    /// The last day on which the join service opens disks that have no record, as `2027-01-31`; empty for never.
+    /// The last day on which the join service opens disks without a record, such as `2027-01-31`.
+    /// Empty for never.
     pub migrate_until: String,
-    /// What tells the join service which machines there are.
+    /// The metadata service that lists the machines for the join service.
     pub metadata: MetadataService,
 }
 
-/// A cloud's metadata service, as [`Metadata::of`](cloud::Metadata::of) takes it.
+/// A cloud's metadata service, with the arguments of [`Metadata::of`](cloud::Metadata::of).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetadataService {
-    /// The cloud's name in lower case; none for no service: then machines of any name are let in, but no control planes.
+    /// The cloud's name in lower case. If `None`, a worker may have any name, and no control plane
+    /// can join.
     pub cloud: Option<String>,
-    /// Where it is, as the control planes' pods reach it; none for its usual place.
+    /// The URL as the control planes' pods reach it. If `None`, the cloud's default.
     pub url: Option<String>,
 }
 
 impl Default for MetadataService {
-    /// The one beside QEMU, at its usual place.
+    /// Returns QEMU's metadata service at its default URL.
     fn default() -> MetadataService {
         MetadataService {
             cloud: Some("qemu".into()),
@@ -103,7 +110,7 @@ impl Default for MetadataService {
 }
 
 impl Settings {
-    /// As values of the chart.
+    /// Returns the settings as values of the chart.
     fn values(&self) -> Value {
         let base64 = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);
         json!({
@@ -122,17 +129,18 @@ impl Settings {
     }
 }
 
-/// A part of what is brought in, which can be left as it is.
+/// A part of the installation, which can be skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// The attestation policy: ConfigMap `join-config`.
     Policy,
-    /// All the rest.
+    /// Everything else.
     Services,
 }
 
 impl Phase {
-    /// `policy`, `services`; `attestationconfig` and `helm` are the old system's names of them.
+    /// Parses `policy` or `services`; `attestationconfig` and `helm` are the old system's names of
+    /// them.
     pub fn parse(name: &str) -> Option<Phase> {
         match name {
             "policy" | "attestationconfig" => Some(Phase::Policy),
@@ -150,52 +158,52 @@ impl Phase {
     }
 }
 
-/// How they are brought in.
+/// The options of an installation.
 pub struct Options<'a> {
-    /// What is left as it is.
+    /// The parts to skip.
     pub skip: &'a [Phase],
-    /// Where the folder with the manifests of before is made.
+    /// The directory in which the backup folder is created.
     pub backups: &'a Path,
-    /// How long to wait until all is ready; none for not at all.
+    /// How long to wait until the services are ready. If `None`, do not wait.
     pub wait: Option<Duration>,
 }
 
-/// What happens, for whoever watches.
+/// A progress report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// From now on this is done or waited for; a phrase.
+    /// The present action, as a phrase.
     Phase(String),
-    /// This happened; a line.
+    /// An event, as a line.
     Line(String),
 }
 
-/// What came of it.
+/// The result of an installation.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// The objects that are new or different now.
+    /// The objects that were created or changed.
     pub changed: Vec<String>,
-    /// Where the manifests of before are, if there were any.
+    /// The backup folder, if there was anything to back up.
     pub backup: Option<PathBuf>,
 }
 
-/// Why the services are not, or not all, there.
+/// Why the installation failed.
 #[derive(Debug)]
 pub enum Error {
-    /// A manifest cannot be made.
+    /// A manifest cannot be rendered.
     Manifest(String),
-    /// The API server said no, or nothing.
+    /// The API server refused a request or did not answer.
     Api(client::Error),
-    /// The manifests of before cannot be saved.
+    /// The backup cannot be written.
     Backup(PathBuf, io::Error),
-    /// They did not get ready: what was missing, and how long was waited.
+    /// The services did not become ready: what is missing, and how long it waited.
     NotReady(Vec<String>, Duration),
-    /// A failure after something was changed, which was therefore undone.
+    /// An error after the first change. The changes were undone.
     RolledBack {
-        /// The failure.
+        /// The error.
         why: Box<Error>,
-        /// What could not be undone; none for all was.
+        /// What could not be undone. Empty if everything was.
         left: Vec<String>,
-        /// Where the manifests of before are, if there were any.
+        /// The backup folder, if there was anything to back up.
         backup: Option<PathBuf>,
     },
 }
@@ -203,11 +211,11 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Manifest(problem) => write!(f, "a manifest cannot be made: {problem}"),
+            Error::Manifest(problem) => write!(f, "a manifest cannot be rendered: {problem}"),
             Error::Api(error) => error.fmt(f),
             Error::Backup(path, error) => write!(
                 f,
-                "cannot save the manifests of before: {}: {error}",
+                "cannot save the previous manifests: {}: {error}",
                 path.display()
             ),
             Error::NotReady(missing, after) => {
@@ -221,11 +229,11 @@ impl fmt::Display for Error {
             Error::RolledBack { why, left, backup } => {
                 write!(f, "{why}; ")?;
                 match left.is_empty() {
-                    true => f.write_str("all is as it was before")?,
-                    false => write!(f, "it could not all be undone: {}", left.join("; "))?,
+                    true => f.write_str("everything was restored")?,
+                    false => write!(f, "some changes could not be undone: {}", left.join("; "))?,
                 }
                 match backup {
-                    Some(path) => write!(f, " (the manifests of before are in {})", path.display()),
+                    Some(path) => write!(f, " (the previous manifests are in {})", path.display()),
                     None => Ok(()),
                 }
             }
@@ -241,14 +249,15 @@ impl From<client::Error> for Error {
     }
 }
 
-/// An object that is wanted, and the one that is there.
+/// A wanted object and the present one.
 struct Change {
     at: Object,
     wanted: Value,
     before: Option<Value>,
 }
 
-/// Brings the services into the cluster, or to another state: see the module's picture.
+/// Installs the services, or changes them to these settings. See the picture in the module's
+/// documentation.
 pub fn apply(
     client: &Client,
     settings: &Settings,
@@ -256,13 +265,13 @@ pub fn apply(
     report: &mut dyn FnMut(Report),
 ) -> Result<Applied, Error> {
     report(Report::Phase(
-        "asking the API server whether it would take the services".into(),
+        "asking the API server whether it accepts the services".into(),
     ));
     let changes = plan(client, manifests_without(settings, options.skip)?)?;
     let backup = save(&changes, options.backups)?;
     if let Some(path) = &backup {
         report(Report::Line(format!(
-            "the manifests of before are in {}",
+            "the previous manifests are in {}",
             path.display()
         )));
     }
@@ -279,7 +288,7 @@ pub fn apply(
         Err(Error::Api(client::Error::Stopped)) => Err(client::Error::Stopped.into()),
         Err(why) => {
             report(Report::Phase("rolling back".into()));
-            // the one that failed may have been carried out
+            // The API server may have executed the request that failed.
             let touched = &changes[..changes.len().min(done + 1)];
             let left = roll_back(&client.within(ROLL_BACK_TIME), touched);
             Err(Error::RolledBack {
@@ -291,7 +300,7 @@ pub fn apply(
     }
 }
 
-/// The [`manifests`] but for those of these phases.
+/// Returns the [`manifests`] except those of these phases.
 pub fn manifests_without(settings: &Settings, skip: &[Phase]) -> Result<Vec<Value>, Error> {
     Ok(manifests(settings)?
         .into_iter()
@@ -299,7 +308,7 @@ pub fn manifests_without(settings: &Settings, skip: &[Phase]) -> Result<Vec<Valu
         .collect())
 }
 
-/// What is there, and whether what is wanted would be taken.
+/// Reads the present objects, and checks with a dry run that the wanted ones are accepted.
 fn plan(client: &Client, wanted: Vec<Value>) -> Result<Vec<Change>, Error> {
     let mut changes = Vec::new();
     for mut wanted in wanted {
@@ -314,7 +323,7 @@ fn plan(client: &Client, wanted: Vec<Value>) -> Result<Vec<Change>, Error> {
     Ok(changes)
 }
 
-/// A policy that is replaced stays beside the new one, where the old system has it too.
+/// Keeps a replaced policy under a second key, as in the old system.
 fn keep_policy(wanted: &mut Value, before: Option<&Value>) {
     let data = |key: &str| {
         before
@@ -353,7 +362,8 @@ fn carry_out(
     Ok(())
 }
 
-/// Waits until each DaemonSet runs its newest pods on every node that it is for, and there is one.
+/// Waits until each DaemonSet runs its newest pods on every eligible node, and there is at least
+/// one such node.
 fn wait_ready(
     client: &Client,
     changes: &[Change],
@@ -396,24 +406,24 @@ fn wait_ready(
     }
 }
 
-/// `join-service: 1 of 3 ready`, unless all is well.
+/// Returns what is missing, such as `join-service: 1 of 3 ready`, or `None` if everything is ready.
 fn missing_of(name: &str, set: &Value) -> Option<String> {
     let number = |pointer: &str| set.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
     if number("/status/observedGeneration") < number("/metadata/generation") {
         return Some(format!(
-            "{name}: the controller manager has not seen it yet"
+            "{name}: the controller manager has not processed it yet"
         ));
     }
     let wanted = number("/status/desiredNumberScheduled");
     let ready = number("/status/numberAvailable").min(number("/status/updatedNumberScheduled"));
     match wanted {
-        0 => Some(format!("{name}: there is no control plane for it")),
+        0 => Some(format!("{name}: no control plane is available for it")),
         _ if ready < wanted => Some(format!("{name}: {ready} of {wanted} ready")),
         _ => None,
     }
 }
 
-/// What the kubelets say of containers that do not run.
+/// Returns what the kubelets report about containers that do not run.
 fn troubles(client: &Client, sets: &[&Change]) -> Result<Vec<String>, Error> {
     let names: Vec<_> = sets.iter().map(|set| set.at.name()).collect();
     let selector = Selector::labels(&format!("k8s-app in ({})", names.join(",")));
@@ -422,7 +432,7 @@ fn troubles(client: &Client, sets: &[&Change]) -> Result<Vec<String>, Error> {
 }
 
 fn troubles_of(pod: &Value) -> Vec<String> {
-    /// These pass by themselves.
+    /// Reasons of a normal start.
     const NORMAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];
     let text = |value: &Value, pointer: &str| {
         value
@@ -469,7 +479,7 @@ fn troubles_of(pod: &Value) -> Vec<String> {
     troubles
 }
 
-/// Makes everything as it was, the last one first; what did not work.
+/// Restores all objects, the last change first. Returns what failed.
 fn roll_back(client: &Client, changes: &[Change]) -> Vec<String> {
     let mut left = Vec::new();
     for change in changes.iter().rev() {
@@ -485,21 +495,23 @@ fn roll_back(client: &Client, changes: &[Change]) -> Vec<String> {
 }
 
 fn restore(client: &Client, at: &Object, before: &Value) -> Result<(), client::Error> {
-    // what was ours is applied again, so that the server's record of it is right too; the rest was not touched
+    // An object that we had applied is applied again, so that the server's record of field
+    // ownership is restored as well. The others are unchanged.
     if let Some(ours) = owned(before, FIELD_MANAGER) {
         return client.apply(at, &ours).map(|_| ());
     }
     let mut old = before.clone();
     if let Some(metadata) = old["metadata"].as_object_mut() {
-        // whatever is there now
+        // The update does not depend on the present version.
         metadata.remove("resourceVersion");
     }
     client.update(at, &old).map(|_| ())
 }
 
-/// Puts what is there into a folder of its own, as manifests that `kubectl apply --server-side` takes. No folder for nothing.
+/// Writes the present objects into a new folder, as manifests for `kubectl apply --server-side`.
+/// Creates no folder if there are none.
 fn save(changes: &[Change], backups: &Path) -> Result<Option<PathBuf>, Error> {
-    // the operator has the master secret in a file already
+    // The operator already has the master secret in a file.
     let old = || {
         changes
             .iter()
@@ -542,7 +554,7 @@ fn save(changes: &[Change], backups: &Path) -> Result<Option<PathBuf>, Error> {
     Ok(Some(folder))
 }
 
-/// A second run in the same second has a number.
+/// A second run within the same second gets a number.
 fn make_folder(wanted: &Path) -> io::Result<PathBuf> {
     let mut path = wanted.to_owned();
     for number in 2.. {
@@ -555,7 +567,7 @@ fn make_folder(wanted: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// What the server adds is left out.
+/// Removes the fields that the server adds.
 fn without_status(object: &Value) -> Value {
     let mut object = object.clone();
     if let Some(fields) = object.as_object_mut() {
@@ -578,7 +590,7 @@ fn without_status(object: &Value) -> Value {
     object
 }
 
-/// `20261121T115500Z`: ISO 8601, basic format, UTC.
+/// Formats a time as `20261121T115500Z` (ISO 8601, basic format, UTC).
 fn stamp(at: SystemTime) -> String {
     time::seconds(at).replace(['-', ':'], "")
 }
@@ -652,14 +664,14 @@ mod tests {
         assert!(
             missing(2, status(1, 3, 3, 3))
                 .unwrap()
-                .contains("has not seen it")
+                .contains("has not processed it")
         );
         assert_eq!(missing(2, status(2, 3, 1, 3)).unwrap(), "a: 1 of 3 ready");
         assert_eq!(missing(2, status(2, 3, 3, 0)).unwrap(), "a: 0 of 3 ready");
         assert!(
             missing(2, status(2, 0, 0, 0))
                 .unwrap()
-                .contains("no control plane")
+                .contains("no control plane is available")
         );
     }
 

@@ -1,17 +1,18 @@
-//! What a manager once applied to an object, taken from the object itself: the server keeps record of it in
-//! `metadata.managedFields`, as a trie of field names (Kubernetes' `FieldsV1`, structured-merge-diff's fieldpath).
+//! Extracts the fields that a manager applied to an object. The API server records them in
+//! `metadata.managedFields` as a trie of field names (Kubernetes' `FieldsV1`,
+//! structured-merge-diff's fieldpath).
 //!
 //! ```text
 //! f:NAME      a field                     v:VALUE   an element of a set
-//! k:{KEYS}    the element with these keys i:NUMBER  the element at this place      .  the thing itself
+//! k:{KEYS}    the element with these keys i:NUMBER  the element at this index      .  the element itself
 //! ```
 
 use serde_json::{Map, Value, json};
 
-/// Lists are no deeper in any object.
+/// The maximum depth of nesting. No object nests deeper.
 const MAX_DEPTH: usize = 64;
 
-/// The fields that `manager` applied, as it would apply them again; none where it applied nothing.
+/// Returns the object with the fields that `manager` applied; `None` if it applied none.
 pub fn owned(object: &Value, manager: &str) -> Option<Value> {
     let entries = object.pointer("/metadata/managedFields")?.as_array()?;
     let fields = entries
@@ -25,7 +26,7 @@ pub fn owned(object: &Value, manager: &str) -> Option<Value> {
     let Value::Object(mut out) = project(object, fields, MAX_DEPTH) else {
         return None;
     };
-    // these say which object it is, and belong to nobody
+    // These fields identify the object, and no manager owns them.
     for field in ["apiVersion", "kind"] {
         out.insert(field.into(), object.get(field)?.clone());
     }
@@ -42,7 +43,7 @@ pub fn owned(object: &Value, manager: &str) -> Option<Value> {
 }
 
 fn project(value: &Value, fields: &Map<String, Value>, depth: usize) -> Value {
-    // a leaf, or a map or list that is owned whole
+    // A leaf, or a map or list that is owned as a whole.
     if depth == 0 || fields.is_empty() {
         return value.clone();
     }
@@ -76,7 +77,7 @@ fn project(value: &Value, fields: &Map<String, Value>, depth: usize) -> Value {
     }
 }
 
-/// Whether a path's last part means this element of a list.
+/// Returns whether the last part of a path names this element of a list.
 fn is_of(path: &str, place: usize, item: &Value) -> bool {
     match path.split_once(':') {
         Some(("k", keys)) => match serde_json::from_str::<Map<String, Value>>(keys) {

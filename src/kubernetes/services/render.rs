@@ -1,9 +1,9 @@
-//! The manifests, made of the templates of the Helm chart in charts/firstlight: one source for those who use Helm and those
-//! who do not.
+//! Renders the manifests from the templates of the Helm chart in charts/firstlight, which is the
+//! only source for installations with and without Helm.
 //!
-//! Of Go's template language the chart uses one form, `{{ PATH | toJson }}` with a PATH below `.Values` or
-//! `.Release.Namespace`. What is put in is JSON, which is YAML too, so that no value can become anything but a value. A test
-//! compares with what Helm makes.
+//! The chart uses only one form of Go's template language: `{{ PATH | toJson }}` with a PATH below
+//! `.Values` or `.Release.Namespace`. The inserted text is JSON, which is valid YAML, so a value
+//! cannot become anything else. A test compares the result with Helm's.
 
 use serde_json::{Value, json};
 
@@ -34,7 +34,8 @@ const TEMPLATES: [(&str, &str); 5] = [
         include_str!("../../../charts/firstlight/templates/joining-nodes.yaml"),
     ),
 ];
-/// What others need comes first, as with Helm; the limits of a role before the role.
+/// Objects on which others depend come first, as in Helm. The limits of a role come before the
+/// role.
 const ORDER: [&str; 12] = [
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
@@ -50,7 +51,7 @@ const ORDER: [&str; 12] = [
     "DaemonSet",
 ];
 
-/// The objects, in the order in which they are to be made.
+/// Returns the objects in the order of their creation.
 pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
     let mut values =
         yaml::document(VALUES).map_err(|error| Error::Manifest(format!("values.yaml: {error}")))?;
@@ -72,7 +73,7 @@ pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
     Ok(objects)
 }
 
-/// Fields of `more` replace those of `values`, as Helm has it.
+/// Merges values: fields of `more` replace those of `values`, as in Helm.
 fn merge(values: &mut Value, more: Value) {
     match (values, more) {
         (Value::Object(values), Value::Object(more)) => {
@@ -84,7 +85,7 @@ fn merge(values: &mut Value, more: Value) {
     }
 }
 
-/// A template with its values put in.
+/// Renders a template with these values.
 fn fill(template: &str, context: &Value) -> Result<String, String> {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
@@ -166,7 +167,7 @@ mod tests {
     fn an_account_may_what_its_service_needs_and_sees_no_secret() {
         let objects = manifests(&settings()).unwrap();
         let rules = |kind: &str, account: &str| {
-            // a role's rights are those of the accounts that it is bound to
+            // The permissions of a role belong to the accounts that it is bound to.
             let binds = |object: &&Value| {
                 object["kind"] == format!("{kind}Binding")
                     && object["subjects"]
@@ -210,7 +211,7 @@ mod tests {
                     .zip(resources)
                     .all(|(rule, of)| rule["resources"] == json!([of]))
         );
-        // of certificates only those of kubelets
+        // Only the certificates of kubelets are permitted.
         assert_eq!(
             of_cluster[4]["resourceNames"],
             json!([
@@ -358,7 +359,7 @@ mod tests {
             "namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
         }]);
         let join_service = json!([{"podSelector": {"matchLabels": {"k8s-app": "join-service"}}}]);
-        // health has no rule: who asks for it is the kubelet of the same node
+        // Health checks have no rule: the kubelet of the same node sends them.
         for (name, ingress) in [
             ("key-service", [(9000, &join_service), (9092, &prometheus)]),
             ("join-service", [(9090, &Value::Null), (9092, &prometheus)]),
@@ -393,7 +394,7 @@ mod tests {
             .filter(|object| object["kind"] == "DaemonSet")
         {
             let pod = &object["spec"]["template"]["spec"];
-            // the join service asks the API, and reads what is root's
+            // The join service uses the API, and reads files of root.
             let joins = object["metadata"]["name"] == "join-service";
             assert_eq!(pod["automountServiceAccountToken"], joins);
             assert_eq!(pod["securityContext"]["runAsNonRoot"] == true, !joins);
