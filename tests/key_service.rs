@@ -1,5 +1,6 @@
-//! Who gets keys of the key service: machines that prove by their TPM (swtpm) to be of the cluster, and nobody else.
-//! `tests/services.rs` has what it says to callers of the old system, `tests/kubernetes_keys.rs` those that show a token.
+//! Tests of the key service with machines that prove by their TPM (swtpm) that they belong to the
+//! cluster, and with others. `tests/services.rs` tests clients of the old system, and
+//! `tests/kubernetes_keys.rs` tests clients with tokens.
 
 use support::program;
 use support::swtpm;
@@ -27,17 +28,18 @@ use swtpm::Swtpm;
 use tempfile::TempDir;
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
-/// Of a master secret and a salt of 32 zeros each, and [`UUID`].
+/// The key of [`UUID`] with a master secret and a salt of 32 zeros each.
 const DISK_KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
 const SALT: [u8; 32] = [3; 32];
-/// The most that an operator can give other machines of the cluster than the key service's own.
+/// The largest grant that an operator can give to other machines of the cluster.
 const MEMBERS: &str = "local=disk,ssh,measurement;member=disk";
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What two hosts of the cluster have: the master secret, which is `secret` over and over, its salt of zeros, the policy.
+/// The shared files of two hosts in the cluster: the master secret, which is `secret` repeated, its
+/// salt of zeros, and the policy.
 fn config(secret: u8, policy: &Policy) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("mastersecret"), [secret; 32]).unwrap();
@@ -47,7 +49,7 @@ fn config(secret: u8, policy: &Policy) -> TempDir {
     dir
 }
 
-/// Any machine that has joined no cluster, as a cluster's policy is written.
+/// A cluster's policy that any machine meets which has joined no cluster.
 fn policy() -> Policy {
     Policy::new(
         [(
@@ -62,7 +64,8 @@ fn policy() -> Policy {
     .unwrap()
 }
 
-/// A machine of the cluster with this master secret, which has started an image that measures so into PCR 4.
+/// Starts a machine of the cluster with this master secret. The image measures this value into PCR
+/// 4.
 fn member(secret: u8, image: &[u8]) -> Swtpm {
     let tpm = Swtpm::start();
     let measurement_secret = derive_key(
@@ -100,12 +103,12 @@ fn key_service_command(dir: &Path, tpm: &Swtpm) -> Command {
     command
 }
 
-/// The key service on a machine, and where it listens.
+/// Starts the key service on a machine. Returns it and its address.
 fn key_service(dir: &Path, tpm: &Swtpm) -> (Program, SocketAddr) {
     start(&mut key_service_command(dir, tpm))
 }
 
-/// The same, for other machines too.
+/// Starts the key service with a grant for other machines.
 fn key_service_for_members(dir: &Path, tpm: &Swtpm) -> (Program, SocketAddr) {
     start(key_service_command(dir, tpm).args(["--grant", MEMBERS]))
 }
@@ -122,7 +125,7 @@ fn address(line: &str) -> SocketAddr {
         .unwrap()
 }
 
-/// What the join service on a machine has of a key service.
+/// Returns the client of a key service that the join service on a machine uses.
 fn key_client(address: SocketAddr, dir: &Path, tpm: &Swtpm) -> KeyClient {
     let auth = Auth::Attested {
         tpm: tpm.location().parse().unwrap(),
@@ -156,7 +159,8 @@ fn services_of_the_same_machine_get_what_tickets_need_and_each_decision_is_in_th
     }
     let denied = failure(client.data_key("s3proxy-kek", 32, None));
     assert!(
-        denied.starts_with("lasting: ") && denied.contains("of the class other are not for local"),
+        denied.starts_with("lasting: ")
+            && denied.contains("local has no grant for keys of the class other"),
         "{denied}"
     );
     let given = program.expect("audit result=given");
@@ -169,16 +173,16 @@ fn services_of_the_same_machine_get_what_tickets_need_and_each_decision_is_in_th
         refused.contains("caller=local class=other id=\"s3proxy-kek\""),
         "{refused}"
     );
-    // with which one logs in everywhere
+    // This seed permits a login to every node.
     let denied = failure(client.data_key("ca_emergency_ssh", 32, None));
     assert!(
-        denied.contains("of the class ssh-users are not for local"),
+        denied.contains("local has no grant for keys of the class ssh-users"),
         "{denied}"
     );
     assert!(!program.output().contains(&DISK_KEY[..8]));
 }
 
-/// A worker has all that a member proves itself by.
+/// A worker proves the same as any member.
 #[test]
 fn a_member_as_such_has_no_key_unless_granted_and_never_what_makes_nodes_and_clusters() {
     let dir = config(0, &policy());
@@ -190,7 +194,7 @@ fn a_member_as_such_has_no_key_unless_granted_and_never_what_makes_nodes_and_clu
     for id in [UUID, "measurementSecret", "ca_emergency_ssh", "s3proxy-kek"] {
         let denied = failure(get(address, id));
         assert!(
-            denied.starts_with("lasting: ") && denied.contains("are not for member"),
+            denied.starts_with("lasting: ") && denied.contains("member has no grant for keys"),
             "{id}: {denied}"
         );
     }
@@ -204,7 +208,7 @@ fn a_member_as_such_has_no_key_unless_granted_and_never_what_makes_nodes_and_clu
     assert_eq!(hex(get(address, UUID).unwrap().expose()), DISK_KEY);
     assert!(
         failure(get(address, "ca_emergency_ssh_host"))
-            .contains("of the class ssh are not for member")
+            .contains("member has no grant for keys of the class ssh")
     );
     for text in [
         "member=disk,ssh",
@@ -214,7 +218,7 @@ fn a_member_as_such_has_no_key_unless_granted_and_never_what_makes_nodes_and_clu
         let output = grant(text).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(
-            output.status.code() == Some(2) && said.contains("a worker is a member, too"),
+            output.status.code() == Some(2) && said.contains("a worker is a member as well"),
             "{text}: {said}"
         );
     }
@@ -236,7 +240,7 @@ fn who_is_of_no_cluster_or_of_another_gets_no_key_whatever_he_checks_himself() {
         text.starts_with("passing: ") && text.contains("PCR 15: expected"),
         "{text}"
     );
-    // those who do not look at the service at all
+    // Clients that do not authenticate the service.
     for tpm in [Some(&fresh), Some(&foreign), None] {
         let issuer = tpm.map(|tpm| qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None));
         let client = atls::Client::new(issuer.map(|issuer| Arc::new(issuer) as _), vec![]);
@@ -254,7 +258,7 @@ fn who_is_of_no_cluster_or_of_another_gets_no_key_whatever_he_checks_himself() {
         "{}",
         program.output()
     );
-    // the guard of the guard
+    // Checks the check itself.
     let member = member(0, b"image");
     assert!(
         key_client(address, dir.path(), &member)
@@ -277,7 +281,7 @@ fn ask(transport: Transport) -> Result<GetDataKeyResponse, rpc::grpc::Status> {
 
 #[test]
 fn a_key_service_with_another_master_secret_feeds_no_keys() {
-    // it runs on a machine of its own cluster, and is all that it should be but for that
+    // It runs on a machine of its own cluster, and meets every other condition.
     let (rogue, ours) = (config(9, &policy()), config(0, &policy()));
     let rogue_tpm = member(9, b"image");
     let (_program, address) = key_service(rogue.path(), &rogue_tpm);
@@ -307,7 +311,8 @@ fn it_does_not_start_where_callers_would_not_take_it_for_one_of_theirs() {
     assert!(said.contains("measurementSalt: expected 32"), "{said}");
 }
 
-/// A register of an upgrade: the old image alone, then both, then the new one alone.
+/// The accepted values of a PCR in an upgrade: the old image only, then both, then the new one
+/// only.
 #[test]
 fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followed() {
     let measured = |image: &[u8]| {
@@ -326,7 +331,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
     let get = |tpm: &Swtpm| key_client(address, dir.path(), tpm).data_key(UUID, 32, None);
     assert!(get(&old_machine).is_ok());
     assert!(get(&new_machine).is_err());
-    // its PCR 4 is the new image's, its PCR 9 the old one's
+    // Its PCR 4 is the new image's, and its PCR 9 the old one's.
     let both = Policy::new(old)
         .unwrap()
         .and_also("image 2", new.clone())
@@ -343,8 +348,8 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
         .unwrap();
     fs::write(dir.path().join("attestationConfig"), both.to_json()).unwrap();
     assert!(get(&new_machine).is_ok());
-    program.expect("a new one is in force");
-    // what is no policy changes nothing
+    program.expect("a new policy is in force");
+    // An invalid policy changes nothing.
     fs::write(dir.path().join("attestationConfig"), "{").unwrap();
     let valid = config(0, &policy());
     assert!(
@@ -352,7 +357,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
             .data_key(UUID, 32, None)
             .is_ok()
     );
-    program.expect("the attestation policy of before stays in force");
+    program.expect("the old attestation policy stays in force");
 }
 
 #[test]
@@ -362,7 +367,7 @@ fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms(
     let (keys, key_address) = key_service(dir.path(), &tpm);
     let mut command = command("join-service", dir.path(), &tpm);
     let join = Program::start(command.args(["--key-service", &key_address.to_string()]));
-    let join_address = address(&join.expect("letting nodes in"));
+    let join_address = address(&join.expect("serving join requests"));
     let issuer = qemu_vtpm::Issuer::new(node_tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(join_address).unwrap();
@@ -384,7 +389,7 @@ fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms(
     keys.expect("class=measurement");
 }
 
-/// grpc.health.v1; 1 is SERVING. An empty request is that of any service's.
+/// grpc.health.v1; 1 is SERVING. An empty request asks for the health of the server as a whole.
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckResponse {
     #[prost(int32, tag = "1")]

@@ -1,5 +1,5 @@
-//! The key service with callers that show a token of their service account, which a real kube-apiserver judges
-//! (`make kubernetes-api`).
+//! Tests of the key service with clients that authenticate by a token of their service account. A
+//! real kube-apiserver verifies it (`make kubernetes-api`).
 
 use common::kube_apiserver;
 use support::program;
@@ -26,7 +26,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
-/// Of a master secret and a salt of 32 zeros each, and [`UUID`].
+/// The key of [`UUID`] with a master secret and a salt of 32 zeros each.
 const DISK_KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
 const GRANTS: &str = "kube-system/join-service=disk,ssh,measurement;default/s3proxy=id:s3proxy-kek;\
                       default/csi=volume;default/old-csi=disk";
@@ -35,7 +35,7 @@ fn client() -> Client {
     Cluster::shared().client(&Stop::new())
 }
 
-/// A service account's token.
+/// Creates a service account's token.
 fn token(client: &Client, namespace: &str, account: &str, audience: &str) -> String {
     client
         .create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": namespace}}))
@@ -51,7 +51,8 @@ fn token(client: &Client, namespace: &str, account: &str, audience: &str) -> Str
     answer["status"]["token"].as_str().unwrap().to_owned()
 }
 
-/// A kubeconfig with the token of the key service's own account, which has the rights that the chart gives it.
+/// Writes a kubeconfig with the token of the key service's own account, which has the permissions
+/// of the chart.
 fn own_kubeconfig(client: &Client) -> String {
     own_kubeconfig_of(Cluster::shared(), client)
 }
@@ -81,7 +82,7 @@ fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
         "key-service",
         "https://kubernetes.default.svc",
     );
-    // instead of the administrator's certificate
+    // It replaces the administrator's certificate.
     let kept: Vec<_> = admin
         .lines()
         .filter(|line| !line.contains("client-certificate") && !line.contains("client-key"))
@@ -210,7 +211,7 @@ fn a_service_account_gets_its_classes_of_keys_and_nobody_else_any() {
             &of("default", "join-service", "key-service"),
             Some(Code::PermissionDenied),
         ),
-        // good for the API server, or somebody else
+        // Tokens for the API server or for another audience.
         (
             UUID,
             &of(
@@ -261,7 +262,8 @@ fn a_service_account_gets_its_classes_of_keys_and_nobody_else_any() {
         "firstlight_key_requests_total{class=\"disk\",result=\"given\"} 1",
         "firstlight_key_requests_total{class=\"other\",result=\"denied\"} 2",
         "firstlight_key_requests_total{class=\"none\",result=\"unauthenticated\"} 6",
-        // three good tokens, one of them of an account without a grant; a token that was judged is not asked about again
+        // Three valid tokens, one of them of an account without a grant. A reviewed token is not
+        // reviewed again.
         "firstlight_key_token_reviews_total{result=\"accepted\"} 3",
         "firstlight_key_token_reviews_total{result=\"refused\"} 4",
     ] {
@@ -279,7 +281,7 @@ fn a_token_of_an_account_that_is_gone_opens_nothing() {
     );
     let kubeconfig = own_kubeconfig(&client);
     assert!(ask(key_service(&kubeconfig).address, "s3proxy-kek", Some(&gone)).is_ok());
-    // another test uses the same account, and makes it where it is missing
+    // Another test uses the same account, and creates it if it is missing.
     client
         .create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": "short"}}))
         .unwrap();
@@ -318,7 +320,7 @@ fn while_nobody_can_judge_tokens_the_failure_is_a_passing_one_that_comes_soon() 
         asked.elapsed() < Duration::from_secs(5) && !status.message().contains("127.0.0.1"),
         "{status}"
     );
-    service.program.expect("a token cannot be checked");
+    service.program.expect("a token cannot be reviewed");
     assert!(metrics(&service).contains("firstlight_key_token_reviews_total{result=\"failed\"} 1"));
 }
 
@@ -391,7 +393,7 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
         "",
     );
     machine_record::write_if_absent(&client, &record).unwrap();
-    // as docs/join.md says, and not even that
+    // As in docs/join.md, and not even that.
     client
         .create(
             &maps,
@@ -404,7 +406,7 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
         (&csi, OF_OPERATOR.to_owned(), Some(Code::PermissionDenied)),
         (&old_csi, VOLUME.to_owned(), None),
         (&old_csi, OF_NODE.to_owned(), Some(Code::PermissionDenied)),
-        // another key than the disk's, and none is given
+        // The id would give another key than the disk's. No key is issued.
         (&csi, OF_NODE.to_uppercase(), Some(Code::InvalidArgument)),
         (&csi, OF_NODE.replace('-', ""), Some(Code::PermissionDenied)),
         (
@@ -417,7 +419,7 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
         let answer = ask(service.address, &id, Some(caller)).map_err(|status| status.code());
         assert_eq!(answer.err(), expected, "{id} {caller:.60}");
     }
-    let said = service.program.expect("this UUID is a state disk's");
+    let said = service.program.expect("this UUID belongs to a state disk");
     assert!(
         said.contains("class=volume") && said.contains("kube-system/join-node-node-1"),
         "{said}"
@@ -429,7 +431,7 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
         metrics(&service)
     );
 
-    // the drivers of the old system prove nothing
+    // The drivers of the old system do not authenticate.
     let old = key_service_for(
         &own_kubeconfig_of(&cluster, &client),
         "any",
@@ -441,7 +443,7 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
         Code::PermissionDenied
     );
 
-    // callers at once share lists, and each hears the truth
+    // Concurrent requests share lists, and each gets a correct answer.
     std::thread::scope(|scope| {
         for id in [VOLUME, OF_NODE].repeat(10) {
             let (csi, address) = (&csi, service.address);
@@ -472,7 +474,8 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
     assert!(ask(service.address, VOLUME, Some(&csi)).is_ok());
 }
 
-/// The keys of control planes that restart are needed before etcd has a majority, and without one nobody judges tokens.
+/// Control planes that restart need keys before etcd has a quorum. Without a quorum, no token can
+/// be reviewed.
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn who_was_accepted_before_is_served_while_the_api_server_is_down_and_a_stranger_is_not() {
@@ -490,14 +493,14 @@ fn who_was_accepted_before_is_served_while_the_api_server_is_down_and_a_stranger
     );
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("token"), &known).unwrap();
-    // nobody needs a key yet: that the token is there is enough for the two to know each other
+    // No key is needed yet: the presence of the token is sufficient for its review.
     let keys = KeyClient::new(
         &service.address.to_string(),
         Auth::Token(dir.path().join("token")),
     );
     service.program.expect("audit result=given");
     cluster.kill_api_server();
-    // until the verdict has to be asked for again
+    // Waits until the verdict is no longer cached.
     std::thread::sleep(Duration::from_secs(31));
     let asked = Instant::now();
     assert_eq!(
@@ -509,7 +512,7 @@ fn who_was_accepted_before_is_served_while_the_api_server_is_down_and_a_stranger
         "{:?}",
         asked.elapsed()
     );
-    service.program.expect("the token was accepted 3");
+    service.program.expect("because it was accepted 3");
     let asked = Instant::now();
     assert!(keys.data_key(UUID, 32, None).is_ok());
     assert!(

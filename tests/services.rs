@@ -1,5 +1,5 @@
-//! The key service's program and the join service, against clients over real connections: ours, and tonic and grpcio as clients
-//! of another make.
+//! Tests of the key service's program and of the join service over real connections, with our
+//! client and with tonic and grpcio as independent clients.
 
 use common::attested;
 use support::program;
@@ -33,7 +33,7 @@ use swtpm::Swtpm;
 use tempfile::TempDir;
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
-/// Of a master secret and a salt of 32 zeros each, and [`UUID`].
+/// The key of [`UUID`] with a master secret and a salt of 32 zeros each.
 const DISK_KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
 const MEASUREMENT_SECRET: &str = "54d67b1d917d3464757d9b699f3ee416c209a2270e3876da90535e4108898cdd";
 
@@ -47,7 +47,7 @@ struct KeyService {
     _dir: TempDir,
 }
 
-/// The program, with a master secret of zeros, for whoever asks.
+/// Starts the program with a master secret of zeros, for any client.
 fn key_service(listen: &str) -> KeyService {
     key_service_for(&["--clients", "any", "--listen", listen])
 }
@@ -69,7 +69,7 @@ fn key_service_for(args: &[&str]) -> KeyService {
     }
 }
 
-/// The first address that a line names.
+/// Returns the first address in a line.
 fn address(line: &str) -> SocketAddr {
     let words = line.split(|c: char| c.is_whitespace() || c == ',');
     words.filter_map(|word| word.parse().ok()).next().unwrap()
@@ -112,7 +112,7 @@ fn key_service_gives_keys_and_names_what_is_wrong_with_a_request() {
             "{id} {length}"
         );
     }
-    // larger than any id
+    // Larger than any id.
     assert_eq!(
         ask(&"x".repeat(1 << 20), 32).err().unwrap().code(),
         Code::ResourceExhausted
@@ -185,7 +185,8 @@ fn key_service_serves_grpcio_as_the_old_callers_ask() {
     assert_eq!(lines[3..], ["INVALID_ARGUMENT"; 3]);
 }
 
-/// The old chart starts each with these, and nothing else; where a test cannot have the old files and ports it says so.
+/// The old chart starts the services with these options only. A comment marks a file or port that a
+/// test has to change.
 #[test]
 fn programs_that_the_old_chart_starts_serve_the_old_clients_and_say_loudly_what_that_means() {
     let keys = key_service_for(&["--port=0"]);
@@ -209,17 +210,17 @@ fn programs_that_the_old_chart_starts_serve_the_old_clients_and_say_loudly_what_
             .args(["--listen=127.0.0.1:0", "--config=."])
             .current_dir(dir.path()),
     );
-    let address = address(&join.expect("letting nodes in"));
-    join.expect("KEYS COME IN PLAINTEXT");
+    let address = address(&join.expect("serving join requests"));
+    join.expect("KEYS ARE SENT IN PLAINTEXT");
     assert_eq!(
         hex(&rejoin_from(&Swtpm::start(), address)
             .unwrap()
             .state_disk_key),
         DISK_KEY
     );
-    // there is no cluster to look at, and the log does not say otherwise
+    // There is no cluster to check, and the log says so.
     join.expect("any machine that meets the policy gets the key of any disk");
-    join.expect("which machine has this disk was not looked at: no cluster");
+    join.expect("the owner of this disk was not checked: no cluster");
 }
 
 #[test]
@@ -234,7 +235,7 @@ fn key_service_outlives_garbage_and_half_open_connections() {
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ] {
         let mut stream = TcpStream::connect(service.address).unwrap();
-        // it may hang up before it has read all
+        // The server may close the connection before it has read everything.
         let _ = stream.write_all(garbage);
         open.push(stream);
     }
@@ -319,12 +320,13 @@ fn key_service_refuses_to_expose_keys_and_short_secrets() {
         "--salt=good",
     ]);
     assert!(
-        code == 1 && stderr.contains("\"member\" can be no caller"),
+        code == 1 && stderr.contains("\"member\" cannot be a caller"),
         "{code} {stderr}"
     );
 }
 
-/// The join service as its program makes it, but with attestation that anybody can issue.
+/// Starts the join service as its program does, but with an attestation variant that any client can
+/// issue.
 fn join_service(keys: &str) -> Server {
     let tls = atls::Server::new(None, vec![Arc::new(Anybody)]);
     let router = join_service::router(join_service::rejoin_only(KeyClient::new(keys, Auth::None)));
@@ -402,7 +404,8 @@ fn who_is_not_attested_does_not_get_as_far_as_asking() {
     let join = join_service(&keys.address.to_string());
     let deadline = Instant::now() + Duration::from_secs(10);
     let socket = TcpStream::connect(join.local_addr()).unwrap();
-    // TLS 1.3 clients are done before the server has judged them: the refusal may come with the first call
+    // A TLS 1.3 client finishes its handshake before the server has verified it: the refusal may
+    // come with the first call.
     if let Ok(transport) = atls::Client::new(None, vec![]).connect(socket, deadline) {
         let request = IssueRejoinTicketRequest {
             disk_uuid: UUID.into(),
@@ -420,7 +423,7 @@ fn who_is_not_attested_does_not_get_as_far_as_asking() {
     plain
         .set_read_timeout(Some(Duration::from_secs(10)))
         .unwrap();
-    // an alert, a reset or nothing, but no HTTP/2
+    // An alert, a reset or nothing, but not HTTP/2.
     let _ = (&plain).read_to_end(&mut answer);
     assert!(answer.first().is_none_or(|byte| *byte == 21), "{answer:?}");
     assert!(rejoin(join.local_addr(), UUID).is_ok());
@@ -494,7 +497,7 @@ fn a_key_of_the_wrong_length_is_a_lasting_failure_whose_reason_stays_inside() {
 
 #[test]
 fn the_client_of_the_tests_is_refused_where_attestation_is_another() {
-    // guards the guard: a server that let anybody in would pass the tests above
+    // Checks the check itself: a server that accepts any client would pass the tests above.
     let tls = atls::Server::new(None, vec![Arc::new(Never)]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start(
@@ -536,7 +539,7 @@ impl attest::attestation::Validator for Never {
     }
 }
 
-/// A policy of the old system's form that any machine with 32 zeros in PCR 15 meets.
+/// A policy in the old system's format that any machine with 32 zeros in PCR 15 meets.
 const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 
 fn join_program(dir: &TempDir, args: &[&str]) -> Command {
@@ -555,7 +558,7 @@ fn the_join_service_follows_its_policy_file_and_ends_on_sigterm() {
     let dir = tempfile::tempdir().unwrap();
     let policy = dir.path().join("attestationConfig");
     fs::write(&policy, POLICY).unwrap();
-    // the old command line
+    // The old command line.
     let mut program = Program::start(&mut join_program(
         &dir,
         &[
@@ -564,24 +567,24 @@ fn the_join_service_follows_its_policy_file_and_ends_on_sigterm() {
             "-v=0",
         ],
     ));
-    let address = address(&program.expect("letting nodes in"));
+    let address = address(&program.expect("serving join requests"));
     let _half_open = TcpStream::connect(address).unwrap();
     fs::write(dir.path().join("new"), "{").unwrap();
     fs::rename(dir.path().join("new"), &policy).unwrap();
-    program.expect("the old one stays in force");
+    program.expect("the old policy stays in force");
     fs::write(dir.path().join("new"), POLICY.replacen("00", "01", 1)).unwrap();
     fs::rename(dir.path().join("new"), &policy).unwrap();
-    program.expect("a new one is in force");
+    program.expect("a new policy is in force");
     let open = r#"{"measurements":{"4":{"expected":"VALUE"}}}"#.replace("VALUE", &"ab".repeat(32));
     fs::write(dir.path().join("new"), open).unwrap();
     fs::rename(dir.path().join("new"), &policy).unwrap();
-    let taken = || program.output().matches("a new one is in force").count();
+    let taken = || program.output().matches("a new policy is in force").count();
     let end = Instant::now() + Duration::from_secs(20);
     while taken() < 2 {
         assert!(Instant::now() < end, "{}", program.output());
         std::thread::sleep(Duration::from_millis(50));
     }
-    program.expect("any TPM is believed");
+    program.expect("any TPM is accepted");
     program.terminate();
     assert!(program.exit().success());
 }
@@ -640,11 +643,11 @@ fn sigterm_lets_a_ticket_that_is_being_made_come_to_its_end() {
     let slow = TcpListener::bind("127.0.0.1:0").unwrap();
     let keys = slow.local_addr().unwrap().to_string();
     let mut program = Program::start(&mut join_program(&dir, &["--key-service", &keys]));
-    let join = address(&program.expect("letting nodes in"));
+    let join = address(&program.expect("serving join requests"));
     let tpm = Swtpm::start();
     thread::scope(|scope| {
         let ticket = scope.spawn(|| rejoin_from(&tpm, join));
-        // the call has come as far as the key service
+        // The call has reached the key service.
         let _held = slow.accept().unwrap();
         let started = Instant::now();
         program.terminate();
@@ -674,7 +677,7 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
         fs::rename(dir.path().join("new"), dir.path().join("attestationConfig")).unwrap();
     };
     set(POLICY);
-    // keys are there as soon as the test says so
+    // The keys are available when the test says so.
     let (give, given) = std::sync::mpsc::channel::<()>();
     let (asked, is_asked) = std::sync::mpsc::channel::<()>();
     let (asked, given) = (std::sync::Mutex::new(asked), std::sync::Mutex::new(given));
@@ -692,7 +695,7 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
         &dir,
         &["--key-service", &keys.local_addr().to_string()],
     ));
-    let address = address(&join.expect("letting nodes in"));
+    let address = address(&join.expect("serving join requests"));
     let tpm = Swtpm::start();
     let channel = || {
         let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
@@ -713,7 +716,7 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
         )
     };
     let (busy, idle) = (channel(), channel());
-    // the keys of one ticket: the measurement secret is kept from then on
+    // The keys of one ticket. The measurement secret is cached from then on.
     (0..2).for_each(|_| give.send(()).unwrap());
     assert!(ask(&idle).is_ok());
     (0..2).for_each(|_| is_asked.recv().unwrap());
@@ -721,7 +724,7 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
         let ticket = scope.spawn(|| ask(&busy));
         is_asked.recv_timeout(Duration::from_secs(10)).unwrap();
         set(OTHER_POLICY);
-        join.expect("a new one is in force");
+        join.expect("a new policy is in force");
         give.send(()).unwrap();
         let status = ticket.join().unwrap().err().unwrap();
         assert_eq!(
@@ -741,7 +744,7 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
     assert!(ask(&channel()).is_ok());
 }
 
-/// As long as the limit: the others of this program run meanwhile.
+/// As long as the limit; other tests of this program run meanwhile.
 #[test]
 fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
     let keys = key_service("127.0.0.1:0");
@@ -751,7 +754,7 @@ fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
         &dir,
         &["--key-service", &keys.address.to_string()],
     ));
-    let address = address(&join.expect("letting nodes in"));
+    let address = address(&join.expect("serving join requests"));
     let tpm = Swtpm::start();
     let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
@@ -770,7 +773,7 @@ fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
             &within(20),
         )
     };
-    // also one that is never without a call for long
+    // This includes a client whose calls never pause for long.
     while ask().is_ok() {
         assert!(
             since.elapsed() < Duration::from_secs(75),
@@ -787,7 +790,7 @@ fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
     assert!(rejoin_from(&tpm, address).is_ok());
 }
 
-/// grpc.health.v1; 1 is SERVING. An empty request is that of any service's.
+/// grpc.health.v1; 1 is SERVING. An empty request asks for the health of the server as a whole.
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckResponse {
     #[prost(int32, tag = "1")]

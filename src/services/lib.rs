@@ -1,4 +1,5 @@
-//! The services of a control plane: [`join_service`] lets nodes in, [`key_service`] derives keys.
+//! The services of a control plane: [`join_service`] admits nodes to the cluster, and
+//! [`key_service`] derives keys.
 
 pub mod join_service;
 pub mod key_service;

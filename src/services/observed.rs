@@ -1,4 +1,4 @@
-//! What the metrics say of parts that know nothing of metrics.
+//! Metrics of components that do not use the `metrics` crate.
 
 use std::sync::Arc;
 
@@ -6,7 +6,8 @@ use attest::attestation::Validator;
 use metrics::Registry;
 use rpc::grpc::{Server, Statistics};
 
-/// Has `registry` tell what this server does: connections, calls in flight, what was shed; each with `name`.
+/// Adds the metrics of a server: connections, running calls, and refusals by a limit. Each has the
+/// label `server` with the value `name`.
 pub fn server(registry: &Registry, name: &str, server: &Server) {
     let of = [("server", name)];
     let value = |read: fn(&Statistics) -> f64| {
@@ -15,35 +16,36 @@ pub fn server(registry: &Registry, name: &str, server: &Server) {
     };
     registry.gauge_of(
         "firstlight_grpc_connections",
-        "Connections, those in their handshake included.",
+        "Number of connections, including those in their handshake.",
         &of,
         value(|now| now.connections as f64),
     );
     registry.gauge_of(
         "firstlight_grpc_calls_in_flight",
-        "Calls whose handlers run.",
+        "Number of calls whose handler is running.",
         &of,
         value(|now| now.calls_in_flight as f64),
     );
     registry.counter_of(
         "firstlight_grpc_shed_total",
-        "Connections and calls turned away by a limit.",
+        "Number of connections and calls refused by a limit.",
         &of,
         value(|now| now.shed as f64),
     );
 }
 
-/// Says in the log, and from now on in a metric, whether `validator` believes any TPM.
+/// Adds the metric that shows whether `validator` accepts any TPM. If it does, also logs a warning
+/// now.
 pub fn any_tpm<V: Validator + 'static>(registry: &Registry, validator: &Arc<V>) {
     if validator.believes_any_tpm() {
         log::warn!(
-            "the attestation policy names no attestation keys: any TPM is believed, and so is a program that has none and says \
-             what one would; name the machines' keys in attestationKeys"
+            "the attestation policy contains no attestation keys: any TPM is accepted, and so is a program that only simulates \
+             one; list the keys of the machines' TPMs in attestationKeys"
         );
     }
     let validator = Arc::downgrade(validator);
     let help =
-        "1 while the attestation policy names no attestation keys, so that any TPM is believed.";
+        "1 while the attestation policy contains no attestation keys, so that any TPM is accepted.";
     registry.gauge_of("firstlight_attestation_any_tpm", help, &[], move || {
         validator
             .upgrade()

@@ -1,5 +1,6 @@
-//! Client certificates of kubelets, by the bootstrap tokens of join tickets: approved by the join service for the node of the
-//! ticket, beside Kubernetes' own approver with the rights that kubeadm gives tokens of its own group.
+//! Tests of kubelets' client certificates by the bootstrap tokens of join tickets. The join service
+//! approves them for the ticket's node, beside Kubernetes' own approver with the permissions that
+//! kubeadm gives to tokens of its group.
 
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -17,7 +18,7 @@ use crate::renewal::{kubelet, pkcs10};
 use crate::setup::*;
 use crate::swtpm::Swtpm;
 
-/// As a kubelet does (k8s.io/kubernetes, pkg/kubelet/certificate/bootstrap).
+/// Requests a certificate as a kubelet does (k8s.io/kubernetes, pkg/kubelet/certificate/bootstrap).
 fn ask(client: &Client, request: &str, node: &str) {
     let spec = json!({
         "signerName": "kubernetes.io/kube-apiserver-client-kubelet", "usages": ["digital signature", "client auth"],
@@ -31,7 +32,7 @@ fn ask(client: &Client, request: &str, node: &str) {
         .unwrap();
 }
 
-/// kubeadm's phase bootstrap-token.
+/// Does the work of kubeadm's phase bootstrap-token.
 fn bind_as_kubeadm(admin: &Client) {
     let tokens = "system:bootstrappers:kubeadm:default-node-token";
     let requests = "system:certificates.k8s.io:certificatesigningrequests";
@@ -86,7 +87,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
             setup.asked(request)["status"]["certificate"].is_string()
         });
     }
-    // of another that joins, of a control plane, of nobody
+    // For another joining node, for a control plane, and for an unknown node.
     for (request, node) in [
         ("other", "worker-1.example"),
         ("plane", "plane-0"),
@@ -96,12 +97,13 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
         setup.eventually_decided(request, "Denied", "subject");
     }
 
-    // the next ticket's token takes the place of this one
+    // The next ticket's token replaces this one.
     let again = token(&setup.join_again(&Swtpm::start(), &request("worker-2", &[], 3, false)));
     ask(&again, "third", "worker-2");
     setup.eventually_decided("third", "Approved", "attested");
 
-    // one of the old join service, or of `kubeadm token create`: Kubernetes' own approver goes on to look at those
+    // A token of the old join service or of `kubeadm token create` is still judged by Kubernetes'
+    // own approver.
     let of_old = json!({
         "metadata": {"name": "bootstrap-token-01dt0k"}, "type": "bootstrap.kubernetes.io/token",
         "stringData": {
@@ -120,7 +122,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
         "old-node",
     );
     setup.eventually_decided("old", "Approved", "AutoApproved");
-    // it has looked at the others too
+    // The approver has judged the other requests as well.
     thread::sleep(Duration::from_secs(2));
     for request in ["other", "plane", "nobody"] {
         assert_eq!(setup.decision(request).unwrap().0, "Denied");
@@ -134,7 +136,7 @@ fn where_nobody_would_approve_a_tokens_request_there_is_no_ticket() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::new(cluster);
-    // as an older version's chart left it
+    // The permissions of an older version's chart.
     let role = CLUSTER_ROLES.named("join-service");
     let change = |names: Value| {
         let signers = |role: &mut Value| {
@@ -149,7 +151,7 @@ fn where_nobody_would_approve_a_tokens_request_there_is_no_ticket() {
     };
     change(json!(["kubernetes.io/kubelet-serving"]));
     let tpm = Swtpm::start();
-    // until the API server knows
+    // Waits until the API server has processed the change.
     thread::sleep(Duration::from_secs(2));
     assert_eq!(refused(setup.join(&tpm, &worker())).code(), Code::Internal);
     assert_eq!(setup.count("join", "api-refused"), 1);
@@ -168,7 +170,7 @@ fn a_node_renews_its_own_certificate_and_asks_for_no_other() {
     let cluster = Cluster::shared();
     let setup = Setup::for_renewals(cluster);
     setup.join_worker();
-    // without Kubernetes' own approver, which does the same
+    // Kubernetes' own approver, which would approve the same request, is off.
     let worker = kubelet(cluster, "worker-0");
     ask(&worker, "renewed", "worker-0");
     setup.eventually_decided("renewed", "Approved", "attested");

@@ -1,5 +1,6 @@
-//! What goes wrong around a ticket, one thing a test: etcd is slow or gone, the service is killed at each step, replicas differ in
-//! their policy or their clock, nodes die on their way, requests come twice or from another machine.
+//! Tests of faults around a ticket, one in each test: etcd is slow or gone, the service is killed
+//! at each step, replicas have different policies or clocks, nodes die while they join, requests
+//! are repeated or come from another machine.
 
 mod webhook;
 
@@ -52,12 +53,12 @@ fn plane(number: u8) -> IssueJoinTicketRequest {
     request(["plane-0", "Plane_1"][at], &[PLANES[at]], 10 + number, true)
 }
 
-/// A connection of the first of them.
+/// Connects from the first of them.
 fn plane_channel(tpm: &Swtpm, address: SocketAddr) -> Channel {
     channel_from(PLANES[0].parse().unwrap(), tpm, address)
 }
 
-/// With this disk instead.
+/// Returns the request with this disk instead.
 fn with_disk(request: &IssueJoinTicketRequest, number: u8) -> IssueJoinTicketRequest {
     IssueJoinTicketRequest {
         disk_uuid: disk(number),
@@ -81,7 +82,7 @@ fn token(id: &str) -> Object {
         .named(&format!("bootstrap-token-{id}"))
 }
 
-/// Asks as a node does: again for as long as the refusal is a passing one.
+/// Requests a ticket as a node does: again after each temporary refusal.
 fn until_given(ask: impl Fn() -> Result<Ticket, Status>) -> Ticket {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -103,7 +104,7 @@ fn until_given(ask: impl Fn() -> Result<Ticket, Status>) -> Ticket {
     }
 }
 
-/// Asks until it is told to wait for another control plane; for which.
+/// Requests a ticket until it has to wait for another control plane. Returns that one's name.
 fn waits_for(setup: &Setup, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> String {
     let end = Instant::now() + MINUTE;
     loop {
@@ -120,7 +121,7 @@ fn waits_for(setup: &Setup, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> St
     }
 }
 
-/// As if the ticket had been made then, by the clock of whichever replica.
+/// Changes a record as if the ticket had been issued at that time by another replica's clock.
 fn set_issued(setup: &Setup, node: &str, issued: &str) {
     setup
         .admin
@@ -128,7 +129,7 @@ fn set_issued(setup: &Setup, node: &str, issued: &str) {
         .unwrap();
 }
 
-/// As if nobody had asked for more than a control plane's ten minutes.
+/// Changes the Lease as if no control plane had asked for more than ten minutes.
 fn age_lease(setup: &Setup) {
     let long_ago = time::micros(SystemTime::now() - 11 * MINUTE);
     setup
@@ -140,7 +141,8 @@ fn age_lease(setup: &Setup) {
         .unwrap();
 }
 
-/// As a replica would have written it: who has the turn, since when, and who waits.
+/// Returns the Lease as another replica would have written it: the holder, its times, and the
+/// queue.
 fn put_lease(setup: &Setup, holder: &str, renewed: &str, line: &Value) {
     setup.admin.delete_if_there(&lease()).unwrap();
     let lease = json!({
@@ -171,7 +173,7 @@ fn a_replica_whose_clock_is_off_holds_nobody_up_for_longer_than_a_ticket_is_good
     );
     let now = SystemTime::now;
     setup.join(&tpm, &worker()).unwrap();
-    // its own machine: never
+    // The machine itself never has to wait.
     for issued in [
         time::seconds(now() + 10 * MINUTE),
         time::seconds(now() - 10 * MINUTE),
@@ -184,7 +186,7 @@ fn a_replica_whose_clock_is_off_holds_nobody_up_for_longer_than_a_ticket_is_good
         let ticket = until_given(|| setup.join(&tpm, &worker()));
         eventually("one token", || setup.tokens() == [id(&ticket)]);
     }
-    // another one: as long as a ticket that was made now
+    // Another machine has to wait as long as after a ticket of now.
     let theirs = with_disk(&worker(), 2);
     for issued in [now() + 10 * MINUTE, now() - 10 * MINUTE] {
         set_issued(&setup, "worker-0", &time::seconds(issued));
@@ -198,7 +200,7 @@ fn a_replica_whose_clock_is_off_holds_nobody_up_for_longer_than_a_ticket_is_good
     set_issued(&setup, "worker-0", &time::seconds(now() + YEAR));
     until_given(|| setup.join(&other, &theirs));
 
-    // the turn of a control plane, from when somebody else sees it
+    // When another node sees the turn of a control plane.
     for renewed in [
         time::micros(now() + YEAR),
         "9999-12-31T23:59:59.000000Z".into(),
@@ -218,11 +220,11 @@ fn a_replica_whose_clock_is_off_holds_nobody_up_for_longer_than_a_ticket_is_good
     }
     age_lease(&setup);
     setup.join(&tpm, &plane(0)).unwrap();
-    // its own turn it keeps
+    // The node keeps its own turn.
     put_lease(&setup, "plane-0", &time::micros(now() + YEAR), &json!([]));
     set_issued(&setup, "plane-0", LONG_AGO);
     until_given(|| setup.join(&tpm, &plane(0)));
-    // one that is behind has ended sooner
+    // A turn from a clock that is behind ends earlier.
     for renewed in [
         time::micros(now() - 10 * MINUTE - 2 * MINUTE),
         "1970-01-01T00:00:00.000000Z".into(),
@@ -232,7 +234,7 @@ fn a_replica_whose_clock_is_off_holds_nobody_up_for_longer_than_a_ticket_is_good
         until_given(|| setup.join(&tpm, &plane(0)));
         assert_eq!(setup.holder(), "plane-0");
     }
-    // a place in the line
+    // A place in the queue.
     let ahead = (now() + YEAR)
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap()
@@ -267,18 +269,18 @@ fn a_control_plane_that_is_lost_during_its_turn_is_waited_for_ten_minutes_and_ha
         Swtpm::start(),
         Swtpm::start(),
     );
-    // no Node of it appears
+    // Its Node object never appears.
     setup.join(&first, &plane(0)).unwrap();
     assert_eq!(waits_for(&setup, &second, &plane(1)), "plane-0");
     age_lease(&setup);
-    // who waited comes before who did not, also where that is the one that was lost
+    // A node in the queue comes before others, even if it is the lost one.
     set_issued(&setup, "plane-0", LONG_AGO);
     assert_eq!(waits_for(&setup, &first, &plane(0)), "plane-1");
     setup.join(&second, &plane(1)).unwrap();
     assert_eq!(setup.holder(), "plane-1");
     assert_eq!(waits_for(&setup, &first, &plane(0)), "plane-1");
 
-    // one appears, and is never Ready
+    // Its Node object appears, but is never Ready.
     setup.make_node("plane-1");
     setup.make_ready("plane-1", "False");
     assert_eq!(waits_for(&setup, &first, &plane(0)), "plane-1");
@@ -296,7 +298,7 @@ fn a_node_that_dies_after_its_ticket_leaves_a_token_that_ends_and_comes_back_wit
     let cluster = Cluster::shared();
     let (setup, mut tpm, other) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
     let first = setup.join(&tpm, &worker()).unwrap();
-    // by its own date, whether or not a controller deletes it
+    // The token expires by its date, even if no controller deletes it.
     let over = BASE64_STANDARD.encode(time::seconds(SystemTime::now() - Duration::from_secs(1)));
     let with_end = |end: &Value| {
         setup
@@ -314,7 +316,7 @@ fn a_node_that_dies_after_its_ticket_leaves_a_token_that_ends_and_comes_back_wit
         bearer(cluster, &first.token).is_some()
     });
 
-    // the machine is reset: a new disk, the same TPM
+    // The machine is reset: a new disk, the same TPM.
     tpm.reboot();
     let second = until_given(|| setup.join(&tpm, &with_disk(&worker(), 2)));
     eventually("the old token is gone", || setup.tokens() == [id(&second)]);
@@ -325,7 +327,7 @@ fn a_node_that_dies_after_its_ticket_leaves_a_token_that_ends_and_comes_back_wit
     );
     assert_eq!(setup.records(), ["join-node-worker-0"]);
 
-    // it is exchanged for another machine
+    // The machine is replaced by another one.
     let theirs = with_disk(&worker(), 3);
     set_issued(
         &setup,
@@ -390,8 +392,8 @@ fn a_request_that_comes_twice_at_once_gives_one_ticket_and_one_that_another_mach
     );
     assert!(bearer(cluster, &ticket.token).is_some());
 
-    // the very same bytes, and the same request for a disk of its own: while the machine joins, when its ticket is old, when it
-    // is there
+    // The very same bytes, and the same request for another disk: while the machine joins, when its
+    // ticket is old, and when its node exists.
     let own_disk = with_disk(&original, 2);
     let refuses = |word: &str, request: &IssueJoinTicketRequest, code: Code| {
         let before = setup.count("join", word);
@@ -446,7 +448,8 @@ fn what_is_taken_back_of_a_ticket_is_not_that_of_a_later_one() {
     drop(running);
 }
 
-/// The program, in this cluster, with the files of this directory; where it lets nodes in.
+/// Starts the program in this cluster with the files of this directory. Returns the address of its
+/// service.
 fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketAddr) {
     let account = setup.dir.path().join("account");
     let kubeconfig = format!(
@@ -475,11 +478,11 @@ fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketA
         .arg(config)
         .current_dir(setup.dir.path());
     let program = Program::start(&mut command);
-    let address = address(&program.expect("letting nodes in on"));
+    let address = address(&program.expect("serving join requests on"));
     (program, address)
 }
 
-/// Whether a machine is let in at all: to the key of this disk.
+/// Returns whether a machine is accepted at all: whether it gets the key of this disk.
 fn lets_in(tpm: &Swtpm, address: SocketAddr, disk_number: u8) -> bool {
     let issuer: Arc<dyn attestation::Issuer> = Arc::new(qemu_vtpm::Issuer::new(
         tpm.location().parse().unwrap(),
@@ -487,7 +490,7 @@ fn lets_in(tpm: &Swtpm, address: SocketAddr, disk_number: u8) -> bool {
     ));
     let client = atls::Client::new(Some(issuer), vec![]);
     let socket = TcpStream::connect(address).unwrap();
-    // in TLS 1.3 a client hears of its refusal only when it reads
+    // In TLS 1.3, a client learns of its refusal only when it reads.
     let Ok(transport) = client.connect(socket, Instant::now() + Duration::from_secs(20)) else {
         return false;
     };
@@ -499,7 +502,8 @@ fn lets_in(tpm: &Swtpm, address: SocketAddr, disk_number: u8) -> bool {
     answer.is_ok()
 }
 
-/// A directory as kubelet mounts a ConfigMap: its files are links through one that is replaced.
+/// Creates a directory as the kubelet mounts a ConfigMap: its files are links through a link that
+/// is replaced.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -523,7 +527,7 @@ impl Mount {
     }
 }
 
-/// What `firstlight measure` prints on a machine.
+/// Returns the output of `firstlight measure` on a machine.
 fn measure(tpm: &Swtpm, arguments: &[&str]) -> String {
     let mut command = Command::new(support::program::built("firstlight"));
     let output = command
@@ -595,16 +599,16 @@ fn while_an_image_is_rolled_out_each_replica_goes_by_its_policy_and_takes_the_ne
         .unwrap();
     assert_eq!(setup.tokens(), [id(&ticket)]);
 
-    // one that is none keeps the old one, and is seen
+    // An invalid policy keeps the old one in force, and the metric shows it.
     assert!(!is_stale());
     behind_at.replace("..2", &both[..both.len() / 2]);
     eventually("it is seen", is_stale);
-    behind.expect("the old one stays in force");
+    behind.expect("the old policy stays in force");
     assert!(lets_in(&old, address, 1) && !lets_in(&new, address, 2));
     behind_at.replace("..3", &both);
     eventually("the new machine is let in", || lets_in(&new, address, 2));
     assert!(lets_in(&old, address, 1) && !is_stale());
-    // and when the old image is gone
+    // The old image is removed from the policy.
     behind_at.replace("..4", &measure(&new, &["--pcrs=4,15"]));
     eventually("the old machine is not let in", || {
         !lets_in(&old, address, 1)
@@ -612,7 +616,7 @@ fn while_an_image_is_rolled_out_each_replica_goes_by_its_policy_and_takes_the_ne
     assert!(lets_in(&new, address, 2) && lets_in(&old, ahead.local_addr(), 1));
 }
 
-/// Everything that a ticket leaves.
+/// Returns everything that a ticket leaves behind.
 fn forget_tickets(setup: &Setup) {
     setup.admin.delete_if_there(&lease()).unwrap();
     for name in setup.records() {
@@ -630,7 +634,7 @@ fn ask(channel: &Channel, request: &IssueJoinTicketRequest) -> Result<Ticket, St
     channel.unary(ISSUE_JOIN_TICKET, request, &within(30))
 }
 
-/// That there is this ticket, whole, and nothing else.
+/// Checks that this ticket is complete, and that nothing else was left behind.
 fn assert_only(setup: &Setup, cluster: &Cluster, ticket: &Ticket) {
     eventually("its token alone", || setup.tokens() == [id(ticket)]);
     assert_eq!(
@@ -644,7 +648,7 @@ fn assert_only(setup: &Setup, cluster: &Cluster, ticket: &Ticket) {
     assert!(bearer(cluster, &ticket.token).is_some());
 }
 
-/// When a token of the join service ends, from now.
+/// Returns when a token of the join service expires, as a duration from now.
 fn ends_within(setup: &Setup, id: &str) -> Duration {
     let end = setup.admin.get(&token(id)).unwrap()["data"]["expiration"].clone();
     let end = BASE64_STANDARD.decode(end.as_str().unwrap()).unwrap();
@@ -664,13 +668,14 @@ fn signal(process: u32, signal: &str) {
     );
 }
 
-/// Until none of its threads runs: the signal is one thread's, which stops the others when it is its turn.
+/// Waits until all its threads are stopped: one thread handles the signal and then stops the
+/// others.
 fn freeze(process: u32) {
     signal(process, "-STOP");
     eventually("all of it stands still", || {
         let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
         threads.flatten().all(|thread| {
-            // proc_pid_stat(5): the state comes after the name, which is in parentheses
+            // proc_pid_stat(5): the state follows the name, which is in parentheses.
             let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(") ")
                 .is_some_and(|(_, state)| state.starts_with('T'))
@@ -678,7 +683,7 @@ fn freeze(process: u32) {
     });
 }
 
-/// The object that a write is about.
+/// Returns the object of a write.
 fn object_of(write: &Value) -> Object {
     let text = |pointer: &str| {
         write
@@ -699,8 +704,9 @@ fn object_of(write: &Value) -> Object {
         .named(&name.unwrap())
 }
 
-/// Asks the program for a control plane's ticket, and kills it at its write of this number: before the API server carries it
-/// out, or after, when it has not heard of it. What it was about to write.
+/// Requests a control plane's ticket from the program, and kills it at its write of this number:
+/// before the API server executes the write, or after it, when the program has not received the
+/// answer. Returns what it was about to write.
 fn kill_at(
     setup: &Setup,
     webhook: &Webhook,
@@ -773,7 +779,7 @@ fn a_service_that_is_killed_at_any_write_of_a_ticket_gives_the_node_one_when_it_
                 setup.tokens().len(),
             ];
             assert_eq!(left, [is(0), is(1), is(2)]);
-            // whatever the program left is found by the one that comes after it
+            // The next instance of the program finds what the killed one left.
             let (_program, address) = start();
             let (since, channel) = (Instant::now(), plane_channel(&tpm, address));
             let ticket = until_given(|| ask(&channel, &plane(0)));
@@ -785,7 +791,8 @@ fn a_service_that_is_killed_at_any_write_of_a_ticket_gives_the_node_one_when_it_
             assert_only(&setup, cluster, &ticket);
         }
     }
-    // where a ticket is to replace another, the other's token may be in nobody's record for as long as it is good
+    // If a ticket was to replace another one, the other's token may be in no record until it
+    // expires.
     forget_tickets(&setup);
     let (first, address) = start();
     let given = ask(&plane_channel(&tpm, address), &plane(0)).unwrap();
@@ -828,7 +835,7 @@ fn a_service_that_is_killed_at_any_write_of_a_ticket_gives_the_node_one_when_it_
     });
 }
 
-/// The API server's parts hear of a webhook one after the other.
+/// Waits until every part of the API server has learned of the webhook.
 fn wait_until_asked(setup: &Setup, cluster: &Cluster, webhook: &Webhook) {
     let is_asked = Arc::new(AtomicBool::new(false));
     let asked = is_asked.clone();
@@ -860,7 +867,7 @@ fn wait_until_asked(setup: &Setup, cluster: &Cluster, webhook: &Webhook) {
     });
 }
 
-/// What a service waits for that was just started is not part of a ticket.
+/// Writes at the start of a service are not part of a ticket.
 fn know_the_cluster(channel: &Channel) {
     assert_eq!(
         refused(ask(channel, &request("worker-9", &[], 9, false))).code(),
@@ -868,7 +875,7 @@ fn know_the_cluster(channel: &Channel) {
     );
 }
 
-/// Marsaglia's xorshift: the same moments each time.
+/// Marsaglia's xorshift, so that each run uses the same moments.
 fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -883,7 +890,7 @@ fn a_service_that_is_killed_at_any_moment_of_a_ticket_gives_the_node_one_when_it
     let cluster = Cluster::shared();
     let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
     let start = || program(&setup, cluster, setup.dir.path());
-    // how long one takes, of a service that knows the cluster
+    // The duration of a ticket of a service that knows the cluster.
     let mut took = Duration::ZERO;
     for _ in 0..3 {
         forget_tickets(&setup);
@@ -921,7 +928,7 @@ fn a_service_that_is_killed_at_any_moment_of_a_ticket_gives_the_node_one_when_it
     assert!(cut_off > 0);
 }
 
-/// Where the machines call from.
+/// The addresses of the machines.
 const ADDRESSES: [&str; 5] = [
     "127.42.1.100",
     "127.42.1.101",
@@ -930,7 +937,7 @@ const ADDRESSES: [&str; 5] = [
     "127.0.0.1",
 ];
 
-/// Five machines, each with its TPM and what it asks for: one is to be a control plane.
+/// Five machines, each with its TPM and its request. One is to be a control plane.
 fn machines() -> Vec<(Swtpm, IssueJoinTicketRequest)> {
     let names = [
         "plane-0",
@@ -947,7 +954,7 @@ fn machines() -> Vec<(Swtpm, IssueJoinTicketRequest)> {
         .collect()
 }
 
-/// Lets etcd go on, whatever happens.
+/// Continues etcd when dropped.
 struct Frozen<'a>(&'a Cluster);
 
 impl Frozen<'_> {
@@ -996,7 +1003,8 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
             .map(|(channel, (_, request))| (channel, request))
     };
 
-    // it stops: two tickets before, others in the middle, the last one after
+    // Etcd is stopped: two tickets are finished before, others are in progress, and the last one
+    // starts after it.
     forget_tickets(&setup);
     let since = Instant::now();
     let answers: Vec<_> = thread::scope(|scope| {
@@ -1006,7 +1014,7 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
             if number == 4 {
                 frozen = Some(Frozen::new(cluster));
             }
-            // the last one's caller has less time than the service has for the API
+            // The last caller has less time than the service has for an API call.
             let options = within(if number == 4 { 4 } else { 30 });
             let ask = move || {
                 (
@@ -1055,7 +1063,7 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
     eventually(&format!("{expected:?}, but {:?}", left()), || {
         left() == expected
     });
-    // and who got none gets one
+    // The machines without a ticket get one.
     for (channel, request) in asking() {
         if !nodes.contains(&format!("join-node-{}", node(request))) {
             tokens.insert(id(&until_given(|| ask(channel, request))));
@@ -1067,7 +1075,7 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
         (5, "plane-0")
     );
 
-    // it works for a fifth of the time: new tickets take the place of those
+    // Etcd runs for a fifth of the time. New tickets replace the earlier ones.
     let is_over = AtomicBool::new(false);
     let tickets: Vec<_> = thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,5 +1,6 @@
-//! Join tickets: the join service over attested TLS with real (software) TPMs, the key service's program, and a real
-//! kube-apiserver with a real etcd, as the account that the chart gives it (`make kubernetes-api`).
+//! Tests of join tickets: the join service over attested TLS with real (software) TPMs, the key
+//! service's program, and a real kube-apiserver with a real etcd. The service has the account and
+//! permissions of the chart (`make kubernetes-api`).
 
 use common::forger;
 use common::joining;
@@ -74,7 +75,7 @@ fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
     );
     check_certificates(&setup, &ticket, "worker-0", "127.42.2.100");
 
-    // it gets in, and cannot sign
+    // The token authenticates, but cannot sign.
     let (id, _) = ticket.token.split_once('.').unwrap();
     assert_eq!(
         bearer(cluster, &ticket.token),
@@ -100,7 +101,7 @@ fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
     setup.make_node("other");
     setup.make_node("worker-0");
     eventually("the token is gone", || setup.tokens().is_empty());
-    // the API server remembers for 10 s whom it let in
+    // The API server caches authentications for 10 s.
     eventually("nobody is let in", || {
         bearer(cluster, &ticket.token).is_none()
     });
@@ -131,7 +132,7 @@ fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
     });
 }
 
-/// By openssl(1) and ssh-keygen(1).
+/// Checks the certificates with openssl(1) and ssh-keygen(1).
 fn check_certificates(setup: &Setup, ticket: &IssueJoinTicketResponse, name: &str, address: &str) {
     let path = |name: &str| setup.dir.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("kubelet.pem"), &ticket.kubelet_cert).unwrap();
@@ -185,7 +186,7 @@ fn check_certificates(setup: &Setup, ticket: &IssueJoinTicketResponse, name: &st
         text.contains("host certificate") && text.contains("Valid: before 20"),
         "{text}"
     );
-    // the API server's names are its control planes' alone, and none of them has a wildcard
+    // Only control planes have the API server's names, and no wildcard among them.
     let is_of_api_server = text.contains("  lb.example\n") && text.contains("  127.0.0.1\n");
     let is_control_plane = !ticket.control_plane_files.is_empty();
     assert!(
@@ -212,7 +213,7 @@ fn an_old_client_gets_a_token_that_signs_and_a_repetition_replaces_it() {
         .named(&format!("bootstrap-token-{id}"));
     let signs = setup.admin.get(&secret).unwrap()["data"]["usage-bootstrap-signing"].clone();
     assert_eq!(signs, BASE64_STANDARD.encode("true"));
-    // the very same request, as if the answer had been lost
+    // The very same request, as if the answer had been lost.
     let second = setup.join_again(&tpm, &old);
     assert_ne!(first.token, second.token);
     assert_eq!(first.state_disk_key, second.state_disk_key);
@@ -223,7 +224,7 @@ fn an_old_client_gets_a_token_that_signs_and_a_repetition_replaces_it() {
         (bearer(cluster, &first.token), setup.records().len()),
         (None, 1)
     );
-    // also where the service was started anew in between
+    // The same after a restart of the service.
     let mut setup = setup;
     setup.start(cluster);
     let third = setup.join_again(&tpm, &old);
@@ -232,7 +233,7 @@ fn an_old_client_gets_a_token_that_signs_and_a_repetition_replaces_it() {
     });
     setup.start(cluster);
     setup.make_node("worker-0");
-    // by a replica that did not make the ticket
+    // The Node comes while another replica runs, which did not issue the ticket.
     eventually("none is left", || setup.tokens().is_empty());
 }
 
@@ -282,13 +283,13 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
             with(&|r| r.host_certificate_principals = vec!["*".into()]),
             Code::InvalidArgument,
             "principals",
-            "no host name or address",
+            "not a host name or address",
         ),
         (
             with(&|r| r.host_certificate_principals = vec!["a".into(); 65]),
             Code::InvalidArgument,
             "principals",
-            "65, of at most 64",
+            "65 entries, expected at most 64",
         ),
         (
             with(&|r| r.host_certificate_principals.push("127.42.1.100".into())),
@@ -338,14 +339,14 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
         assert_eq!(setup.count("join", word), before + 1, "{word}: {status}");
     }
     assert!(setup.tokens().is_empty() && setup.records().is_empty() && setup.holder().is_empty());
-    // names of any case and with dots are right where the cloud has them
+    // Names with upper case or dots are valid if the cloud's list has them.
     setup
         .join(
             &tpm,
             &request("Worker-1.Example", &["127.42.2.101"], 2, false),
         )
         .unwrap();
-    // and a control plane may be less
+    // A control plane may join as a worker.
     setup
         .join(
             &Swtpm::start(),
@@ -372,7 +373,7 @@ fn a_machine_is_the_one_from_whose_address_it_comes() {
     let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
     let address = |text: &str| text.parse::<IpAddr>().unwrap();
     let plane = request("plane-0", &["127.42.1.100"], 2, true);
-    // a worker that was taken over, or another control plane
+    // An attacker on a worker, or on another control plane.
     for other in ["127.42.2.100", "127.42.1.101"] {
         for request in [
             &plane,
@@ -388,8 +389,9 @@ fn a_machine_is_the_one_from_whose_address_it_comes() {
         }
     }
     assert_eq!(setup.count("join", "machine-of-other"), 4);
-    // a load balancer hides who calls: no control plane gets its files so, but a worker becomes one
-    // nor does anybody its name or address
+    // A load balancer hides the caller's address: no control plane gets its files, but a worker can
+    // join.
+    // A worker does not get a control plane's name or address either.
     for request in [&plane, &request("plane-0", &["127.42.1.100"], 2, false)] {
         let status = refused(setup.join_from(ELSEWHERE, &tpm, request));
         assert_eq!(status.code(), Code::Unavailable, "{status}");
@@ -411,7 +413,7 @@ fn a_machine_is_the_one_from_whose_address_it_comes() {
     setup
         .join_from(address("127.42.1.100"), &Swtpm::start(), &plane)
         .unwrap();
-    // which does not keep out the machine itself
+    // This does not keep out the machine itself.
     let itself = Swtpm::start();
     let own = IssueJoinTicketRequest {
         disk_uuid: disk(5),
@@ -429,7 +431,8 @@ fn a_machine_is_the_one_from_whose_address_it_comes() {
         Code::Unavailable
     );
 
-    // without a list the addresses are the caller's own, and the API server's names nobody's
+    // Without a list, a machine has only its source address, and no machine gets the API server's
+    // names.
     let service = JoinService::start(Config {
         metadata: None,
         ..setup.config(cluster)
@@ -476,7 +479,7 @@ fn a_machine_is_the_one_from_whose_address_it_comes() {
         &request("a.b.example.org", &["127.42.3.1"], 4, false),
     )
     .unwrap();
-    // not as many names as it likes: this is its third
+    // The number of names is limited: this is the machine's third.
     for number in 3..=8 {
         join(
             "127.42.3.1",
@@ -506,7 +509,7 @@ fn control_planes_get_their_files_and_join_one_at_a_time_in_the_order_in_which_t
     );
     let plane_0 = request("plane-0", &["127.42.1.100"], 1, true);
     let plane_1 = request("Plane_1", &["127.42.1.101"], 2, true);
-    // at once: one of them gets it
+    // Both ask at the same time, and one of them gets the turn.
     let (a, b) = thread::scope(|scope| {
         let a = scope.spawn(|| setup.join(&first, &plane_0));
         let b = scope.spawn(|| setup.join(&second, &plane_1));
@@ -556,7 +559,7 @@ fn control_planes_get_their_files_and_join_one_at_a_time_in_the_order_in_which_t
         (has.0, 1, 1)
     );
 
-    // who has it may ask again, who waits is told so again; a worker is in nobody's way
+    // The holder may ask again, and the waiting node is refused again. A worker does not wait.
     setup.join_again(tpm, has.1);
     assert_eq!(
         refused(setup.join(other, waits.1)).code(),
@@ -565,7 +568,7 @@ fn control_planes_get_their_files_and_join_one_at_a_time_in_the_order_in_which_t
     setup
         .join(&Swtpm::start(), &request("worker-0", &[], 3, false))
         .unwrap();
-    // there, but no member of etcd yet: kubeadm may need its token again
+    // The Node exists, but is not a member of etcd yet: kubeadm may need its token again.
     setup.make_node("worker-0");
     eventually("the worker's token is gone", || setup.tokens().len() == 1);
     setup.make_node(has.0);
@@ -597,7 +600,7 @@ fn join_services_that_are_asked_at_once_give_one_ticket_and_its_token_stays_good
         .chain(&others)
         .map(JoinService::local_addr)
         .collect();
-    // a TPM serves one connection at a time
+    // A TPM serves one connection at a time.
     for (own, request) in [
         ("127.42.2.100", worker()),
         (
@@ -627,7 +630,7 @@ fn join_services_that_are_asked_at_once_give_one_ticket_and_its_token_stays_good
             given.len() == 1 && why.iter().all(|status| status.code() == Code::Unavailable),
             "{why:?}"
         );
-        // what the others began is taken back, and nothing else
+        // Leftovers of the other attempts are removed, and nothing else.
         thread::sleep(Duration::from_secs(1));
         let token = given[0].as_ref().unwrap().token.clone();
         assert!(
@@ -658,7 +661,7 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
     let (mut setup, mut tpm, other) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
     let key = setup.join(&tpm, &worker()).unwrap().state_disk_key.clone();
 
-    // while it joins
+    // While it joins.
     let thief = request("worker-0", &["127.42.2.100"], 2, false);
     let status = refused(setup.join(&other, &thief));
     assert_eq!(
@@ -666,7 +669,7 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
         (Code::Unavailable, Some(Duration::from_secs(60))),
         "{status}"
     );
-    // when it is there, also to a service that was started anew
+    // When its Node exists, and also after a restart of the service.
     setup.make_node("worker-0");
     setup.start(cluster);
     let status = refused(setup.join(&other, &thief));
@@ -675,7 +678,7 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
         (Code::PermissionDenied, 1),
         "{status}"
     );
-    // the disk's key, by either request
+    // The key of the disk, by either request.
     let status = refused(setup.join(&other, &request("worker-2", &[], 1, false)));
     assert_eq!(
         (status.code(), setup.count("join", "disk-of-other")),
@@ -691,11 +694,11 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
     assert_eq!(status.retry_after(), None);
     assert!(!status.message().contains("join-node"), "{status}");
 
-    // the machine itself comes back, and joins anew with another disk
+    // The machine itself comes back and joins again with another disk.
     tpm.reboot();
     let back = setup.rejoin(&tpm, &disk(1)).unwrap();
     assert_eq!(back.state_disk_key, key);
-    // with a new certificate of its sshd's key, for the names of before
+    // It also gets a new certificate of its sshd's key for the earlier names.
     fs::write(
         setup.dir.path().join("renewed-cert.pub"),
         &back.host_certificate,
@@ -720,7 +723,7 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
     setup.join(&tpm, &thief).unwrap();
     assert_eq!(setup.records(), ["join-node-worker-0"]);
 
-    // with the Node object gone, and its ticket old, another machine may have the name
+    // When the Node object is deleted and its ticket is old, another machine may have the name.
     setup.admin.delete(&NODES.named("worker-0")).unwrap();
     let record = CONFIG_MAPS
         .in_namespace("kube-system")
@@ -736,7 +739,7 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
         setup.join(&tpm, &worker()).err().unwrap().code(),
         Code::Unavailable
     );
-    // but not the disk that goes with it
+    // The disk of the earlier machine stays protected.
     assert_eq!(
         setup.rejoin(&other, &disk(2)).err().unwrap().code(),
         Code::PermissionDenied
@@ -744,7 +747,7 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
     setup.rejoin(&tpm, &disk(2)).unwrap();
 }
 
-/// The policy names no keys, and the program calls from the node's own address.
+/// The policy contains no attestation keys, and the program calls from the node's own address.
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_program_without_a_tpm_gets_nothing_of_a_machine_that_has_a_record() {
@@ -786,7 +789,7 @@ fn a_program_without_a_tpm_gets_nothing_of_a_machine_that_has_a_record() {
         ),
         (Code::PermissionDenied, 1)
     );
-    // a disk without a record is nobody's
+    // A disk without a record belongs to no machine.
     let rejoin = IssueRejoinTicketRequest { disk_uuid: disk(9) };
     let answer: Result<IssueRejoinTicketResponse, _> =
         channel().unary(ISSUE_REJOIN_TICKET, &rejoin, &within(30));
@@ -826,7 +829,7 @@ fn a_disk_without_a_record_is_opened_only_while_migration_is_on_and_remembered()
         );
     }
     assert!(setup.records().is_empty());
-    // the operator lets one in by a record without a machine, which is the next machine's then
+    // The operator releases a disk by a record without a machine. The next machine gets it.
     let record = setup.record_disk(5);
     eventually("the record counts", || setup.rejoin(&tpm, &disk(5)).is_ok());
     assert_eq!(
@@ -865,7 +868,7 @@ fn a_disk_without_a_record_is_opened_only_while_migration_is_on_and_remembered()
             .is_err_and(|status| status.code() == Code::PermissionDenied)
     });
     setup.rejoin(&tpm, &disk(6)).unwrap();
-    // it cannot lay claim to as many as it likes
+    // The number of disks of one machine is limited.
     for number in 100..106 {
         setup.rejoin(&tpm, &disk(number)).unwrap();
     }
@@ -877,7 +880,7 @@ fn a_disk_without_a_record_is_opened_only_while_migration_is_on_and_remembered()
     );
     setup.rejoin(&tpm, &disk(5)).unwrap();
     eventually("all are recorded", || setup.records().len() == 8);
-    // its name is in use while it is Ready
+    // Its name is in use while it is Ready.
     setup.make_node("worker-0");
     setup.make_ready("worker-0", "True");
     eventually("the name is in use", || {
@@ -888,7 +891,7 @@ fn a_disk_without_a_record_is_opened_only_while_migration_is_on_and_remembered()
     assert!(setup.tokens().is_empty());
     setup.make_ready("worker-0", "Unknown");
     eventually("the name is free", || setup.join(&other, &worker()).is_ok());
-    // the token is for the node that comes, not for the one that was there
+    // The token is for the new node, not for the one that existed before.
     thread::sleep(Duration::from_millis(500));
     assert_eq!(setup.tokens().len(), 1);
     setup.make_ready("worker-0", "True");
@@ -914,7 +917,7 @@ fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() 
     setup.keys = key_service(setup.dir.path(), &listen.to_string()).0;
     eventually("it goes on", || setup.join(&tpm, &plane).is_ok());
 
-    // nor does a metadata service that is silent, or a file that is not there
+    // The same with a metadata service that does not answer, and with a file that does not exist.
     setup.metadata.set_down(true);
     thread::sleep(Duration::from_secs(5));
     let status = refused(setup.join(&tpm, &worker()));
@@ -924,7 +927,7 @@ fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() 
         "{status}"
     );
     setup.metadata.set_down(false);
-    // a failure is remembered for a second
+    // A failure is cached for a second.
     thread::sleep(Duration::from_millis(1100));
     fs::remove_file(setup.dir.path().join("pki/etcd/ca.key")).unwrap();
     let status = refused(setup.join(
@@ -960,7 +963,7 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
     setup.make_node("worker-0");
     eventually("the token is gone", || setup.tokens().is_empty());
 
-    // it takes the request, and says nothing: what it was asked for may still be done
+    // The API server accepts the request and does not answer: it may still execute it.
     cluster.freeze_api_server(true);
     let asked = Instant::now();
     let status = refused(setup.join(&other, &request("plane-0", &["127.42.1.100"], 2, true)));
@@ -992,14 +995,14 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
         refused(setup.join(&other, &request("worker-1.example", &[], 3, false))).code(),
         Code::Unavailable
     );
-    // what is known is known
+    // The known state is kept.
     setup.rejoin(&tpm, &disk(1)).unwrap();
     assert_eq!(
         setup.rejoin(&other, &disk(1)).err().unwrap().code(),
         Code::PermissionDenied
     );
     setup.rejoin(&other, &disk(7)).unwrap();
-    // who starts now knows nothing: a whole cluster may wait for it
+    // A service that starts now knows nothing, but a whole cluster may be waiting for it.
     let starting = JoinService::start(setup.config(&cluster)).unwrap();
     let request_of = IssueRejoinTicketRequest { disk_uuid: disk(8) };
     let ticket: IssueRejoinTicketResponse = channel(&other, starting.local_addr())
@@ -1071,7 +1074,7 @@ fn beside_the_old_operator_its_resources_are_made_and_heeded() {
         thread::sleep(Duration::from_millis(200));
     }
     let (setup, tpm, other) = (Setup::new(&cluster), Swtpm::start(), Swtpm::start());
-    // what the NodeVersion names is not there
+    // The ConfigMap that the NodeVersion names does not exist.
     let status = refused(setup.join(&tpm, &worker()));
     assert_eq!(
         (status.code(), setup.count("join", "components")),
@@ -1105,7 +1108,7 @@ fn beside_the_old_operator_its_resources_are_made_and_heeded() {
     let deadline = time::parse(joining["spec"]["deadline"].as_str().unwrap()).unwrap();
     assert!(deadline > SystemTime::now() + Duration::from_secs(47 * 3600));
 
-    // an old replica lets a control plane in
+    // An old replica admits a control plane.
     let of_old = json!({
         "apiVersion": "update.edgeless.systems/v1alpha1", "kind": "JoiningNode", "metadata": {"name": "control-plane"},
         "spec": {"name": "plane-9", "iscontrolplane": true, "deadline": time::seconds(SystemTime::now() + Duration::from_secs(500))},
@@ -1120,7 +1123,7 @@ fn beside_the_old_operator_its_resources_are_made_and_heeded() {
     eventually("the reservation is given back", || {
         setup.holder().is_empty()
     });
-    // the old operator saw its node
+    // The old operator has seen its node.
     admin.delete(&JOINING_NODES.named("control-plane")).unwrap();
     setup.join(&other, &plane).unwrap();
     assert_eq!(
@@ -1129,7 +1132,7 @@ fn beside_the_old_operator_its_resources_are_made_and_heeded() {
     );
     setup.join_again(&other, &plane);
     assert_eq!(setup.holder(), "plane-0");
-    // a deadline of a clock that is wrong keeps nobody waiting until then
+    // No node waits for the deadline of a wrong clock.
     let in_a_year = time::seconds(SystemTime::now() + Duration::from_secs(365 * 24 * 60 * 60));
     let ahead = json!({"spec": {"name": "plane-9", "deadline": in_a_year}});
     admin
@@ -1144,7 +1147,8 @@ fn beside_the_old_operator_its_resources_are_made_and_heeded() {
     cluster.kill_api_server();
 }
 
-/// What a real kubeadm asks a cluster for before it joins it, with nothing but a ticket's token and the chart's roles.
+/// The requests of a real kubeadm before it joins, with only a ticket's token and the chart's
+/// roles.
 fn let_kubeadm_in(admin: &Client, endpoint: &str) {
     let maps = CONFIG_MAPS.in_namespace("kube-system");
     let configuration = format!(
@@ -1162,7 +1166,7 @@ fn let_kubeadm_in(admin: &Client, endpoint: &str) {
 fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_cluster() {
     let (_alone, cluster) = (alone(), Cluster::shared());
     let setup = Setup::new(cluster);
-    // by a name, since a worker may not have the API server's address
+    // By a name, because a worker must not have the API server's address.
     let endpoint = cluster.server().replace("https://127.0.0.1", "localhost");
     let tool = Path::new(support::ROOT).join("tools/kubernetes.sh");
     let kubeadm = Command::new(tool).arg("kubeadm").output().unwrap();
@@ -1182,8 +1186,8 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
     }
     for role in ["Worker", "ControlPlane"] {
         let machine = setting::Setting::new();
-        // a real kubeadm's checks, as far as they are about the cluster and not about this machine
-        // (as a control plane it does not take the address, which is one of loopback)
+        // The checks of a real kubeadm that concern the cluster and not this machine. As a control
+        // plane, it would not accept the loopback address.
         let checks = match role {
             "Worker" => {
                 format!(
@@ -1205,7 +1209,7 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
             .merge(&map, &json!({"data": {"components": components}}))
             .unwrap();
 
-        // the address from which a program of this machine calls
+        // The address from which a program of this machine calls.
         let me =
             json!({"Name": format!("Node_{role}"), "ProviderID": "", "Role": role, "VPCIP": ELSEWHERE}).to_string();
         machine.metadata.set_endpoint(&ELSEWHERE.to_string());
@@ -1233,7 +1237,7 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
         node.expect("Fetching init configuration");
         node.expect("complete:");
         joining::assert_no_token(&node);
-        // a kubeadm finds no name server here, and says so
+        // Kubeadm finds no name server here, and logs it.
         let ours = |line: &&str| !line.contains("bootstrapper::job");
         assert!(
             !node

@@ -1,5 +1,6 @@
-//! Renewal of kubelets' serving certificates: requests by client certificates of nodes, judged by the join service with the
-//! rights that the chart gives it, and signed by a real kube-controller-manager.
+//! Tests of the renewal of kubelets' serving certificates. Requests come with nodes' client
+//! certificates, the join service judges them with the permissions of the chart, and a real
+//! kube-controller-manager signs.
 
 use std::fs;
 use std::process::Command;
@@ -27,14 +28,14 @@ const USER: &str = "system:node:worker-0";
 const IP: &str = "127.42.2.100";
 const SERVING: &[&str] = &["digital signature", "server auth"];
 
-/// A kubelet, by its client certificate.
+/// A kubelet with its client certificate.
 pub fn kubelet(cluster: &Cluster, node: &str) -> Client {
     let (ca, _) = cluster.ca();
     let user = cluster.kubeconfig_of(&format!("system:node:{node}"), "system:nodes", &ca);
     Client::new(kube_apiserver::config(&user), &Stop::new())
 }
 
-/// The PKCS#10 request of a kubelet.
+/// Returns the PKCS#10 request of a kubelet.
 pub fn pkcs10(key: &KeyPair, common_name: &str, names: &[&str], addresses: &[&str]) -> String {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -55,7 +56,7 @@ pub fn pkcs10(key: &KeyPair, common_name: &str, names: &[&str], addresses: &[&st
     BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", request.der()).as_bytes())
 }
 
-/// Asks for a certificate, as whoever has this client.
+/// Requests a certificate with the credentials of this client.
 fn ask(client: &Client, name: &str, request: &str, usages: &[&str]) {
     let signer = "kubernetes.io/kubelet-serving";
     let spec = json!({"signerName": signer, "request": request, "usages": usages});
@@ -67,7 +68,7 @@ fn ask(client: &Client, name: &str, request: &str, usages: &[&str]) {
         .unwrap();
 }
 
-/// Asks for what a kubelet should ask for.
+/// Requests the certificate that a kubelet should request.
 fn ask_for(client: &Client, name: &str, node: &str, address: &str) {
     let request = pkcs10(
         &KeyPair::generate().unwrap(),
@@ -79,7 +80,7 @@ fn ask_for(client: &Client, name: &str, node: &str, address: &str) {
 }
 
 impl Setup {
-    /// Without requests of before.
+    /// Starts without earlier requests.
     pub fn for_renewals(cluster: &Cluster) -> Setup {
         let setup = Setup::new(cluster);
         for request in setup
@@ -96,7 +97,7 @@ impl Setup {
         setup
     }
 
-    /// Worker 0 joins, and its kubelet comes up.
+    /// Worker 0 joins, and its kubelet starts.
     pub fn join_worker(&self) {
         self.join(&Swtpm::start(), &worker()).unwrap();
         self.make_node("worker-0");
@@ -108,7 +109,7 @@ impl Setup {
             .unwrap()
     }
 
-    /// What was decided about a request: type and reason of its only condition.
+    /// Returns the decision about a request: type and reason of its only condition.
     pub fn decision(&self, name: &str) -> Option<(String, String)> {
         let conditions = self.asked(name)["status"]["conditions"]
             .as_array()
@@ -131,7 +132,7 @@ impl Setup {
     }
 }
 
-/// How often this was decided for this reason, by this replica.
+/// Returns how often this replica made this decision for this reason.
 fn count(service: &JoinService, result: &str, reason: &str) -> u64 {
     let labels = format!("certificate=\"serving\",result=\"{result}\",reason=\"{reason}\"");
     let line = format!("firstlight_join_certificates_total{{{labels}}} ");
@@ -276,7 +277,7 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
         });
     }
 
-    // those of nobody of ours, and of a node that joined otherwise
+    // Requests of other users, and of a node that joined in another way.
     ask_for(&setup.admin, "requester", "worker-0", IP);
     ask_for(
         &kubelet(cluster, "worker-1.example"),
@@ -287,7 +288,7 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
     for reason in ["requester", "no-record"] {
         eventually("it is left", || count(setup.service(), "left", reason) == 1);
     }
-    // looked at again, and said once
+    // It is judged again, but logged once.
     thread::sleep(Duration::from_secs(4));
     for reason in ["requester", "no-record"] {
         assert_eq!(
@@ -298,7 +299,7 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
             (None, 1)
         );
     }
-    // a record of before has no addresses: the cloud's count
+    // An old record has no addresses: the cloud's list is used.
     let data = json!({"node": "worker-1.example", "disk": disk(9), "machine": "m"});
     let record = json!({"metadata": {"name": "join-node-worker-1.example"}, "data": data});
     setup
@@ -318,7 +319,7 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
     setup.eventually_decided("no-record", "Approved", "attested");
     assert_eq!(setup.decision("requester"), None);
 
-    // the machine of this name has another address by now, or is gone
+    // The machine of this name has another address now, or is deleted.
     setup.metadata.set_peers(&PEERS.replace(IP, "127.42.2.200"));
     thread::sleep(Duration::from_secs(6));
     ask_for(&worker, "moved", "worker-0", IP);
@@ -393,7 +394,7 @@ fn a_service_that_may_not_approve_says_so_tries_seldom_and_goes_on_when_it_may()
             true
         })
         .unwrap();
-    // until the API server knows
+    // Waits until the API server has processed the change.
     thread::sleep(Duration::from_secs(2));
     ask_for(&kubelet(cluster, "worker-0"), "not-allowed", "worker-0", IP);
     eventually("it is told", || {

@@ -1,4 +1,4 @@
-//! What the join service's account may do, as that account: its own objects, and nobody else's.
+//! Tests the permissions of the join service's account: it may change its own objects only.
 
 use base::stop::Stop;
 use kubernetes::client::{
@@ -56,7 +56,7 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
             )
             .unwrap();
     }
-    // kubeadm's of an administrator
+    // A token that an administrator creates with kubeadm.
     setup
         .admin
         .create(
@@ -85,7 +85,7 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
         .iter()
         .map(|object| setup.admin.get(object).unwrap())
         .collect();
-    // the API server reads its policies every second
+    // The API server reads its policies every second.
     eventually("the limits are in force", || {
         let answer = account.create(&maps, &json!({"metadata": {"name": "probe"}}));
         setup.admin.delete_if_there(&maps.named("probe")).unwrap();
@@ -101,9 +101,9 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
         ("somebody-else-s", "Opaque", LABEL, TICKET_GROUP),
         ("bootstrap-token-bbbbbb", "Opaque", LABEL, TICKET_GROUP),
         ("not-bootstrap-token-bbbbbb", TOKEN, LABEL, TICKET_GROUP),
-        // which would be nobody's to delete
+        // No process would ever delete this object.
         ("bootstrap-token-bbbbbb", TOKEN, "a", TICKET_GROUP),
-        // for which Kubernetes approves any name
+        // Kubernetes approves any node name for this group.
         ("bootstrap-token-bbbbbb", TOKEN, LABEL, KUBEADM_GROUP),
         (
             "bootstrap-token-bbbbbb",
@@ -135,7 +135,7 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
     assert!(is_forbidden(
         account.create(&EVENTS.in_namespace("kube-system"), &event)
     ));
-    // nor can it get rid of its limits
+    // The account cannot remove its limits.
     assert!(is_forbidden(account.delete(
         &VALIDATING_ADMISSION_POLICY_BINDINGS.named("join-service")
     )));
@@ -146,7 +146,7 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
     assert_eq!(before, after);
     assert!(setup.admin.find(&scheduler).unwrap().is_none());
 
-    // its own
+    // Its own objects.
     let (record, token) = (
         maps.named("join-node-x"),
         secrets.named("bootstrap-token-cccccc"),
@@ -168,7 +168,7 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
         )
         .unwrap();
     account.delete(&token).unwrap();
-    // and nobody else is limited
+    // Other accounts are not limited.
     for object in &foreign[2..] {
         setup.admin.delete(object).unwrap();
     }

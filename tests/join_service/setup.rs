@@ -1,4 +1,4 @@
-//! A join service in a cluster, its callers, and what both of them need.
+//! Sets up a join service in a cluster, and its callers.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -43,7 +43,7 @@ use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
-/// Any machine with 32 zeros in PCR 15 meets it.
+/// A policy that any machine with 32 zeros in PCR 15 meets.
 pub const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 /// The machines of the cloud: two control planes, three workers.
 pub const PEERS: &str = r#"[
@@ -53,7 +53,7 @@ pub const PEERS: &str = r#"[
     {"Name":"worker-1.example","ProviderID":"w1","Role":"Worker","VPCIP":"127.42.2.101"},
     {"Name":"worker-2","ProviderID":"w2","Role":"Worker"}
 ]"#;
-/// Where no machine of the cloud is: a load balancer that hides who calls.
+/// The address of a load balancer that hides its callers. No machine of the cloud has it.
 pub const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub const COMPONENTS: &str = r#"[{"url":"https://example.com/kubelet","hash":"sha256:00","install_path":"/run/state/bin/kubelet"}]"#;
 pub const CLUSTER_CONFIGURATION: &str = "apiServer:\n  certSANs:\n  - 127.0.0.1\n  - lb.example\n  - '*.example.org'\ncontrolPlaneEndpoint: 127.42.0.2\n";
@@ -68,8 +68,9 @@ pub const PKI: [&str; 8] = [
     "sa.pub",
 ];
 
-/// They use the same objects; and a program that is started while a TPM is spoken to inherits that conversation (tpm2-tss does
-/// not close it on exec), and the TPM waits for its end.
+/// Locked by each test, because the tests use the same objects. There is a further reason: a
+/// program that starts during a TPM command inherits the connection (tpm2-tss does not close it on
+/// exec), and the TPM then waits for its end.
 pub static ALONE: Mutex<()> = Mutex::new(());
 
 pub fn alone() -> MutexGuard<'static, ()> {
@@ -85,12 +86,12 @@ pub struct Setup {
     pub metadata: MetadataServer,
     pub admin: Client,
     pub dir: TempDir,
-    /// Of the services that are started from now on.
+    /// The setting of services that are started from now on.
     pub migration: Migration,
 }
 
 impl Setup {
-    /// In a cluster in which nothing was joined yet.
+    /// Sets up a cluster that no machine has joined yet.
     pub fn new(cluster: &Cluster) -> Setup {
         let admin = cluster.client(&Stop::new());
         let dir = tempfile::tempdir().unwrap();
@@ -110,7 +111,7 @@ impl Setup {
         setup
     }
 
-    /// Starts the service, or starts it anew.
+    /// Starts or restarts the service.
     pub fn start(&mut self, cluster: &Cluster) {
         drop(self.service.take());
         self.service = Some(JoinService::start(self.config(cluster)).unwrap());
@@ -141,7 +142,7 @@ impl Setup {
         self.service.as_ref().unwrap()
     }
 
-    /// From the address that the machine says it has.
+    /// Requests a ticket from the source address that the machine claims.
     pub fn join(
         &self,
         tpm: &Swtpm,
@@ -165,7 +166,7 @@ impl Setup {
         )
     }
 
-    /// As a node that did not get its ticket, and asks again: at once, if it is late.
+    /// Requests a ticket again, as a node does that did not receive its ticket.
     pub fn join_again(
         &self,
         tpm: &Swtpm,
@@ -188,7 +189,7 @@ impl Setup {
         channel(tpm, self.service().local_addr()).unary(ISSUE_REJOIN_TICKET, &request, &within(30))
     }
 
-    /// How often there was this reason.
+    /// Returns how often this reason occurred.
     pub fn count(&self, request: &str, reason: &str) -> u64 {
         let (request, reason) = (
             format!("request=\"{request}\""),
@@ -202,7 +203,7 @@ impl Setup {
         line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
-    /// How many tokens wait for their nodes.
+    /// Returns how many tokens wait for their nodes.
     pub fn waiting(&self) -> String {
         let metrics = self.service().metrics().render();
         metrics
@@ -212,7 +213,7 @@ impl Setup {
             .to_owned()
     }
 
-    /// The identifiers of bootstrap tokens.
+    /// Returns the identifiers of bootstrap tokens.
     pub fn tokens(&self) -> Vec<String> {
         let secrets = self
             .admin
@@ -237,7 +238,8 @@ impl Setup {
             .collect()
     }
 
-    /// What the operator makes to let a disk of the old system in: a record without a machine. Its name.
+    /// Creates the record with which an operator accepts a disk of the old system, without a
+    /// machine. Returns its name.
     pub fn record_disk(&self, number: u8) -> String {
         let name = format!("join-disk-{}", disk(number));
         let record = json!({"metadata": {"name": name}, "data": {"disk": disk(number)}});
@@ -255,7 +257,7 @@ impl Setup {
             .to_owned()
     }
 
-    /// What a kubelet does when it comes up.
+    /// Does what a kubelet does when it starts.
     pub fn make_node(&self, name: &str) {
         self.admin
             .create(&NODES.all(), &json!({"metadata": {"name": name}}))
@@ -284,7 +286,7 @@ pub fn lease() -> Object {
         .named("join-control-plane")
 }
 
-/// Waits until it is so; the watches of the service need a moment.
+/// Waits until the condition holds, because the watches of the service need a moment.
 pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(45);
     while !is_so() {
@@ -293,7 +295,8 @@ pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// The objects of init and of the chart, without those of before; the files of a control plane.
+/// Creates the objects of init and of the chart without earlier leftovers, and a control plane's
+/// files.
 pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
     let settings = Settings {
         image: "example.com/firstlight:1".into(),
@@ -386,7 +389,7 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
     fs::write(dir.join("measurementSalt"), MEASUREMENT_SALT).unwrap();
 }
 
-/// The program, with a master secret of zeros.
+/// Starts the program with a master secret of zeros.
 pub fn key_service(dir: &Path, listen: &str) -> (Program, SocketAddr) {
     fs::write(dir.join("mastersecret"), [0; 32]).unwrap();
     fs::write(dir.join("salt"), [0; 32]).unwrap();
@@ -406,7 +409,7 @@ pub fn key_service(dir: &Path, listen: &str) -> (Program, SocketAddr) {
     (program, address)
 }
 
-/// The first address that a line names.
+/// Returns the first address in a line.
 pub fn address(line: &str) -> SocketAddr {
     let words = line.split(|c: char| c.is_whitespace() || c == ',');
     words.filter_map(|word| word.parse().ok()).next().unwrap()
@@ -419,12 +422,12 @@ pub fn within(seconds: u64) -> CallOptions {
     }
 }
 
-/// A connection of the machine with this TPM, by way of a load balancer.
+/// Connects the machine with this TPM through a load balancer.
 pub fn channel(tpm: &Swtpm, address: SocketAddr) -> Channel {
     channel_from(ELSEWHERE, tpm, address)
 }
 
-/// The same from this address, of 127.0.0.0/8 as all.
+/// Connects it from this address; all addresses are in 127.0.0.0/8.
 pub fn channel_from(source: IpAddr, tpm: &Swtpm, address: SocketAddr) -> Channel {
     channel_of(
         source,
@@ -436,7 +439,7 @@ pub fn channel_from(source: IpAddr, tpm: &Swtpm, address: SocketAddr) -> Channel
     )
 }
 
-/// The same of whoever attests itself like this.
+/// Connects a client with this attestation.
 pub fn channel_of(
     source: IpAddr,
     issuer: Arc<dyn attestation::Issuer>,
@@ -457,7 +460,7 @@ pub fn disk(number: u8) -> String {
     format!("0f5b7c1e-93a4-4d2b-8c6d-0000000000{number:02x}")
 }
 
-/// What a machine of this name asks for.
+/// Returns the request of a machine of this name.
 pub fn request(
     machine: &str,
     ips: &[&str],
@@ -483,7 +486,7 @@ pub fn request(
         disk_uuid: disk(disk_number),
         certificate_request: request.der().to_vec(),
         is_control_plane: control_plane,
-        // RFC 4253 §6.6: two strings, each with its length
+        // RFC 4253 §6.6: two strings, each with its length.
         host_public_key: [&[0, 0, 0, 11][..], b"ssh-ed25519", &[0, 0, 0, 32], &[9; 32]].concat(),
         host_certificate_principals: vec!["10.1.2.3".into(), "host-name".into()],
         accepts_cluster_ca: true,
@@ -494,7 +497,7 @@ pub fn worker() -> IssueJoinTicketRequest {
     request("worker-0", &["127.42.2.100"], 1, false)
 }
 
-/// Whoever has this token.
+/// Returns a client with this token.
 pub fn by_token(cluster: &Cluster, token: &str) -> Client {
     let (ca, _) = cluster.ca();
     let kubeconfig = format!(
@@ -507,7 +510,7 @@ pub fn by_token(cluster: &Cluster, token: &str) -> Client {
     Client::new(kube_apiserver::config(&kubeconfig), &Stop::new())
 }
 
-/// Who the API server takes the bearer of this token for; none where it takes it for nobody.
+/// Returns the user that the API server identifies by this token; `None` if it is not valid.
 pub fn bearer(cluster: &Cluster, token: &str) -> Option<String> {
     let client = by_token(cluster, token);
     let reviews = Resource::cluster("authentication.k8s.io", "v1", "selfsubjectreviews").all();

@@ -217,14 +217,14 @@ fn a_join_service_lets_in_the_machines_that_its_policy_names_and_says_when_it_na
     assert!(rejoin(address, forger.clone()).is_err());
     service.expect("not the one that the policy names");
     assert!(
-        !service.output().contains("any TPM is believed"),
+        !service.output().contains("any TPM is accepted"),
         "{}",
         service.output()
     );
 
     // an old policy still works, and the log says what that means
     let service = setting.join_service(5, keys, policy(&setting, &[]).as_ref());
-    service.expect("any TPM is believed");
+    service.expect("any TPM is accepted");
     let address = SocketAddr::new(setting.host(5), 30090);
     assert!(rejoin(address, forger).is_ok(), "{}", service.output());
 

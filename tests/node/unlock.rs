@@ -192,7 +192,7 @@ fn a_join_service_that_answers_with_an_error_is_named_and_asked_again() {
     let mut node = Program::start(&mut setting.unlock(&disk));
     let refusal = node.expect(&format!("join service {}:30090: ", setting.host(3)));
     assert!(
-        refusal.contains("keys are not to be had at the moment"),
+        refusal.contains("the key service does not answer at the moment"),
         "{refusal}"
     );
     let (_keys, _) = setting.key_service(3, MASTER_KEY);

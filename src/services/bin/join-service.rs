@@ -1,4 +1,4 @@
-//! Lets nodes in that prove what they run.
+//! The join service: admits nodes to the cluster that prove what software they run.
 
 use std::env;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,42 +16,43 @@ use services::join_service::keys::Flags;
 use services::join_service::{self, Config, JoinService};
 use sys::wiping::Wiping;
 
-/// Copies of secrets do not outlive their use in buffers of libraries.
+/// Wipes freed memory, so that no copies of secrets remain in buffers of libraries.
 #[global_allocator]
 static ALLOCATOR: Wiping = Wiping;
 
 const HELP: &str = "\
-join-service: lets nodes in that prove what they run
+join-service: admits nodes to the cluster that prove what software they run
 
-Callers prove themselves by attested TLS; the policy that they must meet is read from a file, and again when it changes.
+Callers prove themselves by attested TLS. They must meet the attestation policy, which is read again when its file changes.
 
 Usage: join-service --key-service HOST:PORT [OPTION]..
 
-  --key-service HOST:PORT        where keys come from
+  --key-service HOST:PORT        the address of the key service
   --key-service-endpoint HOST:PORT
-                                 the same by the old system's option, with --key-service-auth none unless that is given
-  --key-service-auth HOW         how the two know each other [attested]: attested, by the TPMs of both; token, by ours;
-                                 none, for a key service that asks for no proof
-  --key-service-token FILE       with token [/var/run/secrets/firstlight/key-service/token]
-  --tpm LOCATION                 with attested: device:PATH or swtpm:host=ADDRESS,port=PORT [/dev/tpmrm0, else /dev/tpm0]
-  --listen ADDRESS:PORT          where to listen [0.0.0.0:9090]
-  --health ADDRESS:PORT          tell a kubelet's grpc probes here, in plaintext, that it serves [no]
-  --metrics ADDRESS:PORT         Prometheus' metrics over HTTP, at /metrics [no]
-  --config DIR                   holds attestationConfig, the policy (JSON), and measurementSalt [/var/config]
-  --attestation-variant VARIANT  of the nodes; this version has qemu-vtpm alone [qemu-vtpm]
-  --cloud-provider CLOUD         whose metadata service says which machines there are: qemu; without one, machines of
-                                 any name are let in, but no control planes
-  --metadata URL                 where that is [its usual place]
-  --kubeconfig FILE              how to reach the cluster's API [what a pod finds; without, no new node is let in,
-                                 and any machine that meets the policy gets the key of any disk]
-  --migrate-until DATE           also open disks that have no record, as those of the old system, up to and with this day in
-                                 UTC, as 2027-01-31 [no]
-  --pki DIR                      has the cluster's CA and the files of control planes [/etc/kubernetes/pki]
+                                 the same option under its old name; it sets --key-service-auth none as the default
+  --key-service-auth HOW         authentication between the two services [attested]: attested (both by their TPM), token
+                                 (this service by its token), or none
+  --key-service-token FILE       the file of the token, with token [/var/run/secrets/firstlight/key-service/token]
+  --tpm LOCATION                 the TPM, with attested: device:PATH or swtpm:host=ADDRESS,port=PORT
+                                 [/dev/tpmrm0, else /dev/tpm0]
+  --listen ADDRESS:PORT          the address to listen on [0.0.0.0:9090]
+  --health ADDRESS:PORT          the address of a plaintext gRPC health server for the kubelet's probes [none]
+  --metrics ADDRESS:PORT         the address of an HTTP server for Prometheus' metrics, path /metrics [none]
+  --config DIR                   directory with attestationConfig (the policy, JSON) and measurementSalt [/var/config]
+  --attestation-variant VARIANT  attestation variant of the nodes; only qemu-vtpm is supported [qemu-vtpm]
+  --cloud-provider CLOUD         the cloud whose metadata service lists the machines: qemu; without it, machines of any
+                                 name are admitted as workers, and control planes cannot join
+  --metadata URL                 the URL of the metadata service [the cloud's default]
+  --kubeconfig FILE              access to the Kubernetes API [the pod's service account; without access, no new node can
+                                 join, and any machine that meets the policy gets the key of any disk]
+  --migrate-until DATE           also open disks without a record, such as those of the old system, through the end of
+                                 this day in UTC; for example 2027-01-31 [off]
+  --pki DIR                      directory with the cluster's CA and the files for control planes [/etc/kubernetes/pki]
   -v LEVEL                       -1 debug, 0 info, 1 warnings, 2 errors [0]
-  -h, --help                     this text
-      --version                  the version
+  -h, --help                     print this help
+      --version                  print the version
 
-Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 2 the arguments make no sense.
+Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 2 invalid arguments.
 
 Example:
   join-service --key-service 127.0.0.1:9000 --config ./config --listen 0.0.0.0:30090
@@ -95,7 +96,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     }
     let (key_service, key_auth) = keys.finish(&config_dir)?;
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
-    // a chart has a value for each of its options; an empty one is none
+    // The chart passes each of its options, and an empty value means that the option is not set.
     let url = Some(metadata_url.as_str()).filter(|url| !url.is_empty());
     let metadata = (!cloud.is_empty())
         .then(|| Metadata::of(&cloud, url))

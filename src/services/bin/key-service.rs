@@ -1,4 +1,4 @@
-//! Derives data keys for the services of a control plane.
+//! The key service: derives data keys for the services of a control plane.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -14,48 +14,55 @@ use services::key_service::grants::Grants;
 use services::key_service::{self, Clients, Config, KeyService};
 use sys::wiping::Wiping;
 
-/// Copies of secrets do not outlive their use in buffers of libraries.
+/// Wipes freed memory, so that no copies of secrets remain in buffers of libraries.
 #[global_allocator]
 static ALLOCATOR: Wiping = Wiping;
 
 const HELP: &str = "\
 key-service: derives data keys from the master secret for the services of a control plane
 
-Callers say who they are, and have the classes of keys that they were granted: disk (ids that are UUIDs: state disks and
-volumes; of service accounts only the join service's has those of state disks), volume (UUIDs that no record of the join
-service says to be a state disk's, which the API server is asked), ssh (of the authorities for hosts and users what tickets need), ssh-users
-(the seed of that for users), measurement, other; or id:NAME for the one key of that name.
+Each caller authenticates itself and gets only the classes of keys that are granted to it:
+  disk         keys of state disks and volumes (ids that are UUIDs); of all service accounts, only the join service's
+               gets keys of state disks
+  volume       keys of volumes only: UUIDs that no record of the join service names as a state disk
+  ssh          the parts of the SSH authorities that join tickets need
+  ssh-users    the seed of the SSH authority for users
+  measurement  the measurement secret
+  other        all other keys
+  id:NAME      the key of this name
 
 Usage: key-service [OPTION]..
 
-  --clients HOW          how callers prove who they are [attested]:
-                           attested  TLS in which both ends prove by their TPM to be machines of this cluster
-                           token     a service account's token for the audience key-service, by which the API server
-                                     knows them
+  --clients HOW          how callers authenticate themselves [attested]:
+                           attested  TLS in which both ends prove by their TPM that they are machines of this cluster
+                           token     by a service account's token for the audience key-service, which the API server
+                                     verifies
                            any       not at all, for callers of the old system
-  --grant GRANTS         who may have what, CALLER=CLASS,CLASS;CALLER=..: a caller is NAMESPACE/NAME with token; with
-                         attested local, a service of this machine, or member, another machine of the cluster, which never
-                         has ssh, ssh-users, measurement; anyone with any [what the join service needs; with any, everything]
-  --listen ADDRESS:PORT  where to listen [127.0.0.1:9000]
-  --port PORT            the port alone; without --clients and --listen it is the old key service's option, and means
+  --grant GRANTS         the grants, CALLER=CLASS,CLASS;CALLER=..; CALLER is NAMESPACE/NAME with token; with attested, it
+                         is local (a program of this machine) or member (another machine of the cluster, which never
+                         gets ssh, ssh-users or measurement); with any, it is anyone
+                         [what the join service needs; with any, everything]
+  --listen ADDRESS:PORT  the address to listen on [127.0.0.1:9000]
+  --port PORT            the port only; without --clients and --listen, this is the option of the old key service and means
                          --clients any --listen 0.0.0.0:PORT --allow-plaintext
-  --allow-plaintext      with token and any: listen on other than loopback addresses, since that network is encrypted and
+  --allow-plaintext      with token and any: permit other than loopback addresses, because that network is encrypted and
                          trusted
-  --master-secret FILE   raw bytes, at least 16 [/var/config/mastersecret]
-  --salt FILE            raw bytes, at least 32 [/var/config/salt]
-  --config DIR           with attested: holds attestationConfig, the policy (JSON), and measurementSalt [/var/config]
+  --master-secret FILE   the master secret, raw, at least 16 bytes [/var/config/mastersecret]
+  --salt FILE            its salt, raw, at least 32 bytes [/var/config/salt]
+  --config DIR           with attested: directory with attestationConfig (the policy, JSON) and measurementSalt
+                         [/var/config]
   --attestation-variant VARIANT
-                         with attested: this version has qemu-vtpm alone [qemu-vtpm]
+                         with attested: the attestation variant; only qemu-vtpm is supported [qemu-vtpm]
   --tpm LOCATION         with attested: device:PATH or swtpm:host=ADDRESS,port=PORT [/dev/tpmrm0, else /dev/tpm0]
-  --kubeconfig FILE      with token, and where volume is granted: how to reach the API server [what a pod finds]
-  --health ADDRESS:PORT  tell here, in plaintext, that it serves (grpc.health.v1); with token and any the port of the keys
-                         tells it too [no]
-  --metrics ADDRESS:PORT Prometheus' metrics over HTTP, at /metrics [no]
+  --kubeconfig FILE      with token, or if volume is granted: access to the Kubernetes API [the pod's service account]
+  --health ADDRESS:PORT  the address of a plaintext gRPC health server; with token and any, the port of the keys
+                         answers health checks too [none]
+  --metrics ADDRESS:PORT the address of an HTTP server for Prometheus' metrics, path /metrics [none]
   -v LEVEL               -1 debug, 0 info, 1 warnings, 2 errors [0]
-  -h, --help             this text
-      --version          the version
+  -h, --help             print this help
+      --version          print the version
 
-Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 2 the arguments make no sense.
+Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 2 invalid arguments.
 
 Examples:
   key-service --master-secret ./mastersecret --salt ./salt --config ./config
@@ -106,7 +113,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             other => return Err(other.unexpected().into()),
         }
     }
-    // which is all that the old system's chart says
+    // The old system's chart gives no other option.
     if port.is_some() && how.is_none() && listen.is_none() {
         how = Some("any".into());
         config.listen.set_ip(Ipv4Addr::UNSPECIFIED.into());

@@ -1,12 +1,13 @@
-//! A record of every decision about a ticket or a kubelet's certificate: a line in the log, a Kubernetes Event at the node, and a count.
+//! Records every decision about a ticket or a kubelet's certificate as a log line, a Kubernetes
+//! Event of the node, and a count.
 //!
 //! ```text
 //! audit {"request":"join","decision":"refused","reason":"role","peer":"10.0.0.7:4711","node":"worker-1","role":"control-plane",
 //!        "disk":"0f5b..","machine":"a1b2..","why":".."}
 //! ```
 //!
-//! The line is always there. Events are for who looks with kubectl: they are left out when too many come at once, and no
-//! ticket waits for one.
+//! The log line is always written. Events are for users of kubectl: they are dropped when too many
+//! arrive at once, and no ticket waits for one.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
@@ -21,48 +22,48 @@ use base::time;
 use kubernetes::client::{self, Client, EVENTS};
 use metrics::{Counter, Histogram, Labelled, Registry};
 
-/// Events that wait to be sent.
+/// Maximum number of events in the queue.
 const QUEUE: usize = 64;
-/// Most events at once, and one more in each of these.
+/// Maximum number of events in one burst. One more event is permitted after each `EACH`.
 const BURST: u32 = 50;
 const EACH: Duration = Duration::from_millis(200);
-/// How often a stop is looked for.
+/// How often the sender checks whether it has to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// For one event.
+/// The timeout of sending one event.
 const TIME: Duration = Duration::from_secs(3);
-/// Events of what is in no namespace are in this one (k8s.io/client-go tools/events).
+/// Events of objects without a namespace are in this namespace (k8s.io/client-go tools/events).
 const NAMESPACE: &str = "default";
-/// The reason of a ticket.
+/// The decision and the reason of an issued ticket.
 const GIVEN: &str = "given";
 
-/// Who asks for what.
+/// The caller of a ticket and its request.
 pub struct Subject<'a> {
     /// `join` or `rejoin`.
     pub request: &'static str,
-    /// Its address.
+    /// The caller's address.
     pub peer: &'a str,
-    /// As it calls itself; empty where that is not said or makes no sense.
+    /// The node name in the request. Empty if it is absent or not valid.
     pub node: &'a str,
     /// `control-plane`, `worker`, or empty.
     pub role: &'static str,
-    /// Its disk; empty where that makes no sense.
+    /// The UUID of the state disk. Empty if it is not valid.
     pub disk: &'a str,
-    /// What attestation calls it.
+    /// The machine's identity by attestation.
     pub machine: Option<&'a str>,
-    /// When it asked.
+    /// When the request arrived.
     pub since: Instant,
 }
 
-/// What was decided about a kubelet's certificate.
+/// The decision about a kubelet's certificate signing request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may be signed.
+    /// The request is approved.
     Approved,
-    /// It may not.
+    /// The request is denied.
     Denied,
-    /// It is up to somebody else, or to be judged later.
+    /// The request is left to another approver, or is judged again later.
     Left,
-    /// The decision could not be made known.
+    /// The decision could not be written to the API server.
     Failed,
 }
 
@@ -77,7 +78,7 @@ impl Verdict {
     }
 }
 
-/// Where decisions go.
+/// Writes decisions to the log, the events and the metrics.
 pub struct Audit {
     events: Option<SyncSender<Value>>,
     tickets: Labelled<Counter, 3>,
@@ -86,39 +87,39 @@ pub struct Audit {
     certificates: Labelled<Counter, 3>,
 }
 
-/// The thread that sends events; it ends with its client's stop.
+/// The thread that sends events. It ends when its client is stopped.
 pub struct Sending(Option<JoinHandle<()>>);
 
 impl Audit {
-    /// Without events.
+    /// Creates an audit without events.
     pub fn new(registry: &Registry) -> Audit {
         let labels = ["request", "result", "reason"];
         Audit {
             events: None,
             tickets: registry.labelled(
                 "firstlight_join_tickets_total",
-                "Tickets that were asked for.",
+                "Number of requested tickets.",
                 labels,
             ),
             seconds: registry.labelled(
                 "firstlight_join_ticket_seconds",
-                "Time until a decision.",
+                "Time from a request to its decision.",
                 ["request", "result"],
             ),
             steps: registry.labelled(
                 "firstlight_join_step_seconds",
-                "Time that a step of a join ticket took.",
+                "Duration of a step of a join ticket.",
                 ["step"],
             ),
             certificates: registry.labelled(
                 "firstlight_join_certificates_total",
-                "Decisions about certificates of kubelets.",
+                "Number of decisions about kubelets' certificates.",
                 ["certificate", "result", "reason"],
             ),
         }
     }
 
-    /// With events.
+    /// Creates an audit and starts the thread that sends events.
     pub fn start(client: &Client, registry: &Registry) -> io::Result<(Audit, Sending)> {
         let (events, queue) = mpsc::sync_channel(QUEUE);
         let client = client.within(TIME);
@@ -134,12 +135,12 @@ impl Audit {
         ))
     }
 
-    /// A ticket was given; `note` is what an operator should know of it, or empty.
+    /// Records an issued ticket. `note` is a remark for the operator, or empty.
     pub fn given(&self, subject: &Subject, note: &str) {
         self.record(subject, GIVEN, GIVEN, note);
     }
 
-    /// There was none.
+    /// Records a refused ticket.
     pub fn refused(&self, subject: &Subject, refusal: &Refusal) {
         let decision = if refusal.is_failure() {
             "failed"
@@ -153,7 +154,8 @@ impl Audit {
         self.record(subject, decision, refusal.word, &why);
     }
 
-    /// A certificate signing request of this name was judged, for a certificate of this kind; `node` is empty where it is of none.
+    /// Records a decision about the certificate signing request named `request`. `node` is empty if
+    /// the request is of no node.
     pub fn certificate(
         &self,
         kind: &'static str,
@@ -185,7 +187,7 @@ impl Audit {
         });
     }
 
-    /// Measures a step.
+    /// Runs `work` and records its duration as that of the step `name`.
     pub fn step<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
         self.steps.with([name]).time(work)
     }
@@ -214,18 +216,18 @@ impl Audit {
         });
     }
 
-    /// An event is about a node, by its name.
+    /// Queues an event of the node `node`. A request without a node name has no event.
     fn send(&self, node: &str, event: impl FnOnce() -> Value) {
         if let Some(events) = self.events.as_ref().filter(|_| !node.is_empty()) {
-            // where the queue is full there are events enough
+            // An event is dropped when the queue is full.
             let _ = events.try_send(event());
         }
     }
 }
 
-/// events.k8s.io/v1.
+/// Builds an Event of events.k8s.io/v1.
 fn event(node: &str, action: &str, kind: &str, title: &str, note: &str) -> Value {
-    // at most 1024 characters
+    // The API server accepts at most 1024 characters.
     let note: String = note.chars().take(900).collect();
     let number = random::<8>()
         .iter()
@@ -265,7 +267,7 @@ fn send_all(client: &Client, queue: &Receiver<Value>) {
             Err(client::Error::Stopped) => return,
             Err(error) => {
                 if !std::mem::replace(&mut said, true) {
-                    log::warn!("no events: {error}");
+                    log::warn!("events cannot be sent: {error}");
                 }
             }
         }
@@ -275,7 +277,7 @@ fn send_all(client: &Client, queue: &Receiver<Value>) {
 impl Drop for Sending {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
-            // one that panicked has said so
+            // A panic of the thread is already in the log.
             let _ = thread.join();
         }
     }

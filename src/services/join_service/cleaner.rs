@@ -1,13 +1,14 @@
-//! What is left to be done when a ticket is made, or was not: one thread that takes things back, and tries until it is done.
+//! The work that remains after a ticket. One thread removes what a ticket left behind, and tries
+//! until it is done.
 //!
 //! ```text
-//! a ticket that came to nothing ──► its token, its reservation, its record        now, and once more
-//! a worker is there, a control  ──► its token                                    now, or, where another replica made the
-//! plane is Ready                                                                  ticket, some seconds later, in case that is gone
-//! a disk without a record       ──► a record of it                               now
+//! a failed ticket                ──► delete its token, reservation and record    now, and once more later
+//! a worker's Node exists, or a   ──► delete its token                            now; if another replica made the ticket,
+//! control plane is Ready                                                          some seconds later, in case it is gone
+//! a disk without a record        ──► write its record                            now
 //! ```
 //!
-//! What this process did not come to do ends by itself: a token after 15 minutes, a reservation after 10.
+//! If this process ends first, a token expires after 15 minutes and a reservation after 10.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -22,35 +23,37 @@ use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, Record};
 
-/// For one try of one thing.
+/// The timeout of one attempt of one task.
 const TIME: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// After that the token is no good any more.
+/// When a task is given up: by then its token has expired.
 const GIVE_UP: Duration = Duration::from_secs(16 * 60);
-/// How long the replica that made a ticket has for what is left of it.
+/// How long the replica that issued a ticket has to delete its token first.
 const OTHERS: Duration = Duration::from_secs(20);
-/// When what was taken back is looked at once more.
+/// When a deletion is checked once more.
 const AGAIN: Duration = Duration::from_secs(10);
-/// More than ever wait; a rejoin of ten thousand nodes at once leaves a record each.
+/// The maximum number of tasks. If ten thousand nodes rejoin at once, each leaves one record to
+/// write.
 const MAX_TASKS: usize = 20_000;
 
-/// Something to be done.
+/// A task of the cleaner.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Task {
     /// Deletes the token of this identifier.
     Token(String),
-    /// Ends the reservation that this node got then: its name, the Lease's renewTime.
+    /// Ends a reservation: the node's name, and the Lease's renewTime at the reservation.
     Reservation(String, String),
-    /// Deletes a JoiningNode of the old system's if it is this node's: its name, the node's.
+    /// Deletes a JoiningNode of the old system if it belongs to this node: its name, the node's
+    /// name.
     JoiningNode(String, String),
-    /// Deletes a record if it is still that of the ticket with this token: its name, the token.
+    /// Deletes a record if it still belongs to the ticket with this token: its name, the token.
     Record(String, String),
     /// Writes the record of a disk.
     Write(Box<Record>),
 }
 
-/// The thread, and what it is to do.
+/// The tasks, and the thread that runs them.
 pub struct Cleaner {
     client: Client,
     state: Mutex<State>,
@@ -59,12 +62,12 @@ pub struct Cleaner {
 
 #[derive(Default)]
 struct State {
-    /// In the order in which they are due.
+    /// In the order of their due times.
     tasks: BTreeMap<(Instant, u64), Due>,
-    /// Those in it.
+    /// The tasks in `tasks`.
     known: HashSet<Task>,
     last: u64,
-    /// Tokens that wait for their node, by its name.
+    /// Tokens whose node has not come yet, by the node's name.
     waiting: HashMap<String, Waiting>,
     is_working: bool,
     ends: bool,
@@ -74,18 +77,19 @@ struct Due {
     task: Task,
     until: Instant,
     backoff: Backoff,
-    /// Once more when it is done.
+    /// Whether the task runs once more after it succeeded.
     again: bool,
 }
 
 struct Waiting {
     token: String,
-    /// Of the Node object that was there before.
+    /// The UID of the Node object that existed before the ticket.
     node_uid: String,
-    /// A control plane's: kubeadm may have to begin anew after the Node object came, since etcd takes its member only then.
+    /// Set for a control plane: etcd adds its member only after the Node object exists, so kubeadm
+    /// may still need the token to start again.
     until_ready: bool,
     issued: SystemTime,
-    /// How long after the node came.
+    /// How long to wait after the node came before the token is deleted.
     after: Duration,
 }
 
@@ -93,7 +97,7 @@ struct Waiting {
 pub struct Running(Arc<Cleaner>, Option<JoinHandle<()>>);
 
 impl Cleaner {
-    /// Starts the thread.
+    /// Starts the thread. Fails if it cannot be started.
     pub fn start(client: &Client) -> io::Result<(Arc<Cleaner>, Running)> {
         let cleaner = Arc::new(Cleaner {
             client: client.within(TIME),
@@ -107,14 +111,15 @@ impl Cleaner {
         Ok((cleaner.clone(), Running(cleaner, Some(thread))))
     }
 
-    /// To be done now.
+    /// Adds a task that is due now.
     pub fn add(&self, task: Task) {
         self.lock().add(task, Duration::ZERO, false);
         self.changed.notify_all();
     }
 
-    /// To be taken back now. What the API server did not answer it may carry out later than this, so where that can only be the
-    /// same ticket's it is looked at once more.
+    /// Adds a task that undoes a step of a ticket and is due now. The API server may still execute
+    /// a request that timed out, so the task runs once more later if it can only affect the same
+    /// ticket.
     pub fn undo(&self, task: Task) {
         let again = matches!(
             task,
@@ -124,13 +129,14 @@ impl Cleaner {
         self.changed.notify_all();
     }
 
-    /// A token was made, by this process: it goes when its node comes. What is there now may be that already.
+    /// Watches for the node of a token that this process issued, to delete the token then. `node`
+    /// is the present Node object, which may be the new one already.
     pub fn token_is_ours(&self, record: &Record, node: Option<&Node>) {
         self.lock().expect(record, node, Duration::ZERO);
         self.changed.notify_all();
     }
 
-    /// The same, by whoever.
+    /// Watches for the node of a token that any replica issued.
     pub fn token_was_issued(&self, record: &Record, node: Option<&Node>) {
         let mut state = self.lock();
         let is_known = state
@@ -146,13 +152,13 @@ impl Cleaner {
         }
     }
 
-    /// A node is there, in this state.
+    /// Processes a new or changed node.
     pub fn node_is(&self, name: &str, node: &Node) {
         self.lock().look_for(name, node);
         self.changed.notify_all();
     }
 
-    /// How many tokens of this process's tickets wait for their nodes.
+    /// Returns the number of this process's tokens whose node has not come yet.
     pub fn tokens(&self) -> usize {
         self.lock()
             .waiting
@@ -161,7 +167,7 @@ impl Cleaner {
             .count()
     }
 
-    /// Waits until nothing that is due is left, for at most `time`.
+    /// Waits until no due task is left, at most for `time`.
     pub fn finish(&self, time: Duration) {
         let end = Instant::now() + time;
         let mut state = self.lock();
@@ -169,7 +175,7 @@ impl Cleaner {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return log::warn!(
-                    "{} things are left to be undone: they end by themselves",
+                    "{} leftovers of tickets are not removed: they expire by themselves",
                     state.tasks.len()
                 );
             }
@@ -211,7 +217,7 @@ impl Cleaner {
         }
     }
 
-    /// Does it, or returns when to do it again.
+    /// Runs a task. If it has to run again, returns it with the time.
     fn try_to(&self, mut due: Due) -> Option<(Due, Instant)> {
         let error = match self.carry_out(&due.task) {
             Ok(()) if due.again => {
@@ -223,13 +229,13 @@ impl Cleaner {
             Err(error) => error,
         };
         let at = Instant::now() + due.backoff.pause();
-        // an API server that starts refuses, for a moment, what it will allow
+        // A starting API server may refuse requests for a moment that it permits later.
         let is_lasting = matches!(error.code(), Some(400 | 413 | 422));
         if !is_lasting && at < due.until {
             log::debug!("{error}: again");
             return Some((due, at));
         }
-        log::error!("{error}: given up");
+        log::error!("{error}: not tried again");
         None
     }
 
@@ -265,14 +271,15 @@ impl State {
         if self.known.contains(&task) {
             return;
         }
-        // records of disks, which any caller may ask for, leave room for what is to be undone
+        // Any caller can cause a record of a disk, so half of the queue is kept for the undoing of
+        // tickets.
         let most = if matches!(task, Task::Write(_)) {
             MAX_TASKS / 2
         } else {
             MAX_TASKS
         };
         if self.tasks.len() >= most {
-            return log::error!("too much is left to be done: {task:?} is not");
+            return log::error!("too many tasks are waiting: {task:?} is dropped");
         }
         let now = Instant::now();
         let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
@@ -303,7 +310,7 @@ impl State {
             token: record.token.clone(),
             node_uid: record.node_uid.clone(),
             until_ready: record.control_plane,
-            // another replica's clock may be ahead, and the node comes by its own
+            // Another replica's clock may be ahead, but Ready times come from the node's cluster.
             issued: record.issued.map_or(SystemTime::UNIX_EPOCH, |issued| {
                 issued.min(SystemTime::now())
             }),
@@ -315,7 +322,7 @@ impl State {
         }
     }
 
-    /// Whether a token's node came.
+    /// Queues the deletion of a token whose node came.
     fn look_for(&mut self, name: &str, node: &Node) {
         if self
             .waiting
@@ -335,7 +342,7 @@ impl State {
 }
 
 impl Waiting {
-    /// Whether the node came, or came back, since.
+    /// Returns whether the node came, or came back, since the token was issued.
     fn is_served_by(&self, node: &Node) -> bool {
         let is_new = node.uid != self.node_uid;
         match node.ready_since {

@@ -1,9 +1,10 @@
-//! What the join service knows of its cluster: kept up to date by watches, so that a ticket costs the API server no read.
+//! The state of the cluster as the join service knows it. Watches keep it up to date, so that a
+//! ticket needs no read from the API server.
 //!
 //! ```text
-//! nodes         ─► who is there, who is Ready            ConfigMaps of kube-system ─► kubeadm-config: endpoint, names
-//! NodeVersions  ─► which components are wanted                                        k8s-components-*: the components
-//! (the old system's, if it is there)                                                  join-*: which machine has which disk
+//! nodes         ─► which nodes exist and are Ready      ConfigMaps of kube-system ─► kubeadm-config: endpoint, names
+//! NodeVersions  ─► which components nodes install                                    k8s-components-*: the components
+//! (of the old system, optional)                                                      join-*: which machine has which disk
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -25,24 +26,25 @@ use kubernetes::machine_record::Record;
 use kubernetes::{NAMESPACE, parameters, yaml};
 use proto::components::Component;
 
-/// How kubeadm's init names the ConfigMaps with components.
+/// The name prefix of the ConfigMaps with components, which kubeadm's init creates.
 const COMPONENTS_PREFIX: &str = "k8s-components-";
 const KUBEADM_CONFIG: &str = "kubeadm-config";
-/// The old system's only NodeVersion.
+/// The name of the old system's only NodeVersion.
 const NODE_VERSION: &str = "constellation-version";
-/// How long to wait before a watch that was refused is tried again: a resource may come to be, or a right.
+/// The pause before a refused watch is tried again: the resource or the permission may be created
+/// later.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
-/// kube-apiserver's, where an endpoint has none.
+/// The port of kube-apiserver if an endpoint has none.
 const API_PORT: u16 = 6443;
 
-/// What is known, by all threads.
+/// The known state of the cluster, shared by all threads.
 pub struct Cluster {
     client: Client,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// The threads that keep it up to date; they end with the client's stop.
+/// The threads that keep the state up to date. They end when the client is stopped.
 pub struct Watches(Vec<JoinHandle<()>>);
 
 #[derive(Default)]
@@ -55,53 +57,53 @@ struct State {
     components: BTreeMap<String, Arc<Components>>,
     kubeadm: Option<Arc<Result<Kubeadm, String>>>,
     records: HashMap<String, Arc<Record>>,
-    /// Names of the records that have this disk.
+    /// Names of the records that contain this disk.
     disks: HashMap<String, Vec<String>>,
 }
 
-/// Of the components that nodes are to have.
+/// The version of the components that nodes install.
 #[derive(Default, PartialEq)]
 enum Version {
     #[default]
     Unknown,
-    /// The cluster has no such resource, or no object of it.
+    /// The cluster has no NodeVersion resource, or no such object.
     Absent,
-    /// The name of a ConfigMap.
+    /// The name of the ConfigMap with the components.
     Is(String),
 }
 
 /// A Node object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Differs from that of one of the same name that was deleted.
+    /// Distinguishes the object from a deleted one of the same name.
     pub uid: String,
-    /// Since when it is Ready, if it is.
+    /// Since when the node is Ready; `None` if it is not.
     pub ready_since: Option<SystemTime>,
 }
 
-/// A version of Kubernetes for nodes.
+/// The components of one Kubernetes version.
 pub struct Components {
-    /// When the ConfigMap was made, in the API's form.
+    /// The creation time of the ConfigMap, in the API's format.
     created: String,
-    /// The ConfigMap.
+    /// The name of the ConfigMap.
     pub name: String,
-    /// `v1.34.4`
+    /// The Kubernetes version, such as `v1.34.4`.
     pub version: String,
-    /// The list, or why it cannot be read.
+    /// The components, or why they cannot be read.
     pub list: Result<Vec<Component>, String>,
 }
 
-/// What kubeadm was told of the cluster.
+/// The fields of kubeadm's ClusterConfiguration that a ticket needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kubeadm {
-    /// `host:port` of the API server.
+    /// The address of the API server, `host:port`.
     pub endpoint: String,
-    /// Further names of the control planes.
+    /// Further names of the API server's certificate.
     pub names: Vec<String>,
 }
 
 impl Cluster {
-    /// Begins to follow the cluster; `cleaner` hears of nodes that come.
+    /// Starts the watches. `cleaner` is notified of each new or changed node.
     pub fn follow(client: &Client, cleaner: &Arc<Cleaner>) -> io::Result<(Arc<Cluster>, Watches)> {
         let cluster = Arc::new(Cluster {
             client: client.clone(),
@@ -137,13 +139,13 @@ impl Cluster {
         Ok((cluster, watches))
     }
 
-    /// The API.
+    /// Returns the client of the Kubernetes API.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Follows a collection until the client is stopped; `on` hears of each event, and of none where there is no such
-    /// resource, or no right to it.
+    /// Follows a collection until the client is stopped. Calls `on` with each event, and with
+    /// `None` if the resource does not exist or may not be read.
     pub fn watch(
         &self,
         collection: &Collection,
@@ -161,14 +163,17 @@ impl Cluster {
                 }
                 Err(client::Error::Stopped) => return,
                 Err(error) => {
-                    // a resource that the cluster does not have is not worth a word; 403 where nobody has a right to it either
+                    // A resource that does not exist is not logged. The API server answers 403 if
+                    // no account may read it.
                     let is_absent = error.is_not_found();
                     if is_absent || error.code() == Some(403) {
                         on(None);
                     }
                     if !is_absent && error.to_string() != said {
                         said = error.to_string();
-                        log::error!("{said}: nothing is known of {collection} until that changes");
+                        log::error!(
+                            "{said}: the state of {collection} is unknown until that changes"
+                        );
                     }
                     if self.client.stopped_within(REFUSED_PAUSE) {
                         return;
@@ -198,7 +203,7 @@ impl Cluster {
             }
             Event::Added(node) | Event::Modified(node) => {
                 let (name, node) = (name_of(&node).to_owned(), node_of(&node));
-                // heartbeats change nothing here
+                // Heartbeats change nothing that is kept here.
                 if state.nodes.get(&name) != Some(&node) {
                     seen.push((name.clone(), node.clone()));
                     state.nodes.insert(name, node);
@@ -259,7 +264,7 @@ impl Cluster {
         self.changed.notify_all();
     }
 
-    /// Waits until all is known, for at most `time`; whether it is.
+    /// Waits up to `time` until every watch has delivered its list. Returns whether that is so.
     pub fn is_known_within(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         let mut state = self.lock();
@@ -279,22 +284,23 @@ impl Cluster {
         }
     }
 
-    /// Whether the old system's resources are there: its operator and join services may be too.
+    /// Returns whether the old system's resources exist. If so, its operator and join services may
+    /// be running.
     pub fn has_joining_nodes(&self) -> bool {
         self.lock().has_joining_nodes
     }
 
-    /// A node, if it is there.
+    /// Returns a node, if it exists.
     pub fn node(&self, name: &str) -> Option<Node> {
         self.lock().nodes.get(name).cloned()
     }
 
-    /// A record by its name.
+    /// Returns a record by its name.
     pub fn record(&self, name: &str) -> Option<Arc<Record>> {
         self.lock().records.get(name).cloned()
     }
 
-    /// The records that have this disk.
+    /// Returns the records that contain this disk.
     pub fn records_of_disk(&self, disk: &str) -> Vec<Arc<Record>> {
         let state = self.lock();
         let names = state.disks.get(disk).into_iter().flatten();
@@ -304,14 +310,14 @@ impl Cluster {
             .collect()
     }
 
-    /// The node whose join ticket has the token of this identifier.
+    /// Returns the node whose join ticket has the token of this identifier.
     pub fn node_of_token(&self, id: &str) -> Option<String> {
         let state = self.lock();
         let record = state.records.values().find(|record| record.token == id);
         record.map(|record| record.node.clone())
     }
 
-    /// How many records' names begin so: those of this machine, and all.
+    /// Counts the records whose name starts with `prefix`: those of this machine, and all.
     pub fn count_of_records(&self, prefix: &str, machine: &str) -> (usize, usize) {
         let state = self.lock();
         let records = state
@@ -323,12 +329,13 @@ impl Cluster {
         })
     }
 
-    /// Takes a record that was just written, or read, before the watch brings it.
+    /// Stores a record that was just written or read, before the watch delivers it.
     pub fn learn(&self, record: Record) {
         self.lock().take_record(record);
     }
 
-    /// The same of the record of a disk that is about to be written, unless another machine has one meanwhile.
+    /// Stores the record of a disk that is about to be written, unless another machine has that
+    /// disk by now.
     pub fn learn_of_disk(&self, record: &Record) {
         let mut state = self.lock();
         let names = state.disks.get(&record.disk).into_iter().flatten();
@@ -340,7 +347,7 @@ impl Cluster {
         }
     }
 
-    /// What nodes are to install.
+    /// Returns the components that nodes install.
     pub fn components(&self) -> Result<Arc<Components>, Refusal> {
         let state = self.lock();
         let found = match &state.version {
@@ -359,7 +366,7 @@ impl Cluster {
             };
             Refusal::lacking(
                 "components",
-                "the cluster does not say which version of Kubernetes a node is to have",
+                "the cluster does not specify the Kubernetes version of new nodes",
             )
             .because(inside)
         };
@@ -373,9 +380,9 @@ impl Cluster {
         }
     }
 
-    /// Where the API server is, and its names.
+    /// Returns the endpoint and the names of the API server.
     pub fn kubeadm(&self) -> Result<Kubeadm, Refusal> {
-        let missing = "the cluster does not say where its API server is";
+        let missing = "the cluster does not specify the endpoint of its API server";
         match self.lock().kubeadm.as_deref() {
             Some(Ok(kubeadm)) => Ok(kubeadm.clone()),
             Some(Err(error)) => Err(Refusal::broken("kubeadm-config", error.clone())),
@@ -387,7 +394,7 @@ impl Cluster {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // each change is made whole before anything could panic
+        // A panic cannot leave the state half changed: each change is made as a whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -397,7 +404,7 @@ impl State {
         self.has_nodes && self.has_config_maps && self.version != Version::Unknown
     }
 
-    /// Returns the record that it was, if it was one.
+    /// Stores a ConfigMap. Returns the record in it, if it is one.
     fn take_map(&mut self, map: &Value) -> Option<Record> {
         let name = name_of(map);
         if name == KUBEADM_CONFIG {
@@ -446,10 +453,10 @@ impl Watches {
 }
 
 impl Drop for Watches {
-    /// The client must have been stopped.
+    /// Waits for the threads. The client must have been stopped before.
     fn drop(&mut self) {
         for thread in self.0.drain(..) {
-            // a thread that panicked has said so
+            // A panic of the thread is already in the log.
             let _ = thread.join();
         }
     }
@@ -466,7 +473,7 @@ fn name_of(object: &Value) -> &str {
     text(object, "/metadata/name")
 }
 
-/// A Node object has 10 KiB, most of it the names of images.
+/// Keeps the fields of a Node object that are used. A whole one has 10 KiB, mostly image names.
 fn keep_of_node(mut node: Value) -> Value {
     if let Some(status) = node.get_mut("status") {
         let conditions = status
@@ -478,7 +485,7 @@ fn keep_of_node(mut node: Value) -> Value {
     without_management(node)
 }
 
-/// Of other ConfigMaps than ours only the name.
+/// Keeps only the name of a ConfigMap that is not used.
 fn keep_of_map(mut map: Value) -> Value {
     let name = name_of(&map);
     if name != KUBEADM_CONFIG && !name.starts_with(COMPONENTS_PREFIX) && !Record::is_name(name) {
@@ -507,7 +514,7 @@ fn node_of(node: &Value) -> Node {
     let since = ready
         .filter(|ready| ready["status"] == "True")
         .map(|ready| {
-            // one that says no time has always been
+            // A condition without a time counts as Ready since ever.
             time::parse(text(ready, "/lastTransitionTime")).unwrap_or(SystemTime::UNIX_EPOCH)
         });
     Node {
@@ -527,7 +534,8 @@ impl Components {
     }
 }
 
-/// The list's JSON: keys as they are now, or, where a value is empty, those of before.
+/// Parses the JSON list of components. Each key has its present name, or, if that value is empty,
+/// the name of the old system.
 fn read_list(json: &str) -> Result<Vec<Component>, String> {
     let list: Vec<Value> =
         serde_json::from_str(json).map_err(|error| format!("components: {error}"))?;
@@ -555,12 +563,12 @@ fn read_list(json: &str) -> Result<Vec<Component>, String> {
         .all(|one| !one.url.is_empty() && !one.install_path.is_empty())
     {
         true => Ok(list),
-        false => Err("components: one has no url or install_path".into()),
+        false => Err("components: an entry has no url or install_path".into()),
     }
 }
 
 impl Kubeadm {
-    /// Of the ConfigMap that kubeadm makes.
+    /// Reads the ConfigMap that kubeadm writes.
     fn read(map: &Value) -> Result<Kubeadm, String> {
         let problem = |error: String| {
             format!("ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}: ClusterConfiguration: {error}")
@@ -580,8 +588,9 @@ impl Kubeadm {
         Ok(Kubeadm { endpoint, names })
     }
 
-    /// Whether the API server's certificate is good for this host name (RFC 6125 §6.4: in any case, and the first label of a
-    /// name may be `*`) or address, or clients look for it there.
+    /// Returns whether clients reach the API server under this host name or address: it is the
+    /// endpoint, or the certificate is valid for it. Names are compared without case, and the first
+    /// label may be `*` (RFC 6125 §6.4).
     pub fn is_served_under(&self, host: &str) -> bool {
         let endpoint = self
             .endpoint
@@ -600,7 +609,7 @@ impl Kubeadm {
     }
 }
 
-/// `host:port` of kubeadm's controlPlaneEndpoint, which may lack the port.
+/// Returns kubeadm's controlPlaneEndpoint as `host:port`. Adds the default port if it has none.
 fn endpoint(text: &str) -> Result<String, String> {
     if let Ok(address) = text.parse::<std::net::SocketAddr>() {
         return Ok(address.to_string());
@@ -609,7 +618,7 @@ fn endpoint(text: &str) -> Result<String, String> {
         Some((host, port)) if !host.contains(':') => (
             host,
             port.parse()
-                .map_err(|_| format!("controlPlaneEndpoint {text:?} has a port that is none"))?,
+                .map_err(|_| format!("controlPlaneEndpoint {text:?} has an invalid port"))?,
         ),
         _ => (text, API_PORT),
     };

@@ -1,11 +1,14 @@
-//! Which machines there are in the cluster's network, with which addresses and for what: what the cloud says of who asks.
+//! The machines in the cluster's network with their addresses and roles, from the cloud's metadata
+//! service. The list shows whether a caller is the machine that it claims to be.
 //!
-//! Attestation says what a machine runs, not which of the cloud's machines it is: that is told by the address from which it
-//! comes, which in a cloud's network nobody else can have. A load balancer may hide it; then a machine can become a worker,
-//! which gets nothing that is not any worker's, and a control plane comes directly.
+//! Attestation proves what a machine runs, but not which machine of the cloud it is. The source
+//! address tells that: in a cloud's network, no other machine can have it. A load balancer may hide
+//! the address. A machine behind a load balancer can only join as a worker, which gets nothing but
+//! what any worker gets. A control plane has to call directly.
 //!
-//! The list is asked for anew when it is some seconds old, and once more when a name is missing in it, since a machine may be
-//! faster than the cloud's list. What cannot be had is no list of before: a machine that is gone must not linger in it.
+//! The list is fetched again when it is some seconds old, and once more when a name is missing in
+//! it, because the machine may be newer than the list. If the list cannot be fetched, an old list
+//! is not used: it could still contain a deleted machine.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -17,27 +20,30 @@ use super::request::Asked;
 use cloud::{Instance, Metadata, Role};
 use kubernetes::parameters::NodeName;
 
-/// How long a list counts.
+/// The maximum age of a list.
 const AGE: Duration = Duration::from_secs(5);
-/// A list that was asked for a moment ago is not asked for again, whoever is missing in it.
+/// The minimum age of a list before it is fetched again because a name is missing in it.
 const LEAST_AGE: Duration = Duration::from_secs(1);
-/// When a control plane may come by a load balancer again: when that has become one that does not hide who calls.
+/// When a control plane may try again that called through a load balancer. By then the load
+/// balancer may have been reconfigured to keep source addresses.
 const NOT_DIRECT: Duration = Duration::from_secs(60);
 
 /// The cloud's list of machines.
 pub struct Instances {
     metadata: Option<Metadata>,
-    /// Held while the service is asked: who comes meanwhile wants the same answer.
+    /// Locked during a request to the metadata service: concurrent callers wait and use the same
+    /// answer.
     list: Mutex<Option<Kept>>,
 }
 
-/// By the names of their nodes.
+/// Machines by the names of their nodes.
 type List = HashMap<String, Instance>;
-/// What came of the last question, and when.
+/// The last answer of the metadata service, and when it arrived.
 type Kept = (Instant, Result<Arc<List>, Refusal>);
 
 impl Instances {
-    /// Of this service. Without one there are only workers, of any name, but of the address from which they come.
+    /// Creates the list from this metadata service. Without one, only workers are accepted: with
+    /// any name, but only with their own source address.
     pub fn new(metadata: Option<Metadata>) -> Instances {
         Instances {
             metadata,
@@ -45,11 +51,11 @@ impl Instances {
         }
     }
 
-    /// Whether the machine that asks, from address `peer`, may have this name, these addresses, and this role; whether the cloud
-    /// says that it is that machine, and not only that there is one.
+    /// Checks that the machine at address `peer` may have the name, addresses and role that it asks
+    /// for. Returns whether the source address proves that it is that machine.
     pub fn check(&self, asked: &Asked, peer: Option<IpAddr>) -> Result<bool, Refusal> {
         let name = asked.node();
-        // an IPv4 caller of a socket for both families
+        // A dual-stack socket reports an IPv4 caller as an IPv4-mapped IPv6 address.
         let peer = peer.map(|peer| peer.to_canonical());
         let Some(metadata) = &self.metadata else {
             return check_unlisted(asked, peer).map(|()| false);
@@ -66,7 +72,7 @@ impl Instances {
         })?;
         check_instance(asked, instance)?;
         let is_it = is_direct(asked, instance, peer, &list)?;
-        // so that nobody can pose as another node's sshd
+        // No machine may get an SSH host certificate for another node.
         let others = |principal: &&String| {
             list.iter()
                 .any(|(other, one)| other != name && is_of(principal, other, one))
@@ -82,8 +88,8 @@ impl Instances {
         }
     }
 
-    /// The address of the machine that is the node of this name: `None` without a metadata service, which knows nothing;
-    /// `Some(Ok(None))` where the cloud lists no such machine, or no address of it.
+    /// Returns the address of the machine behind a node: `None` without a metadata service, and
+    /// `Some(Ok(None))` if the cloud lists no such machine or no address of it.
     pub fn address(&self, name: &str) -> Option<Result<Option<IpAddr>, Refusal>> {
         let metadata = self.metadata.as_ref()?;
         Some(
@@ -94,7 +100,7 @@ impl Instances {
 
     fn list(&self, metadata: &Metadata, age: Duration) -> Result<Arc<List>, Refusal> {
         let mut kept = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        // a failure is kept too: those that wait here would each wait as long for another one
+        // A failure is cached too. Otherwise each waiting caller would wait for one more timeout.
         if let Some((at, list)) = &*kept
             && at.elapsed() < if list.is_ok() { age } else { LEAST_AGE }
         {
@@ -121,13 +127,13 @@ impl Instances {
     }
 }
 
-/// Where no list says who there is.
+/// Checks a request if there is no list of machines.
 fn check_unlisted(asked: &Asked, peer: Option<IpAddr>) -> Result<(), Refusal> {
     if asked.control_plane {
         return Err(Refusal::lacking(
             "role",
-            "this join service lets in no control planes, since it has no metadata service that says which they are: start \
-             it with --cloud-provider",
+            "control planes cannot join: this join service has no metadata service that lists them; start it with \
+             --cloud-provider",
         ));
     }
     match asked
@@ -145,7 +151,8 @@ fn check_unlisted(asked: &Asked, peer: Option<IpAddr>) -> Result<(), Refusal> {
     }
 }
 
-/// Whether who calls is the machine of that name; not, where that cannot be told and need not.
+/// Returns whether the caller has the address of the machine that it claims to be. Returns `false`
+/// if the address is hidden by a load balancer and the request is for a worker.
 fn is_direct(
     asked: &Asked,
     instance: &Instance,
@@ -163,17 +170,17 @@ fn is_direct(
         let message = format!("the machine that calls has the address of {other}, not of {name}");
         return Err(Refusal::denied("machine-of-other", message));
     }
-    // also what is less than its files: a certificate for the address of an API server
+    // The role of the cloud counts as well: a worker request of a control plane machine yields a
+    // certificate for the address of an API server.
     if !asked.control_plane && instance.role != Role::ControlPlane {
         return Ok(false);
     }
-    let address = instance
-        .vpc_ip
-        .map_or("an address that the cloud does not tell".into(), |ip| {
-            ip.to_string()
-        });
+    let address = instance.vpc_ip.map_or(
+        "an address that the metadata service does not list".into(),
+        |ip| ip.to_string(),
+    );
     let message = format!(
-        "a control plane asks the join services themselves, from its own address ({address}), and not by way of a load balancer"
+        "a control plane has to call a join service directly from its own address ({address}), not through a load balancer"
     );
     Err(Refusal::passing("not-direct", message, NOT_DIRECT))
 }
@@ -192,7 +199,7 @@ fn check_instance(asked: &Asked, instance: &Instance) -> Result<(), Refusal> {
     }
     if asked.control_plane && instance.role != Role::ControlPlane {
         let message = format!(
-            "{name} is no control plane: its role in the cloud is {}",
+            "{name} is not a control plane: its role in the cloud is {}",
             instance.role
         );
         return Err(Refusal::denied("role", message));

@@ -1,7 +1,8 @@
-//! The join service's end of the key service: one connection that all calls share, made anew when it fails.
+//! The client of the key service. All calls share one connection, which is made again after it
+//! fails.
 //!
-//! How the two know each other is [`Auth`]; [`crate::key_service`] says what each way is good for. A program takes the flags of
-//! all this by [`Flags`].
+//! [`Auth`] is how the two services authenticate each other; [`crate::key_service`] explains each
+//! way. A program reads the command line options for it with [`Flags`].
 
 use std::ffi::OsString;
 use std::fs;
@@ -24,47 +25,49 @@ use proto::kms::GET_DATA_KEY;
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
 
-/// Where a pod finds its token for the key service.
+/// The default file of a pod's token for the key service.
 pub const TOKEN_FILE: &str = "/var/run/secrets/firstlight/key-service/token";
 
-/// A key takes microseconds: who does not answer within this will not.
+/// The timeout of a call. The key service derives a key within microseconds.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// A SYN that is lost is sent again after 1 second (RFC 6298 §2.1).
+/// The timeout of a TCP connection. A lost SYN is sent again after 1 second (RFC 6298 §2.1).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Two quotes, of which a hardware TPM takes up to a second each, and may be busy with others.
+/// The timeout of an attested handshake. It needs two quotes: a hardware TPM takes up to a second
+/// for each, and may be busy.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often the file of the token is looked at; the kubelet replaces a token some minutes before it expires.
+/// How often the token's file is read. The kubelet replaces a token some minutes before it expires.
 const TOKEN_INTERVAL: Duration = Duration::from_secs(20);
-/// After a connection failed, calls fail at once for this long instead of trying again one after the other.
+/// How long calls fail at once after a failed connection, so that waiting calls do not try again
+/// one after the other.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Why there is no key; the text is for the log.
+/// Why there is no key. The text is for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// It may work in a while: the service is down, slow or busy.
+    /// A temporary failure: the service is down, slow or busy.
     Passing(String),
-    /// It will not: the service refused, or answered nonsense.
+    /// A permanent failure: the service refused the request, or its answer is not valid.
     Lasting(String),
 }
 
-/// How we and the key service know each other.
+/// How this service and the key service authenticate each other.
 #[derive(Debug, Clone)]
 pub enum Auth {
-    /// Each proves by its TPM that it is a machine of this cluster.
+    /// Both prove by their TPM that they are machines of this cluster.
     Attested {
-        /// This machine's TPM.
+        /// The TPM of this machine.
         tpm: Location,
-        /// Has `attestationConfig`, the policy that the other must meet.
+        /// The directory with `attestationConfig`, the policy that the key service must meet.
         config_dir: PathBuf,
     },
-    /// We show the token in this file, which is read for each call, since somebody replaces it in time. We take whoever
-    /// answers for the key service.
+    /// The client sends the token in this file and does not authenticate the key service. The file
+    /// is read for each call, because its token is replaced regularly.
     Token(PathBuf),
-    /// Not at all.
+    /// No authentication.
     None,
 }
 
-/// The flags of a program that asks a key service.
+/// The command line options of a program that uses a key service.
 ///
 /// ```no_run
 /// # use services::join_service::keys::Flags;
@@ -86,7 +89,7 @@ pub enum Auth {
 #[derive(Debug, Default)]
 pub struct Flags {
     endpoint: Option<String>,
-    /// Whether the endpoint came by its old name.
+    /// Whether the endpoint was given by its old option.
     is_old: bool,
     auth: Option<String>,
     token: Option<PathBuf>,
@@ -94,7 +97,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Whether `--name` is one of these. All of them have a value.
+    /// Returns whether `--name` is one of these options. Each of them takes a value.
     pub fn has(name: &str) -> bool {
         [
             "key-service",
@@ -106,7 +109,7 @@ impl Flags {
         .contains(&name)
     }
 
-    /// Takes the value of `--name`.
+    /// Stores the value of `--name`. Fails if the value is not valid.
     pub fn set(&mut self, name: &str, value: OsString) -> Result<(), Failure> {
         match name {
             "key-service" | "key-service-endpoint" => {
@@ -118,19 +121,21 @@ impl Flags {
             "tpm" => self.tpm = Some(program::parsed("tpm", value)?),
             _ => {
                 return Err(Failure::Usage(format!(
-                    "--{name} is no option of the key service"
+                    "--{name} is not an option of the key service"
                 )));
             }
         }
         Ok(())
     }
 
-    /// Where the key service is, `HOST:PORT`, and how the two know each other; the policy is in `config_dir`.
+    /// Returns the key service's address, `HOST:PORT`, and the authentication. `config_dir`
+    /// contains the policy. Fails if an option is missing or not valid, or if the machine has no
+    /// TPM and attestation is used.
     pub fn finish(self, config_dir: &Path) -> Result<(String, Auth), Failure> {
         let endpoint = self
             .endpoint
             .ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
-        // who uses the old name has the old system's key service, which knows no proof
+        // The old option belongs to the old system, whose key service has no authentication.
         let auth = match self.auth.as_deref().unwrap_or(if self.is_old {
             "none"
         } else {
@@ -139,7 +144,7 @@ impl Flags {
             "attested" => {
                 let tpm = self.tpm.map_or_else(Location::default_device, Ok).map_err(|error| {
                     Failure::failed(format!(
-                        "{error}: the key service would not know this machine; see --key-service-auth"
+                        "{error}: this machine cannot prove itself to the key service; see --key-service-auth"
                     ))
                 })?;
                 Auth::Attested {
@@ -160,8 +165,9 @@ impl Flags {
     }
 }
 
-/// `HOST:PORT` as it can be asked; an IPv6 address may lack its brackets, as in what Kubernetes tells a pod of a Service. That it
-/// told nothing shows in the host, too: the kubelet then leaves `$(NAME)` as it is, until the next start of the container.
+/// Parses `HOST:PORT`. An IPv6 address may lack its brackets, as in the variables that Kubernetes
+/// sets for a Service. The kubelet leaves `$(NAME)` unchanged if the Service did not exist when the
+/// container started; such a host is refused.
 fn endpoint(text: &str) -> Result<String, Failure> {
     let refused = || Failure::Usage(format!("--key-service {text:?}: expected HOST:PORT"));
     let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
@@ -176,7 +182,7 @@ fn endpoint(text: &str) -> Result<String, Failure> {
     }
 }
 
-/// Asks the key service at one address.
+/// The client of the key service at one address.
 pub struct KeyClient {
     inner: Arc<Inner>,
     _keeper: Option<Keeper>,
@@ -188,8 +194,9 @@ struct Inner {
     connection: Mutex<Connection>,
 }
 
-/// The thread that shows each new token to the key service soon, whether or not somebody needs a key: a key service that knows
-/// it serves us also while the API server is down, which is when nodes may need their keys most. Ends with this.
+/// A thread that sends each new token to the key service soon, even if no key is needed. A key
+/// service that has verified the token can serve this client while the API server is down, which is
+/// when nodes may need their keys most. The thread ends when this is dropped.
 struct Keeper {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -198,18 +205,19 @@ struct Keeper {
 #[derive(Default)]
 struct Connection {
     channel: Option<Channel>,
-    /// Counts the channels, so that a call gives up the one that it used and no newer one.
+    /// The number of the present channel. A failed call discards the channel that it used, but not
+    /// a newer one.
     number: u64,
     failed: Option<(Instant, String)>,
 }
 
 impl KeyClient {
-    /// Of the service at `host:port`. Connects with the first call.
+    /// Creates a client of the service at `host:port`. It connects at the first call.
     pub fn new(endpoint: &str, auth: Auth) -> KeyClient {
         if matches!(auth, Auth::None) {
             log::warn!(
-                "KEYS COME IN PLAINTEXT, FROM WHOEVER ANSWERS at {endpoint}, as in the old system (--key-service-auth none): \
-                 who controls that network reads and chooses the keys of disks"
+                "KEYS ARE SENT IN PLAINTEXT AND FROM ANY SERVER at {endpoint}, as in the old system (--key-service-auth none): \
+                 an attacker in that network can read and choose the keys of disks"
             );
         }
         let inner = Arc::new(Inner {
@@ -227,8 +235,8 @@ impl KeyClient {
         }
     }
 
-    /// The key of this id, `len` bytes. Ends before `deadline`, and in any case within a few seconds (with
-    /// [`Auth::Attested`] some more, where a connection has to be made).
+    /// Returns the key `id` with `len` bytes. Ends before `deadline`, and always within a few
+    /// seconds; with [`Auth::Attested`], a new connection takes some seconds more.
     pub fn data_key(
         &self,
         id: &str,
@@ -245,16 +253,16 @@ impl Keeper {
         let keep = move || {
             let mut shown = None;
             loop {
-                // what cannot be read is said by the call that needs it
+                // An unreadable file is reported by the call that needs the token.
                 let present = fs::read(&file)
                     .ok()
                     .map(|token| sha256(&Zeroizing::new(token)));
                 if present.is_some() && present != shown {
                     match client.data_key(MEASUREMENT_SECRET_ID, KEY_LEN, None) {
-                        // it knows the token, or never will
+                        // The key service has accepted the token, or never will.
                         Ok(_) | Err(Error::Lasting(_)) => shown = present,
                         Err(Error::Passing(error)) => {
-                            log::debug!("the token was not shown: {error}")
+                            log::debug!("the token could not be sent: {error}")
                         }
                     }
                 }
@@ -270,7 +278,7 @@ impl Keeper {
             }),
             Err(error) => {
                 log::warn!(
-                    "no thread can be started that shows new tokens to the key service: {error}"
+                    "cannot start the thread that sends new tokens to the key service: {error}"
                 );
                 None
             }
@@ -282,7 +290,7 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // a thread that panicked has said so
+            // A panic of the thread is already in the log.
             let _ = thread.join();
         }
     }
@@ -296,7 +304,9 @@ impl Inner {
         };
         let started = Instant::now();
         let mut response = match self.call(&request, deadline) {
-            // the service ends connections at their maximum age; or it may have been dead for long, which shows at once; that the key was asked for twice changes nothing
+            // The service closes connections at their maximum age, and a kept connection may have
+            // been broken for a long time; then a call fails at once. Trying again is safe, because
+            // a repeated request changes nothing.
             Called {
                 reused,
                 result: Err(status),
@@ -335,8 +345,9 @@ impl Inner {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout = Some(left.map_or(CALL_TIMEOUT, |left| left.min(CALL_TIMEOUT)));
         let result = channel.unary(GET_DATA_KEY, request, &CallOptions { timeout, metadata });
-        // after a call that timed out nobody knows whether the connection still works; and in TLS 1.3 the first call is
-        // where one learns that the other end has refused us, which it will do again
+        // After a timeout, the state of the connection is unknown. In TLS 1.3, the client learns
+        // only from its first call that the server refused its certificate, and the server will
+        // refuse it again.
         if let Err(status) = &result
             && matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
         {
@@ -347,29 +358,29 @@ impl Inner {
         Called { reused, result }
     }
 
-    /// What we show of ourselves with each call.
+    /// Builds the metadata of a call: the token, if one is used.
     fn metadata(&self) -> Result<Metadata, Status> {
         let mut metadata = Metadata::new();
         if let Auth::Token(file) = &self.auth {
             let unusable = |error: &dyn std::fmt::Display| {
                 Status::new(
                     Code::Unavailable,
-                    format!("our token cannot be read from {}: {error}", file.display()),
+                    format!("the token cannot be read from {}: {error}", file.display()),
                 )
             };
             let token = Zeroizing::new(fs::read_to_string(file).map_err(|error| unusable(&error))?);
             let header = Zeroizing::new(format!("Bearer {}", token.trim()));
             metadata
                 .insert("authorization", &header)
-                .map_err(|_| unusable(&"it is none"))?;
+                .map_err(|_| unusable(&"it is not a valid header value"))?;
         }
         Ok(metadata)
     }
 
-    /// A channel, its number, and whether it has been there before.
+    /// Returns the channel, its number, and whether an earlier call has used it.
     fn channel(&self, deadline: Option<Instant>) -> Result<(Channel, u64, bool), Status> {
         let unavailable = |text: &str| Status::new(Code::Unavailable, text);
-        // those who wait here for a connection that fails find that it has failed
+        // Calls that wait for this lock see the result of the connection attempt before them.
         let mut connection = self.lock();
         if let Some(channel) = &connection.channel {
             return Ok((channel.clone(), connection.number, true));
@@ -433,7 +444,8 @@ impl Inner {
             .map_err(|error| error.to_string())
     }
 
-    /// Of a new connection on which nothing worked, also why: the next calls need not try.
+    /// Discards a channel. If it never worked, `failure` is the reason, so that the next calls fail
+    /// at once.
     fn give_up(&self, number: u64, failure: Option<String>) {
         let mut connection = self.lock();
         if connection.number == number {
@@ -443,7 +455,7 @@ impl Inner {
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
-        // what is behind it is replaced whole, so a panic elsewhere leaves nothing half done
+        // A panic leaves no half-made change: the state is replaced as a whole.
         self.connection
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -463,7 +475,7 @@ impl Inner {
 }
 
 struct Called {
-    /// Whether the connection had carried a call before.
+    /// Whether an earlier call has used the connection.
     reused: bool,
     result: Result<GetDataKeyResponse, Status>,
 }

@@ -1,27 +1,30 @@
-//! The join service of a control plane: lets machines in that prove what they run.
+//! The join service of a control plane: admits machines to the cluster that prove what software
+//! they run.
 //!
-//! Attested TLS ([`attest::atls`]) does the proving: a caller's certificate carries an attestation document that meets the
-//! [`policy`] in force, or there is no connection. What a caller may have then ([`tickets`]):
+//! The proof is attested TLS ([`attest::atls`]): the caller's certificate carries an attestation
+//! document. The connection is refused unless the document meets the [`policy`] in force. A caller
+//! may then ask for a ticket ([`tickets`]):
 //!
-//! - `/join.API/IssueJoinTicket`: all that a new node needs to become a member.
-//! - `/join.API/IssueRejoinTicket`: the key of its disk and the measurement secret, for a node that boots again.
+//! - `/join.API/IssueJoinTicket`: everything that a new node needs to become a member.
+//! - `/join.API/IssueRejoinTicket`: the key of its state disk and the measurement secret, for a
+//! node that boots again.
 //!
-//! Beside that it approves the certificates that kubelets ask of the cluster itself: to be known as their node by the token of
-//! their ticket, and to serve.
+//! The service also approves the certificate signing requests of kubelets: client certificates
+//! requested with the token of a join ticket, and serving certificates.
 //!
 //! | file | work |
 //! |---|---|
 //! | [`tickets`] | the two requests, step by step |
-//! | `request`, [`refusal`] | the form of a request; why there is no ticket |
-//! | `instances`, [`records`], [`migration`] | which machine may have which name, role and disk; disks from before |
-//! | [`keys`], `pki`, `tokens` | what a ticket is made of: keys of the key service, the CA on this node's disk, bootstrap tokens |
-//! | [`cluster`] | what is known of the cluster, by watches |
-//! | `reservation`, [`cleaner`] | control planes one at a time; what is left to be taken back |
-//! | [`approver`] | certificates of kubelets, for what their machine joined as |
-//! | [`audit`] | each decision: log, event, count |
-//! | [`policy`] | the attestation policy's file |
+//! | `request`, [`refusal`] | validation of a request; the reasons for a refusal |
+//! | `instances`, [`records`], [`migration`] | which machine may have which name, role and disk; disks without a record |
+//! | [`keys`], `pki`, `tokens` | the parts of a ticket: keys of the key service, the cluster's CA, bootstrap tokens |
+//! | [`cluster`] | the state of the cluster, kept up to date by watches |
+//! | `reservation`, [`cleaner`] | control planes join one at a time; the leftovers of failed tickets are removed |
+//! | [`approver`] | approval of kubelets' certificates |
+//! | [`audit`] | a log line, an event and a count for each decision |
+//! | [`policy`] | the file of the attestation policy |
 //!
-//! docs/join.md has every refusal, its code, and what to do about it.
+//! docs/join.md lists every refusal, its code, and what to do about it.
 
 pub mod approver;
 pub mod audit;
@@ -66,62 +69,66 @@ use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{self, Call, Limits, Router, Server};
 use tickets::{Attached, Tickets};
 
-/// Where the cluster's `join-config` ConfigMap is mounted.
+/// The directory where the cluster's `join-config` ConfigMap is mounted.
 pub const CONFIG_DIR: &str = "/var/config";
-/// How long callers may still take when the service stops: a ticket waits for two keys.
+/// How long a running call may still take when the service stops. A ticket waits for two keys.
 pub const GRACE: Duration = Duration::from_secs(10);
-/// How long what a ticket left behind may take to be undone after that.
+/// How long the cleanup of failed tickets may take after that.
 const CLEANING: Duration = Duration::from_secs(3);
 
-/// In the configuration directory: the attestation policy, JSON.
+/// The attestation policy as JSON, in the configuration directory.
 const POLICY_FILE: &str = "attestationConfig";
-/// How long a connection stands for what its machine proved: as long as a ticket takes, with its retries.
+/// How long the proof of a connection is accepted: as long as a ticket takes, including its
+/// retries.
 const MAX_AGE: Duration = Duration::from_secs(60);
 /// A join request with all its names and keys has a few KiB.
 const MAX_REQUEST: usize = 64 << 10;
 
-/// What the service is started with.
+/// The configuration of the service.
 pub struct Config {
-    /// Port 0 takes a free one.
+    /// The address to listen on. Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The key service, `host:port`.
+    /// The address of the key service, `host:port`.
     pub key_service: String,
-    /// How it and we know each other.
+    /// How this service and the key service authenticate each other.
     pub key_auth: keys::Auth,
-    /// Where [`CONFIG_DIR`]'s files are.
+    /// The directory with the files of [`CONFIG_DIR`].
     pub config_dir: PathBuf,
-    /// Where `grpc.health.v1` alone is served in plaintext, for a kubelet, which cannot prove itself as nodes do.
+    /// The address of a plaintext server with `grpc.health.v1` only. A kubelet uses it, because it
+    /// cannot attest itself.
     pub health: Option<SocketAddr>,
-    /// Where metrics are served over HTTP.
+    /// The address of the HTTP server for metrics.
     pub metrics: Option<SocketAddr>,
-    /// The attestation variant of the cluster's nodes; this version has [`qemu_vtpm::VARIANT`] alone.
+    /// The attestation variant of the cluster's nodes. This version supports only
+    /// [`qemu_vtpm::VARIANT`].
     pub variant: String,
-    /// The cluster's API. Without it there are rejoin tickets only.
+    /// Access to the Kubernetes API. Without it, the service issues rejoin tickets only.
     pub kubernetes: Option<client::Config>,
-    /// What says which machines there are. Without it every name is taken, but no control plane.
+    /// The cloud's metadata service, which lists the machines. Without it, a worker may have any
+    /// name, and no control plane can join.
     pub metadata: Option<Metadata>,
-    /// Where the cluster's CA and the files of control planes are, usually [`PKI_DIR`].
+    /// The directory with the cluster's CA and the files for control planes, usually [`PKI_DIR`].
     pub pki_dir: PathBuf,
-    /// Until when disks of before are taken.
+    /// Until when disks without a record are accepted.
     pub migration: Migration,
 }
 
-/// The service while it runs.
+/// The running service.
 pub struct JoinService {
     server: Arc<Server>,
     health: Option<Server>,
     cluster: Option<Background>,
     registry: Registry,
     exporter: Option<Exporter>,
-    /// After the server, which uses what it follows.
+    /// Dropped after the server, which uses the policy that this watch keeps up to date.
     _policy: policy::Watch,
 }
 
-/// What runs beside the server.
+/// The background threads of the service.
 struct Background {
     stop: Stop,
     cleaner: Arc<Cleaner>,
-    // after the stop, which ends them
+    // Dropped after `stop` was called: it ends their threads.
     _watches: Watches,
     _approving: approver::Running,
     _cleaning: Running,
@@ -135,7 +142,9 @@ impl Drop for Background {
 }
 
 impl JoinService {
-    /// Reads the policy and serves until [`JoinService::stop`].
+    /// Reads the policy and serves until [`JoinService::stop`]. Fails if the variant is not
+    /// supported, the policy is not valid, an address cannot be listened on, or a thread cannot be
+    /// started.
     pub fn start(config: Config) -> Result<JoinService, Error> {
         if config.variant != qemu_vtpm::VARIANT {
             return Err(Error::Variant(config.variant));
@@ -145,7 +154,8 @@ impl JoinService {
         let (listen, health) = (config.listen, config.health);
         let listen_error = |error| Error::Listen(listen, error);
         let listener = TcpListener::bind(listen).map_err(listen_error)?;
-        // the service itself proves nothing, as callers of the old system expect
+        // The service itself presents no attestation document: clients of the old system expect
+        // none.
         let (registry, metrics) = (Registry::new(), config.metrics);
         policy.add_metrics(&registry);
         let tls = Arc::new(atls::Server::new(None, vec![policy.clone()]));
@@ -176,7 +186,7 @@ impl JoinService {
             log::info!("metrics on http://{}/metrics", exporter.local_addr());
         }
         log::info!(
-            "letting nodes in on {} that meet {}",
+            "serving join requests on {} under the policy {}",
             server.local_addr(),
             file.display()
         );
@@ -190,19 +200,19 @@ impl JoinService {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address of the gRPC server.
     pub fn local_addr(&self) -> SocketAddr {
         self.server.local_addr()
     }
 
-    /// Where it tells its health.
+    /// Returns the address of the health server, if there is one.
     pub fn health_addr(&self) -> Option<SocketAddr> {
         self.health.as_ref().map(Server::local_addr)
     }
 
-    /// Takes no further callers, gives the present ones `grace`.
+    /// Accepts no further calls, and waits up to `grace` until the running ones end.
     pub fn stop(&self, grace: Duration) {
-        // first, so that whoever asks sends no further callers
+        // The health server stops first, so that load balancers send no further calls.
         if let Some(health) = &self.health {
             health.stop(Duration::ZERO);
         }
@@ -213,22 +223,22 @@ impl JoinService {
         }
     }
 
-    /// What it counts and measures.
+    /// Returns the registry of the service's metrics.
     pub fn metrics(&self) -> &Registry {
         &self.registry
     }
 
-    /// Where that is served.
+    /// Returns the address of the metrics server, if there is one.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
         self.exporter.as_ref().map(Exporter::local_addr)
     }
 }
 
-/// What makes tickets, and what runs beside it where there is a cluster.
+/// Creates the ticket issuer, and the background threads if there is a cluster.
 fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Background>), Error> {
     if config.metadata.is_none() {
         log::warn!(
-            "no metadata service says which machines there are: every name is taken, and no control plane is let in"
+            "no metadata service is configured: a worker may have any name, and no control plane can join"
         );
     }
     let (keys, instances) = (
@@ -244,8 +254,8 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     });
     let Some(kubernetes) = config.kubernetes else {
         log::warn!(
-            "no access to a cluster's API: no new node is let in, and any machine that meets the policy gets the key of any \
-             disk, since nobody knows which machine has which"
+            "no access to the Kubernetes API: no new node can join, and any machine that meets the policy gets the key of \
+             any disk, because there is no record of which machine has which disk"
         );
         let tickets = Tickets::new(
             keys,
@@ -300,7 +310,8 @@ fn serve_health(address: SocketAddr) -> Result<Server, Error> {
     grpc::serve_health(address).map_err(|error| Error::Listen(address, error))
 }
 
-/// Whoever gets a ticket must have joined no cluster since it started, or machines of other clusters would get keys of this one.
+/// Creates the validator of a policy. It requires that the caller has joined no cluster since its
+/// machine started: a member of another cluster must not get keys of this cluster.
 fn qemu_vtpm_validator(policy: &str) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(policy)
         .map_err(|error| error.to_string())?
@@ -308,14 +319,14 @@ fn qemu_vtpm_validator(policy: &str) -> Result<Arc<dyn Validator>, String> {
     Ok(Arc::new(qemu_vtpm::Validator::new(Arc::new(policy))))
 }
 
-/// Why the service does not start.
+/// Why the service cannot start.
 #[derive(Debug)]
 pub enum Error {
-    /// An attestation variant that this version does not judge.
+    /// The attestation variant is not supported by this version.
     Variant(String),
-    /// There is no good policy: what is wrong, and in which file.
+    /// The policy file cannot be read or is not valid. The text names the file and the fault.
     Policy(String),
-    /// The address cannot be listened on.
+    /// The service cannot listen on this address.
     Listen(SocketAddr, io::Error),
     /// A thread cannot be started.
     Thread(io::Error),
@@ -340,7 +351,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Its methods.
+/// Registers the methods of the service.
 pub fn router(tickets: Arc<Tickets>) -> Router {
     let rejoin = tickets.clone();
     Router::new()
@@ -354,7 +365,8 @@ pub fn router(tickets: Arc<Tickets>) -> Router {
         )
 }
 
-/// Makes rejoin tickets with keys of this service, and nothing else.
+/// Creates an issuer of rejoin tickets only. It takes the keys from `keys` and has no access to a
+/// cluster.
 pub fn rejoin_only(keys: KeyClient) -> Arc<Tickets> {
     let (pki, instances) = (Pki::new(PKI_DIR.as_ref()), Arc::new(Instances::new(None)));
     let audit = Arc::new(Audit::new(&Registry::new()));

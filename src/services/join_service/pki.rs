@@ -1,4 +1,5 @@
-//! What a control plane has on its disk for others: the cluster's CA, and what further control planes need.
+//! The cluster's CA and the files that further control planes need, from the disk of a control
+//! plane.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,9 +17,9 @@ use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::kubelet_certificate::Authority;
 use proto::join::ControlPlaneCertOrKey;
 
-/// Where kubeadm puts it.
+/// The directory of kubeadm's certificates.
 pub const DIRECTORY: &str = "/etc/kubernetes/pki";
-/// What a control plane needs before kubeadm can make it one; kubeadm makes the rest.
+/// The files that a control plane needs before kubeadm runs. Kubeadm creates the others.
 const CONTROL_PLANE_FILES: [&str; 8] = [
     "ca.crt",
     "ca.key",
@@ -30,25 +31,27 @@ const CONTROL_PLANE_FILES: [&str; 8] = [
     "sa.pub",
 ];
 
-/// The directory. It is read for each ticket, since an operator may renew what is in it.
+/// The directory of certificates. It is read for each ticket, because an operator may renew its
+/// files.
 pub struct Pki(PathBuf);
 
 /// The cluster's CA.
 pub struct Ca {
-    /// PEM, every certificate that signs for the API server.
+    /// All certificates that sign for the API server, PEM.
     pub certificates: Vec<u8>,
-    /// The first one's, as kubeadm pins it: `sha256:` and the hash of its SubjectPublicKeyInfo.
+    /// The pin of the first certificate in kubeadm's format: `sha256:` and the SHA-256 hash of its
+    /// SubjectPublicKeyInfo.
     pub pin: String,
     authority: Authority,
 }
 
 impl Pki {
-    /// In this directory.
+    /// Uses this directory.
     pub fn new(directory: &Path) -> Pki {
         Pki(directory.into())
     }
 
-    /// The CA with its key, ready to sign.
+    /// Reads the CA certificate and its key.
     pub fn ca(&self) -> Result<Ca, Refusal> {
         let certificates = self.read("ca.crt")?;
         let key = self.read("ca.key")?;
@@ -63,7 +66,7 @@ impl Pki {
             let certificate = certificate.map_err(|error| broken(error.to_string()))?;
             first = first.or(Some(certificate));
         }
-        let first = first.ok_or_else(|| broken("there is no certificate in it".into()))?;
+        let first = first.ok_or_else(|| broken("it contains no certificate".into()))?;
         let anchor = webpki::anchor_from_trusted_cert(&first)
             .map_err(|error| broken(format!("{error:?}")))?;
         let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
@@ -81,7 +84,7 @@ impl Pki {
         })
     }
 
-    /// All eight, each with its name below the directory.
+    /// Reads the eight files. Each has its name relative to the directory.
     pub fn control_plane_files(&self) -> Result<Vec<ControlPlaneCertOrKey>, Refusal> {
         let read = |name: &&str| {
             let content = self.read(name)?;
@@ -101,14 +104,14 @@ impl Pki {
             false => Ok(Zeroizing::new(read)),
             true => Err(Refusal::broken(
                 "pki",
-                format!("{}: it is empty", path.display()),
+                format!("{}: the file is empty", path.display()),
             )),
         }
     }
 }
 
 impl Ca {
-    /// A kubelet's serving certificate, PEM.
+    /// Issues a kubelet's serving certificate, PEM.
     pub fn certify(&self, request: &CertificateRequest) -> Result<Vec<u8>, Refusal> {
         let CertificateRequest {
             node,
@@ -125,12 +128,12 @@ impl Ca {
     }
 }
 
-/// The cluster's measurement salt: `measurementSalt` in this directory, 32 bytes.
+/// Reads the cluster's measurement salt: the file `measurementSalt` in this directory, 32 bytes.
 pub fn measurement_salt(directory: &Path) -> Result<Secret, Refusal> {
     let path = directory.join("measurementSalt");
     let refuse = |inside: String| {
         let message =
-            "the cluster's services have no measurement salt: bring them in by `firstlight apply`";
+            "the cluster's services have no measurement salt: install them with `firstlight apply`";
         Refusal::lacking("salt", message).because(format!("{}: {inside}", path.display()))
     };
     match fs::read(&path) {

@@ -1,11 +1,13 @@
-//! The attestation policy that is in force: read from a file, read again when the file changes.
+//! The attestation policy in force. It is read from a file, and read again when the file changes.
 //!
-//! The file is a mounted ConfigMap, which changes by a symbolic link that points elsewhere, so its content is what is
-//! looked at. A change swaps the validator whole; validations that run keep the one they began with, and no lock is held
-//! meanwhile. A file that cannot be read or understood leaves the old policy in force, and is said in the log once.
+//! The file is in a mounted ConfigMap, which changes by a symbolic link. Therefore the contents are
+//! compared. A change replaces the validator as a whole. A running validation keeps the validator
+//! that it started with, and holds no lock. If the file cannot be read or is not valid, the old
+//! policy stays in force, and the error is logged once.
 //!
-//! Who was let in by the policy of before is not let in by the new one: whoever serves connections hears of a change
-//! ([`PolicyFile::on_change`]), and a call that runs is asked about its connection ([`PolicyFile::holds_for`]).
+//! A caller that was accepted under the old policy is not accepted under the new one. The server is
+//! notified of a change ([`PolicyFile::on_change`]), and each call checks its connection
+//! ([`PolicyFile::holds_for`]).
 
 use crate::observed;
 use std::fs::File;
@@ -20,37 +22,37 @@ use std::time::{Duration, Instant};
 use attest::attestation::{Identified, Oid, ValidateError, Validator};
 use metrics::Registry;
 
-/// Kubelet itself takes a minute to bring a change here.
+/// How often the file is read. The kubelet takes up to a minute to update it.
 const INTERVAL: Duration = Duration::from_secs(3);
-/// More than any policy has: a ConfigMap holds at most 1 MiB.
+/// The maximum size of a policy. A ConfigMap holds at most 1 MiB.
 const MAX_LEN: u64 = 1 << 20;
 
-/// Makes a validator of a policy file's text, or says what is wrong with it.
+/// Creates a validator from the text of a policy file, or returns what is wrong with it.
 pub type Parse = fn(&str) -> Result<Arc<dyn Validator>, String>;
 
-/// A validator that follows a file.
+/// A validator that follows a policy file.
 pub struct PolicyFile {
     current: RwLock<Arc<dyn Validator>>,
-    /// The file has, or is, something else than what is in force.
+    /// Whether the file differs from the policy in force, because it cannot be used.
     is_stale: AtomicBool,
     change: Mutex<Change>,
 }
 
-/// Of the policy.
+/// The last change of the policy.
 #[derive(Default)]
 struct Change {
-    /// Connections that are older were judged by another policy.
+    /// When it happened. Older connections were accepted under another policy.
     last: Option<Instant>,
     told: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-/// The thread that looks at the file; ends with this.
+/// The thread that reads the file. It ends when this is dropped.
 pub struct Watch {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Reads the policy, which must be good to begin with, and follows the file from then on.
+/// Reads the policy and follows its file from then on. Fails if the first policy is not valid.
 pub fn follow(path: &Path, parse: Parse) -> Result<(Arc<PolicyFile>, Watch), String> {
     follow_every(INTERVAL, path, parse)
 }
@@ -117,10 +119,11 @@ impl Validator for PolicyFile {
 }
 
 impl PolicyFile {
-    /// Adds whether the file is what is in force, and whether that believes any TPM, which it says in the log now.
+    /// Adds metrics: whether the file differs from the policy in force, and whether the policy
+    /// accepts any TPM. The latter is also logged now.
     pub fn add_metrics(self: &Arc<Self>, registry: &Registry) {
         let policy = Arc::downgrade(self);
-        let help = "1 while the attestation policy's file cannot be used and the policy of before is in force.";
+        let help = "1 while the attestation policy's file cannot be used and the old policy stays in force.";
         registry.gauge_of(
             "firstlight_attestation_policy_stale",
             help,
@@ -134,13 +137,13 @@ impl PolicyFile {
         observed::any_tpm(registry, self);
     }
 
-    /// After each change of the policy this is called, on the thread that follows the file. It has to end all connections that
-    /// there are, those in their handshake included.
+    /// Sets the function that is called after each change of the policy, on the thread that reads
+    /// the file. It has to close all connections, including those in their handshake.
     pub fn on_change(&self, told: impl Fn() + Send + Sync + 'static) {
         self.change().told = Some(Arc::new(told));
     }
 
-    /// Whether a connection that was made then was judged by the policy that is in force.
+    /// Returns whether a connection made at this time was accepted under the policy in force.
     pub fn holds_for(&self, connected_at: Instant) -> bool {
         self.change()
             .last
@@ -150,12 +153,12 @@ impl PolicyFile {
     fn replace(&self, validator: Arc<dyn Validator>) {
         self.change().last = Some(Instant::now());
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = validator;
-        // each ticket asks for the lock: it is not held while connections end
+        // Each ticket needs this lock, so it is not held while connections are closed.
         let told = self.change().told.clone();
         if let Some(told) = told {
             told();
         }
-        // a handshake that was under way may have come to its end by the old one meanwhile
+        // A handshake that was running may have been completed by the old validator meanwhile.
         self.change().last = Some(Instant::now());
     }
 
@@ -164,7 +167,7 @@ impl PolicyFile {
     }
 
     fn current(&self) -> Arc<dyn Validator> {
-        // a pointer is swapped under the lock, nothing that could be half done
+        // A panic leaves no half-made change: only a pointer is replaced under the lock.
         self.current
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -176,7 +179,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // a thread that panicked has said so
+            // A panic of the thread is already in the log.
             let _ = thread.join();
         }
     }
@@ -186,7 +189,7 @@ struct Follower {
     path: PathBuf,
     parse: Parse,
     policy: Arc<PolicyFile>,
-    /// What the file had, or why it could not be read, when it was last looked at.
+    /// The contents of the file when it was last read, or why it could not be read.
     seen: Result<String, String>,
 }
 
@@ -207,10 +210,10 @@ impl Follower {
         match parsed {
             Ok(validator) => {
                 self.policy.replace(validator);
-                log::info!("attestation policy {path}: a new one is in force");
+                log::info!("attestation policy {path}: a new policy is in force");
             }
             Err(error) => {
-                log::error!("attestation policy {path}: the old one stays in force: {error}")
+                log::error!("attestation policy {path}: the old policy stays in force: {error}")
             }
         }
         self.seen = now;
@@ -235,7 +238,7 @@ mod tests {
 
     use super::*;
 
-    /// Accepts documents that equal the policy.
+    /// Accepts documents that are equal to the policy.
     struct Equal(String);
 
     impl Validator for Equal {
@@ -253,7 +256,7 @@ mod tests {
     }
 
     fn parse(text: &str) -> Result<Arc<dyn Validator>, String> {
-        // a file that is being rewritten is empty for a moment
+        // A file that is being rewritten is empty for a moment.
         if matches!(text, "" | "bad") {
             Err("bad policy".into())
         } else {

@@ -1,4 +1,5 @@
-//! Which machine may have which disk and which name, by the records ([`Record`]) of those that came before.
+//! Decides which machine may have which disk and which name, by the records ([`Record`]) of earlier
+//! tickets.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -14,43 +15,46 @@ use kubernetes::{
     machine_record::{OF_DISK, OF_NODE, Record, name_of_node, write_if_absent},
 };
 
-/// A machine has one name and one state disk; some may have been exchanged.
+/// The maximum number of disks or names of one machine. It has one of each, but they may be
+/// replaced.
 const OF_MACHINE: usize = 8;
-/// As many as nodes of a large cluster from before: what is beyond is opened, and not recorded.
+/// The maximum number of records of disks, sufficient for a large old cluster. The key of a further
+/// disk is issued without a record.
 const DISKS: usize = 20_000;
-/// A node asks every join service at once and takes the first ticket: for so long another one, with another token, would only
-/// make that one worthless.
+/// How long a ticket blocks another one for the same node. A node asks every join service at once
+/// and uses the first ticket; another one, with a new token, would only invalidate the first.
 const FRESH: Duration = Duration::from_secs(5);
-/// The word of a refusal because of that.
+/// The reason of that refusal.
 pub const JUST_MADE: &str = "just-made";
-/// How often a record is written on top of another replica's.
+/// How often a write is tried again after a conflict with another replica.
 const TRIES: usize = 4;
 
-/// What [`write`] did.
+/// The result of [`write`].
 pub struct Written {
-    /// The record as it is now.
+    /// The new record.
     pub record: Record,
-    /// As it was before, if it was.
+    /// The record before, if there was one.
     pub before: Option<Record>,
 }
 
-/// Whether this machine may have the key of this disk.
+/// Checks that this machine may have the key of this disk.
 pub fn check_disk(cluster: &Cluster, disk: &Uuid, machine: Option<&str>) -> Result<(), Refusal> {
     let records = cluster.records_of_disk(disk.as_str());
     match records.iter().find(|record| record.is_of_other(machine)) {
         None => Ok(()),
         Some(record) => {
-            let message = "this disk belongs to another machine; if it was moved on purpose, empty the `machine` of the \
+            let message = "this disk belongs to another machine; if it was moved on purpose, empty the `machine` field of the \
                            record that the join service's log names";
             Err(Refusal::denied("disk-of-other", message).because(format!(
-                "ConfigMap {NAMESPACE}/{} has another machine",
+                "ConfigMap {NAMESPACE}/{} names another machine",
                 record.name
             )))
         }
     }
 }
 
-/// Whether this machine may have the key of this disk as one that boots again, and the record to be written then.
+/// Checks that this machine may have the key of this disk when it boots again. Returns the record
+/// that has to be written then, if any.
 pub fn of_rejoin(
     cluster: &Cluster,
     disk: &Uuid,
@@ -65,11 +69,11 @@ pub fn of_rejoin(
     ) {
         _ if records.is_empty() && !is_migrating => Err(Refusal::denied(
             "disk-unknown",
-            "there is no record of this disk: it is no state disk of this cluster; if it is one from before there were \
-             records, see \"Disks from before\" in docs/join.md",
+            "there is no record of this disk: it is not a state disk of this cluster; if it is an old disk from before \
+             records existed, see \"Disks from before\" in docs/join.md",
         )),
         (None, Some(machine)) if records.is_empty() => of_new_disk(cluster, disk, machine),
-        // the operator gave the disk to whichever machine comes next
+        // The operator has released the disk for the next machine that asks.
         (Some(record), Some(machine)) => Ok(Some(Record {
             machine: machine.into(),
             ..Record::clone(record)
@@ -78,13 +82,13 @@ pub fn of_rejoin(
     }
 }
 
-/// The record to be made of this disk, which has none, if this machine may have it: a machine that asks for many would leave as
-/// many records.
+/// Returns a record for a disk without one. Refuses a machine that has too many disks, because each
+/// leaves a record.
 fn of_new_disk(cluster: &Cluster, disk: &Uuid, machine: &str) -> Result<Option<Record>, Refusal> {
     let (of_machine, all) = cluster.count_of_records(OF_DISK, machine);
     if of_machine >= OF_MACHINE {
         let message = format!(
-            "this machine has had {of_machine} disks; if they are not its own any more, delete the records that the join \
+            "this machine has had {of_machine} disks; if they no longer belong to it, delete the records that the join \
              service's log names"
         );
         return Err(Refusal::denied("too-many-disks", message).because(format!(
@@ -93,23 +97,23 @@ fn of_new_disk(cluster: &Cluster, disk: &Uuid, machine: &str) -> Result<Option<R
     }
     if all >= DISKS {
         log::error!(
-            "there are {all} ConfigMaps {NAMESPACE}/{OF_DISK}*: the machine of disk {disk} is not recorded"
+            "there are {all} ConfigMaps {NAMESPACE}/{OF_DISK}*: the owner of disk {disk} is not recorded"
         );
         return Ok(None);
     }
     Ok(Some(Record::of_disk(disk, machine)))
 }
 
-/// Who asks for a name.
+/// A machine that asks for a name.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimant<'a> {
-    /// What attestation calls the machine.
+    /// The machine's identity by attestation.
     pub machine: Option<&'a str>,
-    /// As of a [`Record`].
+    /// Whether its source address was verified, as in [`Record`].
     pub direct: bool,
 }
 
-/// Whether this machine may have this name.
+/// Checks that this machine may have this name.
 pub fn check_name(
     cluster: &Cluster,
     name: &str,
@@ -131,7 +135,7 @@ pub fn check_name(
     match cluster.count_of_records(OF_NODE, machine).0 {
         of_machine if of_machine >= OF_MACHINE => {
             let message = format!(
-                "this machine has had {of_machine} names; if they are not its own any more, delete the records that the \
+                "this machine has had {of_machine} names; if they no longer belong to it, delete the records that the \
                  join service's log names"
             );
             Err(Refusal::denied("too-many-names", message).because(format!(
@@ -151,25 +155,26 @@ fn check_name_against(
     let Claimant { machine, direct } = claimant;
     let age = |record: &Record| {
         let issued = record.issued.filter(|_| !record.token.is_empty());
-        // another replica's clock may be ahead: as far ahead as a ticket counts, but nobody waits until it is the present
+        // Another replica's clock may be ahead by less than a ticket's validity. A time further in
+        // the future is wrong, and no machine should wait until it passes.
         issued.map_or(Duration::MAX, |issued| {
             now.duration_since(issued)
                 .unwrap_or_else(|ahead| ahead.duration())
         })
     };
     match (record, node) {
-        // whoever came earlier by a load balancer may have been anybody
+        // The recorded machine came through a load balancer, so its address was not verified.
         (Some(record), _) if record.is_of_other(machine) && direct && !record.direct => Ok(()),
         (Some(record), node) if record.is_of_other(machine) => {
             let age = age(record);
             match node {
                 Some(_) => Err(Refusal::denied(
                     "name-of-other",
-                    "a node of this name is another machine; if that is gone for good, delete its Node object",
+                    "a node of this name is another machine; if that machine is gone for good, delete its Node object",
                 )),
                 None if age < tokens::VALIDITY => Err(Refusal::passing(
                     "name-is-joining",
-                    "another machine of this name is joining; if that is gone for good, this one may join in a while",
+                    "another machine of this name is joining; if that machine is gone for good, try again later",
                     Duration::from_secs(60),
                 )),
                 None => Ok(()),
@@ -177,20 +182,20 @@ fn check_name_against(
         }
         (Some(record), _) if age(record) < FRESH => {
             let message =
-                "a ticket for this node was made a moment ago: if it did not arrive, try again";
+                "a ticket for this node was issued a moment ago: if it did not arrive, try again";
             Err(Refusal::passing(JUST_MADE, message, FRESH))
         }
-        // nobody knows which machine it is, but it is alive
+        // There is no record of the node's machine, but that machine is running.
         (None, Some(node)) if node.ready_since.is_some() => Err(Refusal::passing(
             "name-is-ready",
-            "a node of this name is Ready; if this machine is to take its place, that one must be gone first",
+            "a node of this name is Ready; if this machine replaces it, shut that node down first",
             Duration::from_secs(15),
         )),
         _ => Ok(()),
     }
 }
 
-/// Writes the record of a join ticket, if its node's record is still of nobody else.
+/// Writes the record of a join ticket, unless the node's record belongs to another machine by now.
 pub fn write(
     cluster: &Cluster,
     cleaner: &Cleaner,
@@ -212,7 +217,7 @@ pub fn write(
             claimant,
             SystemTime::now(),
         )?;
-        // who gets the name does not get the disk of the machine that had it
+        // The machine that gets the name must not get the disk of the machine that had it.
         if let Some(before) = before
             .as_deref()
             .filter(|before| machine.is_some_and(|one| before.is_of_other(Some(one))))
@@ -241,7 +246,7 @@ pub fn write(
                     before: before.as_deref().cloned(),
                 });
             }
-            // another replica was faster, or the watch is behind
+            // Another replica was faster, or the watch is late.
             Err(error)
                 if error.is_already_exists() || error.is_conflict() || error.is_not_found() =>
             {
@@ -249,7 +254,8 @@ pub fn write(
                 before = found.as_ref().and_then(Record::read).map(Arc::new);
             }
             Err(error) => {
-                // it may have been carried out; where there was one before, what is there now is as good
+                // The API server may have executed the request. If a record existed before, either
+                // version is correct.
                 if before.is_none() {
                     cleaner.undo(Task::Record(record.name, record.token));
                 }
@@ -259,7 +265,7 @@ pub fn write(
     }
     Err(Refusal::passing(
         "name-is-joining",
-        "another ticket for this node is being made",
+        "another ticket for this node is being issued",
         Duration::from_secs(2),
     ))
 }
@@ -326,7 +332,7 @@ mod tests {
             check("other").map_err(|refusal| refusal.word),
             Err("name-of-other")
         );
-        // at once, since no ticket is on its way
+        // The record has no token, so the machine may ask again at once.
         assert_eq!(check("m"), Ok(()));
     }
 

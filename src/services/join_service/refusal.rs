@@ -1,20 +1,20 @@
-//! Why somebody gets no ticket: a code for the caller's program, a sentence for its operator, a word for logs and metrics,
-//! and, for this service's log alone, what happened inside.
+//! The reason why a caller gets no ticket. It has a code for the caller's program, a sentence for
+//! its operator, a reason for logs and metrics, and internal details for this service's log only.
 
 use std::time::Duration;
 
 use kubernetes::client;
 use rpc::grpc::{Code, Status};
 
-/// A refusal. Which words there are, and what to do about each, is in docs/join.md.
+/// A refusal. docs/join.md lists the reasons and what to do about each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     code: Code,
-    /// `disk-of-other`, `keys`, ..: for logs, events and metrics.
+    /// The reason in logs, events and metrics: `disk-of-other`, `keys`, ...
     pub word: &'static str,
-    /// What was refused and what to do, without anything of the inside.
+    /// What was refused and what to do about it, without internal details.
     message: String,
-    /// What happened, for the log; may be empty.
+    /// Internal details for the log. May be empty.
     pub inside: String,
     retry_after: Option<Duration>,
 }
@@ -30,22 +30,22 @@ impl Refusal {
         }
     }
 
-    /// The request makes no sense, whoever asks.
+    /// The request is not valid, whichever machine sends it.
     pub fn invalid(word: &'static str, message: impl Into<String>) -> Refusal {
         Refusal::new(Code::InvalidArgument, word, message)
     }
 
-    /// Not to this machine.
+    /// This machine is not permitted to have what it asks for.
     pub fn denied(word: &'static str, message: impl Into<String>) -> Refusal {
         Refusal::new(Code::PermissionDenied, word, message)
     }
 
-    /// The cluster lacks something that only its operator can bring.
+    /// The cluster lacks something that only its operator can provide.
     pub fn lacking(word: &'static str, message: impl Into<String>) -> Refusal {
         Refusal::new(Code::FailedPrecondition, word, message)
     }
 
-    /// Not now.
+    /// A temporary refusal. The caller may try again after `retry_after`.
     pub fn passing(
         word: &'static str,
         message: impl Into<String>,
@@ -57,7 +57,7 @@ impl Refusal {
         }
     }
 
-    /// Nobody waits for the answer.
+    /// The caller no longer waits for the answer.
     pub fn gone() -> Refusal {
         Refusal::new(
             Code::Cancelled,
@@ -66,24 +66,24 @@ impl Refusal {
         )
     }
 
-    /// This service is at fault, or a file of its node.
+    /// This service or a file of its node is faulty.
     pub fn broken(word: &'static str, inside: impl Into<String>) -> Refusal {
-        let message = "the join service could not make a ticket: its log says why";
+        let message = "the join service could not issue a ticket: see its log";
         Refusal::new(Code::Internal, word, message).because(inside)
     }
 
-    /// Of a call of the Kubernetes API.
+    /// Converts an error of a call of the Kubernetes API.
     pub fn of_api(error: &client::Error) -> Refusal {
         match error.is_passing() || matches!(error, client::Error::Stopped) || error.is_conflict() {
             true => {
-                let message = "the cluster's API does not answer at the moment: try again";
+                let message = "the Kubernetes API does not answer at the moment: try again";
                 Refusal::passing("api", message, Duration::from_secs(3)).because(error.to_string())
             }
             false => Refusal::broken("api-refused", error.to_string()),
         }
     }
 
-    /// With what happened inside.
+    /// Adds internal details.
     pub fn because(self, inside: impl Into<String>) -> Refusal {
         Refusal {
             inside: inside.into(),
@@ -91,7 +91,7 @@ impl Refusal {
         }
     }
 
-    /// What the caller gets.
+    /// Returns the gRPC status for the caller.
     pub fn status(&self) -> Status {
         let status = Status::new(self.code, self.message.clone());
         match self.retry_after {
@@ -100,12 +100,13 @@ impl Refusal {
         }
     }
 
-    /// What the caller hears.
+    /// Returns the sentence for the caller.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Whether this service or its surroundings failed, rather than that it refused somebody.
+    /// Returns whether this service or a service behind it failed. `false` means that it refused
+    /// the caller by its rules.
     pub fn is_failure(&self) -> bool {
         matches!(
             self.code,

@@ -1,4 +1,4 @@
-//! A request for a join ticket, checked in full before anything is looked up.
+//! The validation of a join request. It ends before any other service is asked.
 
 use std::net::IpAddr;
 
@@ -10,27 +10,28 @@ use ssh::PublicKey;
 
 /// A node has a few interfaces with a few addresses each.
 const MAX_PRINCIPALS: usize = 64;
-/// RFC 1123 §2.1: the longest host name.
+/// The longest host name (RFC 1123 §2.1).
 const MAX_PRINCIPAL: usize = 253;
 
-/// What a machine asks for.
+/// A validated join request.
 pub struct Asked {
-    /// Of its state disk.
+    /// The UUID of the machine's state disk.
     pub disk: Uuid,
-    /// With its name and addresses.
+    /// The certificate signing request of the kubelet, with the node's name and addresses.
     pub certificate: CertificateRequest,
-    /// Whether it is to become a control plane.
+    /// Whether the machine joins as a control plane.
     pub control_plane: bool,
-    /// Of its sshd.
+    /// The public host key of the machine's sshd.
     pub host_key: PublicKey,
-    /// Under which that is to be known; each of the form that a certificate may have.
+    /// Host names and addresses for the SSH host certificate. Each has a valid form.
     pub principals: Vec<String>,
-    /// Whether it finds the API server by the CA itself.
+    /// Whether the machine trusts the API server by the CA certificate in the ticket, and needs no
+    /// token discovery.
     pub accepts_cluster_ca: bool,
 }
 
 impl Asked {
-    /// Checks the form of everything.
+    /// Validates every field of the request.
     pub fn check(request: &IssueJoinTicketRequest) -> Result<Asked, Refusal> {
         let disk = disk(&request.disk_uuid)?;
         let certificate =
@@ -40,7 +41,7 @@ impl Asked {
                     format!("certificate_request: {error}"),
                 )
             })?;
-        // the name becomes one of the certificate's, which the cluster's own CA signs
+        // The cluster's own CA signs this name, so it must not be a name of the API server.
         let name = certificate.node.as_str();
         if name == "localhost" || name == "kubernetes" || name.starts_with("kubernetes.") {
             let message = format!(
@@ -53,7 +54,7 @@ impl Asked {
         let principals = request.host_certificate_principals.clone();
         if principals.len() > MAX_PRINCIPALS {
             let message = format!(
-                "host_certificate_principals: {}, of at most {MAX_PRINCIPALS}",
+                "host_certificate_principals: {} entries, expected at most {MAX_PRINCIPALS}",
                 principals.len()
             );
             return Err(Refusal::invalid("principals", message));
@@ -61,7 +62,7 @@ impl Asked {
         let is_bad = |name: &&String| name.len() > MAX_PRINCIPAL || !ssh::is_principal(name);
         if let Some(bad) = principals.iter().find(is_bad) {
             let message =
-                format!("host_certificate_principals: {bad:.40?} is no host name or address");
+                format!("host_certificate_principals: {bad:.40?} is not a host name or address");
             return Err(Refusal::invalid("principals", message));
         }
         let (control_plane, accepts_cluster_ca) =
@@ -76,18 +77,18 @@ impl Asked {
         })
     }
 
-    /// The name of the Node object.
+    /// Returns the name of the Node object.
     pub fn node(&self) -> &str {
         self.certificate.node.as_str()
     }
 
-    /// Those that its kubelet is to serve under.
+    /// Returns the addresses of the kubelet's serving certificate.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.certificate.addresses
     }
 }
 
-/// The disk of either request.
+/// Parses the disk's UUID of a join or rejoin request.
 pub fn disk(uuid: &str) -> Result<Uuid, Refusal> {
     let message = "disk_uuid: expected a UUID of 8-4-4-4-12 hexadecimal digits";
     Uuid::parse(uuid)

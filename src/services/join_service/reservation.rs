@@ -1,9 +1,10 @@
-//! One control plane joins at a time: etcd takes one new member after the other.
+//! Control planes join one at a time, because etcd adds one member at a time.
 //!
-//! A Lease says who, and for how long; whoever asks again for the same node has it still. It is over when the node is Ready,
-//! when its ticket came to nothing, or after ten minutes. Who has to wait is put into a line, and the first in it is the next,
-//! unless it has not asked for some time. Where the old system's resource JoiningNode is there, one named `control-plane` is
-//! made too: old join services and the old operator go by it.
+//! A Lease holds the name of the control plane that may join, and until when. A repeated request of
+//! the same node keeps the reservation. It ends when the node is Ready, when its ticket failed, or
+//! after ten minutes. Waiting nodes form a queue in the Lease. The first in the queue is next,
+//! unless it has not asked for some time. If the old system's resource JoiningNode exists, a
+//! JoiningNode named `control-plane` is created too, for old join services and the old operator.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,44 +17,45 @@ use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, JOINING_NODES, LEASES, Object};
 
-/// The Lease.
+/// The name of the Lease.
 const NAME: &str = "join-control-plane";
-/// The JoiningNode of whichever control plane joins.
+/// The name of the JoiningNode of every control plane.
 const OLD_NAME: &str = "control-plane";
-/// As the old system has them.
+/// How long a reservation or a JoiningNode is valid, as in the old system.
 const VALIDITY: Duration = Duration::from_secs(10 * 60);
 const WORKER_VALIDITY: Duration = Duration::from_secs(48 * 60 * 60);
-/// The old join service's name among field managers.
+/// The field manager of the old join service.
 const OLD_MANAGER: &str = "join-service";
-/// Who waits: an annotation of the Lease, JSON `[["NAME", SECONDS_SINCE_1970], ..]`.
+/// The annotation of the Lease with the queue, as JSON `[["NAME", SECONDS_SINCE_1970], ..]`.
 const LINE: &str = "firstlight/waiting";
-/// Who has not asked for this long waits no more. Clients ask again after [`RETRY`].
+/// A node leaves the queue after this time without a request. Clients try again after [`RETRY`].
 const PATIENCE: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(10);
-/// How far another replica's clock may be ahead.
+/// The accepted clock difference between replicas.
 const SKEW: Duration = Duration::from_secs(60);
-/// More control planes never wait.
+/// The maximum length of the queue.
 const MAX_LINE: usize = 32;
 const TRIES: usize = 8;
 
-/// What a ticket got.
+/// A reservation of a ticket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reserved {
     node: String,
-    /// The Lease's renewTime, to the microsecond: no other ticket of the node has the same.
+    /// The Lease's renewTime in microseconds. It identifies the ticket of the node.
     at: String,
-    /// Whether the node had it before: then it is not this ticket's to end.
+    /// Whether an earlier ticket of the node made the reservation. Then this ticket must not end
+    /// it.
     pub renewed: bool,
 }
 
 impl Reserved {
-    /// What takes it back.
+    /// Returns the task that ends the reservation, unless an earlier ticket made it.
     pub fn undo(&self) -> Option<Task> {
         (!self.renewed).then(|| Task::Reservation(self.node.clone(), self.at.clone()))
     }
 }
 
-/// The Lease, read.
+/// The contents of the Lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Lease {
     holder: String,
@@ -68,11 +70,11 @@ enum Decision {
     Has {
         renewed: bool,
     },
-    /// Behind this node.
+    /// The node waits for this node.
     Waits(String),
 }
 
-/// Gives this node the turn to join, or says who has it.
+/// Reserves the turn to join for this node. Refuses if another node has it.
 pub fn reserve(
     cluster: &Cluster,
     cleaner: &Cleaner,
@@ -120,7 +122,7 @@ fn reserve_lease(
                 continue;
             }
             Err(error) => {
-                // it may have been carried out
+                // The API server may have executed the request.
                 if decision == (Decision::Has { renewed: false }) {
                     cleaner.undo(Task::Reservation(node.into(), time::micros(now)));
                 }
@@ -136,7 +138,7 @@ fn reserve_lease(
             Decision::Waits(holder) => Err(waits(&holder)),
         };
     }
-    Err(waits("another one"))
+    Err(waits("another node"))
 }
 
 fn waits(holder: &str) -> Refusal {
@@ -145,7 +147,7 @@ fn waits(holder: &str) -> Refusal {
     Refusal::passing("control-plane-joining", message, RETRY)
 }
 
-/// Ends the reservation that this node got then, unless it has asked again since.
+/// Ends the reservation that this node got at time `at`, unless the node has renewed it since.
 pub fn release(client: &Client, node: &str, at: &str) -> Result<(), client::Error> {
     let released = client.modify(&lease(), |value| {
         let mut lease = Lease::read(value);
@@ -162,7 +164,8 @@ pub fn release(client: &Client, node: &str, at: &str) -> Result<(), client::Erro
     }
 }
 
-/// Tells the old operator of a worker: it will note on the node with which components it came.
+/// Creates the JoiningNode of a worker. The old operator then annotates the node with its
+/// components.
 pub fn announce_worker(client: &Client, node: &str, components: &str) -> Result<(), Refusal> {
     let object = joining_node(node, node, components, false);
     let applied = client.apply_as(OLD_MANAGER, &JOINING_NODES.named(node), &object);
@@ -194,7 +197,7 @@ fn reserve_joining_node(
             );
             return renewed.map(drop).map_err(|error| Refusal::of_api(&error));
         }
-        // one further ahead was set by a clock that is wrong
+        // A deadline far in the future was set by a wrong clock.
         let now = SystemTime::now();
         let deadline = time::parse(text(&found, "/spec/deadline"));
         let is_over =
@@ -203,17 +206,17 @@ fn reserve_joining_node(
         if !is_over && !is_ready_since(cluster.node(holder).as_ref(), made) {
             return Err(waits(holder));
         }
-        // where an operator runs it would have done so
+        // The old operator deletes it, but it may not be running.
         delete_joining_node(client, OLD_NAME, holder).map_err(|error| Refusal::of_api(&error))?;
     }
-    Err(waits("another one"))
+    Err(waits("another node"))
 }
 
-/// Deletes the JoiningNode of this name if it is this node's.
+/// Deletes the JoiningNode `name` if it belongs to this node.
 pub fn delete_joining_node(client: &Client, name: &str, node: &str) -> Result<(), client::Error> {
     let at = JOINING_NODES.named(name);
     match client.find(&at) {
-        // another replica may make one anew meanwhile
+        // The precondition of the delete protects an object that another replica creates meanwhile.
         Ok(Some(found)) if text(&found, "/spec/name") == node => {
             client.delete_as(&at, &found).map(drop)
         }
@@ -222,7 +225,7 @@ pub fn delete_joining_node(client: &Client, name: &str, node: &str) -> Result<()
     }
 }
 
-/// The name of the JoiningNode of a node.
+/// Returns the name of a node's JoiningNode.
 pub fn joining_node_name(node: &str, control_plane: bool) -> &str {
     if control_plane { OLD_NAME } else { node }
 }
@@ -259,9 +262,9 @@ fn secs(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Whether the node became Ready after it got its turn.
+/// Returns whether the node became Ready after it got its turn.
 fn is_ready_since(node: Option<&Node>, turn: Option<SystemTime>) -> bool {
-    // a node's condition has whole seconds
+    // The time of a node's condition has whole seconds.
     let turn = turn.unwrap_or(UNIX_EPOCH);
     node.and_then(|node| node.ready_since)
         .is_some_and(|since| since + Duration::from_secs(1) > turn)
@@ -300,7 +303,8 @@ impl Lease {
         });
     }
 
-    /// What happens when `node` asks at `now`; `node_of` finds Node objects.
+    /// Decides on a request of `node` at time `now`, and changes the Lease accordingly. `node_of`
+    /// finds Node objects.
     fn ask(
         &mut self,
         node: &str,
@@ -344,7 +348,8 @@ impl Lease {
         Decision::Waits(before)
     }
 
-    /// What a replica wrote whose clock is ahead counts from now on: nobody is to wait until the others' clocks are there.
+    /// Replaces times in the future, written by a replica with a wrong clock, by the present: no
+    /// node should wait until they pass.
     fn end_future(&mut self, now: SystemTime) {
         for time in [&mut self.acquired, &mut self.renewed]
             .into_iter()
@@ -419,7 +424,7 @@ mod tests {
         assert_eq!(lease.ask("c", at(10), &nobody), waits_for("b"));
         assert_eq!(lease.ask("b", at(11), &nobody), HAS);
         lease.holder.clear();
-        // c asked last at 10, d at 3
+        // c asked last at 10, d at 3.
         assert_eq!(lease.ask("d", at(69), &nobody), waits_for("c"));
         assert_eq!(lease.ask("d", at(71), &nobody), HAS);
         assert!(lease.line.is_empty());
@@ -440,7 +445,7 @@ mod tests {
         assert_eq!(lease.clone().ask("b", at(11), &ready), HAS);
         assert_eq!(lease.ask("b", at(600), &nobody), waits_for("a"));
         assert_eq!(lease.ask("b", at(601), &nobody), HAS);
-        // nor is a place in the line for ever
+        // A place in the queue ends as well.
         let mut lease = Lease {
             line: vec![("c".into(), secs(at(YEAR)))],
             ..Lease::default()

@@ -1,15 +1,17 @@
-//! The two requests.
+//! The two requests of the join API.
 //!
 //! ```text
 //! IssueJoinTicket
-//!   check the form ─► the machine: name, addresses, role, disk ─► read: keys, version, endpoint, CA ─► sign
+//!   validate ─► check the machine: name, addresses, role, disk ─► collect: keys, version, endpoint, CA ─► sign
 //!     ─► reserve (control planes) ─► record ─► token ─► ticket
-//!         └────────────┴───────────────┴── what fails here, or nobody waits for, is taken back by the [cleaner](super::cleaner)
+//!         └────────────┴───────────────┴── the [cleaner](super::cleaner) removes these if a later step fails or the
+//!                                           caller is gone
 //! IssueRejoinTicket
-//!   check the form ─► is it this machine's disk? ─► read: keys ─► ticket
+//!   validate ─► check the machine's disk ─► collect: keys ─► ticket
 //! ```
 //!
-//! So whatever may be refused is refused before anything is changed, and the token, which lets somebody in, is the last.
+//! Every check that may refuse the request comes before the first change of the cluster. The token
+//! comes last, because it is what admits the node.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -45,14 +47,15 @@ use rpc::grpc::{Call, Status};
 use ssh::key::ED25519_BLOB_LEN;
 use ssh::{Authority, PublicKey};
 
-/// For one call of the API within a ticket: callers wait 30 s.
+/// The timeout of an API call within a ticket. Callers wait 30 s.
 const API_TIME: Duration = Duration::from_secs(8);
-/// For a refusal to reach its caller in time: one that says when to come again is better than none.
+/// Time that is reserved to send the answer. A refusal that arrives tells the caller when to try
+/// again.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
-/// How long a request waits until the cluster is known, after a start.
+/// How long a request after the start waits until the state of the cluster is known.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 
-/// Makes tickets.
+/// Issues tickets.
 pub struct Tickets {
     keys: Arc<KeyClient>,
     constants: Mutex<Constants>,
@@ -61,37 +64,38 @@ pub struct Tickets {
     instances: Arc<Instances>,
     cluster: Option<Attached>,
     audit: Arc<Audit>,
-    /// Whether tokens are known to be of use in this cluster.
+    /// Whether the service's permission to approve client certificates has been confirmed.
     tokens_are_served: AtomicBool,
-    /// What callers met when they connected.
+    /// The policy under which callers connected.
     policy: Option<Arc<PolicyFile>>,
     migration: Migration,
-    /// Nodes whose ticket is being made.
+    /// Nodes whose ticket is being issued.
     busy: Mutex<HashSet<String>>,
 }
 
-/// What is known of the cluster, and who takes things back in it.
+/// Access to the cluster.
 pub struct Attached {
-    /// Its state.
+    /// The state of the cluster.
     pub cluster: Arc<Cluster>,
-    /// The thread.
+    /// The thread that removes the leftovers of tickets.
     pub cleaner: Arc<Cleaner>,
 }
 
-/// Keys that are the same for every ticket.
+/// Keys that are the same in every ticket.
 #[derive(Default)]
 struct Constants {
     measurement_secret: Option<Secret>,
     ssh: Option<Arc<Ssh>>,
 }
 
-/// What tickets need of the cluster's two SSH authorities: nobody can log in anywhere by it.
+/// The part of the cluster's two SSH authorities that tickets need. It does not permit a login
+/// anywhere.
 struct Ssh {
     hosts: Authority,
     users: PublicKey,
 }
 
-/// What a ticket is made of before anything is changed.
+/// The parts of a ticket that are collected before the cluster is changed.
 struct Read {
     disk_key: Secret,
     measurement_secret: Secret,
@@ -103,16 +107,16 @@ struct Read {
     control_plane_files: Vec<ControlPlaneCertOrKey>,
 }
 
-/// What a ticket has that was signed.
+/// The signed parts of a ticket.
 struct Signed {
     kubelet: Vec<u8>,
     host: String,
-    /// What the host's key was certified for.
+    /// The names and addresses in the SSH host certificate.
     principals: Vec<String>,
 }
 
 impl Tickets {
-    /// Without a cluster there are only rejoin tickets, for any disk.
+    /// Creates the issuer. Without a cluster, it issues rejoin tickets only, for any disk.
     pub fn new(
         keys: Arc<KeyClient>,
         config_dir: PathBuf,
@@ -137,7 +141,7 @@ impl Tickets {
         }
     }
 
-    /// Tickets only for callers whose connection was judged by the policy in force.
+    /// Restricts tickets to callers whose connection was accepted under the present policy.
     pub fn judged_by(self, policy: Arc<PolicyFile>) -> Tickets {
         Tickets {
             policy: Some(policy),
@@ -145,7 +149,7 @@ impl Tickets {
         }
     }
 
-    /// Lets a new node in.
+    /// Issues a join ticket: admits a new node.
     pub fn join(
         &self,
         call: &Call,
@@ -185,7 +189,7 @@ impl Tickets {
         }
     }
 
-    /// Lets a node that boots again open its disk.
+    /// Issues a rejoin ticket: lets a node that boots again open its disk.
     pub fn rejoin(
         &self,
         call: &Call,
@@ -218,7 +222,7 @@ impl Tickets {
         }
     }
 
-    /// Nothing is done for a caller that is gone, or was let in by another policy.
+    /// Refuses a caller that is gone, or whose connection was accepted under an older policy.
     fn check_caller(&self, call: &Call) -> Result<(), Refusal> {
         if call.is_cancelled() {
             return Err(Refusal::gone());
@@ -242,12 +246,12 @@ impl Tickets {
         self.check_caller(call)?;
         let attached = self.cluster.as_ref().ok_or_else(|| {
             let message =
-                "this join service has no access to the cluster's API: it gives keys of disks, but lets no new node in";
+                "this join service has no access to the Kubernetes API: it issues rejoin tickets only, and no new node can join";
             Refusal::lacking("no-cluster", message)
         })?;
         if !attached.cluster.is_known_within(KNOWN_WITHIN) {
             let message =
-                "the cluster's API has not answered since the join service started: try again";
+                "the Kubernetes API has not answered since the join service started: try again";
             return Err(Refusal::passing("api", message, Duration::from_secs(3)));
         }
         let machine = call.identity().map(|machine| &**machine);
@@ -258,7 +262,8 @@ impl Tickets {
         let claimant = Claimant { machine, direct };
         records::check_disk(&attached.cluster, &asked.disk, machine)?;
         records::check_name(&attached.cluster, asked.node(), claimant, SystemTime::now())?;
-        // not before it is known that the name may be this machine's: nobody else keeps it busy
+        // Only now is it known that this machine may have the name, so no other machine can block
+        // it.
         let _busy = self.begin(asked.node())?;
         let read = self
             .audit
@@ -277,12 +282,13 @@ impl Tickets {
         Ok(ticket(asked, read, signed, token))
     }
 
-    /// A token that is of no use would show after the node lock, when it is too late for the node.
+    /// Checks that this service may approve the kubelet's certificate. Otherwise the node would
+    /// fail only after it is locked, and could not join again.
     fn check_rights(&self, call: &Call, attached: &Attached) -> Result<(), Refusal> {
         if !self.tokens_are_served.load(Ordering::Relaxed) {
             let client = within_call(attached.cluster.client(), call)?;
             if !tokens::are_served(&client).map_err(|error| Refusal::of_api(&error))? {
-                let inside = "this account may not approve client certificates of kubelets: apply the services of this version";
+                let inside = "this account may not approve client certificates of kubelets: run `firstlight apply` of this version";
                 return Err(Refusal::broken("api-refused", inside));
             }
             self.tokens_are_served.store(true, Ordering::Relaxed);
@@ -298,19 +304,16 @@ impl Tickets {
         let machine = call.identity().map(|machine| &**machine);
         let is_migrating = self.migration.is_on(SystemTime::now());
         let (record, note) = match &self.cluster {
-            None => (
-                None,
-                "which machine has this disk was not looked at: no cluster",
-            ),
-            // a whole cluster may wait for this
+            None => (None, "the owner of this disk was not checked: no cluster"),
+            // The ticket is issued all the same: a whole cluster may be waiting for it to boot.
             Some(attached) if !attached.cluster.is_known_within(KNOWN_WITHIN) => (
                 None,
-                "which machine has this disk was not looked at: the cluster's API has not answered since the start",
+                "the owner of this disk was not checked: the Kubernetes API has not answered since the start",
             ),
             Some(attached) => {
                 let record = records::of_rejoin(&attached.cluster, disk, machine, is_migrating)?;
                 let note = if record.is_some() {
-                    "the machine is recorded with this disk from now on"
+                    "the machine is now recorded as the owner of this disk"
                 } else {
                     ""
                 };
@@ -334,8 +337,9 @@ impl Tickets {
         Ok((ticket, note))
     }
 
-    /// For the machine that had its sshd's key certified when it joined with this disk; empty for any other. A node opens its
-    /// disk without it, too.
+    /// Returns a new SSH host certificate for the machine that received one when it joined with
+    /// this disk, and nothing for any other. An error is only logged: the node can open its disk
+    /// without it.
     fn renewed_host_certificate(&self, call: &Call, disk: &Uuid) -> Vec<u8> {
         let records = self
             .cluster
@@ -366,7 +370,7 @@ impl Tickets {
         })
     }
 
-    /// All that changes nothing.
+    /// Collects the parts of a ticket. Changes nothing.
     fn read(&self, call: &Call, asked: &Asked, cluster: &Cluster) -> Result<Read, Refusal> {
         Ok(Read {
             components: cluster.components()?,
@@ -383,7 +387,8 @@ impl Tickets {
         })
     }
 
-    /// All that changes something; the token.
+    /// Makes all changes of the cluster: the reservation, the record and the token. Returns the
+    /// token.
     fn enter(
         &self,
         call: &Call,
@@ -399,7 +404,7 @@ impl Tickets {
             cleaner,
             tasks: Vec::new(),
         };
-        // what it had before may belong to a ticket that counts
+        // An older JoiningNode may belong to a ticket that is still valid.
         let is_new = match asked.control_plane {
             true => {
                 let reserve =
@@ -438,7 +443,8 @@ impl Tickets {
         };
         let write = || records::write(cluster, cleaner, &client()?, record);
         let written = self.audit.step("record", write).inspect_err(|refusal| {
-            // by another replica: what was reserved is for its ticket
+            // Another replica issues a ticket for the same node: the reservation now belongs to
+            // that ticket.
             if refusal.word == records::JUST_MADE {
                 undo.tasks.clear();
             }
@@ -448,13 +454,13 @@ impl Tickets {
                 written.record.name.clone(),
                 written.record.token.clone(),
             )),
-            // one token for each node
+            // Each node has at most one valid token.
             Some(before) if !before.token.is_empty() => {
                 cleaner.add(Task::Token(before.token.clone()))
             }
             Some(_) => {}
         }
-        // a create whose answer was lost may have been carried out
+        // The API server may have executed a create request whose answer was lost.
         undo.add(Task::Token(written.record.token.clone()));
         let client = client()?;
         let create = || {
@@ -487,7 +493,7 @@ impl Tickets {
                 node: node.to_owned(),
             }),
             false => {
-                let message = "another ticket for this node is being made";
+                let message = "another ticket for this node is being issued";
                 Err(Refusal::passing(
                     records::JUST_MADE,
                     message,
@@ -541,7 +547,8 @@ impl Tickets {
             .data_key(SSH_USER_CA_PUBLIC_ID, ED25519_BLOB_LEN, call.deadline());
         let users = match PublicKey::from_blob(users.map_err(keys_refusal)?.expose()) {
             Ok(key) => key,
-            // the old system's key service knows no such id, and derives a key of it as of any other
+            // The old system's key service does not know this identifier, and derives a symmetric
+            // key from it.
             Err(_) => authority(SSH_USER_CA_SEED_ID)?.public().clone(),
         };
         let ssh = Arc::new(Ssh {
@@ -559,14 +566,14 @@ impl Tickets {
 fn keys_refusal(error: keys::Error) -> Refusal {
     match error {
         keys::Error::Passing(inside) => {
-            let message = "keys are not to be had at the moment: try again";
+            let message = "the key service does not answer at the moment: try again";
             Refusal::passing("keys", message, Duration::from_secs(2)).because(inside)
         }
         keys::Error::Lasting(inside) => Refusal::broken("keys-refused", inside),
     }
 }
 
-/// What is left of a caller's time, for each call of the API.
+/// Returns a client whose timeout is the caller's remaining time.
 fn within_call(client: &Client, call: &Call) -> Result<Client, Refusal> {
     let soon = Instant::now() + ANSWER_TIME;
     let left = call.deadline().map_or(API_TIME, |deadline| {
@@ -576,13 +583,14 @@ fn within_call(client: &Client, call: &Call) -> Result<Client, Refusal> {
         false => Ok(client.within(left.min(API_TIME))),
         true => Err(Refusal::passing(
             "api",
-            "the time that the caller gave is up: try again",
+            "the deadline of the call has passed: try again",
             Duration::from_secs(3),
         )),
     }
 }
 
-/// A node's name and addresses become its certificate's, which clients of the API server trust.
+/// Returns the kubeadm configuration. Refuses a worker whose name or address is one of the API
+/// server, because clients of the API server trust the node's certificate.
 fn kubeadm(asked: &Asked, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
     let kubeadm = cluster.kubeadm()?;
     if asked.control_plane {
@@ -612,7 +620,8 @@ fn kubeadm(asked: &Asked, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
 
 fn sign(asked: &Asked, read: &Read) -> Result<Signed, Refusal> {
     let mut principals = asked.principals.clone();
-    // the API server's names are the control planes'; those with a wildcard are for TLS only
+    // Control planes also have the names of the API server. A wildcard is valid in TLS certificates
+    // only.
     if asked.control_plane {
         let further = read
             .kubeadm
@@ -665,7 +674,8 @@ fn ticket(
     ticket
 }
 
-/// Done in reverse unless cleared.
+/// Tasks that undo a ticket. They run in reverse order when this is dropped, unless they were
+/// cleared.
 struct Undo<'a> {
     cleaner: &'a Cleaner,
     tasks: Vec<Task>,

@@ -1,7 +1,9 @@
-//! Bootstrap tokens (Kubernetes, "Authenticating with Bootstrap Tokens"): what a kubelet asks for its client certificate by.
+//! Bootstrap tokens (Kubernetes, "Authenticating with Bootstrap Tokens"). A kubelet requests its
+//! client certificate with one.
 //!
-//! Each is for one node, and gone when that node is there ([`super::cleaner`]). A token that may sign makes the cluster's
-//! bootstrap signer rewrite a ConfigMap for each; so it may only for those that cannot do without.
+//! Each token is for one node, and is deleted when that node exists ([`super::cleaner`]). The
+//! cluster's bootstrap signer rewrites a ConfigMap for each token that may sign. Therefore only
+//! clients that need token discovery get such a token.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,26 +17,26 @@ use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, Object, SECRETS, SELF_SUBJECT_ACCESS_REVIEWS};
 use kubernetes::services::TICKET_GROUP;
 
-/// As the old system has it.
+/// How long a token is valid, as in the old system.
 pub const VALIDITY: Duration = Duration::from_secs(15 * 60);
-/// The lengths of the two halves.
+/// The lengths of the two halves of a token.
 const ID_LEN: usize = 6;
 const SECRET_LEN: usize = 16;
 
-/// A new identifier, which is not secret.
+/// Creates a token identifier. It is not secret.
 pub fn id() -> String {
     letters(ID_LEN).to_string()
 }
 
-/// Where the token of this identifier is.
+/// Returns the Secret of the token with this identifier.
 pub fn object(id: &str) -> Object {
     SECRETS
         .in_namespace(NAMESPACE)
         .named(&format!("bootstrap-token-{id}"))
 }
 
-/// Whether a kubelet that asks with such a token gets its certificate: whether this service's account may approve it. What gives
-/// it that right gives the tokens' group its own.
+/// Returns whether this service's account may approve the client certificate of a kubelet with such
+/// a token. The manifest with that permission also contains the permissions of the tokens' group.
 pub fn are_served(client: &Client) -> Result<bool, client::Error> {
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
@@ -46,7 +48,7 @@ pub fn are_served(client: &Client) -> Result<bool, client::Error> {
     Ok(answer["status"]["allowed"] == true)
 }
 
-/// Makes the token; `id.secret`.
+/// Creates the token and returns it as `id.secret`.
 pub fn create(
     client: &Client,
     id: &str,
@@ -57,7 +59,7 @@ pub fn create(
     let mut data = json!({
         "token-id": id,
         "token-secret": secret.as_str(),
-        "description": format!("of the join ticket for node {node}"),
+        "description": format!("join ticket of node {node}"),
         "expiration": time::seconds(SystemTime::now() + VALIDITY),
         "usage-bootstrap-authentication": "true",
         "auth-extra-groups": TICKET_GROUP,
@@ -79,10 +81,10 @@ pub fn create(
     Ok(Zeroizing::new(format!("{id}.{}", secret.as_str())))
 }
 
-/// `[a-z0-9]`, each as likely as any other.
+/// Returns random characters of `[a-z0-9]`, each with the same probability.
 fn letters(len: usize) -> Zeroizing<String> {
     const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-    /// The largest multiple of 36 that a byte can have.
+    /// The largest multiple of 36 in a byte. Larger values would make some characters more likely.
     const FAIR: u8 = 252;
     let mut text = Zeroizing::new(String::with_capacity(len));
     while text.len() < len {

@@ -1,11 +1,13 @@
-//! Which UUIDs are those of state disks, by the join service's records ([`records`]).
+//! Which UUIDs belong to state disks, by the join service's records ([`records`]).
 //!
-//! The keys of volumes and of state disks are of one name space, so a clone of a control plane's disk that is presented as a
-//! volume would open for whoever mounts volumes. So nobody who asks for keys of volumes gets that of a disk with a record.
+//! Keys of volumes and of state disks share one name space. An attacker could present a clone of a
+//! control plane's disk as a volume, to open it with a volume's key. So a client with access to
+//! keys of volumes only does not get the key of a recorded disk.
 //!
-//! Most records are named after nodes, so all are read, for each question: callers that ask meanwhile share the next list. No
-//! list is used for a question that came after it began, and nothing is given while the API server does not answer: a volume can
-//! wait for it, since a pod needs it anyway.
+//! Most records are named after nodes, so each request needs the list of all records. Concurrent
+//! requests share the next list, but a list that began before a request is not used for it. No key
+//! is issued while the API server does not answer: a volume can wait, because its pod needs the API
+//! server anyway.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,23 +25,24 @@ use rpc::grpc::{Code, Status};
 #[cfg(doc)]
 use crate::join_service::records;
 
-/// For a page of a list, tries included, and for those that wait for another's list; callers wait for 5 s.
+/// The timeout of one page of a list with its retries, and of waiting for another request's list.
+/// Clients wait for 5 s.
 const TIME: Duration = Duration::from_secs(3);
 
-/// Asks the API server.
+/// Lists the records of state disks.
 pub struct Disks {
     client: Client,
     last: Mutex<List>,
-    /// A list ended.
+    /// Notified when a list ends.
     changed: Condvar,
     seconds: Histogram,
 }
 
 #[derive(Default)]
 struct List {
-    /// Somebody is reading the next one.
+    /// Whether a request is reading the next list.
     is_pending: bool,
-    /// When it began; none before the first.
+    /// When the last list began; `None` before the first.
     began: Option<Instant>,
     records: Option<Arc<Records>>,
 }
@@ -48,9 +51,10 @@ struct List {
 type Records = HashMap<Uuid, String>;
 
 impl Disks {
-    /// Asks by this client, which may list the ConfigMaps of [`NAMESPACE`].
+    /// Creates a client of the API server. It needs permission to list the ConfigMaps of
+    /// [`NAMESPACE`].
     pub fn new(client: &Client, registry: &Registry) -> Disks {
-        let help = "Time that the API server took to list the records of state disks.";
+        let help = "Time in which the API server listed the records of state disks.";
         Disks {
             client: client.within(TIME),
             last: Mutex::default(),
@@ -59,20 +63,20 @@ impl Disks {
         }
     }
 
-    /// Refuses a UUID that is a state disk's, and any while that is not known.
+    /// Refuses the UUID of a state disk. Refuses any UUID while the records are not available.
     pub fn refuse_state_disk(&self, uuid: &Uuid) -> Result<(), Status> {
         match self.records()?.get(uuid) {
             None => Ok(()),
             Some(record) => Err(Status::new(
                 Code::PermissionDenied,
                 format!(
-                    "this UUID is a state disk's, and no volume's: see ConfigMap {NAMESPACE}/{record}"
+                    "this UUID belongs to a state disk, not to a volume: see ConfigMap {NAMESPACE}/{record}"
                 ),
             )),
         }
     }
 
-    /// As of now or later.
+    /// Returns the records as of the time of this call or later.
     fn records(&self) -> Result<Arc<Records>, Status> {
         let asked = Instant::now();
         let mut last = self.lock();
@@ -95,7 +99,7 @@ impl Disks {
         }
         last.is_pending = true;
         drop(last);
-        // also where a panic passes through here, nobody waits for ever
+        // The destructor also runs after a panic, so that no request waits for this list for ever.
         let mut pending = Pending {
             disks: self,
             began: Instant::now(),
@@ -103,18 +107,18 @@ impl Disks {
         };
         match self.seconds.time(|| list(&self.client)) {
             Ok(records) => pending.records = Some(Arc::new(records)),
-            Err(error) => log::error!("it is not known which disks are state disks: {error}"),
+            Err(error) => log::error!("the state disks of the cluster cannot be listed: {error}"),
         }
         pending.records.clone().ok_or_else(unavailable)
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
-        // every change of it is whole
+        // A panic leaves no half-made change: each change is made as a whole.
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A list under way; when it ends, those that wait for it are told.
+/// A running list. Its end notifies the waiting requests.
 struct Pending<'a> {
     disks: &'a Disks,
     began: Instant,
@@ -148,7 +152,8 @@ fn list(client: &Client) -> Result<Records, Error> {
     Ok(pairs.filter_map(of_pair).collect())
 }
 
-/// Of a record, each disk with the record's name: a cluster may have thousands of records, and other ConfigMaps are large.
+/// Parses the records. They are reduced to their disk and name, because a cluster may have
+/// thousands, and other ConfigMaps are large.
 fn disks_and_name(map: Value) -> Value {
     let pairs = |record: Record| {
         record
@@ -162,6 +167,6 @@ fn disks_and_name(map: Value) -> Value {
 fn unavailable() -> Status {
     Status::new(
         Code::Unavailable,
-        "it cannot be checked at the moment that no state disk has this UUID: try again",
+        "cannot check at the moment whether this UUID belongs to a state disk: try again",
     )
 }

@@ -1,15 +1,16 @@
-//! Which caller may have which keys.
+//! Which caller gets which keys.
 //!
 //! ```text
 //! kube-system/join-service=disk,ssh,measurement;default/s3proxy=id:s3proxy-kek
 //! ```
 //!
-//! Callers: `NAMESPACE/NAME` is a service account that has shown a token, [`LOCAL`] a program of the key service's own machine,
-//! by that machine's TPM, [`MEMBER`] another machine that has proved by its TPM to be of this cluster, [`ANYONE`] whoever reaches
-//! a service that asks for no proof.
+//! A caller is one of these: `NAMESPACE/NAME`, a service account with a verified token; [`LOCAL`],
+//! a program of the key service's own machine, identified by that machine's TPM; [`MEMBER`],
+//! another machine of this cluster, proved by its TPM; [`ANYONE`], any client of a service without
+//! authentication.
 //!
-//! A worker proves as much as a control plane does. So a member gets neither the SSH authority of all nodes nor the measurement
-//! secret, whatever the operator grants.
+//! Attestation does not distinguish a worker from a control plane. So a member gets neither the SSH
+//! authority of all nodes nor the measurement secret, even if the operator grants them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,25 +26,29 @@ use kubernetes::services::JOIN_SERVICE_ACCOUNT;
 pub const LOCAL: &str = "local";
 /// Another machine of the cluster.
 pub const MEMBER: &str = "member";
-/// Nobody in particular.
+/// Any client, without authentication.
 pub const ANYONE: &str = "anyone";
 
-/// Kinds of keys, told apart by their ids; [`Class::Disk`] and [`Class::Volume`] by the cluster's records.
+/// The class of a key. The id determines it, except that the cluster's records distinguish
+/// [`Class::Disk`] and [`Class::Volume`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Of state disks and of volumes: the id is a LUKS2 UUID.
+    /// The key of a state disk or a volume. The id is a LUKS2 UUID.
     Disk,
-    /// Of volumes alone: the id is a LUKS2 UUID that no record of a state disk has ([`super::disks`]).
+    /// The key of a volume. The id is a LUKS2 UUID that no record of a state disk contains
+    /// ([`super::disks`]).
     Volume,
-    /// Of the SSH certificate authorities what tickets need: the seed of the one for hosts, by which one can pose as any node
-    /// to an operator, and the public key of the one for users.
+    /// The parts of the SSH certificate authorities in join tickets: the seed of the host
+    /// authority, with which an attacker could pose as any node, and the public key of the user
+    /// authority.
     Ssh,
-    /// The seed of the SSH certificate authority for users: whoever has it can log in to every node. Only the old system's
-    /// join service asks for it.
+    /// The seed of the SSH certificate authority for users. It permits a login to every node. Only
+    /// the old system's join service asks for it.
     SshUsers,
-    /// The measurement secret: with the salt, which is no secret, it gives the cluster's ID.
+    /// The measurement secret. The cluster's ID is derived from it and the salt, which is not
+    /// secret.
     Measurement,
-    /// Any other name, as that of the S3 proxy.
+    /// A key of any other name, such as that of the S3 proxy.
     Other,
 }
 
@@ -56,7 +61,8 @@ const CLASSES: [Class; 6] = [
     Class::Other,
 ];
 
-/// They make nodes and clusters, and a worker is a member, too.
+/// Keys with which one can create nodes and clusters. A worker is a member too, so members never
+/// get them.
 const NEVER_A_MEMBERS: [&str; 4] = [
     SSH_HOST_CA_SEED_ID,
     SSH_USER_CA_SEED_ID,
@@ -65,7 +71,8 @@ const NEVER_A_MEMBERS: [&str; 4] = [
 ];
 
 impl Class {
-    /// The class of the key of this id; whether a UUID is a volume's the id does not say.
+    /// Returns the class of the key with this id. A UUID is [`Class::Disk`], because the id does
+    /// not tell whether it is a volume's.
     pub fn of(id: &str) -> Class {
         match id {
             MEASUREMENT_SECRET_ID => Class::Measurement,
@@ -76,7 +83,7 @@ impl Class {
         }
     }
 
-    /// As in grants, the log and the metrics.
+    /// Returns the name in grants, logs and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Class::Disk => "disk",
@@ -89,7 +96,7 @@ impl Class {
     }
 }
 
-/// Who may have what. Nobody else may have anything.
+/// The classes and ids that are granted to each caller. Other callers get nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grants(BTreeMap<String, Grant>);
 
@@ -106,11 +113,12 @@ impl Grant {
 }
 
 impl Grants {
-    /// As a key of which class `caller` may have the one of this id. With [`Class::Volume`] it may not if that is a state disk's.
+    /// Returns the class as which `caller` gets the key of this id, or `None` if it is not granted.
+    /// For [`Class::Volume`], the key of a state disk must still be refused.
     pub fn allow(&self, caller: &str, id: &str) -> Option<Class> {
         let grant = self.0.get(caller)?;
         match Class::of(id) {
-            // of the pods, the join service alone has to do with state disks
+            // Of all pods, only the join service needs keys of state disks.
             Class::Disk
                 if grant.allows(id) && caller.contains('/') && caller != JOIN_SERVICE_ACCOUNT =>
             {
@@ -123,14 +131,14 @@ impl Grants {
         }
     }
 
-    /// Whether somebody may have keys of volumes alone by the name of that class.
+    /// Returns whether the class of keys of volumes is granted by its name.
     pub fn have_volumes(&self) -> bool {
         self.0
             .values()
             .any(|grant| grant.classes.contains(&Class::Volume))
     }
 
-    /// Everybody who may have anything.
+    /// Returns all callers with a grant.
     pub fn callers(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
@@ -152,7 +160,7 @@ impl FromStr for Grants {
             let (caller, mut grant) = (caller.trim(), Grant::default());
             if !is_caller(caller) {
                 return Err(format!(
-                    "{caller:?} is no caller: expected NAMESPACE/NAME, {LOCAL}, {MEMBER} or {ANYONE}"
+                    "{caller:?} is not a caller: expected NAMESPACE/NAME, {LOCAL}, {MEMBER} or {ANYONE}"
                 ));
             }
             for item in items.split(',').map(str::trim) {
@@ -174,15 +182,15 @@ impl FromStr for Grants {
             {
                 let class = Class::of(id).name();
                 return Err(format!(
-                    "{MEMBER} may not have {class}: a worker is a member, too; see {LOCAL}"
+                    "{MEMBER} may not have {class}: a worker is a member as well; use {LOCAL}"
                 ));
             }
             if grants.insert(caller.into(), grant).is_some() {
-                return Err(format!("{caller} is there twice"));
+                return Err(format!("{caller} has two grants"));
             }
         }
         if grants.is_empty() {
-            Err("nobody may have anything".into())
+            Err("expected at least one grant, CALLER=CLASS,CLASS..".into())
         } else {
             Ok(Grants(grants))
         }
@@ -203,7 +211,7 @@ impl fmt::Display for Grants {
 }
 
 fn is_caller(text: &str) -> bool {
-    // names of the API: letters, digits, '-' and '.'
+    // Names of Kubernetes objects consist of letters, digits, '-' and '.'.
     let is_name = |name: &str| {
         !name.is_empty()
             && name
@@ -321,16 +329,16 @@ mod tests {
     #[test]
     fn what_is_no_grant_is_refused_by_name() {
         for (text, why) in [
-            ("", "nobody"),
-            (" ; ", "nobody"),
+            ("", "at least one grant"),
+            (" ; ", "at least one grant"),
             ("a", "expected CALLER=CLASS"),
-            ("a=disk", "\"a\" is no caller"),
-            ("A/b=disk", "\"A/b\" is no caller"),
-            ("a/b/c=disk", "is no caller"),
+            ("a=disk", "\"a\" is not a caller"),
+            ("A/b=disk", "\"A/b\" is not a caller"),
+            ("a/b/c=disk", "is not a caller"),
             ("a/b=disks", "\"disks\": expected disk, volume, ssh"),
             ("a/b=", "\"\": expected disk"),
             ("a/b=id:", "expected disk"),
-            ("a/b=disk; a/b=ssh", "a/b is there twice"),
+            ("a/b=disk; a/b=ssh", "a/b has two grants"),
             ("member=disk,ssh", "member may not have ssh"),
             ("member=ssh-users", "member may not have ssh-users"),
             (

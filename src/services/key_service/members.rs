@@ -1,13 +1,15 @@
-//! Who is a machine of this cluster: one that meets the attestation policy, but for PCR 15, which holds the cluster's ID.
+//! The validator of machines of this cluster. They meet the attestation policy, and their PCR 15
+//! contains the cluster's ID.
 //!
-//! That is knowledge of a secret that every worker has, so it tells no control plane from a worker: what a member may have is
-//! the business of [`grants`](super::grants).
+//! The ID depends on a secret that every worker has. So it does not distinguish a control plane
+//! from a worker; [`grants`](super::grants) limits what members get.
 //!
-//! Both ends hold each other to it. The key service computes the ID, since it has the master secret. Whoever asks it cannot,
-//! as the measurement secret is one of the keys that it asks for; it goes by its own PCR 15, which a peer must share.
+//! Both ends use this check. The key service computes the ID from the master secret. A client
+//! cannot, because the measurement secret is one of the keys that it asks for. It uses the value of
+//! its own PCR 15, which must be equal to that of the key service.
 //!
-//! The policy is read for each handshake, of which there is one when a service starts and hardly any more; while the file
-//! cannot be read, what it had last stays in force.
+//! The policy is read for each handshake, which is rare: one after each start of a service. If the
+//! file cannot be read or is not valid, the last valid policy stays in force.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,9 +18,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use attest::attestation::{Identified, Oid, Policy, ValidateError, Validator, qemu_vtpm};
 
-/// In the configuration directory: the attestation policy, JSON.
+/// The attestation policy as JSON, in the configuration directory.
 const POLICY_FILE: &str = "attestationConfig";
-/// A ConfigMap holds at most 1 MiB.
+/// The maximum size of the policy. A ConfigMap holds at most 1 MiB.
 const MAX_LEN: u64 = 1 << 20;
 
 /// Accepts machines of the cluster.
@@ -28,7 +30,7 @@ pub struct Members {
     last: Mutex<Last>,
 }
 
-/// What the file had when it was last good, and what is wrong with it since.
+/// The last valid policy, and the present error of the file, if any.
 struct Last {
     text: String,
     validator: Arc<qemu_vtpm::Validator>,
@@ -36,7 +38,8 @@ struct Last {
 }
 
 impl Members {
-    /// Those that meet the policy in this directory, and have this in PCR 15. The policy must be good to begin with.
+    /// Creates a validator for the policy in this directory and this value of PCR 15. Fails if the
+    /// policy is not valid.
     pub fn new(config_dir: &Path, pcr15: [u8; 32]) -> Result<Members, String> {
         let file = config_dir.join(POLICY_FILE);
         let text = read(&file)?;
@@ -53,7 +56,7 @@ impl Members {
     }
 
     fn current(&self) -> Arc<qemu_vtpm::Validator> {
-        // held for as long as a small file takes to be read
+        // The lock is held only while a small file is read.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = read(&self.file).and_then(|text| match text == last.text {
             true => Ok(None),
@@ -64,14 +67,14 @@ impl Members {
         let problem = now.as_ref().err().cloned();
         if let Ok(Some((text, validator))) = now {
             log::info!(
-                "attestation policy {}: a new one is in force",
+                "attestation policy {}: a new policy is in force",
                 self.file.display()
             );
             (last.text, last.validator) = (text, validator);
         }
         if problem != last.problem {
             if let Some(problem) = &problem {
-                log::error!("the attestation policy of before stays in force: {problem}");
+                log::error!("the old attestation policy stays in force: {problem}");
             }
             last.problem = problem;
         }

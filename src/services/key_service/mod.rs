@@ -1,26 +1,29 @@
-//! The key service: derives data keys from the master secret for the services of a control plane, `/kms.API/GetDataKey`.
+//! The key service: derives data keys from the master secret for the services of a control plane
+//! (`/kms.API/GetDataKey`).
 //!
-//! It keeps nothing but the master secret and its salt, which it reads once. Every key of the cluster comes from here, so
-//! every caller says who it is, and has only the classes of keys that it was granted ([`grants`]). Three ways ([`Clients`]):
+//! It keeps only the master secret and its salt, which it reads once. Every key of the cluster is
+//! derived here. Therefore each caller authenticates itself, and gets only the classes of keys that
+//! are granted to it ([`grants`]). There are three ways ([`Clients`]):
 //!
 //! ```text
-//! attested   TLS; each end proves by its TPM that it is a machine of this cluster ([`members`]),     services on the hosts
-//!            and which one
-//! token      the token of a Kubernetes service account, which the API server vouches for ([`tokens`])  pods
-//! any        no proof, as callers of the old system expect                                            old callers
+//! attested   TLS; each end proves by its TPM which machine of this cluster it is ([`members`])      services on the hosts
+//! token      the token of a Kubernetes service account, verified by the API server ([`tokens`])     pods
+//! any        no authentication, as clients of the old system expect                                 old clients
 //! ```
 //!
-//! Callers that have keys of volumes alone ([`Class::Volume`]) are refused those of state disks ([`disks`]).
+//! A caller with access to keys of volumes only ([`Class::Volume`]) is refused the keys of state
+//! disks ([`disks`]).
 //!
-//! Whoever answers matters as much as who asks: who poses as the key service chooses the keys of disks, and the seed of the
-//! SSH certificate authorities of every new node. Attestation proves both ends. Tokens prove one, and travel with the
-//! keys in plaintext: they need a network that is encrypted and whose names lead where they should, as a cluster's pod
-//! network. So without TLS it listens on loopback addresses only, unless it is told to trust the network around it
-//! (`--allow-plaintext`).
+//! Clients need to authenticate the key service, too. An attacker who poses as the key service
+//! chooses the keys of disks and the seed of the SSH certificate authorities of every new node.
+//! Attestation authenticates both ends. Tokens authenticate only the client, and are sent with the
+//! keys in plaintext. They need an encrypted network with trusted name resolution, such as a
+//! cluster's pod network. So without TLS the service listens on loopback addresses only, unless the
+//! operator declares the network as trusted (`--allow-plaintext`).
 //!
-//! What it takes: ids of letters, digits, `.`, `_` and `-`, at most 128 of them; a UUID in lower case, since ids are
-//! compared byte for byte and the upper-case form would give another key than the disk's; lengths of 1 to 64 bytes. Each
-//! decision is a line in the log that begins with `audit`.
+//! An id consists of at most 128 letters, digits, `.`, `_` and `-`. A UUID must be in lower case:
+//! ids are compared byte by byte, and the upper-case form would give another key than the disk's. A
+//! key has 1 to 64 bytes. Each decision is a log line that begins with `audit`.
 
 pub mod disks;
 pub mod grants;
@@ -59,71 +62,76 @@ use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use tokens::Reviewer;
 
-/// The master secret, raw bytes, where the cluster's Secret is mounted.
+/// The default file of the master secret, raw bytes, where the cluster's Secret is mounted.
 pub const MASTER_SECRET_FILE: &str = "/var/config/mastersecret";
-/// Its salt, raw bytes, in the same place.
+/// The default file of its salt, raw bytes, in the same directory.
 pub const SALT_FILE: &str = "/var/config/salt";
-/// Where the cluster's `join-config` is: the attestation policy and the measurement salt.
+/// The default directory of the cluster's `join-config`, with the attestation policy and the
+/// measurement salt.
 pub const CONFIG_DIR: &str = "/var/config";
 
-/// How long callers may still take when the service stops: each call takes microseconds.
+/// How long running calls may still take when the service stops. A call takes microseconds.
 pub const GRACE: Duration = Duration::from_secs(5);
 
-/// In the configuration directory: raw bytes, of which the cluster's ID is made beside the measurement secret.
+/// The measurement salt, raw bytes, in the configuration directory. The cluster's ID is derived
+/// from it and the measurement secret.
 const MEASUREMENT_SALT_FILE: &str = "measurementSalt";
 const MEASUREMENT_SALT_LEN: usize = 32;
-/// The old key service starts with no shorter master secret: bytes.
+/// The minimum length of the master secret in bytes, as in the old key service.
 const MIN_MASTER_SECRET_LEN: usize = 16;
-/// As [`MIN_MASTER_SECRET_LEN`], of the salt.
+/// The minimum length of the salt in bytes, as in the old key service.
 const MIN_SALT_LEN: usize = 32;
-/// More than either file may have: what is larger was mistaken for it.
+/// The maximum length of either file. A larger file is not a secret.
 const MAX_FILE_LEN: u64 = 4096;
 const MAX_ID_LEN: usize = 128;
-/// No caller asks for more than 32; room for a key of XTS or HMAC with SHA-512.
+/// The maximum length of a key. Clients ask for at most 32 bytes; 64 are sufficient for XTS or HMAC
+/// with SHA-512.
 const MAX_KEY_LEN: u32 = 64;
-/// Ids are short: a request that is larger is none.
+/// The maximum length of a request, which contains one short id.
 const MAX_REQUEST: usize = 1024;
 
-/// What the service is started with.
+/// The configuration of the service.
 pub struct Config {
-    /// Port 0 takes a free one.
+    /// The address to listen on. Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// File of the master secret, at least 16 bytes.
+    /// The file of the master secret, at least 16 bytes.
     pub master_secret: PathBuf,
-    /// File of the salt, at least 32 bytes.
+    /// The file of the salt, at least 32 bytes.
     pub salt: PathBuf,
-    /// How callers prove who they are.
+    /// How callers authenticate themselves.
     pub clients: Clients,
-    /// The API server: for tokens, and for the records of state disks where somebody may have keys of volumes.
+    /// Access to the API server. It is required for tokens, and for the records of state disks if
+    /// keys of volumes are granted.
     pub api: Option<Box<client::Config>>,
-    /// Who may have which keys; [`Clients::default_grants`] unless given.
+    /// The grants; [`Clients::default_grants`] if `None`.
     pub grants: Option<Grants>,
-    /// Whether keys, and tokens, may leave the machine unencrypted.
+    /// Whether keys and tokens may be sent in plaintext to other machines.
     pub allow_plaintext: bool,
-    /// Where `grpc.health.v1` alone is served in plaintext, for those who cannot prove themselves.
+    /// The address of a plaintext server with `grpc.health.v1` only, for clients that cannot attest
+    /// themselves.
     pub health: Option<SocketAddr>,
-    /// Where metrics are served over HTTP.
+    /// The address of the HTTP server for metrics.
     pub metrics: Option<SocketAddr>,
 }
 
-/// How callers prove who they are.
+/// How callers authenticate themselves.
 pub enum Clients {
-    /// By their TPM, as this service does to them by its own.
+    /// By their TPM. The service attests itself to them in the same way.
     Attested {
-        /// This machine's TPM.
+        /// The TPM of this machine.
         tpm: tpm::Location,
-        /// Where the files of [`CONFIG_DIR`] are.
+        /// The directory with the files of [`CONFIG_DIR`].
         config_dir: PathBuf,
     },
-    /// By the token of a service account, which the API server is asked about.
+    /// By the token of a service account, which the API server verifies.
     Token,
-    /// Not at all.
+    /// No authentication.
     Any,
 }
 
 impl Clients {
-    /// What callers may have unless something else was said: what the join service needs; everything where nobody can be
-    /// told apart anyway.
+    /// Returns the default grants: what the join service needs, and everything if callers are not
+    /// authenticated.
     pub fn default_grants(&self) -> Grants {
         let text = match self {
             Clients::Attested { .. } => format!("{LOCAL}={JOIN_SERVICE_GRANT}"),
@@ -133,7 +141,7 @@ impl Clients {
         text.parse().expect("a grant of constants")
     }
 
-    /// Whether there can be a caller of this name.
+    /// Returns whether a caller with this name can exist.
     fn can_have(&self, caller: &str) -> bool {
         match self {
             Clients::Attested { .. } => [LOCAL, MEMBER].contains(&caller),
@@ -143,17 +151,18 @@ impl Clients {
     }
 }
 
-/// The service while it runs.
+/// The running service.
 pub struct KeyService {
     server: Server,
     health: Option<Server>,
     exporter: Option<Exporter>,
-    /// Of what it asks the API server.
+    /// Stops the requests to the API server.
     stop: Stop,
 }
 
 impl KeyService {
-    /// Reads the secret and serves until [`KeyService::stop`].
+    /// Reads the secret and serves until [`KeyService::stop`]. Fails if the configuration is
+    /// contradictory or a secret, the policy, the TPM or an address cannot be used.
     pub fn start(config: Config) -> Result<KeyService, Error> {
         let is_plain = !matches!(config.clients, Clients::Attested { .. });
         if is_plain && !config.listen.ip().is_loopback() && !config.allow_plaintext {
@@ -192,13 +201,13 @@ impl KeyService {
                 (
                     plain(),
                     Authority::Tokens(Box::new(reviewer)),
-                    "service accounts that show their token",
+                    "service accounts with a token",
                 )
             }
             Clients::Any => {
                 log::warn!(
-                    "PLAINTEXT, AND CALLERS PROVE NOTHING, as of the old system (--clients any): whoever reaches {} has every \
-                     key of {grants}",
+                    "PLAINTEXT, AND CALLERS ARE NOT AUTHENTICATED, as in the old system (--clients any): any client that reaches {} \
+                     gets every key of {grants}",
                     config.listen
                 );
                 (plain(), Authority::Anyone, "anyone")
@@ -243,24 +252,24 @@ impl KeyService {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address of the gRPC server.
     pub fn local_addr(&self) -> SocketAddr {
         self.server.local_addr()
     }
 
-    /// Where it tells its health, if apart.
+    /// Returns the address of the separate health server, if there is one.
     pub fn health_addr(&self) -> Option<SocketAddr> {
         self.health.as_ref().map(Server::local_addr)
     }
 
-    /// Where its metrics are.
+    /// Returns the address of the metrics server, if there is one.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
         self.exporter.as_ref().map(Exporter::local_addr)
     }
 
-    /// Takes no further callers, gives the present ones `grace`.
+    /// Accepts no further calls, and waits up to `grace` until the running ones end.
     pub fn stop(&self, grace: Duration) {
-        // first, so that whoever asks sends no further callers
+        // The health server stops first, so that load balancers send no further calls.
         if let Some(health) = &self.health {
             health.stop(Duration::ZERO);
         }
@@ -269,7 +278,8 @@ impl KeyService {
     }
 }
 
-/// TLS in which both ends prove to be machines of the cluster whose master secret this is; which machine this one is.
+/// Creates the TLS acceptor in which both ends prove that they are machines of this master secret's
+/// cluster. Also returns the identity of this machine.
 fn attested(
     kms: &ClusterKms,
     tpm: &tpm::Location,
@@ -290,7 +300,7 @@ fn attested(
         .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
         .map_err(Error::Kms)?;
     let expected = pcr15_after(&cluster_id(&secret, salt.expose()));
-    // callers would refuse us one by one, and could not say why
+    // Otherwise each client would refuse this machine without a clear reason.
     let pcr15 =
         attestation::pcr15(tpm).map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
     if pcr15 != expected {
@@ -305,7 +315,8 @@ fn attested(
         Some(qemu_vtpm::EVENT_LOG.into()),
     ));
     let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();
-    // no old peer speaks this, so there is none for whom documents would have to be shown to the network
+    // No client of the old system uses this, so TLS 1.3 can be required. It does not reveal the
+    // documents to the network.
     Ok((
         Arc::new(atls::Server::new(Some(issuer), vec![members]).require_tls13()),
         own,
@@ -316,19 +327,19 @@ fn serve_health(address: SocketAddr) -> Result<Server, Error> {
     grpc::serve_health(address).map_err(|error| Error::Listen(address, error))
 }
 
-/// Who vouches for a caller.
+/// How a caller is identified.
 enum Authority {
-    /// The connection has; `own` is this machine.
+    /// By the identity of its connection. `own` is this machine.
     Members {
         own: Arc<str>,
     },
     Tokens(Box<Reviewer>),
-    /// Nobody.
+    /// Not at all.
     Anyone,
 }
 
 impl Authority {
-    /// What the caller of a call is called in grants.
+    /// Returns the caller's name in grants.
     fn caller(&self, call: &Call) -> Result<String, Status> {
         match self {
             Authority::Members { own } if call.identity() == Some(own) => Ok(LOCAL.into()),
@@ -341,12 +352,12 @@ impl Authority {
     }
 }
 
-/// What the one method needs.
+/// The handler of the API's only method.
 struct Handler {
     kms: ClusterKms,
     authority: Authority,
     grants: Grants,
-    /// None where nobody has keys of volumes.
+    /// `None` if no keys of volumes are granted.
     disks: Option<Disks>,
     requests: Labelled<Counter, 2>,
     seconds: Histogram,
@@ -360,7 +371,7 @@ impl Handler {
         disks: Option<Disks>,
         registry: &Registry,
     ) -> Handler {
-        let help = "Keys that were asked for, by class and outcome; the class is `none` where it was not looked at.";
+        let help = "Number of requested keys by class and result; the class is `none` if it was not determined.";
         let requests =
             registry.labelled("firstlight_key_requests_total", help, ["class", "result"]);
         let seconds = registry.add(
@@ -389,7 +400,7 @@ impl Handler {
         )
     }
 
-    /// Who, what, whether; then the line that says so.
+    /// Decides on a request and logs the decision.
     fn answer(&self, call: &Call, request: &GetDataKeyRequest) -> Result<Secret, Status> {
         let (mut caller, mut class) = ("unknown".to_owned(), "none");
         let mut decide = || {
@@ -401,7 +412,7 @@ impl Handler {
             let denied = || {
                 Status::new(
                     Code::PermissionDenied,
-                    format!("keys of the class {class} are not for {caller}"),
+                    format!("{caller} has no grant for keys of the class {class}"),
                 )
             };
             if granted.ok_or_else(denied)? == Class::Volume {
@@ -416,7 +427,7 @@ impl Handler {
         let result = decide();
         self.requests.with([class, outcome(&result)]).inc();
         let (id, length, peer) = (&request.data_key_id, request.length, peer(call.peer()));
-        // what is no id may be long: MAX_REQUEST bounds it
+        // An invalid id may be long, but at most `MAX_REQUEST` bytes.
         let line = format!("peer={peer} caller={caller} class={class} id={id:?} length={length}");
         match &result {
             Ok(_) => log::info!("audit result=given {line}"),
@@ -426,7 +437,7 @@ impl Handler {
     }
 }
 
-/// As in the metrics.
+/// Returns the result as in the metrics.
 fn outcome(result: &Result<Secret, Status>) -> &'static str {
     match result.as_ref().map_err(Status::code) {
         Ok(_) => "given",
@@ -438,7 +449,7 @@ fn outcome(result: &Result<Secret, Status>) -> &'static str {
     }
 }
 
-/// Whether a request makes sense.
+/// Validates a request.
 fn check(request: &GetDataKeyRequest) -> Result<(), Status> {
     let invalid = |message: String| Err(Status::new(Code::InvalidArgument, message));
     let id = request.data_key_id.as_str();
@@ -449,7 +460,7 @@ fn check(request: &GetDataKeyRequest) -> Result<(), Status> {
         ));
     }
     if id.is_empty() {
-        return invalid("data_key_id: it is empty".into());
+        return invalid("data_key_id: expected an id, got an empty string".into());
     }
     if id.len() > MAX_ID_LEN {
         return invalid(format!(
@@ -476,7 +487,7 @@ fn data_key(kms: &ClusterKms, request: &GetDataKeyRequest) -> Result<Secret, Sta
             .map_err(|error| internal(&error))
     };
     match request.data_key_id.as_str() {
-        // new nodes trust this authority; who makes tickets needs no more of it
+        // A join ticket contains only the public key of this authority.
         SSH_USER_CA_PUBLIC_ID => {
             let authority = ssh::Authority::from_seed(&key(SSH_USER_CA_SEED_ID, KEY_LEN)?);
             let blob = authority
@@ -506,11 +517,12 @@ fn read_kms(master_secret: &Path, salt: &Path) -> Result<ClusterKms, Error> {
     ClusterKms::new(key, salt).map_err(Error::Kms)
 }
 
-/// Exactly the bytes of the file: no line break is taken off.
+/// Reads a secret. Every byte of the file counts, including a line break.
 fn read_secret(path: &Path, what: &'static str, min: usize) -> Result<Secret, Error> {
     let failed = |error| Error::Read(what, path.into(), error);
     let file = fs::File::open(path).map_err(failed)?;
-    // with room for all of it, since a vector that grows leaves copies behind
+    // The capacity is sufficient for the whole file, because a growing vector would leave copies
+    // behind.
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_FILE_LEN as usize + 1));
     file.take(MAX_FILE_LEN + 1)
         .read_to_end(&mut bytes)
@@ -521,31 +533,32 @@ fn read_secret(path: &Path, what: &'static str, min: usize) -> Result<Secret, Er
     Ok(Secret::new(bytes.to_vec()))
 }
 
-/// Why the service does not start.
+/// The reason why the service cannot start.
 #[derive(Debug)]
 pub enum Error {
-    /// Keys would leave the machine unencrypted through this address.
+    /// Keys would be sent in plaintext through this address.
     Exposed(IpAddr),
-    /// The address cannot be listened on.
+    /// The service cannot listen on this address.
     Listen(SocketAddr, io::Error),
     /// The file of the named secret cannot be read.
     Read(&'static str, PathBuf, io::Error),
-    /// The named secret's file has so many bytes, which is too few (the least is the last field) or too many.
+    /// The named secret's file has the wrong length: its name, path, length and minimum length in
+    /// bytes.
     Size(&'static str, PathBuf, usize, usize),
-    /// The secret is none.
+    /// The secret is not valid.
     Kms(kms::Error),
-    /// This machine's TPM does not answer.
+    /// The TPM of this machine does not answer.
     Tpm(IssueError),
-    /// This machine is none of the cluster whose master secret and measurement salt were given.
+    /// This machine is not a member of the cluster with this master secret and measurement salt.
     NoMember {
-        /// It is of no cluster at all.
+        /// Whether it is a member of no cluster at all.
         is_fresh: bool,
     },
-    /// There is no good policy: what is wrong, and in which file.
+    /// The policy file cannot be read or is not valid. The text names the file and the fault.
     Policy(String),
-    /// There is no API server to ask, which is needed for what is said here.
+    /// The API server is required for this, but there is no access to it.
     NoApi(&'static str),
-    /// Something is granted to a caller that there cannot be.
+    /// A grant names a caller that cannot exist.
     Grant(String),
 }
 
@@ -554,7 +567,7 @@ impl fmt::Display for Error {
         match self {
             Error::Exposed(ip) => write!(
                 f,
-                "refusing to hand out keys in plaintext on {ip}: listen on a loopback address, use --clients attested, or \
+                "refusing to send keys in plaintext on {ip}: listen on a loopback address, use --clients attested, or \
                  give --allow-plaintext if that network is encrypted and trusted"
             ),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
@@ -565,17 +578,17 @@ impl fmt::Display for Error {
             Error::Kms(error) => error.fmt(f),
             Error::Tpm(error) => write!(f, "this machine cannot prove what it is: {error}"),
             Error::NoMember { is_fresh: true } => f.write_str(
-                "this machine has joined no cluster since it started (PCR 15 is zero), so no caller would take it for one of \
-                 theirs; start the service after the node has joined, or see --clients",
+                "this machine has joined no cluster since it started (PCR 15 is zero), so clients would not accept it; \
+                 start the service after the node has joined, or see --clients",
             ),
             Error::NoMember { is_fresh: false } => f.write_str(
-                "this machine's PCR 15 is not that of the cluster whose master secret, salt and measurementSalt were given: \
-                 one of them is another cluster's",
+                "this machine's PCR 15 differs from that of the cluster with this master secret, salt and measurementSalt: \
+                 one of them belongs to another cluster",
             ),
             Error::Policy(problem) => f.write_str(problem),
-            Error::NoApi(why) => write!(f, "{why}, which needs the API server: give --kubeconfig, or run as a pod"),
+            Error::NoApi(why) => write!(f, "{why}, which requires access to the API server: use --kubeconfig, or run as a pod"),
             Error::Grant(caller) => {
-                write!(f, "--grant: {caller:?} can be no caller here: expected NAMESPACE/NAME with --clients token, ")?;
+                write!(f, "--grant: {caller:?} cannot be a caller here: expected NAMESPACE/NAME with --clients token, ")?;
                 write!(f, "{LOCAL} or {MEMBER} with attested, {ANYONE} with any")
             }
         }
@@ -762,7 +775,7 @@ mod tests {
         };
         let error = KeyService::start(config).err().unwrap().to_string();
         assert!(
-            error.contains("\"kube-system/join-service\" can be no caller"),
+            error.contains("\"kube-system/join-service\" cannot be a caller"),
             "{error}"
         );
     }

@@ -1,16 +1,16 @@
-//! Callers that show a token of their Kubernetes service account, which the API server is asked about (TokenReview,
-//! `authentication.k8s.io/v1`).
+//! Authenticates callers by the token of their Kubernetes service account. The API server verifies
+//! it (TokenReview, `authentication.k8s.io/v1`).
 //!
-//! The token is a projected one, made for the audience [`AUDIENCE`]: the API server takes it for nothing else, and no token
-//! that a pod has for the API server is taken here. A verdict counts for [`FRESH`], so a pod that is deleted keeps its access
-//! for that long at most.
+//! The token is a projected token for the audience [`AUDIENCE`]. The API server does not accept it
+//! for its own requests, and a pod's token for the API server is not accepted here. A verdict is
+//! cached for [`FRESH`], so the access of a deleted pod ends after that time.
 //!
-//! While the API server does not answer, who was accepted before stays accepted, for [`STALE`]. Else a cluster could not help
-//! itself: control planes that restart need keys of their disks before etcd has a majority again, and without one the API
-//! server judges nothing.
+//! While the API server does not answer, an accepted token stays valid for [`STALE`]. Otherwise a
+//! cluster could not restart: control planes need the keys of their disks before etcd has a quorum
+//! again, and without a quorum the API server answers no review.
 //!
-//! Calls that come with the same new token wait for one review. Who sends many different tokens is slowed down by its
-//! address: each costs the API server a signature check.
+//! Concurrent calls with the same new token wait for one review. The reviews of each address are
+//! limited, because each costs the API server a signature check.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -24,31 +24,33 @@ use kubernetes::services::KEY_SERVICE_AUDIENCE as AUDIENCE;
 use metrics::{Counter, Histogram, Labelled, Registry};
 use rpc::grpc::{Code, Metadata, Status};
 
-/// How long a verdict counts.
+/// How long a verdict is cached.
 const FRESH: Duration = Duration::from_secs(30);
-/// How long a token that was accepted counts while the API server does not answer: a night.
+/// How long an accepted token stays valid while the API server does not answer: 24 hours, to last a
+/// night.
 const STALE: Duration = Duration::from_secs(24 * 3600);
-/// How soon the API server is asked again about such a token.
+/// When the API server is asked again about such a token.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// For one review, tries included; callers wait for 5 s.
+/// The timeout of one review with its retries. Callers wait for 5 s.
 const REVIEW_TIME: Duration = Duration::from_secs(3);
-/// Verdicts that are kept; beyond that the oldest go.
+/// The maximum number of cached verdicts. Beyond it, the oldest are removed.
 const MAX_VERDICTS: usize = 1024;
-/// Reviews that one address may cause at once, and in each second after.
+/// Maximum number of reviews for one address in one burst, and per second after that.
 const BURST: f64 = 10.0;
 const PER_SECOND: f64 = 1.0;
-/// Addresses that are remembered; beyond that, unknown ones wait until entries have expired.
+/// The maximum number of addresses with a budget. Beyond it, new addresses wait until entries
+/// expire.
 const MAX_PEERS: usize = 4096;
-/// A service account's token has some 1000 bytes.
+/// The maximum length of a token. A service account's has about 1000 bytes.
 const MAX_TOKEN: usize = 8 << 10;
 
 const TOKEN_REVIEWS: Resource = Resource::cluster("authentication.k8s.io", "v1", "tokenreviews");
 
-/// Asks the API server, and remembers for a while.
+/// Verifies tokens with the API server, and caches the verdicts.
 pub struct Reviewer {
     client: Client,
     state: Mutex<State>,
-    /// A review ended.
+    /// Notified when a review ends.
     changed: Condvar,
     reviews: Labelled<Counter, 1>,
     seconds: Histogram,
@@ -56,21 +58,21 @@ pub struct Reviewer {
 
 #[derive(Default)]
 struct State {
-    /// By the token's SHA-256.
+    /// Verdicts by the token's SHA-256.
     verdicts: HashMap<[u8; 32], Verdict>,
-    /// What each address may still cause, and as of when.
+    /// The remaining reviews of each address, and the time of that count.
     peers: HashMap<IpAddr, (f64, Instant)>,
 }
 
 enum Verdict {
-    /// Somebody is asking.
+    /// A review is running.
     Pending,
     Known(Known),
 }
 
 #[derive(Clone)]
 struct Known {
-    /// The service account, or none for a token that is not accepted.
+    /// The service account, or `None` if the token is not accepted.
     account: Option<String>,
     said: Instant,
     ask_again: Instant,
@@ -86,14 +88,14 @@ impl Known {
         }
     }
 
-    /// Whether it would do if the API server did not answer.
+    /// Returns whether the verdict stays valid while the API server does not answer.
     fn would_do(&self) -> bool {
         self.account.is_some() && self.said.elapsed() < STALE
     }
 }
 
 impl Reviewer {
-    /// Asks by this client, which may make TokenReviews.
+    /// Creates a reviewer. The client needs permission to create TokenReviews.
     pub fn new(client: &Client, registry: &Registry) -> Reviewer {
         Reviewer {
             client: client.within(REVIEW_TIME),
@@ -101,25 +103,26 @@ impl Reviewer {
             changed: Condvar::new(),
             reviews: registry.labelled(
                 "firstlight_key_token_reviews_total",
-                "Tokens that the API server was asked about: accepted, refused, or failed to say.",
+                "Number of reviewed tokens: accepted, refused, or failed if the API server did not answer.",
                 ["result"],
             ),
             seconds: registry.add(
                 "firstlight_key_token_review_seconds",
-                "Time that the API server took to judge a token.",
+                "Time in which the API server reviewed a token.",
             ),
         }
     }
 
-    /// The service account of a caller, `NAMESPACE/NAME`.
+    /// Returns the service account of a caller, `NAMESPACE/NAME`. Fails if the token is missing or
+    /// not accepted, or cannot be reviewed now.
     pub fn account(&self, metadata: &Metadata, peer: Option<IpAddr>) -> Result<String, Status> {
         let refused = |text: &str| Status::new(Code::Unauthenticated, text);
         let token = bearer(metadata)
-            .ok_or_else(|| refused("expected metadata authorization: Bearer TOKEN"))?;
+            .ok_or_else(|| refused("expected the metadata entry authorization: Bearer TOKEN"))?;
         let verdict = self.verdict(token, peer)?;
         verdict.ok_or_else(|| {
             refused(
-                "the token is not accepted: expected one of a service account, for this audience",
+                "the token is not accepted: expected the token of a service account for this audience",
             )
         })
     }
@@ -154,7 +157,7 @@ impl Reviewer {
         }
         state.verdicts.insert(hash, Verdict::Pending);
         drop(state);
-        // also where a panic passes through here, nobody waits for ever
+        // The destructor also runs after a panic, so that no call waits for this review for ever.
         let mut pending = Pending {
             reviewer: self,
             hash,
@@ -164,7 +167,7 @@ impl Reviewer {
             (Ok(account), _) => Known::new(account),
             (Err(_), Some(before)) => {
                 log::warn!(
-                    "the token was accepted {} s ago, and is for now",
+                    "the token cannot be reviewed; it stays accepted, because it was accepted {} s ago",
                     before.said.elapsed().as_secs()
                 );
                 Known {
@@ -190,7 +193,8 @@ impl Reviewer {
                 .create(&TOKEN_REVIEWS.all(), &review)
         };
         let mut answer = self.seconds.time(|| match ask(REVIEW_TIME) {
-            // the connection may have been dead for long; that it is asked twice changes nothing
+            // A kept connection may have been broken for a long time. A second review changes
+            // nothing.
             Err(error) if error.is_passing() && Instant::now() < deadline => {
                 ask(deadline.saturating_duration_since(Instant::now()))
             }
@@ -199,7 +203,7 @@ impl Reviewer {
         let result = match &answer {
             Ok(answer) => Ok(account(answer)),
             Err(error) => {
-                log::error!("a token cannot be checked: {error}");
+                log::error!("a token cannot be reviewed: {error}");
                 Err(unavailable())
             }
         };
@@ -216,7 +220,7 @@ impl Reviewer {
                 .unwrap_or("no reason was given");
             log::info!("the API server does not accept a token: {why:.300}");
         }
-        // the answer has the token in it too
+        // The answer contains the token as well.
         client::wipe(&mut review);
         if let Ok(answer) = &mut answer {
             client::wipe(answer);
@@ -225,12 +229,12 @@ impl Reviewer {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // every change of it is whole
+        // A panic leaves no half-made change: each change is made as a whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A review under way; when it ends, those that wait for it are told.
+/// A running review. Its end notifies the waiting calls.
 struct Pending<'a> {
     reviewer: &'a Reviewer,
     hash: [u8; 32],
@@ -242,7 +246,7 @@ impl Drop for Pending<'_> {
         let mut state = self.reviewer.lock();
         match self.verdict.take() {
             Some(known) => drop(state.verdicts.insert(self.hash, Verdict::Known(known))),
-            // the next one asks again
+            // The next call starts a new review.
             None => drop(state.verdicts.remove(&self.hash)),
         }
         self.reviewer.changed.notify_all();
@@ -250,7 +254,7 @@ impl Drop for Pending<'_> {
 }
 
 impl State {
-    /// Takes one review from what an address may cause.
+    /// Takes one review from the budget of an address. Fails if the budget is used up.
     fn charge(&mut self, peer: Option<IpAddr>, now: Instant) -> Result<(), Status> {
         let full = |(left, at): &(f64, Instant)| {
             left + now.duration_since(*at).as_secs_f64() * PER_SECOND >= BURST
@@ -258,7 +262,7 @@ impl State {
         let busy = || {
             Status::new(
                 Code::ResourceExhausted,
-                "too many different tokens: try again in a while",
+                "too many different tokens: try again later",
             )
         };
         let peer = peer.ok_or_else(busy)?;
@@ -279,8 +283,8 @@ impl State {
         Ok(())
     }
 
-    /// Forgets verdicts that no longer count, and where there are too many of them the oldest, refusals first: those cost a
-    /// stranger nothing.
+    /// Removes expired verdicts. If there are still too many, removes the oldest, refusals first,
+    /// because a stranger can cause those at no cost.
     fn make_room(&mut self) {
         if self.verdicts.len() < MAX_VERDICTS {
             return;
@@ -297,7 +301,7 @@ impl State {
                     Verdict::Known(known) => Some((known.account.is_some(), known.said, *hash)),
                     Verdict::Pending => None,
                 });
-            // pending ones are fewer than the handlers that a server runs
+            // The number of pending reviews is limited by the number of handlers.
             let Some((.., first)) = known.min() else {
                 return;
             };
@@ -309,11 +313,12 @@ impl State {
 fn unavailable() -> Status {
     Status::new(
         Code::Unavailable,
-        "tokens cannot be checked at the moment: try again",
+        "tokens cannot be reviewed at the moment: try again",
     )
 }
 
-/// The token of an `authorization` entry (RFC 6750 §2.1); the scheme's case does not matter (RFC 9110 §11.1).
+/// Returns the token of an `authorization` entry (RFC 6750 §2.1). The scheme is case-insensitive
+/// (RFC 9110 §11.1).
 fn bearer(metadata: &Metadata) -> Option<&str> {
     let (scheme, token) = metadata.get("authorization")?.split_once(' ')?;
     let token = token.trim();
@@ -323,7 +328,7 @@ fn bearer(metadata: &Metadata) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && is_token).then_some(token)
 }
 
-/// The service account in a review, if the token is good for us.
+/// Returns the service account in a review, if the token is valid for this audience.
 fn account(review: &Value) -> Option<String> {
     let status = review.get("status")?;
     let is_for_us = status
@@ -368,7 +373,7 @@ mod tests {
             json!({"authenticated": false, "audiences": [AUDIENCE], "user": user}),
             json!({"audiences": [AUDIENCE], "user": user}),
             json!({"authenticated": "true", "audiences": [AUDIENCE], "user": user}),
-            // a server that does not know audiences says nothing of them
+            // A server that does not support audiences returns none.
             json!({"authenticated": true, "user": user}),
             json!({"authenticated": true, "audiences": [], "user": user}),
             json!({"authenticated": true, "audiences": ["https://kubernetes.default.svc"], "user": user}),
@@ -434,7 +439,7 @@ mod tests {
         }
         assert!(
             state.verdicts.contains_key(&sha256(&[0; 4])),
-            "what was accepted is kept the longest"
+            "accepted tokens are kept the longest"
         );
         assert!(state.peers.len() <= MAX_PEERS && state.verdicts.len() <= MAX_VERDICTS);
         state

@@ -1,5 +1,6 @@
-//! An admission webhook of the test: the API server asks it before each write of the join service's account, so that a test
-//! can do something at exactly that step. It answers over HTTP/1.1, one request a connection.
+//! An admission webhook in the test. The API server calls it before each write of the join
+//! service's account, so that a test can act at exactly that step. It answers over HTTP/1.1, with
+//! one request for each connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -20,20 +21,20 @@ const CONFIGURATIONS: Resource = Resource::cluster(
     "validatingwebhookconfigurations",
 );
 const NAME: &str = "join-service-writes";
-/// In the API server's log, of a write that a test does not let through.
+/// The message in the API server's log for a write that a test refuses.
 const REFUSED: &str = "not in this test";
 
-/// What is to happen with a write (an AdmissionRequest): whether it is let through.
+/// Decides on a write (an AdmissionRequest): returns whether it is permitted.
 type Judge = Box<dyn FnMut(&Value) -> bool + Send>;
 
-/// The webhook; it is taken out of the API server when dropped.
+/// The webhook. It is removed from the API server when dropped.
 pub struct Webhook {
     admin: Client,
     judge: Arc<Mutex<Judge>>,
 }
 
 impl Webhook {
-    /// Lets everything through until [`Webhook::set`].
+    /// Permits everything until [`Webhook::set`].
     pub fn start(admin: &Client) -> Webhook {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()])
@@ -79,7 +80,7 @@ impl Webhook {
             "clientConfig": {"url": format!("https://{address}/"), "caBundle": BASE64_STANDARD.encode(ca)},
             "rules": [rule("", "configmaps"), rule("", "secrets"), rule("coordination.k8s.io", "leases")],
             "matchConditions": [{"name": "by-the-join-service", "expression": account}],
-            // where a test fails nobody else is to be held up
+            // A failed test must not block others.
             "failurePolicy": "Ignore", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 30,
         });
         self.admin
@@ -93,7 +94,7 @@ impl Webhook {
             .unwrap();
     }
 
-    /// Asks this about each write from now on.
+    /// Calls this for each write from now on.
     pub fn set(&self, judge: impl FnMut(&Value) -> bool + Send + 'static) {
         *self.judge.lock().unwrap() = Box::new(judge);
     }

@@ -223,7 +223,7 @@ impl Setting {
                 .args(options),
         );
         key_service.expect("serving data keys");
-        join_service.expect("letting nodes in");
+        join_service.expect("serving join requests");
         self.services = vec![key_service, join_service];
         Ok(())
     }

@@ -1,9 +1,11 @@
-//! Client certificates of kubelets (`kubernetes.io/kube-apiserver-client-kubelet`): by them the API server knows a node.
+//! Judges client certificates of kubelets (`kubernetes.io/kube-apiserver-client-kubelet`). They
+//! authenticate a node to the API server.
 //!
-//! A new node asks with the bootstrap token of its join ticket, and gets the certificate of the node that the ticket is of,
-//! as its record says, and of no other. From then on a node asks with the certificate that it has, for the same name.
-//! Kubernetes' own approver (pkg/controller/certificates/approver) does the latter in the same way; of tokens it looks at the
-//! group alone, so that whoever has one can be any node. Ours are of a group that it does not approve for.
+//! A new node asks with the bootstrap token of its join ticket. It gets the certificate of the node
+//! in the ticket's record, and of no other. Later, a node asks with its present certificate, for
+//! the same name. Kubernetes' own approver (pkg/controller/certificates/approver) does the latter
+//! in the same way. For tokens, it checks the group only, so that a token's bearer can become any
+//! node. The tokens of join tickets are in a group that it does not approve.
 
 use serde_json::Value;
 
@@ -15,30 +17,30 @@ use kubernetes::NAMESPACE;
 use kubernetes::machine_record::{self, Record};
 use kubernetes::services::TICKET_GROUP;
 
-/// Certificates by which kubelets are clients of the API server.
+/// The signer of kubelets' client certificates.
 pub const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-/// What it must be for.
+/// The required usage.
 pub const CLIENT_AUTH: &str = "client auth";
-/// The user name of a token's bearer, before the token's identifier.
+/// The prefix of a token bearer's user name, before the token's identifier.
 const TOKEN_PREFIX: &str = "system:bootstrap:";
 
-/// What is asked for, in the right form.
+/// The validated request of a kubelet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Whose certificate.
+    /// The node in the subject.
     pub node: String,
     by: By,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum By {
-    /// The identifier of a bootstrap token.
+    /// The bearer of the bootstrap token with this identifier.
     Token(String),
-    /// A node's certificate.
+    /// The bearer of this node's certificate.
     Node(String),
 }
 
-/// Who asks, and for what: all that can be judged by the request alone.
+/// Checks everything that the request alone shows: the requester, the usages and the names.
 pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     let of_group = |prefix: &str, group: &str| {
         let rest = user_of(request)
@@ -54,7 +56,7 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
         (Some(token), _) => By::Token(token),
         (None, Some(node)) => By::Node(node),
         (None, None) => {
-            let why = "neither a join ticket's token nor a node asks: Kubernetes' own approver or an administrator may decide";
+            let why = "the requester is neither a join ticket's token nor a node: Kubernetes' own approver or an administrator may decide";
             return Err(Leave(REQUESTER, why.into()));
         }
     };
@@ -62,10 +64,10 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     if !asked.names.is_empty() || !asked.addresses.is_empty() {
         return deny(
             "name",
-            "a client certificate has no names or addresses beside its subject".into(),
+            "a client certificate must not have names or addresses besides its subject".into(),
         );
     }
-    // as it stands there, which is what the API server will go by
+    // The name is taken literally, as the API server does.
     let node = asked
         .common_name
         .strip_prefix(USER_PREFIX)
@@ -74,8 +76,8 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     Ok(Asked { node, by })
 }
 
-/// Whether who asks may be this node: `record` is the node's, `is_there` whether it has a Node object, `node_of_token` says of
-/// which node's ticket a token is.
+/// Decides whether the requester may be this node. `record` is the node's record, `is_there` is
+/// whether its Node object exists, and `node_of_token` returns the node of a token's ticket.
 pub fn compare(
     asked: &Asked,
     record: Option<&Record>,
@@ -87,23 +89,23 @@ pub fn compare(
         By::Token(token) => {
             match record.filter(|record| record.node == *node && record.token == *token) {
                 Some(record) => Approve(format!(
-                    "the token is of the join ticket for {node}, by ConfigMap {NAMESPACE}/{}",
+                    "the token belongs to the join ticket of {node}, according to ConfigMap {NAMESPACE}/{}",
                     record.name
                 )),
                 None => match node_of_token(token) {
                     Some(other) => Deny(
                         "subject",
                         format!(
-                            "the token is of the join ticket for {other}, and asks to be {node:.80?}"
+                            "the token belongs to the join ticket of {other}, but the request is for {node:.80?}"
                         ),
                     ),
-                    // another replica's ticket may be news
+                    // The watch may not have delivered another replica's ticket yet.
                     None => {
                         let map = machine_record::name_of_node(node);
                         Leave(
                             "no-ticket",
                             format!(
-                                "the token is not that of the last join ticket for {node}, by {map}"
+                                "the token does not belong to the last join ticket of {node}, according to {map}"
                             ),
                         )
                     }
@@ -112,7 +114,7 @@ pub fn compare(
         }
         By::Node(own) if own != node => Deny(
             "subject",
-            format!("the node {own:.80?} asks for the certificate of {node:.80?}"),
+            format!("the node {own:.80?} requests the certificate of {node:.80?}"),
         ),
         By::Node(_) if !is_there => Leave("no-node", format!("there is no node {node}")),
         By::Node(_) => Approve(format!("{node} renews its own certificate")),
@@ -127,7 +129,7 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    /// By the token `abcdef`, as the API server shows it.
+    /// Builds a request with the token `abcdef`, as the API server returns it.
     fn by_token(common_name: &str, names: &[&str], addresses: &[&str]) -> Value {
         json!({
             "metadata": {"name": "csr-1", "resourceVersion": "1"},
@@ -156,7 +158,8 @@ mod tests {
         }
     }
 
-    /// With the records of the nodes `n`, whose ticket has the token `abcdef`, `m` and `k`, which have no ticket.
+    /// Judges with the records of the nodes `n`, whose ticket has the token `abcdef`, `m`, whose
+    /// ticket has another, and `k`, which has none.
     fn judge(request: &Value) -> &'static str {
         let records = [
             record("n", "abcdef"),
@@ -187,11 +190,11 @@ mod tests {
                 "{other}: {judged}"
             );
         }
-        // a token that was replaced, or is news
+        // A token that was replaced, or is not known yet.
         let mut stale = by_token("system:node:n", &[], &[]);
         stale["spec"]["username"] = "system:bootstrap:000000".into();
         assert_eq!(judge(&stale), "no-ticket");
-        // a record without a token is nobody's
+        // A record without a token matches no token.
         stale["spec"]["username"] = "system:bootstrap:".into();
         stale["spec"]["request"] = pkcs10("system:node:k", &[], &[]).into();
         assert_eq!(judge(&stale), REQUESTER);
@@ -226,7 +229,7 @@ mod tests {
             request["spec"]["usages"] = usages;
             assert_eq!(denied(&request), "usages");
         }
-        // as of kubeadm and of the old join service: Kubernetes' own approver looks at those
+        // Tokens of kubeadm and of the old join service are judged by Kubernetes' own approver.
         for (user, groups) in [
             (
                 "system:bootstrap:abcdef",

@@ -1,20 +1,22 @@
-//! Certificates of kubelets: approves what they ask the cluster's signers for (certificates.k8s.io/v1) where that is what their
-//! machine joined as, by attestation.
+//! Approves the certificate signing requests of kubelets (certificates.k8s.io/v1), if the request
+//! matches the name and addresses with which the attested machine joined.
 //!
 //! ```text
 //! CertificateSigningRequest ─► kube-apiserver-client-kubelet ─► [client]   a join ticket's token: for the ticket's node
 //!        │ other signers                                                   a node: for itself
-//!        │                     kubelet-serving ───────────────► [serving]  a node: for itself, with the addresses of its join
+//!        │                     kubelet-serving ───────────────► [serving]  a node: for itself, with its recorded addresses
 //!        ▼                                                         │ no: denied or left
-//!    not looked at                                                 ▼
+//!     ignored                                                      ▼
 //!                                                              approved: the cluster's controller manager signs
 //! ```
 //!
-//! The API server says who asks: the bearer of a token, or of a node's client certificate, which is taken for its kubelet. So
-//! whoever has taken over a node gets what that node may have, and nothing that is another's.
+//! The API server authenticates the requester: the bearer of a token, or of a node's client
+//! certificate. So an attacker who controls a node gets what that node may have, and nothing of
+//! another node.
 //!
-//! What is left is not ours to judge, or not yet: an administrator or another approver may decide about it, and it is looked at
-//! again, ever more seldom, until it is decided or gone. All replicas judge; the API server takes the first that says it.
+//! A request that is left cannot be judged here, or not yet. An administrator or another approver
+//! may decide on it. It is judged again, at growing intervals, until it is decided or deleted. All
+//! replicas judge; the API server accepts the first decision.
 
 mod client;
 mod serving;
@@ -43,31 +45,34 @@ use kubernetes::kubelet_certificate::pem;
 use kubernetes::machine_record;
 use kubernetes::services::TICKET_GROUP;
 
-/// The user name of a kubelet, before its node's name, and its group.
+/// The prefix of a kubelet's user name, before its node's name, and its group.
 const USER_PREFIX: &str = "system:node:";
 const GROUP: &str = "system:nodes";
-/// What a certificate may be for beside its purpose. An ECDSA key enciphers nothing, but some ask for it.
+/// The usages that a certificate may have in addition to its purpose. An ECDSA key cannot encipher,
+/// but some clients ask for it.
 const USAGES: [&str; 2] = ["digital signature", "key encipherment"];
-/// These and the purpose.
+/// The maximum number of usages: these and the purpose.
 const MAX_USAGES: usize = USAGES.len() + 1;
-/// The word for a request of somebody whose requests are not judged here.
+/// The reason for a request of a user whose requests are not judged here.
 const REQUESTER: &str = "requester";
-/// A kubelet's request has 800 characters, as PEM in base64; that of a name of 253 has 1600.
+/// The maximum length of a `spec.request`. A kubelet's has 800 characters, as PEM in base64, or
+/// 1600 with a name of 253.
 const MAX_ENCODED: usize = 4096;
-/// What is kept of a longer one; base64, as the API wants it.
+/// The replacement of a longer request, in base64 as the API requires.
 const TOO_LONG: &str = "dG9vIGxvbmc=";
 
-/// For one call of the API.
+/// The timeout of an API call.
 const TIME: Duration = Duration::from_secs(10);
-/// Pauses before a request is looked at again.
+/// The first and the longest pause before a request is judged again.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
-/// How long nothing is judged after a start, until the cluster is known.
+/// The pause of judging after the start, until the state of the cluster is known.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Requests of one kubelet that wait: it looks at its newest alone. Kubernetes deletes what nobody decides about after a day.
+/// The maximum number of waiting requests of one kubelet. It uses only its newest. Kubernetes
+/// deletes an undecided request after a day.
 const MAX_OF_USER: usize = 4;
 
-/// Judges requests; the threads are [`Running`].
+/// Judges requests. [`Running`] holds its threads.
 pub struct Approver {
     cluster: Arc<Cluster>,
     client: Client,
@@ -77,27 +82,27 @@ pub struct Approver {
     changed: Condvar,
 }
 
-/// Ends the threads when dropped; the cluster's client must have been stopped.
+/// Ends the threads when dropped. The cluster's client must have been stopped before.
 pub struct Running(Arc<Approver>, Vec<JoinHandle<()>>);
 
 #[derive(Default)]
 struct State {
-    /// Requests that nobody has decided about, by their names.
+    /// Undecided requests by their names.
     open: HashMap<String, Open>,
     ends: bool,
 }
 
 struct Open {
-    /// The object, as [`keep`] leaves it.
+    /// The object with the fields that [`keep`] retains.
     request: Arc<Value>,
     since: Instant,
     due: Instant,
     backoff: Backoff,
-    /// Why it is still here, as it was said; once.
+    /// The last logged reason why it is left, so that each is logged once.
     said: &'static str,
 }
 
-/// What a certificate is for.
+/// The purpose of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Client,
@@ -105,7 +110,8 @@ enum Kind {
 }
 
 impl Kind {
-    /// By the signer that is asked (Kubernetes' documentation, "Certificate Signing Requests"); none for one that is not looked at.
+    /// Returns the purpose by the signer's name (Kubernetes, "Certificate Signing Requests"), or
+    /// `None` for a signer that is ignored.
     fn of(request: &Value) -> Option<Kind> {
         match text(request, "/spec/signerName") {
             client::SIGNER => Some(Kind::Client),
@@ -114,7 +120,7 @@ impl Kind {
         }
     }
 
-    /// As in the log and the metrics.
+    /// Returns the name in logs and metrics.
     fn name(self) -> &'static str {
         match self {
             Kind::Client => "client",
@@ -123,7 +129,7 @@ impl Kind {
     }
 }
 
-/// What to do about a request.
+/// The decision on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Judgement {
     Approve(String),
@@ -134,7 +140,7 @@ enum Judgement {
 use Judgement::{Approve, Deny, Leave};
 
 impl Approver {
-    /// Begins to judge.
+    /// Starts the threads. Fails if one cannot be started.
     pub fn start(
         cluster: &Arc<Cluster>,
         instances: &Arc<Instances>,
@@ -196,7 +202,7 @@ impl Approver {
             let pause = match state.next() {
                 Some((name, due)) if due <= Instant::now() => {
                     drop(state);
-                    // what is not known yet is not missing
+                    // Before the state of the cluster is known, a missing record proves nothing.
                     let pause = if self.cluster.is_known_within(LOOK_EVERY) {
                         self.handle(&name)
                     } else {
@@ -218,7 +224,7 @@ impl Approver {
         }
     }
 
-    /// Judges a request, and carries it out. How long to wait before the next one.
+    /// Judges a request and writes the decision. Returns how long to wait before the next request.
     fn handle(&self, name: &str) -> Duration {
         let Some(request) = self.lock().open.get(name).map(|open| open.request.clone()) else {
             return Duration::ZERO;
@@ -232,7 +238,7 @@ impl Approver {
         if verdict == Verdict::Left {
             self.put_off(&request, &node, Some((verdict, word, &why)));
             if word == REQUESTER {
-                // that never changes
+                // This judgement never changes.
                 self.lock().forget(&request);
             }
             return Duration::ZERO;
@@ -244,7 +250,7 @@ impl Approver {
             }
             Err(error) if error.is_not_found() => self.lock().forget(&request),
             Err(Error::Stopped) => return LOOK_EVERY,
-            // another replica or an administrator was faster: the watch brings it
+            // Another replica or an administrator was faster. The watch delivers the decision.
             Err(error) if error.is_conflict() => self.put_off(&request, &node, None),
             Err(error) => {
                 let refusal = Refusal::of_api(&error);
@@ -253,14 +259,14 @@ impl Approver {
                     &node,
                     Some((Verdict::Failed, refusal.word, &refusal.inside)),
                 );
-                // it will hardly take the next one
+                // The API server would probably refuse the next request as well.
                 return LOOK_EVERY;
             }
         }
         Duration::ZERO
     }
 
-    /// Later again; why is said if that is news.
+    /// Delays a request. Logs the reason if it differs from the last one.
     fn put_off(
         &self,
         request: &Arc<Value>,
@@ -289,7 +295,7 @@ impl Approver {
             .certificate(kind, verdict, name_of(request), node, word, why);
     }
 
-    /// Of which node, as far as one can tell; what to do.
+    /// Judges a request. Returns its node, as far as it is known, and the judgement.
     fn judge(&self, request: &Value) -> (String, Judgement) {
         let user = user_of(request)
             .strip_prefix(USER_PREFIX)
@@ -325,7 +331,7 @@ impl Approver {
         (user, judgement)
     }
 
-    /// Writes it into the request, as this replica has seen it.
+    /// Writes the decision into the request, in the version that was judged.
     fn decide(
         &self,
         request: &Value,
@@ -354,7 +360,7 @@ impl Approver {
 }
 
 impl State {
-    /// Takes a request as it is now, unless somebody has decided about it; `known` is it as it was.
+    /// Stores the present version of a request, unless it is decided. `known` is its earlier entry.
     fn take(&mut self, request: Value, known: Option<Open>) {
         if is_decided(&request) {
             return;
@@ -396,7 +402,7 @@ impl State {
         self.open.insert(name, open);
     }
 
-    /// Whose turn is next, and when.
+    /// Returns the request that is due first, and when.
     fn next(&self) -> Option<(String, Instant)> {
         self.open
             .iter()
@@ -404,7 +410,7 @@ impl State {
             .map(|(name, open)| (name.clone(), open.due))
     }
 
-    /// It is decided, unless it has changed meanwhile.
+    /// Removes a decided request, unless it has changed since it was judged.
     fn forget(&mut self, request: &Arc<Value>) {
         if self
             .open
@@ -421,7 +427,7 @@ impl Drop for Running {
         self.0.lock().ends = true;
         self.0.changed.notify_all();
         for thread in self.1.drain(..) {
-            // one that panicked has said so
+            // A panic of the thread is already in the log.
             let _ = thread.join();
         }
     }
@@ -431,23 +437,21 @@ fn deny<T>(word: &'static str, why: String) -> Result<T, Judgement> {
     Err(Deny(word, why))
 }
 
-/// What is asked for, where it is for `purpose` and nothing else, and in the right form.
+/// Parses the certificate signing request. Denies it if it has other usages than `purpose` and the
+/// permitted ones, or is malformed.
 fn read(request: &Value, purpose: &str) -> Result<CertificateRequest, Judgement> {
     let usages = || strings(request, "/spec/usages");
     if usages().count() > MAX_USAGES {
         return deny(
             "usages",
-            format!("it is for more than {purpose:?} and {USAGES:?}"),
+            format!("its usages are more than {purpose:?} and {USAGES:?}"),
         );
     }
     if let Some(usage) = usages().find(|usage| *usage != purpose && !USAGES.contains(usage)) {
-        return deny(
-            "usages",
-            format!("such a certificate is not for {usage:.40?}"),
-        );
+        return deny("usages", format!("the usage {usage:.40?} is not permitted"));
     }
     if !usages().any(|usage| usage == purpose) {
-        return deny("usages", format!("such a certificate is for {purpose:?}"));
+        return deny("usages", format!("the usage {purpose:?} is missing"));
     }
     let parsed = decode(text(request, "/spec/request")).and_then(|der| {
         CertificateRequest::parse_with_names(&der).map_err(|error| error.to_string())
@@ -455,34 +459,34 @@ fn read(request: &Value, purpose: &str) -> Result<CertificateRequest, Judgement>
     parsed.or_else(|why| {
         deny(
             "certificate-request",
-            format!("the request is refused: {why}"),
+            format!("the request is not valid: {why}"),
         )
     })
 }
 
-/// Whether one of this group asks.
+/// Returns whether the requester is in this group.
 fn is_of_group(request: &Value, group: &str) -> bool {
     strings(request, "/spec/groups").any(|one| one == group)
 }
 
-/// The request in a `spec.request`, DER. PEM has many forms, and what the signer reads must be what was judged: so it is taken
-/// only as Go and OpenSSL write it.
+/// Decodes `spec.request` to DER. PEM permits many variants, and the signer must read exactly what
+/// was judged. So only the form that Go and OpenSSL write is accepted.
 fn decode(encoded: &str) -> Result<Vec<u8>, String> {
     if encoded.len() > MAX_ENCODED || encoded == TOO_LONG {
         return Err(format!("it has more than {MAX_ENCODED} characters"));
     }
     let text = BASE64_STANDARD
         .decode(encoded)
-        .map_err(|_| "it is no base64".to_owned())?;
+        .map_err(|_| "it is not base64".to_owned())?;
     let der = CertificateSigningRequestDer::from_pem_slice(&text)
-        .map_err(|_| "it is no PEM".to_owned())?;
+        .map_err(|_| "it is not PEM".to_owned())?;
     match pem("CERTIFICATE REQUEST", &der).as_bytes() == text {
         true => Ok(der.to_vec()),
-        false => Err("it is more than one request as PEM, in lines of 64 characters".into()),
+        false => Err("expected exactly one request as PEM, in lines of 64 characters".into()),
     }
 }
 
-/// Whether somebody has approved or denied it, or it was signed, or cannot be.
+/// Returns whether the request was approved, denied, signed, or has failed.
 fn is_decided(request: &Value) -> bool {
     let conditions = request
         .pointer("/status/conditions")
@@ -515,7 +519,8 @@ fn strings<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a str
         .filter_map(Value::as_str)
 }
 
-/// Who may make requests may make them large: only what is judged is kept, and of a long one that it is too long.
+/// Reduces a request to the fields that are judged, because a requester could make it large. A
+/// `spec.request` that is too long is replaced by a marker.
 fn keep(request: Value) -> Value {
     let mut kept = json!({"metadata": {"name": name_of(&request)}});
     if is_decided(&request) || Kind::of(&request).is_none() {
@@ -530,7 +535,7 @@ fn keep(request: Value) -> Value {
         .into_iter()
         .filter(|group| is_of_group(&request, group))
         .collect();
-    // more than there are good ones are not all good
+    // One usage too many is kept, so that the request is denied.
     let usages: Vec<_> = strings(&request, "/spec/usages")
         .take(MAX_USAGES + 1)
         .collect();
@@ -554,7 +559,8 @@ mod tests {
 
     pub(super) const IP: &str = "10.0.0.7";
 
-    /// `spec.request` as Go makes it: O and CN, names before addresses, in lines of 64 characters.
+    /// Builds a `spec.request` as Go does: O and CN, names before addresses, in lines of 64
+    /// characters.
     pub(super) fn pkcs10(common_name: &str, names: &[&str], addresses: &[&str]) -> String {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -577,7 +583,7 @@ mod tests {
         BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", request.der()).as_bytes())
     }
 
-    /// As the API server shows it.
+    /// Builds a request as the API server returns it.
     pub(super) fn request(request: &str) -> Value {
         json!({
             "metadata": {"name": "csr-1", "resourceVersion": "1"},
@@ -636,7 +642,7 @@ mod tests {
         for mutant in mutations(&der, 20_000) {
             let encoded = BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", &mutant).as_bytes());
             match examine(&request(&encoded)) {
-                // a signature has two forms at most, and the rest is signed
+                // A mutated signature may still be valid in a second encoding. The rest is signed.
                 Ok(asked) => assert_eq!(asked, expected),
                 Err(judgement) => assert_eq!(word(judgement), "certificate-request"),
             }
@@ -724,7 +730,7 @@ mod tests {
         let known = state.open.remove("csr-1");
         state.take(changed.clone(), known);
         assert!(state.next().unwrap().1 < later);
-        // an answer to what it was before says nothing about it now
+        // A judgement of the earlier version does not apply to the present one.
         state.forget(&Arc::new(changed.clone()));
         assert_eq!(state.open.len(), 1);
         for condition in ["Approved", "Denied", "Failed"] {

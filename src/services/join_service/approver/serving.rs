@@ -1,9 +1,10 @@
-//! Serving certificates of kubelets (`kubernetes.io/kubelet-serving`), which they renew themselves.
+//! Judges serving certificates of kubelets (`kubernetes.io/kubelet-serving`). Kubelets renew them
+//! themselves.
 //!
 //! ```text
-//! who asks: a kubelet ─► for what: its own name, for serving ─► the record of its join: addresses
-//!       │ no                     │ no                         ─► the cloud: still that machine's
-//!       ▼                        ▼                                  │ no         │ not to be had
+//! requester: a kubelet ─► subject: its own name, for serving ─► the record of its join: addresses
+//!       │ no                     │ no                         ─► the cloud: still the machine's address
+//!       ▼                        ▼                                  │ no         │ no answer
 //!      left                    denied                             denied        left
 //! ```
 
@@ -20,19 +21,20 @@ use kubernetes::NAMESPACE;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::machine_record::{self, Record};
 
-/// Certificates of kubelets' servers.
+/// The signer of kubelets' serving certificates.
 pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
-/// What it must be for.
+/// The required usage.
 pub const SERVER_AUTH: &str = "server auth";
 
-/// What a kubelet asks for, in the right form.
+/// The validated request of a kubelet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Asked {
     pub node: String,
     pub addresses: Vec<IpAddr>,
 }
 
-/// Who asks, and for what: all that can be judged by the request alone.
+/// Checks everything that the request alone shows: the requester, the usages, the subject and the
+/// names.
 pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     let user = user_of(request);
     let Some(node) = user
@@ -41,7 +43,7 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     else {
         return Err(Leave(
             REQUESTER,
-            "it is not a kubelet that asks: an administrator may decide about it".into(),
+            "the requester is not a kubelet: an administrator may decide on it".into(),
         ));
     };
     let CertificateRequest {
@@ -53,7 +55,7 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     if common_name != user {
         return deny(
             "subject",
-            format!("{user:.80?} asks for the certificate of {common_name:.80?}"),
+            format!("{user:.80?} requests the certificate of {common_name:.80?}"),
         );
     }
     if let Some(name) = names.iter().find(|name| *name != node) {
@@ -65,7 +67,7 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     if names.is_empty() && addresses.is_empty() {
         return deny(
             "name",
-            "a serving certificate without a name or an address serves nobody".into(),
+            "a serving certificate needs a name or an address".into(),
         );
     }
     Ok(Asked {
@@ -74,7 +76,8 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
     })
 }
 
-/// Whether the node has joined as what it asks for. `cloud` is asked only for one that has.
+/// Compares the request with the record of the node's join. Calls `cloud` for the machine's address
+/// only if there is a record.
 pub fn compare(
     asked: &Asked,
     record: Option<&Record>,
@@ -88,7 +91,7 @@ pub fn compare(
     );
     let Some(record) = record.filter(|record| record.node == *node) else {
         let why = format!(
-            "there is no {map}: nobody knows as what {node} joined; approve it by hand, or let it join anew"
+            "there is no {map}: the join of {node} is not recorded; approve the request by hand, or let the node join again"
         );
         return Leave("no-record", why);
     };
@@ -101,16 +104,20 @@ pub fn compare(
     {
         return Deny(
             "address",
-            format!("{address} is not what {node} joined with, by {map}"),
+            format!("{address} is not an address with which {node} joined, according to {map}"),
         );
     }
     let cloud = match cloud() {
         None if record.addresses.is_empty() && !addresses.is_empty() => {
             let why =
-                format!("{map} has no addresses, and no metadata service says which {node} has");
+                format!("{map} has no addresses, and no metadata service lists those of {node}");
             return Leave("no-addresses", why);
         }
-        None => return Approve(format!("{node} joined as this, by {map}")),
+        None => {
+            return Approve(format!(
+                "{node} joined with this name and address, according to {map}"
+            ));
+        }
         Some(Err(refusal)) => {
             return Leave(
                 "metadata",
@@ -131,10 +138,10 @@ pub fn compare(
             format!("{address} is not the address of {node} in the cluster's network"),
         ),
         None if record.addresses.is_empty() => Approve(format!(
-            "{node} joined, by {map}, and the metadata service says that this is its address"
+            "{node} joined, according to {map}, and the metadata service confirms its address"
         )),
         None => Approve(format!(
-            "{node} joined as this, by {map}, and the metadata service says the same"
+            "{node} joined with this name and address, according to {map}, and the metadata service confirms them"
         )),
     }
 }
@@ -195,7 +202,8 @@ mod tests {
         let user = "system:node:n";
         for (common_name, names, addresses, word) in [
             ("system:node:m", vec!["n"], vec![IP], "subject"),
-            // which is the same node to us, but not to whoever reads the certificate
+            // Node names are compared without case here, but readers of the certificate may not do
+            // so.
             ("system:node:N", vec!["n"], vec![IP], "subject"),
             ("system:masters", vec!["n"], vec![IP], "certificate-request"),
             (user, vec!["m"], vec![IP], "name"),
@@ -237,11 +245,11 @@ mod tests {
             (IP, Some(&bound), cloud(IP), "approved"),
             ("10.0.0.8", Some(&bound), None, "address"),
             ("10.0.0.8", Some(&bound), cloud("10.0.0.8"), "address"),
-            // the machine has another address by now
+            // The machine has another address now.
             (IP, Some(&bound), cloud("10.0.0.8"), "address"),
             (IP, Some(&bound), Some(Ok(None)), "unknown-machine"),
             (IP, Some(&bound), Some(Err(unreachable())), "metadata"),
-            // a record of before says no address
+            // An old record has no address.
             (IP, Some(&old), cloud(IP), "approved"),
             ("10.0.0.8", Some(&old), cloud(IP), "address"),
             (IP, Some(&old), None, "no-addresses"),
@@ -254,7 +262,7 @@ mod tests {
             word(compare(&asked(IP), Some(&bound), false, || None)),
             "no-node"
         );
-        // a record under another's name, which nobody but an administrator could make
+        // A record under another node's name, which only an administrator can create.
         let other = Record {
             node: "m".into(),
             ..record(&[IP])
