@@ -136,8 +136,8 @@ fn key_client(address: SocketAddr, dir: &Path, tpm: &Swtpm) -> KeyClient {
 
 fn failure(result: Result<Secret, Error>) -> String {
     match result.unwrap_err() {
-        Error::Passing(text) => format!("passing: {text}"),
-        Error::Lasting(text) => format!("lasting: {text}"),
+        Error::Temporary(text) => format!("passing: {text}"),
+        Error::Permanent(text) => format!("lasting: {text}"),
     }
 }
 

@@ -46,7 +46,7 @@ fn objects_are_made_read_changed_listed_and_deleted() {
     assert!(client.find(&at).unwrap().is_none());
     client.create(&maps, &config_map("a", "1")).unwrap();
     let again = client.create(&maps, &config_map("a", "2")).unwrap_err();
-    assert!(again.is_already_exists() && !again.is_passing());
+    assert!(again.is_already_exists() && !again.is_temporary());
     assert_eq!(
         again.to_string(),
         "create configmaps verbs/a: AlreadyExists (409): configmaps \"a\" already exists"
@@ -397,7 +397,7 @@ fn a_server_that_is_not_the_cluster_s_is_told_at_once() {
     let error = Client::new(config(&kubeconfig), &Stop::new())
         .wait_ready(&mut |_| {})
         .unwrap_err();
-    assert!(started.elapsed() < Duration::from_secs(5) && !error.is_passing());
+    assert!(started.elapsed() < Duration::from_secs(5) && !error.is_temporary());
     assert!(
         error
             .to_string()
@@ -474,7 +474,7 @@ fn a_server_that_asks_for_patience_is_asked_again_when_it_said() {
 
     let started = Instant::now();
     let refused = evict(Duration::from_secs(5)).unwrap_err();
-    assert!(started.elapsed() < Duration::from_secs(5) && refused.is_passing());
+    assert!(started.elapsed() < Duration::from_secs(5) && refused.is_temporary());
     assert!(
         refused.to_string().contains("TooManyRequests (429): "),
         "{refused}"
@@ -544,7 +544,7 @@ fn a_server_that_dies_freezes_and_comes_back_costs_time_and_nothing_else() {
         asked.elapsed()
     );
     assert!(
-        late.is_passing()
+        late.is_temporary()
             && late
                 .to_string()
                 .contains("no answer from the API server https://127.0.0.1:"),

@@ -10,7 +10,9 @@ use std::process::Command;
 use base::stop::Stop;
 use kube_apiserver::Cluster;
 use kubernetes::client::{CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, SECRETS};
-use kubernetes::kubeadm::{DISCOVERY, Node, Ticket, Trust, discovery, join_configuration};
+use kubernetes::kubeadm::{
+    DISCOVERY, JoinSettings, NodeSettings, Trust, discovery, join_configuration,
+};
 use kubernetes::parameters::NodeName;
 use serde_json::json;
 use zeroize::Zeroizing;
@@ -68,13 +70,13 @@ fn preflight(
     authority: &str,
     token: &str,
 ) -> Result<String, String> {
-    let ticket = Ticket {
+    let ticket = JoinSettings {
         api_server: api_server.into(),
         token: Zeroizing::new(token.into()),
         trust: Trust::Authority(authority.into()),
         control_plane: false,
     };
-    let node = Node {
+    let node = NodeSettings {
         name: NodeName::from_machine("Worker_1").unwrap(),
         ip: "127.0.0.1".parse().unwrap(),
         provider_id: String::new(),

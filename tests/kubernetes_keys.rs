@@ -334,14 +334,16 @@ fn the_join_service_shows_the_token_that_is_in_its_file_now() {
     let keys = KeyClient::new(&service.address.to_string(), Auth::Token(file.clone()));
     let get = || keys.data_key(UUID, 32, None);
     let write = |file: &Path, content: &str| fs::write(file, content).unwrap();
-    assert!(matches!(get().unwrap_err(), Error::Passing(text) if text.contains("cannot be read")));
+    assert!(
+        matches!(get().unwrap_err(), Error::Temporary(text) if text.contains("cannot be read"))
+    );
     let good = token(&client, "kube-system", "join-service", "key-service");
     write(&file, &format!("{good}\n"));
     assert_eq!(hex(get().unwrap().expose()), DISK_KEY);
     write(&file, "garbage");
     let refused = get().unwrap_err();
     assert!(
-        matches!(&refused, Error::Lasting(text) if !text.contains("garbage")),
+        matches!(&refused, Error::Permanent(text) if !text.contains("garbage")),
         "{refused:?}"
     );
     write(

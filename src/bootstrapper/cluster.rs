@@ -54,8 +54,8 @@ const COMPONENTS: &str = "constellation.edgeless.systems/kubernetes-components";
 
 /// A valid cluster: kubeadm's configuration, and the components.
 pub struct Plan {
-    cluster: kubeadm::Cluster,
-    node: kubeadm::Node,
+    cluster: kubeadm::ClusterSettings,
+    node: kubeadm::NodeSettings,
     components: Vec<Component>,
     /// The components as the request has them; they are published in the cluster.
     wire: Vec<Wire>,
@@ -81,7 +81,7 @@ impl Plan {
             .apiserver_cert_sans
             .iter()
             .filter(|name| !name.is_empty());
-        let cluster = kubeadm::Cluster {
+        let cluster = kubeadm::ClusterSettings {
             version: request.kubernetes_version.parse()?,
             name: parameters::cluster_name(&request.cluster_name)?,
             endpoint: parameters::host(endpoint)?,

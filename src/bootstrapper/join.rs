@@ -78,7 +78,7 @@ const LASTING: [&str; 3] = [
 /// A checked ticket, with the node that has it.
 pub struct Join {
     ticket: Ticket,
-    node: kubeadm::Node,
+    node: kubeadm::NodeSettings,
     role: Role,
     api_server: String,
     since: Instant,
@@ -89,7 +89,7 @@ impl Join {
     /// ticket's API server, unless the load balancer is this node itself.
     pub fn new(
         ticket: Ticket,
-        node: kubeadm::Node,
+        node: kubeadm::NodeSettings,
         role: Role,
         load_balancer: Option<&str>,
     ) -> Join {
@@ -178,7 +178,7 @@ impl Join {
             let discovery = kubeadm::discovery(&self.api_server, authority);
             setup::write(Path::new(kubeadm::DISCOVERY), 0o600, discovery.as_bytes())?;
         }
-        let ticket = kubeadm::Ticket {
+        let ticket = kubeadm::JoinSettings {
             api_server: self.api_server.clone(),
             token: self.ticket.token.clone(),
             trust: self.ticket.trust.clone(),

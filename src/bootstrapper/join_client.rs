@@ -161,7 +161,7 @@ struct State {
 struct Identity {
     me: Instance,
     load_balancer: Option<String>,
-    node: kubeadm::Node,
+    node: kubeadm::NodeSettings,
     kubelet: KubeletRequest,
     host_key: ssh::PublicKey,
     request: IssueJoinTicketRequest,

@@ -160,8 +160,8 @@ impl From<Invalid> for Refused {
 }
 
 /// Returns this machine as kubeadm's configuration describes it.
-pub fn kubernetes_node(me: &Instance) -> Result<kubeadm::Node, Refused> {
-    Ok(kubeadm::Node {
+pub fn kubernetes_node(me: &Instance) -> Result<kubeadm::NodeSettings, Refused> {
+    Ok(kubeadm::NodeSettings {
         name: NodeName::from_machine(&me.name)?,
         ip: me
             .vpc_ip

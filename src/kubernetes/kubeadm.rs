@@ -69,7 +69,7 @@ const CIPHER_SUITES: [&str; 6] = [
 
 /// The present machine as a Kubernetes node.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct NodeSettings {
     /// The name of the Node object.
     pub name: NodeName,
     /// The address in the cluster's network.
@@ -83,7 +83,7 @@ pub struct Node {
 
 /// The cluster to create.
 #[derive(Debug, Clone)]
-pub struct Cluster {
+pub struct ClusterSettings {
     /// The Kubernetes version of the control plane.
     pub version: Version,
     /// The cluster's name, validated by [`cluster_name`](super::parameters::cluster_name).
@@ -102,7 +102,7 @@ pub struct Cluster {
 
 /// Returns the files for `kubeadm init`: InitConfiguration, ClusterConfiguration,
 /// KubeletConfiguration, KubeProxyConfiguration.
-pub fn init(cluster: &Cluster, node: &Node) -> String {
+pub fn init(cluster: &ClusterSettings, node: &NodeSettings) -> String {
     let init = InitConfiguration {
         local_api_endpoint: ApiEndpoint::of(node),
         node_registration: NodeRegistration::of(node, true),
@@ -150,7 +150,7 @@ pub fn init(cluster: &Cluster, node: &Node) -> String {
 }
 
 /// The data of a join ticket for kubeadm.
-pub struct Ticket {
+pub struct JoinSettings {
     /// The API server, `host:port`.
     pub api_server: String,
     /// The bootstrap token.
@@ -191,7 +191,7 @@ pub fn discovery(api_server: &str, authority: &str) -> String {
 }
 
 /// Returns the file for `kubeadm join`: JoinConfiguration. It contains the token.
-pub fn join_configuration(ticket: &Ticket, node: &Node) -> Zeroizing<String> {
+pub fn join_configuration(ticket: &JoinSettings, node: &NodeSettings) -> Zeroizing<String> {
     let configuration = JoinConfiguration {
         discovery: match &ticket.trust {
             Trust::Authority(_) => Discovery::File {
@@ -251,7 +251,7 @@ struct InitConfiguration<'a> {
     timeouts: Option<Timeouts>,
 }
 
-/// Kubeadm always creates a token. Nobody uses this one, and it expires soon.
+/// Kubeadm always creates a token. No program uses this one, and it expires soon.
 #[derive(Serialize)]
 struct ShortLived {
     ttl: &'static str,
@@ -265,7 +265,7 @@ struct ApiEndpoint {
 }
 
 impl ApiEndpoint {
-    fn of(node: &Node) -> ApiEndpoint {
+    fn of(node: &NodeSettings) -> ApiEndpoint {
         ApiEndpoint {
             advertise_address: node.ip,
             bind_port: API_SERVER_PORT,
@@ -283,7 +283,7 @@ struct NodeRegistration<'a> {
 }
 
 impl NodeRegistration<'_> {
-    fn of(node: &Node, with_provider_id: bool) -> NodeRegistration<'_> {
+    fn of(node: &NodeSettings, with_provider_id: bool) -> NodeRegistration<'_> {
         let mut kubelet_extra_args = cloud_provider(node);
         kubelet_extra_args.push(argument("node-ip", &node.ip.to_string()));
         if with_provider_id && !node.provider_id.is_empty() {
@@ -310,7 +310,7 @@ fn argument(name: &'static str, value: &str) -> Argument {
     }
 }
 
-fn cloud_provider(node: &Node) -> Vec<Argument> {
+fn cloud_provider(node: &NodeSettings) -> Vec<Argument> {
     if node.external_cloud_provider {
         vec![argument("cloud-provider", "external")]
     } else {
@@ -318,7 +318,7 @@ fn cloud_provider(node: &Node) -> Vec<Argument> {
     }
 }
 
-fn controller_manager_arguments(node: &Node) -> Vec<Argument> {
+fn controller_manager_arguments(node: &NodeSettings) -> Vec<Argument> {
     let mut arguments = cloud_provider(node);
     arguments.extend([
         argument(
@@ -577,8 +577,8 @@ mod tests {
 
     use super::*;
 
-    fn cluster(version: &str) -> Cluster {
-        Cluster {
+    fn cluster(version: &str) -> ClusterSettings {
+        ClusterSettings {
             version: version.parse().unwrap(),
             name: "prod".into(),
             endpoint: "lb.example".into(),
@@ -588,8 +588,8 @@ mod tests {
         }
     }
 
-    fn node() -> Node {
-        Node {
+    fn node() -> NodeSettings {
+        NodeSettings {
             name: NodeName::from_machine("control_plane-0").unwrap(),
             ip: "10.42.1.100".parse().unwrap(),
             provider_id: "qemu:///hostname/control-plane-0".into(),
@@ -597,8 +597,8 @@ mod tests {
         }
     }
 
-    fn ticket(control_plane: bool) -> Ticket {
-        Ticket {
+    fn ticket(control_plane: bool) -> JoinSettings {
+        JoinSettings {
             api_server: "10.42.1.100:6443".into(),
             token: Zeroizing::new("abcdef.0123456789abcdef".into()),
             trust: Trust::Hash(format!("sha256:{}", "0a".repeat(32))),
@@ -694,14 +694,14 @@ mod tests {
 
     #[test]
     fn what_is_not_chosen_is_left_to_kubeadm() {
-        let cluster = Cluster {
+        let cluster = ClusterSettings {
             networks: Networks::default(),
             patience: None,
             ..cluster("v1.34.4")
         };
         let documents = documents(&init(
             &cluster,
-            &Node {
+            &NodeSettings {
                 provider_id: String::new(),
                 ..node()
             },
@@ -737,7 +737,7 @@ mod tests {
     fn an_external_cloud_provider_is_named_to_kubelet_and_controller_manager() {
         let documents = documents(&init(
             &cluster("v1.34.4"),
-            &Node {
+            &NodeSettings {
                 external_cloud_provider: true,
                 ..node()
             },
@@ -780,7 +780,7 @@ mod tests {
     fn a_node_that_has_the_clusters_ca_needs_no_signature_by_the_token() {
         let trust = Trust::Authority("PEM".into());
         let join = &documents(&join_configuration(
-            &Ticket {
+            &JoinSettings {
                 trust,
                 ..ticket(false)
             },
@@ -828,7 +828,7 @@ mod tests {
             )
         };
         let good = cluster(version.trim());
-        let plain = Cluster {
+        let plain = ClusterSettings {
             networks: Networks::default(),
             patience: None,
             ..good.clone()
@@ -839,11 +839,11 @@ mod tests {
             None,
         )
         .unwrap();
-        let dual = Cluster {
+        let dual = ClusterSettings {
             networks,
             ..good.clone()
         };
-        let external = Node {
+        let external = NodeSettings {
             external_cloud_provider: true,
             ..node()
         };

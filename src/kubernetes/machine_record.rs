@@ -26,9 +26,9 @@ use base::time;
 use kms::Uuid;
 
 /// The name prefix of a node's record.
-pub const OF_NODE: &str = "join-node-";
+pub const NODE_RECORD_PREFIX: &str = "join-node-";
 /// The name prefix of a disk's record.
-pub const OF_DISK: &str = "join-disk-";
+pub const DISK_RECORD_PREFIX: &str = "join-disk-";
 /// The role of a control plane's record. A worker's has no role.
 const CONTROL_PLANE: &str = "control-plane";
 const YES: &str = "yes";
@@ -92,7 +92,7 @@ impl Record {
 
     /// Creates the record of a rejoin ticket.
     pub fn of_disk(disk: &Uuid, machine: &str) -> Record {
-        let name = format!("{OF_DISK}{disk}");
+        let name = format!("{DISK_RECORD_PREFIX}{disk}");
         Record {
             name,
             disk: disk.to_string(),
@@ -103,7 +103,7 @@ impl Record {
 
     /// Returns whether a ConfigMap of this name is a record.
     pub fn is_name(name: &str) -> bool {
-        name.starts_with(OF_NODE) || name.starts_with(OF_DISK)
+        name.starts_with(NODE_RECORD_PREFIX) || name.starts_with(DISK_RECORD_PREFIX)
     }
 
     /// Reads a record from a ConfigMap; `None` if it is no record.
@@ -142,7 +142,10 @@ impl Record {
     /// Returns the record's disk, from its data or its name. An operator may have written it in
     /// upper case.
     pub fn disks(&self) -> impl Iterator<Item = Uuid> {
-        let of_name = self.name.strip_prefix(OF_DISK).and_then(Uuid::parse);
+        let of_name = self
+            .name
+            .strip_prefix(DISK_RECORD_PREFIX)
+            .and_then(Uuid::parse);
         Uuid::parse(self.disk.trim()).into_iter().chain(of_name)
     }
 
@@ -188,11 +191,11 @@ impl Record {
 
 /// Returns the name of a node's record.
 pub fn name_of_node(node: &str) -> String {
-    format!("{OF_NODE}{node}")
+    format!("{NODE_RECORD_PREFIX}{node}")
 }
 
 /// Writes the record of a rejoin ticket, unless another one has been written meanwhile.
-pub fn write_of_rejoin(api: &Client, record: &Record) -> Result<(), client::Error> {
+pub fn write_rejoin(api: &Client, record: &Record) -> Result<(), client::Error> {
     if record.version.is_empty() {
         return write_if_absent(api, record);
     }
@@ -247,7 +250,10 @@ mod tests {
                 .map(|disk| disk.to_string())
                 .collect::<Vec<_>>()
         };
-        let (of_one, of_two) = (format!("{OF_DISK}{one}"), format!("{OF_DISK}{two}"));
+        let (of_one, of_two) = (
+            format!("{DISK_RECORD_PREFIX}{one}"),
+            format!("{DISK_RECORD_PREFIX}{two}"),
+        );
         assert_eq!(
             disks("join-node-n", json!({"disk": one.to_uppercase()})),
             [one]

@@ -493,7 +493,10 @@ fn client_certificates_are_of_tickets(operator: &Operator, nodes: &[&Node]) {
         );
     }
     for node in nodes {
-        let of_ticket = format!("belongs to the join ticket of {},  ", node.name().to_lowercase());
+        let of_ticket = format!(
+            "belongs to the join ticket of {},  ",
+            node.name().to_lowercase()
+        );
         assert!(
             requests
                 .iter()

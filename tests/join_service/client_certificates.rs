@@ -83,7 +83,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
     ask(&second, "own-of-old", "worker-1.example");
     for request in ["own", "own-of-old"] {
         setup.eventually_decided(request, "Approved", "attested");
-        eventually("it is signed", || {
+        eventually("the request is signed", || {
             setup.asked(request)["status"]["certificate"].is_string()
         });
     }
@@ -160,7 +160,9 @@ fn where_nobody_would_approve_a_tokens_request_there_is_no_ticket() {
         "kubernetes.io/kube-apiserver-client-kubelet",
         "kubernetes.io/kubelet-serving"
     ]));
-    eventually("it goes on", || setup.join(&tpm, &worker()).is_ok());
+    eventually("tickets are issued again", || {
+        setup.join(&tpm, &worker()).is_ok()
+    });
 }
 
 #[test]

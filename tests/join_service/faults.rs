@@ -308,11 +308,11 @@ fn a_node_that_dies_after_its_ticket_leaves_a_token_that_ends_and_comes_back_wit
     };
     let end = setup.admin.get(&token(&id(&first))).unwrap()["data"]["expiration"].clone();
     with_end(&json!(over));
-    eventually("nobody is let in", || {
+    eventually("the token is refused", || {
         bearer(cluster, &first.token).is_none()
     });
     with_end(&end);
-    eventually("it was the date", || {
+    eventually("the token is valid again", || {
         bearer(cluster, &first.token).is_some()
     });
 
@@ -602,17 +602,15 @@ fn while_an_image_is_rolled_out_each_replica_goes_by_its_policy_and_takes_the_ne
     // An invalid policy keeps the old one in force, and the metric shows it.
     assert!(!is_stale());
     behind_at.replace("..2", &both[..both.len() / 2]);
-    eventually("it is seen", is_stale);
+    eventually("the metric shows it", is_stale);
     behind.expect("the old policy stays in force");
     assert!(lets_in(&old, address, 1) && !lets_in(&new, address, 2));
     behind_at.replace("..3", &both);
-    eventually("the new machine is let in", || lets_in(&new, address, 2));
+    eventually("the new machine is admitted", || lets_in(&new, address, 2));
     assert!(lets_in(&old, address, 1) && !is_stale());
     // The old image is removed from the policy.
     behind_at.replace("..4", &measure(&new, &["--pcrs=4,15"]));
-    eventually("the old machine is not let in", || {
-        !lets_in(&old, address, 1)
-    });
+    eventually("the old machine is refused", || !lets_in(&old, address, 1));
     assert!(lets_in(&new, address, 2) && lets_in(&old, ahead.local_addr(), 1));
 }
 
@@ -636,7 +634,7 @@ fn ask(channel: &Channel, request: &IssueJoinTicketRequest) -> Result<Ticket, St
 
 /// Checks that this ticket is complete, and that nothing else was left behind.
 fn assert_only(setup: &Setup, cluster: &Cluster, ticket: &Ticket) {
-    eventually("its token alone", || setup.tokens() == [id(ticket)]);
+    eventually("only its token is left", || setup.tokens() == [id(ticket)]);
     assert_eq!(
         (setup.records(), setup.holder()),
         (vec!["join-node-plane-0".to_owned()], "plane-0".to_owned())
@@ -672,7 +670,7 @@ fn signal(process: u32, signal: &str) {
 /// others.
 fn freeze(process: u32) {
     signal(process, "-STOP");
-    eventually("all of it stands still", || {
+    eventually("all threads are stopped", || {
         let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
         threads.flatten().all(|thread| {
             // proc_pid_stat(5): the state follows the name, which is in parentheses.
@@ -737,7 +735,7 @@ fn kill_at(
         if done {
             let object = object_of(&write);
             let before = &write["oldObject"]["metadata"]["resourceVersion"];
-            eventually("it is carried out", || {
+            eventually("the write is executed", || {
                 let now = setup.admin.find(&object).unwrap();
                 now.is_some_and(|now| now["metadata"]["resourceVersion"] != *before)
             });
@@ -830,7 +828,7 @@ fn a_service_that_is_killed_at_any_write_of_a_ticket_gives_the_node_one_when_it_
     );
     setup.make_node("plane-0");
     setup.make_ready("plane-0", "True");
-    eventually("the last one's token is gone", || {
+    eventually("the last token is gone", || {
         !setup.tokens().contains(&id(&ticket))
     });
 }
@@ -1069,7 +1067,9 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
             tokens.insert(id(&until_given(|| ask(channel, request))));
         }
     }
-    eventually("a token each", || set(setup.tokens()) == tokens);
+    eventually("each machine has one token", || {
+        set(setup.tokens()) == tokens
+    });
     assert_eq!(
         (setup.records().len(), setup.holder().as_str()),
         (5, "plane-0")
@@ -1097,7 +1097,9 @@ fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_tha
         .into_iter()
         .map(|ticket: thread::Result<_>| id(&ticket.unwrap()))
         .collect();
-    eventually("a token each", || set(setup.tokens()) == given);
+    eventually("each machine has one token", || {
+        set(setup.tokens()) == given
+    });
     assert_eq!(
         (setup.records().len(), setup.holder().as_str()),
         (5, "plane-0")

@@ -102,7 +102,7 @@ fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
     setup.make_node("worker-0");
     eventually("the token is gone", || setup.tokens().is_empty());
     // The API server caches authentications for 10 s.
-    eventually("nobody is let in", || {
+    eventually("the token is refused", || {
         bearer(cluster, &ticket.token).is_none()
     });
     assert_eq!(
@@ -217,7 +217,7 @@ fn an_old_client_gets_a_token_that_signs_and_a_repetition_replaces_it() {
     let second = setup.join_again(&tpm, &old);
     assert_ne!(first.token, second.token);
     assert_eq!(first.state_disk_key, second.state_disk_key);
-    eventually("only the second is left", || {
+    eventually("only the second token is left", || {
         setup.tokens() == [second.token.split_once('.').unwrap().0]
     });
     assert_eq!(
@@ -228,13 +228,13 @@ fn an_old_client_gets_a_token_that_signs_and_a_repetition_replaces_it() {
     let mut setup = setup;
     setup.start(cluster);
     let third = setup.join_again(&tpm, &old);
-    eventually("only the third is left", || {
+    eventually("only the third token is left", || {
         setup.tokens() == [third.token.split_once('.').unwrap().0]
     });
     setup.start(cluster);
     setup.make_node("worker-0");
     // The Node comes while another replica runs, which did not issue the ticket.
-    eventually("none is left", || setup.tokens().is_empty());
+    eventually("no token is left", || setup.tokens().is_empty());
 }
 
 #[test]
@@ -524,8 +524,8 @@ fn control_planes_get_their_files_and_join_one_at_a_time_in_the_order_in_which_t
             (ticket, ("plane-1", &plane_1), &second),
             (status, ("plane-0", &plane_0), &first),
         ),
-        (Ok(_), Ok(_)) => panic!("both"),
-        (Err(a), Err(b)) => panic!("none: {a}, {b}"),
+        (Ok(_), Ok(_)) => panic!("both got a ticket"),
+        (Err(a), Err(b)) => panic!("neither got a ticket: {a}, {b}"),
     };
     let files: Vec<_> = ticket
         .control_plane_files
@@ -859,7 +859,7 @@ fn a_disk_without_a_record_is_opened_only_while_migration_is_on_and_remembered()
     );
     let ticket = setup.rejoin(&tpm, &disk(6)).unwrap();
     assert_eq!(ticket.measurement_salt, MEASUREMENT_SALT);
-    eventually("it is recorded", || {
+    eventually("the disk is recorded", || {
         setup.records() == [record.clone(), format!("join-disk-{}", disk(6))]
     });
     eventually("others are refused", || {
@@ -915,7 +915,9 @@ fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() 
     );
     assert!(setup.tokens().is_empty() && setup.records().is_empty() && setup.holder().is_empty());
     setup.keys = key_service(setup.dir.path(), &listen.to_string()).0;
-    eventually("it goes on", || setup.join(&tpm, &plane).is_ok());
+    eventually("tickets are issued again", || {
+        setup.join(&tpm, &plane).is_ok()
+    });
 
     // The same with a metadata service that does not answer, and with a file that does not exist.
     setup.metadata.set_down(true);
@@ -984,7 +986,7 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
     let status = refused(setup.join(&other, &request("worker-1.example", &[], 3, false)));
     assert_eq!(status.code(), Code::Unavailable);
     cluster.freeze_api_server(false);
-    eventually("all is undone", || {
+    eventually("every step is undone", || {
         setup.tokens().is_empty()
             && setup.records() == ["join-node-worker-0"]
             && setup.holder().is_empty()
@@ -1034,9 +1036,7 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
         format!("join-disk-{}", disk(7)),
     ];
     records.sort();
-    eventually("the disk of before is recorded", || {
-        setup.records() == records
-    });
+    eventually("the old disk is recorded", || setup.records() == records);
     assert_eq!(setup.tokens().len(), 1);
 }
 

@@ -169,7 +169,7 @@ fn a_kubelet_gets_a_new_certificate_for_what_its_machine_joined_as() {
         SERVING,
     );
     setup.eventually_decided("good", "Approved", "attested");
-    eventually("it is signed", || {
+    eventually("the request is signed", || {
         setup.asked("good")["status"]["certificate"].is_string()
     });
     let message = setup.asked("good")["status"]["conditions"][0]["message"]
@@ -272,7 +272,7 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
         let before = count(setup.service(), "denied", reason);
         ask(&worker, name, request, usages);
         setup.eventually_decided(name, "Denied", reason);
-        eventually("it is counted", || {
+        eventually("the decision is counted", || {
             count(setup.service(), "denied", reason) == before + 1
         });
     }
@@ -286,7 +286,9 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
         "127.42.2.101",
     );
     for reason in ["requester", "no-record"] {
-        eventually("it is left", || count(setup.service(), "left", reason) == 1);
+        eventually("the request is left", || {
+            count(setup.service(), "left", reason) == 1
+        });
     }
     // It is judged again, but logged once.
     thread::sleep(Duration::from_secs(4));
@@ -306,7 +308,7 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
         .admin
         .create(&CONFIG_MAPS.in_namespace("kube-system"), &record)
         .unwrap();
-    eventually("its node is missing", || {
+    eventually("the missing node is reported", || {
         count(setup.service(), "left", "no-node") == 1
     });
     setup
@@ -329,7 +331,7 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
         .set_peers(&PEERS.replace("worker-0", "worker-7"));
     thread::sleep(Duration::from_secs(6));
     ask_for(&worker, "gone", "worker-0", IP);
-    eventually("it is left", || {
+    eventually("the request is left", || {
         count(setup.service(), "left", "unknown-machine") == 1
     });
     setup.metadata.set_peers(PEERS);
@@ -397,7 +399,7 @@ fn a_service_that_may_not_approve_says_so_tries_seldom_and_goes_on_when_it_may()
     // Waits until the API server has processed the change.
     thread::sleep(Duration::from_secs(2));
     ask_for(&kubelet(cluster, "worker-0"), "not-allowed", "worker-0", IP);
-    eventually("it is told", || {
+    eventually("the failure is reported", || {
         count(setup.service(), "failed", "api-refused") == 1
     });
     thread::sleep(Duration::from_secs(5));

@@ -119,7 +119,7 @@ impl Error {
     }
 
     /// Returns whether the same call may succeed later without any intervention.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_temporary(&self) -> bool {
         match self {
             Error::Refused(refused) => matches!(refused.code, 408 | 429 | 500 | 502..=504),
             Error::Unreachable { untrusted, .. } => !untrusted,

@@ -297,7 +297,7 @@ impl Client {
             match self.until(deadline).create(collection, object) {
                 Ok(_) => return Ok(true),
                 Err(error) if error.is_already_exists() => return Ok(false),
-                Err(error) if error.is_passing() => {
+                Err(error) if error.is_temporary() => {
                     self.pause(error, backoff.pause(), deadline)?;
                 }
                 Err(error) => return Err(error),
@@ -488,7 +488,7 @@ impl Client {
                 Err(error) => error,
             };
             // The roles that permit this request are created while the server starts.
-            let passing = error.is_passing() || error.code() == Some(403);
+            let passing = error.is_temporary() || error.code() == Some(403);
             let why = waits_for(&error);
             if passing && why != said {
                 report(&why);
@@ -530,7 +530,7 @@ impl Client {
             });
             let error = match answer {
                 Err(error)
-                    if error.nothing_happened() || request.idempotent && error.is_passing() =>
+                    if error.nothing_happened() || request.idempotent && error.is_temporary() =>
                 {
                     error
                 }

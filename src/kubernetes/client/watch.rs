@@ -256,7 +256,7 @@ impl Watch {
         }
         // After an invalid answer, the watch cannot continue at its version, but the next list may
         // be valid.
-        let passing = error.is_passing();
+        let passing = error.is_temporary();
         if matches!(error, Error::Answer { .. }) {
             self.version = String::new();
         }

@@ -76,7 +76,7 @@ pub struct Download<'a> {
 /// Why an attempt failed.
 enum Failure {
     /// The next attempt may succeed; a clause.
-    Passing(String),
+    Temporary(String),
     Final(Error),
 }
 
@@ -117,7 +117,7 @@ impl Download<'_> {
             let why = match tried {
                 Ok(()) => return Ok(()),
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Passing(why)) => why,
+                Err(Failure::Temporary(why)) => why,
             };
             if partial.len > before {
                 backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
@@ -168,12 +168,12 @@ impl Download<'_> {
             // The requested range does not exist: the file has changed.
             206 | 416 => {
                 partial.start_over(path)?;
-                return Err(Failure::Passing(
+                return Err(Failure::Temporary(
                     "the server does not have the rest of the file".into(),
                 ));
             }
             status if PASSING.contains(&status) => {
-                return Err(Failure::Passing(format!("status {status}")));
+                return Err(Failure::Temporary(format!("status {status}")));
             }
             status => {
                 return Err(Failure::Final(Error::Status {
@@ -211,11 +211,11 @@ impl Download<'_> {
                 total,
             });
             let count = body.read(&mut buffer).map_err(|error| {
-                Failure::Passing(format!("cut off after {} bytes: {error}", partial.len))
+                Failure::Temporary(format!("cut off after {} bytes: {error}", partial.len))
             })?;
             match count {
                 0 if total.is_some_and(|total| total != partial.len) => {
-                    return Err(Failure::Passing(format!(
+                    return Err(Failure::Temporary(format!(
                         "cut off after {} bytes",
                         partial.len
                     )));
@@ -240,7 +240,7 @@ impl Download<'_> {
                 let was_resumed = partial.resumed;
                 partial.start_over(path)?;
                 match was_resumed {
-                    true => Err(Failure::Passing(
+                    true => Err(Failure::Temporary(
                         "its pieces do not have the expected hash".into(),
                     )),
                     false => Err(Failure::Final(Error::Hash {
@@ -282,7 +282,7 @@ impl Download<'_> {
                 why: error.to_string(),
                 after: Duration::ZERO,
             }),
-            false => Failure::Passing(error.to_string()),
+            false => Failure::Temporary(error.to_string()),
         }
     }
 }

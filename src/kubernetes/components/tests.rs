@@ -19,14 +19,14 @@ use proto::components::Component as Wire;
 use support::mutation::mutations;
 
 /// The policy of a test's directory.
-struct Node {
+struct FileEntry {
     directory: TempDir,
     settings: Settings,
     policy: Policy,
 }
 
-impl Node {
-    fn new() -> Node {
+impl FileEntry {
+    fn new() -> FileEntry {
         let directory = tempfile::tempdir().unwrap();
         let policy = Policy {
             directories: vec![directory.path().join("bin")],
@@ -37,7 +37,7 @@ impl Node {
             stall: Duration::from_millis(500),
             ..Settings::default()
         };
-        Node {
+        FileEntry {
             directory,
             settings,
             policy,
@@ -187,7 +187,7 @@ fn several_files_come_with_mode_and_progress_and_stay_when_they_are_there() {
             stream.write_all(&ok(&content)).unwrap();
         }
     });
-    let node = Node::new();
+    let node = FileEntry::new();
     let list: Vec<_> = (0..9)
         .map(|number| node.component(&url, &content, &format!("sub/program-{number}")))
         .collect();
@@ -248,7 +248,7 @@ fn a_cut_download_goes_on_where_it_was_cut() {
                 .unwrap();
         }
     });
-    let node = Node::new();
+    let node = FileEntry::new();
     let (outcome, steps) = node.install(&[node.component(&url, &content, "kubelet")]);
     outcome.unwrap();
     assert_eq!(fs::read(node.path("kubelet")).unwrap(), content);
@@ -290,7 +290,7 @@ fn pieces_of_two_versions_are_thrown_away() {
             stream.write_all(&answer).unwrap();
         }
     });
-    let node = Node::new();
+    let node = FileEntry::new();
     node.install(&[node.component(&url, &content, "kubelet")])
         .0
         .unwrap();
@@ -317,7 +317,7 @@ fn an_etag_guards_the_rest_and_a_server_without_ranges_sends_all_again() {
             stream.write_all(&[head.as_bytes(), sent].concat()).unwrap();
         }
     });
-    let node = Node::new();
+    let node = FileEntry::new();
     node.install(&[node.component(&url, &content, "kubelet")])
         .0
         .unwrap();
@@ -343,7 +343,7 @@ fn a_busy_server_is_asked_again_and_a_final_word_is_taken_at_once() {
                 })
                 .unwrap();
         });
-        let node = Node::new();
+        let node = FileEntry::new();
         node.install(&[node.component(&url, b"program", "kubelet")])
             .0
             .unwrap();
@@ -363,7 +363,7 @@ fn a_busy_server_is_asked_again_and_a_final_word_is_taken_at_once() {
                 stream.write_all(&status(last)).unwrap();
             }
         });
-        let mut node = Node::new();
+        let mut node = FileEntry::new();
         node.settings.deadline = Duration::from_secs(1);
         let error = node.refused(node.component(&url, b"program", "kubelet"));
         if last.starts_with("416") {
@@ -381,7 +381,7 @@ fn a_busy_server_is_asked_again_and_a_final_word_is_taken_at_once() {
 #[test]
 fn other_bytes_than_expected_are_not_installed() {
     let url = serve(|_, _, stream| stream.write_all(&ok(b"something else")).unwrap());
-    let node = Node::new();
+    let node = FileEntry::new();
     let error = node.refused(node.component(&url, b"program", "kubelet"));
     assert!(
         error.contains(&hex(&digest_of(b"program")))
@@ -402,7 +402,7 @@ fn a_silent_server_and_a_slow_one_run_into_their_limits() {
         let _ = stream.write_all(&ok(&bytes(1000))[..500]);
         thread::sleep(Duration::from_secs(30));
     });
-    let mut node = Node::new();
+    let mut node = FileEntry::new();
     node.settings.stall = Duration::from_millis(100);
     node.settings.deadline = Duration::from_secs(1);
     let started = Instant::now();
@@ -436,7 +436,7 @@ fn a_stop_ends_a_download_and_a_pause_at_once() {
         thread::sleep(Duration::from_secs(30));
     });
     let busy = serve(|_, _, stream| stream.write_all(&status("503 Busy")).unwrap());
-    let mut node = Node::new();
+    let mut node = FileEntry::new();
     node.settings.stall = Duration::from_secs(20);
     let list = [
         node.component(&silent, &bytes(1000), "kubelet"),
@@ -460,7 +460,7 @@ fn a_stop_ends_a_download_and_a_pause_at_once() {
 fn the_first_error_ends_the_other_downloads() {
     let silent = serve(|_, _, _| thread::sleep(Duration::from_secs(30)));
     let absent = serve(|_, _, stream| stream.write_all(&status("404 Not Found")).unwrap());
-    let mut node = Node::new();
+    let mut node = FileEntry::new();
     node.settings.stall = Duration::from_secs(20);
     let started = Instant::now();
     let list = [
@@ -485,7 +485,7 @@ fn a_body_without_end_is_cut_off() {
             let _ = stream.write_all(head.as_bytes());
             while stream.write_all(&[0; 10_000]).is_ok() {}
         });
-        let mut node = Node::new();
+        let mut node = FileEntry::new();
         node.settings.max_len = 1 << 20;
         assert!(
             node.refused(node.component(&url, b"x", "kubelet"))
@@ -530,7 +530,7 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
             }
         }
     });
-    let mut node = Node::new();
+    let mut node = FileEntry::new();
     let bundle = node.directory.path().join("bundle.pem");
     node.settings.ca_bundles = vec!["/nonexistent".into(), bundle.clone()];
     let component = node.component(&url, b"program", "kubelet");
@@ -580,7 +580,7 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
 
 #[test]
 fn data_and_file_urls_and_the_image_s_copies_need_no_network() {
-    let mut node = Node::new();
+    let mut node = FileEntry::new();
     let unverified = |url: &str, name: &str| Wire {
         hash: String::new(),
         ..node.wire(url, b"", name)
@@ -638,7 +638,7 @@ fn data_and_file_urls_and_the_image_s_copies_need_no_network() {
 
 #[test]
 fn what_a_list_may_not_ask_for_is_refused_before_anything_happens() {
-    let node = Node::new();
+    let node = FileEntry::new();
     let bin = node.path("");
     let bin = bin.to_str().unwrap().trim_end_matches('/');
     let good = node.wire("https://user:word@host/x?signature=secret", b"x", "kubelet");
@@ -795,7 +795,7 @@ fn what_a_list_may_not_ask_for_is_refused_before_anything_happens() {
 
 #[test]
 fn a_link_on_the_way_to_a_place_does_not_lead_outside() {
-    let node = Node::new();
+    let node = FileEntry::new();
     fs::create_dir_all(node.path("")).unwrap();
     let outside = tempfile::tempdir().unwrap();
     symlink(outside.path(), node.path("sub")).unwrap();
@@ -827,7 +827,7 @@ fn a_link_on_the_way_to_a_place_does_not_lead_outside() {
 #[test]
 #[ignore = "the other half of a_full_disk_leaves_nothing_half_made"]
 fn on_a_full_disk() {
-    let mut node = Node::new();
+    let mut node = FileEntry::new();
     node.directory = tempfile::tempdir_in(std::env::var_os("FIRSTLIGHT_FULL").unwrap()).unwrap();
     node.policy.directories = vec![node.directory.path().join("bin")];
     let content = bytes(1_000_000);
@@ -1243,7 +1243,7 @@ fn an_archive_comes_into_place_beside_what_is_there_and_is_known_again() {
             stream.write_all(&ok(&packed)).unwrap();
         }
     });
-    let node = Node::new();
+    let node = FileEntry::new();
     fs::create_dir_all(node.path("sub")).unwrap();
     fs::write(node.path("sub/kept"), b"kept").unwrap();
     fs::write(node.path("bridge"), b"older").unwrap();
@@ -1283,7 +1283,7 @@ fn a_hostile_archive_with_the_right_hash_leaves_nothing() {
         let packed = packed.clone();
         move |_, _, stream| stream.write_all(&ok(&packed)).unwrap()
     });
-    let node = Node::new();
+    let node = FileEntry::new();
     let error = node.refused(node.archive(&url, &packed, "cni"));
     assert!(
         error.contains("cannot be extracted") && error.contains("bad links to /etc"),
@@ -1338,7 +1338,7 @@ fn with_checksum(block: &[u8]) -> Vec<u8> {
 
 #[test]
 fn mutated_urls_and_hashes_give_a_component_or_an_error() {
-    let node = Node::new();
+    let node = FileEntry::new();
     for url in [
         "data:application/json;base64,W10=",
         "file:///usr/bin/%41",

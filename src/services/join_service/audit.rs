@@ -26,11 +26,11 @@ use metrics::{Counter, Histogram, Labelled, Registry};
 const QUEUE: usize = 64;
 /// Maximum number of events in one burst. One more event is permitted after each `EACH`.
 const BURST: u32 = 50;
-const EACH: Duration = Duration::from_millis(200);
+const EVENT_INTERVAL: Duration = Duration::from_millis(200);
 /// How often the sender checks whether it has to stop.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The timeout of sending one event.
-const TIME: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Events of objects without a namespace are in this namespace (k8s.io/client-go tools/events).
 const NAMESPACE: &str = "default";
 /// The decision and the reason of an issued ticket.
@@ -88,7 +88,7 @@ pub struct Audit {
 }
 
 /// The thread that sends events. It ends when its client is stopped.
-pub struct Sending(Option<JoinHandle<()>>);
+pub struct EventSender(Option<JoinHandle<()>>);
 
 impl Audit {
     /// Creates an audit without events.
@@ -120,9 +120,9 @@ impl Audit {
     }
 
     /// Creates an audit and starts the thread that sends events.
-    pub fn start(client: &Client, registry: &Registry) -> io::Result<(Audit, Sending)> {
+    pub fn start(client: &Client, registry: &Registry) -> io::Result<(Audit, EventSender)> {
         let (events, queue) = mpsc::sync_channel(QUEUE);
-        let client = client.within(TIME);
+        let client = client.within(TIMEOUT);
         let thread = thread::Builder::new()
             .name("events".into())
             .spawn(move || send_all(&client, &queue))?;
@@ -131,7 +131,7 @@ impl Audit {
                 events: Some(events),
                 ..Audit::new(registry)
             },
-            Sending(Some(thread)),
+            EventSender(Some(thread)),
         ))
     }
 
@@ -147,11 +147,11 @@ impl Audit {
         } else {
             "refused"
         };
-        let why = match refusal.inside.is_empty() {
+        let why = match refusal.details.is_empty() {
             true => refusal.message().to_owned(),
-            false => format!("{} ({})", refusal.message(), refusal.inside),
+            false => format!("{} ({})", refusal.message(), refusal.details),
         };
-        self.record(subject, decision, refusal.word, &why);
+        self.record(subject, decision, refusal.reason, &why);
     }
 
     /// Records a decision about the certificate signing request named `request`. `node` is empty if
@@ -247,14 +247,15 @@ fn event(node: &str, action: &str, kind: &str, title: &str, note: &str) -> Value
 }
 
 fn send_all(client: &Client, queue: &Receiver<Value>) {
-    let (mut budget, mut counted, mut said) = (BURST, Instant::now(), false);
+    let (mut budget, mut counted, mut logged) = (BURST, Instant::now(), false);
     loop {
-        let event = match queue.recv_timeout(LOOK_EVERY) {
+        let event = match queue.recv_timeout(STOP_CHECK_INTERVAL) {
             Ok(event) => event,
             Err(RecvTimeoutError::Timeout) if !client.is_stopped() => continue,
             Err(_) => return,
         };
-        let earned = (counted.elapsed().as_millis() / EACH.as_millis()).min(BURST.into()) as u32;
+        let earned =
+            (counted.elapsed().as_millis() / EVENT_INTERVAL.as_millis()).min(BURST.into()) as u32;
         if earned > 0 {
             (budget, counted) = ((budget + earned).min(BURST), Instant::now());
         }
@@ -263,10 +264,10 @@ fn send_all(client: &Client, queue: &Receiver<Value>) {
         }
         budget -= 1;
         match client.create(&EVENTS.in_namespace(NAMESPACE), &event) {
-            Ok(_) => said = false,
+            Ok(_) => logged = false,
             Err(client::Error::Stopped) => return,
             Err(error) => {
-                if !std::mem::replace(&mut said, true) {
+                if !std::mem::replace(&mut logged, true) {
                     log::warn!("events cannot be sent: {error}");
                 }
             }
@@ -274,7 +275,7 @@ fn send_all(client: &Client, queue: &Receiver<Value>) {
     }
 }
 
-impl Drop for Sending {
+impl Drop for EventSender {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
             // A panic of the thread is already in the log.

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::cluster::Node;
+use super::cluster::NodeStatus;
 use super::{reservation, tokens};
 use base::backoff::Backoff;
 use kubernetes::NAMESPACE;
@@ -24,15 +24,15 @@ use kubernetes::client::{self, CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, Record};
 
 /// The timeout of one attempt of one task.
-const TIME: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// When a task is given up: by then its token has expired.
 const GIVE_UP: Duration = Duration::from_secs(16 * 60);
 /// How long the replica that issued a ticket has to delete its token first.
-const OTHERS: Duration = Duration::from_secs(20);
+const OTHER_REPLICA_DELAY: Duration = Duration::from_secs(20);
 /// When a deletion is checked once more.
-const AGAIN: Duration = Duration::from_secs(10);
+const RECHECK_DELAY: Duration = Duration::from_secs(10);
 /// The maximum number of tasks. If ten thousand nodes rejoin at once, each leaves one record to
 /// write.
 const MAX_TASKS: usize = 20_000;
@@ -68,9 +68,9 @@ struct State {
     known: HashSet<Task>,
     last: u64,
     /// Tokens whose node has not come yet, by the node's name.
-    waiting: HashMap<String, Waiting>,
+    waiting: HashMap<String, PendingToken>,
     is_working: bool,
-    ends: bool,
+    is_stopped: bool,
 }
 
 struct Due {
@@ -81,12 +81,12 @@ struct Due {
     again: bool,
 }
 
-struct Waiting {
+struct PendingToken {
     token: String,
     /// The UID of the Node object that existed before the ticket.
     node_uid: String,
-    /// Set for a control plane: etcd adds its member only after the Node object exists, so kubeadm
-    /// may still need the token to start again.
+    /// Whether the token is kept until the node is Ready. This is so for a control plane: etcd adds
+    /// its member only after the Node object exists, and until then kubeadm may start again.
     until_ready: bool,
     issued: SystemTime,
     /// How long to wait after the node came before the token is deleted.
@@ -94,13 +94,13 @@ struct Waiting {
 }
 
 /// Ends the thread when dropped.
-pub struct Running(Arc<Cleaner>, Option<JoinHandle<()>>);
+pub struct CleanerThread(Arc<Cleaner>, Option<JoinHandle<()>>);
 
 impl Cleaner {
     /// Starts the thread. Fails if it cannot be started.
-    pub fn start(client: &Client) -> io::Result<(Arc<Cleaner>, Running)> {
+    pub fn start(client: &Client) -> io::Result<(Arc<Cleaner>, CleanerThread)> {
         let cleaner = Arc::new(Cleaner {
-            client: client.within(TIME),
+            client: client.within(TIMEOUT),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -108,7 +108,7 @@ impl Cleaner {
         let thread = thread::Builder::new()
             .name("cleaner".into())
             .spawn(move || working.work())?;
-        Ok((cleaner.clone(), Running(cleaner, Some(thread))))
+        Ok((cleaner.clone(), CleanerThread(cleaner, Some(thread))))
     }
 
     /// Adds a task that is due now.
@@ -131,13 +131,13 @@ impl Cleaner {
 
     /// Watches for the node of a token that this process issued, to delete the token then. `node`
     /// is the present Node object, which may be the new one already.
-    pub fn token_is_ours(&self, record: &Record, node: Option<&Node>) {
-        self.lock().expect(record, node, Duration::ZERO);
+    pub fn own_token_issued(&self, record: &Record, node: Option<&NodeStatus>) {
+        self.lock().wait_for_node(record, node, Duration::ZERO);
         self.changed.notify_all();
     }
 
     /// Watches for the node of a token that any replica issued.
-    pub fn token_was_issued(&self, record: &Record, node: Option<&Node>) {
+    pub fn token_issued(&self, record: &Record, node: Option<&NodeStatus>) {
         let mut state = self.lock();
         let is_known = state
             .waiting
@@ -147,19 +147,19 @@ impl Cleaner {
             .issued
             .and_then(|issued| SystemTime::now().duration_since(issued).ok());
         if !is_known && !record.token.is_empty() && age.unwrap_or_default() < tokens::VALIDITY {
-            state.expect(record, node, OTHERS);
+            state.wait_for_node(record, node, OTHER_REPLICA_DELAY);
             self.changed.notify_all();
         }
     }
 
     /// Processes a new or changed node.
-    pub fn node_is(&self, name: &str, node: &Node) {
-        self.lock().look_for(name, node);
+    pub fn node_changed(&self, name: &str, node: &NodeStatus) {
+        self.lock().node_came(name, node);
         self.changed.notify_all();
     }
 
     /// Returns the number of this process's tokens whose node has not come yet.
-    pub fn tokens(&self) -> usize {
+    pub fn count_own_tokens(&self) -> usize {
         self.lock()
             .waiting
             .values()
@@ -189,7 +189,7 @@ impl Cleaner {
 
     fn work(&self) {
         let mut state = self.lock();
-        while !state.ends {
+        while !state.is_stopped {
             let now = Instant::now();
             let next = state.next();
             if next.is_some_and(|at| at <= now)
@@ -198,7 +198,7 @@ impl Cleaner {
                 state.known.remove(&due.task);
                 state.is_working = true;
                 drop(state);
-                let again = self.try_to(due);
+                let again = self.run_task(due);
                 state = self.lock();
                 state.is_working = false;
                 if let Some((due, at)) = again {
@@ -218,11 +218,11 @@ impl Cleaner {
     }
 
     /// Runs a task. If it has to run again, returns it with the time.
-    fn try_to(&self, mut due: Due) -> Option<(Due, Instant)> {
-        let error = match self.carry_out(&due.task) {
+    fn run_task(&self, mut due: Due) -> Option<(Due, Instant)> {
+        let error = match self.execute(&due.task) {
             Ok(()) if due.again => {
                 due.again = false;
-                return Some((due, Instant::now() + AGAIN));
+                return Some((due, Instant::now() + RECHECK_DELAY));
             }
             Ok(()) => return None,
             Err(client::Error::Stopped) => return None,
@@ -239,7 +239,7 @@ impl Cleaner {
         None
     }
 
-    fn carry_out(&self, task: &Task) -> Result<(), client::Error> {
+    fn execute(&self, task: &Task) -> Result<(), client::Error> {
         match task {
             Task::Token(id) => self.client.delete_if_there(&tokens::object(id)).map(drop),
             Task::Reservation(node, at) => reservation::release(&self.client, node, at),
@@ -257,7 +257,7 @@ impl Cleaner {
                     _ => Ok(()),
                 }
             }
-            Task::Write(record) => machine_record::write_of_rejoin(&self.client, record),
+            Task::Write(record) => machine_record::write_rejoin(&self.client, record),
         }
     }
 
@@ -305,8 +305,8 @@ impl State {
         self.tasks.first_key_value().map(|((at, _), _)| *at)
     }
 
-    fn expect(&mut self, record: &Record, node: Option<&Node>, after: Duration) {
-        let waiting = Waiting {
+    fn wait_for_node(&mut self, record: &Record, node: Option<&NodeStatus>, after: Duration) {
+        let waiting = PendingToken {
             token: record.token.clone(),
             node_uid: record.node_uid.clone(),
             until_ready: record.control_plane,
@@ -318,17 +318,17 @@ impl State {
         };
         self.waiting.insert(record.node.clone(), waiting);
         if let Some(node) = node {
-            self.look_for(&record.node, node);
+            self.node_came(&record.node, node);
         }
     }
 
     /// Queues the deletion of a token whose node came.
-    fn look_for(&mut self, name: &str, node: &Node) {
+    fn node_came(&mut self, name: &str, node: &NodeStatus) {
         if self
             .waiting
             .get(name)
-            .is_some_and(|waiting| waiting.is_served_by(node))
-            && let Some(Waiting { token, after, .. }) = self.waiting.remove(name)
+            .is_some_and(|waiting| waiting.is_used_by(node))
+            && let Some(PendingToken { token, after, .. }) = self.waiting.remove(name)
         {
             self.add(Task::Token(token), after, false);
         }
@@ -341,9 +341,9 @@ impl State {
     }
 }
 
-impl Waiting {
+impl PendingToken {
     /// Returns whether the node came, or came back, since the token was issued.
-    fn is_served_by(&self, node: &Node) -> bool {
+    fn is_used_by(&self, node: &NodeStatus) -> bool {
         let is_new = node.uid != self.node_uid;
         match node.ready_since {
             None => is_new && !self.until_ready,
@@ -352,9 +352,9 @@ impl Waiting {
     }
 }
 
-impl Drop for Running {
+impl Drop for CleanerThread {
     fn drop(&mut self) {
-        self.0.lock().ends = true;
+        self.0.lock().is_stopped = true;
         self.0.changed.notify_all();
         if let Some(thread) = self.1.take() {
             let _ = thread.join();
@@ -377,8 +377,8 @@ mod tests {
         }
     }
 
-    fn node(uid: &str, ready_since: Option<SystemTime>) -> Node {
-        Node {
+    fn node(uid: &str, ready_since: Option<SystemTime>) -> NodeStatus {
+        NodeStatus {
             uid: uid.into(),
             ready_since,
         }
@@ -392,15 +392,15 @@ mod tests {
     fn a_token_goes_when_its_node_comes_whichever_is_known_first() {
         for node_first in [false, true] {
             let (mut state, node) = (State::default(), node("u", None));
-            state.expect(
+            state.wait_for_node(
                 &record(""),
                 Some(&node).filter(|_| node_first),
                 Duration::ZERO,
             );
             if !node_first {
-                state.look_for("other", &node);
+                state.node_came("other", &node);
                 assert!(!is_due(&state));
-                state.look_for("n", &node);
+                state.node_came("n", &node);
             }
             assert!(is_due(&state) && state.waiting.is_empty());
         }
@@ -418,7 +418,7 @@ mod tests {
                 true,
             ),
         ] {
-            state.expect(&record("u"), Some(&node), Duration::ZERO);
+            state.wait_for_node(&record("u"), Some(&node), Duration::ZERO);
             assert_eq!(is_due(&state), gone);
         }
     }
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn a_token_of_a_control_plane_goes_when_that_is_ready() {
         let mut state = State::default();
-        state.expect(
+        state.wait_for_node(
             &Record {
                 control_plane: true,
                 ..record("")
@@ -435,7 +435,7 @@ mod tests {
             Duration::ZERO,
         );
         assert!(!is_due(&state));
-        state.look_for("n", &node("u", Some(SystemTime::now())));
+        state.node_came("n", &node("u", Some(SystemTime::now())));
         assert!(is_due(&state));
     }
 

@@ -33,7 +33,7 @@ const KUBEADM_CONFIG: &str = "kubeadm-config";
 const NODE_VERSION: &str = "constellation-version";
 /// The pause before a refused watch is tried again: the resource or the permission may be created
 /// later.
-const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
 /// The port of kube-apiserver if an endpoint has none.
 const API_PORT: u16 = 6443;
 
@@ -53,7 +53,7 @@ struct State {
     has_config_maps: bool,
     version: Version,
     has_joining_nodes: bool,
-    nodes: HashMap<String, Node>,
+    nodes: HashMap<String, NodeStatus>,
     components: BTreeMap<String, Arc<Components>>,
     kubeadm: Option<Arc<Result<Kubeadm, String>>>,
     records: HashMap<String, Arc<Record>>,
@@ -74,7 +74,7 @@ enum Version {
 
 /// A Node object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeStatus {
     /// Distinguishes the object from a deleted one of the same name.
     pub uid: String,
     /// Since when the node is Ready; `None` if it is not.
@@ -114,7 +114,7 @@ impl Cluster {
         let (nodes, told) = (cluster.clone(), cleaner.clone());
         watches.start("watch-nodes", move || {
             let selector = Selector::default();
-            nodes.watch(&NODES.all(), &selector, keep_of_node, |event| {
+            nodes.watch(&NODES.all(), &selector, reduce_node, |event| {
                 nodes.node_event(event, &told)
             });
         })?;
@@ -122,7 +122,7 @@ impl Cluster {
         let told = cleaner.clone();
         watches.start("watch-maps", move || {
             let collection = CONFIG_MAPS.in_namespace(NAMESPACE);
-            maps.watch(&collection, &Selector::default(), keep_of_map, |event| {
+            maps.watch(&collection, &Selector::default(), reduce_map, |event| {
                 maps.map_event(event, &told)
             });
         })?;
@@ -154,11 +154,11 @@ impl Cluster {
         mut on: impl FnMut(Option<Event>),
     ) {
         let mut watch: Watch = self.client.watch(collection, selector).keeping(keep);
-        let mut said = String::new();
+        let mut logged = String::new();
         loop {
             match watch.next() {
                 Ok(event) => {
-                    said.clear();
+                    logged.clear();
                     on(Some(event));
                 }
                 Err(client::Error::Stopped) => return,
@@ -169,13 +169,13 @@ impl Cluster {
                     if is_absent || error.code() == Some(403) {
                         on(None);
                     }
-                    if !is_absent && error.to_string() != said {
-                        said = error.to_string();
+                    if !is_absent && error.to_string() != logged {
+                        logged = error.to_string();
                         log::error!(
-                            "{said}: the state of {collection} is unknown until that changes"
+                            "{logged}: the state of {collection} is unknown until that changes"
                         );
                     }
-                    if self.client.stopped_within(REFUSED_PAUSE) {
+                    if self.client.stopped_within(RETRY_PAUSE) {
                         return;
                     }
                 }
@@ -191,7 +191,7 @@ impl Cluster {
             Event::Listed(nodes) => {
                 state.nodes = nodes
                     .iter()
-                    .map(|node| (name_of(node).to_owned(), node_of(node)))
+                    .map(|node| (name_of(node).to_owned(), parse_node(node)))
                     .collect();
                 state.has_nodes = true;
                 seen.extend(
@@ -202,7 +202,7 @@ impl Cluster {
                 );
             }
             Event::Added(node) | Event::Modified(node) => {
-                let (name, node) = (name_of(&node).to_owned(), node_of(&node));
+                let (name, node) = (name_of(&node).to_owned(), parse_node(&node));
                 // Heartbeats change nothing that is kept here.
                 if state.nodes.get(&name) != Some(&node) {
                     seen.push((name.clone(), node.clone()));
@@ -214,7 +214,7 @@ impl Cluster {
         drop(state);
         self.changed.notify_all();
         for (name, node) in seen {
-            cleaner.node_is(&name, &node);
+            cleaner.node_changed(&name, &node);
         }
     }
 
@@ -229,17 +229,17 @@ impl Cluster {
                 state.records.clear();
                 state.disks.clear();
                 for map in &maps {
-                    records.extend(state.take_map(map));
+                    records.extend(state.store_map(map));
                 }
                 state.has_config_maps = true;
             }
-            Event::Added(map) | Event::Modified(map) => records.extend(state.take_map(&map)),
-            Event::Deleted(map) => state.drop_map(name_of(&map)),
+            Event::Added(map) | Event::Modified(map) => records.extend(state.store_map(&map)),
+            Event::Deleted(map) => state.remove_map(name_of(&map)),
         }
         drop(state);
         self.changed.notify_all();
         for record in records {
-            cleaner.token_was_issued(&record, self.node(&record.node).as_ref());
+            cleaner.token_issued(&record, self.node(&record.node).as_ref());
         }
     }
 
@@ -269,7 +269,7 @@ impl Cluster {
         let end = Instant::now() + time;
         let mut state = self.lock();
         loop {
-            if state.is_known() {
+            if state.is_complete() {
                 return true;
             }
             let left = end.saturating_duration_since(Instant::now());
@@ -291,7 +291,7 @@ impl Cluster {
     }
 
     /// Returns a node, if it exists.
-    pub fn node(&self, name: &str) -> Option<Node> {
+    pub fn node(&self, name: &str) -> Option<NodeStatus> {
         self.lock().nodes.get(name).cloned()
     }
 
@@ -330,20 +330,20 @@ impl Cluster {
     }
 
     /// Stores a record that was just written or read, before the watch delivers it.
-    pub fn learn(&self, record: Record) {
-        self.lock().take_record(record);
+    pub fn store_record(&self, record: Record) {
+        self.lock().store_record(record);
     }
 
     /// Stores the record of a disk that is about to be written, unless another machine has that
     /// disk by now.
-    pub fn learn_of_disk(&self, record: &Record) {
+    pub fn store_record_of_disk(&self, record: &Record) {
         let mut state = self.lock();
         let names = state.disks.get(&record.disk).into_iter().flatten();
         if names
             .filter_map(|name| state.records.get(name))
             .all(|other| other.machine.is_empty())
         {
-            state.take_record(record.clone());
+            state.store_record(record.clone());
         }
     }
 
@@ -358,22 +358,22 @@ impl Cluster {
                 .max_by_key(|one| (one.created.as_str(), one.name.as_str())),
         };
         let missing = || {
-            let inside = match &state.version {
+            let details = match &state.version {
                 Version::Is(name) => {
                     format!("there is no ConfigMap {NAMESPACE}/{name}, which {NODE_VERSION} names")
                 }
                 _ => format!("there is no ConfigMap {NAMESPACE}/{COMPONENTS_PREFIX}*"),
             };
-            Refusal::lacking(
+            Refusal::missing(
                 "components",
                 "the cluster does not specify the Kubernetes version of new nodes",
             )
-            .because(inside)
+            .with_details(details)
         };
         let found = found.cloned().ok_or_else(missing)?;
         match &found.list {
             Ok(_) => Ok(found),
-            Err(error) => Err(Refusal::broken(
+            Err(error) => Err(Refusal::internal(
                 "components",
                 format!("ConfigMap {NAMESPACE}/{}: {error}", found.name),
             )),
@@ -385,10 +385,10 @@ impl Cluster {
         let missing = "the cluster does not specify the endpoint of its API server";
         match self.lock().kubeadm.as_deref() {
             Some(Ok(kubeadm)) => Ok(kubeadm.clone()),
-            Some(Err(error)) => Err(Refusal::broken("kubeadm-config", error.clone())),
+            Some(Err(error)) => Err(Refusal::internal("kubeadm-config", error.clone())),
             None => {
-                let inside = format!("there is no ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}");
-                Err(Refusal::lacking("kubeadm-config", missing).because(inside))
+                let details = format!("there is no ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}");
+                Err(Refusal::missing("kubeadm-config", missing).with_details(details))
             }
         }
     }
@@ -400,12 +400,12 @@ impl Cluster {
 }
 
 impl State {
-    fn is_known(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.has_nodes && self.has_config_maps && self.version != Version::Unknown
     }
 
     /// Stores a ConfigMap. Returns the record in it, if it is one.
-    fn take_map(&mut self, map: &Value) -> Option<Record> {
+    fn store_map(&mut self, map: &Value) -> Option<Record> {
         let name = name_of(map);
         if name == KUBEADM_CONFIG {
             self.kubeadm = Some(Arc::new(Kubeadm::read(map)));
@@ -413,14 +413,14 @@ impl State {
             self.components
                 .insert(name.to_owned(), Arc::new(Components::read(map)));
         } else if let Some(record) = Record::read(map) {
-            self.take_record(record.clone());
+            self.store_record(record.clone());
             return Some(record);
         }
         None
     }
 
-    fn take_record(&mut self, record: Record) {
-        self.drop_map(&record.name);
+    fn store_record(&mut self, record: Record) {
+        self.remove_map(&record.name);
         self.disks
             .entry(record.disk.clone())
             .or_default()
@@ -428,7 +428,7 @@ impl State {
         self.records.insert(record.name.clone(), Arc::new(record));
     }
 
-    fn drop_map(&mut self, name: &str) {
+    fn remove_map(&mut self, name: &str) {
         self.components.remove(name);
         if name == KUBEADM_CONFIG {
             self.kubeadm = None;
@@ -474,7 +474,7 @@ fn name_of(object: &Value) -> &str {
 }
 
 /// Keeps the fields of a Node object that are used. A whole one has 10 KiB, mostly image names.
-fn keep_of_node(mut node: Value) -> Value {
+fn reduce_node(mut node: Value) -> Value {
     if let Some(status) = node.get_mut("status") {
         let conditions = status
             .get_mut("conditions")
@@ -486,7 +486,7 @@ fn keep_of_node(mut node: Value) -> Value {
 }
 
 /// Keeps only the name of a ConfigMap that is not used.
-fn keep_of_map(mut map: Value) -> Value {
+fn reduce_map(mut map: Value) -> Value {
     let name = name_of(&map);
     if name != KUBEADM_CONFIG && !name.starts_with(COMPONENTS_PREFIX) && !Record::is_name(name) {
         for field in ["data", "binaryData"] {
@@ -505,7 +505,7 @@ fn without_management(mut object: Value) -> Value {
     object
 }
 
-fn node_of(node: &Value) -> Node {
+fn parse_node(node: &Value) -> NodeStatus {
     let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
     let ready = conditions
         .into_iter()
@@ -517,7 +517,7 @@ fn node_of(node: &Value) -> Node {
             // A condition without a time counts as Ready since ever.
             time::parse(text(ready, "/lastTransitionTime")).unwrap_or(SystemTime::UNIX_EPOCH)
         });
-    Node {
+    NodeStatus {
         uid: text(node, "/metadata/uid").to_owned(),
         ready_since: since,
     }
@@ -731,14 +731,14 @@ mod tests {
             disk: disk.into(),
             ..Record::default()
         };
-        state.take_record(record("a", "1"));
-        state.take_record(record("b", "1"));
-        state.take_record(record("a", "2"));
+        state.store_record(record("a", "1"));
+        state.store_record(record("b", "1"));
+        state.store_record(record("a", "2"));
         assert_eq!(
             (&state.disks["1"], &state.disks["2"]),
             (&vec!["b".to_owned()], &vec!["a".to_owned()])
         );
-        state.drop_map("b");
+        state.remove_map("b");
         assert!(!state.disks.contains_key("1") && state.records.len() == 1);
     }
 
@@ -746,7 +746,7 @@ mod tests {
     fn a_node_is_ready_since_its_condition_says_so() {
         let node = |status: &str| {
             let ready = json!({"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:07Z"});
-            node_of(&keep_of_node(
+            parse_node(&reduce_node(
                 json!({"metadata": {"uid": "u"}, "status": {"images": [1], "conditions": [ready]}}),
             ))
         };

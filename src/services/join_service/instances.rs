@@ -16,14 +16,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::refusal::Refusal;
-use super::request::Asked;
+use super::request::JoinRequest;
 use cloud::{Instance, Metadata, Role};
 use kubernetes::parameters::NodeName;
 
 /// The maximum age of a list.
-const AGE: Duration = Duration::from_secs(5);
+const MAX_AGE: Duration = Duration::from_secs(5);
 /// The minimum age of a list before it is fetched again because a name is missing in it.
-const LEAST_AGE: Duration = Duration::from_secs(1);
+const MIN_AGE: Duration = Duration::from_secs(1);
 /// When a control plane may try again that called through a load balancer. By then the load
 /// balancer may have been reconfigured to keep source addresses.
 const NOT_DIRECT: Duration = Duration::from_secs(60);
@@ -33,13 +33,13 @@ pub struct Instances {
     metadata: Option<Metadata>,
     /// Locked during a request to the metadata service: concurrent callers wait and use the same
     /// answer.
-    list: Mutex<Option<Kept>>,
+    list: Mutex<Option<CachedList>>,
 }
 
 /// Machines by the names of their nodes.
 type List = HashMap<String, Instance>;
 /// The last answer of the metadata service, and when it arrived.
-type Kept = (Instant, Result<Arc<List>, Refusal>);
+type CachedList = (Instant, Result<Arc<List>, Refusal>);
 
 impl Instances {
     /// Creates the list from this metadata service. Without one, only workers are accepted: with
@@ -53,16 +53,16 @@ impl Instances {
 
     /// Checks that the machine at address `peer` may have the name, addresses and role that it asks
     /// for. Returns whether the source address proves that it is that machine.
-    pub fn check(&self, asked: &Asked, peer: Option<IpAddr>) -> Result<bool, Refusal> {
+    pub fn check(&self, asked: &JoinRequest, peer: Option<IpAddr>) -> Result<bool, Refusal> {
         let name = asked.node();
         // A dual-stack socket reports an IPv4 caller as an IPv4-mapped IPv6 address.
         let peer = peer.map(|peer| peer.to_canonical());
         let Some(metadata) = &self.metadata else {
             return check_unlisted(asked, peer).map(|()| false);
         };
-        let mut list = self.list(metadata, AGE)?;
+        let mut list = self.list(metadata, MAX_AGE)?;
         if !list.contains_key(name) {
-            list = self.list(metadata, LEAST_AGE)?;
+            list = self.list(metadata, MIN_AGE)?;
         }
         let instance = list.get(name).ok_or_else(|| {
             let message = format!(
@@ -75,7 +75,7 @@ impl Instances {
         // No machine may get an SSH host certificate for another node.
         let others = |principal: &&String| {
             list.iter()
-                .any(|(other, one)| other != name && is_of(principal, other, one))
+                .any(|(other, one)| other != name && belongs_to(principal, other, one))
         };
         match asked.principals.iter().find(others) {
             None => Ok(is_it),
@@ -93,16 +93,16 @@ impl Instances {
     pub fn address(&self, name: &str) -> Option<Result<Option<IpAddr>, Refusal>> {
         let metadata = self.metadata.as_ref()?;
         Some(
-            self.list(metadata, AGE)
+            self.list(metadata, MAX_AGE)
                 .map(|list| list.get(name).and_then(|instance| instance.vpc_ip)),
         )
     }
 
     fn list(&self, metadata: &Metadata, age: Duration) -> Result<Arc<List>, Refusal> {
-        let mut kept = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         // A failure is cached too. Otherwise each waiting caller would wait for one more timeout.
-        if let Some((at, list)) = &*kept
-            && at.elapsed() < if list.is_ok() { age } else { LEAST_AGE }
+        if let Some((at, list)) = &*cached
+            && at.elapsed() < if list.is_ok() { age } else { MIN_AGE }
         {
             return list.clone();
         }
@@ -117,20 +117,20 @@ impl Instances {
             Err(error) => {
                 let message = "the cloud's metadata service does not answer: try again";
                 Err(
-                    Refusal::passing("metadata", message, Duration::from_secs(5))
-                        .because(error.to_string()),
+                    Refusal::temporary("metadata", message, Duration::from_secs(5))
+                        .with_details(error.to_string()),
                 )
             }
         };
-        *kept = Some((Instant::now(), list.clone()));
+        *cached = Some((Instant::now(), list.clone()));
         list
     }
 }
 
 /// Checks a request if there is no list of machines.
-fn check_unlisted(asked: &Asked, peer: Option<IpAddr>) -> Result<(), Refusal> {
+fn check_unlisted(asked: &JoinRequest, peer: Option<IpAddr>) -> Result<(), Refusal> {
     if asked.control_plane {
-        return Err(Refusal::lacking(
+        return Err(Refusal::missing(
             "role",
             "control planes cannot join: this join service has no metadata service that lists them; start it with \
              --cloud-provider",
@@ -154,7 +154,7 @@ fn check_unlisted(asked: &Asked, peer: Option<IpAddr>) -> Result<(), Refusal> {
 /// Returns whether the caller has the address of the machine that it claims to be. Returns `false`
 /// if the address is hidden by a load balancer and the request is for a worker.
 fn is_direct(
-    asked: &Asked,
+    asked: &JoinRequest,
     instance: &Instance,
     peer: Option<IpAddr>,
     list: &List,
@@ -182,10 +182,10 @@ fn is_direct(
     let message = format!(
         "a control plane has to call a join service directly from its own address ({address}), not through a load balancer"
     );
-    Err(Refusal::passing("not-direct", message, NOT_DIRECT))
+    Err(Refusal::temporary("not-direct", message, NOT_DIRECT))
 }
 
-fn check_instance(asked: &Asked, instance: &Instance) -> Result<(), Refusal> {
+fn check_instance(asked: &JoinRequest, instance: &Instance) -> Result<(), Refusal> {
     let name = asked.node();
     if let Some(address) = asked
         .addresses()
@@ -207,7 +207,7 @@ fn check_instance(asked: &Asked, instance: &Instance) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn is_of(principal: &str, node: &str, instance: &Instance) -> bool {
+fn belongs_to(principal: &str, node: &str, instance: &Instance) -> bool {
     principal.eq_ignore_ascii_case(node)
         || principal.eq_ignore_ascii_case(&instance.name)
         || principal

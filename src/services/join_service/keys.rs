@@ -39,15 +39,15 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const TOKEN_INTERVAL: Duration = Duration::from_secs(20);
 /// How long calls fail at once after a failed connection, so that waiting calls do not try again
 /// one after the other.
-const PAUSE: Duration = Duration::from_secs(1);
+const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why there is no key. The text is for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
     /// A temporary failure: the service is down, slow or busy.
-    Passing(String),
+    Temporary(String),
     /// A permanent failure: the service refused the request, or its answer is not valid.
-    Lasting(String),
+    Permanent(String),
 }
 
 /// How this service and the key service authenticate each other.
@@ -185,7 +185,7 @@ fn endpoint(text: &str) -> Result<String, Failure> {
 /// The client of the key service at one address.
 pub struct KeyClient {
     inner: Arc<Inner>,
-    _keeper: Option<Keeper>,
+    _token_sender: Option<TokenSender>,
 }
 
 struct Inner {
@@ -197,7 +197,7 @@ struct Inner {
 /// A thread that sends each new token to the key service soon, even if no key is needed. A key
 /// service that has verified the token can serve this client while the API server is down, which is
 /// when nodes may need their keys most. The thread ends when this is dropped.
-struct Keeper {
+struct TokenSender {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -225,13 +225,13 @@ impl KeyClient {
             auth,
             connection: Mutex::default(),
         });
-        let keeper = match &inner.auth {
-            Auth::Token(file) => Keeper::start(inner.clone(), file.clone()),
+        let token_sender = match &inner.auth {
+            Auth::Token(file) => TokenSender::start(inner.clone(), file.clone()),
             Auth::Attested { .. } | Auth::None => None,
         };
         KeyClient {
             inner,
-            _keeper: keeper,
+            _token_sender: token_sender,
         }
     }
 
@@ -247,21 +247,21 @@ impl KeyClient {
     }
 }
 
-impl Keeper {
-    fn start(client: Arc<Inner>, file: PathBuf) -> Option<Keeper> {
+impl TokenSender {
+    fn start(client: Arc<Inner>, file: PathBuf) -> Option<TokenSender> {
         let (stop, stopped) = mpsc::channel();
         let keep = move || {
-            let mut shown = None;
+            let mut sent = None;
             loop {
                 // An unreadable file is reported by the call that needs the token.
                 let present = fs::read(&file)
                     .ok()
                     .map(|token| sha256(&Zeroizing::new(token)));
-                if present.is_some() && present != shown {
+                if present.is_some() && present != sent {
                     match client.data_key(MEASUREMENT_SECRET_ID, KEY_LEN, None) {
                         // The key service has accepted the token, or never will.
-                        Ok(_) | Err(Error::Lasting(_)) => shown = present,
-                        Err(Error::Passing(error)) => {
+                        Ok(_) | Err(Error::Permanent(_)) => sent = present,
+                        Err(Error::Temporary(error)) => {
                             log::debug!("the token could not be sent: {error}")
                         }
                     }
@@ -272,7 +272,7 @@ impl Keeper {
             }
         };
         match thread::Builder::new().name("key-token".into()).spawn(keep) {
-            Ok(thread) => Some(Keeper {
+            Ok(thread) => Some(TokenSender {
                 stop: Some(stop),
                 thread: Some(thread),
             }),
@@ -286,7 +286,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for TokenSender {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
@@ -307,11 +307,13 @@ impl Inner {
             // The service closes connections at their maximum age, and a kept connection may have
             // been broken for a long time; then a call fails at once. Trying again is safe, because
             // a repeated request changes nothing.
-            Called {
+            CallOutcome {
                 reused,
                 result: Err(status),
             } if status.is_unprocessed()
-                || reused && status.code() == Code::Unavailable && started.elapsed() < PAUSE =>
+                || reused
+                    && status.code() == Code::Unavailable
+                    && started.elapsed() < RECONNECT_PAUSE =>
             {
                 self.call(&request, deadline).result
             }
@@ -320,7 +322,7 @@ impl Inner {
         .map_err(|status| self.error(id, &status))?;
         let key = Secret::new(std::mem::take(&mut response.data_key));
         if key.len() != len {
-            return Err(Error::Lasting(format!(
+            return Err(Error::Permanent(format!(
                 "key service {}: key {id}: expected {len} bytes, got {}",
                 self.endpoint,
                 key.len()
@@ -329,14 +331,14 @@ impl Inner {
         Ok(key)
     }
 
-    fn call(&self, request: &GetDataKeyRequest, deadline: Option<Instant>) -> Called {
+    fn call(&self, request: &GetDataKeyRequest, deadline: Option<Instant>) -> CallOutcome {
         let opened = self
             .metadata()
             .and_then(|metadata| Ok((metadata, self.channel(deadline)?)));
         let (metadata, (channel, number, reused)) = match opened {
             Ok(opened) => opened,
             Err(status) => {
-                return Called {
+                return CallOutcome {
                     reused: false,
                     result: Err(status),
                 };
@@ -353,9 +355,9 @@ impl Inner {
         {
             let is_refused =
                 !reused && status.code() == Code::Unavailable && !status.is_unprocessed();
-            self.give_up(number, is_refused.then(|| status.to_string()));
+            self.discard(number, is_refused.then(|| status.to_string()));
         }
-        Called { reused, result }
+        CallOutcome { reused, result }
     }
 
     /// Builds the metadata of a call: the token, if one is used.
@@ -386,7 +388,7 @@ impl Inner {
             return Ok((channel.clone(), connection.number, true));
         }
         if let Some((at, error)) = &connection.failed
-            && at.elapsed() < PAUSE
+            && at.elapsed() < RECONNECT_PAUSE
         {
             return Err(unavailable(error));
         }
@@ -446,7 +448,7 @@ impl Inner {
 
     /// Discards a channel. If it never worked, `failure` is the reason, so that the next calls fail
     /// at once.
-    fn give_up(&self, number: u64, failure: Option<String>) {
+    fn discard(&self, number: u64, failure: Option<String>) {
         let mut connection = self.lock();
         if connection.number == number {
             connection.channel = None;
@@ -468,13 +470,13 @@ impl Inner {
             | Code::DeadlineExceeded
             | Code::ResourceExhausted
             | Code::Cancelled
-            | Code::Aborted => Error::Passing(text),
-            _ => Error::Lasting(text),
+            | Code::Aborted => Error::Temporary(text),
+            _ => Error::Permanent(text),
         }
     }
 }
 
-struct Called {
+struct CallOutcome {
     /// Whether an earlier call has used the connection.
     reused: bool,
     result: Result<GetDataKeyResponse, Status>,

@@ -52,9 +52,9 @@ use crate::observed;
 use approver::Approver;
 use attest::atls;
 use attest::attestation::{Policy, Validator, qemu_vtpm};
-use audit::{Audit, Sending};
+use audit::{Audit, EventSender};
 use base::stop::Stop;
-use cleaner::{Cleaner, Running};
+use cleaner::{Cleaner, CleanerThread};
 use cloud::Metadata;
 use cluster::{Cluster, Watches};
 use instances::Instances;
@@ -67,7 +67,7 @@ use pki::Pki;
 use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET};
 use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{self, Call, Limits, Router, Server};
-use tickets::{Attached, Tickets};
+use tickets::{ClusterAccess, Tickets};
 
 /// The directory where the cluster's `join-config` ConfigMap is mounted.
 pub const CONFIG_DIR: &str = "/var/config";
@@ -130,9 +130,9 @@ struct Background {
     cleaner: Arc<Cleaner>,
     // Dropped after `stop` was called: it ends their threads.
     _watches: Watches,
-    _approving: approver::Running,
-    _cleaning: Running,
-    _sending: Sending,
+    _approving: approver::ApproverThreads,
+    _cleaning: CleanerThread,
+    _sending: EventSender,
 }
 
 impl Drop for Background {
@@ -160,7 +160,7 @@ impl JoinService {
         policy.add_metrics(&registry);
         let tls = Arc::new(atls::Server::new(None, vec![policy.clone()]));
         let (tickets, cluster) = tickets(config, &registry)?;
-        let router = router(Arc::new(tickets.judged_by(policy.clone())));
+        let router = router(Arc::new(tickets.with_policy(policy.clone())));
         let limits = Limits {
             message_bytes: MAX_REQUEST,
             max_age: Some(MAX_AGE),
@@ -278,11 +278,15 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         "firstlight_join_tokens",
         "Bootstrap tokens of this service that wait for their nodes.",
         &[],
-        move || counted.upgrade().map(|cleaner| cleaner.tokens() as f64),
+        move || {
+            counted
+                .upgrade()
+                .map(|cleaner| cleaner.count_own_tokens() as f64)
+        },
     );
     let audit = Arc::new(audit);
     let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
-    let attached = Attached {
+    let attached = ClusterAccess {
         cluster,
         cleaner: cleaner.clone(),
     };

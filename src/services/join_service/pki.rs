@@ -56,7 +56,7 @@ impl Pki {
         let certificates = self.read("ca.crt")?;
         let key = self.read("ca.key")?;
         let broken = |error: String| {
-            Refusal::broken(
+            Refusal::internal(
                 "pki",
                 format!("{}: {error}", self.0.join("ca.crt").display()),
             )
@@ -99,10 +99,10 @@ impl Pki {
     fn read(&self, name: &str) -> Result<Zeroizing<Vec<u8>>, Refusal> {
         let path = self.0.join(name);
         let read = fs::read(&path)
-            .map_err(|error| Refusal::broken("pki", format!("{}: {error}", path.display())))?;
+            .map_err(|error| Refusal::internal("pki", format!("{}: {error}", path.display())))?;
         match read.is_empty() {
             false => Ok(Zeroizing::new(read)),
-            true => Err(Refusal::broken(
+            true => Err(Refusal::internal(
                 "pki",
                 format!("{}: the file is empty", path.display()),
             )),
@@ -124,17 +124,17 @@ impl Ca {
             .certify(public_key, node, &[], addresses, SystemTime::now());
         issued
             .map(String::into_bytes)
-            .map_err(|error| Refusal::broken("pki", error.to_string()))
+            .map_err(|error| Refusal::internal("pki", error.to_string()))
     }
 }
 
 /// Reads the cluster's measurement salt: the file `measurementSalt` in this directory, 32 bytes.
 pub fn measurement_salt(directory: &Path) -> Result<Secret, Refusal> {
     let path = directory.join("measurementSalt");
-    let refuse = |inside: String| {
+    let refuse = |details: String| {
         let message =
             "the cluster's services have no measurement salt: install them with `firstlight apply`";
-        Refusal::lacking("salt", message).because(format!("{}: {inside}", path.display()))
+        Refusal::missing("salt", message).with_details(format!("{}: {details}", path.display()))
     };
     match fs::read(&path) {
         Ok(salt) if salt.len() == 32 => Ok(Secret::new(salt)),

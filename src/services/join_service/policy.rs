@@ -43,7 +43,7 @@ pub struct PolicyFile {
 struct Change {
     /// When it happened. Older connections were accepted under another policy.
     last: Option<Instant>,
-    told: Option<Arc<dyn Fn() + Send + Sync>>,
+    listener: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 /// The thread that reads the file. It ends when this is dropped.
@@ -82,7 +82,7 @@ fn follow_every(
         .name("policy".into())
         .spawn(move || {
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                follower.look();
+                follower.check_file();
             }
         })
         .map_err(|error| {
@@ -139,8 +139,8 @@ impl PolicyFile {
 
     /// Sets the function that is called after each change of the policy, on the thread that reads
     /// the file. It has to close all connections, including those in their handshake.
-    pub fn on_change(&self, told: impl Fn() + Send + Sync + 'static) {
-        self.change().told = Some(Arc::new(told));
+    pub fn on_change(&self, listener: impl Fn() + Send + Sync + 'static) {
+        self.change().listener = Some(Arc::new(listener));
     }
 
     /// Returns whether a connection made at this time was accepted under the policy in force.
@@ -154,9 +154,9 @@ impl PolicyFile {
         self.change().last = Some(Instant::now());
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = validator;
         // Each ticket needs this lock, so it is not held while connections are closed.
-        let told = self.change().told.clone();
-        if let Some(told) = told {
-            told();
+        let listener = self.change().listener.clone();
+        if let Some(listener) = listener {
+            listener();
         }
         // A handshake that was running may have been completed by the old validator meanwhile.
         self.change().last = Some(Instant::now());
@@ -194,7 +194,7 @@ struct Follower {
 }
 
 impl Follower {
-    fn look(&mut self) {
+    fn check_file(&mut self) {
         let now = read(&self.path);
         if now == self.seen {
             return;

@@ -5,27 +5,29 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::cleaner::{Cleaner, Task};
-use super::cluster::{Cluster, Node};
+use super::cluster::{Cluster, NodeStatus};
 use super::refusal::Refusal;
 use super::tokens;
 use kms::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client};
 use kubernetes::{
     NAMESPACE,
-    machine_record::{OF_DISK, OF_NODE, Record, name_of_node, write_if_absent},
+    machine_record::{
+        DISK_RECORD_PREFIX, NODE_RECORD_PREFIX, Record, name_of_node, write_if_absent,
+    },
 };
 
 /// The maximum number of disks or names of one machine. It has one of each, but they may be
 /// replaced.
-const OF_MACHINE: usize = 8;
+const MAX_PER_MACHINE: usize = 8;
 /// The maximum number of records of disks, sufficient for a large old cluster. The key of a further
 /// disk is issued without a record.
-const DISKS: usize = 20_000;
+const MAX_DISK_RECORDS: usize = 20_000;
 /// How long a ticket blocks another one for the same node. A node asks every join service at once
 /// and uses the first ticket; another one, with a new token, would only invalidate the first.
-const FRESH: Duration = Duration::from_secs(5);
+const JUST_ISSUED_AGE: Duration = Duration::from_secs(5);
 /// The reason of that refusal.
-pub const JUST_MADE: &str = "just-made";
+pub const JUST_ISSUED: &str = "just-made";
 /// How often a write is tried again after a conflict with another replica.
 const TRIES: usize = 4;
 
@@ -45,17 +47,19 @@ pub fn check_disk(cluster: &Cluster, disk: &Uuid, machine: Option<&str>) -> Resu
         Some(record) => {
             let message = "this disk belongs to another machine; if it was moved on purpose, empty the `machine` field of the \
                            record that the join service's log names";
-            Err(Refusal::denied("disk-of-other", message).because(format!(
-                "ConfigMap {NAMESPACE}/{} names another machine",
-                record.name
-            )))
+            Err(
+                Refusal::denied("disk-of-other", message).with_details(format!(
+                    "ConfigMap {NAMESPACE}/{} names another machine",
+                    record.name
+                )),
+            )
         }
     }
 }
 
 /// Checks that this machine may have the key of this disk when it boots again. Returns the record
 /// that has to be written then, if any.
-pub fn of_rejoin(
+pub fn check_rejoin(
     cluster: &Cluster,
     disk: &Uuid,
     machine: Option<&str>,
@@ -72,7 +76,7 @@ pub fn of_rejoin(
             "there is no record of this disk: it is not a state disk of this cluster; if it is an old disk from before \
              records existed, see \"Disks from before\" in docs/join.md",
         )),
-        (None, Some(machine)) if records.is_empty() => of_new_disk(cluster, disk, machine),
+        (None, Some(machine)) if records.is_empty() => check_new_disk(cluster, disk, machine),
         // The operator has released the disk for the next machine that asks.
         (Some(record), Some(machine)) => Ok(Some(Record {
             machine: machine.into(),
@@ -84,20 +88,26 @@ pub fn of_rejoin(
 
 /// Returns a record for a disk without one. Refuses a machine that has too many disks, because each
 /// leaves a record.
-fn of_new_disk(cluster: &Cluster, disk: &Uuid, machine: &str) -> Result<Option<Record>, Refusal> {
-    let (of_machine, all) = cluster.count_of_records(OF_DISK, machine);
-    if of_machine >= OF_MACHINE {
+fn check_new_disk(
+    cluster: &Cluster,
+    disk: &Uuid,
+    machine: &str,
+) -> Result<Option<Record>, Refusal> {
+    let (of_machine, all) = cluster.count_of_records(DISK_RECORD_PREFIX, machine);
+    if of_machine >= MAX_PER_MACHINE {
         let message = format!(
             "this machine has had {of_machine} disks; if they no longer belong to it, delete the records that the join \
              service's log names"
         );
-        return Err(Refusal::denied("too-many-disks", message).because(format!(
-            "ConfigMaps {NAMESPACE}/{OF_DISK}* with machine {machine}"
-        )));
+        return Err(
+            Refusal::denied("too-many-disks", message).with_details(format!(
+                "ConfigMaps {NAMESPACE}/{DISK_RECORD_PREFIX}* with machine {machine}"
+            )),
+        );
     }
-    if all >= DISKS {
+    if all >= MAX_DISK_RECORDS {
         log::error!(
-            "there are {all} ConfigMaps {NAMESPACE}/{OF_DISK}*: the owner of disk {disk} is not recorded"
+            "there are {all} ConfigMaps {NAMESPACE}/{DISK_RECORD_PREFIX}*: the owner of disk {disk} is not recorded"
         );
         return Ok(None);
     }
@@ -128,19 +138,21 @@ pub fn check_name(
         claimant,
         now,
     )
-    .map_err(|refusal| refusal.because(format!("ConfigMap {NAMESPACE}/{at}")))?;
+    .map_err(|refusal| refusal.with_details(format!("ConfigMap {NAMESPACE}/{at}")))?;
     let Some(machine) = claimant.machine.filter(|_| record.is_none()) else {
         return Ok(());
     };
-    match cluster.count_of_records(OF_NODE, machine).0 {
-        of_machine if of_machine >= OF_MACHINE => {
+    match cluster.count_of_records(NODE_RECORD_PREFIX, machine).0 {
+        of_machine if of_machine >= MAX_PER_MACHINE => {
             let message = format!(
                 "this machine has had {of_machine} names; if they no longer belong to it, delete the records that the \
                  join service's log names"
             );
-            Err(Refusal::denied("too-many-names", message).because(format!(
-                "ConfigMaps {NAMESPACE}/{OF_NODE}* with machine {machine}"
-            )))
+            Err(
+                Refusal::denied("too-many-names", message).with_details(format!(
+                    "ConfigMaps {NAMESPACE}/{NODE_RECORD_PREFIX}* with machine {machine}"
+                )),
+            )
         }
         _ => Ok(()),
     }
@@ -148,7 +160,7 @@ pub fn check_name(
 
 fn check_name_against(
     record: Option<&Record>,
-    node: Option<&Node>,
+    node: Option<&NodeStatus>,
     claimant: Claimant,
     now: SystemTime,
 ) -> Result<(), Refusal> {
@@ -172,7 +184,7 @@ fn check_name_against(
                     "name-of-other",
                     "a node of this name is another machine; if that machine is gone for good, delete its Node object",
                 )),
-                None if age < tokens::VALIDITY => Err(Refusal::passing(
+                None if age < tokens::VALIDITY => Err(Refusal::temporary(
                     "name-is-joining",
                     "another machine of this name is joining; if that machine is gone for good, try again later",
                     Duration::from_secs(60),
@@ -180,13 +192,13 @@ fn check_name_against(
                 None => Ok(()),
             }
         }
-        (Some(record), _) if age(record) < FRESH => {
+        (Some(record), _) if age(record) < JUST_ISSUED_AGE => {
             let message =
                 "a ticket for this node was issued a moment ago: if it did not arrive, try again";
-            Err(Refusal::passing(JUST_MADE, message, FRESH))
+            Err(Refusal::temporary(JUST_ISSUED, message, JUST_ISSUED_AGE))
         }
         // There is no record of the node's machine, but that machine is running.
-        (None, Some(node)) if node.ready_since.is_some() => Err(Refusal::passing(
+        (None, Some(node)) if node.ready_since.is_some() => Err(Refusal::temporary(
             "name-is-ready",
             "a node of this name is Ready; if this machine replaces it, shut that node down first",
             Duration::from_secs(15),
@@ -225,7 +237,7 @@ pub fn write(
             && let Some(disk) = Uuid::parse(&before.disk)
         {
             write_if_absent(client, &Record::of_disk(&disk, &before.machine))
-                .map_err(|error| Refusal::of_api(&error))?;
+                .map_err(|error| Refusal::from_api(&error))?;
         }
         record.version = before
             .as_ref()
@@ -240,7 +252,7 @@ pub fn write(
                 record.version = Record::read(&map)
                     .map(|record| record.version)
                     .unwrap_or_default();
-                cluster.learn(record.clone());
+                cluster.store_record(record.clone());
                 return Ok(Written {
                     record,
                     before: before.as_deref().cloned(),
@@ -250,7 +262,9 @@ pub fn write(
             Err(error)
                 if error.is_already_exists() || error.is_conflict() || error.is_not_found() =>
             {
-                let found = client.find(&at).map_err(|error| Refusal::of_api(&error))?;
+                let found = client
+                    .find(&at)
+                    .map_err(|error| Refusal::from_api(&error))?;
                 before = found.as_ref().and_then(Record::read).map(Arc::new);
             }
             Err(error) => {
@@ -259,11 +273,11 @@ pub fn write(
                 if before.is_none() {
                     cleaner.undo(Task::Record(record.name, record.token));
                 }
-                return Err(Refusal::of_api(&error));
+                return Err(Refusal::from_api(&error));
             }
         }
     }
-    Err(Refusal::passing(
+    Err(Refusal::temporary(
         "name-is-joining",
         "another ticket for this node is being issued",
         Duration::from_secs(2),
@@ -292,7 +306,7 @@ mod tests {
 
     #[test]
     fn who_comes_from_the_names_own_address_is_not_kept_out_by_who_came_from_elsewhere() {
-        let node = Node {
+        let node = NodeStatus {
             uid: "u".into(),
             ready_since: None,
         };
@@ -307,7 +321,7 @@ mod tests {
             };
             let checked =
                 check_name_against(Some(&record), Some(&node), claimant, SystemTime::now());
-            assert_eq!(checked.map_err(|refusal| refusal.word), expected);
+            assert_eq!(checked.map_err(|refusal| refusal.reason), expected);
         }
     }
 
@@ -316,7 +330,7 @@ mod tests {
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
         let written = Record::of_node("n", &disk, Some("m"), "", "");
         let read = Record::read(&written.to_object()).unwrap();
-        let node = Node {
+        let node = NodeStatus {
             uid: "u".into(),
             ready_since: None,
         };
@@ -329,7 +343,7 @@ mod tests {
             )
         };
         assert_eq!(
-            check("other").map_err(|refusal| refusal.word),
+            check("other").map_err(|refusal| refusal.reason),
             Err("name-of-other")
         );
         // The record has no token, so the machine may ask again at once.
@@ -339,17 +353,17 @@ mod tests {
     #[test]
     fn a_name_is_its_machines_while_its_node_is_there_or_on_its_way() {
         let (fresh, old) = (record("m", 1), record("m", 3600));
-        let node = Node {
+        let node = NodeStatus {
             uid: "u".into(),
             ready_since: None,
         };
-        let check = |record: &Record, node: Option<&Node>, machine: Option<&str>| {
+        let check = |record: &Record, node: Option<&NodeStatus>, machine: Option<&str>| {
             check_name_against(Some(record), node, indirect(machine), SystemTime::now())
-                .map_err(|refusal| refusal.word)
+                .map_err(|refusal| refusal.reason)
         };
         for node in [None, Some(&node)] {
             assert_eq!(check(&record("m", 7), node, Some("m")), Ok(()));
-            assert_eq!(check(&fresh, node, Some("m")), Err(JUST_MADE));
+            assert_eq!(check(&fresh, node, Some("m")), Err(JUST_ISSUED));
         }
         for machine in [None, Some("other")] {
             assert_eq!(check(&old, Some(&node), machine), Err("name-of-other"));
@@ -371,12 +385,12 @@ mod tests {
                 indirect(Some(machine)),
                 SystemTime::now(),
             )
-            .map_err(|refusal| refusal.word)
+            .map_err(|refusal| refusal.reason)
         };
         const YEAR: u64 = 365 * 24 * 60 * 60;
         assert_eq!(
             (check(2, "m"), check(2, "other")),
-            (Err(JUST_MADE), Err("name-is-joining"))
+            (Err(JUST_ISSUED), Err("name-is-joining"))
         );
         assert_eq!(
             (check(600, "m"), check(600, "other")),
@@ -387,16 +401,16 @@ mod tests {
 
     #[test]
     fn the_name_of_a_node_without_record_is_free_once_it_is_not_ready() {
-        let ready = Node {
+        let ready = NodeStatus {
             uid: "u".into(),
             ready_since: Some(SystemTime::now()),
         };
-        let check = |node: &Node| {
+        let check = |node: &NodeStatus| {
             check_name_against(None, Some(node), indirect(Some("m")), SystemTime::now())
         };
-        assert_eq!(check(&ready).unwrap_err().word, "name-is-ready");
+        assert_eq!(check(&ready).unwrap_err().reason, "name-is-ready");
         assert!(
-            check(&Node {
+            check(&NodeStatus {
                 ready_since: None,
                 ..ready
             })

@@ -11,49 +11,49 @@ use rpc::grpc::{Code, Status};
 pub struct Refusal {
     code: Code,
     /// The reason in logs, events and metrics: `disk-of-other`, `keys`, ...
-    pub word: &'static str,
+    pub reason: &'static str,
     /// What was refused and what to do about it, without internal details.
     message: String,
     /// Internal details for the log. May be empty.
-    pub inside: String,
+    pub details: String,
     retry_after: Option<Duration>,
 }
 
 impl Refusal {
-    fn new(code: Code, word: &'static str, message: impl Into<String>) -> Refusal {
+    fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Refusal {
         Refusal {
             code,
-            word,
+            reason,
             message: message.into(),
-            inside: String::new(),
+            details: String::new(),
             retry_after: None,
         }
     }
 
     /// The request is not valid, whichever machine sends it.
-    pub fn invalid(word: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal::new(Code::InvalidArgument, word, message)
+    pub fn invalid(reason: &'static str, message: impl Into<String>) -> Refusal {
+        Refusal::new(Code::InvalidArgument, reason, message)
     }
 
     /// This machine is not permitted to have what it asks for.
-    pub fn denied(word: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal::new(Code::PermissionDenied, word, message)
+    pub fn denied(reason: &'static str, message: impl Into<String>) -> Refusal {
+        Refusal::new(Code::PermissionDenied, reason, message)
     }
 
     /// The cluster lacks something that only its operator can provide.
-    pub fn lacking(word: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal::new(Code::FailedPrecondition, word, message)
+    pub fn missing(reason: &'static str, message: impl Into<String>) -> Refusal {
+        Refusal::new(Code::FailedPrecondition, reason, message)
     }
 
     /// A temporary refusal. The caller may try again after `retry_after`.
-    pub fn passing(
-        word: &'static str,
+    pub fn temporary(
+        reason: &'static str,
         message: impl Into<String>,
         retry_after: Duration,
     ) -> Refusal {
         Refusal {
             retry_after: Some(retry_after),
-            ..Refusal::new(Code::Unavailable, word, message)
+            ..Refusal::new(Code::Unavailable, reason, message)
         }
     }
 
@@ -67,26 +67,28 @@ impl Refusal {
     }
 
     /// This service or a file of its node is faulty.
-    pub fn broken(word: &'static str, inside: impl Into<String>) -> Refusal {
+    pub fn internal(reason: &'static str, details: impl Into<String>) -> Refusal {
         let message = "the join service could not issue a ticket: see its log";
-        Refusal::new(Code::Internal, word, message).because(inside)
+        Refusal::new(Code::Internal, reason, message).with_details(details)
     }
 
     /// Converts an error of a call of the Kubernetes API.
-    pub fn of_api(error: &client::Error) -> Refusal {
-        match error.is_passing() || matches!(error, client::Error::Stopped) || error.is_conflict() {
+    pub fn from_api(error: &client::Error) -> Refusal {
+        match error.is_temporary() || matches!(error, client::Error::Stopped) || error.is_conflict()
+        {
             true => {
                 let message = "the Kubernetes API does not answer at the moment: try again";
-                Refusal::passing("api", message, Duration::from_secs(3)).because(error.to_string())
+                Refusal::temporary("api", message, Duration::from_secs(3))
+                    .with_details(error.to_string())
             }
-            false => Refusal::broken("api-refused", error.to_string()),
+            false => Refusal::internal("api-refused", error.to_string()),
         }
     }
 
     /// Adds internal details.
-    pub fn because(self, inside: impl Into<String>) -> Refusal {
+    pub fn with_details(self, details: impl Into<String>) -> Refusal {
         Refusal {
-            inside: inside.into(),
+            details: details.into(),
             ..self
         }
     }

@@ -14,7 +14,7 @@ const MAX_PRINCIPALS: usize = 64;
 const MAX_PRINCIPAL: usize = 253;
 
 /// A validated join request.
-pub struct Asked {
+pub struct JoinRequest {
     /// The UUID of the machine's state disk.
     pub disk: Uuid,
     /// The certificate signing request of the kubelet, with the node's name and addresses.
@@ -30,9 +30,9 @@ pub struct Asked {
     pub accepts_cluster_ca: bool,
 }
 
-impl Asked {
+impl JoinRequest {
     /// Validates every field of the request.
-    pub fn check(request: &IssueJoinTicketRequest) -> Result<Asked, Refusal> {
+    pub fn validate(request: &IssueJoinTicketRequest) -> Result<JoinRequest, Refusal> {
         let disk = disk(&request.disk_uuid)?;
         let certificate =
             CertificateRequest::parse(&request.certificate_request).map_err(|error| {
@@ -67,7 +67,7 @@ impl Asked {
         }
         let (control_plane, accepts_cluster_ca) =
             (request.is_control_plane, request.accepts_cluster_ca);
-        Ok(Asked {
+        Ok(JoinRequest {
             disk,
             certificate,
             control_plane,
@@ -92,5 +92,5 @@ impl Asked {
 pub fn disk(uuid: &str) -> Result<Uuid, Refusal> {
     let message = "disk_uuid: expected a UUID of 8-4-4-4-12 hexadecimal digits";
     Uuid::parse(uuid)
-        .ok_or_else(|| Refusal::invalid("disk-uuid", message).because(format!("{uuid:.40?}")))
+        .ok_or_else(|| Refusal::invalid("disk-uuid", message).with_details(format!("{uuid:.40?}")))
 }

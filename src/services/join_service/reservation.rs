@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::cleaner::{Cleaner, Task};
-use super::cluster::{Cluster, Node};
+use super::cluster::{Cluster, NodeStatus};
 use super::refusal::Refusal;
 use base::time;
 use kubernetes::NAMESPACE;
@@ -20,21 +20,21 @@ use kubernetes::client::{self, Client, JOINING_NODES, LEASES, Object};
 /// The name of the Lease.
 const NAME: &str = "join-control-plane";
 /// The name of the JoiningNode of every control plane.
-const OLD_NAME: &str = "control-plane";
+const CONTROL_PLANE_JOINING_NODE: &str = "control-plane";
 /// How long a reservation or a JoiningNode is valid, as in the old system.
 const VALIDITY: Duration = Duration::from_secs(10 * 60);
 const WORKER_VALIDITY: Duration = Duration::from_secs(48 * 60 * 60);
 /// The field manager of the old join service.
 const OLD_MANAGER: &str = "join-service";
 /// The annotation of the Lease with the queue, as JSON `[["NAME", SECONDS_SINCE_1970], ..]`.
-const LINE: &str = "firstlight/waiting";
+const QUEUE_ANNOTATION: &str = "firstlight/waiting";
 /// A node leaves the queue after this time without a request. Clients try again after [`RETRY`].
-const PATIENCE: Duration = Duration::from_secs(60);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(10);
 /// The accepted clock difference between replicas.
 const SKEW: Duration = Duration::from_secs(60);
 /// The maximum length of the queue.
-const MAX_LINE: usize = 32;
+const MAX_QUEUE: usize = 32;
 const TRIES: usize = 8;
 
 /// A reservation of a ticket.
@@ -62,7 +62,7 @@ struct Lease {
     acquired: Option<SystemTime>,
     renewed: Option<SystemTime>,
     transitions: u64,
-    line: Vec<(String, u64)>,
+    queue: Vec<(String, u64)>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -86,7 +86,10 @@ pub fn reserve(
     if cluster.has_joining_nodes() {
         reserve_joining_node(cluster, client, node, components).inspect_err(|_| {
             if let Some(undo) = reserved.undo() {
-                cleaner.add(Task::JoiningNode(OLD_NAME.into(), node.into()));
+                cleaner.add(Task::JoiningNode(
+                    CONTROL_PLANE_JOINING_NODE.into(),
+                    node.into(),
+                ));
                 cleaner.undo(undo);
             }
         })?;
@@ -102,10 +105,12 @@ fn reserve_lease(
 ) -> Result<Reserved, Refusal> {
     let at = lease();
     for _ in 0..TRIES {
-        let found = client.find(&at).map_err(|error| Refusal::of_api(&error))?;
+        let found = client
+            .find(&at)
+            .map_err(|error| Refusal::from_api(&error))?;
         let mut lease = found.as_ref().map(Lease::read).unwrap_or_default();
         let now = SystemTime::now();
-        let decision = lease.ask(node, now, &|name| cluster.node(name));
+        let decision = lease.request_turn(node, now, &|name| cluster.node(name));
         let mut value = found
             .clone()
             .unwrap_or_else(|| json!({"metadata": {"name": NAME}}));
@@ -126,7 +131,7 @@ fn reserve_lease(
                 if decision == (Decision::Has { renewed: false }) {
                     cleaner.undo(Task::Reservation(node.into(), time::micros(now)));
                 }
-                return Err(Refusal::of_api(&error));
+                return Err(Refusal::from_api(&error));
             }
         }
         return match decision {
@@ -144,7 +149,7 @@ fn reserve_lease(
 fn waits(holder: &str) -> Refusal {
     let message =
         format!("control planes join one at a time, and it is the turn of {holder}: try again");
-    Refusal::passing("control-plane-joining", message, RETRY)
+    Refusal::temporary("control-plane-joining", message, RETRY)
 }
 
 /// Ends the reservation that this node got at time `at`, unless the node has renewed it since.
@@ -169,7 +174,7 @@ pub fn release(client: &Client, node: &str, at: &str) -> Result<(), client::Erro
 pub fn announce_worker(client: &Client, node: &str, components: &str) -> Result<(), Refusal> {
     let object = joining_node(node, node, components, false);
     let applied = client.apply_as(OLD_MANAGER, &JOINING_NODES.named(node), &object);
-    applied.map(drop).map_err(|error| Refusal::of_api(&error))
+    applied.map(drop).map_err(|error| Refusal::from_api(&error))
 }
 
 fn reserve_joining_node(
@@ -178,15 +183,18 @@ fn reserve_joining_node(
     node: &str,
     components: &str,
 ) -> Result<(), Refusal> {
-    let at = JOINING_NODES.named(OLD_NAME);
-    let object = joining_node(OLD_NAME, node, components, true);
+    let at = JOINING_NODES.named(CONTROL_PLANE_JOINING_NODE);
+    let object = joining_node(CONTROL_PLANE_JOINING_NODE, node, components, true);
     for _ in 0..TRIES {
         match client.create(&JOINING_NODES.all(), &object) {
             Ok(_) => return Ok(()),
             Err(error) if error.is_already_exists() => {}
-            Err(error) => return Err(Refusal::of_api(&error)),
+            Err(error) => return Err(Refusal::from_api(&error)),
         }
-        let Some(found) = client.find(&at).map_err(|error| Refusal::of_api(&error))? else {
+        let Some(found) = client
+            .find(&at)
+            .map_err(|error| Refusal::from_api(&error))?
+        else {
             continue;
         };
         let holder = text(&found, "/spec/name");
@@ -195,7 +203,7 @@ fn reserve_joining_node(
                 &at,
                 &json!({"spec": {"deadline": object["spec"]["deadline"]}}),
             );
-            return renewed.map(drop).map_err(|error| Refusal::of_api(&error));
+            return renewed.map(drop).map_err(|error| Refusal::from_api(&error));
         }
         // A deadline far in the future was set by a wrong clock.
         let now = SystemTime::now();
@@ -207,7 +215,8 @@ fn reserve_joining_node(
             return Err(waits(holder));
         }
         // The old operator deletes it, but it may not be running.
-        delete_joining_node(client, OLD_NAME, holder).map_err(|error| Refusal::of_api(&error))?;
+        delete_joining_node(client, CONTROL_PLANE_JOINING_NODE, holder)
+            .map_err(|error| Refusal::from_api(&error))?;
     }
     Err(waits("another node"))
 }
@@ -227,7 +236,11 @@ pub fn delete_joining_node(client: &Client, name: &str, node: &str) -> Result<()
 
 /// Returns the name of a node's JoiningNode.
 pub fn joining_node_name(node: &str, control_plane: bool) -> &str {
-    if control_plane { OLD_NAME } else { node }
+    if control_plane {
+        CONTROL_PLANE_JOINING_NODE
+    } else {
+        node
+    }
 }
 
 fn joining_node(name: &str, node: &str, components: &str, control_plane: bool) -> Value {
@@ -263,7 +276,7 @@ fn secs(at: SystemTime) -> u64 {
 }
 
 /// Returns whether the node became Ready after it got its turn.
-fn is_ready_since(node: Option<&Node>, turn: Option<SystemTime>) -> bool {
+fn is_ready_since(node: Option<&NodeStatus>, turn: Option<SystemTime>) -> bool {
     // The time of a node's condition has whole seconds.
     let turn = turn.unwrap_or(UNIX_EPOCH);
     node.and_then(|node| node.ready_since)
@@ -272,9 +285,9 @@ fn is_ready_since(node: Option<&Node>, turn: Option<SystemTime>) -> bool {
 
 impl Lease {
     fn read(value: &Value) -> Lease {
-        let line = value
+        let queue = value
             .pointer("/metadata/annotations")
-            .and_then(|annotations| annotations.get(LINE)?.as_str());
+            .and_then(|annotations| annotations.get(QUEUE_ANNOTATION)?.as_str());
         Lease {
             holder: text(value, "/spec/holderIdentity").to_owned(),
             acquired: time::parse(text(value, "/spec/acquireTime")),
@@ -283,8 +296,8 @@ impl Lease {
                 .pointer("/spec/leaseTransitions")
                 .and_then(Value::as_u64)
                 .unwrap_or_default(),
-            line: line
-                .and_then(|line| serde_json::from_str(line).ok())
+            queue: queue
+                .and_then(|queue| serde_json::from_str(queue).ok())
                 .unwrap_or_default(),
         }
     }
@@ -293,7 +306,7 @@ impl Lease {
         if !value["metadata"]["annotations"].is_object() {
             value["metadata"]["annotations"] = json!({});
         }
-        value["metadata"]["annotations"][LINE] = json!(self.line).to_string().into();
+        value["metadata"]["annotations"][QUEUE_ANNOTATION] = json!(self.queue).to_string().into();
         value["spec"] = json!({
             "holderIdentity": self.holder,
             "leaseDurationSeconds": VALIDITY.as_secs(),
@@ -305,26 +318,26 @@ impl Lease {
 
     /// Decides on a request of `node` at time `now`, and changes the Lease accordingly. `node_of`
     /// finds Node objects.
-    fn ask(
+    fn request_turn(
         &mut self,
         node: &str,
         now: SystemTime,
-        node_of: &dyn Fn(&str) -> Option<Node>,
+        node_of: &dyn Fn(&str) -> Option<NodeStatus>,
     ) -> Decision {
         let seconds = secs(now);
-        self.end_future(now);
-        self.line
-            .retain(|(_, asked)| seconds.saturating_sub(*asked) <= PATIENCE.as_secs());
+        self.clamp_future_times(now);
+        self.queue
+            .retain(|(_, asked)| seconds.saturating_sub(*asked) <= QUEUE_TIMEOUT.as_secs());
         let is_over = self.renewed.is_none_or(|renewed| renewed + VALIDITY < now)
             || is_ready_since(node_of(&self.holder).as_ref(), self.acquired);
         let is_held = !self.holder.is_empty() && !is_over;
         if is_held && self.holder == node {
             self.renewed = Some(now);
-            self.leave_line(node);
+            self.leave_queue(node);
             return Decision::Has { renewed: true };
         }
         let first = self
-            .line
+            .queue
             .first()
             .map(|(first, _)| first.clone())
             .filter(|first| first != node);
@@ -334,36 +347,36 @@ impl Lease {
             first
         };
         let Some(before) = before else {
-            self.leave_line(node);
+            self.leave_queue(node);
             self.holder = node.into();
             self.transitions += 1;
             (self.acquired, self.renewed) = (Some(now), Some(now));
             return Decision::Has { renewed: false };
         };
-        if let Some((_, asked)) = self.line.iter_mut().find(|(name, _)| name == node) {
+        if let Some((_, asked)) = self.queue.iter_mut().find(|(name, _)| name == node) {
             *asked = seconds;
-        } else if self.line.len() < MAX_LINE {
-            self.line.push((node.into(), seconds));
+        } else if self.queue.len() < MAX_QUEUE {
+            self.queue.push((node.into(), seconds));
         }
         Decision::Waits(before)
     }
 
     /// Replaces times in the future, written by a replica with a wrong clock, by the present: no
     /// node should wait until they pass.
-    fn end_future(&mut self, now: SystemTime) {
+    fn clamp_future_times(&mut self, now: SystemTime) {
         for time in [&mut self.acquired, &mut self.renewed]
             .into_iter()
             .flatten()
         {
             *time = if *time > now + SKEW { now } else { *time };
         }
-        for (_, asked) in &mut self.line {
+        for (_, asked) in &mut self.queue {
             *asked = secs(now).min(*asked);
         }
     }
 
-    fn leave_line(&mut self, node: &str) {
-        self.line.retain(|(name, _)| name != node);
+    fn leave_queue(&mut self, node: &str) {
+        self.queue.retain(|(name, _)| name != node);
     }
 }
 
@@ -375,7 +388,7 @@ mod tests {
         UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
     }
 
-    fn nobody(_: &str) -> Option<Node> {
+    fn nobody(_: &str) -> Option<NodeStatus> {
         None
     }
 
@@ -389,11 +402,11 @@ mod tests {
     #[test]
     fn one_has_the_turn_and_keeps_it_for_as_long_as_it_asks() {
         let mut lease = Lease::default();
-        assert_eq!(lease.ask("a", at(0), &nobody), HAS);
-        assert_eq!(lease.ask("b", at(1), &nobody), waits_for("a"));
-        assert_eq!(lease.ask("a", at(500), &nobody), STILL_HAS);
-        assert_eq!(lease.ask("b", at(1099), &nobody), waits_for("a"));
-        assert_eq!(lease.ask("b", at(1101), &nobody), HAS);
+        assert_eq!(lease.request_turn("a", at(0), &nobody), HAS);
+        assert_eq!(lease.request_turn("b", at(1), &nobody), waits_for("a"));
+        assert_eq!(lease.request_turn("a", at(500), &nobody), STILL_HAS);
+        assert_eq!(lease.request_turn("b", at(1099), &nobody), waits_for("a"));
+        assert_eq!(lease.request_turn("b", at(1101), &nobody), HAS);
         assert_eq!(lease.transitions, 2);
     }
 
@@ -401,80 +414,79 @@ mod tests {
     fn a_turn_is_over_when_its_node_is_ready_and_not_by_what_it_was_before() {
         let ready = |since: u64| {
             move |_: &str| {
-                Some(Node {
+                Some(NodeStatus {
                     uid: "u".into(),
                     ready_since: Some(at(since)),
                 })
             }
         };
         let mut lease = Lease::default();
-        lease.ask("a", at(100), &nobody);
-        assert_eq!(lease.ask("b", at(110), &ready(50)), waits_for("a"));
-        assert_eq!(lease.ask("b", at(120), &ready(115)), HAS);
+        lease.request_turn("a", at(100), &nobody);
+        assert_eq!(lease.request_turn("b", at(110), &ready(50)), waits_for("a"));
+        assert_eq!(lease.request_turn("b", at(120), &ready(115)), HAS);
     }
 
     #[test]
     fn who_waits_longest_is_next_unless_it_went_away() {
         let mut lease = Lease::default();
-        lease.ask("a", at(0), &nobody);
+        lease.request_turn("a", at(0), &nobody);
         for (name, when) in [("b", 1), ("c", 2), ("d", 3)] {
-            assert_eq!(lease.ask(name, at(when), &nobody), waits_for("a"));
+            assert_eq!(lease.request_turn(name, at(when), &nobody), waits_for("a"));
         }
         lease.holder.clear();
-        assert_eq!(lease.ask("c", at(10), &nobody), waits_for("b"));
-        assert_eq!(lease.ask("b", at(11), &nobody), HAS);
+        assert_eq!(lease.request_turn("c", at(10), &nobody), waits_for("b"));
+        assert_eq!(lease.request_turn("b", at(11), &nobody), HAS);
         lease.holder.clear();
         // c asked last at 10, d at 3.
-        assert_eq!(lease.ask("d", at(69), &nobody), waits_for("c"));
-        assert_eq!(lease.ask("d", at(71), &nobody), HAS);
-        assert!(lease.line.is_empty());
+        assert_eq!(lease.request_turn("d", at(69), &nobody), waits_for("c"));
+        assert_eq!(lease.request_turn("d", at(71), &nobody), HAS);
+        assert!(lease.queue.is_empty());
     }
 
     #[test]
     fn times_in_the_future_count_from_when_they_are_seen() {
         const YEAR: u64 = 365 * 24 * 60 * 60;
         let mut lease = Lease::default();
-        lease.ask("a", at(YEAR), &nobody);
-        assert_eq!(lease.ask("b", at(0), &nobody), waits_for("a"));
+        lease.request_turn("a", at(YEAR), &nobody);
+        assert_eq!(lease.request_turn("b", at(0), &nobody), waits_for("a"));
         let ready = |_: &str| {
-            Some(Node {
+            Some(NodeStatus {
                 uid: "u".into(),
                 ready_since: Some(at(10)),
             })
         };
-        assert_eq!(lease.clone().ask("b", at(11), &ready), HAS);
-        assert_eq!(lease.ask("b", at(600), &nobody), waits_for("a"));
-        assert_eq!(lease.ask("b", at(601), &nobody), HAS);
+        assert_eq!(lease.clone().request_turn("b", at(11), &ready), HAS);
+        assert_eq!(lease.request_turn("b", at(600), &nobody), waits_for("a"));
+        assert_eq!(lease.request_turn("b", at(601), &nobody), HAS);
         // A place in the queue ends as well.
         let mut lease = Lease {
-            line: vec![("c".into(), secs(at(YEAR)))],
+            queue: vec![("c".into(), secs(at(YEAR)))],
             ..Lease::default()
         };
-        assert_eq!(lease.ask("d", at(0), &nobody), waits_for("c"));
-        assert_eq!(lease.ask("d", at(61), &nobody), HAS);
+        assert_eq!(lease.request_turn("d", at(0), &nobody), waits_for("c"));
+        assert_eq!(lease.request_turn("d", at(61), &nobody), HAS);
     }
 
     #[test]
     fn a_clock_that_is_a_little_ahead_changes_nothing() {
         let mut lease = Lease::default();
-        lease.ask("a", at(5), &nobody);
-        assert_eq!(lease.ask("b", at(0), &nobody), waits_for("a"));
+        lease.request_turn("a", at(5), &nobody);
+        assert_eq!(lease.request_turn("b", at(0), &nobody), waits_for("a"));
         assert_eq!((lease.acquired, lease.renewed), (Some(at(5)), Some(at(5))));
     }
 
     #[test]
     fn a_lease_comes_back_as_it_was_written_and_nonsense_is_an_empty_one() {
         let mut lease = Lease::default();
-        lease.ask("a", at(0) + Duration::from_micros(7), &nobody);
-        lease.ask("b", at(1), &nobody);
+        lease.request_turn("a", at(0) + Duration::from_micros(7), &nobody);
+        lease.request_turn("b", at(1), &nobody);
         let mut value = json!({"metadata": {"name": NAME, "resourceVersion": "1"}});
         lease.write(&mut value);
         assert_eq!(
             (Lease::read(&value), &value["metadata"]["resourceVersion"]),
             (lease, &json!("1"))
         );
-        let nonsense =
-            json!({"metadata": {"annotations": {LINE: "[[1]]"}}, "spec": {"renewTime": "now"}});
+        let nonsense = json!({"metadata": {"annotations": {QUEUE_ANNOTATION: "[[1]]"}}, "spec": {"renewTime": "now"}});
         assert_eq!(Lease::read(&nonsense), Lease::default());
     }
 }

@@ -28,7 +28,7 @@ use super::pki::{self, Ca, Pki};
 use super::policy::PolicyFile;
 use super::records::{self, Claimant};
 use super::refusal::Refusal;
-use super::request::{self, Asked};
+use super::request::{self, JoinRequest};
 use super::{reservation, tokens};
 use base::crypto::{
     KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID,
@@ -48,12 +48,12 @@ use ssh::key::ED25519_BLOB_LEN;
 use ssh::{Authority, PublicKey};
 
 /// The timeout of an API call within a ticket. Callers wait 30 s.
-const API_TIME: Duration = Duration::from_secs(8);
+const API_TIMEOUT: Duration = Duration::from_secs(8);
 /// Time that is reserved to send the answer. A refusal that arrives tells the caller when to try
 /// again.
-const ANSWER_TIME: Duration = Duration::from_secs(1);
+const ANSWER_RESERVE: Duration = Duration::from_secs(1);
 /// How long a request after the start waits until the state of the cluster is known.
-const KNOWN_WITHIN: Duration = Duration::from_secs(5);
+const STARTUP_WAIT: Duration = Duration::from_secs(5);
 
 /// Issues tickets.
 pub struct Tickets {
@@ -62,7 +62,7 @@ pub struct Tickets {
     config_dir: PathBuf,
     pki: Pki,
     instances: Arc<Instances>,
-    cluster: Option<Attached>,
+    cluster: Option<ClusterAccess>,
     audit: Arc<Audit>,
     /// Whether the service's permission to approve client certificates has been confirmed.
     tokens_are_served: AtomicBool,
@@ -74,7 +74,7 @@ pub struct Tickets {
 }
 
 /// Access to the cluster.
-pub struct Attached {
+pub struct ClusterAccess {
     /// The state of the cluster.
     pub cluster: Arc<Cluster>,
     /// The thread that removes the leftovers of tickets.
@@ -85,22 +85,22 @@ pub struct Attached {
 #[derive(Default)]
 struct Constants {
     measurement_secret: Option<Secret>,
-    ssh: Option<Arc<Ssh>>,
+    ssh: Option<Arc<SshAuthorities>>,
 }
 
 /// The part of the cluster's two SSH authorities that tickets need. It does not permit a login
 /// anywhere.
-struct Ssh {
+struct SshAuthorities {
     hosts: Authority,
     users: PublicKey,
 }
 
 /// The parts of a ticket that are collected before the cluster is changed.
-struct Read {
+struct Inputs {
     disk_key: Secret,
     measurement_secret: Secret,
     measurement_salt: Secret,
-    ssh: Arc<Ssh>,
+    ssh: Arc<SshAuthorities>,
     components: Arc<Components>,
     kubeadm: Kubeadm,
     ca: Ca,
@@ -122,7 +122,7 @@ impl Tickets {
         config_dir: PathBuf,
         pki: Pki,
         instances: Arc<Instances>,
-        cluster: Option<Attached>,
+        cluster: Option<ClusterAccess>,
         audit: Arc<Audit>,
         migration: Migration,
     ) -> Tickets {
@@ -142,7 +142,7 @@ impl Tickets {
     }
 
     /// Restricts tickets to callers whose connection was accepted under the present policy.
-    pub fn judged_by(self, policy: Arc<PolicyFile>) -> Tickets {
+    pub fn with_policy(self, policy: Arc<PolicyFile>) -> Tickets {
         Tickets {
             policy: Some(policy),
             ..self
@@ -156,11 +156,11 @@ impl Tickets {
         request: &IssueJoinTicketRequest,
     ) -> Result<IssueJoinTicketResponse, Status> {
         let (since, peer) = (Instant::now(), peer(call.peer()));
-        let asked = Asked::check(request);
+        let asked = JoinRequest::validate(request);
         let subject = Subject {
             request: "join",
             peer: &peer,
-            node: asked.as_ref().map(Asked::node).unwrap_or_default(),
+            node: asked.as_ref().map(JoinRequest::node).unwrap_or_default(),
             role: if request.is_control_plane {
                 "control-plane"
             } else {
@@ -233,7 +233,7 @@ impl Tickets {
             .is_some_and(|policy| !policy.holds_for(call.connected_at()))
         {
             let message = "the cluster's attestation policy changed since this connection was made: connect again";
-            return Err(Refusal::passing(
+            return Err(Refusal::temporary(
                 "policy-changed",
                 message,
                 Duration::from_secs(1),
@@ -242,17 +242,21 @@ impl Tickets {
         Ok(())
     }
 
-    fn make_join(&self, call: &Call, asked: &Asked) -> Result<IssueJoinTicketResponse, Refusal> {
+    fn make_join(
+        &self,
+        call: &Call,
+        asked: &JoinRequest,
+    ) -> Result<IssueJoinTicketResponse, Refusal> {
         self.check_caller(call)?;
         let attached = self.cluster.as_ref().ok_or_else(|| {
             let message =
                 "this join service has no access to the Kubernetes API: it issues rejoin tickets only, and no new node can join";
-            Refusal::lacking("no-cluster", message)
+            Refusal::missing("no-cluster", message)
         })?;
-        if !attached.cluster.is_known_within(KNOWN_WITHIN) {
+        if !attached.cluster.is_known_within(STARTUP_WAIT) {
             let message =
                 "the Kubernetes API has not answered since the join service started: try again";
-            return Err(Refusal::passing("api", message, Duration::from_secs(3)));
+            return Err(Refusal::temporary("api", message, Duration::from_secs(3)));
         }
         let machine = call.identity().map(|machine| &**machine);
         let peer = call.peer().map(|peer| peer.ip());
@@ -262,16 +266,15 @@ impl Tickets {
         let claimant = Claimant { machine, direct };
         records::check_disk(&attached.cluster, &asked.disk, machine)?;
         records::check_name(&attached.cluster, asked.node(), claimant, SystemTime::now())?;
-        // Only now is it known that this machine may have the name, so no other machine can block
-        // it.
-        let _busy = self.begin(asked.node())?;
+        // This machine may have the name. An earlier lock would let any machine block the node.
+        let _busy = self.mark_busy(asked.node())?;
         let read = self
             .audit
-            .step("read", || self.read(call, asked, &attached.cluster))?;
+            .step("read", || self.collect(call, asked, &attached.cluster))?;
         let signed = self.audit.step("sign", || sign(asked, &read))?;
         self.check_rights(call, attached)?;
         self.check_caller(call)?;
-        let token = self.enter(
+        let token = self.admit(
             call,
             asked,
             claimant,
@@ -284,12 +287,12 @@ impl Tickets {
 
     /// Checks that this service may approve the kubelet's certificate. Otherwise the node would
     /// fail only after it is locked, and could not join again.
-    fn check_rights(&self, call: &Call, attached: &Attached) -> Result<(), Refusal> {
+    fn check_rights(&self, call: &Call, attached: &ClusterAccess) -> Result<(), Refusal> {
         if !self.tokens_are_served.load(Ordering::Relaxed) {
             let client = within_call(attached.cluster.client(), call)?;
-            if !tokens::are_served(&client).map_err(|error| Refusal::of_api(&error))? {
-                let inside = "this account may not approve client certificates of kubelets: run `firstlight apply` of this version";
-                return Err(Refusal::broken("api-refused", inside));
+            if !tokens::are_served(&client).map_err(|error| Refusal::from_api(&error))? {
+                let details = "this account may not approve client certificates of kubelets: run `firstlight apply` of this version";
+                return Err(Refusal::internal("api-refused", details));
             }
             self.tokens_are_served.store(true, Ordering::Relaxed);
         }
@@ -306,12 +309,12 @@ impl Tickets {
         let (record, note) = match &self.cluster {
             None => (None, "the owner of this disk was not checked: no cluster"),
             // The ticket is issued all the same: a whole cluster may be waiting for it to boot.
-            Some(attached) if !attached.cluster.is_known_within(KNOWN_WITHIN) => (
+            Some(attached) if !attached.cluster.is_known_within(STARTUP_WAIT) => (
                 None,
                 "the owner of this disk was not checked: the Kubernetes API has not answered since the start",
             ),
             Some(attached) => {
-                let record = records::of_rejoin(&attached.cluster, disk, machine, is_migrating)?;
+                let record = records::check_rejoin(&attached.cluster, disk, machine, is_migrating)?;
                 let note = if record.is_some() {
                     "the machine is now recorded as the owner of this disk"
                 } else {
@@ -324,7 +327,7 @@ impl Tickets {
         let disk_key = self.key(call, disk.as_str())?;
         self.check_caller(call)?;
         if let (Some(attached), Some(record)) = (&self.cluster, record) {
-            attached.cluster.learn_of_disk(&record);
+            attached.cluster.store_record_of_disk(&record);
             attached.cleaner.add(Task::Write(Box::new(record)));
         }
         let mut ticket = IssueRejoinTicketResponse::default();
@@ -371,8 +374,13 @@ impl Tickets {
     }
 
     /// Collects the parts of a ticket. Changes nothing.
-    fn read(&self, call: &Call, asked: &Asked, cluster: &Cluster) -> Result<Read, Refusal> {
-        Ok(Read {
+    fn collect(
+        &self,
+        call: &Call,
+        asked: &JoinRequest,
+        cluster: &Cluster,
+    ) -> Result<Inputs, Refusal> {
+        Ok(Inputs {
             components: cluster.components()?,
             kubeadm: kubeadm(asked, cluster)?,
             ca: self.pki.ca()?,
@@ -389,12 +397,12 @@ impl Tickets {
 
     /// Makes all changes of the cluster: the reservation, the record and the token. Returns the
     /// token.
-    fn enter(
+    fn admit(
         &self,
         call: &Call,
-        asked: &Asked,
+        asked: &JoinRequest,
         Claimant { machine, direct }: Claimant,
-        Attached { cluster, cleaner }: &Attached,
+        ClusterAccess { cluster, cleaner }: &ClusterAccess,
         components: &str,
         principals: &[String],
     ) -> Result<zeroize::Zeroizing<String>, Refusal> {
@@ -445,7 +453,7 @@ impl Tickets {
         let written = self.audit.step("record", write).inspect_err(|refusal| {
             // Another replica issues a ticket for the same node: the reservation now belongs to
             // that ticket.
-            if refusal.word == records::JUST_MADE {
+            if refusal.reason == records::JUST_ISSUED {
                 undo.tasks.clear();
             }
         })?;
@@ -474,28 +482,28 @@ impl Tickets {
         let token = self
             .audit
             .step("token", create)
-            .map_err(|error| Refusal::of_api(&error))?;
+            .map_err(|error| Refusal::from_api(&error))?;
         self.check_caller(call)?;
         undo.tasks.clear();
-        cleaner.token_is_ours(&written.record, cluster.node(node).as_ref());
+        cleaner.own_token_issued(&written.record, cluster.node(node).as_ref());
         Ok(token)
     }
 
-    fn begin(&self, node: &str) -> Result<Busy<'_>, Refusal> {
+    fn mark_busy(&self, node: &str) -> Result<BusyNode<'_>, Refusal> {
         match self
             .busy
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(node.to_owned())
         {
-            true => Ok(Busy {
+            true => Ok(BusyNode {
                 busy: &self.busy,
                 node: node.to_owned(),
             }),
             false => {
                 let message = "another ticket for this node is being issued";
-                Err(Refusal::passing(
-                    records::JUST_MADE,
+                Err(Refusal::temporary(
+                    records::JUST_ISSUED,
                     message,
                     Duration::from_secs(2),
                 ))
@@ -527,7 +535,7 @@ impl Tickets {
         Ok(secret)
     }
 
-    fn ssh(&self, call: &Call) -> Result<Arc<Ssh>, Refusal> {
+    fn ssh(&self, call: &Call) -> Result<Arc<SshAuthorities>, Refusal> {
         let known = self
             .constants
             .lock()
@@ -540,7 +548,7 @@ impl Tickets {
         let authority = |id| {
             let seed = self.key(call, id)?;
             Authority::from_seed(&seed)
-                .map_err(|error| Refusal::broken("keys-refused", error.to_string()))
+                .map_err(|error| Refusal::internal("keys-refused", error.to_string()))
         };
         let users = self
             .keys
@@ -551,7 +559,7 @@ impl Tickets {
             // key from it.
             Err(_) => authority(SSH_USER_CA_SEED_ID)?.public().clone(),
         };
-        let ssh = Arc::new(Ssh {
+        let ssh = Arc::new(SshAuthorities {
             hosts: authority(SSH_HOST_CA_SEED_ID)?,
             users,
         });
@@ -565,23 +573,23 @@ impl Tickets {
 
 fn keys_refusal(error: keys::Error) -> Refusal {
     match error {
-        keys::Error::Passing(inside) => {
+        keys::Error::Temporary(details) => {
             let message = "the key service does not answer at the moment: try again";
-            Refusal::passing("keys", message, Duration::from_secs(2)).because(inside)
+            Refusal::temporary("keys", message, Duration::from_secs(2)).with_details(details)
         }
-        keys::Error::Lasting(inside) => Refusal::broken("keys-refused", inside),
+        keys::Error::Permanent(details) => Refusal::internal("keys-refused", details),
     }
 }
 
 /// Returns a client whose timeout is the caller's remaining time.
 fn within_call(client: &Client, call: &Call) -> Result<Client, Refusal> {
-    let soon = Instant::now() + ANSWER_TIME;
-    let left = call.deadline().map_or(API_TIME, |deadline| {
+    let soon = Instant::now() + ANSWER_RESERVE;
+    let left = call.deadline().map_or(API_TIMEOUT, |deadline| {
         deadline.saturating_duration_since(soon)
     });
     match left.is_zero() {
-        false => Ok(client.within(left.min(API_TIME))),
-        true => Err(Refusal::passing(
+        false => Ok(client.within(left.min(API_TIMEOUT))),
+        true => Err(Refusal::temporary(
             "api",
             "the deadline of the call has passed: try again",
             Duration::from_secs(3),
@@ -591,7 +599,7 @@ fn within_call(client: &Client, call: &Call) -> Result<Client, Refusal> {
 
 /// Returns the kubeadm configuration. Refuses a worker whose name or address is one of the API
 /// server, because clients of the API server trust the node's certificate.
-fn kubeadm(asked: &Asked, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
+fn kubeadm(asked: &JoinRequest, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
     let kubeadm = cluster.kubeadm()?;
     if asked.control_plane {
         return Ok(kubeadm);
@@ -618,7 +626,7 @@ fn kubeadm(asked: &Asked, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
     }
 }
 
-fn sign(asked: &Asked, read: &Read) -> Result<Signed, Refusal> {
+fn sign(asked: &JoinRequest, read: &Inputs) -> Result<Signed, Refusal> {
     let mut principals = asked.principals.clone();
     // Control planes also have the names of the API server. A wildcard is valid in TLS certificates
     // only.
@@ -650,8 +658,8 @@ fn sign(asked: &Asked, read: &Read) -> Result<Signed, Refusal> {
 }
 
 fn ticket(
-    asked: &Asked,
-    read: Read,
+    asked: &JoinRequest,
+    read: Inputs,
     signed: Signed,
     token: zeroize::Zeroizing<String>,
 ) -> IssueJoinTicketResponse {
@@ -695,12 +703,12 @@ impl Drop for Undo<'_> {
     }
 }
 
-struct Busy<'a> {
+struct BusyNode<'a> {
     busy: &'a Mutex<HashSet<String>>,
     node: String,
 }
 
-impl Drop for Busy<'_> {
+impl Drop for BusyNode<'_> {
     fn drop(&mut self) {
         self.busy
             .lock()

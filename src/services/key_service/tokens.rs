@@ -3,9 +3,9 @@
 //!
 //! The token is a projected token for the audience [`AUDIENCE`]. The API server does not accept it
 //! for its own requests, and a pod's token for the API server is not accepted here. A verdict is
-//! cached for [`FRESH`], so the access of a deleted pod ends after that time.
+//! cached for [`LIFETIME`], so the access of a deleted pod ends after that time.
 //!
-//! While the API server does not answer, an accepted token stays valid for [`STALE`]. Otherwise a
+//! While the API server does not answer, an accepted token stays valid for [`OFFLINE_LIFETIME`]. Otherwise a
 //! cluster could not restart: control planes need the keys of their disks before etcd has a quorum
 //! again, and without a quorum the API server answers no review.
 //!
@@ -25,12 +25,12 @@ use metrics::{Counter, Histogram, Labelled, Registry};
 use rpc::grpc::{Code, Metadata, Status};
 
 /// How long a verdict is cached.
-const FRESH: Duration = Duration::from_secs(30);
+const LIFETIME: Duration = Duration::from_secs(30);
 /// How long an accepted token stays valid while the API server does not answer: 24 hours, to last a
 /// night.
-const STALE: Duration = Duration::from_secs(24 * 3600);
+const OFFLINE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// When the API server is asked again about such a token.
-const ASK_AGAIN: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The timeout of one review with its retries. Callers wait for 5 s.
 const REVIEW_TIME: Duration = Duration::from_secs(3);
 /// The maximum number of cached verdicts. Beyond it, the oldest are removed.
@@ -59,38 +59,38 @@ pub struct Reviewer {
 #[derive(Default)]
 struct State {
     /// Verdicts by the token's SHA-256.
-    verdicts: HashMap<[u8; 32], Verdict>,
+    verdicts: HashMap<[u8; 32], Entry>,
     /// The remaining reviews of each address, and the time of that count.
     peers: HashMap<IpAddr, (f64, Instant)>,
 }
 
-enum Verdict {
+enum Entry {
     /// A review is running.
     Pending,
-    Known(Known),
+    Reviewed(Verdict),
 }
 
 #[derive(Clone)]
-struct Known {
+struct Verdict {
     /// The service account, or `None` if the token is not accepted.
     account: Option<String>,
-    said: Instant,
-    ask_again: Instant,
+    reviewed: Instant,
+    review_again: Instant,
 }
 
-impl Known {
-    fn new(account: Option<String>) -> Known {
+impl Verdict {
+    fn new(account: Option<String>) -> Verdict {
         let now = Instant::now();
-        Known {
+        Verdict {
             account,
-            said: now,
-            ask_again: now + FRESH,
+            reviewed: now,
+            review_again: now + LIFETIME,
         }
     }
 
     /// Returns whether the verdict stays valid while the API server does not answer.
-    fn would_do(&self) -> bool {
-        self.account.is_some() && self.said.elapsed() < STALE
+    fn is_valid_offline(&self) -> bool {
+        self.account.is_some() && self.reviewed.elapsed() < OFFLINE_LIFETIME
     }
 }
 
@@ -133,10 +133,10 @@ impl Reviewer {
         let mut state = self.lock();
         let before = loop {
             match state.verdicts.get(&hash) {
-                Some(Verdict::Known(known)) if Instant::now() < known.ask_again => {
-                    return Ok(known.account.clone());
+                Some(Entry::Reviewed(verdict)) if Instant::now() < verdict.review_again => {
+                    return Ok(verdict.account.clone());
                 }
-                Some(Verdict::Pending) => {
+                Some(Entry::Pending) => {
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Err(unavailable());
@@ -147,7 +147,9 @@ impl Reviewer {
                         .unwrap_or_else(PoisonError::into_inner)
                         .0;
                 }
-                Some(Verdict::Known(known)) if known.would_do() => break Some(known.clone()),
+                Some(Entry::Reviewed(verdict)) if verdict.is_valid_offline() => {
+                    break Some(verdict.clone());
+                }
                 _ => break None,
             }
         };
@@ -155,7 +157,7 @@ impl Reviewer {
             state.charge(peer, Instant::now())?;
             state.make_room();
         }
-        state.verdicts.insert(hash, Verdict::Pending);
+        state.verdicts.insert(hash, Entry::Pending);
         drop(state);
         // The destructor also runs after a panic, so that no call waits for this review for ever.
         let mut pending = Pending {
@@ -163,22 +165,22 @@ impl Reviewer {
             hash,
             verdict: None,
         };
-        let known = match (self.review(token), before) {
-            (Ok(account), _) => Known::new(account),
+        let verdict = match (self.review(token), before) {
+            (Ok(account), _) => Verdict::new(account),
             (Err(_), Some(before)) => {
                 log::warn!(
                     "the token cannot be reviewed; it stays accepted, because it was accepted {} s ago",
-                    before.said.elapsed().as_secs()
+                    before.reviewed.elapsed().as_secs()
                 );
-                Known {
-                    ask_again: Instant::now() + ASK_AGAIN,
+                Verdict {
+                    review_again: Instant::now() + RETRY_INTERVAL,
                     ..before
                 }
             }
             (Err(status), None) => return Err(status),
         };
-        pending.verdict = Some(known.clone());
-        Ok(known.account)
+        pending.verdict = Some(verdict.clone());
+        Ok(verdict.account)
     }
 
     fn review(&self, token: &str) -> Result<Option<String>, Status> {
@@ -195,7 +197,7 @@ impl Reviewer {
         let mut answer = self.seconds.time(|| match ask(REVIEW_TIME) {
             // A kept connection may have been broken for a long time. A second review changes
             // nothing.
-            Err(error) if error.is_passing() && Instant::now() < deadline => {
+            Err(error) if error.is_temporary() && Instant::now() < deadline => {
                 ask(deadline.saturating_duration_since(Instant::now()))
             }
             answer => answer,
@@ -238,14 +240,14 @@ impl Reviewer {
 struct Pending<'a> {
     reviewer: &'a Reviewer,
     hash: [u8; 32],
-    verdict: Option<Known>,
+    verdict: Option<Verdict>,
 }
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         let mut state = self.reviewer.lock();
         match self.verdict.take() {
-            Some(known) => drop(state.verdicts.insert(self.hash, Verdict::Known(known))),
+            Some(verdict) => drop(state.verdicts.insert(self.hash, Entry::Reviewed(verdict))),
             // The next call starts a new review.
             None => drop(state.verdicts.remove(&self.hash)),
         }
@@ -290,19 +292,23 @@ impl State {
             return;
         }
         self.verdicts.retain(|_, verdict| match verdict {
-            Verdict::Pending => true,
-            Verdict::Known(known) => known.would_do() || Instant::now() < known.ask_again,
+            Entry::Pending => true,
+            Entry::Reviewed(verdict) => {
+                verdict.is_valid_offline() || Instant::now() < verdict.review_again
+            }
         });
         while self.verdicts.len() >= MAX_VERDICTS {
-            let known = self
+            let verdict = self
                 .verdicts
                 .iter()
                 .filter_map(|(hash, verdict)| match verdict {
-                    Verdict::Known(known) => Some((known.account.is_some(), known.said, *hash)),
-                    Verdict::Pending => None,
+                    Entry::Reviewed(verdict) => {
+                        Some((verdict.account.is_some(), verdict.reviewed, *hash))
+                    }
+                    Entry::Pending => None,
                 });
             // The number of pending reviews is limited by the number of handlers.
-            let Some((.., first)) = known.min() else {
+            let Some((.., first)) = verdict.min() else {
                 return;
             };
             self.verdicts.remove(&first);
@@ -434,7 +440,7 @@ mod tests {
             let account = (number == 0).then(|| "a/b".to_owned());
             state.verdicts.insert(
                 sha256(&number.to_be_bytes()),
-                Verdict::Known(Known::new(account)),
+                Entry::Reviewed(Verdict::new(account)),
             );
         }
         assert!(

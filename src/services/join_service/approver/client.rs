@@ -26,7 +26,7 @@ const TOKEN_PREFIX: &str = "system:bootstrap:";
 
 /// The validated request of a kubelet.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestedCertificate {
     /// The node in the subject.
     pub node: String,
     by: By,
@@ -41,7 +41,7 @@ enum By {
 }
 
 /// Checks everything that the request alone shows: the requester, the usages and the names.
-pub fn examine(request: &Value) -> Result<Asked, Judgement> {
+pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
     let of_group = |prefix: &str, group: &str| {
         let rest = user_of(request)
             .strip_prefix(prefix)
@@ -73,13 +73,13 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
         .strip_prefix(USER_PREFIX)
         .unwrap_or_default()
         .to_owned();
-    Ok(Asked { node, by })
+    Ok(RequestedCertificate { node, by })
 }
 
 /// Decides whether the requester may be this node. `record` is the node's record, `is_there` is
 /// whether its Node object exists, and `node_of_token` returns the node of a token's ticket.
 pub fn compare(
-    asked: &Asked,
+    asked: &RequestedCertificate,
     record: Option<&Record>,
     is_there: bool,
     node_of_token: impl FnOnce(&str) -> Option<String>,
@@ -125,7 +125,7 @@ pub fn compare(
 mod tests {
     use serde_json::json;
 
-    use super::super::tests::{IP, pkcs10, word};
+    use super::super::tests::{IP, pkcs10, reason};
     use super::*;
     use support::mutation::mutations;
 
@@ -168,7 +168,7 @@ mod tests {
         ];
         let asked = match examine(request) {
             Ok(asked) => asked,
-            Err(judgement) => return word(judgement),
+            Err(judgement) => return reason(judgement),
         };
         let own = records.iter().find(|record| record.node == asked.node);
         let node_of_token = |id: &str| {
@@ -177,7 +177,7 @@ mod tests {
                 .find(|record| record.token == id)
                 .map(|record| record.node.clone())
         };
-        word(compare(&asked, own, own.is_some(), node_of_token))
+        reason(compare(&asked, own, own.is_some(), node_of_token))
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn what_is_no_client_certificate_is_denied_and_other_tokens_are_left() {
         let denied = |request: &Value| match examine(request) {
-            Err(Deny(word, _)) => word,
+            Err(Deny(reason, _)) => reason,
             other => panic!("{other:?}"),
         };
         assert_eq!(denied(&by_token("system:node:n", &["n"], &[])), "name");

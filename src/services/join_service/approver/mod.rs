@@ -62,17 +62,17 @@ const MAX_ENCODED: usize = 4096;
 const TOO_LONG: &str = "dG9vIGxvbmc=";
 
 /// The timeout of an API call.
-const TIME: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The first and the longest pause before a request is judged again.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
 /// The pause of judging after the start, until the state of the cluster is known.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const UNKNOWN_PAUSE: Duration = Duration::from_secs(1);
 /// The maximum number of waiting requests of one kubelet. It uses only its newest. Kubernetes
 /// deletes an undecided request after a day.
 const MAX_OF_USER: usize = 4;
 
-/// Judges requests. [`Running`] holds its threads.
+/// Judges requests. [`ApproverThreads`] holds its threads.
 pub struct Approver {
     cluster: Arc<Cluster>,
     client: Client,
@@ -83,23 +83,23 @@ pub struct Approver {
 }
 
 /// Ends the threads when dropped. The cluster's client must have been stopped before.
-pub struct Running(Arc<Approver>, Vec<JoinHandle<()>>);
+pub struct ApproverThreads(Arc<Approver>, Vec<JoinHandle<()>>);
 
 #[derive(Default)]
 struct State {
     /// Undecided requests by their names.
     open: HashMap<String, Open>,
-    ends: bool,
+    is_stopped: bool,
 }
 
 struct Open {
-    /// The object with the fields that [`keep`] retains.
+    /// The object with the fields that [`reduce`] retains.
     request: Arc<Value>,
     since: Instant,
     due: Instant,
     backoff: Backoff,
     /// The last logged reason why it is left, so that each is logged once.
-    said: &'static str,
+    logged_reason: &'static str,
 }
 
 /// The purpose of a certificate.
@@ -145,16 +145,16 @@ impl Approver {
         cluster: &Arc<Cluster>,
         instances: &Arc<Instances>,
         audit: &Arc<Audit>,
-    ) -> io::Result<Running> {
+    ) -> io::Result<ApproverThreads> {
         let approver = Arc::new(Approver {
             cluster: cluster.clone(),
-            client: cluster.client().within(TIME),
+            client: cluster.client().within(TIMEOUT),
             instances: instances.clone(),
             audit: audit.clone(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let mut running = Running(approver.clone(), Vec::new());
+        let mut running = ApproverThreads(approver.clone(), Vec::new());
         let judging = approver.clone();
         running.1.push(
             thread::Builder::new()
@@ -165,7 +165,9 @@ impl Approver {
             let all = CERTIFICATE_SIGNING_REQUESTS.all();
             approver
                 .cluster
-                .watch(&all, &Selector::default(), keep, |event| approver.on(event));
+                .watch(&all, &Selector::default(), reduce, |event| {
+                    approver.on(event)
+                });
         };
         running.1.push(
             thread::Builder::new()
@@ -198,15 +200,15 @@ impl Approver {
 
     fn work(&self) {
         let mut state = self.lock();
-        while !state.ends {
+        while !state.is_stopped {
             let pause = match state.next() {
                 Some((name, due)) if due <= Instant::now() => {
                     drop(state);
                     // Before the state of the cluster is known, a missing record proves nothing.
-                    let pause = if self.cluster.is_known_within(LOOK_EVERY) {
+                    let pause = if self.cluster.is_known_within(UNKNOWN_PAUSE) {
                         self.handle(&name)
                     } else {
-                        LOOK_EVERY
+                        UNKNOWN_PAUSE
                     };
                     state = self.lock();
                     pause
@@ -214,7 +216,7 @@ impl Approver {
                 Some((_, due)) => due.saturating_duration_since(Instant::now()),
                 None => LONGEST_PAUSE,
             };
-            if !state.ends && !pause.is_zero() {
+            if !state.is_stopped && !pause.is_zero() {
                 state = self
                     .changed
                     .wait_timeout(state, pause)
@@ -230,44 +232,44 @@ impl Approver {
             return Duration::ZERO;
         };
         let (node, judgement) = self.judge(&request);
-        let (verdict, word, why) = match judgement {
+        let (verdict, reason, why) = match judgement {
             Approve(why) => (Verdict::Approved, "attested", why),
-            Deny(word, why) => (Verdict::Denied, word, why),
-            Leave(word, why) => (Verdict::Left, word, why),
+            Deny(reason, why) => (Verdict::Denied, reason, why),
+            Leave(reason, why) => (Verdict::Left, reason, why),
         };
         if verdict == Verdict::Left {
-            self.put_off(&request, &node, Some((verdict, word, &why)));
-            if word == REQUESTER {
+            self.postpone(&request, &node, Some((verdict, reason, &why)));
+            if reason == REQUESTER {
                 // This judgement never changes.
                 self.lock().forget(&request);
             }
             return Duration::ZERO;
         }
-        match self.decide(&request, verdict, word, &why) {
+        match self.decide(&request, verdict, reason, &why) {
             Ok(()) => {
-                self.say(&request, &node, verdict, word, &why);
+                self.log(&request, &node, verdict, reason, &why);
                 self.lock().forget(&request);
             }
             Err(error) if error.is_not_found() => self.lock().forget(&request),
-            Err(Error::Stopped) => return LOOK_EVERY,
+            Err(Error::Stopped) => return UNKNOWN_PAUSE,
             // Another replica or an administrator was faster. The watch delivers the decision.
-            Err(error) if error.is_conflict() => self.put_off(&request, &node, None),
+            Err(error) if error.is_conflict() => self.postpone(&request, &node, None),
             Err(error) => {
-                let refusal = Refusal::of_api(&error);
-                self.put_off(
+                let refusal = Refusal::from_api(&error);
+                self.postpone(
                     &request,
                     &node,
-                    Some((Verdict::Failed, refusal.word, &refusal.inside)),
+                    Some((Verdict::Failed, refusal.reason, &refusal.details)),
                 );
                 // The API server would probably refuse the next request as well.
-                return LOOK_EVERY;
+                return UNKNOWN_PAUSE;
             }
         }
         Duration::ZERO
     }
 
     /// Delays a request. Logs the reason if it differs from the last one.
-    fn put_off(
+    fn postpone(
         &self,
         request: &Arc<Value>,
         node: &str,
@@ -282,17 +284,17 @@ impl Approver {
             return;
         };
         open.due = Instant::now() + open.backoff.pause();
-        if let Some((verdict, word, why)) = why
-            && std::mem::replace(&mut open.said, word) != word
+        if let Some((verdict, reason, why)) = why
+            && std::mem::replace(&mut open.logged_reason, reason) != reason
         {
-            self.say(request, node, verdict, word, why);
+            self.log(request, node, verdict, reason, why);
         }
     }
 
-    fn say(&self, request: &Value, node: &str, verdict: Verdict, word: &'static str, why: &str) {
+    fn log(&self, request: &Value, node: &str, verdict: Verdict, reason: &'static str, why: &str) {
         let kind = Kind::of(request).map_or("", Kind::name);
         self.audit
-            .certificate(kind, verdict, name_of(request), node, word, why);
+            .certificate(kind, verdict, name_of(request), node, reason, why);
     }
 
     /// Judges a request. Returns its node, as far as it is known, and the judgement.
@@ -336,7 +338,7 @@ impl Approver {
         &self,
         request: &Value,
         verdict: Verdict,
-        word: &str,
+        reason: &str,
         why: &str,
     ) -> Result<(), Error> {
         let kind = if verdict == Verdict::Approved {
@@ -346,7 +348,7 @@ impl Approver {
         };
         let mut decided = request.clone();
         decided["status"]["conditions"] = json!([{
-            "type": kind, "status": "True", "reason": word, "message": format!("join service: {why}"),
+            "type": kind, "status": "True", "reason": reason, "message": format!("join service: {why}"),
         }]);
         let at = CERTIFICATE_SIGNING_REQUESTS
             .named(name_of(request))
@@ -383,7 +385,7 @@ impl State {
                 since: now,
                 due: now,
                 backoff,
-                said: "",
+                logged_reason: "",
             },
         };
         let user = user_of(&open.request);
@@ -422,9 +424,9 @@ impl State {
     }
 }
 
-impl Drop for Running {
+impl Drop for ApproverThreads {
     fn drop(&mut self) {
-        self.0.lock().ends = true;
+        self.0.lock().is_stopped = true;
         self.0.changed.notify_all();
         for thread in self.1.drain(..) {
             // A panic of the thread is already in the log.
@@ -433,8 +435,8 @@ impl Drop for Running {
     }
 }
 
-fn deny<T>(word: &'static str, why: String) -> Result<T, Judgement> {
-    Err(Deny(word, why))
+fn deny<T>(reason: &'static str, why: String) -> Result<T, Judgement> {
+    Err(Deny(reason, why))
 }
 
 /// Parses the certificate signing request. Denies it if it has other usages than `purpose` and the
@@ -521,7 +523,7 @@ fn strings<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a str
 
 /// Reduces a request to the fields that are judged, because a requester could make it large. A
 /// `spec.request` that is too long is replaced by a marker.
-fn keep(request: Value) -> Value {
+fn reduce(request: Value) -> Value {
     let mut kept = json!({"metadata": {"name": name_of(&request)}});
     if is_decided(&request) || Kind::of(&request).is_none() {
         kept["status"]["conditions"] = json!([{"type": "Decided"}]);
@@ -599,10 +601,10 @@ mod tests {
         request(&pkcs10("system:node:n", &["n"], &[IP]))
     }
 
-    pub(super) fn word(judgement: Judgement) -> &'static str {
+    pub(super) fn reason(judgement: Judgement) -> &'static str {
         match judgement {
             Approve(_) => "approved",
-            Deny(word, _) | Leave(word, _) => word,
+            Deny(reason, _) | Leave(reason, _) => reason,
         }
     }
 
@@ -644,7 +646,7 @@ mod tests {
             match examine(&request(&encoded)) {
                 // A mutated signature may still be valid in a second encoding. The rest is signed.
                 Ok(asked) => assert_eq!(asked, expected),
-                Err(judgement) => assert_eq!(word(judgement), "certificate-request"),
+                Err(judgement) => assert_eq!(reason(judgement), "certificate-request"),
             }
         }
         for mutant in mutations(encoded.as_bytes(), 5000) {
@@ -677,19 +679,19 @@ mod tests {
                 _ => json!({"a": long}),
             };
         }
-        let kept = keep(request.clone());
+        let kept = reduce(request.clone());
         assert!(
             kept.to_string().len() < 3 << 20 && matches!(examine(&kept), Err(Deny("usages", _)))
         );
         request["spec"]["usages"] = good()["spec"]["usages"].clone();
-        assert!(keep(request.clone()).to_string().len() < 2 * MAX_ENCODED);
-        assert_eq!(examine(&keep(request.clone())), examine(&good()));
+        assert!(reduce(request.clone()).to_string().len() < 2 * MAX_ENCODED);
+        assert_eq!(examine(&reduce(request.clone())), examine(&good()));
         request["spec"]["request"] = long;
         assert!(
-            matches!(examine(&keep(request.clone())), Err(Deny("certificate-request", why)) if why.contains("4096"))
+            matches!(examine(&reduce(request.clone())), Err(Deny("certificate-request", why)) if why.contains("4096"))
         );
         request["status"] = json!({"conditions": [{"type": "Denied"}]});
-        assert!(is_decided(&keep(request.clone())) && keep(request).to_string().len() < 200);
+        assert!(is_decided(&reduce(request.clone())) && reduce(request).to_string().len() < 200);
     }
 
     #[test]

@@ -28,14 +28,14 @@ pub const SERVER_AUTH: &str = "server auth";
 
 /// The validated request of a kubelet.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestedCertificate {
     pub node: String,
     pub addresses: Vec<IpAddr>,
 }
 
 /// Checks everything that the request alone shows: the requester, the usages, the subject and the
 /// names.
-pub fn examine(request: &Value) -> Result<Asked, Judgement> {
+pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
     let user = user_of(request);
     let Some(node) = user
         .strip_prefix(USER_PREFIX)
@@ -70,7 +70,7 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
             "a serving certificate needs a name or an address".into(),
         );
     }
-    Ok(Asked {
+    Ok(RequestedCertificate {
         node: node.to_owned(),
         addresses,
     })
@@ -79,12 +79,12 @@ pub fn examine(request: &Value) -> Result<Asked, Judgement> {
 /// Compares the request with the record of the node's join. Calls `cloud` for the machine's address
 /// only if there is a record.
 pub fn compare(
-    asked: &Asked,
+    asked: &RequestedCertificate,
     record: Option<&Record>,
     is_there: bool,
     cloud: impl FnOnce() -> Option<Result<Option<IpAddr>, Refusal>>,
 ) -> Judgement {
-    let Asked { node, addresses } = asked;
+    let RequestedCertificate { node, addresses } = asked;
     let map = format!(
         "ConfigMap {NAMESPACE}/{}",
         machine_record::name_of_node(node)
@@ -121,7 +121,7 @@ pub fn compare(
         Some(Err(refusal)) => {
             return Leave(
                 "metadata",
-                format!("{} ({})", refusal.message(), refusal.inside),
+                format!("{} ({})", refusal.message(), refusal.details),
             );
         }
         Some(Ok(None)) => {
@@ -152,7 +152,7 @@ mod tests {
 
     use serde_json::json;
 
-    use super::super::tests::{IP, good, pkcs10, request, word};
+    use super::super::tests::{IP, good, pkcs10, reason, request};
     use super::*;
 
     fn record(addresses: &[&str]) -> Record {
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_kubelets_request_for_its_own_name_and_addresses_has_the_right_form() {
-        let asked = Asked {
+        let asked = RequestedCertificate {
             node: "n".into(),
             addresses: vec![IP.parse().unwrap()],
         };
@@ -188,7 +188,7 @@ mod tests {
             request
         };
         let denied = |request: Value| match examine(&request) {
-            Err(Deny(word, _)) => word,
+            Err(Deny(reason, _)) => reason,
             other => panic!("{other:?}"),
         };
         for usages in [
@@ -200,7 +200,7 @@ mod tests {
             assert_eq!(denied(with("/spec/usages", usages)), "usages");
         }
         let user = "system:node:n";
-        for (common_name, names, addresses, word) in [
+        for (common_name, names, addresses, reason) in [
             ("system:node:m", vec!["n"], vec![IP], "subject"),
             // Node names are compared without case here, but readers of the certificate may not do
             // so.
@@ -213,7 +213,7 @@ mod tests {
         ] {
             assert_eq!(
                 denied(request(&pkcs10(common_name, &names, &addresses))),
-                word,
+                reason,
                 "{common_name} {names:?}"
             );
         }
@@ -232,12 +232,12 @@ mod tests {
 
     #[test]
     fn only_what_the_node_joined_with_and_still_has_is_approved() {
-        let asked = |address: &str| Asked {
+        let asked = |address: &str| RequestedCertificate {
             node: "n".into(),
             addresses: vec![address.parse().unwrap()],
         };
         let cloud = |address: &str| Some(Ok(Some(address.parse().unwrap())));
-        let unreachable = || Refusal::passing("metadata", "no answer", Duration::from_secs(5));
+        let unreachable = || Refusal::temporary("metadata", "no answer", Duration::from_secs(5));
         let (bound, old) = (record(&[IP, "fd00::7"]), record(&[]));
         for (address, record, of_cloud, expected) in [
             (IP, Some(&bound), None, "approved"),
@@ -256,10 +256,10 @@ mod tests {
             (IP, None, cloud(IP), "no-record"),
         ] {
             let judged = compare(&asked(address), record, true, || of_cloud.clone());
-            assert_eq!(word(judged.clone()), expected, "{address}: {judged:?}");
+            assert_eq!(reason(judged.clone()), expected, "{address}: {judged:?}");
         }
         assert_eq!(
-            word(compare(&asked(IP), Some(&bound), false, || None)),
+            reason(compare(&asked(IP), Some(&bound), false, || None)),
             "no-node"
         );
         // A record under another node's name, which only an administrator can create.
@@ -268,7 +268,7 @@ mod tests {
             ..record(&[IP])
         };
         assert_eq!(
-            word(compare(&asked(IP), Some(&other), true, || None)),
+            reason(compare(&asked(IP), Some(&other), true, || None)),
             "no-record"
         );
     }
