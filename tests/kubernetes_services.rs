@@ -718,7 +718,7 @@ fn helm_makes_the_same_objects_of_the_chart() {
     );
 }
 
-/// Builds it if it is missing, which takes minutes.
+/// Builds Helm if it is missing, which takes minutes.
 fn helm() -> PathBuf {
     let tool = Path::new(support::ROOT).join("tools/helm.sh");
     let output = Command::new(tool).output().unwrap();

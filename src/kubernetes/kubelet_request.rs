@@ -35,18 +35,18 @@ pub struct KubeletRequest {
 
 /// Why a certificate is refused, as a clause.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Misfit(String);
+pub struct InvalidCertificate(String);
 
-impl fmt::Display for Misfit {
+impl fmt::Display for InvalidCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Misfit {}
+impl std::error::Error for InvalidCertificate {}
 
-fn misfit<T>(why: impl Into<String>) -> Result<T, Misfit> {
-    Err(Misfit(why.into()))
+fn invalid<T>(why: impl Into<String>) -> Result<T, InvalidCertificate> {
+    Err(InvalidCertificate(why.into()))
 }
 
 impl KubeletRequest {
@@ -89,23 +89,23 @@ impl KubeletRequest {
 
     /// Combines the issued certificate with the key. Fails unless it is exactly one certificate for
     /// this key and this node.
-    pub fn complete(&self, certificate: &[u8]) -> Result<KubeletCertificate, Misfit> {
+    pub fn complete(&self, certificate: &[u8]) -> Result<KubeletCertificate, InvalidCertificate> {
         if certificate.len() > MAX_CERTIFICATE {
-            return misfit(format!(
+            return invalid(format!(
                 "it has {} bytes, expected at most {MAX_CERTIFICATE}",
                 certificate.len()
             ));
         }
         let Ok(text) = std::str::from_utf8(certificate) else {
-            return misfit("it is not PEM");
+            return invalid("it is not PEM");
         };
         let mut found = CertificateDer::pem_slice_iter(certificate);
         let (Some(Ok(only)), None) = (found.next(), found.next()) else {
-            return misfit("expected exactly one certificate as PEM");
+            return invalid("expected exactly one certificate as PEM");
         };
         let (name, public_key) = parts(&only)?;
         if public_key != self.public_key {
-            return misfit("it is for another key, not for this node's");
+            return invalid("it is for another key, not for this node's");
         }
         let expected = format!("system:node:{}", self.node.as_str());
         match subject_of(&name) {
@@ -117,10 +117,10 @@ impl KubeletRequest {
                     key: self.key.clone(),
                 })
             }
-            Ok((organization, common_name)) => misfit(format!(
+            Ok((organization, common_name)) => invalid(format!(
                 "it is for O={organization:?}, CN={common_name:?}, expected O=\"system:nodes\", CN={expected:?}"
             )),
-            Err(Malformed) => misfit("its subject must be one organization and one common name"),
+            Err(Malformed) => invalid("its subject must be one organization and one common name"),
         }
     }
 }
@@ -128,11 +128,11 @@ impl KubeletRequest {
 /// Returns the hashes of the public keys of a cluster's CAs, in the format of kubeadm's
 /// `caCertHashes`: `sha256:` and hexadecimal digits. `certificates` is PEM with one or more
 /// certificates.
-pub fn authority_hashes(certificates: &[u8]) -> Result<Vec<String>, Misfit> {
+pub fn authority_hashes(certificates: &[u8]) -> Result<Vec<String>, InvalidCertificate> {
     let mut hashes = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(certificates).take(MAX_AUTHORITIES + 1) {
         let Ok(certificate) = certificate else {
-            return misfit("it is not PEM");
+            return invalid("it is not PEM");
         };
         let (_, public_key) = parts(&certificate)?;
         let hash = digest(&SHA256, &public_key);
@@ -145,23 +145,23 @@ pub fn authority_hashes(certificates: &[u8]) -> Result<Vec<String>, Misfit> {
         ));
     }
     match hashes.len() {
-        0 => misfit("it contains no certificate"),
+        0 => invalid("it contains no certificate"),
         len if len > MAX_AUTHORITIES => {
-            misfit(format!("it has more than {MAX_AUTHORITIES} certificates"))
+            invalid(format!("it has more than {MAX_AUTHORITIES} certificates"))
         }
         _ => Ok(hashes),
     }
 }
 
 /// Returns the contents of the subject's SEQUENCE, and SubjectPublicKeyInfo.
-fn parts(certificate: &CertificateDer<'_>) -> Result<(Vec<u8>, Vec<u8>), Misfit> {
+fn parts(certificate: &CertificateDer<'_>) -> Result<(Vec<u8>, Vec<u8>), InvalidCertificate> {
     match webpki::anchor_from_trusted_cert(certificate) {
         Ok(anchor) => {
             let public_key =
                 der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
             Ok((anchor.subject.as_ref().to_vec(), public_key))
         }
-        Err(error) => misfit(format!("it cannot be read: {error:?}")),
+        Err(error) => invalid(format!("it cannot be read: {error:?}")),
     }
 }
 

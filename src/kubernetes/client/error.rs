@@ -12,7 +12,7 @@ use super::super::yaml;
 /// The maximum number of characters of a server's message.
 const MAX_MESSAGE: usize = 4 << 10;
 
-/// Why there is no client, or no answer.
+/// Why a client cannot be created, or a call failed.
 #[derive(Debug)]
 pub enum Error {
     /// A file of the configuration cannot be read.

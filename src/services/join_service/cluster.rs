@@ -72,7 +72,7 @@ enum Version {
     Is(String),
 }
 
-/// A Node object.
+/// The fields of a Node object that decisions depend on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeStatus {
     /// Distinguishes the object from a deleted one of the same name.

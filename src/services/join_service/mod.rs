@@ -81,7 +81,7 @@ const POLICY_FILE: &str = "attestationConfig";
 /// How long the proof of a connection is accepted: as long as a ticket takes, including its
 /// retries.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// A join request with all its names and keys has a few KiB.
+/// The maximum length of a request in bytes. A join request has a few KiB.
 const MAX_REQUEST: usize = 64 << 10;
 
 /// The configuration of the service.

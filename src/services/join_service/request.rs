@@ -8,7 +8,7 @@ use kubernetes::certificate_request::CertificateRequest;
 use proto::join::IssueJoinTicketRequest;
 use ssh::PublicKey;
 
-/// A node has a few interfaces with a few addresses each.
+/// The maximum number of principals. A node has a few interfaces with a few addresses each.
 const MAX_PRINCIPALS: usize = 64;
 /// The longest host name (RFC 1123 §2.1).
 const MAX_PRINCIPAL: usize = 253;
