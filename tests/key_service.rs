@@ -142,7 +142,7 @@ fn failure(result: Result<Secret, Error>) -> String {
 }
 
 #[test]
-fn services_of_the_same_machine_get_what_tickets_need_and_each_decision_is_in_the_log() {
+fn programs_of_the_same_machine_get_the_keys_of_tickets_and_each_decision_is_logged() {
     let (dir, tpm) = (config(0, &policy()), member(0, b"image"));
     let (program, address) = key_service(dir.path(), &tpm);
     let client = key_client(address, dir.path(), &tpm);
@@ -184,7 +184,7 @@ fn services_of_the_same_machine_get_what_tickets_need_and_each_decision_is_in_th
 
 /// A worker proves the same as any member.
 #[test]
-fn a_member_as_such_has_no_key_unless_granted_and_never_what_makes_nodes_and_clusters() {
+fn a_member_gets_granted_keys_only_and_never_those_that_make_nodes_and_clusters() {
     let dir = config(0, &policy());
     let (service_tpm, worker_tpm) = (member(0, b"image"), member(0, b"image"));
     let get = |address: SocketAddr, id: &str| {
@@ -225,7 +225,7 @@ fn a_member_as_such_has_no_key_unless_granted_and_never_what_makes_nodes_and_clu
 }
 
 #[test]
-fn who_is_of_no_cluster_or_of_another_gets_no_key_whatever_he_checks_himself() {
+fn a_machine_of_no_or_another_cluster_gets_no_key_even_without_own_checks() {
     let dir = config(0, &policy());
     let service_tpm = member(0, b"image");
     let (program, address) = key_service_for_members(dir.path(), &service_tpm);

@@ -103,7 +103,7 @@ fn objects_are_made_read_changed_listed_and_deleted() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn what_is_applied_is_there_what_is_left_out_is_not_and_other_fields_are_others() {
+fn apply_sets_and_removes_only_its_own_fields() {
     let client = client();
     let at = config_maps(&client, "apply").named("a");
     let with = |data: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "apply"}, "data": data});
@@ -386,7 +386,7 @@ fn a_pod_s_token_is_used_and_read_again_when_it_is_replaced() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn a_server_that_is_not_the_cluster_s_is_told_at_once() {
+fn a_server_of_another_cluster_is_reported_at_once() {
     let cluster = Cluster::shared();
     let other_ca = rcgen::generate_simple_self_signed(vec!["kubernetes".into()])
         .unwrap()

@@ -186,7 +186,7 @@ fn metrics(service: &KeyService) -> String {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn a_service_account_gets_its_classes_of_keys_and_nobody_else_any() {
+fn a_service_account_gets_its_classes_of_keys_and_others_get_none() {
     let client = client();
     let service = key_service(&own_kubeconfig(&client));
     let of = |namespace, account, audience| {
@@ -303,7 +303,7 @@ fn a_token_of_an_account_that_is_gone_opens_nothing() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn while_nobody_can_judge_tokens_the_failure_is_a_passing_one_that_comes_soon() {
+fn without_token_reviews_a_call_fails_soon_and_temporarily() {
     let join = format!(
         "Bearer {}",
         token(&client(), "kube-system", "join-service", "key-service")
@@ -355,7 +355,7 @@ fn the_join_service_shows_the_token_that_is_in_its_file_now() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
+fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
     const VOLUME: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
     const OF_NODE: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc23";
     const OF_OPERATOR: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc24";
@@ -480,7 +480,7 @@ fn who_has_keys_of_volumes_gets_none_of_a_state_disk() {
 /// be reviewed.
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn who_was_accepted_before_is_served_while_the_api_server_is_down_and_a_stranger_is_not() {
+fn accepted_tokens_stay_valid_while_the_api_server_is_down() {
     let mut cluster = Cluster::start();
     let client = cluster.client(&Stop::new());
     client

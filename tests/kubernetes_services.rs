@@ -238,7 +238,7 @@ fn another_master_secret_is_refused_before_anything_is_changed() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn it_is_waited_for_until_every_control_plane_runs_them_and_what_fails_is_said() {
+fn apply_waits_for_every_control_plane_and_reports_failures() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
@@ -295,7 +295,7 @@ fn it_is_waited_for_until_every_control_plane_runs_them_and_what_fails_is_said()
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn what_does_not_get_ready_is_rolled_back() {
+fn services_that_do_not_become_ready_are_rolled_back() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
@@ -350,7 +350,7 @@ fn what_does_not_get_ready_is_rolled_back() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
+fn a_refusal_halfway_restores_objects_of_other_tools_too() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();
@@ -439,7 +439,7 @@ fn what_is_refused_halfway_is_rolled_back_also_where_somebody_else_made_it() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn the_accounts_of_the_services_may_do_what_they_must_and_nothing_else() {
+fn the_accounts_of_the_services_have_the_necessary_permissions_only() {
     let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
     let client = empty();
     let dir = tempfile::tempdir().unwrap();

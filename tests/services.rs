@@ -87,7 +87,7 @@ fn ask(address: SocketAddr, id: &str, length: u32) -> Result<GetDataKeyResponse,
 }
 
 #[test]
-fn key_service_gives_keys_and_names_what_is_wrong_with_a_request() {
+fn key_service_issues_keys_and_explains_invalid_requests() {
     let service = key_service("127.0.0.1:0");
     let channel = plain_channel(service.address);
     let ask = |id: &str, length| -> Result<GetDataKeyResponse, Status> {
@@ -188,7 +188,7 @@ fn key_service_serves_grpcio_as_the_old_callers_ask() {
 /// The old chart starts the services with these options only. A comment marks a file or port that a
 /// test has to change.
 #[test]
-fn programs_that_the_old_chart_starts_serve_the_old_clients_and_say_loudly_what_that_means() {
+fn programs_started_by_the_old_chart_serve_old_clients_and_warn() {
     let keys = key_service_for(&["--port=0"]);
     assert!(keys.address.ip().is_unspecified(), "{}", keys.address);
     keys.program.expect("PLAINTEXT");
@@ -379,7 +379,7 @@ fn a_disk_that_has_no_uuid_gets_no_key() {
 }
 
 #[test]
-fn new_nodes_are_told_what_is_wrong_with_what_they_ask_for() {
+fn an_invalid_join_request_is_refused_with_its_reason() {
     let join = join_service("127.0.0.1:1");
     let request = IssueJoinTicketRequest {
         disk_uuid: UUID.into(),
@@ -399,7 +399,7 @@ fn new_nodes_are_told_what_is_wrong_with_what_they_ask_for() {
 }
 
 #[test]
-fn who_is_not_attested_does_not_get_as_far_as_asking() {
+fn a_client_without_attestation_cannot_call() {
     let keys = key_service("127.0.0.1:0");
     let join = join_service(&keys.address.to_string());
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -480,7 +480,7 @@ fn a_key_service_that_hangs_is_given_up_in_seconds() {
 }
 
 #[test]
-fn a_key_of_the_wrong_length_is_a_lasting_failure_whose_reason_stays_inside() {
+fn a_key_of_the_wrong_length_is_a_permanent_failure_without_details() {
     let router = Router::new().unary(GET_DATA_KEY, |_: &Call, _: GetDataKeyRequest| {
         Ok(GetDataKeyResponse {
             data_key: crypto::random::<16>().to_vec(),

@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_chosen_is_left_to_kubeadm() {
+    fn values_that_are_not_set_are_left_to_kubeadm() {
         let cluster = ClusterSettings {
             networks: Networks::default(),
             patience: None,
@@ -807,7 +807,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs FIRSTLIGHT_KUBEADM, the path of a kubeadm"]
-    fn real_kubeadm_accepts_what_we_write_and_refuses_what_we_refuse() {
+    fn real_kubeadm_accepts_and_refuses_the_same_values() {
         let kubeadm = real_kubeadm().expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
         let output = Command::new(&kubeadm)
             .args(["version", "-o", "short"])

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn openssl_reads_the_request_and_its_signature_and_we_take_what_it_signs() {
+    fn openssl_verifies_the_request_and_its_certificate_is_accepted() {
         let authority = authority();
         for address in ["10.42.1.7", "fd00::7"] {
             let node = NodeName::from_machine("Worker_1").unwrap();

@@ -252,7 +252,7 @@ kind: Second
     }
 
     #[test]
-    fn what_makes_little_text_large_or_ambiguous_is_refused() {
+    fn yaml_that_is_ambiguous_or_expands_is_refused() {
         let refused = |text: &str| documents(text).unwrap_err().to_string();
         assert_eq!(
             refused("a: &x 1\nb: *x"),

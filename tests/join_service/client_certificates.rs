@@ -132,7 +132,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn where_nobody_would_approve_a_tokens_request_there_is_no_ticket() {
+fn without_permission_to_approve_there_is_no_ticket() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::new(cluster);

@@ -164,7 +164,7 @@ fn is_about(at: SystemTime, expected: SystemTime) -> bool {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn a_replica_whose_clock_is_off_holds_nobody_up_for_longer_than_a_ticket_is_good() {
+fn a_replica_with_a_wrong_clock_delays_others_at_most_for_the_validity_of_a_ticket() {
     let _alone = alone();
     let (setup, tpm, other) = (
         Setup::new(Cluster::shared()),
@@ -420,7 +420,7 @@ fn a_request_that_comes_twice_at_once_gives_one_ticket_and_one_that_another_mach
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn what_is_taken_back_of_a_ticket_is_not_that_of_a_later_one() {
+fn the_cleanup_of_a_ticket_does_not_affect_a_later_one() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let (setup, tpm) = (Setup::new(cluster), Swtpm::start());

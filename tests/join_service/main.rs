@@ -367,7 +367,7 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn a_machine_is_the_one_from_whose_address_it_comes() {
+fn a_machine_is_identified_by_its_source_address() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let (setup, tpm) = (Setup::new(cluster), Swtpm::start());

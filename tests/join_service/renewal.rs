@@ -145,7 +145,7 @@ fn count(service: &JoinService, result: &str, reason: &str) -> u64 {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn a_kubelet_gets_a_new_certificate_for_what_its_machine_joined_as() {
+fn a_kubelet_renews_the_certificate_of_its_join() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::for_renewals(cluster);
@@ -220,7 +220,7 @@ fn a_kubelet_gets_a_new_certificate_for_what_its_machine_joined_as() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_can() {
+fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::for_renewals(cluster);
@@ -340,7 +340,7 @@ fn whatever_is_not_its_own_is_denied_and_what_cannot_be_judged_is_left_until_it_
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn of_several_replicas_one_decides_and_one_that_was_started_later_finds_what_waits() {
+fn one_of_several_replicas_decides_and_a_later_one_finds_waiting_requests() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let mut setup = Setup::for_renewals(cluster);

@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_honoured_is_refused_and_named() {
+    fn unsupported_fields_are_refused_by_name() {
         let (certificate, key) = pair();
         let good = with_certificate(&certificate, &key);
         let refused = |cluster: &str, user: &str| parsed(&kubeconfig(cluster, user)).unwrap_err();

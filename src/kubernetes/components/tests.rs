@@ -637,7 +637,7 @@ fn data_and_file_urls_and_the_image_s_copies_need_no_network() {
 }
 
 #[test]
-fn what_a_list_may_not_ask_for_is_refused_before_anything_happens() {
+fn a_list_with_a_forbidden_component_is_refused_before_any_change() {
     let node = FileEntry::new();
     let bin = node.path("");
     let bin = bin.to_str().unwrap().trim_end_matches('/');
@@ -1227,7 +1227,7 @@ fn special_modes_are_taken_off() {
 }
 
 #[test]
-fn an_archive_comes_into_place_beside_what_is_there_and_is_known_again() {
+fn an_archive_is_installed_beside_other_files_and_recognized_later() {
     let packed = gzip(
         &[
             entry(b'5', b"./", b"", b""),

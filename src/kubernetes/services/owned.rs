@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_applied_comes_back_without_what_is_others() {
+    fn applied_fields_are_found_without_those_of_other_managers() {
         let expected = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "a", "namespace": "b", "labels": {"ours": "1"}, "finalizers": ["y"]},

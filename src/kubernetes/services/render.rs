@@ -126,7 +126,7 @@ mod tests {
     use crate::client::Object;
 
     #[test]
-    fn every_object_knows_where_it_belongs_and_what_others_need_comes_first() {
+    fn every_object_has_a_path_and_dependencies_come_first() {
         let objects = manifests(&settings()).unwrap();
         let places: Vec<_> = objects
             .iter()
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_may_what_its_service_needs_and_sees_no_secret() {
+    fn an_account_has_the_permissions_of_its_service_and_reads_no_secret() {
         let objects = manifests(&settings()).unwrap();
         let rules = |kind: &str, account: &str| {
             // The permissions of a role belong to the accounts that it is bound to.
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_join_service_has_a_token_for_the_key_service_alone_and_what_is_granted_to_it() {
+    fn the_join_service_has_a_token_and_a_grant_for_the_key_service_only() {
         let objects = manifests(&settings()).unwrap();
         let set = |name: &str| {
             let is_it = |object: &&Value| {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_join_service_is_told_where_it_learns_which_machines_there_are() {
+    fn the_join_service_gets_the_metadata_service_of_the_settings() {
         let told = |metadata: MetadataService| {
             let objects = manifests(&Settings {
                 metadata,
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_the_one_form_is_refused() {
+    fn other_template_actions_are_refused() {
         for template in [
             "{{ .Values.x }}",
             "{{ .Values.y | toJson }}",

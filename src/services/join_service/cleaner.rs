@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_already_is_not_due_twice() {
+    fn a_task_is_queued_once() {
         let mut state = State::default();
         state.add(Task::Token("a".into()), Duration::ZERO, false);
         state.add(Task::Token("a".into()), Duration::ZERO, false);

@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn kubeadms_names_are_read_and_what_is_no_name_is_left_out() {
+    fn kubeadms_names_are_read_and_other_values_are_ignored() {
         let read =
             kubeadm("apiServer:\n  certSANs: [127.0.0.1, lb.example, 7]\ncontrolPlaneEndpoint: lb.example\n").unwrap();
         assert_eq!(read.names, ["127.0.0.1", "lb.example"]);

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_from_the_names_own_address_is_not_kept_out_by_who_came_from_elsewhere() {
+    fn a_verified_machine_replaces_the_record_of_an_unverified_one() {
         let node = NodeStatus {
             uid: "u".into(),
             ready_since: None,
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_of_a_replica_whose_clock_is_ahead_holds_nobody_up_for_long() {
+    fn a_replica_whose_clock_is_ahead_delays_other_machines_only_shortly() {
         let check = |ahead: u64, machine: &str| {
             let mut record = record("m", 0);
             record.issued = record

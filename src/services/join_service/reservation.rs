@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_over_when_its_node_is_ready_and_not_by_what_it_was_before() {
+    fn a_turn_ends_when_its_node_becomes_ready_after_it_began() {
         let ready = |since: u64| {
             move |_: &str| {
                 Some(NodeStatus {
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_longest_is_next_unless_it_went_away() {
+    fn the_first_in_the_queue_is_next_unless_it_stopped_asking() {
         let mut lease = Lease::default();
         lease.request_turn("a", at(0), &nobody);
         for (name, when) in [("b", 1), ("c", 2), ("d", 3)] {

@@ -234,7 +234,7 @@ mod tests {
     const UUID: &str = "00000000-0000-0000-0000-000000000000";
 
     #[test]
-    fn each_caller_has_its_classes_and_nobody_else_has_any() {
+    fn each_caller_gets_its_classes_and_others_get_none() {
         let grants: Grants = GRANTS.parse().unwrap();
         let allowed = |caller: &str| {
             [
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_grant_is_refused_by_name() {
+    fn an_invalid_grant_is_refused_with_its_reason() {
         for (text, why) in [
             ("", "at least one grant"),
             (" ; ", "at least one grant"),
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_reads_the_same_after_it_was_written() {
+    fn formatted_grants_parse_to_the_same_grants() {
         assert_eq!(GRANTS.parse::<Grants>().unwrap().to_string(), GRANTS);
         for text in mutations(GRANTS.as_bytes(), 3000) {
             if let Ok(grants) = String::from_utf8_lossy(&text).parse::<Grants>() {

@@ -753,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_records_of_state_disks_nobody_has_keys_of_volumes() {
+    fn without_the_records_of_state_disks_no_keys_of_volumes_are_issued() {
         let dir = tempfile::tempdir().unwrap();
         let grants = Some("anyone=volume".parse().unwrap());
         let error = KeyService::start(Config {
@@ -766,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_to_somebody_who_cannot_come_is_refused() {
+    fn a_grant_to_an_impossible_caller_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let grants = Some("kube-system/join-service=disk".parse().unwrap());
         let config = Config {

@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_cache_of_verdicts_is_bounded() {
         let (mut state, now) = (State::default(), Instant::now());
         for number in 0..2 * MAX_PEERS as u32 {
             let _ = state.charge(Some(IpAddr::from(number.to_be_bytes())), now);

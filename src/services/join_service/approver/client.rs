@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_client_certificate_is_denied_and_other_tokens_are_left() {
+    fn other_usages_and_names_are_denied_and_other_tokens_are_left() {
         let denied = |request: &Value| match examine(request) {
             Err(Deny(reason, _)) => reason,
             other => panic!("{other:?}"),

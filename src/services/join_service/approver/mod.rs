@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn pem_is_taken_in_one_form_only_so_that_the_signer_reads_what_was_judged() {
+    fn pem_is_accepted_in_one_form_only() {
         let good = pkcs10("system:node:n", &["n"], &[IP]);
         let text = String::from_utf8(BASE64_STANDARD.decode(&good).unwrap()).unwrap();
         let other = BASE64_STANDARD
@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_nobody_asked_for_little_is_kept() {
+    fn unused_fields_of_a_request_are_dropped() {
         let mut request = good();
         let long = Value::from("A".repeat(1 << 20));
         for place in [
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decided_is_forgotten_and_what_comes_again_unchanged_waits_on() {
+    fn a_decided_request_is_removed_and_an_unchanged_one_keeps_its_due_time() {
         let (mut state, request) = (State::default(), good());
         state.take(request.clone(), None);
         let later = Instant::now() + LONGEST_PAUSE;

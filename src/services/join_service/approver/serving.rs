@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_another_form_is_denied_and_one_of_nobody_of_ours_is_left() {
+    fn a_malformed_request_is_denied_and_one_of_another_requester_is_left() {
         let with = |pointer: &str, value: Value| {
             let mut request = good();
             *request.pointer_mut(pointer).unwrap() = value;
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_node_joined_with_and_still_has_is_approved() {
+    fn only_addresses_of_the_join_that_are_still_valid_are_approved() {
         let asked = |address: &str| RequestedCertificate {
             node: "n".into(),
             addresses: vec![address.parse().unwrap()],
