@@ -305,7 +305,10 @@ fn it_does_not_start_where_callers_would_not_take_it_for_one_of_theirs() {
         "{said}"
     );
     let said = stderr(&member(1, b"image"));
-    assert!(said.contains("one of them is another cluster's"), "{said}");
+    assert!(
+        said.contains("one of them belongs to another cluster"),
+        "{said}"
+    );
     fs::write(dir.path().join("measurementSalt"), [0; 31]).unwrap();
     let said = stderr(&member(0, b"image"));
     assert!(said.contains("measurementSalt: expected 32"), "{said}");

@@ -459,7 +459,7 @@ mod tests {
             .unwrap();
         assert!(refused(other.der()).contains("not ECDSA P-256"));
         assert!(refused(&vec![0x30; MAX_LEN + 1]).contains("more than 4096"));
-        assert!(refused(b"").contains("no PKCS#10"));
+        assert!(refused(b"").contains("not a PKCS#10"));
     }
 
     #[test]

@@ -639,9 +639,9 @@ mod tests {
                 .to_string()
         };
         assert!(refused(&ca.0, &other.1).contains("does not belong to its certificate"));
-        assert!(refused(&ca.1, &ca.1).contains("certificate is no PEM"));
-        assert!(refused(&ca.0, &ca.0).contains("key is no PEM"));
-        assert!(refused(&ca.0, b"").contains("key is no PEM"));
+        assert!(refused(&ca.1, &ca.1).contains("certificate is not PEM"));
+        assert!(refused(&ca.0, &ca.0).contains("key is not PEM"));
+        assert!(refused(&ca.0, b"").contains("key is not PEM"));
         let curve = authority("secp521r1");
         assert!(refused(&curve.0, &curve.1).contains("its key"));
     }

@@ -268,7 +268,7 @@ mod tests {
             refused(&[&certificate[..], &certificate].concat()).contains("exactly one certificate")
         );
         assert!(refused(&vec![b' '; MAX_CERTIFICATE + 1]).contains("bytes"));
-        assert!(refused(b"\xff").contains("no PEM"));
+        assert!(refused(b"\xff").contains("not PEM"));
         let key = fs::read(authority.path().join("ca.key")).unwrap();
         assert!(refused(&key).contains("exactly one certificate"));
     }
