@@ -184,7 +184,7 @@ fn a_metadata_service_without_a_hash_is_asked_again() {
         .set_init_secret_hash("<html>not a hash</html>");
     let disk = setting.new_disk();
     let node = Program::start(&mut setting.bootstrapper(&disk));
-    node.expect("not a bcrypt hash");
+    node.expect("bcrypt hash");
     setting
         .metadata
         .set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
@@ -268,7 +268,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
         .set_self(r#"{"Name":"node","Role":"ControlPlane","VPCIP":""}"#);
     refused(
         &[&version[..2], &empty].concat(),
-        "no address of this machine",
+        "does not have the address of this machine",
     );
     setting.metadata.set_self(
         &setting
