@@ -538,7 +538,7 @@ fn only_a_reset_makes_an_initialised_disk_one_to_be_formatted() {
         format(&mut it)
             .unwrap_err()
             .to_string()
-            .contains("an initialised state disk")
+            .contains("an initialized state disk")
     );
     let mut header = it.header();
     header.mark_for_reset(&mut it.disk).unwrap();
