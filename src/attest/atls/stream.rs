@@ -30,6 +30,9 @@ use rpc::grpc::Transport;
 const READ_FIRST: usize = 4 << 10;
 /// Size in bytes of a read while the peer sends faster: one record of maximum size (RFC 8446 §5.2, 2^14 + 256) with its header.
 const READ_RECORD: usize = (1 << 14) + 256 + 5;
+/// Reads of [`READ_FIRST`] bytes without a pause before larger ones: 256 KiB, more than a peer sends that only wants to make us
+/// hold memory.
+const READS_FIRST: u8 = 64;
 /// Maximum number of plaintext bytes that are encrypted at once: four records of maximum size, to reduce system calls.
 const WRITE_SIZE: usize = 4 << 14;
 /// How long the drop of the writer waits for a peer that does not read.
@@ -63,7 +66,7 @@ pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport>
             socket: socket.clone(),
             received: Vec::new(),
             unread: 0..0,
-            is_fast: false,
+            full_reads: 0,
             ended: None,
         }),
         writer: Box::new(Writer { shared }),
@@ -194,8 +197,8 @@ struct Reader {
     received: Vec<u8>,
     /// The part of `received` that the engine has not taken yet.
     unread: std::ops::Range<usize>,
-    /// Whether the last read filled the buffer of a first read: then more data is probably available.
-    is_fast: bool,
+    /// The number of reads without a pause that gave [`READ_FIRST`] bytes or more.
+    full_reads: u8,
     /// The error that ended the stream; returned after all data before it.
     ended: Option<rustls::Error>,
 }
@@ -220,7 +223,7 @@ impl Read for Reader {
                 return Err(Error::from(error.clone()).into());
             }
             if self.unread.is_empty() {
-                let size = if self.is_fast {
+                let size = if self.full_reads >= READS_FIRST {
                     READ_RECORD
                 } else {
                     READ_FIRST
@@ -229,7 +232,10 @@ impl Read for Reader {
                     self.received = vec![0; size];
                 }
                 let result = read_socket(&self.socket, &mut self.received);
-                self.is_fast = result.as_ref().is_ok_and(|len| *len >= READ_FIRST);
+                self.full_reads = match result {
+                    Ok(READ_FIRST..) => self.full_reads.saturating_add(1),
+                    _ => 0,
+                };
                 self.unread = 0..result.inspect_err(|_| self.received = Vec::new())?;
             }
             self.process()?;
