@@ -154,9 +154,9 @@ fn a_disk_without_mark_on_which_somebody_may_have_written_is_refused_with_the_co
             &setting,
             &disk,
             &[
-                "without the mark",
+                "without the token",
                 why,
-                "somebody's data",
+                "it may hold data",
                 "cryptsetup token import --token-id 0",
             ],
         );

@@ -212,7 +212,7 @@ fn a_disk_that_does_not_say_of_which_cluster_it_is_opens_only_while_the_cluster_
     let mut node = Program::start(&mut setting.unlock(&disk));
     let line = node.expect("was not accepted: ");
     assert!(
-        line.contains("does not say of which cluster it is") && line.contains("--migrate-until"),
+        line.contains("header names no cluster") && line.contains("--migrate-until"),
         "{line}"
     );
     let migrating = setting.join_service_with(4, keys, &policy, &["--migrate-until", "2099-12-31"]);
