@@ -551,8 +551,11 @@ fn a_refusal_of_a_long_document_is_short() {
             ),
             "cannot be read",
         ),
-        (" ".repeat(300_000), "more than 262144"),
-        (long_data.to_string(), "user data has 1025 bytes"),
+        (" ".repeat(300_000), "at most 262144"),
+        (
+            long_data.to_string(),
+            "user data of the document has 1025 bytes",
+        ),
     ] {
         let refusal = validate(ZERO_15, text.as_bytes(), NONCE)
             .unwrap_err()
@@ -723,7 +726,7 @@ fn a_quote_made_by_tpm2_tools_is_accepted_if_its_key_signs_nothing_else() {
         .unwrap_err()
         .to_string();
     assert!(
-        refusal.contains("may sign more than what its TPM generated"),
+        refusal.contains("can sign data that its TPM did not generate"),
         "{refusal}"
     );
     let ecc = document_of_tpm2_tools(&tpm, ["ecc256:ecdsa-sha256:null", "ecdsa"], ATTESTATION);
@@ -914,10 +917,13 @@ fn a_tpm_that_is_not_there_is_named_and_why() {
     for (location, why) in [
         ("device:/nonexistent/tpm0", "No such file or directory"),
         ("device:/", "Is a directory"),
-        ("device:/dev/null", "it does not answer, or is no TPM 2.0"),
+        (
+            "device:/dev/null",
+            "it does not answer, or it is not a TPM 2.0",
+        ),
         (
             "swtpm:host=127.0.0.1,port=1",
-            "it does not answer, or is no TPM 2.0",
+            "it does not answer, or it is not a TPM 2.0",
         ),
     ] {
         let error = Tpm::open(&location.parse().unwrap())
