@@ -7,7 +7,7 @@
 //!
 //! - `/join.API/IssueJoinTicket`: everything that a new node needs to become a member.
 //! - `/join.API/IssueRejoinTicket`: the key of its state disk and the measurement secret, for a
-//! node that boots again.
+//!   node that boots again.
 //!
 //! The service also approves the certificate signing requests of kubelets: client certificates
 //! requested with the token of a join ticket, and serving certificates.
