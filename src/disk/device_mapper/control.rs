@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use zeroize::Zeroizing;
 
-use super::Error;
+use super::error::Error;
 use sys::block;
 use sys::device_mapper::{Command, HEADER_LEN, command};
 

@@ -5,8 +5,9 @@ use std::io;
 use zeroize::Zeroizing;
 
 use super::control::{Audience, Control, Device, kernel, table_name};
+use super::error::Error;
 use super::integrity::Lower;
-use super::{Error, Mapping, SECTOR};
+use super::mapping::{HMAC_SHA256_LEN, Mapping, SECTOR};
 use sys::block;
 use sys::keyring::LogonKey;
 
@@ -15,8 +16,6 @@ const NO_WORKQUEUES: [&str; 2] = ["no_read_workqueue", "no_write_workqueue"];
 /// Maximum length of a name. It leaves room for `_dif` and for the prefix in the UUID field (DM_UUID_LEN is 129;
 /// `CRYPT-INTEGRITY-`, 32 digits, a dash).
 const NAME_MAX: usize = 64;
-/// Length of the key and of the tag of `hmac(sha256)` in bytes (RFC 2104: as long as the hash).
-pub(super) const HMAC_SHA256_LEN: usize = 32;
 
 /// The cipher of a mapping in kernel notation. It exists only for a mapping whose values were checked.
 #[derive(Debug)]
@@ -43,7 +42,7 @@ impl Cipher {
         if matches!(mapping.name, "." | ".." | "control") {
             return Err(invalid("this name is reserved in /dev/mapper".into()));
         }
-        if plain_uuid(mapping.luks_uuid).is_none() {
+        if mapping.plain_uuid().is_none() {
             return Err(invalid(format!("{:?} is not a UUID", mapping.luks_uuid)));
         }
         let sector_size = u64::from(mapping.sector_size);
@@ -160,7 +159,7 @@ fn map<'c>(
     // the initialization vector counts from 0 at the start of the segment (LUKS2 iv_tweak)
     let after = format!(" 0 {below} {} {}", options.len(), options.join(" "));
 
-    let uuid = plain_uuid(mapping.luks_uuid).expect("checked by Cipher::of");
+    let uuid = mapping.plain_uuid().expect("checked by Cipher::of");
     let device = control.create(
         mapping.name,
         &format!("CRYPT-LUKS2-{uuid}-{}", mapping.name),
@@ -227,20 +226,6 @@ fn table_with_key(before: &[u8], key: &[u8], after: &[u8]) -> Zeroizing<Vec<u8>>
     }
     table.extend_from_slice(after);
     table
-}
-
-/// Returns the UUID without its dashes, as in the device-mapper UUID of a mapping; `None` if `uuid` is not a UUID.
-pub(super) fn plain_uuid(uuid: &str) -> Option<String> {
-    let dashes = [8, 13, 18, 23];
-    let sound = uuid.len() == 36
-        && uuid
-            .bytes()
-            .enumerate()
-            .all(|(at, byte)| match dashes.contains(&at) {
-                true => byte == b'-',
-                false => byte.is_ascii_hexdigit(),
-            });
-    sound.then(|| uuid.replace('-', ""))
 }
 
 /// Returns an error unless the device is a LUKS2 mapping with that name.

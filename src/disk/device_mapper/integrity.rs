@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use super::control::{Audience, Control, Device, kernel, table_name};
-use super::crypt::{HMAC_SHA256_LEN, plain_uuid};
-use super::{Error, FirstUse, Mapping, SECTOR};
+use super::error::Error;
+use super::mapping::{FirstUse, HMAC_SHA256_LEN, Mapping, SECTOR};
 use sys::block::{self, PageBuffer};
 
 /// Length of the superblock in bytes (SB_SECTORS).
@@ -39,7 +39,7 @@ pub(super) fn map<'c>(
     first_use: FirstUse,
 ) -> Result<Lower<'c>, Error> {
     let name = lower_name(mapping.name);
-    let uuid = plain_uuid(mapping.luks_uuid).expect("checked by Cipher::of");
+    let uuid = mapping.plain_uuid().expect("checked by Cipher::of");
     let number = block::number(mapping.device)
         .map_err(|error| disk(mapping, "find the block device", error))?;
     // creates the device before anything is erased: the superblock of an active mapping must not change

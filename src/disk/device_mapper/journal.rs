@@ -12,8 +12,8 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 
-use super::SECTOR;
 use super::integrity::{SUPERBLOCK_LEN, Superblock};
+use super::mapping::SECTOR;
 
 /// A journal section consists of 8 sectors of entries and the blocks of these entries (JOURNAL_BLOCK_SECTORS). An entry has a
 /// sector number, the last 8 bytes of each of the block's 8 sectors, and a tag of 32 bytes; 4 entries fit into a sector.

@@ -21,57 +21,22 @@
 //! The key is passed to the kernel as a `logon` key in the keyring of the calling thread. User space cannot read such a key back,
 //! and it is revoked as soon as dm-crypt has its copy.
 //!
-//! Files: `control` has the ioctls, `integrity` the lower device and its superblock, `crypt` the upper device and its key,
-//! `journal` determines whether the lower device was ever used.
+//! Files: `mapping` has the parameters of a mapping, `control` the ioctls, `integrity` the lower device and its superblock, `crypt`
+//! the upper device and its key; `journal` determines whether the lower device was ever used.
 
 mod control;
 mod crypt;
+mod error;
 mod integrity;
 mod journal;
+mod mapping;
 
-use std::fmt;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use base::crypto::Secret;
 use control::Control;
+pub use error::Error;
 pub use journal::may_hold_data;
-
-/// Bytes of a sector in tables and in all sizes of device-mapper, independent of the sector size of the device.
-const SECTOR: u64 = 512;
-
-/// The parameters of a mapping: the first segment of a LUKS2 header, and the volume key.
-#[derive(Clone, Copy, Debug)]
-pub struct Mapping<'a> {
-    /// Name under `/dev/mapper`: letters, digits, `_`, `-` and `.`.
-    pub name: &'a str,
-    /// UUID of the LUKS2 header, with dashes.
-    pub luks_uuid: &'a str,
-    /// The disk; a block device.
-    pub device: &'a Path,
-    /// Start of the segment in bytes from the start of the disk (16 MiB with the defaults of cryptsetup).
-    pub data_offset: u64,
-    /// Sector size of encryption and integrity tags: 512, 1024, 2048 or 4096 bytes.
-    pub sector_size: u32,
-    /// Encryption of the segment in LUKS2 notation: `aes-xts-plain64`.
-    pub cipher: &'a str,
-    /// Integrity of the segment in LUKS2 notation: `hmac(sha256)`, or none.
-    pub integrity: Option<&'a str>,
-    /// The volume key: the key of the cipher followed by the key of the HMAC (64 + 32 bytes, or 64 without integrity).
-    pub key: &'a Secret,
-    /// Number of the digest that verified the volume key; part of the name of the key in the keyring.
-    pub digest: u32,
-}
-
-/// Whether the segment was used before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FirstUse {
-    /// The disk was just formatted: an old dm-integrity superblock is erased, and a new one with an empty journal is made. (Old
-    /// sectors stay on the disk, but they cannot be read, because each format makes a new key.) No effect without integrity.
-    Create,
-    /// The disk was used before: a matching superblock must exist.
-    Existing,
-}
+pub use mapping::{FirstUse, Mapping};
 
 /// Maps the disk and returns the path of the block device, `/dev/mapper/NAME`, which exists on return. After a failure nothing
 /// is mapped.
@@ -129,117 +94,3 @@ pub fn is_active(name: &str) -> Result<bool, Error> {
         .status(name)?
         .is_some_and(|status| status.active))
 }
-
-/// Why a disk could not be mapped or unmapped.
-#[derive(Debug)]
-pub enum Error {
-    /// `/dev/mapper/control` cannot be opened.
-    Control(io::Error),
-    /// A value of the [`Mapping`] is invalid.
-    InvalidMapping {
-        /// The name of the mapping.
-        name: String,
-        /// The value and what is expected.
-        reason: String,
-    },
-    /// The name is in use.
-    AlreadyActive {
-        /// The name of the mapping.
-        name: String,
-    },
-    /// No device of that name is mapped.
-    NotActive {
-        /// The name of the mapping.
-        name: String,
-    },
-    /// A device of that name exists, but it is not a LUKS2 mapping.
-    NotOurs {
-        /// The name of the mapping.
-        name: String,
-        /// Its device-mapper UUID.
-        uuid: String,
-    },
-    /// The device is mounted, open or part of another mapping.
-    InUse {
-        /// The name of the mapping.
-        name: String,
-    },
-    /// Access to the disk below failed.
-    Disk {
-        /// The disk.
-        device: PathBuf,
-        /// The operation that failed.
-        doing: &'static str,
-        /// The error of the system call.
-        error: io::Error,
-    },
-    /// The disk has no usable dm-integrity superblock at its data offset.
-    Superblock {
-        /// The disk.
-        device: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The kernel refused an operation.
-    Kernel {
-        /// The name of the mapping.
-        name: String,
-        /// The operation.
-        doing: &'static str,
-        /// The error of the kernel; the kernel log has details.
-        error: io::Error,
-    },
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Control(error) => {
-                write!(
-                    f,
-                    "cannot open /dev/mapper/control: {error}; check that the kernel module dm_mod is loaded and that this program runs as root"
-                )
-            }
-            Error::InvalidMapping { name, reason } => write!(f, "cannot map {name:?}: {reason}"),
-            Error::AlreadyActive { name } => {
-                write!(
-                    f,
-                    "/dev/mapper/{name} is already active; close it first (cryptsetup close {name})"
-                )
-            }
-            Error::NotActive { name } => write!(f, "/dev/mapper/{name} is not active"),
-            Error::NotOurs { name, uuid } => {
-                write!(
-                    f,
-                    "/dev/mapper/{name} is not a LUKS2 mapping (its device-mapper UUID is {uuid:?}); it was not changed"
-                )
-            }
-            Error::InUse { name } => {
-                write!(
-                    f,
-                    "/dev/mapper/{name} is still in use: unmount it, and stop the programs that have it open"
-                )
-            }
-            Error::Disk {
-                device,
-                doing,
-                error,
-            } => write!(f, "{}: cannot {doing}: {error}", device.display()),
-            Error::Superblock { device, reason } => {
-                write!(
-                    f,
-                    "{}: no usable dm-integrity superblock at the data offset: {reason}",
-                    device.display()
-                )
-            }
-            Error::Kernel { name, doing, error } => {
-                write!(
-                    f,
-                    "/dev/mapper/{name}: the kernel cannot {doing}: {error}; the kernel log (dmesg) gives the reason"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {}

@@ -16,7 +16,7 @@ use ring::hmac;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Device, Error, Header, Integrity};
+use super::error::Error;
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, disk_mac_key};
 
 /// The `type` of the token.
@@ -79,27 +79,6 @@ fn key(measurement_secret: &Secret) -> hmac::Key {
 /// Returns the input of the MAC. A UUID always has 36 bytes, so two different pairs never give the same input.
 fn message(uuid: &str, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Vec<u8> {
     [uuid.as_bytes(), salt].concat()
-}
-
-impl Header {
-    /// Returns the token; `None` if there is none. Errors: [`Error::NotOurs`].
-    pub fn cluster_token(&self) -> Result<Option<ClusterToken>, Error> {
-        read(&self.metadata["tokens"]).map_err(Error::NotOurs)
-    }
-
-    /// Adds the token to a disk that has none, with one write of the metadata. Durable on return.
-    ///
-    /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
-    pub fn add_cluster_token(
-        &mut self,
-        dev: &mut impl Device,
-        token: &ClusterToken,
-    ) -> Result<(), Error> {
-        self.checked(Integrity::Optional)?;
-        let mut metadata = self.metadata.clone();
-        set(&mut metadata, token)?;
-        self.store(dev, metadata)
-    }
 }
 
 /// Reads the token from the metadata. The error says what is wrong.

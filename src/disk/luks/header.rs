@@ -1,24 +1,20 @@
 //! The binary header (LUKS2 specification §2.1), and the two copies of it that a [`Header`] represents.
 
-use std::fmt;
 use std::ops::RangeInclusive;
 
 use ring::digest;
 use serde_json::Value;
 
 use super::json;
+use super::layout::BINARY_LEN;
 use base::crypto;
 
 /// Magic of the primary header; LUKS1 has the same magic and version 1.
 const MAGIC_PRIMARY: &[u8; 6] = b"LUKS\xba\xbe";
 /// Magic of the secondary header. It differs, so that no program takes this header for the start of a disk.
 const MAGIC_SECONDARY: &[u8; 6] = b"SKUL\xba\xbe";
-/// Length in bytes of the binary header; the JSON area follows.
-pub(super) const BINARY_LEN: usize = 4096;
 /// The allowed sizes of one copy (binary header and JSON area) in bytes (specification, table 1): powers of two.
 const HDR_SIZES: RangeInclusive<u64> = 16 << 10..=4 << 20;
-/// Size in bytes of one copy on a disk that Constellation or Firstlight formats.
-pub(super) const HDR_SIZE: u64 = 16 << 10;
 
 // Field offsets within the binary header; all numbers are big-endian.
 const VERSION: usize = 6;
@@ -75,18 +71,6 @@ pub(super) struct Binary {
     pub label: [u8; 48],
     pub uuid: [u8; 40],
     pub subsystem: [u8; 48],
-}
-
-impl fmt::Debug for Header {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Header({}, sequence id {}, {:?})",
-            self.uuid(),
-            self.sequence_id(),
-            self.state()
-        )
-    }
 }
 
 impl Header {

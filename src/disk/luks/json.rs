@@ -8,14 +8,12 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
 
-use super::header::BINARY_LEN;
+use super::layout::{AREA_ALIGN, BINARY_LEN};
 
 /// Maximum nesting depth: the default of json-c, with which libcryptsetup parses.
 const MAX_DEPTH: usize = 32;
 /// Maximum size in bytes of the keyslots area (LUKS2_MAX_KEYSLOTS_SIZE of libcryptsetup). The size is a multiple of [`AREA_ALIGN`].
 const MAX_KEYSLOTS_SIZE: u64 = 128 << 20;
-/// Alignment in bytes of the start and end of keyslot areas, as in libcryptsetup.
-pub(super) const AREA_ALIGN: u64 = 4096;
 /// Alignment in bytes of the start and end of segments: a sector of device-mapper.
 const SECTOR: u64 = 512;
 

@@ -12,9 +12,11 @@ use ring::{digest, pbkdf2};
 use xts_mode::{Xts128, get_tweak_default};
 use zeroize::Zeroizing;
 
+use super::device::read_at;
+use super::error::{Error, io_error};
 use super::header::Header;
-use super::metadata::{AREA_KEY_LEN, Digest, Integrity, Kdf, Keyslot, SALT_LEN, STRIPES};
-use super::{Error, io_error, read_at};
+use super::layout::STRIPES;
+use super::metadata::{AREA_KEY_LEN, Digest, Integrity, Kdf, Keyslot, SALT_LEN};
 use base::crypto::Secret;
 
 /// Sector size in bytes of the cipher within a keyslot area. IVs count from the start of the area (specification §2.2).

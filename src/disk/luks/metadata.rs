@@ -5,16 +5,20 @@
 //! bound. Edits work on the [`Value`] as it was read, and preserve unknown fields.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json};
 
-use super::cluster_token;
-use super::header::{self, BINARY_LEN, HDR_SIZE, Header};
-use super::json::{AREA_ALIGN, ensure, is_digits, keyslots_area};
-use super::{DATA_OFFSET, Error, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN};
+use super::cluster_token::{self, ClusterToken};
+use super::error::Error;
+use super::header::{self, Header};
+use super::json::{ensure, is_digits, keyslots_area};
+use super::layout::{
+    AREA_ALIGN, BINARY_LEN, DATA_OFFSET, HDR_SIZE, STRIPES, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN,
+};
 
 /// Cipher of the data and of the keyslot areas.
 const CIPHER: &str = "aes-xts-plain64";
@@ -22,8 +26,6 @@ const HASH: &str = "sha256";
 const INTEGRITY: &str = "hmac(sha256)";
 const KDF: &str = "argon2id";
 const SECTOR_SIZE: u32 = 4096;
-/// Stripes of the anti-forensic splitter; fixed by the specification.
-pub(super) const STRIPES: usize = 4000;
 /// Key size in bytes of the cipher of a keyslot area: AES-256-XTS.
 pub(super) const AREA_KEY_LEN: usize = 64;
 /// Length in bytes of the salts of keyslot and digest, and of the digest (LUKS_SALTSIZE, SHA-256).
@@ -98,6 +100,18 @@ pub struct Geometry {
     pub digest_id: u32,
 }
 
+impl fmt::Debug for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Header({}, sequence id {}, {:?})",
+            self.uuid(),
+            self.sequence_id(),
+            self.state()
+        )
+    }
+}
+
 impl Header {
     /// Returns the state of the disk according to token 0. [`Header::check_ours`] checks the `type` of the token.
     pub fn state(&self) -> DiskState {
@@ -106,6 +120,11 @@ impl Header {
             Some(false) => DiskState::Uninitialized,
             Some(true) => DiskState::Initialized,
         }
+    }
+
+    /// Returns the cluster token; `None` if there is none. Errors: [`Error::NotOurs`].
+    pub fn cluster_token(&self) -> Result<Option<ClusterToken>, Error> {
+        cluster_token::read(&self.metadata["tokens"]).map_err(Error::NotOurs)
     }
 
     /// Returns whether the disk holds the state of a node.

@@ -6,11 +6,11 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::header::{
-    BINARY_LEN, Binary, Copy, Header, checksum_holds, has_magic, secondary_offsets,
-};
-use super::write::{FIRST_AREA, MARKER, MARKER_OFFSET, UNFINISHED_AREAS};
-use super::{DATA_OFFSET, Error, io_error, json, read_at};
+use super::device::read_at;
+use super::error::{Error, io_error};
+use super::header::{Binary, Copy, Header, checksum_holds, has_magic, secondary_offsets};
+use super::json;
+use super::layout::{BINARY_LEN, DATA_OFFSET, FIRST_AREA, MARKER, MARKER_OFFSET, UNFINISHED_AREAS};
 
 /// A device is blank if its first 17 MiB (the header area of a LUKS2 disk and the start of its data) contain only zeros,
 const HEAD: u64 = DATA_OFFSET + (1 << 20);

@@ -1,13 +1,13 @@
 //! Hostile and foreign bytes. What real cryptsetup and a power loss make of our disks is in tests/luks_*.rs.
 
-use std::io::{self, Cursor, Read, Seek, SeekFrom};
+use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 
-use super::header::{self, Binary, Copy, HDR_SIZE};
-use super::write::{MARKER, MARKER_OFFSET};
+use super::header::{self, Binary, Copy};
+use super::layout::{HDR_SIZE, MARKER, MARKER_OFFSET};
 use super::*;
 use base::crypto::Secret;
 

@@ -27,47 +27,22 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 
 use super::cluster_token::{self, ClusterToken};
-use super::header::{self, Binary, Copy, HDR_SIZE, Header};
-use super::json;
+use super::device::{Device, read_at, write_at};
+use super::error::{Error, io_error};
+use super::header::{self, Binary, Copy, Header};
+use super::layout::{
+    AREA_SIZE, DATA_OFFSET, FIRST_AREA, HDR_SIZE, MARKER, MARKER_OFFSET, MIN_DEVICE_SIZE,
+    VOLUME_KEY_LEN,
+};
 use super::metadata::{self, DiskState, Integrity};
 use super::probe::{Probe, probe};
-use super::{DATA_OFFSET, Device, Error, VOLUME_KEY_LEN, io_error, keyslot, read_at, write_at};
+use super::{json, keyslot};
 use base::crypto::{self, Secret};
 
-/// Minimum size in bytes of a device that is formatted: the header area, and 1 MiB for integrity tags and data.
-pub const MIN_DEVICE_SIZE: u64 = DATA_OFFSET + (1 << 20);
-
-/// Offset in bytes of the first keyslot area of a disk that we format.
-pub(super) const FIRST_AREA: u64 = 2 * HDR_SIZE;
-/// Size of that area in bytes: 96 × 4000, rounded up to 4096.
-const AREA_SIZE: u64 =
-    ((VOLUME_KEY_LEN * metadata::STRIPES) as u64).next_multiple_of(json::AREA_ALIGN);
-/// Offset in bytes of the sector that marks an unfinished format: the first sector of the last 4096 bytes of the header area. The
-/// 32 possible keyslot areas end before it.
-pub(super) const MARKER_OFFSET: u64 = DATA_OFFSET - 4096;
-/// Length of the marker in bytes: one sector, which is written completely or not at all.
-pub(super) const MARKER: [u8; 512] = marker();
-/// The byte ranges that a format of a blank disk writes: both headers with the first keyslot area, and the marker.
-pub(super) const UNFINISHED_AREAS: [Range<u64>; 2] = [
-    0..FIRST_AREA + AREA_SIZE,
-    MARKER_OFFSET..MARKER_OFFSET + MARKER.len() as u64,
-];
 /// Length in bytes of the dm-integrity superblock at the start of the data segment. The kernel initializes it if it is all zeros.
 const INTEGRITY_SUPERBLOCK_LEN: usize = 4096;
 /// Bytes that are wiped at once.
 const WIPE_CHUNK: usize = 64 << 10;
-
-const fn marker() -> [u8; 512] {
-    let text =
-        b"Firstlight: a LUKS2 format of this blank disk is under way or was cut short. Nothing of value is here.\n";
-    let mut sector = [0; 512];
-    let mut i = 0;
-    while i < text.len() {
-        sector[i] = text[i];
-        i += 1;
-    }
-    sector
-}
 
 /// Formats a state disk: a new UUID, `volume_key` (96 bytes) in keyslot 0 under `passphrase`, and the token with `false`.
 /// Durable on return. The rest of the header area contains zeros afterwards, so no earlier key remains on the disk. The
@@ -199,6 +174,20 @@ impl Header {
             log::warn!("the unused keyslot area of the earlier passphrase could not be wiped: {e}");
         }
         Ok(())
+    }
+
+    /// Adds the cluster token to a disk that has none, with one write of the metadata. Durable on return.
+    ///
+    /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
+    pub fn add_cluster_token(
+        &mut self,
+        dev: &mut impl Device,
+        token: &ClusterToken,
+    ) -> Result<(), Error> {
+        self.checked(Integrity::Optional)?;
+        let mut metadata = self.metadata.clone();
+        cluster_token::set(&mut metadata, token)?;
+        self.store(dev, metadata)
     }
 
     /// Marks the disk as uninitialized, so that the next boot formats it. Durable on return.

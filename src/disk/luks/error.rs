@@ -1,0 +1,114 @@
+//! Why a header cannot be used or a disk cannot be changed.
+
+use std::fmt;
+use std::io;
+
+use super::layout::MIN_DEVICE_SIZE;
+
+/// Why a header cannot be used or a disk cannot be changed. The caller adds the name of the device.
+#[derive(Debug)]
+pub enum Error {
+    /// The device failed.
+    Io {
+        /// The operation, e.g. "write the primary header".
+        doing: &'static str,
+        /// The error of the system call.
+        source: io::Error,
+    },
+    /// A LUKS2 header that violates a rule for state disks. The text names the object, its value and the expected value.
+    NotOurs(String),
+    /// No keyslot opened with this passphrase.
+    WrongPassphrase {
+        /// How many keyslots were tried.
+        keyslots: usize,
+    },
+    /// The given volume key does not match the digest in the header.
+    WrongVolumeKey,
+    /// A key or passphrase has the wrong length.
+    KeyLength {
+        /// Which key.
+        what: &'static str,
+        /// Its length in bytes.
+        got: usize,
+        /// The expected length.
+        expected: &'static str,
+    },
+    /// The system does not have the memory that argon2id of a keyslot needs.
+    OutOfMemory {
+        /// The memory in KiB, from the header.
+        kib: u32,
+    },
+    /// Formatting would overwrite the content of another owner, or a disk in use.
+    WouldOverwrite(String),
+    /// The device is too small to hold a header and data.
+    TooSmall {
+        /// Size of the device in bytes.
+        size: u64,
+    },
+    /// The new metadata or the new keyslot area does not fit into the header.
+    NoRoom(&'static str),
+    /// An earlier write of this header failed: the content of the disk is unknown until it is probed again.
+    ProbeAgain,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io { doing, source } => write!(f, "cannot {doing}: {source}"),
+            Error::NotOurs(why) => write!(f, "the LUKS2 header is not that of a state disk: {why}"),
+            Error::WrongPassphrase { keyslots } => {
+                write!(
+                    f,
+                    "the key opens none of the {keyslots} keyslots of the LUKS2 header"
+                )
+            }
+            Error::WrongVolumeKey => {
+                write!(f, "the volume key does not match this LUKS2 header")
+            }
+            Error::KeyLength {
+                what,
+                got,
+                expected,
+            } => write!(f, "the {what} has {got} bytes, expected {expected}"),
+            Error::OutOfMemory { kib } => {
+                write!(
+                    f,
+                    "the key derivation of the keyslot needs {kib} KiB of memory, which is not available"
+                )
+            }
+            Error::WouldOverwrite(what) => write!(
+                f,
+                "refusing to format: the disk holds {what}; to discard it, fill the first 17 MiB and the last MiB of the disk \
+                 with zeros"
+            ),
+            Error::TooSmall { size } => {
+                write!(
+                    f,
+                    "the device has {size} bytes, a state disk needs at least {}",
+                    MIN_DEVICE_SIZE
+                )
+            }
+            Error::NoRoom(what) => write!(f, "the LUKS2 header has no room for {what}"),
+            Error::ProbeAgain => {
+                write!(
+                    f,
+                    "an earlier write of the LUKS2 header failed: probe the disk again first"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// Converts an I/O error; `doing` names the operation.
+pub(super) fn io_error(doing: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Io { doing, source }
+}
