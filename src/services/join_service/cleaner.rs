@@ -16,8 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::cluster::NodeStatus;
-use super::{reservation, tokens};
+use super::node_status::NodeStatus;
+use super::{joining_node, lease, tokens};
 use base::backoff::Backoff;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
@@ -242,10 +242,8 @@ impl Cleaner {
     fn execute(&self, task: &Task) -> Result<(), client::Error> {
         match task {
             Task::Token(id) => self.client.delete_if_there(&tokens::object(id)).map(drop),
-            Task::Reservation(node, at) => reservation::release(&self.client, node, at),
-            Task::JoiningNode(name, node) => {
-                reservation::delete_joining_node(&self.client, name, node)
-            }
+            Task::Reservation(node, at) => lease::release(&self.client, node, at),
+            Task::JoiningNode(name, node) => joining_node::delete(&self.client, name, node),
             Task::Record(name, token) => {
                 let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(name);
                 match self.client.find(&at)? {

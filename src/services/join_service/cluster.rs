@@ -12,13 +12,13 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use super::cleaner::Cleaner;
+use super::node_status::NodeStatus;
 use super::refusal::Refusal;
-use base::time;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch,
 };
@@ -72,15 +72,6 @@ enum Version {
     Is(String),
 }
 
-/// The fields of a Node object that decisions depend on.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NodeStatus {
-    /// Distinguishes the object from a deleted one of the same name.
-    pub uid: String,
-    /// Since when the node is Ready; `None` if it is not.
-    pub ready_since: Option<SystemTime>,
-}
-
 /// The components of one Kubernetes version.
 pub struct Components {
     /// The creation time of the ConfigMap, in the API's format.
@@ -114,7 +105,7 @@ impl Cluster {
         let (nodes, told) = (cluster.clone(), cleaner.clone());
         watches.start("watch-nodes", move || {
             let selector = Selector::default();
-            nodes.watch(&NODES.all(), &selector, reduce_node, |event| {
+            nodes.watch(&NODES.all(), &selector, NodeStatus::reduce, |event| {
                 nodes.node_event(event, &told)
             });
         })?;
@@ -191,7 +182,7 @@ impl Cluster {
             Event::Listed(nodes) => {
                 state.nodes = nodes
                     .iter()
-                    .map(|node| (name_of(node).to_owned(), parse_node(node)))
+                    .map(|node| (name_of(node).to_owned(), NodeStatus::read(node)))
                     .collect();
                 state.has_nodes = true;
                 seen.extend(
@@ -202,7 +193,7 @@ impl Cluster {
                 );
             }
             Event::Added(node) | Event::Modified(node) => {
-                let (name, node) = (name_of(&node).to_owned(), parse_node(&node));
+                let (name, node) = (name_of(&node).to_owned(), NodeStatus::read(&node));
                 // Heartbeats change nothing that is kept here.
                 if state.nodes.get(&name) != Some(&node) {
                     seen.push((name.clone(), node.clone()));
@@ -473,18 +464,6 @@ fn name_of(object: &Value) -> &str {
     text(object, "/metadata/name")
 }
 
-/// Keeps the fields of a Node object that are used. A whole one has 10 KiB, mostly image names.
-fn reduce_node(mut node: Value) -> Value {
-    if let Some(status) = node.get_mut("status") {
-        let conditions = status
-            .get_mut("conditions")
-            .map(Value::take)
-            .unwrap_or_default();
-        *status = serde_json::json!({"conditions": conditions});
-    }
-    without_management(node)
-}
-
 /// Keeps only the name of a ConfigMap that is not used.
 fn reduce_map(mut map: Value) -> Value {
     let name = name_of(&map);
@@ -503,24 +482,6 @@ fn without_management(mut object: Value) -> Value {
         }
     }
     object
-}
-
-fn parse_node(node: &Value) -> NodeStatus {
-    let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
-    let ready = conditions
-        .into_iter()
-        .flatten()
-        .find(|condition| condition["type"] == "Ready");
-    let since = ready
-        .filter(|ready| ready["status"] == "True")
-        .map(|ready| {
-            // A condition without a time counts as Ready since ever.
-            time::parse(text(ready, "/lastTransitionTime")).unwrap_or(SystemTime::UNIX_EPOCH)
-        });
-    NodeStatus {
-        uid: text(node, "/metadata/uid").to_owned(),
-        ready_since: since,
-    }
 }
 
 impl Components {
@@ -740,23 +701,5 @@ mod tests {
         );
         state.remove_map("b");
         assert!(!state.disks.contains_key("1") && state.records.len() == 1);
-    }
-
-    #[test]
-    fn a_node_is_ready_since_its_condition_says_so() {
-        let node = |status: &str| {
-            let ready = json!({"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:07Z"});
-            parse_node(&reduce_node(
-                json!({"metadata": {"uid": "u"}, "status": {"images": [1], "conditions": [ready]}}),
-            ))
-        };
-        assert_eq!(
-            node("True").ready_since,
-            Some(SystemTime::UNIX_EPOCH + Duration::from_secs(7))
-        );
-        assert_eq!(
-            (node("False").ready_since, node("Unknown").uid.as_str()),
-            (None, "u")
-        );
     }
 }

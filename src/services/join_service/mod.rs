@@ -18,8 +18,9 @@
 //! | `request`, [`refusal`] | validation of a request; the reasons for a refusal |
 //! | `instances`, [`records`], [`migration`] | which machine may have which name, role and disk; disks without a record |
 //! | [`keys`], `pki`, `tokens` | the parts of a ticket: keys of the key service, the cluster's CA, bootstrap tokens |
-//! | [`cluster`] | the state of the cluster, kept up to date by watches |
-//! | `reservation`, [`cleaner`] | control planes join one at a time; the leftovers of failed tickets are removed |
+//! | [`cluster`], `node_status` | the state of the cluster, kept up to date by watches |
+//! | `reservation`, `lease`, `joining_node` | control planes join one at a time |
+//! | [`cleaner`] | the leftovers of failed tickets are removed |
 //! | [`approver`] | approval of kubelets' certificates |
 //! | [`audit`] | a log line, an event and a count for each decision |
 //! | [`policy`] | the file of the attestation policy |
@@ -31,7 +32,10 @@ pub mod audit;
 pub mod cleaner;
 pub mod cluster;
 mod instances;
+mod joining_node;
 pub mod keys;
+mod lease;
+mod node_status;
 mod pki;
 pub mod policy;
 pub mod records;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::cleaner::{Cleaner, Task};
-use super::cluster::{Cluster, NodeStatus};
+use super::cluster::Cluster;
+use super::node_status::NodeStatus;
 use super::refusal::Refusal;
 use super::tokens;
 use kms::Uuid;

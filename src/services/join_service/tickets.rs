@@ -29,7 +29,7 @@ use super::policy::PolicyFile;
 use super::records::{self, Claimant};
 use super::refusal::Refusal;
 use super::request::{self, JoinRequest};
-use super::{reservation, tokens};
+use super::{approver, joining_node, reservation, tokens};
 use base::crypto::{
     KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID,
     SSH_USER_CA_SEED_ID, Secret,
@@ -290,7 +290,7 @@ impl Tickets {
     fn check_rights(&self, call: &Call, attached: &ClusterAccess) -> Result<(), Refusal> {
         if !self.tokens_are_served.load(Ordering::Relaxed) {
             let client = within_call(attached.cluster.client(), call)?;
-            if !tokens::are_served(&client).map_err(|error| Refusal::from_api(&error))? {
+            if !approver::may_approve_clients(&client).map_err(|error| Refusal::from_api(&error))? {
                 let details = "this account may not approve client certificates of kubelets: run `firstlight apply` of this version";
                 return Err(Refusal::internal("api-refused", details));
             }
@@ -427,11 +427,11 @@ impl Tickets {
         };
         if cluster.has_joining_nodes() {
             if is_new {
-                let name = reservation::joining_node_name(node, asked.control_plane);
+                let name = joining_node::name(node, asked.control_plane);
                 undo.add(Task::JoiningNode(name.into(), node.into()));
             }
             if !asked.control_plane {
-                reservation::announce_worker(&client()?, node, components)?;
+                joining_node::announce_worker(&client()?, node, components)?;
             }
         }
         let present = cluster.node(node);

@@ -10,11 +10,10 @@ use std::time::{Duration, SystemTime};
 use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
 
-use super::approver;
 use base::crypto::random;
 use base::time;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{self, Client, Object, SECRETS, SELF_SUBJECT_ACCESS_REVIEWS};
+use kubernetes::client::{self, Client, Object, SECRETS};
 use kubernetes::services::TICKET_GROUP;
 
 /// How long a token is valid, as in the old system.
@@ -33,19 +32,6 @@ pub fn object(id: &str) -> Object {
     SECRETS
         .in_namespace(NAMESPACE)
         .named(&format!("bootstrap-token-{id}"))
-}
-
-/// Returns whether this service's account may approve the client certificate of a kubelet with such
-/// a token. The manifest with that permission also contains the permissions of the tokens' group.
-pub fn are_served(client: &Client) -> Result<bool, client::Error> {
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {
-            "group": "certificates.k8s.io", "resource": "signers", "name": approver::CLIENT_SIGNER, "verb": "approve",
-        }},
-    });
-    let answer = client.create(&SELF_SUBJECT_ACCESS_REVIEWS.all(), &review)?;
-    Ok(answer["status"]["allowed"] == true)
 }
 
 /// Creates the token and returns it as `id.secret`.

@@ -1,4 +1,4 @@
-//! Which UUIDs belong to state disks, by the join service's records ([`records`]).
+//! Which UUIDs belong to state disks, by the join service's records ([`Record`]).
 //!
 //! Keys of volumes and of state disks share one name space. An attacker could present a clone of a
 //! control plane's disk as a volume, to open it with a volume's key. So a client with access to
@@ -21,9 +21,6 @@ use kubernetes::client::{CONFIG_MAPS, Client, Error, Selector};
 use kubernetes::machine_record::Record;
 use metrics::{Histogram, Registry};
 use rpc::grpc::{Code, Status};
-
-#[cfg(doc)]
-use crate::join_service::records;
 
 /// The timeout of one page of a list with its retries, and of waiting for another request's list.
 /// Clients wait for 5 s.

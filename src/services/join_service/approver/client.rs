@@ -7,13 +7,12 @@
 //! in the same way. For tokens, it checks the group only, so that a token's bearer can become any
 //! node. The tokens of join tickets are in a group that it does not approve.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{
-    Approve, Deny, GROUP, Judgement, Leave, REQUESTER, USER_PREFIX, deny, is_of_group, read,
-    user_of,
-};
+use super::request::Judgement::{Approve, Deny, Leave};
+use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
 use kubernetes::NAMESPACE;
+use kubernetes::client::{Client, Error, SELF_SUBJECT_ACCESS_REVIEWS};
 use kubernetes::machine_record::{self, Record};
 use kubernetes::services::TICKET_GROUP;
 
@@ -38,6 +37,19 @@ enum By {
     Token(String),
     /// The bearer of this node's certificate.
     Node(String),
+}
+
+/// Returns whether this service's account may approve the client certificate of a kubelet. The
+/// manifest with that permission also contains the permissions of the tokens' group.
+pub fn may_approve(api: &Client) -> Result<bool, Error> {
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {
+            "group": "certificates.k8s.io", "resource": "signers", "name": SIGNER, "verb": "approve",
+        }},
+    });
+    let answer = api.create(&SELF_SUBJECT_ACCESS_REVIEWS.all(), &review)?;
+    Ok(answer["status"]["allowed"] == true)
 }
 
 /// Checks everything that the request alone shows: the requester, the usages and the names.
@@ -125,7 +137,7 @@ pub fn compare(
 mod tests {
     use serde_json::json;
 
-    use super::super::tests::{IP, pkcs10, reason};
+    use super::super::request::tests::{IP, pkcs10, reason};
     use super::*;
     use support::mutation::mutations;
 

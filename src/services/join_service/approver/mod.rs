@@ -19,6 +19,7 @@
 //! replicas judge; the API server accepts the first decision.
 
 mod client;
+mod request;
 mod serving;
 
 use std::collections::HashMap;
@@ -27,10 +28,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
-use rustls::pki_types::CertificateSigningRequestDer;
-use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
 use super::audit::{Audit, Verdict};
@@ -38,28 +35,15 @@ use super::cluster::Cluster;
 use super::instances::Instances;
 use super::refusal::Refusal;
 use base::backoff::Backoff;
-pub use client::SIGNER as CLIENT_SIGNER;
-use kubernetes::certificate_request::CertificateRequest;
+pub use client::may_approve as may_approve_clients;
 use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, Error, Event, Selector};
-use kubernetes::kubelet_certificate::pem;
 use kubernetes::machine_record;
 use kubernetes::services::TICKET_GROUP;
-
-/// The prefix of a kubelet's user name, before its node's name, and its group.
-const USER_PREFIX: &str = "system:node:";
-const GROUP: &str = "system:nodes";
-/// The usages that a certificate may have in addition to its purpose. An ECDSA key cannot encipher,
-/// but some clients ask for it.
-const USAGES: [&str; 2] = ["digital signature", "key encipherment"];
-/// The maximum number of usages: these and the purpose.
-const MAX_USAGES: usize = USAGES.len() + 1;
-/// The reason for a request of a user whose requests are not judged here.
-const REQUESTER: &str = "requester";
-/// The maximum length of a `spec.request`. A kubelet's has 800 characters, as PEM in base64, or
-/// 1600 with a name of 253.
-const MAX_ENCODED: usize = 4096;
-/// The replacement of a longer request, in base64 as the API requires.
-const TOO_LONG: &str = "dG9vIGxvbmc=";
+use request::Judgement::{Approve, Deny, Leave};
+use request::{
+    GROUP, Judgement, MAX_ENCODED, MAX_USAGES, REQUESTER, TOO_LONG, USER_PREFIX, is_decided,
+    is_of_group, name_of, strings, text, user_of,
+};
 
 /// The timeout of an API call.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -128,16 +112,6 @@ impl Kind {
         }
     }
 }
-
-/// The decision on a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Judgement {
-    Approve(String),
-    Deny(&'static str, String),
-    Leave(&'static str, String),
-}
-
-use Judgement::{Approve, Deny, Leave};
 
 impl Approver {
     /// Starts the threads. Fails if one cannot be started.
@@ -435,92 +409,6 @@ impl Drop for ApproverThreads {
     }
 }
 
-fn deny<T>(reason: &'static str, why: String) -> Result<T, Judgement> {
-    Err(Deny(reason, why))
-}
-
-/// Parses the certificate signing request. Denies it if it has other usages than `purpose` and the
-/// permitted ones, or is malformed.
-fn read(request: &Value, purpose: &str) -> Result<CertificateRequest, Judgement> {
-    let usages = || strings(request, "/spec/usages");
-    if usages().count() > MAX_USAGES {
-        return deny(
-            "usages",
-            format!("its usages are more than {purpose:?} and {USAGES:?}"),
-        );
-    }
-    if let Some(usage) = usages().find(|usage| *usage != purpose && !USAGES.contains(usage)) {
-        return deny("usages", format!("the usage {usage:.40?} is not permitted"));
-    }
-    if !usages().any(|usage| usage == purpose) {
-        return deny("usages", format!("the usage {purpose:?} is missing"));
-    }
-    let parsed = decode(text(request, "/spec/request")).and_then(|der| {
-        CertificateRequest::parse_with_names(&der).map_err(|error| error.to_string())
-    });
-    parsed.or_else(|why| {
-        deny(
-            "certificate-request",
-            format!("the request is not valid: {why}"),
-        )
-    })
-}
-
-/// Returns whether the requester is in this group.
-fn is_of_group(request: &Value, group: &str) -> bool {
-    strings(request, "/spec/groups").any(|one| one == group)
-}
-
-/// Decodes `spec.request` to DER. PEM permits many variants, and the signer must read exactly what
-/// was judged. So only the form that Go and OpenSSL write is accepted.
-fn decode(encoded: &str) -> Result<Vec<u8>, String> {
-    if encoded.len() > MAX_ENCODED || encoded == TOO_LONG {
-        return Err(format!("it has more than {MAX_ENCODED} characters"));
-    }
-    let text = BASE64_STANDARD
-        .decode(encoded)
-        .map_err(|_| "it is not base64".to_owned())?;
-    let der = CertificateSigningRequestDer::from_pem_slice(&text)
-        .map_err(|_| "it is not PEM".to_owned())?;
-    match pem("CERTIFICATE REQUEST", &der).as_bytes() == text {
-        true => Ok(der.to_vec()),
-        false => Err("expected exactly one request as PEM, in lines of 64 characters".into()),
-    }
-}
-
-/// Returns whether the request was approved, denied, signed, or has failed.
-fn is_decided(request: &Value) -> bool {
-    let conditions = request
-        .pointer("/status/conditions")
-        .and_then(Value::as_array);
-    conditions.is_some_and(|conditions| !conditions.is_empty())
-        || !text(request, "/status/certificate").is_empty()
-}
-
-fn name_of(object: &Value) -> &str {
-    text(object, "/metadata/name")
-}
-
-fn user_of(request: &Value) -> &str {
-    text(request, "/spec/username")
-}
-
-fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-}
-
-fn strings<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a str> {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-}
-
 /// Reduces a request to the fields that are judged, because a requester could make it large. A
 /// `spec.request` that is too long is replaced by a marker.
 fn reduce(request: Value) -> Value {
@@ -553,87 +441,15 @@ fn reduce(request: Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD;
 
-    use super::serving::{SERVER_AUTH, SIGNER, examine};
+    use super::request::decode;
+    use super::request::tests::{good, reason, request};
+    use super::serving::examine;
     use super::*;
+    use kubernetes::kubelet_certificate::pem;
     use support::mutation::mutations;
-
-    pub(super) const IP: &str = "10.0.0.7";
-
-    /// Builds a `spec.request` as Go does: O and CN, names before addresses, in lines of 64
-    /// characters.
-    pub(super) fn pkcs10(common_name: &str, names: &[&str], addresses: &[&str]) -> String {
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        params
-            .distinguished_name
-            .push(DnType::OrganizationName, GROUP);
-        params
-            .distinguished_name
-            .push(DnType::CommonName, common_name);
-        let names = names
-            .iter()
-            .map(|name| SanType::DnsName((*name).try_into().unwrap()));
-        let addresses = addresses
-            .iter()
-            .map(|address| SanType::IpAddress(address.parse().unwrap()));
-        params.subject_alt_names = names.chain(addresses).collect();
-        let request = params
-            .serialize_request(&KeyPair::generate().unwrap())
-            .unwrap();
-        BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", request.der()).as_bytes())
-    }
-
-    /// Builds a request as the API server returns it.
-    pub(super) fn request(request: &str) -> Value {
-        json!({
-            "metadata": {"name": "csr-1", "resourceVersion": "1"},
-            "spec": {
-                "signerName": SIGNER, "username": "system:node:n", "groups": [GROUP, "system:authenticated"],
-                "usages": ["digital signature", SERVER_AUTH], "request": request,
-            },
-            "status": {},
-        })
-    }
-
-    pub(super) fn good() -> Value {
-        request(&pkcs10("system:node:n", &["n"], &[IP]))
-    }
-
-    pub(super) fn reason(judgement: Judgement) -> &'static str {
-        match judgement {
-            Approve(_) => "approved",
-            Deny(reason, _) | Leave(reason, _) => reason,
-        }
-    }
-
-    #[test]
-    fn pem_is_accepted_in_one_form_only() {
-        let good = pkcs10("system:node:n", &["n"], &[IP]);
-        let text = String::from_utf8(BASE64_STANDARD.decode(&good).unwrap()).unwrap();
-        let other = BASE64_STANDARD
-            .decode(pkcs10("system:node:m", &["m"], &[]))
-            .unwrap();
-        let other = String::from_utf8(other).unwrap();
-        assert!(decode(&good).is_ok());
-        for changed in [
-            format!("{text}{other}"),
-            format!("{other}{text}"),
-            format!("a: b\n{text}"),
-            format!("{text}\n"),
-            text.replace("CERTIFICATE REQUEST", "NEW CERTIFICATE REQUEST"),
-            text.replace("REQUEST-----\n", "REQUEST-----\nProc-Type: a\n\n"),
-            text.replace('\n', "\r\n"),
-            String::new(),
-        ] {
-            assert!(
-                decode(&BASE64_STANDARD.encode(&changed)).is_err(),
-                "{changed}"
-            );
-        }
-        assert!(decode("?").is_err() && decode(&"A".repeat(MAX_ENCODED + 1)).is_err());
-    }
 
     #[test]
     fn no_mutation_of_a_request_gets_another_name_or_address_or_makes_it_panic() {

@@ -13,10 +13,8 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use super::super::refusal::Refusal;
-use super::{
-    Approve, Deny, GROUP, Judgement, Leave, REQUESTER, USER_PREFIX, deny, is_of_group, read,
-    user_of,
-};
+use super::request::Judgement::{Approve, Deny, Leave};
+use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
 use kubernetes::NAMESPACE;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::machine_record::{self, Record};
@@ -152,7 +150,7 @@ mod tests {
 
     use serde_json::json;
 
-    use super::super::tests::{IP, good, pkcs10, reason, request};
+    use super::super::request::tests::{IP, good, pkcs10, reason, request};
     use super::*;
 
     fn record(addresses: &[&str]) -> Record {

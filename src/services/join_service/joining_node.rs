@@ -1,0 +1,61 @@
+//! JoiningNodes, a resource of the old system. Its operator annotates a node that joins with its
+//! components, and its join services let one control plane join at a time by the name of the object.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+
+use super::lease;
+use super::refusal::Refusal;
+use base::time;
+use kubernetes::client::{self, Client, JOINING_NODES};
+
+/// The name of the JoiningNode of every control plane.
+pub const CONTROL_PLANE: &str = "control-plane";
+/// How long a worker's is valid, as in the old system. A control plane's is valid for as long as its
+/// reservation.
+const WORKER_VALIDITY: Duration = Duration::from_secs(48 * 60 * 60);
+/// The field manager of the old join service.
+const OLD_MANAGER: &str = "join-service";
+
+/// Creates the JoiningNode of a worker. The old operator then annotates the node with its
+/// components.
+pub fn announce_worker(client: &Client, node: &str, components: &str) -> Result<(), Refusal> {
+    let object = object(node, node, components, false);
+    let applied = client.apply_as(OLD_MANAGER, &JOINING_NODES.named(node), &object);
+    applied.map(drop).map_err(|error| Refusal::from_api(&error))
+}
+
+/// Deletes the JoiningNode `name` if it belongs to this node.
+pub fn delete(client: &Client, name: &str, node: &str) -> Result<(), client::Error> {
+    let at = JOINING_NODES.named(name);
+    match client.find(&at) {
+        // The precondition of the delete protects an object that another replica creates meanwhile.
+        Ok(Some(found)) if found["spec"]["name"] == node => client.delete_as(&at, &found).map(drop),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the name of a node's JoiningNode.
+pub fn name(node: &str, control_plane: bool) -> &str {
+    if control_plane { CONTROL_PLANE } else { node }
+}
+
+/// Creates the object. `name` is the name of the object.
+pub fn object(name: &str, node: &str, components: &str, control_plane: bool) -> Value {
+    let validity = if control_plane {
+        lease::VALIDITY
+    } else {
+        WORKER_VALIDITY
+    };
+    json!({
+        "apiVersion": JOINING_NODES.api_version(),
+        "kind": "JoiningNode",
+        "metadata": {"name": name},
+        "spec": {
+            "name": node, "componentsreference": components, "iscontrolplane": control_plane,
+            "deadline": time::seconds(SystemTime::now() + validity),
+        },
+    })
+}
