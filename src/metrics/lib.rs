@@ -347,12 +347,6 @@ impl Registry {
         self.register(name, help, kind, Box::new(source));
     }
 
-    /// Adds the kernel's data about this process, under the names that all Prometheus libraries
-    /// use, and the version.
-    pub fn add_process(&self) {
-        process::register(self);
-    }
-
     fn register(&self, name: &'static str, help: &'static str, kind: &'static str, source: Source) {
         debug_assert!(is_name(name, "_:"), "{name}");
         let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,53 +10,57 @@ use sys::clock;
 /// independent of the kernel's own clock.
 const TICKS_A_SECOND: f64 = 100.0;
 
-pub(super) fn register(registry: &Registry) {
-    let version = [("version", env!("CARGO_PKG_VERSION"))];
-    registry.gauge_of(
-        "firstlight_build_info",
-        "Always 1; the label is the program's version.",
-        &version,
-        || Some(1.0),
-    );
-    registry.counter_of(
-        "process_cpu_seconds_total",
-        "User and system processor time.",
-        &[],
-        || {
-            // User and system time are the fields 14 and 15 (proc_pid_stat(5)).
-            Some((stat(14)? + stat(15)?) / TICKS_A_SECOND)
-        },
-    );
-    registry.gauge_of(
-        "process_resident_memory_bytes",
-        "Resident memory.",
-        &[],
-        || status("VmRSS:"),
-    );
-    registry.gauge_of("process_threads", "Number of threads.", &[], || {
-        status("Threads:")
-    });
-    registry.gauge_of(
-        "process_open_fds",
-        "Number of open file descriptors.",
-        &[],
-        || {
-            // The directory itself is open while it is read.
-            Some(
-                fs::read_dir("/proc/self/fd")
-                    .ok()?
-                    .count()
-                    .saturating_sub(1) as f64,
-            )
-        },
-    );
-    let start = start_time();
-    registry.gauge_of(
-        "process_start_time_seconds",
-        "Start time of the process since 1970.",
-        &[],
-        move || start,
-    );
+impl Registry {
+    /// Adds the kernel's data about this process, under the names that all Prometheus libraries
+    /// use, and the version.
+    pub fn add_process(&self) {
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        self.gauge_of(
+            "firstlight_build_info",
+            "Always 1; the label is the program's version.",
+            &version,
+            || Some(1.0),
+        );
+        self.counter_of(
+            "process_cpu_seconds_total",
+            "User and system processor time.",
+            &[],
+            || {
+                // User and system time are the fields 14 and 15 (proc_pid_stat(5)).
+                Some((stat(14)? + stat(15)?) / TICKS_A_SECOND)
+            },
+        );
+        self.gauge_of(
+            "process_resident_memory_bytes",
+            "Resident memory.",
+            &[],
+            || status("VmRSS:"),
+        );
+        self.gauge_of("process_threads", "Number of threads.", &[], || {
+            status("Threads:")
+        });
+        self.gauge_of(
+            "process_open_fds",
+            "Number of open file descriptors.",
+            &[],
+            || {
+                // The directory itself is open while it is read.
+                Some(
+                    fs::read_dir("/proc/self/fd")
+                        .ok()?
+                        .count()
+                        .saturating_sub(1) as f64,
+                )
+            },
+        );
+        let start = start_time();
+        self.gauge_of(
+            "process_start_time_seconds",
+            "Start time of the process since 1970.",
+            &[],
+            move || start,
+        );
+    }
 }
 
 /// Returns the start time by the current wall clock: setting the clock moves it.

@@ -443,11 +443,6 @@ impl Client {
         }
     }
 
-    /// Follows a collection: its objects, and then each change.
-    pub fn watch(&self, collection: &Collection, selector: &Selector) -> Watch {
-        Watch::new(self, collection, selector)
-    }
-
     /// Sets annotations of an object.
     pub fn annotate(&self, object: &Object, annotations: &[(&str, &str)]) -> Result<Value, Error> {
         let annotations: serde_json::Map<_, _> = annotations

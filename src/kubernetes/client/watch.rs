@@ -59,10 +59,11 @@ pub struct Watch {
     backoff: Backoff,
 }
 
-impl Watch {
-    pub(super) fn new(client: &Client, collection: &Collection, selector: &Selector) -> Watch {
+impl Client {
+    /// Follows a collection: its objects, and then each change.
+    pub fn watch(&self, collection: &Collection, selector: &Selector) -> Watch {
         Watch {
-            client: client.clone(),
+            client: self.clone(),
             collection: collection.clone(),
             selector: selector.clone(),
             round: ROUND,
@@ -72,7 +73,9 @@ impl Watch {
             backoff: backoff(),
         }
     }
+}
 
+impl Watch {
     /// Starts with the changes after this version, without a list.
     pub fn from_version(self, version: &str) -> Watch {
         Watch {

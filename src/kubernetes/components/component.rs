@@ -8,7 +8,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
-use super::{Digest, Error, digest_of, hex, place};
+use super::digest::{Digest, digest_of, hex};
+use super::error::Error;
+use super::place;
 use proto::components::Component as Wire;
 
 /// The default directories for components, as in the old system's lists. Their subdirectories are

@@ -12,7 +12,11 @@ use ureq::Agent;
 use ureq::http::Response;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 
-use super::{Digest, Error, Settings, Step, place, shown};
+use super::component::shown;
+use super::digest::Digest;
+use super::error::Error;
+use super::place;
+use super::settings::{Settings, Step};
 use base::backoff::Backoff;
 use base::stop::Stop;
 

@@ -16,9 +16,11 @@
 
 mod archive;
 mod component;
+mod digest;
 mod download;
 mod error;
 mod place;
+mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -30,82 +32,20 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use ring::digest;
 use ureq::Agent;
 
 use base::stop::Stop;
+use component::Source;
 pub use component::{Component, DIRECTORIES, Policy, list_hash, list_json};
-use component::{Source, shown};
+pub use digest::Digest;
+use digest::digest_of;
 use download::Download;
 pub use error::Error;
 use place::Staging;
-
-/// A SHA-256 digest.
-pub type Digest = [u8; 32];
+pub use settings::{Settings, Step};
 
 /// How often a stop is checked.
 const TICK: Duration = Duration::from_millis(50);
-
-/// The settings of an installation.
-pub struct Settings {
-    /// The deadline of each component, including its retries.
-    pub deadline: Duration,
-    /// How long a server may be silent during a response.
-    pub stall: Duration,
-    /// The number of concurrent downloads.
-    pub at_once: usize,
-    /// The maximum number of bytes of a component, as fetched.
-    pub max_len: u64,
-    /// Files with the PEM certificates that TLS trusts. The first existing one is used. They belong
-    /// to the image, which is measured. The image's owner adds the certificate of a mirror there. A
-    /// list in this program would become outdated.
-    pub ca_bundles: Vec<PathBuf>,
-    /// A directory of the image with components, named by the last segment of their URL. They are
-    /// used if the hash matches.
-    pub image: Option<PathBuf>,
-}
-
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
-            deadline: Duration::from_secs(20 * 60),
-            stall: Duration::from_secs(20),
-            at_once: 4,
-            max_len: 1 << 30,
-            // Debian and Arch; Fedora.
-            ca_bundles: [
-                "/etc/ssl/certs/ca-certificates.crt",
-                "/etc/pki/tls/certs/ca-bundle.crt",
-            ]
-            .map(PathBuf::from)
-            .to_vec(),
-            image: None,
-        }
-    }
-}
-
-/// A step of one component's installation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// The component was in place already.
-    Present,
-    /// A part of the component was received.
-    Received {
-        /// Bytes received so far.
-        bytes: u64,
-        /// Bytes in total, if the server says so.
-        total: Option<u64>,
-    },
-    /// The attempt failed and will be repeated.
-    Retrying {
-        /// The reason, as a clause.
-        why: String,
-        /// The pause before the next attempt.
-        pause: Duration,
-    },
-    /// The component is in place now.
-    Installed,
-}
 
 /// Installs all `components`. Calls `report` on the calling thread with each step and the
 /// component's index. The first error ends the installation and is returned. `stop` ends it as
@@ -308,14 +248,4 @@ fn copy(from: &Path, to: &Path, limit: u64) -> Result<Digest, Error> {
         }),
         false => place::digest(to).map_err(|error| Error::io("read", to, error)),
     }
-}
-
-fn digest_of(bytes: &[u8]) -> Digest {
-    let mut digest = Digest::default();
-    digest.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
-    digest
-}
-
-fn hex(digest: &Digest) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

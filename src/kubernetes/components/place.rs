@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use ring::digest::{Context, SHA256};
 
 use super::archive::Unpacked;
-use super::{Digest, Error, hex};
+use super::digest::{Digest, hex};
+use super::error::Error;
 
 /// The mode of a component that is a single file, as in the old system.
 const MODE: u32 = 0o544;

@@ -14,6 +14,8 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
+use super::component::shown;
+use super::digest::hex;
 use super::*;
 use proto::components::Component as Wire;
 use support::mutation::mutations;

@@ -43,8 +43,6 @@ use base::time;
 use kms::ClusterKms;
 use owned::owned;
 
-pub use render::manifests;
-
 /// The group of the bootstrap tokens of tickets. Its members may request client certificates of
 /// kubelets, which the join service approves for the ticket's node. It is not kubeadm's group
 /// (NodeBootstrapTokenAuthGroup), because Kubernetes approves any node's name for that. The chart
@@ -298,6 +296,11 @@ pub fn apply(
             })
         }
     }
+}
+
+/// Returns the objects of the services, in the order of their creation.
+pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
+    render::objects(settings.values()).map_err(Error::Manifest)
 }
 
 /// Returns the [`manifests`] except those of these phases.

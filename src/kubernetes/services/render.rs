@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 
 use super::super::NAMESPACE;
 use super::super::yaml;
-use super::{Error, Settings};
 
 const VALUES: &str = include_str!("../../../charts/firstlight/values.yaml");
 const TEMPLATES: [(&str, &str); 5] = [
@@ -51,15 +50,15 @@ const ORDER: [&str; 12] = [
     "DaemonSet",
 ];
 
-/// Returns the objects in the order of their creation.
-pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
-    let mut values =
-        yaml::document(VALUES).map_err(|error| Error::Manifest(format!("values.yaml: {error}")))?;
-    merge(&mut values, settings.values());
+/// Returns the objects with these values of the chart, in the order of their creation. The error
+/// names the template, and what is wrong with it.
+pub fn objects(more: Value) -> Result<Vec<Value>, String> {
+    let mut values = yaml::document(VALUES).map_err(|error| format!("values.yaml: {error}"))?;
+    merge(&mut values, more);
     let context = json!({"Values": values, "Release": {"Namespace": NAMESPACE}});
     let mut objects = Vec::new();
     for (name, template) in TEMPLATES {
-        let problem = |problem: String| Error::Manifest(format!("{name}: {problem}"));
+        let problem = |problem: String| format!("{name}: {problem}");
         let text = fill(template, &context).map_err(problem)?;
         objects.extend(yaml::documents(&text).map_err(|error| problem(error.to_string()))?);
     }
@@ -117,10 +116,10 @@ mod tests {
     use base64::Engine;
     use base64::prelude::BASE64_STANDARD;
 
-    use super::super::MetadataService;
     use super::super::tests::settings;
     use super::super::{
-        JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, KEY_SERVICE_AUDIENCE, TICKET_GROUP,
+        JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, KEY_SERVICE_AUDIENCE, MetadataService, Settings,
+        TICKET_GROUP, manifests,
     };
     use super::*;
     use crate::client::Object;
