@@ -12,6 +12,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use base::crypto::Secret;
+use base::stop::Stop;
 use disk::device_mapper::{self, FirstUse, Mapping};
 use disk::luks::{self, Header, Probe};
 use disk::state_disk::filesystem;
@@ -152,7 +153,12 @@ fn new(device: &Path, passphrase: &Path) -> Result<(), String> {
         .map_err(text)?;
     let header = luks::format(&mut disk, &volume_key, &passphrase).map_err(text)?;
     map(device, &header, &volume_key, FirstUse::Create)?;
-    filesystem::create(&Path::new("/dev/mapper").join(STATE), Path::new(MKE2FS)).map_err(text)
+    filesystem::create(
+        &Path::new("/dev/mapper").join(STATE),
+        Path::new(MKE2FS),
+        &Stop::new(),
+    )
+    .map_err(text)
 }
 
 fn map(

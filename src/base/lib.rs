@@ -1,6 +1,7 @@
 //! What all programs use. A module that only one program needs does not belong here.
 
 pub mod backoff;
+pub mod child_process;
 pub mod crypto;
 pub mod der;
 pub mod logger;

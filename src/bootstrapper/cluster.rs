@@ -13,13 +13,12 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 
-use super::command;
 use super::etcd;
-use super::init::Done;
 use super::job::Job;
 use super::kubelet;
 use super::setup::{self, Error, Kubeadm, Node, Refused};
 use base::backoff::Backoff;
+use base::child_process::Cause;
 use base::crypto::Secret;
 use base::stop::Stop;
 use cloud::Instance;
@@ -116,13 +115,13 @@ impl Plan {
 
     /// Runs the steps of the module's picture, and returns the administrator's kubeconfig. `principals` are the names in the
     /// SSH host certificate.
-    pub fn run(
+    pub fn run<T: Clone + Send>(
         &self,
         node: &Node,
         disk: &str,
         principals: &[String],
         stop: &Stop,
-        job: &Job<Done>,
+        job: &Job<T>,
     ) -> Result<Secret, Error> {
         job.phase("components");
         setup::install_components(&self.components, &node.settings, stop, job)?;
@@ -157,11 +156,11 @@ impl Plan {
     }
 
     /// Runs the preflight checks until they succeed: a failed check has changed nothing, and its cause may go away.
-    fn preflight(&self, stop: &Stop, job: &Job<Done>) -> Result<(), Error> {
+    fn preflight<T: Clone>(&self, stop: &Stop, job: &Job<T>) -> Result<(), Error> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         for _ in 1..PREFLIGHT_TRIES {
             match KUBEADM.run(&["init", "phase", "preflight"], &[], PREFLIGHT, stop, job) {
-                Err(Error::Command(command::Error::Failed(..))) => {}
+                Err(Error::Command(error)) if matches!(error.cause, Cause::Failed(_)) => {}
                 ended => return ended,
             }
             let pause = backoff.pause();
@@ -187,17 +186,20 @@ impl Plan {
         setup::write_certificate(&issued.map_err(Error::Certificate)?)
     }
 
-    fn make_kubeconfig(&self, stop: &Stop, job: &Job<Done>) -> Result<Secret, Error> {
+    fn make_kubeconfig<T: Clone>(&self, stop: &Stop, job: &Job<T>) -> Result<Secret, Error> {
         let client = format!("{}-admin", self.cluster.name);
-        let mut command = KUBEADM.command(&["kubeconfig", "user"]);
-        command.args(["--client-name", &client, "--org", "system:masters"]);
-        command::output(&mut command, SHORT, stop, &mut |line| job.line(line))
-            .map_err(Error::Command)
+        let options = ["--client-name", &client, "--org", "system:masters"];
+        KUBEADM.output(&["kubeconfig", "user"], &options, SHORT, stop, job)
     }
 }
 
 impl Plan {
-    fn connect(&self, kubeconfig: &Secret, stop: &Stop, job: &Job<Done>) -> Result<Client, Error> {
+    fn connect<T: Clone>(
+        &self,
+        kubeconfig: &Secret,
+        stop: &Stop,
+        job: &Job<T>,
+    ) -> Result<Client, Error> {
         let kubeconfig = std::str::from_utf8(kubeconfig.expose()).unwrap_or_default();
         let config = Config::from_kubeconfig(kubeconfig, "kubeadm's kubeconfig", Path::new("/"))?;
         let client = Client::new(config, stop).within(API);

@@ -122,7 +122,7 @@ impl Init {
             derive(&self.keys.kms, &Dek::disk(uuid))
         })?;
         job.phase("emergency SSH");
-        let principals = self.certify_host(node)?;
+        let principals = self.certify_host(node, stop)?;
         let kubeconfig = match &self.plan {
             Some(plan) => plan
                 .run(node, &disk, &principals, stop, job)
@@ -137,7 +137,7 @@ impl Init {
     }
 
     /// Sets up emergency SSH: the holder of the master secret can log in, and recognizes the node by the returned names.
-    fn certify_host(&self, node: &Node) -> Result<Vec<String>, String> {
+    fn certify_host(&self, node: &Node, stop: &Stop) -> Result<Vec<String>, String> {
         let authority = |id| {
             let seed = derive(&self.keys.kms, &Dek::named(id))?;
             ssh::Authority::from_seed(&seed).map_err(|error| format!("the SSH authority: {error}"))
@@ -157,7 +157,7 @@ impl Init {
             .map_err(|error| format!("this node's addresses: {error}"))?;
         ssh::host::install_host_certificate(&node.root, &hosts, users.public(), &principals)
             .map_err(|error| format!("the SSH host certificate: {error}"))?;
-        ssh::host::reload_sshd();
+        ssh::host::reload_sshd(stop);
         Ok(principals)
     }
 }

@@ -13,13 +13,13 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::command;
 use super::etcd;
 use super::job::Job;
 use super::kubelet;
 use super::setup::{self, Error, Kubeadm, Node, install_components, program};
 use super::ticket::Ticket;
 use base::backoff::Backoff;
+use base::child_process::Cause;
 use base::crypto::CLUSTER_ID_LEN;
 use base::stop::Stop;
 use cloud::Role;
@@ -120,7 +120,7 @@ impl Join {
             Ok(self.ticket.disk_key.clone())
         })?;
         job.phase("emergency SSH");
-        self.certify_host(&node.root)?;
+        self.certify_host(&node.root, stop)?;
         job.phase("components");
         install_components(&self.ticket.components, &node.settings, stop, job)
             .map_err(|error| error.to_string())?;
@@ -130,14 +130,14 @@ impl Join {
         node.complete()
     }
 
-    fn certify_host(&self, root: &Path) -> Result<(), String> {
+    fn certify_host(&self, root: &Path, stop: &Stop) -> Result<(), String> {
         ssh::host::install(
             root,
             &self.ticket.ssh_authority,
             &self.ticket.ssh_certificate,
         )
         .map_err(|error| format!("the SSH host certificate: {error}"))?;
-        ssh::host::reload_sshd();
+        ssh::host::reload_sshd(stop);
         Ok(())
     }
 
@@ -200,14 +200,17 @@ fn balanced(host: &str, own: IpAddr) -> Option<String> {
 
 /// Returns whether another try may succeed: the API server was not reached or not ready, or something took too long.
 fn may_pass(error: &Error) -> bool {
-    match error {
-        Error::Command(command::Error::Late(..)) => true,
-        Error::Command(command::Error::Failed(_, status, lines)) => match status.code() {
+    let Error::Command(error) = error else {
+        return false;
+    };
+    match &error.cause {
+        Cause::Late(_) => true,
+        Cause::Failed(status) => match status.code() {
             // the container runtime may still be starting, or a registry may be unavailable for a moment
             Some(PREFLIGHT_FAILED) => true,
             Some(CONFIGURATION_REFUSED) | None => false,
             Some(_) => {
-                let text = lines.join("\n").to_lowercase();
+                let text = error.last_lines.join("\n").to_lowercase();
                 let says = |all: &[&str]| all.iter().any(|words| text.contains(words));
                 says(&PASSING) && !says(&LASTING)
             }
@@ -219,9 +222,11 @@ fn may_pass(error: &Error) -> bool {
 /// Removes what a failed try has left: kubelet, manifests, a member of etcd. A failure is only reported; the next try may still
 /// succeed.
 fn clean_up(error: &Error, stop: &Stop, job: &Job<()>) {
-    let is_unchanged = matches!(error, Error::Command(command::Error::Failed(_, status, _)) if status.code() == Some(PREFLIGHT_FAILED));
-    if is_unchanged {
-        return;
+    if let Error::Command(error) = error
+        && let Cause::Failed(status) = &error.cause
+        && status.code() == Some(PREFLIGHT_FAILED)
+    {
+        return; // nothing was changed
     }
     let mut reset = program("kubeadm");
     reset.args(["reset", "--force", "--cri-socket", kubeadm::CONTAINERD]);
@@ -252,14 +257,18 @@ mod tests {
     use std::process::ExitStatus;
 
     use super::*;
+    use base::child_process;
+
+    fn ended(cause: Cause, line: &str) -> Error {
+        Error::Command(child_process::Error {
+            program: "kubeadm join".into(),
+            cause,
+            last_lines: vec![line.into()],
+        })
+    }
 
     fn failed(code: i32, line: &str) -> Error {
-        let status = ExitStatus::from_raw(code << 8);
-        Error::Command(command::Error::Failed(
-            "kubeadm join".into(),
-            status,
-            vec![line.into()],
-        ))
+        ended(Cause::Failed(ExitStatus::from_raw(code << 8)), line)
     }
 
     #[test]
@@ -283,14 +292,9 @@ mod tests {
             assert!(!may_pass(&failed(1, line)), "{line}");
         }
         assert!(may_pass(&failed(2, "[ERROR CRI]")) && !may_pass(&failed(3, "timeout")));
-        let late = command::Error::Late("kubeadm join".into(), JOIN, vec![]);
-        assert!(may_pass(&Error::Command(late)) && !may_pass(&Error::Stopped));
-        let killed = command::Error::Failed(
-            "kubeadm join".into(),
-            ExitStatus::from_raw(9),
-            vec!["timeout".into()],
-        );
-        assert!(!may_pass(&Error::Command(killed)));
+        assert!(may_pass(&ended(Cause::Late(JOIN), "")) && !may_pass(&Error::Stopped));
+        let killed = Cause::Failed(ExitStatus::from_raw(9));
+        assert!(!may_pass(&ended(killed, "timeout")));
     }
 
     #[test]

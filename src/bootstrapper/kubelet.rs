@@ -5,9 +5,9 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use super::command;
 use super::job::Job;
 use super::setup::Error;
+use base::child_process;
 use base::stop::Stop;
 
 const UNIT: &str = "kubelet.service";
@@ -24,8 +24,8 @@ const LAST_WORDS: &str = "5";
 
 /// Starts the kubelet's unit and waits for the result. The unit is not enabled: only a node whose disk its cluster opened may run
 /// it. This uses systemctl, which is part of systemd; our own D-Bus client would gain nothing.
-pub fn start(stop: &Stop) -> Result<(), command::Error> {
-    command::run(&mut systemctl(&["start", UNIT]), LIMIT, stop, &mut |line| {
+pub fn start(stop: &Stop) -> Result<(), child_process::Error> {
+    child_process::run(&mut systemctl(&["start", UNIT]), LIMIT, stop, &mut |line| {
         log::info!("systemctl: {line}")
     })
 }
@@ -95,7 +95,7 @@ fn watch<T: Clone>(over: &Stop, given_up: &Stop, job: &Job<T>) -> Option<Vec<Str
 fn times_ended(over: &Stop) -> Option<u32> {
     let mut said = vec![];
     let mut show = systemctl(&["show", UNIT, "--property=NRestarts,SubState"]);
-    command::run(&mut show, ANSWER, over, &mut |line| {
+    child_process::run(&mut show, ANSWER, over, &mut |line| {
         said.push(line.to_owned())
     })
     .ok()?;
@@ -127,7 +127,7 @@ fn last_words(over: &Stop) -> Vec<String> {
         "cat",
         "--no-pager",
     ]);
-    let read = command::run(&mut command, ANSWER, over, &mut |line| {
+    let read = child_process::run(&mut command, ANSWER, over, &mut |line| {
         said.push(line.to_owned())
     });
     if let Err(error) = read {

@@ -13,11 +13,10 @@
 //!
 //! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`]. Both run a [`race`] for the
 //! [`node_lock`]. The steps after the lock are in [`init`] and [`join`]; each runs as a [`job`], and [`setup`] has what both
-//! share. [`cluster`] has the steps by which an init sets up Kubernetes; [`command`] runs other programs. [`kubelet`] and
-//! [`etcd`] manage what a member runs, and [`member`] answers `firstlight status`.
+//! share. [`cluster`] has the steps by which an init sets up Kubernetes. [`kubelet`] and [`etcd`] manage what a member runs, and
+//! [`member`] answers `firstlight status`. [`child_process`](base::child_process) runs other programs.
 
 pub mod cluster;
-pub mod command;
 pub mod etcd;
 pub mod init;
 pub mod init_server;
@@ -42,6 +41,7 @@ use std::time::Duration;
 use attest::attestation::{self, Issuer};
 use attest::tpm;
 use base::backoff::Backoff;
+use base::child_process;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use cloud::Metadata;
@@ -196,7 +196,7 @@ impl Bootstrapper {
             Ok(()) => {
                 self.timeline
                     .event("ssh", "the host certificate is renewed");
-                ssh::host::reload_sshd();
+                ssh::host::reload_sshd(&self.stop);
             }
             Err(error) => log::warn!("the SSH host certificate is not renewed: {error}"),
         }
@@ -263,7 +263,7 @@ pub enum Error {
     /// A thread cannot be started.
     Thread(io::Error),
     /// The kubelet of a member cannot be started.
-    Kubelet(command::Error),
+    Kubelet(child_process::Error),
 }
 
 impl std::fmt::Display for Error {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fmt};
 
-use super::command;
-use super::job::Job;
+use super::job::{Job, without_tokens};
 use attest::attestation::Issuer;
+use base::child_process;
 use base::crypto::Secret;
 use base::stop::Stop;
 use base::timeline::Timeline;
@@ -86,7 +86,7 @@ pub enum Error {
     /// A component was not installed.
     Components(components::Error),
     /// A program failed.
-    Command(command::Error),
+    Command(child_process::Error),
     /// The kubelet ended too often; the last lines of its log.
     Kubelet(Vec<String>),
     /// The kubelet's certificate cannot be made or written.
@@ -230,8 +230,23 @@ impl Kubeadm {
         run(self.command(words).args(options), limit, stop, job)
     }
 
+    /// Runs `kubeadm` like [`Kubeadm::run`], but returns its standard output, which may be secret.
+    pub fn output<T: Clone>(
+        &self,
+        words: &[&str],
+        options: &[&str],
+        limit: Duration,
+        stop: &Stop,
+        job: &Job<T>,
+    ) -> Result<Secret, Error> {
+        let mut command = self.command(words);
+        command.args(options);
+        child_process::output(&mut command, limit, stop, &mut |line| job.line(line))
+            .map_err(command_failed)
+    }
+
     /// Returns the command `kubeadm` with these words and the configuration.
-    pub fn command(&self, words: &[&str]) -> Command {
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = program("kubeadm");
         command.args(words).args(["--config", self.0]);
         command
@@ -245,7 +260,12 @@ pub fn run<T: Clone>(
     stop: &Stop,
     job: &Job<T>,
 ) -> Result<(), Error> {
-    command::run(command, limit, stop, &mut |line| job.line(line)).map_err(Error::Command)
+    child_process::run(command, limit, stop, &mut |line| job.line(line)).map_err(command_failed)
+}
+
+/// Makes the error of a program whose output may have a bootstrap token.
+fn command_failed(error: child_process::Error) -> Error {
+    Error::Command(error.with_lines(without_tokens))
 }
 
 /// Returns the command of a program. The program, and those that it starts, are searched among the components first.

@@ -14,13 +14,15 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::SystemTime;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 use zeroize::Zeroizing;
 
 use super::key::{self, PublicKey};
 use super::{Authority, Error as Refused};
+use base::child_process::{self, Cause};
+use base::stop::Stop;
 use sys::file;
 use sys::interfaces;
 
@@ -38,6 +40,8 @@ const PUBLIC: u32 = 0o644;
 const MAX_FILE: u64 = 64 << 10;
 /// The systemd units of sshd: in Fedora and most distributions, and in Debian.
 const UNITS: [&str; 2] = ["sshd.service", "ssh.service"];
+/// Time limit for one answer of systemd, which does not wait for sshd.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Why emergency SSH could not be set up.
 #[derive(Debug)]
@@ -207,20 +211,20 @@ pub fn principals(more: &[String]) -> io::Result<Vec<String>> {
 
 /// Reloads a running sshd without waiting for it; sshd also reads the certificate when it starts. If the reload fails, for example
 /// without systemd, sshd does not offer the new certificate until its next start; this is logged.
-pub fn reload_sshd() {
+pub fn reload_sshd(stop: &Stop) {
     for unit in UNITS {
-        let told = Command::new("systemctl")
-            .args(["--quiet", "--no-block", "try-reload-or-restart", unit])
-            .stdin(Stdio::null())
-            .output();
-        match told {
-            Ok(output) if output.status.success() => {
-                log::info!("{unit}: reloaded if it is running")
+        let mut systemctl = Command::new("systemctl");
+        systemctl.args(["try-reload-or-restart", unit, "--quiet", "--no-block"]);
+        let result = child_process::run(&mut systemctl, ANSWER, stop, &mut |line| {
+            log::debug!("{unit}: {line}")
+        });
+        match result {
+            Ok(()) => log::info!("{unit}: reloaded if it is running"),
+            // a distribution has only one of the units
+            Err(error) if matches!(error.cause, Cause::Failed(_)) => log::debug!("{error}"),
+            Err(error) => {
+                log::warn!("sshd offers its new host certificate only after a restart: {error}")
             }
-            Ok(output) => log::debug!("{unit}: {}", String::from_utf8_lossy(&output.stderr).trim()),
-            Err(error) => log::warn!(
-                "sshd offers its new host certificate only after a restart: systemctl: {error}"
-            ),
         }
     }
 }

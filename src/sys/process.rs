@@ -42,6 +42,18 @@ pub fn signal_group(group: u32, signal: i32) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns whether a child process has ended (waitid(2)). The child stays a zombie, so its number
+/// cannot become that of another process or group yet. `ECHILD` if it is not our child.
+pub fn has_ended(child: u32) -> io::Result<bool> {
+    // SAFETY: all bits zero is a valid siginfo_t.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: the kernel writes one siginfo_t to a valid reference.
+    check(unsafe { libc::waitid(libc::P_PID, child, &mut info, options) })?;
+    // SAFETY: waitid(2) fills in si_pid, and leaves zero there if the child has not ended.
+    Ok(unsafe { info.si_pid() } != 0)
+}
+
 /// Gives a thread the highest priority for disk I/O: class real time, level 0 (ioprio_set(2)).
 /// `EPERM` without CAP_SYS_ADMIN, `ESRCH` if the thread has ended.
 pub fn prioritize_io(thread: u32) -> io::Result<()> {

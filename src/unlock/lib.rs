@@ -157,7 +157,8 @@ impl Unlock {
         self.check_stop("formatting")?;
         let mapped = self.map(device, &header, &volume_key, FirstUse::Create)?;
         self.check_stop("mapping the new disk")?;
-        filesystem::create(&mapped.0, &self.mke2fs).map_err(state_disk::Error::Filesystem)?;
+        filesystem::create(&mapped.0, &self.mke2fs, &self.stop)
+            .map_err(state_disk::Error::Filesystem)?;
         self.timeline.event("file-system", "ext4");
         self.check_stop("making the file system")?;
         Handover {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use base::crypto::Secret;
+use base::stop::Stop;
 use disk::device_mapper::{self, FirstUse, Mapping};
 use disk::state_disk::filesystem;
 
@@ -68,9 +69,10 @@ fn run(arguments: &[&str]) -> Result<String, String> {
             true => Ok("active ".into()),
             false => Err(format!("{name} is not active")),
         },
-        ["mkfs", mapped, mke2fs] => {
-            said(filesystem::create(Path::new(mapped), Path::new(mke2fs)).map(|()| String::new()))
-        }
+        ["mkfs", mapped, mke2fs] => said(
+            filesystem::create(Path::new(mapped), Path::new(mke2fs), &Stop::new())
+                .map(|()| String::new()),
+        ),
         ["mount", mapped, at, mode] => said(
             filesystem::mount(Path::new(mapped), Path::new(at), *mode == "ro")
                 .map(|()| String::new()),

@@ -28,8 +28,11 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
+use base::child_process::{self, Cause};
+use base::stop::Stop;
 use sys::block::{self, PageBuffer};
 use sys::mount::{self as sys_mount, Flags};
 
@@ -49,12 +52,13 @@ const PROBED_START: u64 = (4 << 20) + BLOCK;
 const PROBED_END: u64 = 2 << 20;
 /// Bytes per write. Copying needs one buffer of this size.
 const CHUNK: usize = 1 << 20;
-/// Maximum number of characters of the output of mke2fs in an error.
-const OUTPUT_MAX: usize = 500;
+/// Time limit for mke2fs, which works in memory: it needs less than a second, for 2 TiB some seconds.
+const MKE2FS_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// Makes an ext4 file system on the device `mapped` with the program `mke2fs` (e2fsprogs 1.45 or later), and overwrites what
-/// the device holds. The file system is durable on return. Needs 5 MiB of memory for a disk of 64 GiB, 29 MiB for 2 TiB.
-pub fn create(mapped: &Path, mke2fs: &Path) -> Result<(), Error> {
+/// the device holds. The file system is durable on return. Needs 5 MiB of memory for a disk of 64 GiB, 29 MiB for 2 TiB. The
+/// stop ends mke2fs.
+pub fn create(mapped: &Path, mke2fs: &Path, stop: &Stop) -> Result<(), Error> {
     let failed = |doing| {
         move |error| Error::Device {
             device: mapped.into(),
@@ -75,7 +79,10 @@ pub fn create(mapped: &Path, mke2fs: &Path) -> Result<(), Error> {
     image
         .set_len(size)
         .map_err(failed("create a file in memory for mke2fs"))?;
-    run_mke2fs(mke2fs, &image, size)?;
+    let input = image
+        .try_clone()
+        .map_err(failed("create a file in memory for mke2fs"))?;
+    run_mke2fs(mke2fs, input, size, stop)?;
 
     let mut extents =
         data_extents(&image).map_err(failed("read the file system that mke2fs made"))?;
@@ -112,13 +119,10 @@ pub fn unmount(at: &Path) -> Result<(), Error> {
 }
 
 /// Runs mke2fs on `image`. The program opens its standard input as a file, so the image needs no path in a file system.
-fn run_mke2fs(mke2fs: &Path, image: &File, size: u64) -> Result<(), Error> {
-    let failed = |reason: String| Error::Mke2fs {
-        program: mke2fs.into(),
-        reason,
-    };
+fn run_mke2fs(mke2fs: &Path, image: File, size: u64, stop: &Stop) -> Result<(), Error> {
     let journal = ((size / JOURNAL_PART) >> 20).clamp(JOURNAL_MIN_MIB, JOURNAL_MAX_MIB);
-    let output = Command::new(mke2fs)
+    let mut command = Command::new(mke2fs);
+    command
         .args(["-q", "-F", "-t", "ext4", "-b", "4096"])
         .args(["-J".as_ref(), OsStr::new(&format!("size={journal}"))])
         .args([
@@ -126,27 +130,9 @@ fn run_mke2fs(mke2fs: &Path, image: &File, size: u64) -> Result<(), Error> {
             "nodiscard,lazy_itable_init=1,lazy_journal_init=1",
             "/proc/self/fd/0",
         ])
-        .env("LC_ALL", "C")
-        .stdin(
-            image
-                .try_clone()
-                .map_err(|error| failed(error.to_string()))?,
-        )
-        .stdout(Stdio::null())
-        .output()
-        .map_err(|error| {
-            failed(format!(
-                "cannot be started: {error}; check that the image contains e2fsprogs"
-            ))
-        })?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let text = String::from_utf8_lossy(&output.stderr)
-        .trim()
-        .replace('\n', "; ");
-    let text: String = text.chars().take(OUTPUT_MAX).collect();
-    Err(failed(format!("ended with {}: {text}", output.status)))
+        .env("LC_ALL", "C");
+    let mut tell = |line: &str| log::info!("mke2fs: {line}");
+    child_process::run_on(image, &mut command, MKE2FS_LIMIT, stop, &mut tell).map_err(Error::Mke2fs)
 }
 
 /// Returns all extents of the file that are not holes.
@@ -261,12 +247,7 @@ pub enum Error {
         size: u64,
     },
     /// mke2fs failed.
-    Mke2fs {
-        /// The path of the program.
-        program: PathBuf,
-        /// How the program failed, with its output.
-        reason: String,
-    },
+    Mke2fs(child_process::Error),
     /// mke2fs made a file system whose layout we do not support.
     Unexpected {
         /// The difference.
@@ -305,13 +286,13 @@ impl fmt::Display for Error {
                     device.display()
                 )
             }
-            Error::Mke2fs { program, reason } => {
-                write!(
+            Error::Mke2fs(error) => match error.cause {
+                Cause::Start(_) => write!(
                     f,
-                    "cannot make a file system: {} {reason}",
-                    program.display()
-                )
-            }
+                    "cannot make a file system: {error}; check that the image contains e2fsprogs"
+                ),
+                _ => write!(f, "cannot make a file system: {error}"),
+            },
             Error::Unexpected { reason } => {
                 write!(
                     f,
@@ -349,7 +330,7 @@ mod tests {
     fn e2fsck_finds_nothing_wrong_and_what_must_be_readable_is_written() {
         for len in [MIN_SIZE, 64 << 20, 1 << 30] {
             let disk = disk(len);
-            create(disk.path(), Path::new(MKE2FS)).unwrap();
+            create(disk.path(), Path::new(MKE2FS), &Stop::new()).unwrap();
 
             let check = Command::new("/sbin/e2fsck")
                 .args(["-f", "-n"])
@@ -384,23 +365,23 @@ mod tests {
     #[test]
     fn a_failing_mke2fs_is_named_with_what_it_printed() {
         let disk = disk(MIN_SIZE);
-        let error = create(disk.path(), Path::new("/bin/ls"))
+        let error = create(disk.path(), Path::new("/bin/ls"), &Stop::new())
             .unwrap_err()
             .to_string();
         assert!(
             error.starts_with(
-                "cannot make a file system: /bin/ls ended with exit status: 2: /bin/ls: "
+                "cannot make a file system: /bin/ls failed with exit code 2; its last lines:\n/bin/ls: "
             ),
             "{error}"
         );
-        let error = create(disk.path(), Path::new("/no/such/program"))
+        let error = create(disk.path(), Path::new("/no/such/program"), &Stop::new())
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with("cannot make a file system: /no/such/program cannot be started: "),
+            error.starts_with("cannot make a file system: /no/such/program could not be started: "),
             "{error}"
         );
-        let error = create(disk.path(), Path::new("/bin/true"))
+        let error = create(disk.path(), Path::new("/bin/true"), &Stop::new())
             .unwrap_err()
             .to_string();
         assert!(error.contains("it is not an ext4 file system"), "{error}");
@@ -413,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_disk_too_small_is_refused() {
-        let error = create(disk(MIN_SIZE - 1).path(), Path::new(MKE2FS)).unwrap_err();
+        let error = create(disk(MIN_SIZE - 1).path(), Path::new(MKE2FS), &Stop::new()).unwrap_err();
         assert!(
             matches!(error, Error::TooSmall { size, .. } if size == MIN_SIZE - BLOCK),
             "{error}"
@@ -436,7 +417,13 @@ mod tests {
     #[test]
     fn no_mutated_superblock_leads_outside_the_device() {
         let disk = disk(64 << 20);
-        run_mke2fs(Path::new(MKE2FS), disk.as_file(), 64 << 20).unwrap();
+        run_mke2fs(
+            Path::new(MKE2FS),
+            disk.reopen().unwrap(),
+            64 << 20,
+            &Stop::new(),
+        )
+        .unwrap();
         let superblock = read_superblock(disk.as_file()).unwrap();
         let mut next = support::mutation::numbers();
         for _ in 0..20_000 {
