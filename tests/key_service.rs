@@ -128,6 +128,7 @@ fn address(line: &str) -> SocketAddr {
 /// Returns the client of a key service that the join service on a machine uses.
 fn key_client(address: SocketAddr, dir: &Path, tpm: &Swtpm) -> KeyClient {
     let auth = Auth::Attested {
+        variant: &qemu_vtpm::VARIANT,
         tpm: tpm.location().parse().unwrap(),
         config_dir: dir.into(),
     };
@@ -409,6 +410,7 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
         master_secret: dir.path().join("mastersecret"),
         salt: dir.path().join("salt"),
         clients: Clients::Attested {
+            variant: &qemu_vtpm::VARIANT,
             tpm: tpm.location().parse().unwrap(),
             config_dir: dir.path().into(),
         },

@@ -811,7 +811,7 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
         key_auth: Auth::None,
         config_dir: dir.path().into(),
         health: Some("127.0.0.1:0".parse().unwrap()),
-        variant: attestation::qemu_vtpm::VARIANT.into(),
+        variant: &attestation::qemu_vtpm::VARIANT,
         metrics: None,
         kubernetes: None,
         metadata: None,

@@ -21,7 +21,7 @@ use base::backoff::Backoff;
 use base::child_process::Cause;
 use base::crypto::Secret;
 use base::stop::Stop;
-use cloud::Instance;
+use cloud::{Cloud, Instance};
 use kms::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client, Config, NODES};
 use kubernetes::components::{self, Component};
@@ -68,14 +68,15 @@ pub fn none() -> Secret {
 }
 
 impl Plan {
-    /// Checks the request, this machine's metadata, and the load balancer's host.
+    /// Checks the request, this machine's metadata in `cloud`, and the load balancer's host.
     pub fn new(
         request: &InitRequest,
+        cloud: &Cloud,
         me: &Instance,
         endpoint: &str,
         policy: &components::Policy,
     ) -> Result<Plan, Refused> {
-        let node = setup::kubernetes_node(me)?;
+        let node = setup::kubernetes_node(cloud, me)?;
         let alternative_names = request
             .apiserver_cert_sans
             .iter()

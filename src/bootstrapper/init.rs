@@ -93,7 +93,7 @@ impl Init {
                     .load_balancer_endpoint()
                     .map_err(|error| unavailable(error.to_string()))?;
                 Some(
-                    Plan::new(request, &me, &endpoint, &node.policy)
+                    Plan::new(request, node.cloud, &me, &endpoint, &node.policy)
                         .map_err(|error| invalid(error.to_string()))?,
                 )
             }

@@ -288,7 +288,8 @@ impl Identity {
                 me.name
             ));
         }
-        let kubernetes = setup::kubernetes_node(&me).map_err(|error| error.to_string())?;
+        let kubernetes =
+            setup::kubernetes_node(node.cloud, &me).map_err(|error| error.to_string())?;
         let kubelet = KubeletRequest::new(&kubernetes.name, kubernetes.ip)
             .map_err(|error| error.to_string())?;
         let host_key = ssh::host::host_key(&node.root).map_err(|error| error.to_string())?;

@@ -44,7 +44,7 @@ use base::backoff::Backoff;
 use base::child_process;
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::Metadata;
+use cloud::{Cloud, Metadata};
 use disk::state_disk::{self, Handover};
 use init_server::InitServer;
 use join_client::JoinClient;
@@ -68,8 +68,10 @@ pub struct Bootstrapper {
     pub key_file: PathBuf,
     /// Where the InitServer listens.
     pub listen: SocketAddr,
+    /// The cloud of this machine.
+    pub cloud: &'static Cloud,
     /// The metadata service, which names this node and its peers.
-    pub metadata: Arc<Metadata>,
+    pub metadata: Arc<dyn Metadata>,
     /// Proves what this machine runs.
     pub issuer: Arc<dyn Issuer>,
     /// The TPM whose PCR 15 is the node lock.
@@ -122,14 +124,20 @@ impl Bootstrapper {
         if attestation::is_marked(&self.tpm).map_err(Error::Tpm)? {
             return self.start_member();
         }
-        let device = state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline)
-            .map_err(Error::Disk)?;
+        let device = state_disk::device::find(
+            self.disk.as_deref(),
+            self.cloud.state_disk,
+            &self.stop,
+            &self.timeline,
+        )
+        .map_err(Error::Disk)?;
         let listener =
             TcpListener::bind(self.listen).map_err(|error| Error::Listen(self.listen, error))?;
         let race = Race::new(NodeLock::new(self.tpm));
         let (by_init, by_join) = (race.enter(), race.enter());
         let _told = self.stop.on_stop(move || race.stop());
         let node = Arc::new(Node {
+            cloud: self.cloud,
             metadata: self.metadata,
             root: self.root,
             disk: Handover {
@@ -169,8 +177,13 @@ impl Bootstrapper {
                 "failed",
                 "an earlier set-up was interrupted: this node starts over",
             );
-            let disk = state_disk::device::find(self.disk.as_deref(), &self.stop, &self.timeline)
-                .map_err(Error::Disk)?;
+            let disk = state_disk::device::find(
+                self.disk.as_deref(),
+                self.cloud.state_disk,
+                &self.stop,
+                &self.timeline,
+            )
+            .map_err(Error::Disk)?;
             return reset(&disk, &self.timeline);
         }
         self.renew_host_certificate();

@@ -44,7 +44,7 @@ const RESET: u8 = 3;
 fn main() -> ExitCode {
     program::main(
         "bootstrapper",
-        &[HELP, options::HELP, MORE_HELP].concat(),
+        &[HELP, &options::help(), MORE_HELP].concat(),
         |arguments| {
             let (mut options, mut image, mut allow_unverified) = (Options::new(), None, false);
             options.parse(arguments, |name, arguments| {
@@ -88,9 +88,11 @@ fn run(
     stop: &Stop,
 ) -> Result<Ending, String> {
     let (tpm, issuer) = options.attestation()?;
+    let (cloud, metadata) = options.cloud()?;
     let listen = SocketAddr::new(options.listen, init::PORT);
     let bootstrapper = Bootstrapper {
-        metadata: options.metadata()?,
+        cloud,
+        metadata,
         disk: options.disk,
         root: options.root,
         key_file: options.key_file,

@@ -15,7 +15,7 @@ use base::child_process;
 use base::crypto::Secret;
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::{Instance, Metadata};
+use cloud::{Cloud, Instance, Metadata};
 use disk::state_disk::{self, Handover, NewDisk, NodeState, mark_begun, mark_complete};
 use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubelet_certificate::KubeletCertificate;
@@ -31,8 +31,10 @@ const TELL_EVERY: u64 = 16 << 20;
 
 /// The parts of the node that a set-up uses.
 pub struct Node {
+    /// The cloud of this machine.
+    pub cloud: &'static Cloud,
     /// The metadata service, which names this machine.
-    pub metadata: Arc<Metadata>,
+    pub metadata: Arc<dyn Metadata>,
     /// Where the state disk is mounted.
     pub root: PathBuf,
     /// The state disk, and the passphrase of this boot.
@@ -159,15 +161,15 @@ impl From<Invalid> for Refused {
     }
 }
 
-/// Returns this machine as kubeadm's configuration describes it.
-pub fn kubernetes_node(me: &Instance) -> Result<kubeadm::NodeSettings, Refused> {
+/// Returns this machine of `cloud` as kubeadm's configuration describes it.
+pub fn kubernetes_node(cloud: &Cloud, me: &Instance) -> Result<kubeadm::NodeSettings, Refused> {
     Ok(kubeadm::NodeSettings {
         name: NodeName::from_machine(&me.name)?,
         ip: me
             .vpc_ip
             .ok_or_else(|| Refused::NoAddress(me.name.clone()))?,
         provider_id: me.provider_id.clone(),
-        external_cloud_provider: false,
+        external_cloud_provider: cloud.external_cloud_provider,
     })
 }
 

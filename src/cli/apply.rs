@@ -7,7 +7,7 @@ use super::connect::and_known;
 use super::progress::Progress;
 use super::state::State;
 use super::{UNREACHABLE, files, master_secret, say};
-use attest::attestation::{Policy, qemu_vtpm};
+use attest::attestation::{Policy, Variant};
 use base::program::Failure;
 use base::stop::Stop;
 use kubernetes::client::{self, Client, Config};
@@ -21,6 +21,8 @@ pub struct Options {
     pub kubeconfig: PathBuf,
     /// The attestation policy that nodes must meet.
     pub policy: PathBuf,
+    /// The attestation variant of the nodes.
+    pub variant: &'static Variant,
     /// The services' container image; empty if the services are skipped.
     pub image: String,
     /// The parts that are not changed.
@@ -84,7 +86,7 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
     };
     Ok(Settings {
         image: options.image.clone(),
-        variant: qemu_vtpm::VARIANT.into(),
+        variant: options.variant.name.into(),
         policy,
         measurement_salt: state.measurement_salt.to_vec(),
         kms,

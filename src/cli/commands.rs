@@ -4,6 +4,7 @@ use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
     ATTESTATION_REFUSED, UNREACHABLE, apply, completions, init, man, measure, recover, ssh, status,
 };
+use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
 
 /// The program with all its commands.
@@ -52,6 +53,7 @@ const INIT: Command = Command {
     options: &[
         Opt::needed("endpoint", Value::Text("HOST[:PORT]"), "the node; the default port is 9000"),
         POLICY,
+        VARIANT,
         Opt::needed(
             "init-secret",
             Value::File,
@@ -123,6 +125,7 @@ const APPLY: Command = Command {
             Value::File,
             "the attestation policy that nodes must meet (JSON)",
         ),
+        VARIANT,
         Opt::value(
             "image",
             Value::Text("IMAGE"),
@@ -200,6 +203,7 @@ const STATUS: Command = Command {
     }),
     options: &[
         POLICY,
+        VARIANT,
         Opt::value(
             "state",
             Value::File,
@@ -247,6 +251,7 @@ const RECOVER: Command = Command {
             "the node; the default port is 9999",
         ),
         POLICY,
+        VARIANT,
         MASTER_SECRET,
         ATTESTATION_KEY,
         TRUST_ANY_TPM,
@@ -329,6 +334,7 @@ const MEASURE: Command = Command {
             Value::Text("LOCATION"),
             "device:PATH or swtpm:host=ADDRESS,port=PORT; by default /dev/tpmrm0, else /dev/tpm0",
         ),
+        VARIANT,
         // boot loader, command line, kernel and initramfs, unified kernel image, its parameters and extensions, and the
         // cluster ID; the firmware extends the other registers, which change with the host
         Opt::value(
@@ -415,13 +421,29 @@ const IMAGE_OF_INIT: Opt = Opt::value(
     "a container image with /join-service and /key-service, which are installed in the new cluster; without it, run \
      `firstlight apply` later",
 );
+const VARIANT: Opt = Opt::value(
+    "attestation-variant",
+    Value::OneOf("VARIANT", &variant::NAMES),
+    "how the nodes attest themselves",
+)
+.or(variant::DEFAULT);
+/// The names of the clouds, and `none`.
+const CLOUDS: [&str; cloud::NAMES.len() + 1] = {
+    let mut names = ["none"; cloud::NAMES.len() + 1];
+    let mut index = 0;
+    while index < cloud::NAMES.len() {
+        names[index] = cloud::NAMES[index];
+        index += 1;
+    }
+    names
+};
 const CLOUD_PROVIDER: Opt = Opt::value(
     "cloud-provider",
-    Value::OneOf("CLOUD", &["qemu", "none"]),
+    Value::OneOf("CLOUD", &CLOUDS),
     "the cloud whose metadata service the join service asks for the machines and their roles; with none, it accepts machines \
      of any name, but no control planes",
 )
-.or("qemu");
+.or(cloud::DEFAULT);
 const METADATA: Opt = Opt::value(
     "metadata",
     Value::Text("URL"),

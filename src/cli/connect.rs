@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::progress::{Progress, human, printable};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use attest::atls;
-use attest::attestation::{Identified, KeyName, Oid, Policy, ValidateError, Validator, qemu_vtpm};
+use attest::attestation::{Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant};
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
@@ -112,47 +112,45 @@ impl Trust {
         }
     }
 
-    fn validator(&self, policy: Policy) -> Result<qemu_vtpm::Validator, Failure> {
-        Ok(match self {
-            Trust::Named(keys) => {
-                let policy = policy
-                    .believing(keys.iter().copied())
-                    .map_err(Failure::failed)?;
-                qemu_vtpm::Validator::new(Arc::new(policy)).only_named_keys()
-            }
-            Trust::AnyTpm => qemu_vtpm::Validator::new(Arc::new(policy.believing_any())),
-        })
+    fn validator(&self, variant: &Variant, policy: Policy) -> Result<Arc<dyn Validator>, Failure> {
+        let policy = match self {
+            Trust::Named(keys) => policy
+                .believing(keys.iter().copied())
+                .map_err(Failure::failed)?
+                .only_named_keys(),
+            Trust::AnyTpm => policy.believing_any(),
+        };
+        Ok((variant.validator)(policy))
     }
 }
 
 impl Node {
     /// Creates a fresh node that is asked for its status, and gets no secret.
-    pub fn to_ask(endpoint: &Endpoint, policy: Policy) -> Node {
-        Node::judged_by(
-            endpoint,
-            Arc::new(qemu_vtpm::Validator::new(Arc::new(
-                policy.expecting_fresh(),
-            ))),
-        )
+    pub fn to_ask(endpoint: &Endpoint, variant: &Variant, policy: Policy) -> Node {
+        Node::judged_by(endpoint, (variant.validator)(policy.expecting_fresh()))
     }
 
     /// Creates a fresh node that will get the master secret.
-    pub fn to_trust(endpoint: &Endpoint, policy: Policy, trust: &Trust) -> Result<Node, Failure> {
-        Ok(Node::judged_by(
-            endpoint,
-            Arc::new(trust.validator(policy.expecting_fresh())?),
-        ))
+    pub fn to_trust(
+        endpoint: &Endpoint,
+        variant: &Variant,
+        policy: Policy,
+        trust: &Trust,
+    ) -> Result<Node, Failure> {
+        let validator = trust.validator(variant, policy.expecting_fresh())?;
+        Ok(Node::judged_by(endpoint, validator))
     }
 
     /// Creates a node that will get the master secret for its init: a fresh one, or one whose init for this cluster has begun.
     pub fn to_initialize(
         endpoint: &Endpoint,
+        variant: &Variant,
         policy: Policy,
         trust: &Trust,
         cluster_id: &[u8; CLUSTER_ID_LEN],
     ) -> Result<Node, Failure> {
-        let member = trust.validator(policy.clone().expecting_cluster(cluster_id))?;
-        let fresh = trust.validator(policy.expecting_fresh())?;
+        let member = trust.validator(variant, policy.clone().expecting_cluster(cluster_id))?;
+        let fresh = trust.validator(variant, policy.expecting_fresh())?;
         Ok(Node::judged_by(
             endpoint,
             Arc::new(FreshOrMember { fresh, member }),
@@ -170,21 +168,18 @@ impl Node {
     /// cluster, if it is known.
     pub fn in_any_standing(
         endpoint: &Endpoint,
+        variant: &Variant,
         policy: &Policy,
         cluster: Option<&[u8; CLUSTER_ID_LEN]>,
         noted: &Arc<OnceLock<Standing>>,
     ) -> Node {
-        let judge = |policy: Policy| qemu_vtpm::Validator::new(Arc::new(policy));
         let validator: Arc<dyn Validator> = Arc::new(AnyStanding {
-            fresh: judge(policy.clone().expecting_fresh()),
-            member: cluster.map(|id| judge(policy.clone().expecting_cluster(id))),
-            any: judge(policy.clone().of_any_cluster()),
+            fresh: (variant.validator)(policy.clone().expecting_fresh()),
+            member: cluster.map(|id| (variant.validator)(policy.clone().expecting_cluster(id))),
+            any: (variant.validator)(policy.clone().of_any_cluster()),
             noted: noted.clone(),
         });
-        Node {
-            endpoint: endpoint.clone(),
-            client: atls::Client::new(None, vec![validator]),
-        }
+        Node::judged_by(endpoint, validator)
     }
 
     /// Connects to the node, with repeated tries until `deadline`. Stops at once if the node does not meet the policy.
@@ -282,8 +277,8 @@ pub fn and_known(
 
 /// Accepts a machine that meets either policy. The error is that of the policy for fresh nodes.
 struct FreshOrMember {
-    fresh: qemu_vtpm::Validator,
-    member: qemu_vtpm::Validator,
+    fresh: Arc<dyn Validator>,
+    member: Arc<dyn Validator>,
 }
 
 impl Validator for FreshOrMember {
@@ -316,9 +311,9 @@ pub enum Standing {
 
 /// Accepts a machine whose registers meet the policy, whatever PCR 15 holds, and notes its standing.
 struct AnyStanding {
-    fresh: qemu_vtpm::Validator,
-    member: Option<qemu_vtpm::Validator>,
-    any: qemu_vtpm::Validator,
+    fresh: Arc<dyn Validator>,
+    member: Option<Arc<dyn Validator>>,
+    any: Arc<dyn Validator>,
     noted: Arc<OnceLock<Standing>>,
 }
 
@@ -334,7 +329,7 @@ impl Validator for AnyStanding {
 
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
         let identified = self.any.identify(document, nonce)?;
-        let meets = |policy: &qemu_vtpm::Validator| policy.validate(document, nonce).is_ok();
+        let meets = |policy: &Arc<dyn Validator>| policy.validate(document, nonce).is_ok();
         let standing = match &self.member {
             _ if meets(&self.fresh) => Standing::Fresh,
             Some(member) if meets(member) => Standing::Member,

@@ -14,6 +14,7 @@ use super::kubeconfig::{default_path, merge};
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
 use super::{UNREACHABLE, apply, components, files, master_secret, say};
+use attest::attestation::Variant;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use base::program::Failure;
@@ -37,6 +38,8 @@ pub struct Options {
     pub endpoint: Endpoint,
     /// The attestation policy that the node must meet.
     pub policy: PathBuf,
+    /// The attestation variant of the nodes.
+    pub variant: &'static Variant,
     /// The TPMs that may get the master secret.
     pub trust: Trust,
     /// The file of the init secret; `-` is standard input.
@@ -93,7 +96,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
                 .trust
                 .clone()
                 .and(state.attestation_keys.iter().copied());
-            Node::to_initialize(&options.endpoint, policy, &trust, cluster)
+            Node::to_initialize(&options.endpoint, options.variant, policy, &trust, cluster)
         },
         options,
     )
@@ -209,6 +212,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         );
     };
     apply::run(&apply::Options {
+        variant: options.variant,
         kubeconfig: options.kubeconfig.clone(),
         policy: options.policy.clone(),
         image: image.clone(),
@@ -501,6 +505,7 @@ mod tests {
 
     use super::*;
     use attest::atls;
+    use attest::attestation::variant;
     use proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
     use rpc::grpc::{Accept, Call, Limits, Router, Sender, Server};
 
@@ -538,6 +543,7 @@ mod tests {
         let file = |name: &str| dir.path().join(name);
         files::create_private(&file("init-secret"), b"correct horse\n").unwrap();
         let options = Options {
+            variant: Variant::named(variant::DEFAULT).unwrap(),
             endpoint: Endpoint::parse(node, 9000).unwrap(),
             policy: file("none"),
             trust: Trust::AnyTpm,

@@ -30,11 +30,11 @@ use std::time::Duration;
 use lexopt::prelude::*;
 use log::LevelFilter;
 
-use attest::attestation::KeyName;
+use attest::attestation::{KeyName, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::logger;
 use base::program::{self, Failure};
-use cloud::Metadata;
+use cloud::Cloud;
 use connect::{Endpoint, Trust};
 use kubernetes::services::{MetadataService, Phase};
 use proto::recoverproto;
@@ -77,6 +77,7 @@ pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
 fn init_options(given: &Given) -> Result<init::Options, Failure> {
     Ok(init::Options {
         endpoint: endpoint_of(given, proto::init::PORT)?,
+        variant: variant_of(given)?,
         policy: given.path("policy"),
         trust: trust_of(given)?,
         init_secret: given.path("init-secret"),
@@ -159,6 +160,7 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
     }
     Ok(apply::Options {
         kubeconfig: given.path("kubeconfig"),
+        variant: variant_of(given)?,
         policy: given.path("policy"),
         image: image.unwrap_or_default(),
         skip_phases,
@@ -194,7 +196,7 @@ fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
             }),
         };
     }
-    match Metadata::of(&cloud, url.as_deref()) {
+    match Cloud::named(&cloud).and_then(|cloud| cloud.metadata(url.as_deref())) {
         Ok(_) => Ok(MetadataService {
             cloud: Some(cloud),
             url,
@@ -219,12 +221,18 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
     };
     Ok(recover::Options {
         endpoint: endpoint_of(given, recoverproto::PORT)?,
+        variant: variant_of(given)?,
         policy: given.path("policy"),
         trust: trust_of(given)?,
         state: given.path("state"),
         action,
         timeout: given.parsed("timeout", time)?,
     })
+}
+
+/// Returns the attestation variant of the nodes.
+fn variant_of(given: &Given) -> Result<&'static Variant, Failure> {
+    given.parsed("attestation-variant", Variant::named)
 }
 
 /// Returns the TPMs that may get the master secret.
@@ -256,6 +264,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
         None
     };
     Ok(measure::Options {
+        variant: variant_of(given)?,
         tpm,
         pcrs,
         name,
@@ -267,6 +276,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
 fn status_options(given: &Given) -> Result<status::Options, Failure> {
     Ok(status::Options {
         address: given.operand()?,
+        variant: variant_of(given)?,
         policy: given.path("policy"),
         state: given.path("state"),
         cluster_id: match given.has("cluster-id") {
@@ -436,11 +446,11 @@ mod tests {
             ),
             (
                 &["--cloud-provider", "aws"],
-                "the cloud aws is not supported by this version; expected qemu, or none",
+                "the cloud \"aws\" is not supported; supported: qemu, or none",
             ),
             (
                 &["--cloud-provider", ""],
-                "unknown cloud \"\"; expected qemu, or none",
+                "the cloud \"\" is not supported; supported: qemu, or none",
             ),
         ] {
             for text in [

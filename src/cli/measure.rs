@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::{connect, say};
-use attest::attestation::{KeyName, Measurement, Policy, qemu_vtpm};
+use attest::attestation::{KeyName, Measurement, Policy, Variant};
 use attest::tpm::{CLUSTER_ID_PCR, Location};
 use base::program::Failure;
 
 /// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
+    /// The attestation variant of the machine.
+    pub variant: &'static Variant,
     /// The TPM's location; `None` is the machine's own TPM.
     pub tpm: Option<Location>,
     /// The registers of the policy, besides that of the cluster ID; `None` takes those of the policy in `add_to`.
@@ -34,7 +36,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Some(location) => location.clone(),
         None => Location::default_device().map_err(Failure::failed)?,
     };
-    let values = qemu_vtpm::measure(&location).map_err(Failure::failed)?;
+    let values = (options.variant.measure)(&location).map_err(Failure::failed)?;
     let pcrs = match (&options.pcrs, &present) {
         (Some(pcrs), _) => pcrs.clone(),
         (None, present) => present.iter().flat_map(registers).collect(),
@@ -43,7 +45,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         policy(values, &pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
     let key = match options.trust_any_tpm {
         true => None,
-        false => Some(qemu_vtpm::key_name(&location).map_err(Failure::failed)?),
+        false => Some((options.variant.key_name)(&location).map_err(Failure::failed)?),
     };
     let policy = match present {
         Some(present) => add(present, options.name.as_deref(), &policy, key)?,

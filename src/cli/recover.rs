@@ -7,7 +7,7 @@ use super::connect::{Endpoint, Node, Pause, Reached, Trust, and_known, read_poli
 use super::progress::{Progress, human, printable};
 use super::state::State;
 use super::{UNREACHABLE, master_secret, say};
-use attest::attestation::KeyName;
+use attest::attestation::{KeyName, Variant};
 use base::program::Failure;
 use kms::{ClusterKms, NO_STORE};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
@@ -30,6 +30,8 @@ pub struct Options {
     pub endpoint: Endpoint,
     /// The attestation policy that the node must meet.
     pub policy: PathBuf,
+    /// The attestation variant of the nodes.
+    pub variant: &'static Variant,
     /// The TPMs that may get the master secret.
     pub trust: Trust,
     /// The state file, which has the keys of known nodes; it may be missing.
@@ -69,8 +71,13 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         .flat_map(|state| state.attestation_keys.iter().copied());
     let (policy, endpoint) = (read_policy(&options.policy)?, &options.endpoint);
     let node = match &options.action {
-        Action::Status => Node::to_ask(endpoint, and_known(policy, known)?),
-        Action::Push { .. } => Node::to_trust(endpoint, policy, &options.trust.clone().and(known))?,
+        Action::Status => Node::to_ask(endpoint, options.variant, and_known(policy, known)?),
+        Action::Push { .. } => Node::to_trust(
+            endpoint,
+            options.variant,
+            policy,
+            &options.trust.clone().and(known),
+        )?,
     };
     let recovered = recover_at(&node, options)?;
     match (state, recovered) {
@@ -289,6 +296,7 @@ mod tests {
 
     use super::*;
     use attest::atls;
+    use attest::attestation::variant;
     use rpc::grpc::{Call, Limits, Router, Server};
 
     const UUID: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
@@ -327,6 +335,7 @@ mod tests {
         let timeout = Duration::from_secs(10);
         let (policy, state, trust) = ("none".into(), "none".into(), Trust::AnyTpm);
         let options = Options {
+            variant: Variant::named(variant::DEFAULT).unwrap(),
             endpoint: endpoint.clone(),
             policy,
             trust,

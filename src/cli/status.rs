@@ -22,6 +22,7 @@ use super::progress::printable;
 use super::state::{State, hex};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, recover, say, say_all};
 use attest::atls;
+use attest::attestation::Variant;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use proto::{init, recoverproto};
@@ -43,6 +44,8 @@ pub struct Options {
     pub address: String,
     /// The attestation policy that the node must meet.
     pub policy: PathBuf,
+    /// The attestation variant of the nodes.
+    pub variant: &'static Variant,
     /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be missing.
     pub state: PathBuf,
     /// The cluster's ID; replaces the one in the state file.
@@ -125,7 +128,13 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let asked = |endpoint: &Endpoint| {
         let standing = Arc::default();
         Asked {
-            node: Node::in_any_standing(endpoint, &policy, cluster.as_ref(), &standing),
+            node: Node::in_any_standing(
+                endpoint,
+                options.variant,
+                &policy,
+                cluster.as_ref(),
+                &standing,
+            ),
             standing,
         }
     };

@@ -1,4 +1,5 @@
-//! The metadata service of a cloud: describes this machine, its peers and the address of the cluster. Each cloud has one file.
+//! The clouds: the metadata service of each, which describes this machine, its peers and the address of the cluster, and the
+//! few other values in which clouds differ. Each cloud has a file, and a line in [`ALL`].
 //!
 //! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
 
@@ -6,6 +7,7 @@ pub mod qemu;
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ureq::http::Uri;
 use ureq::http::uri::Authority;
@@ -57,60 +59,69 @@ pub struct Instance {
     pub vpc_ip: Option<IpAddr>,
 }
 
-/// The metadata service of the cloud in which this machine runs.
-pub enum Metadata {
-    /// The metadata service for QEMU.
-    Qemu(qemu::Client),
+/// A cloud: the values in which clouds differ for a node and for the services. The file of the cloud defines it.
+pub struct Cloud {
+    /// The name on the kernel command line, on the command lines of the programs, and in the Helm chart; lower case.
+    pub name: &'static str,
+    /// The path of the state disk, for machines whose disks have no serial numbers.
+    pub state_disk: &'static str,
+    /// Whether kubelet and controller manager leave the cloud's objects to a cloud controller manager
+    /// (`--cloud-provider=external`).
+    pub external_cloud_provider: bool,
+    /// Creates the client of the metadata service at a valid URL; `None` is the default URL. Sends no request.
+    client: fn(url: Option<&str>) -> Arc<dyn Metadata>,
 }
 
-impl Metadata {
-    /// Makes the client for a cloud, whose name is that on the kernel command line and the command lines of the services (`qemu`,
-    /// `aws`, ..) in upper or lower case. `url`, e.g. `http://10.42.0.1:8080`, replaces the default address. Sends no request.
-    pub fn of(cloud: &str, url: Option<&str>) -> Result<Metadata, Error> {
+/// All clouds. A new cloud is one file and one line here.
+pub const ALL: [Cloud; 1] = [qemu::CLOUD];
+
+/// The names of [`ALL`].
+pub const NAMES: [&str; ALL.len()] = {
+    let mut names = [""; ALL.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = ALL[index].name;
+        index += 1;
+    }
+    names
+};
+
+/// The name of the cloud that a program uses if its command line names none.
+pub const DEFAULT: &str = NAMES[0];
+
+impl Cloud {
+    /// Returns the cloud with this name in upper or lower case.
+    pub fn named(name: &str) -> Result<&'static Cloud, Error> {
+        static CLOUDS: [Cloud; ALL.len()] = ALL;
+        CLOUDS
+            .iter()
+            .find(|cloud| cloud.name.eq_ignore_ascii_case(name))
+            .ok_or_else(|| Error::UnknownCloud(name.to_owned()))
+    }
+
+    /// Creates the client of the metadata service. `url`, e.g. `http://10.42.0.1:8080`, replaces the default URL. Sends no request.
+    pub fn metadata(&self, url: Option<&str>) -> Result<Arc<dyn Metadata>, Error> {
         if let Some(url) = url {
             check_url(url).map_err(|problem| Error::Url {
                 url: url.to_owned(),
                 problem,
             })?;
         }
-        match cloud.to_ascii_lowercase().as_str() {
-            "qemu" => Ok(Metadata::Qemu(qemu::Client::new(
-                url.unwrap_or(qemu::BASE_URL),
-            ))),
-            "aws" | "azure" | "gcp" | "openstack" | "stackit" => {
-                Err(Error::NotSupported(cloud.to_owned()))
-            }
-            _ => Err(Error::UnknownCloud(cloud.to_owned())),
-        }
+        Ok((self.client)(url))
     }
+}
 
+/// The metadata service of the cloud in which this machine runs. Each call makes its requests without retries; the caller
+/// decides about retries.
+pub trait Metadata: Send + Sync {
     /// Returns this machine.
-    pub fn own_instance(&self) -> Result<Instance, Error> {
-        match self {
-            Metadata::Qemu(client) => client.own_instance(),
-        }
-    }
-
-    /// Returns all machines of the cluster, including this one.
-    pub fn peers(&self) -> Result<Vec<Instance>, Error> {
-        match self {
-            Metadata::Qemu(client) => client.peers(),
-        }
-    }
-
+    fn own_instance(&self) -> Result<Instance, Error>;
+    /// Returns all machines of the cluster with a valid description, including this one.
+    fn peers(&self) -> Result<Vec<Instance>, Error>;
     /// Returns the host name or address under which all control planes are reached.
-    pub fn load_balancer_endpoint(&self) -> Result<String, Error> {
-        match self {
-            Metadata::Qemu(client) => client.load_balancer_endpoint(),
-        }
-    }
-
+    fn load_balancer_endpoint(&self) -> Result<String, Error>;
     /// Returns the bcrypt hash (`$2a$10$..`, 60 characters) of the init secret.
-    pub fn init_secret_hash(&self) -> Result<String, Error> {
-        match self {
-            Metadata::Qemu(client) => client.init_secret_hash(),
-        }
-    }
+    fn init_secret_hash(&self) -> Result<String, Error>;
 }
 
 /// Checks the base URL of a service. The error is a clause.
@@ -143,9 +154,7 @@ fn check_url(url: &str) -> Result<(), String> {
 /// Why the metadata service gave no valid answer. The URL names the service and the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// A cloud that this version does not support.
-    NotSupported(String),
-    /// No cloud has this name.
+    /// [`ALL`] has no cloud with this name.
     UnknownCloud(String),
     /// The URL of the service is invalid.
     Url {
@@ -184,14 +193,12 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::NotSupported(cloud) => {
+            Error::UnknownCloud(cloud) => {
+                let supported = NAMES.join(", ");
                 write!(
                     f,
-                    "metadata: the cloud {cloud} is not supported by this version; expected qemu"
+                    "the cloud {cloud:?} is not supported; supported: {supported}"
                 )
-            }
-            Error::UnknownCloud(cloud) => {
-                write!(f, "metadata: unknown cloud {cloud:?}; expected qemu")
             }
             Error::Url { url, problem } => {
                 write!(
@@ -243,16 +250,17 @@ mod tests {
     }
 
     #[test]
-    fn other_clouds_are_refused_by_name() {
-        assert_eq!(
-            Metadata::of("AWS", None).err(),
-            Some(Error::NotSupported("AWS".into()))
-        );
-        assert_eq!(
-            Metadata::of("home", None).err(),
-            Some(Error::UnknownCloud("home".into()))
-        );
-        assert!(Metadata::of("QEMU", None).is_ok());
+    fn a_cloud_is_found_by_its_name_and_others_are_refused() {
+        for (cloud, name) in ALL.iter().zip(NAMES) {
+            assert_eq!(Cloud::named(name).unwrap().name, cloud.name);
+            let upper = name.to_uppercase();
+            assert_eq!(Cloud::named(&upper).unwrap().name, cloud.name);
+        }
+        for name in ["", "home"] {
+            let error = Cloud::named(name).err().unwrap();
+            assert_eq!(error, Error::UnknownCloud(name.into()));
+            assert!(error.to_string().ends_with(&NAMES.join(", ")), "{error}");
+        }
     }
 
     #[test]
@@ -263,7 +271,7 @@ mod tests {
             "http://[fd00::1]:80/",
             "http://metadata.internal/v1",
         ] {
-            assert!(Metadata::of("qemu", Some(url)).is_ok(), "{url}");
+            assert!(qemu::CLOUD.metadata(Some(url)).is_ok(), "{url}");
         }
         for (url, problem) in [
             ("", "does not begin"),
@@ -283,7 +291,8 @@ mod tests {
             ("http://10.42.0.1/#a", "more than a path"),
             ("http://10.42 0.1", "invalid"),
         ] {
-            let error = Metadata::of("qemu", Some(url))
+            let error = qemu::CLOUD
+                .metadata(Some(url))
                 .err()
                 .unwrap_or_else(|| panic!("{url:?}"))
                 .to_string();

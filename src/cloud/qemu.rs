@@ -11,13 +11,22 @@
 //! fields (`SecondaryIPRange`, `AliasIPRanges`) and unknown fields are ignored.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use ureq::Agent;
 
-use super::{Error, Instance, Role};
+use super::{Cloud, Error, Instance, Metadata, Role};
+
+/// The machines that QEMU runs on a host of the operator.
+pub const CLOUD: Cloud = Cloud {
+    name: "qemu",
+    state_disk: "/dev/vdb",
+    external_cloud_provider: false,
+    client: |url| Arc::new(Client::new(url.unwrap_or(BASE_URL))),
+};
 
 /// The URL of the service in a network that the old system's Terraform made.
 pub const BASE_URL: &str = "http://10.42.0.1:8080";
@@ -33,7 +42,7 @@ const MAX_PEERS_BODY: u64 = 4 << 20;
 /// Maximum number of characters of an invalid answer in an error.
 const SHOWN: usize = 120;
 
-/// A client of the service. Each call makes one request without retries; the caller decides about retries.
+/// A client of the service. Each call makes one request.
 pub struct Client {
     agent: Agent,
     base: String,
@@ -59,30 +68,6 @@ impl Client {
         }
     }
 
-    /// Returns this machine.
-    pub fn own_instance(&self) -> Result<Instance, Error> {
-        let url = self.url("self");
-        parse_self(&url, &self.get(&url, MAX_BODY)?)
-    }
-
-    /// Returns all machines with a valid description.
-    pub fn peers(&self) -> Result<Vec<Instance>, Error> {
-        let url = self.url("peers");
-        parse_peers(&url, &self.get(&url, MAX_PEERS_BODY)?)
-    }
-
-    /// Returns the address of the first control plane.
-    pub fn load_balancer_endpoint(&self) -> Result<String, Error> {
-        let url = self.url("endpoint");
-        parse_endpoint(&url, &self.get(&url, MAX_BODY)?)
-    }
-
-    /// Returns the bcrypt hash of the init secret.
-    pub fn init_secret_hash(&self) -> Result<String, Error> {
-        let url = self.url("initsecrethash");
-        parse_init_secret_hash(&url, &self.get(&url, MAX_BODY)?)
-    }
-
     fn url(&self, path: &str) -> String {
         format!("{}/{path}", self.base)
     }
@@ -106,6 +91,28 @@ impl Client {
                 })
             }
         }
+    }
+}
+
+impl Metadata for Client {
+    fn own_instance(&self) -> Result<Instance, Error> {
+        let url = self.url("self");
+        parse_self(&url, &self.get(&url, MAX_BODY)?)
+    }
+
+    fn peers(&self) -> Result<Vec<Instance>, Error> {
+        let url = self.url("peers");
+        parse_peers(&url, &self.get(&url, MAX_PEERS_BODY)?)
+    }
+
+    fn load_balancer_endpoint(&self) -> Result<String, Error> {
+        let url = self.url("endpoint");
+        parse_endpoint(&url, &self.get(&url, MAX_BODY)?)
+    }
+
+    fn init_secret_hash(&self) -> Result<String, Error> {
+        let url = self.url("initsecrethash");
+        parse_init_secret_hash(&url, &self.get(&url, MAX_BODY)?)
     }
 }
 

@@ -5,21 +5,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::{io, thread};
 
-use attest::attestation::{Issuer, qemu_vtpm};
+use attest::attestation::{Issuer, Variant, variant};
 use attest::tpm;
 use base::logger;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::Metadata;
+use cloud::{Cloud, Metadata};
 use disk::state_disk::handover;
 use lexopt::{Arg, Parser};
 use log::LevelFilter;
 
-/// The part of the help text that describes [`Options`].
-pub const HELP: &str = "\
-  --csp NAME           the cloud of this machine (environment: CONSTEL_CSP); supported: qemu
-  --variant NAME       the attestation variant (environment: CONSTEL_ATTESTATION_VARIANT); supported: qemu-vtpm
+/// Returns the part of the help text that describes [`Options`].
+pub fn help() -> String {
+    let (clouds, variants) = (cloud::NAMES.join(", "), variant::NAMES.join(", "));
+    format!(
+        "\
+  --csp NAME           the cloud of this machine (environment: CONSTEL_CSP); supported: {clouds}
+  --variant NAME       the attestation variant (environment: CONSTEL_ATTESTATION_VARIANT); supported: {variants}
   --metadata URL       the metadata service; by default at the address that the cloud defines
   --tpm LOCATION       device:/dev/tpmrm0 (the default if it exists) or swtpm:host=ADDRESS,port=PORT
   --disk PATH          the state disk; by default the disk with serial number \"state\"
@@ -30,7 +33,9 @@ pub const HELP: &str = "\
   --events PATH        also writes the events, which contain no secrets, to a file or device (/dev/virtio-ports/events)
   --debug              log at debug level
   -h, --help           print this text
-";
+"
+    )
+}
 
 /// Exit code of a program that SIGTERM or SIGINT stopped: 128 + 15, as shells report SIGTERM.
 pub const STOPPED: u8 = 143;
@@ -71,7 +76,7 @@ impl Options {
         }
     }
 
-    /// Parses all arguments. Passes an option that [`HELP`] does not list to `more`, which returns whether it knows the option.
+    /// Parses all arguments. Passes an option that [`help`] does not list to `more`, which returns whether it knows the option.
     pub fn parse(
         &mut self,
         mut arguments: Parser,
@@ -126,26 +131,20 @@ impl Options {
 
     /// Returns the TPM and the issuer that attests this machine with it.
     pub fn attestation(&self) -> Result<(tpm::Location, Arc<dyn Issuer>), String> {
-        if self.variant != qemu_vtpm::VARIANT {
-            return Err(format!(
-                "attestation variant {:?} is not supported; supported: {}",
-                self.variant,
-                qemu_vtpm::VARIANT
-            ));
-        }
+        let variant = Variant::named(&self.variant).map_err(|error| error.to_string())?;
         let location = match &self.tpm {
             Some(location) => location.clone(),
             None => tpm::Location::default_device().map_err(|error| error.to_string())?,
         };
-        let issuer = qemu_vtpm::Issuer::new(location.clone(), Some(qemu_vtpm::EVENT_LOG.into()));
-        Ok((location, Arc::new(issuer)))
+        let issuer = (variant.issuer)(&location);
+        Ok((location, issuer))
     }
 
-    /// Returns the client of the metadata service.
-    pub fn metadata(&self) -> Result<Arc<Metadata>, String> {
-        Metadata::of(&self.csp, self.metadata.as_deref())
-            .map(Arc::new)
-            .map_err(|error| error.to_string())
+    /// Returns the cloud of this machine, and the client of its metadata service.
+    pub fn cloud(&self) -> Result<(&'static Cloud, Arc<dyn Metadata>), String> {
+        let cloud = Cloud::named(&self.csp).map_err(|error| error.to_string())?;
+        let metadata = cloud.metadata(self.metadata.as_deref());
+        Ok((cloud, metadata.map_err(|error| error.to_string())?))
     }
 }
 

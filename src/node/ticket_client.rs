@@ -241,12 +241,12 @@ impl TicketClient {
     /// # Errors
     /// If no thread can be created.
     pub fn start<R: TicketRequester>(
-        metadata: Arc<Metadata>,
+        metadata: Arc<dyn Metadata>,
         requester: Arc<R>,
     ) -> std::io::Result<TicketClient> {
         let lister = thread::Builder::new().name("tickets".into());
         lister
-            .spawn(move || request_from_all(&metadata, &requester))
+            .spawn(move || request_from_all(metadata.as_ref(), &requester))
             .map(|thread| TicketClient(Some(thread)))
     }
 }
@@ -266,7 +266,7 @@ impl Drop for TicketClient {
     }
 }
 
-fn request_from_all<R: TicketRequester>(metadata: &Metadata, requester: &Arc<R>) {
+fn request_from_all<R: TicketRequester>(metadata: &dyn Metadata, requester: &Arc<R>) {
     let finished = requester.finished();
     let mut threads = BTreeMap::new();
     let mut backoff = Backoff::new(FIRST_PAUSE, LIST_INTERVAL);
@@ -332,7 +332,7 @@ struct Listing {
 }
 
 /// Lists the load balancer and all control planes except this machine. An error of one source does not hide the others.
-fn list(metadata: &Metadata) -> Listing {
+fn list(metadata: &dyn Metadata) -> Listing {
     let mut listed = Listing {
         answer: MetadataAnswer {
             own: None,

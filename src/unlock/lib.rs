@@ -71,7 +71,7 @@ use attest::tpm;
 use base::crypto::{KEY_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::Metadata;
+use cloud::{Cloud, Metadata};
 use disk::device_mapper::{self, FirstUse, Mapping};
 use disk::luks::{self, ClusterToken, VOLUME_KEY_LEN};
 use disk::state_disk::{
@@ -95,8 +95,10 @@ pub struct Unlock {
     pub mke2fs: PathBuf,
     /// The address on which the recovery server listens while the key is missing.
     pub recovery: SocketAddr,
+    /// The cloud of this machine.
+    pub cloud: &'static Cloud,
     /// Describes this node and its peers.
-    pub metadata: Arc<Metadata>,
+    pub metadata: Arc<dyn Metadata>,
     /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
     /// The TPM whose PCR 15 is extended with the cluster ID.
@@ -110,7 +112,12 @@ pub struct Unlock {
 impl Unlock {
     /// Turns whatever is on the state disk into a mounted file system. The diagram above shows this function.
     pub fn run(self) -> Result<(), Error> {
-        let device = device::find(self.disk.as_deref(), &self.stop, &self.timeline)?;
+        let device = device::find(
+            self.disk.as_deref(),
+            self.cloud.state_disk,
+            &self.stop,
+            &self.timeline,
+        )?;
         // removes a mapping that a killed `unlock` left behind; a mounted one is an error
         if unmap()? {
             self.timeline

@@ -35,7 +35,7 @@ Exit codes: 0 the disk is mounted, 1 failure (the last line gives the reason), 2
 fn main() -> ExitCode {
     program::main(
         "unlock",
-        &[HELP, options::HELP, MORE_HELP].concat(),
+        &[HELP, &options::help(), MORE_HELP].concat(),
         |arguments| {
             let (mut options, mut mke2fs) = (Options::new(), PathBuf::from("/sbin/mke2fs"));
             options.parse(arguments, |name, arguments| {
@@ -60,8 +60,10 @@ fn unlock(
     stop: &Stop,
 ) -> Result<(), String> {
     let (tpm, issuer) = options.attestation()?;
+    let (cloud, metadata) = options.cloud()?;
     let unlock = Unlock {
-        metadata: options.metadata()?,
+        cloud,
+        metadata,
         disk: options.disk,
         root: options.root,
         key_file: options.key_file,

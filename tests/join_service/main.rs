@@ -29,7 +29,6 @@ use base::stop::Stop;
 use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use cloud::Metadata;
 use forger::Forger;
 use kube_apiserver::{Cluster, PATIENCE};
 use kubernetes::client::{
@@ -1216,11 +1215,9 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
         machine
             .metadata
             .set_peers(&format!("[{me},{}]", machine.instance("plane-3", 3)));
-        let metadata = Metadata::of(
-            "qemu",
-            Some(&format!("http://{}", machine.metadata.address)),
-        )
-        .unwrap();
+        let metadata = cloud::qemu::CLOUD
+            .metadata(Some(&format!("http://{}", machine.metadata.address)))
+            .unwrap();
         let listen = SocketAddr::new(machine.host(3), 30090);
         let service = JoinService::start(Config {
             listen,

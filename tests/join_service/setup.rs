@@ -22,7 +22,6 @@ use base::stop::Stop;
 use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use cloud::Metadata;
 use kms::ClusterKms;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
@@ -128,10 +127,12 @@ impl Setup {
             key_auth: Auth::None,
             health: None,
             metrics: Some("127.0.0.1:0".parse().unwrap()),
-            variant: qemu_vtpm::VARIANT.into(),
+            variant: &qemu_vtpm::VARIANT,
             kubernetes: Some(account),
             metadata: Some(
-                Metadata::of("qemu", Some(&format!("http://{}", self.metadata.address))).unwrap(),
+                cloud::qemu::CLOUD
+                    .metadata(Some(&format!("http://{}", self.metadata.address)))
+                    .unwrap(),
             ),
             pki_dir: self.dir.path().join("pki"),
             migration: self.migration,

@@ -3,7 +3,7 @@
 //! An [`Issuer`] makes a document on the machine itself; a [`Validator`] validates the document of a peer. Attested TLS
 //! ([`crate::atls`]) transports a document in a certificate extension whose OID names the variant.
 //!
-//! Files: [`qemu_vtpm`] is the variant; [`policy`] defines which register values and which keys are accepted; `key_name` is the
+//! Files: [`variant`] is the table of variants, [`qemu_vtpm`] one of them; [`policy`] defines which register values and which keys are accepted; `key_name` is the
 //! name of a key; `document` is the JSON document, `quote` verifies what the TPM signed in it, [`event_log`] explains the value
 //! of a register to a person.
 
@@ -13,11 +13,13 @@ mod key_name;
 pub mod policy;
 pub mod qemu_vtpm;
 mod quote;
+pub mod variant;
 
 use std::sync::Arc;
 
 pub use key_name::KeyName;
 pub use policy::{Image, Measurement, Policy};
+pub use variant::Variant;
 
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 use base::crypto::CLUSTER_ID_LEN;

@@ -70,8 +70,10 @@ pub struct Image {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     images: Vec<Image>,
-    /// The accepted attestation keys; empty if every key is accepted.
+    /// The accepted attestation keys.
     keys: BTreeSet<KeyName>,
+    /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the JSON.
+    only_named_keys: bool,
 }
 
 /// Why a policy is invalid.
@@ -241,13 +243,18 @@ impl fmt::Display for Image {
 impl Policy {
     /// Makes a policy with one image without a name that accepts every attestation key.
     pub fn new(measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
-        Policy::of(
-            vec![Image::new("", measurements).map_err(PolicyError)?],
-            BTreeSet::new(),
-        )
+        let images = vec![Image::new("", measurements).map_err(PolicyError)?];
+        Policy {
+            images,
+            keys: BTreeSet::new(),
+            only_named_keys: false,
+        }
+        .checked()
     }
 
-    fn of(images: Vec<Image>, keys: BTreeSet<KeyName>) -> Result<Policy, PolicyError> {
+    /// Returns the policy if its parts fit together.
+    fn checked(self) -> Result<Policy, PolicyError> {
+        let (images, keys) = (&self.images, &self.keys);
         if images.len() > MAX_IMAGES {
             return Err(PolicyError(format!(
                 "it has {} images, more than {MAX_IMAGES}",
@@ -271,7 +278,7 @@ impl Policy {
                 keys.len()
             )));
         }
-        Ok(Policy { images, keys })
+        Ok(self)
     }
 
     /// Parses the JSON and ignores unknown fields.
@@ -294,7 +301,12 @@ impl Policy {
             let text = "attestationKeys is empty: name a key, or omit the field to accept any TPM";
             return Err(PolicyError(text.into()));
         }
-        Policy::of(images, keys.unwrap_or_default())
+        Policy {
+            images,
+            keys: keys.unwrap_or_default(),
+            only_named_keys: false,
+        }
+        .checked()
     }
 
     /// Returns the JSON. With one image without a name, and without keys, the text is the same as in the old system.
@@ -325,7 +337,7 @@ impl Policy {
         let first = Image::new(name, std::mem::take(&mut self.images[0].measurements))
             .map_err(PolicyError)?;
         self.images[0] = first;
-        Policy::of(self.images, self.keys)
+        self.checked()
     }
 
     /// Returns the policy with a further image.
@@ -336,7 +348,7 @@ impl Policy {
     ) -> Result<Policy, PolicyError> {
         self.images
             .push(Image::new(name, measurements).map_err(PolicyError)?);
-        Policy::of(self.images, self.keys)
+        self.checked()
     }
 
     /// Returns the policy with further accepted attestation keys. A policy that accepted every key then accepts only these.
@@ -345,7 +357,7 @@ impl Policy {
         keys: impl IntoIterator<Item = KeyName>,
     ) -> Result<Policy, PolicyError> {
         self.keys.extend(keys);
-        Policy::of(self.images, self.keys)
+        self.checked()
     }
 
     /// Returns the policy without named keys, which accepts every attestation key.
@@ -354,7 +366,23 @@ impl Policy {
         self
     }
 
-    /// Returns the accepted attestation keys; empty if every key is accepted.
+    /// Returns the policy that accepts no attestation key if it names none.
+    pub fn only_named_keys(mut self) -> Policy {
+        self.only_named_keys = true;
+        self
+    }
+
+    /// Returns whether the attestation key with this name is accepted.
+    pub fn believes(&self, key: &KeyName) -> bool {
+        self.keys.contains(key) || self.believes_any_key()
+    }
+
+    /// Returns whether every attestation key is accepted.
+    pub fn believes_any_key(&self) -> bool {
+        self.keys.is_empty() && !self.only_named_keys
+    }
+
+    /// Returns the named attestation keys.
     pub fn keys(&self) -> &BTreeSet<KeyName> {
         &self.keys
     }

@@ -18,17 +18,24 @@ use std::sync::Arc;
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
 use super::{
-    Identified, IssueError, KeyName, Measurement, Oid, Policy, ValidateError, event_log, hex,
-    printable, sha256,
+    Identified, IssueError, KeyName, Measurement, Oid, Policy, ValidateError, Variant, event_log,
+    hex, printable, sha256,
 };
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
-/// The name of the variant on command lines and in the environment.
-pub const VARIANT: &str = "qemu-vtpm";
+/// The variant's line in the table.
+pub const VARIANT: Variant = Variant {
+    name: "qemu-vtpm",
+    oid: OID,
+    issuer: |location| Arc::new(Issuer::new(location.clone(), Some(EVENT_LOG.into()))),
+    validator: |policy| Arc::new(Validator::new(Arc::new(policy))),
+    measure,
+    key_name,
+};
 /// 1.3.9900.5.1
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
 /// The file in which the kernel provides the event log of the firmware.
-pub const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";
+const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";
 /// Maximum size of the event log in bytes. A longer log is omitted: the certificate must fit a TLS handshake message of 64 KiB,
 /// and base64 adds a third.
 const MAX_EVENT_LOG: usize = 24 << 10;
@@ -44,7 +51,7 @@ pub struct Issuer {
 }
 
 impl Issuer {
-    /// Makes an issuer for the TPM at `location`, with the event log in the given file (usually [`EVENT_LOG`]) if it exists.
+    /// Makes an issuer for the TPM at `location`, with the event log in the given file if it exists.
     pub fn new(location: tpm::Location, event_log: Option<PathBuf>) -> Issuer {
         Issuer {
             location,
@@ -141,23 +148,12 @@ fn tpm_nonce(instance_info: &[u8], user_data: &[u8], nonce: &[u8]) -> [u8; 32] {
 /// Validates documents against a policy.
 pub struct Validator {
     policy: Arc<Policy>,
-    /// Whether a policy that names no keys accepts no key, instead of every key.
-    only_named_keys: bool,
 }
 
 impl Validator {
     /// Makes a validator that accepts documents that meet `policy`.
     pub fn new(policy: Arc<Policy>) -> Validator {
-        Validator {
-            policy,
-            only_named_keys: false,
-        }
-    }
-
-    /// Makes a validator that accepts no attestation key if the policy names none.
-    pub fn only_named_keys(mut self) -> Validator {
-        self.only_named_keys = true;
-        self
+        Validator { policy }
     }
 
     fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, String> {
@@ -190,11 +186,10 @@ impl Validator {
     }
 
     fn check_key(&self, key: &KeyName) -> Result<(), String> {
-        let named = self.policy.keys();
-        if named.contains(key) || self.believes_any() {
+        if self.policy.believes(key) {
             return Ok(());
         }
-        let none = match named.len() {
+        let none = match self.policy.keys().len() {
             0 => "and the policy names no key".into(),
             1 => "not the one that the policy names".into(),
             count => format!("none of the {count} that the policy names"),
@@ -203,10 +198,6 @@ impl Validator {
             "its attestation key is {key}, {none}: a program without a TPM could claim the same register values. If the \
              console of the machine shows this name, add the name to the policy"
         ))
-    }
-
-    fn believes_any(&self) -> bool {
-        self.policy.keys().is_empty() && !self.only_named_keys
     }
 
     fn compare(&self, values: &BTreeMap<u32, Vec<u8>>, log: &[u8]) -> Result<(), String> {
@@ -252,7 +243,7 @@ impl super::Validator for Validator {
     }
 
     fn believes_any_tpm(&self) -> bool {
-        self.believes_any()
+        self.policy.believes_any_key()
     }
 }
 

@@ -10,8 +10,6 @@ use base::timeline::Timeline;
 
 /// The serial number that marks the state disk among a VM's virtio disks.
 const SERIAL: &str = "state";
-/// The name of the state disk in the old system's QEMU machines, whose disks have no serial number.
-const OLD_QEMU_DISK: &str = "vdb";
 /// The directory in which the kernel lists block devices.
 const BLOCK_DEVICES: &str = "/sys/block";
 /// Maximum time to wait for the disk: disks appear some time after their driver is loaded.
@@ -19,25 +17,30 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Waits for the state disk and returns its path: `wanted` if given, else the disk with serial number `state`, else the disk
-/// that the old system uses.
+/// Waits for the state disk and returns its path: `wanted` if given, else the disk with serial number `state`, else
+/// the disk at `usual` ([`cloud::Cloud::state_disk`]) if it has no serial number.
 ///
 /// # Errors
 /// [`Error::NoDisk`] after 60 s, [`Error::Stopped`] when `stop` is set.
-pub fn find(wanted: Option<&Path>, stop: &Stop, timeline: &Timeline) -> Result<PathBuf, Error> {
+pub fn find(
+    wanted: Option<&Path>,
+    usual: &str,
+    stop: &Stop,
+    timeline: &Timeline,
+) -> Result<PathBuf, Error> {
     let start = Instant::now();
     let mut next_report = REPORT_INTERVAL;
     loop {
-        let disk = wanted
-            .map(PathBuf::from)
-            .or_else(|| Some(Path::new("/dev").join(state_disk_in(Path::new(BLOCK_DEVICES))?)));
+        let disk = wanted.map(PathBuf::from).or_else(|| {
+            Some(Path::new("/dev").join(state_disk_in(Path::new(BLOCK_DEVICES), usual)?))
+        });
         if let Some(disk) = disk.filter(|disk| disk.exists()) {
             return Ok(disk);
         }
         let waited = start.elapsed();
         if waited >= MAX_WAIT {
             return Err(Error::NoDisk {
-                wanted: describe(wanted),
+                wanted: describe(wanted, usual),
                 seen: names(Path::new(BLOCK_DEVICES)).join(" "),
                 waited,
             });
@@ -46,7 +49,11 @@ pub fn find(wanted: Option<&Path>, stop: &Stop, timeline: &Timeline) -> Result<P
             next_report += REPORT_INTERVAL;
             timeline.event(
                 "waiting",
-                format_args!("for {} since {} s", describe(wanted), waited.as_secs()),
+                format_args!(
+                    "for {} since {} s",
+                    describe(wanted, usual),
+                    waited.as_secs()
+                ),
             );
         }
         if stop.wait(POLL_INTERVAL) {
@@ -55,29 +62,29 @@ pub fn find(wanted: Option<&Path>, stop: &Stop, timeline: &Timeline) -> Result<P
     }
 }
 
-fn describe(wanted: Option<&Path>) -> String {
+fn describe(wanted: Option<&Path>, usual: &str) -> String {
     match wanted {
         Some(path) => format!("the disk {}", path.display()),
         None => {
-            format!(
-                "a disk with serial number {SERIAL:?}, or /dev/{OLD_QEMU_DISK} without a serial number"
-            )
+            format!("a disk with serial number {SERIAL:?}, or {usual} without a serial number")
         }
     }
 }
 
 /// Returns the name of the state disk in the directory `block_devices`. A disk with another serial number is never the state
 /// disk, even if it has the expected name: the state disk may not have appeared yet.
-fn state_disk_in(block_devices: &Path) -> Option<String> {
+fn state_disk_in(block_devices: &Path, usual: &str) -> Option<String> {
     let serial = |name: &str| {
         fs::read_to_string(block_devices.join(name).join("serial")).unwrap_or_default()
     };
-    let is_old = |name: &String| name == OLD_QEMU_DISK && serial(name).trim().is_empty();
+    let is_usual = |name: &String| {
+        Path::new(usual) == Path::new("/dev").join(name) && serial(name).trim().is_empty()
+    };
     let names = names(block_devices);
     names
         .iter()
         .find(|name| serial(name).trim() == SERIAL)
-        .or_else(|| names.iter().find(|name| is_old(name)))
+        .or_else(|| names.iter().find(|name| is_usual(name)))
         .cloned()
 }
 
@@ -100,7 +107,13 @@ mod tests {
     #[test]
     fn a_named_disk_is_found_when_it_exists() {
         let disk = tempfile::NamedTempFile::new().unwrap();
-        let found = find(Some(disk.path()), &Stop::new(), &Timeline::new("test")).unwrap();
+        let found = find(
+            Some(disk.path()),
+            "/dev/vdb",
+            &Stop::new(),
+            &Timeline::new("test"),
+        )
+        .unwrap();
         assert_eq!(found, disk.path());
     }
 
@@ -112,11 +125,14 @@ mod tests {
             fs::write(sys.path().join(name).join("serial"), serial).unwrap();
         };
         add("vda", "");
-        assert_eq!(state_disk_in(sys.path()), None);
+        assert_eq!(state_disk_in(sys.path(), "/dev/vdb"), None);
         add("vdb", "data");
-        assert_eq!(state_disk_in(sys.path()), None);
+        assert_eq!(state_disk_in(sys.path(), "/dev/vdb"), None);
         add("vdc", "state\n");
-        assert_eq!(state_disk_in(sys.path()).as_deref(), Some("vdc"));
+        assert_eq!(
+            state_disk_in(sys.path(), "/dev/vdb").as_deref(),
+            Some("vdc")
+        );
     }
 
     #[test]
@@ -125,7 +141,10 @@ mod tests {
         for name in ["vda", "vdb", "vdc"] {
             fs::create_dir(sys.path().join(name)).unwrap();
         }
-        assert_eq!(state_disk_in(sys.path()).as_deref(), Some("vdb"));
+        assert_eq!(
+            state_disk_in(sys.path(), "/dev/vdb").as_deref(),
+            Some("vdb")
+        );
     }
 
     #[test]
@@ -134,6 +153,7 @@ mod tests {
         stop.stop();
         let result = find(
             Some(Path::new("/nonexistent")),
+            "/dev/vdb",
             &stop,
             &Timeline::new("test"),
         );

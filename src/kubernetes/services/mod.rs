@@ -87,7 +87,7 @@ pub struct Settings {
     pub metadata: MetadataService,
 }
 
-/// A cloud's metadata service, with the arguments of [`Metadata::of`](cloud::Metadata::of).
+/// A cloud's metadata service, with the arguments of [`Cloud::metadata`](cloud::Cloud::metadata).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetadataService {
     /// The cloud's name in lower case. If `None`, a worker may have any name, and no control plane
@@ -101,7 +101,7 @@ impl Default for MetadataService {
     /// Returns QEMU's metadata service at its default URL.
     fn default() -> MetadataService {
         MetadataService {
-            cloud: Some("qemu".into()),
+            cloud: Some(cloud::DEFAULT.into()),
             url: None,
         }
     }

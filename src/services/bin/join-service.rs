@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use attest::attestation::qemu_vtpm;
+use attest::attestation::{Variant, variant};
 use base::logger;
 use base::program::{self, Failure};
-use cloud::Metadata;
+use cloud::Cloud;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use lexopt::prelude::*;
@@ -20,7 +20,12 @@ use sys::wiping::Wiping;
 #[global_allocator]
 static ALLOCATOR: Wiping = Wiping;
 
-const HELP: &str = "\
+/// Returns the help text.
+fn help() -> String {
+    let (variants, clouds) = (variant::NAMES.join(", "), cloud::NAMES.join(", "));
+    let default = variant::DEFAULT;
+    format!(
+        "\
 join-service: admits nodes to the cluster that prove what software they run
 
 Callers prove themselves by attested TLS. They must meet the attestation policy, which is read again when its file changes.
@@ -39,9 +44,9 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --health ADDRESS:PORT          the address of a plaintext gRPC health server for the kubelet's probes [none]
   --metrics ADDRESS:PORT         the address of an HTTP server for Prometheus' metrics, path /metrics [none]
   --config DIR                   directory with attestationConfig (the policy, JSON) and measurementSalt [/var/config]
-  --attestation-variant VARIANT  attestation variant of the nodes; only qemu-vtpm is supported [qemu-vtpm]
-  --cloud-provider CLOUD         the cloud whose metadata service lists the machines: qemu; without it, machines of any
-                                 name are admitted as workers, and control planes cannot join
+  --attestation-variant VARIANT  attestation variant of the nodes: {variants} [{default}]
+  --cloud-provider CLOUD         the cloud whose metadata service lists the machines: {clouds}; without it, machines
+                                 of any name are admitted as workers, and control planes cannot join
   --metadata URL                 the URL of the metadata service [the cloud's default]
   --kubeconfig FILE              access to the Kubernetes API [the pod's service account; without access, no new node can
                                  join, and any machine that meets the policy gets the key of any disk]
@@ -56,10 +61,12 @@ Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 2 invalid arguments.
 
 Example:
   join-service --key-service 127.0.0.1:9000 --config ./config --listen 0.0.0.0:30090
-";
+"
+    )
+}
 
 fn main() -> ExitCode {
-    program::main("join-service", HELP, run)
+    program::main("join-service", &help(), run)
 }
 
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
@@ -68,7 +75,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), proto::join::PORT);
     let (mut health, mut metrics) = (None, None);
     let mut config_dir: PathBuf = join_service::CONFIG_DIR.into();
-    let mut variant = qemu_vtpm::VARIANT.to_owned();
+    let mut variant = variant::DEFAULT.to_owned();
     let (mut cloud, mut metadata_url, mut kubeconfig) = (String::new(), String::new(), None);
     let mut pki_dir = PathBuf::from(join_service::PKI_DIR);
     let mut migration = Migration::default();
@@ -94,12 +101,13 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             other => return Err(other.unexpected().into()),
         }
     }
-    let (key_service, key_auth) = keys.finish(&config_dir)?;
+    let variant = Variant::named(&variant).map_err(Failure::failed)?;
+    let (key_service, key_auth) = keys.finish(variant, &config_dir)?;
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
     // The chart passes each of its options, and an empty value means that the option is not set.
     let url = Some(metadata_url.as_str()).filter(|url| !url.is_empty());
     let metadata = (!cloud.is_empty())
-        .then(|| Metadata::of(&cloud, url))
+        .then(|| Cloud::named(&cloud)?.metadata(url))
         .transpose()
         .map_err(Failure::failed)?;
     let kubernetes = match kubeconfig {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use attest::attestation::qemu_vtpm;
+use attest::attestation::{Variant, variant};
 use attest::tpm::Location;
 use base::logger;
 use base::program::{self, Failure};
@@ -18,7 +18,11 @@ use sys::wiping::Wiping;
 #[global_allocator]
 static ALLOCATOR: Wiping = Wiping;
 
-const HELP: &str = "\
+/// Returns the help text.
+fn help() -> String {
+    let (variants, default) = (variant::NAMES.join(", "), variant::DEFAULT);
+    format!(
+        "\
 key-service: derives data keys from the master secret for the services of a control plane
 
 Each caller authenticates itself and gets only the classes of keys that are granted to it:
@@ -52,7 +56,7 @@ Usage: key-service [OPTION]..
   --config DIR           with attested: directory with attestationConfig (the policy, JSON) and measurementSalt
                          [/var/config]
   --attestation-variant VARIANT
-                         with attested: the attestation variant; only qemu-vtpm is supported [qemu-vtpm]
+                         with attested: the attestation variant: {variants} [{default}]
   --tpm LOCATION         with attested: device:PATH or swtpm:host=ADDRESS,port=PORT [/dev/tpmrm0, else /dev/tpm0]
   --kubeconfig FILE      with token, or if volume is granted: access to the Kubernetes API [the pod's service account]
   --health ADDRESS:PORT  the address of a plaintext gRPC health server; with token and any, the port of the keys
@@ -68,10 +72,12 @@ Examples:
   key-service --master-secret ./mastersecret --salt ./salt --config ./config
   key-service --clients token --listen 0.0.0.0:9000 --allow-plaintext \\
     --grant 'kube-system/join-service=disk,ssh,measurement;default/s3proxy=id:s3proxy-kek'
-";
+"
+    )
+}
 
 fn main() -> ExitCode {
-    program::main("key-service", HELP, run)
+    program::main("key-service", &help(), run)
 }
 
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
@@ -79,7 +85,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let (mut how, mut listen, mut port): (Option<String>, Option<SocketAddr>, Option<u16>) =
         (None, None, None);
     let mut config_dir = PathBuf::from(key_service::CONFIG_DIR);
-    let mut variant = qemu_vtpm::VARIANT.to_owned();
+    let mut variant = variant::DEFAULT.to_owned();
     let (mut tpm, mut kubeconfig): (Option<Location>, Option<PathBuf>) = (None, None);
     let mut config = Config {
         listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), proto::kms::PORT),
@@ -124,13 +130,8 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         config.listen.set_port(port);
     }
     config.clients = match how.as_deref().unwrap_or("attested") {
-        "attested" if variant != qemu_vtpm::VARIANT => {
-            let expected = qemu_vtpm::VARIANT;
-            return Err(Failure::failed(format!(
-                "attestation variant {variant:?} is not supported by this version; expected {expected}"
-            )));
-        }
         "attested" => Clients::Attested {
+            variant: Variant::named(&variant).map_err(Failure::failed)?,
             tpm: tpm
                 .map_or_else(Location::default_device, Ok)
                 .map_err(Failure::failed)?,

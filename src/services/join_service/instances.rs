@@ -30,7 +30,7 @@ const NOT_DIRECT: Duration = Duration::from_secs(60);
 
 /// The cloud's list of machines.
 pub struct Instances {
-    metadata: Option<Metadata>,
+    metadata: Option<Arc<dyn Metadata>>,
     /// Locked during a request to the metadata service: concurrent callers wait and use the same
     /// answer.
     list: Mutex<Option<CachedList>>,
@@ -44,7 +44,7 @@ type CachedList = (Instant, Result<Arc<List>, Refusal>);
 impl Instances {
     /// Creates the list from this metadata service. Without one, only workers are accepted: with
     /// any name, but only with their own source address.
-    pub fn new(metadata: Option<Metadata>) -> Instances {
+    pub fn new(metadata: Option<Arc<dyn Metadata>>) -> Instances {
         Instances {
             metadata,
             list: Mutex::default(),
@@ -57,7 +57,7 @@ impl Instances {
         let name = asked.node();
         // A dual-stack socket reports an IPv4 caller as an IPv4-mapped IPv6 address.
         let peer = peer.map(|peer| peer.to_canonical());
-        let Some(metadata) = &self.metadata else {
+        let Some(metadata) = self.metadata.as_deref() else {
             return check_unlisted(asked, peer).map(|()| false);
         };
         let mut list = self.list(metadata, MAX_AGE)?;
@@ -91,14 +91,14 @@ impl Instances {
     /// Returns the address of the machine behind a node: `None` without a metadata service, and
     /// `Some(Ok(None))` if the cloud lists no such machine or no address of it.
     pub fn address(&self, name: &str) -> Option<Result<Option<IpAddr>, Refusal>> {
-        let metadata = self.metadata.as_ref()?;
+        let metadata = self.metadata.as_deref()?;
         Some(
             self.list(metadata, MAX_AGE)
                 .map(|list| list.get(name).and_then(|instance| instance.vpc_ip)),
         )
     }
 
-    fn list(&self, metadata: &Metadata, age: Duration) -> Result<Arc<List>, Refusal> {
+    fn list(&self, metadata: &dyn Metadata, age: Duration) -> Result<Arc<List>, Refusal> {
         let mut cached = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         // A failure is cached too. Otherwise each waiting caller would wait for one more timeout.
         if let Some((at, list)) = &*cached

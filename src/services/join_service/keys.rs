@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 
 use crate::key_service::members::Members;
 use attest::atls;
-use attest::attestation::{self, qemu_vtpm};
+use attest::attestation::{self, Variant};
 use attest::tpm::Location;
 use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::program::{self, Failure};
@@ -55,6 +55,8 @@ pub enum Error {
 pub enum Auth {
     /// Both prove by their TPM that they are machines of this cluster.
     Attested {
+        /// The attestation variant of the cluster's nodes.
+        variant: &'static Variant,
         /// The TPM of this machine.
         tpm: Location,
         /// The directory with `attestationConfig`, the policy that the key service must meet.
@@ -70,8 +72,9 @@ pub enum Auth {
 /// The command line options of a program that uses a key service.
 ///
 /// ```no_run
+/// # use attest::attestation::Variant;
 /// # use services::join_service::keys::Flags;
-/// # fn f(mut args: lexopt::Parser) -> Result<(), base::program::Failure> {
+/// # fn f(variant: &'static Variant, mut args: lexopt::Parser) -> Result<(), base::program::Failure> {
 /// # use lexopt::prelude::*;
 /// let mut keys = Flags::default();
 /// while let Some(arg) = args.next()? {
@@ -83,7 +86,7 @@ pub enum Auth {
 ///         other => return Err(other.unexpected().into()),
 ///     }
 /// }
-/// let (endpoint, auth) = keys.finish("/var/config".as_ref())?;
+/// let (endpoint, auth) = keys.finish(variant, "/var/config".as_ref())?;
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Default)]
@@ -128,10 +131,14 @@ impl Flags {
         Ok(())
     }
 
-    /// Returns the key service's address, `HOST:PORT`, and the authentication. `config_dir`
-    /// contains the policy. Fails if an option is missing or not valid, or if the machine has no
+    /// Returns the key service's address, `HOST:PORT`, and the authentication. The machines of the
+    /// cluster attest as `variant`, and `config_dir` contains their policy. Fails if an option is missing or not valid, or if the machine has no
     /// TPM and attestation is used.
-    pub fn finish(self, config_dir: &Path) -> Result<(String, Auth), Failure> {
+    pub fn finish(
+        self,
+        variant: &'static Variant,
+        config_dir: &Path,
+    ) -> Result<(String, Auth), Failure> {
         let endpoint = self
             .endpoint
             .ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
@@ -148,6 +155,7 @@ impl Flags {
                     ))
                 })?;
                 Auth::Attested {
+                    variant,
                     tpm,
                     config_dir: config_dir.into(),
                 }
@@ -424,7 +432,12 @@ impl Inner {
     }
 
     fn transport(&self, socket: TcpStream, deadline: Option<Instant>) -> Result<Transport, String> {
-        let Auth::Attested { tpm, config_dir } = &self.auth else {
+        let Auth::Attested {
+            variant,
+            tpm,
+            config_dir,
+        } = &self.auth
+        else {
             return Transport::plain(socket).map_err(|error| error.to_string());
         };
         let pcr15 = attestation::pcr15(tpm).map_err(|error| error.to_string())?;
@@ -433,11 +446,8 @@ impl Inner {
                 "this machine has joined no cluster since it started (PCR 15 is zero)".into(),
             );
         }
-        let members = Arc::new(Members::new(config_dir, pcr15)?);
-        let issuer = Arc::new(qemu_vtpm::Issuer::new(
-            tpm.clone(),
-            Some(qemu_vtpm::EVENT_LOG.into()),
-        ));
+        let members = Arc::new(Members::new(variant, config_dir, pcr15)?);
+        let issuer = (variant.issuer)(tpm);
         let own = Instant::now() + HANDSHAKE_TIMEOUT;
         let deadline = deadline.map_or(own, |deadline| deadline.min(own));
         let client = atls::Client::new(Some(issuer), vec![members]).require_tls13();

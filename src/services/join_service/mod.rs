@@ -55,7 +55,7 @@ use std::time::{Duration, SystemTime};
 use crate::observed;
 use approver::Approver;
 use attest::atls;
-use attest::attestation::{Policy, Validator, qemu_vtpm};
+use attest::attestation::{Policy, Validator, Variant};
 use audit::{Audit, EventSender};
 use base::stop::Stop;
 use cleaner::{Cleaner, CleanerThread};
@@ -103,14 +103,13 @@ pub struct Config {
     pub health: Option<SocketAddr>,
     /// The address of the HTTP server for metrics.
     pub metrics: Option<SocketAddr>,
-    /// The attestation variant of the cluster's nodes. This version supports only
-    /// [`qemu_vtpm::VARIANT`].
-    pub variant: String,
+    /// The attestation variant of the cluster's nodes.
+    pub variant: &'static Variant,
     /// Access to the Kubernetes API. Without it, the service issues rejoin tickets only.
     pub kubernetes: Option<client::Config>,
     /// The cloud's metadata service, which lists the machines. Without it, a worker may have any
     /// name, and no control plane can join.
-    pub metadata: Option<Metadata>,
+    pub metadata: Option<Arc<dyn Metadata>>,
     /// The directory with the cluster's CA and the files for control planes, usually [`PKI_DIR`].
     pub pki_dir: PathBuf,
     /// Until when disks without a record are accepted.
@@ -146,15 +145,12 @@ impl Drop for Background {
 }
 
 impl JoinService {
-    /// Reads the policy and serves until [`JoinService::stop`]. Fails if the variant is not
-    /// supported, the policy is not valid, an address cannot be listened on, or a thread cannot be
-    /// started.
+    /// Reads the policy and serves until [`JoinService::stop`]. Fails if the policy is not valid, an
+    /// address cannot be listened on, or a thread cannot be started.
     pub fn start(config: Config) -> Result<JoinService, Error> {
-        if config.variant != qemu_vtpm::VARIANT {
-            return Err(Error::Variant(config.variant));
-        }
-        let file = config.config_dir.join(POLICY_FILE);
-        let (policy, watch) = policy::follow(&file, qemu_vtpm_validator).map_err(Error::Policy)?;
+        let (variant, file) = (config.variant, config.config_dir.join(POLICY_FILE));
+        let (policy, watch) = policy::follow(&file, Box::new(move |text| validator(variant, text)))
+            .map_err(Error::Policy)?;
         let (listen, health) = (config.listen, config.health);
         let listen_error = |error| Error::Listen(listen, error);
         let listener = TcpListener::bind(listen).map_err(listen_error)?;
@@ -320,18 +316,16 @@ fn serve_health(address: SocketAddr) -> Result<Server, Error> {
 
 /// Creates the validator of a policy. It requires that the caller has joined no cluster since its
 /// machine started: a member of another cluster must not get keys of this cluster.
-fn qemu_vtpm_validator(policy: &str) -> Result<Arc<dyn Validator>, String> {
+fn validator(variant: &Variant, policy: &str) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(policy)
         .map_err(|error| error.to_string())?
         .expecting_fresh();
-    Ok(Arc::new(qemu_vtpm::Validator::new(Arc::new(policy))))
+    Ok((variant.validator)(policy))
 }
 
 /// Why the service cannot start.
 #[derive(Debug)]
 pub enum Error {
-    /// The attestation variant is not supported by this version.
-    Variant(String),
     /// The policy file cannot be read or is not valid. The text names the file and the fault.
     Policy(String),
     /// The service cannot listen on this address.
@@ -343,13 +337,6 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Variant(variant) => {
-                let expected = qemu_vtpm::VARIANT;
-                write!(
-                    f,
-                    "attestation variant {variant:?} is not supported by this version; expected {expected}"
-                )
-            }
             Error::Policy(error) => f.write_str(error),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
             Error::Thread(error) => write!(f, "cannot start a thread: {error}"),

@@ -28,7 +28,7 @@ const INTERVAL: Duration = Duration::from_secs(3);
 const MAX_LEN: u64 = 1 << 20;
 
 /// Creates a validator from the text of a policy file, or returns what is wrong with it.
-pub type Parse = fn(&str) -> Result<Arc<dyn Validator>, String>;
+pub type Parse = Box<dyn Fn(&str) -> Result<Arc<dyn Validator>, String> + Send>;
 
 /// A validator that follows a policy file.
 pub struct PolicyFile {
@@ -203,7 +203,7 @@ impl Follower {
         let parsed = now
             .as_deref()
             .map_err(|error| error.to_owned())
-            .and_then(self.parse);
+            .and_then(&self.parse);
         self.policy
             .is_stale
             .store(parsed.is_err(), Ordering::Relaxed);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     fn start(path: &Path) -> (Arc<PolicyFile>, Watch) {
-        follow_every(Duration::from_millis(5), path, parse).unwrap()
+        follow_every(Duration::from_millis(5), path, Box::new(parse)).unwrap()
     }
 
     fn comes_into_force(policy: &PolicyFile, text: &str) -> bool {
@@ -326,8 +326,13 @@ mod tests {
     fn a_policy_that_is_bad_to_begin_with_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("attestationConfig");
-        assert!(follow(&path, parse).is_err());
+        assert!(follow(&path, Box::new(parse)).is_err());
         fs::write(&path, "bad").unwrap();
-        assert!(follow(&path, parse).err().unwrap().contains("bad policy"));
+        assert!(
+            follow(&path, Box::new(parse))
+                .err()
+                .unwrap()
+                .contains("bad policy")
+        );
     }
 }

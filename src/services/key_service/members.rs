@@ -16,7 +16,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use attest::attestation::{Identified, Oid, Policy, ValidateError, Validator, qemu_vtpm};
+use attest::attestation::{Identified, Oid, Policy, ValidateError, Validator, Variant};
 
 /// The attestation policy as JSON, in the configuration directory.
 const POLICY_FILE: &str = "attestationConfig";
@@ -25,6 +25,7 @@ const MAX_LEN: u64 = 1 << 20;
 
 /// Accepts machines of the cluster.
 pub struct Members {
+    variant: &'static Variant,
     file: PathBuf,
     pcr15: [u8; 32],
     last: Mutex<Last>,
@@ -33,18 +34,23 @@ pub struct Members {
 /// The last valid policy, and the present error of the file, if any.
 struct Last {
     text: String,
-    validator: Arc<qemu_vtpm::Validator>,
+    validator: Arc<dyn Validator>,
     problem: Option<String>,
 }
 
 impl Members {
     /// Creates a validator for the policy in this directory and this value of PCR 15. Fails if the
     /// policy is not valid.
-    pub fn new(config_dir: &Path, pcr15: [u8; 32]) -> Result<Members, String> {
+    pub fn new(
+        variant: &'static Variant,
+        config_dir: &Path,
+        pcr15: [u8; 32],
+    ) -> Result<Members, String> {
         let file = config_dir.join(POLICY_FILE);
         let text = read(&file)?;
-        let validator = validator(&file, &text, pcr15)?;
+        let validator = validator(variant, &file, &text, pcr15)?;
         Ok(Members {
+            variant,
             file,
             pcr15,
             last: Mutex::new(Last {
@@ -55,14 +61,13 @@ impl Members {
         })
     }
 
-    fn current(&self) -> Arc<qemu_vtpm::Validator> {
+    fn current(&self) -> Arc<dyn Validator> {
         // The lock is held only while a small file is read.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = read(&self.file).and_then(|text| match text == last.text {
             true => Ok(None),
-            false => {
-                validator(&self.file, &text, self.pcr15).map(|validator| Some((text, validator)))
-            }
+            false => validator(self.variant, &self.file, &text, self.pcr15)
+                .map(|validator| Some((text, validator))),
         });
         let problem = now.as_ref().err().cloned();
         if let Ok(Some((text, validator))) = now {
@@ -84,7 +89,7 @@ impl Members {
 
 impl Validator for Members {
     fn oid(&self) -> Oid {
-        qemu_vtpm::OID
+        self.variant.oid
     }
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
@@ -101,14 +106,13 @@ impl Validator for Members {
 }
 
 fn validator(
+    variant: &Variant,
     file: &Path,
     text: &str,
     pcr15: [u8; 32],
-) -> Result<Arc<qemu_vtpm::Validator>, String> {
+) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(text).map_err(|error| format!("{}: {error}", file.display()))?;
-    Ok(Arc::new(qemu_vtpm::Validator::new(Arc::new(
-        policy.expecting_pcr15(pcr15),
-    ))))
+    Ok((variant.validator)(policy.expecting_pcr15(pcr15)))
 }
 
 fn read(path: &Path) -> Result<String, String> {

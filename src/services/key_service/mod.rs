@@ -42,7 +42,7 @@ use zeroize::Zeroizing;
 
 use crate::observed;
 use attest::atls;
-use attest::attestation::{self, IssueError, Issuer, pcr15_after, qemu_vtpm};
+use attest::attestation::{self, IssueError, Variant, pcr15_after};
 use attest::tpm;
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
@@ -118,6 +118,8 @@ pub struct Config {
 pub enum Clients {
     /// By their TPM. The service attests itself to them in the same way.
     Attested {
+        /// The attestation variant of the cluster's nodes.
+        variant: &'static Variant,
         /// The TPM of this machine.
         tpm: tpm::Location,
         /// The directory with the files of [`CONFIG_DIR`].
@@ -187,8 +189,12 @@ impl KeyService {
             Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket))
         };
         let (accept, authority, who) = match config.clients {
-            Clients::Attested { tpm, config_dir } => {
-                let (accept, own) = attested(&kms, &tpm, &config_dir, &registry)?;
+            Clients::Attested {
+                variant,
+                tpm,
+                config_dir,
+            } => {
+                let (accept, own) = attested(&kms, variant, &tpm, &config_dir, &registry)?;
                 (
                     accept,
                     Authority::Members { own },
@@ -282,6 +288,7 @@ impl KeyService {
 /// cluster. Also returns the identity of this machine.
 fn attested(
     kms: &ClusterKms,
+    variant: &'static Variant,
     tpm: &tpm::Location,
     config_dir: &Path,
     registry: &Registry,
@@ -308,12 +315,9 @@ fn attested(
             is_fresh: pcr15 == [0; 32],
         });
     }
-    let members = Arc::new(Members::new(config_dir, expected).map_err(Error::Policy)?);
+    let members = Arc::new(Members::new(variant, config_dir, expected).map_err(Error::Policy)?);
     crate::observed::any_tpm(registry, &members);
-    let issuer = Arc::new(qemu_vtpm::Issuer::new(
-        tpm.clone(),
-        Some(qemu_vtpm::EVENT_LOG.into()),
-    ));
+    let issuer = (variant.issuer)(tpm);
     let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();
     // No client of the old system uses this, so TLS 1.3 can be required. It does not reveal the
     // documents to the network.

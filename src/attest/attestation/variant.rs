@@ -1,0 +1,116 @@
+//! The table of attestation variants.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Issuer, KeyName, Measurement, Oid, Policy, Validator, qemu_vtpm};
+use crate::tpm;
+
+/// An attestation variant: what a machine presents as evidence, and how a peer validates it. The file of the variant defines it.
+pub struct Variant {
+    /// The name on the kernel command line, on the command lines of the programs, and in the Helm chart.
+    pub name: &'static str,
+    /// The OID of the certificate extension that contains a document of this variant.
+    pub oid: Oid,
+    /// Creates the issuer of this machine, whose TPM is at this location.
+    pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
+    /// Creates the validator of a policy.
+    pub validator: fn(Policy) -> Arc<dyn Validator>,
+    /// Returns the current values of the SHA-256 PCRs of this machine as measurements, each of which is enforced.
+    pub measure: fn(&tpm::Location) -> Result<BTreeMap<u32, Measurement>, tpm::Error>,
+    /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
+    pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
+}
+
+/// All variants. A new variant is one file and one line here.
+pub const ALL: [Variant; 1] = [qemu_vtpm::VARIANT];
+
+/// The names of [`ALL`].
+pub const NAMES: [&str; ALL.len()] = {
+    let mut names = [""; ALL.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = ALL[index].name;
+        index += 1;
+    }
+    names
+};
+
+/// The name of the variant that a program uses if its command line names none.
+pub const DEFAULT: &str = NAMES[0];
+
+/// No variant has this name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownVariant(String);
+
+impl Variant {
+    /// Returns the variant with this name.
+    pub fn named(name: &str) -> Result<&'static Variant, UnknownVariant> {
+        static VARIANTS: [Variant; ALL.len()] = ALL;
+        VARIANTS
+            .iter()
+            .find(|variant| variant.name == name)
+            .ok_or_else(|| UnknownVariant(name.to_owned()))
+    }
+}
+
+impl fmt::Debug for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl fmt::Display for UnknownVariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, supported) = (&self.0, NAMES.join(", "));
+        write!(
+            f,
+            "the attestation variant {name:?} is not supported; supported: {supported}"
+        )
+    }
+}
+
+impl std::error::Error for UnknownVariant {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variant_is_found_by_its_name_and_others_are_refused() {
+        for (variant, name) in ALL.iter().zip(NAMES) {
+            assert_eq!(Variant::named(name).unwrap().oid, variant.oid);
+        }
+        let error = Variant::named("home").unwrap_err().to_string();
+        assert!(
+            error.contains("\"home\"") && error.ends_with(&NAMES.join(", ")),
+            "{error}"
+        );
+    }
+
+    /// A certificate names the variant by the OID only.
+    #[test]
+    fn no_two_variants_share_a_name_or_an_oid() {
+        for (index, one) in ALL.iter().enumerate() {
+            for other in &ALL[..index] {
+                assert!(one.name != other.name && one.oid != other.oid);
+            }
+        }
+    }
+
+    #[test]
+    fn the_validator_of_a_variant_has_its_oid() {
+        let image = BTreeMap::from([(
+            15,
+            Measurement {
+                expected: [0; 32],
+                warn_only: false,
+            },
+        )]);
+        for variant in ALL {
+            let policy = Policy::new(image.clone()).unwrap();
+            assert_eq!((variant.validator)(policy).oid(), variant.oid);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The tables of clouds and of attestation variants are the only places that list them: the programs' help texts, the Helm chart
+//! and the documentation agree with the tables, and no other source file names an entry.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use attest::attestation::variant;
+use serde_json::{Value, json};
+use support::ROOT;
+use support::program::built;
+
+#[test]
+fn the_chart_accepts_the_clouds_and_variants_of_the_tables() {
+    let schema = fs::read_to_string(Path::new(ROOT).join("charts/firstlight/values.schema.json"));
+    let schema: Value = serde_json::from_str(&schema.unwrap()).unwrap();
+    let properties = &schema["properties"];
+    assert_eq!(
+        properties["attestationVariant"]["enum"],
+        json!(variant::NAMES)
+    );
+    // an empty name means that the join service has no metadata service
+    let clouds: Vec<_> = [""].iter().chain(&cloud::NAMES).collect();
+    assert_eq!(properties["cloudProvider"]["enum"], json!(clouds));
+}
+
+#[test]
+fn each_help_text_lists_the_clouds_and_the_variants() {
+    let (clouds, variants) = (cloud::NAMES.join(", "), variant::NAMES.join(", "));
+    for (program, arguments, listed) in [
+        ("unlock", &["--help"][..], &[&clouds, &variants][..]),
+        ("bootstrapper", &["--help"], &[&clouds, &variants]),
+        ("join-service", &["--help"], &[&clouds, &variants]),
+        ("key-service", &["--help"], &[&variants]),
+    ] {
+        let output = Command::new(built(program)).args(arguments).output();
+        let help = String::from_utf8(output.unwrap().stdout).unwrap();
+        for names in listed {
+            let is_listed = |line: &str| line.contains(&format!(": {names}"));
+            assert!(help.lines().any(is_listed), "{program}: {names}\n{help}");
+        }
+    }
+}
+
+/// Returns the Rust files below `folder`, without those of tests.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut files = vec![];
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() && name != "tests" {
+            files.extend(sources(&path));
+        } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+#[test]
+fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
+    let src = Path::new(ROOT).join("src");
+    let files = sources(&src);
+    let module = |name: &str| name.replace('-', "_");
+    let entries = [
+        ("attest/attestation", "variant.rs", &variant::NAMES[..]),
+        ("cloud", "lib.rs", &cloud::NAMES[..]),
+    ];
+    for (folder, table, names) in entries {
+        for name in names {
+            let own = src.join(folder).join(module(name));
+            for file in &files {
+                let in_its_room = file.starts_with(&own) || *file == own.with_extension("rs");
+                if in_its_room || *file == src.join(folder).join(table) {
+                    continue;
+                }
+                let text = fs::read_to_string(file).unwrap();
+                let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+                let names_it = code.lines().filter(|line| {
+                    // an example of a command line, a module, the head of a documentation page
+                    let is_prose = line.trim_start().starts_with("//")
+                        || line.contains("--csp")
+                        || line.starts_with("pub mod ");
+                    !is_prose
+                        && (line.contains(&format!("{}::", module(name)))
+                            || line.contains(&format!("\"{name}\"")))
+                });
+                let found: Vec<_> = names_it.collect();
+                assert!(found.is_empty(), "{}: {found:#?}", file.display());
+            }
+        }
+    }
+}
