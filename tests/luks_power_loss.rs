@@ -13,6 +13,7 @@ use disk::luks::{
 };
 
 use support::cut_off;
+use support::random::Random;
 
 const SECTOR: usize = 512;
 const DISK_SIZE: usize = 18 << 20;
@@ -178,7 +179,7 @@ fn opened(image: &[u8]) -> (Disk, Header) {
 /// Runs `visit` on the image after each cut of the recorded writes; gives back all that was found.
 fn cut_everywhere(before: &[u8], disk: &Disk, mut visit: impl FnMut(&[u8], Found)) -> Vec<Found> {
     let mut seen = Vec::new();
-    let mut random = Random(0x5eed);
+    let mut random = Random::new(0x5eed);
     let mut image = before.to_vec();
     for epoch in &disk.epochs {
         // a sector that is overwritten with what it holds cannot be torn
@@ -241,18 +242,6 @@ fn subsets(count: usize, random: &mut Random) -> Vec<Vec<usize>> {
         );
     }
     subsets
-}
-
-/// xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
 }
 
 /// An image with an uninitialised disk that opens with the old key.

@@ -1,5 +1,7 @@
 //! The TPM and its documents, against swtpm and tpm2-tools.
 
+use support::mutation::mutations;
+use support::random::Random;
 use support::swtpm;
 
 use std::collections::BTreeMap;
@@ -580,34 +582,13 @@ fn what_other_issuers_add_is_passed_over() {
     assert!(validate(ZERO_15, &serde_json::to_vec(&document).unwrap(), NONCE).is_ok());
 }
 
-/// The same numbers in each run, each below what is asked.
-fn xorshift() -> impl FnMut(usize) -> usize {
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    move |below| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random as usize % below
-    }
-}
-
 /// Every change of a genuine document is refused, or changes nothing that was checked; none panics.
 #[test]
 fn hostile_documents_are_refused_without_a_panic() {
     let tpm = Swtpm::start();
     let genuine = issue(&tpm);
-    let mut next = xorshift();
     let validator = qemu_vtpm::Validator::new(Arc::new(policy(&[(15, [1; 32])])));
-    for _ in 0..3000 {
-        let mut document = genuine.clone();
-        for _ in 0..1 + next(3) {
-            let at = next(document.len());
-            match next(3) {
-                0 => document[at] = next(256) as u8,
-                1 => drop(document.remove(at)),
-                _ => document.truncate(at.max(1)),
-            }
-        }
+    for document in mutations(&genuine, 3000) {
         // the policy wants another value of PCR 15: whatever is accepted here was forged
         assert!(validator.validate(&document, NONCE).is_err());
     }
@@ -617,7 +598,7 @@ fn hostile_documents_are_refused_without_a_panic() {
 fn hostile_quotes_and_keys_are_refused_without_a_panic() {
     let tpm = Swtpm::start();
     let genuine = as_json(&issue(&tpm));
-    let mut next = xorshift();
+    let mut random = Random::new(1);
     let validator = qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15)));
     let quotes = genuine["Attestation"]["quotes"].as_array().unwrap();
     let quote = quotes
@@ -633,12 +614,12 @@ fn hostile_quotes_and_keys_are_refused_without_a_panic() {
             let mut document = genuine.clone();
             let place = document.pointer_mut(&field).unwrap();
             let mut value = bytes(place);
-            let at = next(value.len());
+            let at = random.below(value.len());
             // the other attributes of the key are not the signature's business
-            if next(3) == 0 {
+            if random.below(3) == 0 {
                 value.truncate(at)
             } else {
-                value[at] ^= 1 << next(8)
+                value[at] ^= 1 << random.below(8)
             }
             *place = json!(STANDARD.encode(value));
             let _ = validator.validate(&serde_json::to_vec(&document).unwrap(), NONCE);

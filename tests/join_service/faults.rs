@@ -32,6 +32,7 @@ use proto::join::{
 };
 use rpc::grpc::{Channel, Code, Status};
 use serde_json::{Value, json};
+use support::random::Random;
 
 use crate::kube_apiserver::{Cluster, PATIENCE};
 use crate::program::Program;
@@ -873,14 +874,6 @@ fn know_the_cluster(channel: &Channel) {
     );
 }
 
-/// Marsaglia's xorshift, so that each run uses the same moments.
-fn next(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_service_that_is_killed_at_any_moment_of_a_ticket_gives_the_node_one_when_it_is_back() {
@@ -899,13 +892,13 @@ fn a_service_that_is_killed_at_any_moment_of_a_ticket_gives_the_node_one_when_it
         ask(&channel, &plane(0)).unwrap();
         took = took.max(since.elapsed());
     }
-    let (mut seed, mut cut_off, mut left) = (5, 0, BTreeSet::new());
+    let (mut random, mut cut_off, mut left) = (Random::new(5), 0, BTreeSet::new());
     for _ in 0..20 {
         forget_tickets(&setup);
         let (mut program, address) = start();
         let first = plane_channel(&tpm, address);
         know_the_cluster(&first);
-        let moment = took.mul_f64((next(&mut seed) % 800) as f64 / 1000.0);
+        let moment = took.mul_f64(random.below(800) as f64 / 1000.0);
         thread::scope(|scope| {
             let asking = scope.spawn(|| ask(&first, &plane(0)));
             thread::sleep(moment);

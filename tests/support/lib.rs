@@ -1,10 +1,11 @@
-//! Support for tests: a software TPM, a metadata service, running programs, hostile inputs.
+//! Support for tests: a software TPM, a metadata service, running programs, hostile inputs, pseudo-random numbers.
 
 pub mod cut_off;
 pub mod metadata;
 pub mod mutation;
 pub mod openssl;
 pub mod program;
+pub mod random;
 pub mod swtpm;
 
 /// The directory of the project.

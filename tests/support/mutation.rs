@@ -3,9 +3,11 @@
 use std::fs::File;
 use std::io::Read;
 
+use crate::random::Random;
+
 /// Returns `count` variants of `valid`, each with a few changes: bits flipped; bytes set, truncated, doubled, moved or deleted.
 pub fn mutations(valid: &[u8], count: usize) -> impl Iterator<Item = Vec<u8>> {
-    let mut random = XorShift(SEED);
+    let mut random = Random::new(1);
     (0..count).map(move |_| {
         let mut bytes = valid.to_vec();
         for _ in 0..1 + random.below(4) {
@@ -13,12 +15,6 @@ pub fn mutations(valid: &[u8], count: usize) -> impl Iterator<Item = Vec<u8>> {
         }
         bytes
     })
-}
-
-/// Returns pseudo-random numbers, the same in each run, for tests that make their own changes.
-pub fn numbers() -> impl FnMut() -> u64 {
-    let mut random = XorShift(SEED);
-    move || random.next()
 }
 
 /// Returns the stored inputs of a fuzzer (`fuzz/corpus/TARGET.tar.gz`), each with its name.
@@ -41,7 +37,7 @@ pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     inputs
 }
 
-fn mutate(bytes: &mut Vec<u8>, random: &mut XorShift) {
+fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     /// Bytes that parsers treat as special.
     const SPECIAL: &[u8] = b"\0\xff\x7f\x80\"{}[],:%=&?\\/ \n+-.0e";
     let at = random.below(bytes.len() + 1);
@@ -58,25 +54,5 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut XorShift) {
             bytes.splice(to..to, copy);
         }
         _ => {}
-    }
-}
-
-/// The seed: 2^64 divided by the golden ratio; any number except 0 is possible.
-const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// Generates pseudo-random numbers (Marsaglia's xorshift64).
-struct XorShift(u64);
-
-impl XorShift {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// Returns a number below `bound`; 0 if `bound` is 0.
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() >> 16) as usize % bound.max(1)
     }
 }

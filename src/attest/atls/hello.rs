@@ -372,7 +372,8 @@ fn hello_record(input: &[u8]) -> Result<Option<&[u8]>, HelloError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::atls::testing::Xorshift;
+    use support::mutation::mutations;
+    use support::random::Random;
 
     /// Returns a ClientHello with these extensions.
     fn hello(extensions: &[(u16, &[u8])]) -> Vec<u8> {
@@ -605,12 +606,9 @@ mod tests {
             hello(&[(0xff53, b"x")]),
             hello(&[(0, &name_list(NONCE)[..]); 2]),
         ];
-        let mut random = Xorshift::new(1);
         let mut hidden = 0;
-        for round in 0..200_000 {
-            let mut message = seeds[round % seeds.len()].clone();
-            random.mutate(&mut message);
-            let original = message.clone();
+        for original in seeds.iter().flat_map(|seed| mutations(seed, 40_000)) {
+            let mut message = original.clone();
             match hide_server_name(&mut message) {
                 Ok(Some(_)) => {
                     hidden += 1;
@@ -639,10 +637,8 @@ mod tests {
             b"\x17\x03\x03\x00\x01x",
         ]
         .concat();
-        let mut random = Xorshift::new(2);
-        for _ in 0..50_000 {
-            let mut input = seed.clone();
-            random.mutate(&mut input);
+        let mut random = Random::new(2);
+        for input in mutations(&seed, 50_000) {
             let piece = 1 + random.below(input.len().max(1));
             let (_, output) = filter(&input, piece);
             // records may be merged and so lose headers; the number of bytes never grows

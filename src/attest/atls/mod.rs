@@ -56,8 +56,6 @@ mod stream;
 #[cfg(test)]
 mod dummy;
 #[cfg(test)]
-mod testing;
-#[cfg(test)]
 mod tests;
 
 pub use certificate::MAX_DOCUMENT;

@@ -131,7 +131,7 @@ fn decode(text: &[u8]) -> Result<Vec<u8>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::atls::testing::Xorshift;
+    use support::mutation::mutations;
 
     /// The bytes 0x20 to 0x3f.
     fn example() -> Vec<u8> {
@@ -230,10 +230,7 @@ mod tests {
 
     #[test]
     fn mutated_names_cause_no_panic() {
-        let mut random = Xorshift::new(3);
-        for _ in 0..100_000 {
-            let mut name = to_distinguished_name(&example());
-            random.mutate(&mut name);
+        for name in mutations(&to_distinguished_name(&example()), 100_000) {
             if let Ok(nonce) = from_distinguished_names(&[&name]) {
                 assert!((MIN_LEN..=MAX_LEN).contains(&nonce.len()));
             }

@@ -11,6 +11,7 @@ use super::dummy::{Dummy, OID, OTHER_OID};
 use super::*;
 use crate::attestation::{IssueError, Issuer, Oid, ValidateError, Validator};
 use rpc::grpc::Transport;
+use support::mutation::mutations;
 
 type Issuers = Option<Arc<dyn Issuer>>;
 type Validators = Vec<Arc<dyn Validator>>;
@@ -518,11 +519,8 @@ fn a_connection_that_ends_early_is_called_closed() {
 #[test]
 fn mutated_client_hellos_end_with_an_error_or_wait_for_more_but_never_panic() {
     let seed = client_hello();
-    let mut random = testing::Xorshift::new(5);
     let (mut refused, mut waiting) = (0, 0);
-    for _ in 0..300 {
-        let mut hello = seed.clone();
-        random.mutate(&mut hello);
+    for hello in mutations(&seed, 300) {
         let (mut near, far) = sockets();
         let server =
             thread::spawn(move || Server::new(issuer(), validators()).handshake(far, soon()));

@@ -240,13 +240,13 @@ mod tests {
 
     #[test]
     fn no_mutated_superblock_panics_or_exceeds_the_disk() {
-        let mut next = support::mutation::numbers();
+        let mut random = support::random::Random::new(1);
         for _ in 0..20_000 {
             let mut bytes = superblock();
-            for _ in 0..=next() % 4 {
-                bytes[(next() % 64) as usize] = next() as u8;
+            for _ in 0..=random.below(4) {
+                bytes[random.below(64)] = random.next() as u8;
             }
-            bytes.truncate((next() % 4097) as usize);
+            bytes.truncate(random.below(4097));
             if let Ok(parsed) = Superblock::parse(&bytes, 4096, AVAILABLE) {
                 assert!((1..=AVAILABLE).contains(&parsed.provided_data_sectors));
             }

@@ -199,13 +199,13 @@ mod tests {
     #[test]
     fn no_mutated_superblock_and_no_short_disk_panics_or_passes() {
         let disk = cut_off::disk();
-        let mut next = support::mutation::numbers();
+        let mut random = support::random::Random::new(1);
         let mut start = disk[..JOURNAL].to_vec();
         for _ in 0..3000 {
             let superblock = &mut start[SUPERBLOCK..SUPERBLOCK + 64];
             superblock.copy_from_slice(&disk[SUPERBLOCK..SUPERBLOCK + 64]);
-            for _ in 0..=next() % 4 {
-                superblock[(next() % 64) as usize] = next() as u8;
+            for _ in 0..=random.below(4) {
+                superblock[random.below(64)] = random.next() as u8;
             }
             // the journal is missing
             assert!(judge(&start).is_some());

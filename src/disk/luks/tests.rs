@@ -10,6 +10,7 @@ use super::header::{self, Binary, Copy};
 use super::layout::{HDR_SIZE, MARKER, MARKER_OFFSET};
 use super::*;
 use base::crypto::Secret;
+use support::random::Random;
 
 const DISK_SIZE: u64 = 64 << 20;
 
@@ -145,22 +146,6 @@ fn add_keyslot(metadata: &mut Value, id: &str, offset: u64) {
         .as_array_mut()
         .unwrap()
         .push(json!(id));
-}
-
-/// xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
 }
 
 #[test]
@@ -623,9 +608,8 @@ fn exercise(disk: &mut Sparse) -> bool {
     let cost = |keyslot: &Value| {
         keyslot["kdf"]["time"].as_u64().unwrap() * keyslot["kdf"]["memory"].as_u64().unwrap()
     };
-    let iterations = header.metadata["digests"]["0"]["iterations"]
-        .as_u64()
-        .unwrap();
+    let digest = &header.metadata["digests"][geometry.digest_id.to_string()];
+    let iterations = digest["iterations"].as_u64().unwrap();
     let work: u64 = header.metadata["keyslots"]
         .as_object()
         .unwrap()
@@ -647,7 +631,7 @@ fn exercise(disk: &mut Sparse) -> bool {
 
 #[test]
 fn mutated_json_under_a_right_checksum_never_panics_nor_passes_unbounded_costs() {
-    let mut random = Random(0x1095_0001);
+    let mut random = Random::new(0x1095_0001);
     let text = json::to_text(&formatted().1.metadata).into_bytes();
     let mut passed = 0;
     for _ in 0..6000 {
@@ -712,7 +696,7 @@ fn hostile_values_in_every_place_of_the_metadata_never_panic_nor_pass_unbounded_
             exercise(&mut disk_with(&json::to_text(&metadata)).unwrap());
         }
     }
-    let mut random = Random(0x1095_0002);
+    let mut random = Random::new(0x1095_0002);
     for _ in 0..2000 {
         let mut metadata = metadata.clone();
         for _ in 0..2 + random.below(3) {
@@ -747,7 +731,7 @@ fn places(value: &Value, at: String, out: &mut Vec<String>) {
 
 #[test]
 fn mutated_binary_headers_never_panic() {
-    let mut random = Random(0x1095_0003);
+    let mut random = Random::new(0x1095_0003);
     let mut passed = 0;
     for round in 0..6000 {
         let mut head = formatted().0.clone();
@@ -784,7 +768,7 @@ fn reseal(whole: &mut [u8]) {
 
 #[test]
 fn random_bytes_and_short_devices_never_panic() {
-    let mut random = Random(0x1095_0004);
+    let mut random = Random::new(0x1095_0004);
     let (head, _) = formatted();
     for size in [
         0, 1, 5, 6, 511, 512, 4095, 4096, 4097, 16383, 16384, 20479, 20480, 32767, 32768, 40000,

@@ -425,11 +425,11 @@ mod tests {
         )
         .unwrap();
         let superblock = read_superblock(disk.as_file()).unwrap();
-        let mut next = support::mutation::numbers();
+        let mut random = support::random::Random::new(1);
         for _ in 0..20_000 {
             let mut bytes = superblock;
-            for _ in 0..=next() % 4 {
-                bytes[0x10c + (next() % 64) as usize] = next() as u8;
+            for _ in 0..=random.below(4) {
+                bytes[0x10c + random.below(64)] = random.next() as u8;
             }
             if let Ok(extents) = journal(&bytes) {
                 assert!(
