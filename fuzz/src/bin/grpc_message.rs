@@ -14,6 +14,7 @@ mod crypto {
 #[path = "../../../src/rpc/grpc"]
 #[allow(dead_code, unused_imports)] // of them, this fuzzer does not need all
 mod grpc {
+    mod header_values;
     pub mod hostile;
     mod message;
     mod metadata;

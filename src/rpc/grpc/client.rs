@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 
+use super::header_values::{format_timeout, is_grpc_type};
 use super::link::{CallState, Core, Guard, Link, Side, TICK, h2_limits};
 use super::message;
-use super::metadata::{Metadata, is_grpc_type};
+use super::metadata::Metadata;
 use super::server::Limits;
 use super::status::{Code, Status, status_of};
 use super::transport::Transport;
@@ -188,7 +189,7 @@ impl Channel {
         let deadline = options
             .timeout
             .and_then(|timeout| started.checked_add(timeout));
-        let timeout = options.timeout.map(message::format_timeout);
+        let timeout = options.timeout.map(format_timeout);
         let connection = &self.connection;
         let fields = || {
             let fixed: [Field; 7] = [

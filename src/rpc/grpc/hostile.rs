@@ -1,9 +1,12 @@
 //! What the fuzzer `grpc_message` does with its input. The tests here repeat it with the inputs
 //! that the fuzzer kept.
 
-use super::message::{Assembler, format_timeout, parse_timeout};
-use super::metadata;
-use super::status::{Code, percent_decode, percent_encode};
+use super::header_values::{
+    decode_bin, encode_bin, format_timeout, is_grpc_type, parse_timeout, percent_decode,
+    percent_encode,
+};
+use super::message::Assembler;
+use super::status::Code;
 
 const LIMIT: usize = 1000;
 
@@ -19,15 +22,12 @@ pub fn messages(input: &[u8]) {
     }
     let text = percent_decode(input);
     assert_eq!(percent_decode(&percent_encode(&text)), text);
-    if let Some(bytes) = metadata::decode_bin(input) {
-        assert_eq!(
-            metadata::decode_bin(metadata::encode_bin(&bytes).as_bytes()),
-            Some(bytes)
-        );
+    if let Some(bytes) = decode_bin(input) {
+        assert_eq!(decode_bin(encode_bin(&bytes).as_bytes()), Some(bytes));
     }
     let code = Code::from_header(input);
     assert_eq!(Code::from_header(code.as_header()), code);
-    _ = (Code::from_http(input), metadata::is_grpc_type(input));
+    _ = (Code::from_http(input), is_grpc_type(input));
 }
 
 /// Returns the complete messages, and whether the stream may end there.

@@ -1,7 +1,6 @@
-//! Messages on a stream: the 5-byte prefix and size limits. Also the format of `grpc-timeout`.
+//! Messages on a stream: the 5-byte prefix and size limits.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use prost::Message;
 
@@ -166,45 +165,6 @@ impl Assembler {
     }
 }
 
-/// Formats `grpc-timeout`: at most 8 digits and a unit. The value is rounded up in the finest unit
-/// that can hold it.
-pub(super) fn format_timeout(timeout: Duration) -> String {
-    const MOST: u128 = 99_999_999;
-    let nanos = timeout.as_nanos();
-    let units = [
-        ("n", 1),
-        ("u", 1_000),
-        ("m", 1_000_000),
-        ("S", 1_000_000_000),
-        ("M", 60_000_000_000),
-    ];
-    for (unit, length) in units {
-        let count = nanos.div_ceil(length);
-        if count <= MOST {
-            return format!("{count}{unit}");
-        }
-    }
-    format!("{}H", nanos.div_ceil(3_600_000_000_000).min(MOST))
-}
-
-/// Parses `grpc-timeout`; `None` if it is malformed.
-pub(super) fn parse_timeout(value: &[u8]) -> Option<Duration> {
-    let (&unit, digits) = value.split_last()?;
-    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    let count: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
-    Some(match unit {
-        b'n' => Duration::from_nanos(count),
-        b'u' => Duration::from_micros(count),
-        b'm' => Duration::from_millis(count),
-        b'S' => Duration::from_secs(count),
-        b'M' => Duration::from_secs(count * 60),
-        b'H' => Duration::from_secs(count * 3600),
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,25 +233,6 @@ mod tests {
             while let Some(message) = assembler.pop() {
                 assert!(message.len() <= 400);
             }
-        }
-    }
-
-    #[test]
-    fn timeouts_have_at_most_eight_digits() {
-        for (timeout, text) in [
-            (Duration::ZERO, "0n"),
-            (Duration::from_millis(50), "50000000n"),
-            (Duration::from_secs(30), "30000000u"),
-            (Duration::from_secs(3600), "3600000m"),
-            (Duration::from_secs(10_000_000_000), "2777778H"),
-            (Duration::from_nanos(100_000_001), "100001u"),
-        ] {
-            assert_eq!(format_timeout(timeout), text);
-            assert!(parse_timeout(text.as_bytes()).unwrap() >= timeout);
-        }
-        assert!(parse_timeout(format_timeout(Duration::MAX).as_bytes()).is_some());
-        for broken in ["", "S", "1", "1x", "+1S", "123456789S", "1 S"] {
-            assert_eq!(parse_timeout(broken.as_bytes()), None, "{broken}");
         }
     }
 }

@@ -1,20 +1,8 @@
 //! Custom metadata of a call: headers and trailers that the protocol does not define itself.
 
-use base64::Engine;
-use base64::alphabet::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-
+use super::header_values::{decode_bin, encode_bin};
 use super::status::{Code, Status};
 use crate::h2::{Field, HeaderList, Indexing};
-
-/// The base64 form of `-bin` values: we send them without padding and accept both forms, as the
-/// protocol demands.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new()
-        .with_encode_padding(false)
-        .with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
 
 /// Memory of an entry in addition to its bytes: its place in a vector that may have doubled, and
 /// the overhead of two small allocations.
@@ -46,7 +34,7 @@ impl Metadata {
     pub fn get_bin(&self, key: &str) -> Option<Vec<u8>> {
         // A proxy may have joined several values with commas.
         let first = self.get(key)?.split(',').next()?;
-        BASE64.decode(first.trim()).ok()
+        decode_bin(first.as_bytes())
     }
 
     /// Appends an ASCII entry. Errors with [`Code::InvalidArgument`] if the protocol cannot carry
@@ -77,7 +65,7 @@ impl Metadata {
                 format!("{key:?} cannot be the key of binary metadata"),
             ));
         }
-        self.entries.push((key.to_owned(), BASE64.encode(value)));
+        self.entries.push((key.to_owned(), encode_bin(value)));
         Ok(())
     }
 
@@ -143,28 +131,9 @@ fn is_custom_key(key: &[u8]) -> bool {
         && !PROTOCOL.contains(&key)
 }
 
-/// Returns whether a `content-type` is gRPC's: `application/grpc`, with any message format
-/// (`+proto`) and any parameter.
-pub(super) fn is_grpc_type(value: &[u8]) -> bool {
-    value
-        .strip_prefix(b"application/grpc")
-        .is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
-}
-
 /// Returns whether `value` is printable ASCII without spaces at its ends, which HTTP would remove.
 fn is_ascii_value(value: &[u8]) -> bool {
     value.iter().all(|byte| (0x20..0x7f).contains(byte)) && value.trim_ascii().len() == value.len()
-}
-
-/// Decodes a header that is base64 although its name may not end in `-bin`, such as
-/// `grpc-status-details-bin`.
-pub(super) fn decode_bin(value: &[u8]) -> Option<Vec<u8>> {
-    BASE64.decode(value.trim_ascii()).ok()
-}
-
-/// Returns the wire format of a `-bin` value.
-pub(super) fn encode_bin(value: &[u8]) -> String {
-    BASE64.encode(value)
 }
 
 #[cfg(test)]
@@ -192,20 +161,6 @@ mod tests {
             assert!(metadata.insert("x-a", value).is_err(), "{value}");
         }
         assert!(metadata.insert_bin("x-a", b"v").is_err());
-    }
-
-    #[test]
-    fn only_grpc_is_grpc() {
-        for (kind, expected) in [
-            ("application/grpc", true),
-            ("application/grpc+proto", true),
-            ("application/grpc;charset=utf-8", true),
-            ("application/grpc-web", false),
-            ("application/json", false),
-            ("", false),
-        ] {
-            assert_eq!(is_grpc_type(kind.as_bytes()), expected, "{kind}");
-        }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! client and server.
 //!
 //! - [`transport`](Transport): the connection below, plain TCP or TLS.
-//! - `message`: the 5-byte prefix, size limits, timeouts.
-//! - `status`, `metadata`: what surrounds the messages.
+//! - `message`: the 5-byte prefix and size limits.
+//! - `header_values`, `status`, `metadata`: what surrounds the messages.
 //! - `link`: one connection that several threads share. No thread only reads: a thread that waits
 //!   for the peer takes the reading half for as long as it waits. So a call needs no switch between
 //!   threads.
@@ -14,6 +14,7 @@
 compile_error!("the server survives a panicking handler only if panics unwind");
 
 mod client;
+mod header_values;
 mod health;
 mod link;
 mod message;

@@ -20,12 +20,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::header_values::{encode_bin, is_grpc_type, parse_timeout, percent_encode};
 use super::health;
 use super::link::{CallState, Core, Guard, HttpResponse, Link, Side, TICK, h2_limits};
-use super::message::parse_timeout;
-use super::metadata::{Metadata, encode_bin, is_grpc_type};
+use super::metadata::Metadata;
 use super::router::{Call, Method, Router};
-use super::status::{Code, Status, percent_encode};
+use super::status::{Code, Status};
 use super::transport::Accept;
 use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
 use crate::half_open::{HalfOpen, NextHandshake};

@@ -7,7 +7,7 @@ use std::{fmt, io};
 
 use prost::Message;
 
-use super::metadata;
+use super::header_values::{decode_bin, percent_decode};
 use crate::h2::HeaderList;
 
 /// The status codes of gRPC's `statuscodes.md`.
@@ -274,49 +274,6 @@ impl Error for Status {
     }
 }
 
-/// Encodes `grpc-message`: each byte of the UTF-8 text outside printable ASCII, and `%` itself,
-/// becomes `%XX`.
-pub(super) fn percent_encode(message: &str) -> Vec<u8> {
-    const HEX: &[u8; 16] = b"0123456789ABCDEF";
-    let mut encoded = Vec::with_capacity(message.len());
-    for &byte in message.as_bytes() {
-        match byte {
-            b'%' | 0..=0x1f | 0x7f..=0xff => encoded.extend([
-                b'%',
-                HEX[usize::from(byte >> 4)],
-                HEX[usize::from(byte & 15)],
-            ]),
-            _ => encoded.push(byte),
-        }
-    }
-    encoded
-}
-
-/// Decodes `grpc-message`. A broken escape stands for itself and invalid UTF-8 is replaced, because
-/// the protocol forbids losing a message over its encoding.
-pub(super) fn percent_decode(encoded: &[u8]) -> String {
-    let hex = |at: usize| {
-        encoded
-            .get(at)
-            .and_then(|&digit| char::from(digit).to_digit(16))
-    };
-    let mut decoded = Vec::with_capacity(encoded.len());
-    let mut at = 0;
-    while at < encoded.len() {
-        match (encoded[at], hex(at + 1), hex(at + 2)) {
-            (b'%', Some(high), Some(low)) => {
-                decoded.push((high * 16 + low) as u8);
-                at += 3;
-            }
-            (byte, ..) => {
-                decoded.push(byte);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&decoded).into_owned()
-}
-
 /// Reads the status from trailers; `None` if they have none.
 pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
     let code = Code::from_header(trailers.get(b"grpc-status")?);
@@ -326,7 +283,7 @@ pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
     let message = percent_decode(trailers.get(b"grpc-message").unwrap_or_default());
     let details = trailers
         .get(b"grpc-status-details-bin")
-        .and_then(metadata::decode_bin)
+        .and_then(decode_bin)
         .unwrap_or_default();
     Some(Err(Status::new(code, message).with_details(details)))
 }
@@ -334,25 +291,6 @@ pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn messages_survive_percent_encoding() {
-        for message in ["", "plain", "100 % \t\n", "schlüssel 🔑 \u{7f}", "%41"] {
-            let encoded = percent_encode(message);
-            assert!(
-                encoded.iter().all(|byte| (0x20..0x7f).contains(byte)),
-                "{encoded:?}"
-            );
-            assert_eq!(percent_decode(&encoded), message);
-        }
-    }
-
-    #[test]
-    fn broken_escapes_stand_for_themselves() {
-        assert_eq!(percent_decode(b"100%"), "100%");
-        assert_eq!(percent_decode(b"%zz%4"), "%zz%4");
-        assert_eq!(percent_decode(b"%ff"), "\u{fffd}");
-    }
 
     #[test]
     fn a_retry_hint_reads_back_and_malformed_ones_are_none() {
