@@ -1,21 +1,20 @@
 //! The client: one connection with any number of concurrent calls.
 
 use std::marker::PhantomData;
+use std::net::Shutdown;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use prost::Message;
 
-use super::header_values::{format_timeout, is_grpc_type};
-use super::link::{CallState, Core, Guard, Link, Side, TICK, h2_limits};
+use super::limits::Limits;
+use super::link::{Guard, Link, TICK};
 use super::message;
 use super::metadata::Metadata;
-use super::server::Limits;
-use super::status::{Code, Status, status_of};
+use super::session::{ClientSide, RequestHead, Session};
+use super::status::{Code, Status};
 use super::transport::Transport;
-use crate::h2::{Connection, ErrorCode, Field, Indexing, SendError};
-use crate::share::PeerShare;
 use base::crypto::buffer::Bytes;
 
 /// The default of a client. The servers of grpc-go end a connection that gets a PING more often
@@ -28,7 +27,6 @@ const KEEPALIVE: Keepalive = Keepalive {
 const STALL: Duration = Duration::from_secs(60);
 /// Longest interval at which the keeper checks a connection that another thread reads.
 const LONGEST_TICK: Duration = Duration::from_millis(640);
-const USER_AGENT: &[u8] = concat!("firstlight/", env!("CARGO_PKG_VERSION")).as_bytes();
 
 /// How a client with open calls detects that its server is gone.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +56,7 @@ pub struct Channel {
 }
 
 struct ClientConnection {
-    link: Arc<Link>,
+    link: Arc<Link<ClientSide>>,
     scheme: &'static str,
     authority: String,
     keeper: Mutex<Option<JoinHandle<()>>>,
@@ -84,10 +82,10 @@ impl Channel {
             )
         };
         let limits = Limits::default();
-        let h2 = Connection::client(h2_limits(limits.streams, limits.header_bytes));
+        let session = Session::client(&limits, Instant::now());
         let scheme = transport.scheme;
-        let link = Link::new(transport, h2, Side::Client, STALL, PeerShare::unlimited())
-            .map_err(broken)?;
+        let link = Link::new(transport, session, STALL, Shutdown::Both).map_err(broken)?;
+        let link = Arc::new(link);
         drop(link.flush(link.lock()));
         let kept = link.clone();
         let keep = move || keep(&kept, keepalive);
@@ -140,12 +138,7 @@ impl Channel {
         let request = message::encode(request)?;
         let (call, core) = self.start(path, options)?;
         call.send(core, &request, true)?;
-        Ok(Responses {
-            call: Arc::new(call),
-            ended: false,
-            spent: Bytes::default(),
-            message: PhantomData,
-        })
+        Ok(Responses::new(Arc::new(call)))
     }
 
     /// Makes a call with any number of requests and responses, in the order that the method
@@ -163,15 +156,7 @@ impl Channel {
             finished: false,
             message: PhantomData,
         };
-        Ok((
-            requests,
-            Responses {
-                call,
-                ended: false,
-                spent: Bytes::default(),
-                message: PhantomData,
-            },
-        ))
+        Ok((requests, Responses::new(call)))
     }
 
     /// Closes the connection now; waiting calls of other threads end with [`Code::Unavailable`].
@@ -184,69 +169,33 @@ impl Channel {
         &'a self,
         path: &str,
         options: &CallOptions,
-    ) -> Result<(ClientCall, Guard<'a>), Status> {
+    ) -> Result<(OpenCall, Guard<'a, ClientSide>), Status> {
         let started = Instant::now();
         let deadline = options
             .timeout
             .and_then(|timeout| started.checked_add(timeout));
-        let timeout = options.timeout.map(format_timeout);
         let connection = &self.connection;
-        let fields = || {
-            let fixed: [Field; 7] = [
-                (b":method", b"POST", Indexing::Yes),
-                (b":scheme", connection.scheme.as_bytes(), Indexing::Yes),
-                (b":path", path.as_bytes(), Indexing::Yes),
-                (
-                    b":authority",
-                    connection.authority.as_bytes(),
-                    Indexing::Yes,
-                ),
-                (b"te", b"trailers", Indexing::Yes),
-                (b"content-type", b"application/grpc", Indexing::Yes),
-                (b"user-agent", USER_AGENT, Indexing::Yes),
-            ];
-            let timeout = timeout
-                .iter()
-                .map(|text| (&b"grpc-timeout"[..], text.as_bytes(), Indexing::No));
-            fixed
-                .into_iter()
-                .chain(timeout)
-                .chain(options.metadata.fields())
+        let link = &connection.link;
+        let head = RequestHead {
+            scheme: connection.scheme,
+            authority: &connection.authority,
+            path,
+            timeout: options.timeout,
+            metadata: &options.metadata,
         };
         // The server's limits are in its SETTINGS.
         let limit = deadline.or_else(|| started.checked_add(STALL));
-        let has_settings = |core: &mut Core| core.h2.has_settings().then_some(());
-        let (mut core, begun) =
-            connection
-                .link
-                .wait(connection.link.lock(), 0, limit, has_settings);
+        let has_settings = |session: &mut Session<_>| session.has_settings().then_some(());
+        let (mut core, begun) = link.wait(link.lock(), 0, limit, has_settings);
         begun?;
         let stream = loop {
-            if let Some(status) = &core.ended {
-                return Err(status.clone());
-            }
-            match core.h2.open(fields(), false) {
-                Ok(stream) => break stream,
-                Err(SendError::TooMany) => core = connection.link.wait_for_slot(core, deadline)?,
-                Err(SendError::TooLarge) => {
-                    return Err(Status::new(
-                        Code::ResourceExhausted,
-                        "the metadata exceeds the server's limit",
-                    ));
-                }
-                Err(_) => {
-                    let why = core.goaway_text.as_deref().unwrap_or_default();
-                    let text = format!("the server accepts no more calls on this connection{why}");
-                    return Err(Status::new(Code::Unavailable, text).unprocessed());
-                }
+            match core.session.open(&head, self.message_bytes, deadline)? {
+                Some(stream) => break stream,
+                None => core = link.wait_for_slot(core, deadline)?,
             }
         };
-        core.calls.insert(
-            stream,
-            CallState::new(self.message_bytes, started, deadline),
-        );
         Ok((
-            ClientCall {
+            OpenCall {
                 connection: connection.clone(),
                 stream,
                 deadline,
@@ -259,8 +208,8 @@ impl Channel {
 impl ClientConnection {
     fn close(&self) {
         let mut core = self.link.lock();
-        if core.ended.is_none() {
-            core.h2.goaway(ErrorCode::NO_ERROR, "");
+        if core.session.ended().is_none() {
+            core.session.goaway("");
             drop(self.link.end_after_flush(
                 core,
                 Status::new(Code::Unavailable, "the channel was closed"),
@@ -287,7 +236,7 @@ impl Drop for ClientConnection {
 
 /// Runs the keeper. It reads the connection while no caller does, so that PINGs are answered and a
 /// lost server is noticed. It leaves the reading half to the next caller that waits.
-fn keep(link: &Link, keepalive: Keepalive) {
+fn keep(link: &Link<ClientSide>, keepalive: Keepalive) {
     let mut tick = TICK;
     loop {
         thread::park_timeout(tick);
@@ -301,15 +250,15 @@ fn keep(link: &Link, keepalive: Keepalive) {
         let mut core = link.lock();
         if is_neglected {
             tick = TICK;
-            if core.calls.is_empty() {
+            if core.session.is_idle() {
                 core.trim();
             }
             core.yield_reader();
         }
         loop {
-            let has_calls =
-                !core.h2.has_settings() || core.calls.values().any(|call| call.end.is_none());
-            if has_calls && core.keepalive(keepalive.every, keepalive.timeout, Instant::now()) {
+            let Keepalive { every, timeout } = keepalive;
+            let session = &mut core.session;
+            if session.awaits_server() && session.keepalive(every, timeout, Instant::now()) {
                 link.end(
                     &mut core,
                     Status::new(
@@ -319,13 +268,13 @@ fn keep(link: &Link, keepalive: Keepalive) {
                 );
             }
             core = link.flush(core);
-            if core.ended.is_some() {
+            if core.session.ended().is_some() {
                 return;
             }
-            if !is_neglected || !core.is_free() || core.is_output_full() {
+            if !is_neglected || !core.is_free() || core.session.is_output_full() {
                 break;
             }
-            core = link.read_turn(core, Some(keepalive.every.min(keepalive.timeout)));
+            core = link.read_turn(core, Some(every.min(timeout)));
             if core.yield_reader() {
                 break;
             }
@@ -334,14 +283,14 @@ fn keep(link: &Link, keepalive: Keepalive) {
 }
 
 /// An open call; dropping it before its end cancels it.
-struct ClientCall {
+struct OpenCall {
     connection: Arc<ClientConnection>,
     stream: u32,
     deadline: Option<Instant>,
 }
 
-impl ClientCall {
-    fn send(&self, core: Guard<'_>, message: &[u8], end: bool) -> Result<(), Status> {
+impl OpenCall {
+    fn send(&self, core: Guard<'_, ClientSide>, message: &[u8], end: bool) -> Result<(), Status> {
         let link = &self.connection.link;
         let (core, result) = link.send(core, self.stream, message, end, self.deadline);
         drop(link.flush(core));
@@ -352,54 +301,23 @@ impl ClientCall {
     fn receive(&self, spent: Bytes) -> Result<Option<Bytes>, Status> {
         let link = &self.connection.link;
         let mut core = link.lock();
-        if let Some(call) = core.calls.get_mut(&self.stream) {
-            call.inbound.reuse(spent);
-        }
+        core.session.reuse(self.stream, spent);
         link.receive(core, self.stream, self.deadline).1
     }
 
     /// Waits for the successful end of the call and returns its only response.
-    fn receive_one(&self, core: Guard<'_>) -> Result<Bytes, Status> {
-        let (mut core, ended) =
-            self.connection
-                .link
-                .wait(core, self.stream, self.deadline, |core| {
-                    let call = core.calls.get_mut(&self.stream)?;
-                    (call.inbound.waiting() > 1)
-                        .then_some(Ok(()))
-                        .or_else(|| call.end.clone())
-                });
-        ended??;
-        let inbound = &mut core
-            .calls
-            .get_mut(&self.stream)
-            .ok_or_else(unknown_call)?
-            .inbound;
-        match (inbound.pop(), inbound.pop()) {
-            (Some(response), None) => Ok(response),
-            (None, _) => Err(Status::new(
-                Code::Internal,
-                "the server ended the call with OK but sent no message",
-            )),
-            _ => Err(Status::new(
-                Code::Internal,
-                "the server sent several messages for a call with one response",
-            )),
-        }
+    fn receive_one(&self, core: Guard<'_, ClientSide>) -> Result<Bytes, Status> {
+        let only = |session: &mut Session<_>| session.only_message(self.stream);
+        let link = &self.connection.link;
+        link.wait(core, self.stream, self.deadline, only).1?
     }
 }
 
-fn unknown_call() -> Status {
-    Status::new(Code::Internal, "the connection does not know the call")
-}
-
-impl Drop for ClientCall {
+impl Drop for OpenCall {
     fn drop(&mut self) {
         let link = &self.connection.link;
         let mut core = link.lock();
-        core.calls.remove(&self.stream);
-        // Does nothing if the stream is closed, as it is after a complete call.
-        core.h2.reset(self.stream, ErrorCode::CANCEL);
+        core.session.close_call(self.stream);
         drop(link.flush(core));
     }
 }
@@ -407,33 +325,35 @@ impl Drop for ClientCall {
 /// The responses of a streaming call as they arrive. The iterator ends after the first error.
 /// Dropping it earlier cancels the call once its [`Requests`] are dropped or finished.
 pub struct Responses<R> {
-    call: Arc<ClientCall>,
+    call: Arc<OpenCall>,
     ended: bool,
     spent: Bytes,
     message: PhantomData<fn() -> R>,
 }
 
 impl<R> Responses<R> {
+    fn new(call: Arc<OpenCall>) -> Responses<R> {
+        Responses {
+            call,
+            ended: false,
+            spent: Bytes::default(),
+            message: PhantomData,
+        }
+    }
+
     /// Waits for the response's headers and returns their custom metadata; `None` if the call ended
     /// without headers.
     pub fn headers(&self) -> Result<Option<Metadata>, Status> {
         let call = &self.call;
         let link = &call.connection.link;
-        let (core, found) = link.wait(link.lock(), call.stream, call.deadline, |core| {
-            let state = core.calls.get(&call.stream)?;
-            (state.headers.is_some() || state.end.is_some()).then(|| state.headers.clone())
-        });
-        drop(core);
-        found
+        let found = |session: &mut Session<_>| session.response_headers(call.stream);
+        link.wait(link.lock(), call.stream, call.deadline, found).1
     }
 
     /// Returns the custom metadata of the trailers; empty before the end of the call.
     pub fn trailers(&self) -> Metadata {
         let core = self.call.connection.link.lock();
-        core.calls
-            .get(&self.call.stream)
-            .map(|state| state.trailers.clone())
-            .unwrap_or_default()
+        core.session.response_trailers(self.call.stream)
     }
 }
 
@@ -470,7 +390,7 @@ impl<R: Message + Default> Iterator for Responses<R> {
 /// Sends the requests of a streaming call. Dropping it before [`Requests::finish`] cancels the
 /// call.
 pub struct Requests<Q> {
-    call: Arc<ClientCall>,
+    call: Arc<OpenCall>,
     finished: bool,
     message: PhantomData<fn(&Q)>,
 }
@@ -496,7 +416,7 @@ impl<Q> Drop for Requests<Q> {
         if !self.finished {
             let link = &self.call.connection.link;
             let mut core = link.lock();
-            core.finish(
+            core.session.finish(
                 self.call.stream,
                 Err(Status::new(
                     Code::Cancelled,
@@ -505,60 +425,5 @@ impl<Q> Drop for Requests<Q> {
             );
             drop(link.flush(core));
         }
-    }
-}
-
-impl Core {
-    /// Handles the response's headers; with `end`, they are also its trailers.
-    pub(super) fn response(&mut self, stream: u32, end: bool) {
-        let Some(call) = self.calls.get_mut(&stream) else {
-            return;
-        };
-        let headers = self.h2.headers();
-        let http = headers.get(b":status").unwrap_or_default();
-        let kind = headers.get(b"content-type").unwrap_or_default();
-        if http != b"200" || !is_grpc_type(kind) {
-            // The peer is no gRPC server, unless the headers have a `grpc-status`.
-            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            let strange = format!(
-                "not a gRPC response: HTTP status {}, content-type {:?}",
-                text(http),
-                text(kind)
-            );
-            let status = status_of(headers)
-                .unwrap_or_else(|| Err(Status::new(Code::from_http(http), strange)));
-            return self.finish(stream, status);
-        }
-        if end {
-            return self.response_trailers(stream);
-        }
-        call.headers = Some(Metadata::of(headers));
-    }
-
-    pub(super) fn response_trailers(&mut self, stream: u32) {
-        let Some(call) = self.calls.get_mut(&stream) else {
-            return;
-        };
-        let headers = self.h2.headers();
-        call.trailers = Metadata::of(headers);
-        let truncated = || {
-            Err(Status::new(
-                Code::Internal,
-                "the server ended the call in the middle of a message",
-            ))
-        };
-        let missing = || {
-            Err(Status::new(
-                Code::Unknown,
-                "the server ended the call without a status",
-            ))
-        };
-        let status = status_of(headers).unwrap_or_else(missing);
-        let end = if status.is_ok() && !call.inbound.is_between_messages() {
-            truncated()
-        } else {
-            status
-        };
-        self.finish(stream, end);
     }
 }

@@ -3,40 +3,10 @@
 //! definition tells clients to accept UNIMPLEMENTED.
 
 use std::collections::HashSet;
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::time::Instant;
 
-use super::router::{Call, Router};
-use super::server::{Limits, Server};
+use super::call::Call;
+use super::router::Router;
 use super::status::{Code, Status};
-use super::transport::Transport;
-
-/// Maximum size of a request in bytes; it has only the name of a service.
-const MAX_REQUEST: usize = 256;
-/// Enough for two probes of one kubelet and an operator. One peer cannot take all connections.
-const CONNECTIONS: usize = 16;
-const CONNECTIONS_PER_PEER: usize = 4;
-
-/// Starts a plaintext server with only the health service. It is for a kubelet; the other methods
-/// are for peers that attest themselves.
-pub fn serve(address: SocketAddr) -> io::Result<Server> {
-    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
-    let limits = Limits {
-        message_bytes: MAX_REQUEST,
-        connections: CONNECTIONS,
-        connections_per_peer: CONNECTIONS_PER_PEER,
-        ..Limits::default()
-    };
-    Server::start(
-        "health",
-        TcpListener::bind(address)?,
-        Arc::new(plain),
-        Router::new(),
-        limits,
-    )
-}
 
 /// `HealthCheckResponse.ServingStatus.SERVING`. A server that does not serve does not answer at
 /// all.
@@ -57,7 +27,7 @@ struct HealthCheckResponse {
 
 /// Adds the health service to `router`.
 pub(super) fn add(router: Router) -> Router {
-    let services: HashSet<String> = router.services().map(str::to_owned).collect();
+    let services: HashSet<String> = router.methods.services().map(str::to_owned).collect();
     router.unary(
         "/grpc.health.v1.Health/Check",
         move |_: &Call, request: HealthCheckRequest| match request.service.is_empty()

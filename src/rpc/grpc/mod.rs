@@ -1,34 +1,49 @@
 //! gRPC over HTTP/2 (the "gRPC over HTTP2" protocol document, on top of [`crate::h2`]): a blocking
 //! client and server.
 //!
-//! - [`transport`](Transport): the connection below, plain TCP or TLS.
-//! - `message`: the 5-byte prefix and size limits.
+//! A file knows only files above it in this list. So a byte from the socket goes down the list: a
+//! `link` reads it, the `session` makes a request of it, the `server` starts the handler that the
+//! `router` has for it, and the handler answers through its `call`.
+//!
 //! - `header_values`, `status`, `metadata`: what surrounds the messages.
-//! - `link`: one connection that several threads share. No thread only reads: a thread that waits
-//!   for the peer takes the reading half for as long as it waits. So a call needs no switch between
-//!   threads.
-//! - [`client`](Channel), [`server`](Server) with its [`Router`], [`Limits`] and `health`.
+//! - `message`: the 5-byte prefix and size limits.
+//! - `limits`, `methods`: what a server allows, and the paths that it knows.
+//! - `session`: the engine of a connection, with a side for the client and one for the server. It
+//!   has no socket, no lock and no thread.
+//! - `transport`: the connection below, plain TCP or TLS.
+//! - `link`: a session with its socket, which several threads share. No thread only reads: a thread
+//!   that waits for the peer takes the reading half for as long as it waits. So a call needs no
+//!   switch between threads.
+//! - `client`: a [`Channel`] makes calls.
+//! - `call`, `router`, `health`, `server`, `probe`: a [`Server`] answers them.
 
 // A handler that panics must not end the calls of other clients.
 #[cfg(panic = "abort")]
 compile_error!("the server survives a panicking handler only if panics unwind");
 
+mod call;
 mod client;
 mod header_values;
 mod health;
+mod limits;
 mod link;
 mod message;
 mod metadata;
+mod methods;
+mod probe;
 mod router;
 mod server;
+mod session;
 mod status;
 mod transport;
 
+pub use call::{Call, Receiver, Sender};
 pub use client::{CallOptions, Channel, Keepalive, Requests, Responses};
-pub use health::serve as serve_health;
+pub use limits::Limits;
 pub use metadata::Metadata;
-pub use router::{Call, Receiver, Router, Sender};
-pub use server::{Limits, Server, Statistics};
+pub use probe::serve_health;
+pub use router::Router;
+pub use server::{Server, Statistics};
 pub use status::{Code, Status};
 pub use transport::{Accept, Transport};
 

@@ -1,0 +1,209 @@
+//! What a handler uses: its call, the requests and the responses.
+
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use prost::Message;
+
+use super::link::Link;
+use super::message;
+use super::metadata::Metadata;
+use super::session::{Request, ServerSide, Session};
+use super::status::{Code, Status};
+use base::crypto::buffer::Bytes;
+use base::network::Network;
+
+/// A call as its handler sees it.
+pub struct Call {
+    link: Arc<Link<ServerSide>>,
+    stream: u32,
+    metadata: Metadata,
+    deadline: Option<Instant>,
+    /// Custom metadata that the handler adds to the response's headers and trailers.
+    custom: Mutex<(Metadata, Metadata)>,
+}
+
+impl Call {
+    pub(super) fn new(link: Arc<Link<ServerSide>>, stream: u32, request: Request) -> Call {
+        Call {
+            link,
+            stream,
+            metadata: request.metadata,
+            deadline: request.deadline,
+            custom: Mutex::default(),
+        }
+    }
+
+    /// Returns the custom metadata for the response's headers and trailers.
+    pub(super) fn into_custom(self) -> (Metadata, Metadata) {
+        self.custom
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the address of the peer.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.link.peer
+    }
+
+    /// Returns the network by which the peer is counted when peers take turns.
+    pub fn network(&self) -> Network {
+        self.peer()
+            .map_or(Network::UNKNOWN, |peer| peer.ip().into())
+    }
+
+    /// Returns the identity that the peer proved below gRPC
+    /// ([`Transport::identity`](super::Transport::identity)).
+    pub fn identity(&self) -> Option<&Arc<str>> {
+        self.link.identity.as_ref()
+    }
+
+    /// Returns when the connection's handshake was complete.
+    pub fn connected_at(&self) -> Instant {
+        self.link.lock().session.opened()
+    }
+
+    /// Returns the custom metadata of the request's headers.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Returns the caller's deadline, if it sent one.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Returns whether the caller no longer waits for the answer: the call is cancelled, past its
+    /// deadline, or its connection is gone. A handler that works for a long time checks this from
+    /// time to time.
+    pub fn is_cancelled(&self) -> bool {
+        self.deadline
+            .is_some_and(|deadline| deadline <= Instant::now())
+            || self.link.lock().session.is_cancelled(self.stream)
+    }
+
+    /// Waits for `time` or until [`Call::is_cancelled`], whose result it returns.
+    pub fn wait_cancelled(&self, time: Duration) -> bool {
+        let until = Instant::now()
+            .checked_add(time)
+            .into_iter()
+            .chain(self.deadline)
+            .min();
+        let is_over =
+            |session: &mut Session<ServerSide>| session.is_cancelled(self.stream).then_some(());
+        drop(
+            self.link
+                .wait(self.link.lock(), self.stream, until, is_over)
+                .0,
+        );
+        self.is_cancelled()
+    }
+
+    /// Sets the custom metadata of the response's headers. This has no effect after the first
+    /// response.
+    pub fn set_headers(&self, headers: Metadata) {
+        self.custom.lock().unwrap_or_else(PoisonError::into_inner).0 = headers;
+    }
+
+    /// Sets the custom metadata of the response's trailers.
+    pub fn set_trailers(&self, trailers: Metadata) {
+        self.custom.lock().unwrap_or_else(PoisonError::into_inner).1 = trailers;
+    }
+
+    /// Waits for the next request message; `None` at the end of the client's side.
+    pub(super) fn receive<Q: Message + Default>(&self) -> Result<Option<Q>, Status> {
+        let received = self
+            .link
+            .receive(self.link.lock(), self.stream, self.deadline)
+            .1?;
+        received
+            .map(|bytes| message::decode(&bytes, "request"))
+            .transpose()
+    }
+
+    /// Waits for the only request message of a method that takes one.
+    pub(super) fn receive_one<Q: Message + Default>(&self) -> Result<Q, Status> {
+        let missing = || Status::new(Code::Internal, "the request has no message");
+        let request = self.receive()?.ok_or_else(missing)?;
+        match self.receive::<Q>()? {
+            None => Ok(request),
+            Some(_) => Err(Status::new(
+                Code::Internal,
+                "the request has several messages, but the method takes one",
+            )),
+        }
+    }
+
+    /// Sends an encoded response.
+    fn send(&self, response: &[u8]) -> Result<(), Status> {
+        let mut core = self.link.lock();
+        core.session.send_response_headers(
+            self.stream,
+            &self.custom.lock().unwrap_or_else(PoisonError::into_inner).0,
+        );
+        let (core, result) = self
+            .link
+            .send(core, self.stream, response, false, self.deadline);
+        drop(self.link.flush(core));
+        result
+    }
+}
+
+/// Sends the responses of a streaming handler.
+pub struct Sender<'a, R> {
+    call: &'a Call,
+    /// Buffer for the encoded response.
+    encoded: Bytes,
+    message: PhantomData<fn(&R)>,
+}
+
+impl<R: Message> Sender<'_, R> {
+    pub(super) fn new(call: &Call) -> Sender<'_, R> {
+        Sender {
+            call,
+            encoded: Bytes::default(),
+            message: PhantomData,
+        }
+    }
+
+    /// Sends one response; blocks while the caller reads more slowly than we send. Errors if the
+    /// caller is gone or the deadline has passed; the handler should then return.
+    pub fn send(&mut self, response: &R) -> Result<(), Status> {
+        message::encode_into(response, &mut self.encoded)?;
+        let sent = self.call.send(&self.encoded);
+        self.encoded.clear();
+        sent
+    }
+}
+
+/// The requests of a streaming call as they arrive. The iterator ends after the first error.
+pub struct Receiver<'a, Q> {
+    call: &'a Call,
+    ended: bool,
+    message: PhantomData<fn() -> Q>,
+}
+
+impl<Q> Receiver<'_, Q> {
+    pub(super) fn new(call: &Call) -> Receiver<'_, Q> {
+        Receiver {
+            call,
+            ended: false,
+            message: PhantomData,
+        }
+    }
+}
+
+impl<Q: Message + Default> Iterator for Receiver<'_, Q> {
+    type Item = Result<Q, Status>;
+
+    fn next(&mut self) -> Option<Result<Q, Status>> {
+        if self.ended {
+            return None;
+        }
+        let received = self.call.receive();
+        self.ended = !matches!(received, Ok(Some(_)));
+        received.transpose()
+    }
+}
