@@ -52,6 +52,8 @@ const MAX_SERVICES: usize = 64;
 /// How long a node that has its ticket waits for the threads to end. Name resolution and a request to a slow metadata
 /// service (10 s) may take longer; such a thread ends by itself, and its result is not used.
 const GRACE: Duration = Duration::from_secs(2);
+/// Interval between two looks at this machine's addresses.
+const NETWORK_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval between two checks whether the threads have ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -297,14 +299,27 @@ fn request_from_all<R: TicketRequester>(metadata: &dyn Metadata, requester: &Arc
                 &Failure::from("no other control plane is known".to_owned()),
             );
         }
-        finished.wait(if threads.is_empty() {
-            backoff.pause()
+        if threads.is_empty() {
+            wait_for_network(finished, backoff.pause());
         } else {
-            LIST_INTERVAL
-        });
+            finished.wait(LIST_INTERVAL);
+        }
     }
     for (_, thread) in threads {
         let _ = thread.join();
+    }
+}
+
+/// Waits for `pause`; an address that this machine gets meanwhile ends the pause, because then the network has just come up.
+fn wait_for_network(finished: &Stop, pause: Duration) {
+    let addresses = || sys::interfaces::addresses().unwrap_or_default();
+    let (before, end) = (addresses(), Instant::now() + pause);
+    while Instant::now() < end && !finished.wait(NETWORK_INTERVAL) {
+        if addresses() != before {
+            // the route follows the address
+            finished.wait(NETWORK_INTERVAL);
+            return;
+        }
     }
 }
 

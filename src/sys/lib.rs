@@ -12,6 +12,7 @@ pub mod keyring;
 pub mod mount;
 pub mod net;
 pub mod poll;
+pub mod power;
 pub mod process;
 pub mod signal;
 pub mod wiping;

@@ -56,8 +56,11 @@
 //! sectors or replay older sectors of the same boot, but it cannot make sectors that the kernel accepts. A disk that claims to
 //! be uninitialized is formatted in the same way, and nothing of its old content is read.
 //!
-//! Files: [`waiting`] tries keys, [`rejoin`] and [`recovery`] obtain them. The operations on the disk are in the crate `disk`.
+//! Files: [`waiting`] tries keys, [`rejoin`] and [`recovery`] obtain them. [`network`] tells why nobody is reached, [`initrd`] has the
+//! settings of an initrd. The operations on the disk are in the crate `disk`.
 
+pub mod initrd;
+pub mod network;
 pub mod recovery;
 pub mod rejoin;
 pub mod waiting;
@@ -65,6 +68,7 @@ pub mod waiting;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use attest::attestation::Issuer;
 use attest::tpm;
@@ -97,6 +101,8 @@ pub struct Unlock {
     pub recovery: SocketAddr,
     /// The cloud of this machine.
     pub cloud: &'static Cloud,
+    /// How long to wait for the key; `None`: without end.
+    pub timeout: Option<Duration>,
     /// Describes this node and its peers.
     pub metadata: Arc<dyn Metadata>,
     /// Attests this machine.
@@ -276,13 +282,18 @@ impl Unlock {
         if let Err(error) = &rejoin {
             waiting.note("rejoin", format!("cannot start: {error}"));
         }
+        network::report(finished.clone(), self.timeline);
         quotes::announce_key(&self.timeline, self.issuer.as_ref());
-        let opened = waiting.wait(&self.stop);
+        let opened = waiting.wait(&self.stop, self.timeout);
         finished.stop();
         drop((recovery, rejoin));
-        opened.ok_or(Error::Disk(state_disk::Error::Stopped(
-            "waiting for the disk's key",
-        )))
+        match opened {
+            Some(opened) => Ok(opened),
+            None if self.stop.is_stopped() => Err(Error::Disk(state_disk::Error::Stopped(
+                "waiting for the disk's key",
+            ))),
+            None => Err(Error::NoKey(waiting.summary())),
+        }
     }
 
     fn map(
@@ -393,6 +404,8 @@ pub enum Error {
     Disk(state_disk::Error),
     /// The header names no cluster, and the node state on the disk belongs to another cluster.
     NotOfCluster(PathBuf),
+    /// Nobody brought the key in time: the last report of each source.
+    NoKey(String),
     /// The TPM did not extend PCR 15 with the cluster ID.
     Tpm(tpm::Error),
 }
@@ -413,6 +426,7 @@ impl std::fmt::Display for Error {
                  disk does not belong to that cluster",
                 device.display()
             ),
+            Error::NoKey(summary) => write!(f, "no key for the state disk in time: {summary}"),
             Error::Tpm(error) => write!(f, "cannot extend PCR 15 with the cluster ID: {error}"),
         }
     }

@@ -3,15 +3,18 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use base::program;
+use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
+use lexopt::Parser;
 use node::options::{self, Options};
 use node::quotes;
 use proto::recoverproto;
 use sys::wiping::Wiping;
 use unlock::Unlock;
+use unlock::initrd::{self, OnFailure};
 
 /// Wipes freed memory, because libraries copy secrets into their buffers.
 #[global_allocator]
@@ -24,6 +27,10 @@ Usage: unlock [OPTIONS]
 
 Options
   --mke2fs PATH        the program that makes the ext4 file system [/sbin/mke2fs]
+  --timeout SECONDS    how long to wait for the key of the disk    [0: without end]
+  --initrd             also takes settings from /etc/firstlight/unlock.conf and the kernel command line (firstlight.NAME=VALUE),
+                       and does after a failure what --onfail says
+  --onfail ACTION      wait, reboot, poweroff, or shell: leave it to the initrd   [reboot]
 ";
 const MORE_HELP: &str = "
 Example
@@ -37,28 +44,97 @@ fn main() -> ExitCode {
         "unlock",
         &[HELP, &options::help(), MORE_HELP].concat(),
         |arguments| {
-            let (mut options, mut mke2fs) = (Options::new(), PathBuf::from("/sbin/mke2fs"));
-            options.parse(arguments, |name, arguments| {
-                let is_known = name == "mke2fs";
-                if is_known {
-                    mke2fs = arguments.value()?.into();
-                }
-                Ok(is_known)
-            })?;
-            let (timeline, stop) = options.start("unlock")?;
-            let result = unlock(options, mke2fs, timeline, &stop);
-            timeline.peak_memory();
-            result.map_err(|error| options::failed(&timeline, &stop, error))
+            let mut settings = Settings::default();
+            settings.parse(arguments)?;
+            if settings.initrd {
+                in_initrd(settings)
+            } else {
+                start(settings)
+            }
         },
     )
 }
 
-fn unlock(
-    options: Options,
+/// The options of this program.
+struct Settings {
+    shared: Options,
     mke2fs: PathBuf,
-    timeline: Timeline,
-    stop: &Stop,
-) -> Result<(), String> {
+    timeout: Option<Duration>,
+    initrd: bool,
+    onfail: OnFailure,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            shared: Options::new(),
+            mke2fs: "/sbin/mke2fs".into(),
+            timeout: None,
+            initrd: false,
+            onfail: OnFailure::Reboot,
+        }
+    }
+}
+
+impl Settings {
+    fn parse(&mut self, arguments: Parser) -> Result<(), Failure> {
+        let Settings {
+            shared,
+            mke2fs,
+            timeout,
+            initrd,
+            onfail,
+        } = self;
+        shared.parse(arguments, |name, arguments| {
+            match name {
+                "mke2fs" => *mke2fs = arguments.value()?.into(),
+                "timeout" => {
+                    let seconds: u64 = program::parsed("timeout", arguments.value()?)?;
+                    *timeout = (seconds > 0).then(|| Duration::from_secs(seconds));
+                }
+                "initrd" => *initrd = true,
+                "onfail" => *onfail = program::parsed("onfail", arguments.value()?)?,
+                _ => return Ok(false),
+            }
+            Ok(true)
+        })
+    }
+}
+
+/// Runs with the settings of the initrd. A failure ends in what they ask for.
+fn in_initrd(mut settings: Settings) -> Result<(), Failure> {
+    let mut read = Ok(());
+    // a wrong setting does not hide what another one says about failures
+    for option in initrd::settings() {
+        let option = option.map_err(Failure::Usage);
+        let parsed = option.and_then(|option| settings.parse(Parser::from_args([option])));
+        read = read.and(parsed);
+    }
+    let (onfail, timeline) = (settings.onfail, Timeline::new("unlock"));
+    let result = match read {
+        Err(Failure::Usage(reason)) => {
+            timeline.event("error", &reason);
+            Err(Failure::Usage(reason))
+        }
+        read => read.and_then(|()| start(settings)),
+    };
+    match &result {
+        Err(Failure::Failed(code, _)) if *code == options::STOPPED => {}
+        Err(Failure::Usage(reason) | Failure::Failed(_, reason)) => onfail.act(&timeline, reason),
+        _ => {}
+    }
+    result
+}
+
+fn start(settings: Settings) -> Result<(), Failure> {
+    let (timeline, stop) = settings.shared.start("unlock")?;
+    let result = unlock(settings, timeline, &stop);
+    timeline.peak_memory();
+    result.map_err(|error| options::failed(&timeline, &stop, error))
+}
+
+fn unlock(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<(), String> {
+    let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
     let (cloud, metadata) = options.cloud()?;
     let unlock = Unlock {
@@ -67,7 +143,8 @@ fn unlock(
         disk: options.disk,
         root: options.root,
         key_file: options.key_file,
-        mke2fs,
+        mke2fs: settings.mke2fs,
+        timeout: settings.timeout,
         recovery: SocketAddr::new(options.listen, recoverproto::PORT),
         issuer: quotes::reported(timeline, issuer),
         tpm,

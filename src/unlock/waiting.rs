@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::network;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::Secret;
 use base::stop::Stop;
@@ -220,15 +221,16 @@ impl Waiting {
     }
 
     /// Blocks until a key opens the disk, and meanwhile reports on the console what the node waits for. Returns `None` if `node`
-    /// is stopped first.
-    pub fn wait(&self, node: &Stop) -> Option<Opened> {
+    /// is stopped first, or after `timeout`.
+    pub fn wait(&self, node: &Stop, timeout: Option<Duration>) -> Option<Opened> {
         let mut next_report = REPORT_EVERY;
         let mut state = self.lock();
         loop {
             if let Some(opened) = state.opened.take() {
                 return Some(opened);
             }
-            if node.is_stopped() {
+            let is_late = timeout.is_some_and(|timeout| self.since.elapsed() >= timeout);
+            if node.is_stopped() || is_late {
                 state.done = true;
                 return None;
             }
@@ -245,12 +247,28 @@ impl Waiting {
         }
     }
 
+    /// Returns in one line how long the disk waited, and what came of each source.
+    pub fn summary(&self) -> String {
+        let (waited, notes) = self.report();
+        let network = network::trouble().map(|trouble| format!("; network: {trouble}"));
+        let mut summary = format!("waited {} s", waited.as_secs());
+        summary.push_str(&network.unwrap_or_default());
+        for (name, note) in notes {
+            summary.push_str(&format!("; {name}: {}", note.text));
+        }
+        summary
+    }
+
     fn report_on_console(&self, state: &State) {
         let seconds = self.since.elapsed().as_secs();
         self.timeline.event(
             "waiting",
             format_args!("for a key of disk {} since {seconds} s", self.uuid()),
         );
+        if let Some(trouble) = network::trouble() {
+            self.timeline
+                .event("waiting", format_args!("  network: {trouble}"));
+        }
         for (name, note) in &state.notes {
             self.timeline.event(
                 "waiting",
@@ -344,7 +362,7 @@ mod tests {
         assert_eq!(waiting.report().1.len(), 1);
         let node = Stop::new();
         node.stop();
-        assert!(waiting.wait(&node).is_none());
+        assert!(waiting.wait(&node, None).is_none());
 
         drop(File::options().write(true).open(&slow).unwrap());
         assert!(matches!(trying.join().unwrap(), Err(Refused::Disk(_))));
