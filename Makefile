@@ -19,13 +19,14 @@ test: lint check-deps unit boot ## run everything that must pass before a change
 lint: setup ## check formatting, clippy, shell syntax
 	cargo fmt --all --check
 	cargo clippy --locked --all-targets --bench storm -- -D warnings
-	@for script in tools/*.sh tests/cluster/*.sh initramfs/build.sh .ci/run; do bash -n $$script || exit; done
+	@for script in tools/*.sh tests/cluster/*.sh initramfs/*.sh initramfs/dracut/*/*.sh .ci/run; do bash -n $$script || exit; done
 
 unit: setup ## run the unit tests, and the tests against real peers that need no VM
 	cargo test --locked
 
 boot: build ## run the tests that boot VMs; each console is kept in target/boot
 	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
+	cargo test --locked --test images -- --ignored --nocapture --test-threads=2 pairs::
 
 image: build ## make a container image of the services, for `firstlight apply`: target/dist/firstlight-image.tar (IMAGE=NAME)
 	@tools/image.sh

@@ -41,3 +41,17 @@ link_tss() {
   find "$ROOT/target" "$ROOT/fuzz/target" "${CARGO_TARGET_DIR:-$ROOT/target}" -path '*/build/tss-esapi-sys-*/output' 2>/dev/null |
     xargs -r grep -l "/tss-.*-$1-" | xargs -r grep -L "=$prefix/lib" | xargs -r dirname | xargs -r rm -rf || true
 }
+
+# Runs a command in a root file system, with mounts and processes of its own; needs no root. Usage: chroot_into ROOT COMMAND...
+chroot_into() {
+  local user=()
+  [ "$(id -u)" = 0 ] || user=(--map-root-user)
+  unshare "${user[@]}" --mount --pid --fork --kill-child sh -ec '
+    root=$1; shift
+    mkdir -p "$root/proc" "$root/dev" "$root/tmp" "$root/run"
+    mount -t proc proc "$root/proc"
+    mount --rbind /dev "$root/dev"
+    mount -t tmpfs tmpfs "$root/tmp"
+    mount -t tmpfs tmpfs "$root/run"
+    PATH=/usr/sbin:/usr/bin exec chroot "$root" "$@"' chroot "$@"
+}

@@ -54,6 +54,15 @@ impl Setting {
 
     /// Such a machine with additional files in its initramfs.
     pub fn with(name: &str, disk: u64, overlay: &Overlay) -> Result<Setting> {
+        let mut machine = Machine::new(name)?;
+        machine.firmware = Firmware::Uefi;
+        initramfs::build(&machine.initramfs(), &["unlock", "bootstrapper"], overlay)?;
+        let policy = machine.policy()?;
+        Setting::around(machine, disk, &policy)
+    }
+
+    /// The services and the operator around `machine`, which meets `policy`; adds the blank state disk.
+    pub fn around(mut machine: Machine, disk: u64, policy: &str) -> Result<Setting> {
         let metadata = MetadataServer::start(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let node = instance("control-plane-0", GUEST);
         metadata.set_self(&node);
@@ -63,12 +72,9 @@ impl Setting {
             .set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 10).context("hash the init secret")?);
 
         let join_port = free_port()?;
-        let mut machine = Machine::new(name)?;
-        machine.firmware = Firmware::Uefi;
         machine.open_ports = vec![INIT, RECOVERY];
         machine.host_ports = [(METADATA, metadata.address.port()), (JOIN, join_port)].into();
         machine.add_disk("state", disk)?;
-        initramfs::build(&machine.initramfs(), &["unlock", "bootstrapper"], overlay)?;
 
         let setting = Setting {
             machine,
@@ -77,11 +83,8 @@ impl Setting {
             join_port,
         };
         fs::create_dir(setting.path("config")).context("make the join service's folder")?;
-        setting.write(
-            "config/attestationConfig",
-            setting.machine.policy()?.as_bytes(),
-        )?;
-        setting.write("policy.json", setting.machine.policy()?.as_bytes())?;
+        setting.write("config/attestationConfig", policy.as_bytes())?;
+        setting.write("policy.json", policy.as_bytes())?;
         setting.write("init-secret", INIT_SECRET.as_bytes())?;
         Ok(setting)
     }

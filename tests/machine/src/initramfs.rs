@@ -104,6 +104,11 @@ pub fn build(out: &Path, programs: &[&str], overlay: &Overlay) -> Result<()> {
         .chain(programs.iter().map(PathBuf::as_path))
         .collect();
     script("initramfs/build.sh", &arguments)?;
+    append(out, overlay)
+}
+
+/// Appends `overlay` to the initramfs `out`.
+pub fn append(out: &Path, overlay: &Overlay) -> Result<()> {
     if !overlay.files.is_empty() {
         let mut bytes = std::fs::read(out).context("read the initramfs")?;
         bytes.extend_from_slice(&overlay.to_cpio());

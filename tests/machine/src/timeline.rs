@@ -34,8 +34,12 @@ impl fmt::Display for Event {
     }
 }
 
-/// Reads a line of the console; `None` for any other line.
+/// Reads a line of the console, also with systemd's prefix `[   30.378931] unlock[230]: `; `None` for any other line.
 pub fn parse(line: &str) -> Option<Event> {
+    let line = line.split_once("]: ").map_or(line, |(prefix, rest)| {
+        let is_prefix = prefix.starts_with('[') && rest.starts_with("firstlight[");
+        if is_prefix { rest } else { line }
+    });
     let (stage, rest) = line.strip_prefix("firstlight[")?.split_once(']')?;
     let (at, rest) = rest.trim_start().split_once("s ")?;
     let (name, text) = rest
@@ -81,6 +85,8 @@ fn a_line_of_the_bootstrapper_is_a_step() {
     );
     assert_eq!(event.text, "opened by the ticket: slot 0");
     assert_eq!(parse("firstlight[init] 1.72s start").unwrap().text, "");
+    let prefixed = parse("[   30.378931] unlock[230]: firstlight[unlock]   30.295s start: x");
+    assert_eq!(prefixed.unwrap().at, 30.295);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use super::{Context, Failure, Result, free_port, predict, root, script};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -18,6 +19,9 @@ use std::time::{Duration, Instant};
 pub const HOST: &str = "10.42.0.1";
 /// The guest's own address: the first that QEMU's DHCP server hands out.
 pub const GUEST: &str = "10.42.0.15";
+
+/// The host as a guest with [`Network::Ipv6`] sees it.
+pub const HOST_IPV6: &str = "fd42::2";
 
 /// The kernel's command line, unless a test changes it.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
@@ -34,6 +38,17 @@ pub enum Firmware {
     Uefi,
 }
 
+/// What the network card is connected to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Network {
+    /// IPv4 with DHCP; the host is [`HOST`].
+    Ipv4,
+    /// Only IPv6, with router advertisements; the host's `::1` is [`HOST_IPV6`].
+    Ipv6,
+    /// A link to nobody.
+    Nobody,
+}
+
 /// A computer, switched off.
 pub struct Machine {
     /// What starts the kernel.
@@ -44,6 +59,10 @@ pub struct Machine {
     pub memory: u32,
     /// Whether it has a TPM.
     pub tpm: bool,
+    /// What its network card is connected to.
+    pub network: Network,
+    /// Disks that are not there when it is switched on, by their serial numbers: [`Vm::plug`] attaches them.
+    pub unplugged: Vec<String>,
     /// Guest ports that can be reached through a free loopback port of the host.
     pub open_ports: Vec<u16>,
     /// Ports of the host as the guest sees it (10.42.0.1), and the loopback port that each leads to.
@@ -69,6 +88,8 @@ impl Machine {
             command_line: COMMAND_LINE.to_owned(),
             memory: 512,
             tpm: true,
+            network: Network::Ipv4,
+            unplugged: Vec::new(),
             open_ports: Vec::new(),
             host_ports: BTreeMap::new(),
             show: Show::Nothing,
@@ -85,6 +106,14 @@ impl Machine {
         File::create_new(&path)
             .and_then(|file| file.set_len(size))
             .context(&format!("make the disk {}", path.display()))?;
+        self.disks.push(serial.to_owned());
+        Ok(())
+    }
+
+    /// Adds a disk with the content of `image`.
+    pub fn add_copy_of_disk(&mut self, serial: &str, image: &std::path::Path) -> Result<()> {
+        let copied = std::fs::copy(image, self.disk(serial));
+        copied.context(&format!("copy {}", image.display()))?;
         self.disks.push(serial.to_owned());
         Ok(())
     }
@@ -144,20 +173,7 @@ impl Machine {
     fn start(&self) -> Result<Vm> {
         let processor = script("tools/accel.sh", &[])?;
 
-        let mut ports = BTreeMap::new();
-        // 10.42.0.1 must not be QEMU's own gateway address, to which it refuses forwards
-        let mut network =
-            format!("user,id=net,net=10.42.0.0/16,host=10.42.0.2,dns=10.42.0.3,dhcpstart={GUEST}");
-        for guest in &self.open_ports {
-            let port = free_port()?;
-            ports.insert(*guest, port);
-            network.push_str(&format!(",hostfwd=tcp:127.0.0.1:{port}-:{guest}"));
-        }
-        for (seen, port) in &self.host_ports {
-            // one nc for each connection; where nobody listens, the guest sees the connection closed at once
-            let relay = format!("sh -c 'exec busybox nc 127.0.0.1 {port} 2>/dev/null'");
-            network.push_str(&format!(",guestfwd=tcp:{HOST}:{seen}-cmd:{relay}"));
-        }
+        let (network, ports) = self.network_option()?;
 
         // dies with the thread that started it, however that ends
         let mut qemu = Command::new("setpriv");
@@ -215,10 +231,15 @@ impl Machine {
                     file.display()
                 ),
             ]);
-            qemu.args([
-                "-device",
-                &format!("virtio-blk-pci,drive={serial},serial={serial}"),
-            ]);
+            if !self.unplugged.contains(serial) {
+                qemu.args(["-device", &disk_device(serial)]);
+            }
+        }
+        let monitor = self.folder.path().join("monitor.socket");
+        if !self.unplugged.is_empty() {
+            let socket = format!("unix:{},server=on,wait=off", monitor.display());
+            qemu.args(["-monitor", &socket]);
+            qemu.args(["-device", "pcie-root-port,id=hot,slot=1"]);
         }
         let swtpm = if self.tpm {
             Some(self.start_tpm()?)
@@ -263,7 +284,37 @@ impl Machine {
             swtpm,
             commands: 0,
             errors,
+            monitor,
         })
+    }
+
+    /// QEMU's network, and for each open port of the guest the loopback port that leads to it.
+    fn network_option(&self) -> Result<(String, BTreeMap<u16, u16>)> {
+        let mut ports = BTreeMap::new();
+        let mut network = match self.network {
+            Network::Nobody => return Ok(("hubport,id=net,hubid=0".to_owned(), ports)),
+            Network::Ipv6 => {
+                let network = format!(
+                    "user,id=net,ipv4=off,ipv6=on,ipv6-prefix=fd42::,ipv6-host={HOST_IPV6}"
+                );
+                return Ok((network, ports));
+            }
+            // 10.42.0.1 must not be QEMU's own gateway address, to which it refuses forwards
+            Network::Ipv4 => format!(
+                "user,id=net,ipv6=off,net=10.42.0.0/16,host=10.42.0.2,dns=10.42.0.3,dhcpstart={GUEST}"
+            ),
+        };
+        for guest in &self.open_ports {
+            let port = free_port()?;
+            ports.insert(*guest, port);
+            network.push_str(&format!(",hostfwd=tcp:127.0.0.1:{port}-:{guest}"));
+        }
+        for (seen, port) in &self.host_ports {
+            // one nc for each connection; where nobody listens, the guest sees the connection closed at once
+            let relay = format!("sh -c 'exec busybox nc 127.0.0.1 {port} 2>/dev/null'");
+            network.push_str(&format!(",guestfwd=tcp:{HOST}:{seen}-cmd:{relay}"));
+        }
+        Ok((network, ports))
     }
 
     /// Starts swtpm on the machine's TPM state, as after power-on, and waits for its socket.
@@ -317,6 +368,10 @@ fn kernel() -> Result<PathBuf> {
         .join(format!("vmlinuz-{}", version.to_string_lossy())))
 }
 
+fn disk_device(serial: &str) -> String {
+    format!("virtio-blk-pci,drive={serial},serial={serial}")
+}
+
 /// A computer that is switched on; the power is cut when this value ends.
 pub struct Vm {
     /// Its serial line.
@@ -327,9 +382,17 @@ pub struct Vm {
     swtpm: Option<Child>,
     commands: u32,
     errors: PathBuf,
+    monitor: PathBuf,
 }
 
 impl Vm {
+    /// Attaches one of [`Machine::unplugged`].
+    pub fn plug(&mut self, serial: &str) -> Result<()> {
+        let mut monitor = UnixStream::connect(&self.monitor).context("reach QEMU's monitor")?;
+        writeln!(monitor, "device_add {},bus=hot", disk_device(serial))
+            .context(&format!("attach the disk {serial}"))
+    }
+
     /// Runs a shell command in the OS stage and returns what it printed; its exit code other than 0 is an error.
     pub fn command(&mut self, command: &str, limit: Duration) -> Result<String> {
         self.commands += 1;

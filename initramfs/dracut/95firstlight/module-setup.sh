@@ -1,0 +1,50 @@
+#!/bin/bash
+# The dracut module `firstlight`: an initrd that opens the state disk with `unlock` before the operating system starts. docs/images.md
+
+# shellcheck source=../../kernel-modules disable=SC1091
+. "$moddir/kernel-modules"
+
+check() {
+    require_binaries /usr/lib/firstlight/unlock mke2fs || return 1
+    # only where it is asked for: --add firstlight, or add_dracutmodules+=" firstlight "
+    return 255
+}
+
+depends() {
+    local module
+    echo systemd systemd-initrd dm
+    # whoever builds the initrd may have chosen what brings the network up
+    for module in network network-manager network-legacy connman; do
+        if [[ " $add_dracutmodules $force_add_dracutmodules " == *" $module "* ]]; then
+            echo "$module"
+            return
+        fi
+    done
+    echo systemd-networkd
+}
+
+# Settings of dracut itself; an image overrides them on its kernel command line. A shell in the initrd could open the disk, so none opens
+# after a failure. rd.neednet: networkd starts without ip= too.
+cmdline() { echo "rd.shell=0 rd.emergency=reboot rd.neednet=1"; }
+
+installkernel() {
+    # whatever machine builds the initrd, it is for machines in a cloud
+    # shellcheck disable=SC2086
+    hostonly='' instmods $FIRSTLIGHT_LOADED $FIRSTLIGHT_DEVICES
+}
+
+install() {
+    inst_simple /usr/lib/firstlight/unlock
+    inst_multiple mke2fs modprobe
+    inst_multiple -o /etc/mke2fs.conf /etc/firstlight/unlock.conf
+    mkdir -p "$initdir"/etc/{cmdline.d,modules-load.d}
+    cmdline >"$initdir/etc/cmdline.d/95-firstlight.conf"
+    printf '%s\n' $FIRSTLIGHT_LOADED >"$initdir/etc/modules-load.d/firstlight.conf"
+    inst_simple "$moddir/firstlight-unlock.service" "$systemdsystemunitdir/firstlight-unlock.service"
+    $SYSTEMCTL -q --root "$initdir" enable firstlight-unlock.service
+
+    if dracut_module_included systemd-networkd; then
+        inst_simple "$moddir/zz-firstlight.network" "$systemdnetwork/zz-firstlight.network"
+        $SYSTEMCTL -q --root "$initdir" add-wants initrd.target systemd-networkd.service
+    fi
+}

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Installs what an initrd of dracut or of initramfs-tools needs to open the state disk.
+#
+#   initramfs/install.sh UNLOCK [ROOT]      UNLOCK: the program of `make build`; ROOT: the image's root file system [/]
+set -euo pipefail
+unset CDPATH
+unlock=${1:?the program unlock, which is target/dist/unlock after make build}
+root=${2:-}
+here=$(cd "$(dirname "$0")" && pwd)
+
+install -D -m 755 "$unlock" "$root/usr/lib/firstlight/unlock"
+
+module=$root/usr/lib/dracut/modules.d/95firstlight
+install -D -m 755 "$here/dracut/95firstlight/module-setup.sh" "$module/module-setup.sh"
+install -m 644 "$here/kernel-modules" "$here"/dracut/95firstlight/{firstlight-unlock.service,zz-firstlight.network} "$module/"
+
+tools=$root/usr/share/initramfs-tools
+install -D -m 644 "$here/kernel-modules" "$root/usr/lib/firstlight/kernel-modules"
+for script in hooks/firstlight scripts/init-top/firstlight scripts/init-premount/firstlight; do
+  install -D -m 755 "$here/initramfs-tools/$script" "$tools/$script"
+done

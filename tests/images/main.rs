@@ -1,0 +1,61 @@
+//! Image tests: machines under QEMU whose initrd is made by Debian's own dracut or initramfs-tools with the files of `initramfs/`,
+//! as an image builder makes it (docs/images.md). The root file system is a small one with the tests' own /sbin/init. The console
+//! of every boot is kept in target/boot/.
+//!
+//! They need `make build`'s programs and take minutes, so `cargo test` skips them: `make boot` runs them.
+
+mod pairs;
+
+use machine::flow::Setting;
+use machine::initramfs::{self, Overlay};
+use machine::vm::Machine;
+use machine::{Context, Result, dist, root, script};
+use std::path::Path;
+
+const DISK: u64 = 64 << 20;
+/// SeaBIOS measures neither kernel nor initrd, so the policy only demands a fresh node.
+const FRESH_NODE: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+/// The settings by which `unlock` knows where it runs, as the old system's images have them.
+const CLOUD: &str = "constel.csp=qemu constel.attestation-variant=qemu-vtpm";
+
+/// What makes the initrd.
+#[derive(Clone, Copy)]
+struct Maker {
+    system: &'static str,
+    suite: &'static str,
+}
+
+const DRACUT: Maker = Maker {
+    system: "dracut",
+    suite: "bookworm",
+};
+const INITRAMFS_TOOLS: Maker = Maker {
+    system: "initramfs-tools",
+    suite: "bookworm",
+};
+
+/// A machine with a blank state disk that boots an initrd of `maker`, with `overlay` appended; `words` are added to the kernel's
+/// command line.
+fn setting(name: &str, maker: Maker, words: &str, overlay: &Overlay) -> Result<Setting> {
+    let Maker { system, suite } = maker;
+    let folder = root().join("target/images");
+    let initrd = folder.join(format!("{system}-{suite}.initrd"));
+    let arguments = [Path::new(system), Path::new(suite), &initrd];
+    let unlock = dist("unlock")?;
+    script(
+        "tools/initrd.sh",
+        &[&arguments[..], &[unlock.as_path()]].concat(),
+    )?;
+
+    let mut machine = Machine::new(name)?;
+    machine.memory = 1024;
+    let root = "root=LABEL=root rw rootfstype=ext4 init=/sbin/init";
+    machine.command_line = format!("{} {root} {words}", machine.command_line);
+    std::fs::copy(&initrd, machine.initramfs()).context(&format!("copy {}", initrd.display()))?;
+    initramfs::append(&machine.initramfs(), overlay)?;
+    let mut setting = Setting::around(machine, DISK, FRESH_NODE)?;
+    let os = setting.path("os.disk");
+    script("initramfs/os-disk.sh", &[&os, &dist("bootstrapper")?])?;
+    setting.machine.add_copy_of_disk("root", &os)?;
+    Ok(setting)
+}

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Unpacks a small Debian in which dracut and initramfs-tools run, and prints its folder.
+#
+#   tools/debian.sh [bookworm|trixie]
+#
+# The packages come through apt, so Debian's signature on the archive is checked; they are unpacked and not installed, which
+# takes seconds and needs no root. The folder is kept in the cache until the recipe changes.
+. "$(dirname "$0")/lib.sh"
+
+suite=${1:-bookworm}
+PACKAGES=(
+  base-files base-passwd bash coreutils dash debianutils e2fsprogs findutils grep gzip kmod libc-bin mawk mount passwd sed util-linux zstd
+  # what makes an initrd
+  dracut-core dracut-network initramfs-tools-core
+  # what an initrd of dracut runs
+  dbus dbus-daemon iproute2 systemd systemd-sysv udev
+  # what an initrd of initramfs-tools runs
+  busybox klibc-utils
+)
+case $suite in
+bookworm) ;;
+# networkd and DHCP for initramfs-tools are packages of their own since Debian 13
+trixie) PACKAGES+=(dhcpcd-base) ;;
+*) die "unknown suite $suite: bookworm or trixie" ;;
+esac
+
+recipe=$(printf '%s ' "$suite" "${PACKAGES[@]}" "$(sed -n '/^unpack/,/^}/p' "$0")" | sha256sum | cut -c1-12)
+prefix=$CACHE/debian-$suite-$recipe
+if [ -e "$prefix/done" ]; then echo "$prefix"; exit; fi
+
+# Unpacks the packages in $1 into the root file system $2, and does for it what their installation would do.
+unpack() {
+  local archives=$1 root=$2 deb dir
+  mkdir -p "$root"
+  for dir in bin sbin lib lib64; do mkdir -p "$root/usr/$dir"; ln -s "usr/$dir" "$root/$dir"; done
+  for deb in "$archives"/*.deb; do
+    dpkg-deb --fsys-tarfile "$deb" | tar x -C "$root" --keep-directory-symlink --no-same-owner \
+      --exclude='./usr/share/doc/*' --exclude='./usr/share/man/*' --exclude='./usr/share/locale/*'
+  done
+  ln -s mawk "$root/usr/bin/awk"
+  cp "$root/usr/share/base-passwd/passwd.master" "$root/etc/passwd"
+  cp "$root/usr/share/base-passwd/group.master" "$root/etc/group"
+  : >"$root/etc/fstab"
+  chroot_into "$root" sh -c 'ldconfig; systemd-sysusers 2>/dev/null; : >/etc/machine-id'
+}
+
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+mkdir -p "$work"/archives/partial
+: >"$work/status"
+source="deb $(mirror) $suite main"
+say "fetching a small Debian ($suite), about 50 MB"
+private_apt "$source" -- update >&2
+# an empty list of installed packages: apt fetches all that they depend on
+private_apt "$source" -- -o Dir::State::status="$work/status" -o Dir::Cache::archives="$work/archives/" \
+  --no-install-recommends --download-only --yes install "${PACKAGES[@]}" >&2
+rm -rf "$prefix.$$"; mkdir -p "$prefix.$$"
+unpack "$work/archives" "$prefix.$$/root"
+(cd "$work/archives" && sha256sum ./*.deb) >"$prefix.$$/done"
+rm -rf "$CACHE/debian-$suite"-????????????; mv "$prefix.$$" "$prefix"
+echo "$prefix"

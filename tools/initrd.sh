@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Makes an initrd with Firstlight as an image builder does: by a Debian's own dracut or initramfs-tools.
+#
+#   tools/initrd.sh dracut|initramfs-tools SUITE OUT UNLOCK     UNLOCK: the program, or "-" for an initrd without Firstlight
+#
+# Does nothing if OUT is newer than all that it is made of. SUITE is bookworm or trixie. The initrd is for the kernel of tools/kernel.sh.
+. "$(dirname "$0")/lib.sh"
+
+system=${1:?dracut or initramfs-tools} suite=${2:?bookworm or trixie} out=${3:?where to} unlock=${4:?the program unlock}
+debian=$("$ROOT/tools/debian.sh" "$suite")
+kernel=$("$ROOT/tools/kernel.sh")
+inputs=("$ROOT/initramfs" "$0" "$debian/done" "$kernel/done")
+[ "$unlock" = - ] || inputs+=("$unlock")
+if [ -e "$out" ] && [ -z "$(find "${inputs[@]}" -newer "$out" -print -quit)" ]; then exit; fi
+version=$(ls "$kernel/lib/modules")
+work=$(mktemp -d -p "$CACHE"); trap 'rm -rf "$work"' EXIT
+root=$work/root
+
+# hard links, hence beside the cached folders: nothing below writes into a file that exists
+cp -al "$debian/root" "$root"
+cp -al "$kernel/lib/modules" "$root/usr/lib/modules" 2>/dev/null || cp -a "$kernel/lib/modules" "$root/usr/lib/modules"
+cp "$kernel/boot/config-$version" "$root/boot/"
+if [ "$unlock" != - ]; then "$ROOT/initramfs/install.sh" "$unlock" "$root"; fi
+
+case $system in
+dracut)
+  # what a machine in a cloud does not need, which halves the time
+  arguments=(--force --no-hostonly --no-hostonly-cmdline --reproducible --no-early-microcode --kver "$version" --compress "zstd -3"
+    --omit "plymouth rngd crypt kernel-modules-extra hwdb lunmask virtfs virtiofs resume tpm2-tss lvm mdraid btrfs multipath nfs iscsi nvmf")
+  [ "$unlock" = - ] || arguments+=(--add firstlight)
+  command=(dracut "${arguments[@]}" /boot/initrd)
+  ;;
+initramfs-tools)
+  command=(sh -c 'sed "s/^COMPRESS=.*/COMPRESS=zstd/" -i.old /etc/initramfs-tools/initramfs.conf; exec mkinitramfs -o /boot/initrd "$1"' sh "$version")
+  ;;
+*) die "unknown system $system: dracut or initramfs-tools" ;;
+esac
+say "making an initrd with $system of Debian ($suite)"
+chroot_into "$root" "${command[@]}" >&2
+mkdir -p "$(dirname "$out")"
+# another cpio can be appended after a multiple of 4 bytes
+cp "$root/boot/initrd" "$out.$$"
+truncate -s %512 "$out.$$"
+mv "$out.$$" "$out"
