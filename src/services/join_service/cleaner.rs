@@ -56,12 +56,13 @@ pub enum Task {
 /// The tasks, and the thread that runs them.
 pub struct Cleaner {
     client: Client,
-    state: Mutex<State>,
+    state: Mutex<Agenda>,
     changed: Condvar,
 }
 
+/// The tasks that are due, and the tokens that become tasks.
 #[derive(Default)]
-struct State {
+struct Agenda {
     /// In the order of their due times.
     tasks: BTreeMap<(Instant, u64), Due>,
     /// The tasks in `tasks`.
@@ -259,12 +260,12 @@ impl Cleaner {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Agenda> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Agenda {
     fn add(&mut self, task: Task, after: Duration, again: bool) {
         if self.known.contains(&task) {
             return;
@@ -382,14 +383,14 @@ mod tests {
         }
     }
 
-    fn is_due(state: &State) -> bool {
+    fn is_due(state: &Agenda) -> bool {
         state.known.contains(&Task::Token("abcdef".into()))
     }
 
     #[test]
     fn a_token_goes_when_its_node_comes_whichever_is_known_first() {
         for node_first in [false, true] {
-            let (mut state, node) = (State::default(), node("u", None));
+            let (mut state, node) = (Agenda::default(), node("u", None));
             state.wait_for_node(
                 &record(""),
                 Some(&node).filter(|_| node_first),
@@ -406,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_token_of_a_node_that_was_there_before_goes_when_that_is_ready_again() {
-        let mut state = State::default();
+        let mut state = Agenda::default();
         let before = SystemTime::now() - Duration::from_secs(60);
         for (node, gone) in [
             (node("u", None), false),
@@ -423,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_token_of_a_control_plane_goes_when_that_is_ready() {
-        let mut state = State::default();
+        let mut state = Agenda::default();
         state.wait_for_node(
             &Record {
                 control_plane: true,
@@ -439,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_task_is_queued_once() {
-        let mut state = State::default();
+        let mut state = Agenda::default();
         state.add(Task::Token("a".into()), Duration::ZERO, false);
         state.add(Task::Token("a".into()), Duration::ZERO, false);
         assert_eq!(state.tasks.len(), 1);

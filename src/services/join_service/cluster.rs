@@ -40,15 +40,16 @@ const API_PORT: u16 = 6443;
 /// The known state of the cluster, shared by all threads.
 pub struct Cluster {
     client: Client,
-    state: Mutex<State>,
+    state: Mutex<Objects>,
     changed: Condvar,
 }
 
 /// The threads that keep the state up to date. They end when the client is stopped.
 pub struct Watches(Vec<JoinHandle<()>>);
 
+/// What the watches have delivered.
 #[derive(Default)]
-struct State {
+struct Objects {
     has_nodes: bool,
     has_config_maps: bool,
     version: Version,
@@ -384,13 +385,13 @@ impl Cluster {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Objects> {
         // A panic cannot leave the state half changed: each change is made as a whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Objects {
     fn is_complete(&self) -> bool {
         self.has_nodes && self.has_config_maps && self.version != Version::Unknown
     }
@@ -686,7 +687,7 @@ mod tests {
 
     #[test]
     fn a_record_is_found_by_its_disk_until_it_is_gone_or_has_another() {
-        let mut state = State::default();
+        let mut state = Objects::default();
         let record = |name: &str, disk: &str| Record {
             name: name.into(),
             disk: disk.into(),

@@ -49,15 +49,16 @@ const TOKEN_REVIEWS: Resource = Resource::cluster("authentication.k8s.io", "v1",
 /// Verifies tokens with the API server, and caches the verdicts.
 pub struct Reviewer {
     client: Client,
-    state: Mutex<State>,
+    state: Mutex<Reviews>,
     /// Notified when a review ends.
     changed: Condvar,
     reviews: Labelled<Counter, 1>,
     seconds: Histogram,
 }
 
+/// The reviews of tokens, and how many each address may still cause.
 #[derive(Default)]
-struct State {
+struct Reviews {
     /// Verdicts by the token's SHA-256.
     verdicts: HashMap<[u8; 32], Entry>,
     /// The remaining reviews of each address, and the time of that count.
@@ -230,7 +231,7 @@ impl Reviewer {
         result
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Reviews> {
         // A panic leaves no half-made change: each change is made as a whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -255,7 +256,7 @@ impl Drop for Pending<'_> {
     }
 }
 
-impl State {
+impl Reviews {
     /// Takes one review from the budget of an address. Fails if the budget is used up.
     fn charge(&mut self, peer: Option<IpAddr>, now: Instant) -> Result<(), Status> {
         let full = |(left, at): &(f64, Instant)| {
@@ -415,7 +416,7 @@ mod tests {
 
     #[test]
     fn an_address_that_sends_many_tokens_is_slowed_down_and_others_are_not() {
-        let (mut state, now) = (State::default(), Instant::now());
+        let (mut state, now) = (Reviews::default(), Instant::now());
         let (hostile, other) = (Some([10, 0, 0, 1].into()), Some([10, 0, 0, 2].into()));
         for _ in 0..BURST as usize {
             state.charge(hostile, now).unwrap();
@@ -433,7 +434,7 @@ mod tests {
 
     #[test]
     fn the_cache_of_verdicts_is_bounded() {
-        let (mut state, now) = (State::default(), Instant::now());
+        let (mut state, now) = (Reviews::default(), Instant::now());
         for number in 0..2 * MAX_PEERS as u32 {
             let _ = state.charge(Some(IpAddr::from(number.to_be_bytes())), now);
             state.make_room();

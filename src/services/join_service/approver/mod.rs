@@ -62,15 +62,16 @@ pub struct Approver {
     client: Client,
     instances: Arc<Instances>,
     audit: Arc<Audit>,
-    state: Mutex<State>,
+    state: Mutex<Queue>,
     changed: Condvar,
 }
 
 /// Ends the threads when dropped. The cluster's client must have been stopped before.
 pub struct ApproverThreads(Arc<Approver>, Vec<JoinHandle<()>>);
 
+/// The requests that wait for a decision.
 #[derive(Default)]
-struct State {
+struct Queue {
     /// Undecided requests by their names.
     open: HashMap<String, Open>,
     is_stopped: bool,
@@ -330,12 +331,12 @@ impl Approver {
         self.client.update(&at, &decided).map(drop)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Queue {
     /// Stores the present version of a request, unless it is decided. `known` is its earlier entry.
     fn take(&mut self, request: Value, known: Option<Open>) {
         if is_decided(&request) {
@@ -473,7 +474,7 @@ mod tests {
         for mutant in mutations(good.to_string().as_bytes(), 5000) {
             if let Ok(object) = serde_json::from_slice::<Value>(&mutant) {
                 let _ = examine(&object);
-                State::default().take(object, None);
+                Queue::default().take(object, None);
             }
         }
     }
@@ -512,7 +513,7 @@ mod tests {
 
     #[test]
     fn of_a_kubelets_requests_the_newest_wait() {
-        let mut state = State::default();
+        let mut state = Queue::default();
         for number in 0..2 * MAX_OF_USER {
             for user in ["system:node:n", "system:node:m"] {
                 let mut request = good();
@@ -536,7 +537,7 @@ mod tests {
 
     #[test]
     fn a_decided_request_is_removed_and_an_unchanged_one_keeps_its_due_time() {
-        let (mut state, request) = (State::default(), good());
+        let (mut state, request) = (Queue::default(), good());
         state.take(request.clone(), None);
         let later = Instant::now() + LONGEST_PAUSE;
         state.open.get_mut("csr-1").unwrap().due = later;
