@@ -1,8 +1,8 @@
-//! Attested TLS against real peers of another kind: a Go program (`tests/atls_go`) that follows the old system's rules with Go's
-//! own TLS, in both roles.
+//! Attested TLS with peers of another implementation: a Go program (`tests/atls_go`) that follows the old system's rules with
+//! Go's own TLS, in both roles.
 //!
-//! The program is built once a run, from the standard library only, so a Go tool chain (1.19 or newer) is all that it
-//! takes. Go peers offer a post-quantum key exchange (X25519MLKEM768) beside X25519 where their version has it.
+//! The program is built once for each run. It uses only the standard library, so it needs only a Go toolchain (1.19 or newer).
+//! Go peers offer the post-quantum key exchange X25519MLKEM768 besides X25519 if their version supports it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -24,7 +24,7 @@ use dummy::{Dummy, OID, OTHER_OID};
 
 const TIME: Duration = Duration::from_secs(30);
 
-/// Who attests itself.
+/// The modes: which sides attest themselves.
 const MODES: [&str; 4] = ["server", "client", "mutual", "none"];
 const VERSIONS: [&str; 2] = ["1.3", "1.2"];
 
@@ -52,7 +52,7 @@ fn go_peer() -> &'static PathBuf {
 
 fn go(role: &str, args: &[&str]) -> Command {
     let mut command = Command::new(go_peer());
-    // the default of Go 1.24, which an older version in go.mod turns off
+    // the default since Go 1.24, which an older version in go.mod turns off
     command
         .arg(role)
         .args(args)
@@ -61,7 +61,7 @@ fn go(role: &str, args: &[&str]) -> Command {
     command
 }
 
-/// A Go server; ends when dropped.
+/// A Go server. It ends when dropped.
 struct GoServer {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -80,7 +80,7 @@ impl GoServer {
             .expect("its first line is its address")
             .parse()
             .unwrap();
-        // what it says about refused connections is not to block it
+        // the output must be read, or a full pipe would block the server
         thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
         GoServer {
             stdin: child.stdin.take(),
@@ -96,12 +96,12 @@ impl GoServer {
 
 impl Drop for GoServer {
     fn drop(&mut self) {
-        self.stdin = None; // its sign to end
+        self.stdin = None; // the server ends when its input ends
         self.child.wait().unwrap();
     }
 }
 
-/// What a Go client said, and whether it was content.
+/// Runs a Go client. Returns whether it succeeded, and its output.
 fn go_client(address: SocketAddr, args: &[&str]) -> (bool, String) {
     let output = go("client", args)
         .arg(format!("-addr={address}"))
@@ -135,7 +135,7 @@ fn client_for(mode: &str) -> Client {
     Client::new(issuer, validators)
 }
 
-/// Serves `count` connections one after the other, as the Go server does; returns how each ended.
+/// Serves `count` connections one after the other, as the Go server does. Returns the result of each.
 fn serve(server: Server, count: usize) -> (SocketAddr, JoinHandle<Vec<Result<(), Error>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -150,7 +150,7 @@ fn serve(server: Server, count: usize) -> (SocketAddr, JoinHandle<Vec<Result<(),
     (address, thread)
 }
 
-/// Sends back a line; whether the client stays for it is the client's own test.
+/// Sends back a line. The client checks whether it receives the line.
 fn echo(mut transport: Transport) {
     transport.socket.set_read_timeout(Some(TIME)).unwrap();
     let mut line = String::new();
@@ -162,7 +162,7 @@ fn echo(mut transport: Transport) {
     }
 }
 
-/// A line there and back.
+/// Sends a line and reads the answer.
 fn ask(transport: &mut Transport) -> std::io::Result<()> {
     transport.socket.set_read_timeout(Some(TIME)).unwrap();
     transport.writer.write_all(b"hello\n")?;
@@ -214,7 +214,7 @@ fn a_go_client_is_served_whatever_its_key_exchange() {
 }
 
 #[test]
-fn a_go_client_is_served_however_its_client_hello_is_cut() {
+fn a_go_client_is_served_however_its_client_hello_is_split() {
     for (version, size) in [("1.3", 100), ("1.2", 7), ("1.3", 1), ("1.3", 4), ("1.3", 5)] {
         let (address, served) = serve(server_for("mutual"), 1);
         let args = [
@@ -250,7 +250,7 @@ fn a_go_client_is_served_whatever_protocols_it_offers() {
 }
 
 #[test]
-fn go_clients_are_served_in_long_rows_with_nonces_of_every_shape() {
+fn many_go_clients_are_served_with_nonces_of_every_form() {
     for version in VERSIONS {
         let (address, served) = serve(server_for("mutual"), 200);
         let (content, said) = go_client(
@@ -262,7 +262,7 @@ fn go_clients_are_served_in_long_rows_with_nonces_of_every_shape() {
     }
 }
 
-/// What is wrong with the Go client, what our side is told; the client must see an alert and no more.
+/// Each case has a fault of the Go client and the reason that our side gets. The client must receive an alert and nothing else.
 #[test]
 fn a_go_client_that_does_not_prove_itself_is_refused() {
     for (flag, expected) in [
@@ -280,7 +280,7 @@ fn a_go_client_that_does_not_prove_itself_is_refused() {
         ("-first-oid=1.3.9900.1.1", "no Nonce"),
     ] {
         for version in VERSIONS {
-            // Go makes no certificate with two extensions of one OID
+            // Go cannot make a certificate with two extensions of one OID
             let mode = if flag.starts_with("-first-oid") {
                 "-no-issuer"
             } else {
@@ -307,9 +307,9 @@ fn a_go_client_that_does_not_prove_itself_is_refused() {
     }
 }
 
-/// A server that closed at once would answer the data under way with a reset, and the client would never see why.
+/// If the server closed the connection at once, the client's data would cause a reset, and the client would not receive the alert.
 #[test]
-fn a_refused_go_client_sees_the_alert_though_it_has_written_before_it_reads() {
+fn a_refused_go_client_receives_the_alert_even_if_it_writes_before_it_reads() {
     for _ in 0..5 {
         let (address, served) = serve(server_for("client"), 1);
         let (_, said) = go_client(
@@ -323,7 +323,7 @@ fn a_refused_go_client_sees_the_alert_though_it_has_written_before_it_reads() {
 
 #[test]
 fn a_go_client_without_a_certificate_is_refused() {
-    // mode none: the Go client still answers with an empty certificate, as a reference client without issuer does
+    // mode none: the Go client answers with an empty certificate, as the old system's client without issuer does
     let (address, served) = serve(server_for("client"), 1);
     assert!(!go_client(address, &["-mode=none"]).0);
     let end = served.join().unwrap().remove(0).unwrap_err();
@@ -357,7 +357,7 @@ fn a_go_client_without_a_usable_nonce_is_refused_by_an_issuer_and_accepted_by_a_
 }
 
 #[test]
-fn an_unrelated_extension_before_the_document_is_passed_over() {
+fn an_unrelated_extension_before_the_document_is_ignored() {
     let (address, served) = serve(server_for("client"), 1);
     let (content, said) = go_client(address, &["-mode=client", "-first-oid=1.3.9900.77.1"]);
     assert!(content, "{said}");
@@ -365,7 +365,7 @@ fn an_unrelated_extension_before_the_document_is_passed_over() {
 }
 
 #[test]
-fn a_go_client_that_knows_only_tls12_is_refused_where_13_is_required() {
+fn a_go_client_with_only_tls12_is_refused_if_13_is_required() {
     let (address, served) = serve(server_for("server").require_tls13(), 1);
     let (content, said) = go_client(address, &["-mode=server", "-tls=1.2"]);
     assert!(!content && said.contains("protocol version"), "{said}");
@@ -400,7 +400,7 @@ fn a_go_client_and_our_server_exchange_megabytes_in_both_directions_at_once() {
         ];
         let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
         assert!(content, "{version}: {said}");
-        // the Go client ends with close_notify: 0 for the reader, no error
+        // the Go client ends with close_notify, which the reader sees as the end, not as an error
         assert_eq!(served.join().unwrap().unwrap(), SIZE as u64);
     }
 }
@@ -432,7 +432,7 @@ fn a_go_server_is_reached_after_a_hello_retry_request_and_with_other_protocols()
 }
 
 #[test]
-fn a_go_server_is_reached_in_long_rows() {
+fn a_go_server_is_reached_many_times() {
     for version in VERSIONS {
         let server = GoServer::start(&["-mode=mutual", &format!("-tls={version}")]);
         let client = client_for("mutual");
@@ -470,21 +470,21 @@ fn a_go_server_that_does_not_prove_itself_is_refused() {
 }
 
 #[test]
-fn a_client_without_validators_does_not_mind_the_server_s_clock() {
+fn a_client_without_validators_ignores_the_server_s_clock() {
     let server = GoServer::start(&["-mode=client", "-age=1000h"]);
     ask(&mut connect(&client_for("client"), &server).unwrap()).unwrap();
 }
 
 #[test]
-fn a_refusal_by_a_go_server_is_told() {
+fn a_refusal_by_a_go_server_is_reported() {
     let wrong: Client = Client::new(Some(Arc::new(Dummy(OTHER_OID))), vec![]);
-    // TLS 1.2: the handshake fails
+    // in TLS 1.2 the handshake fails
     let server = GoServer::start(&["-mode=client", "-tls=1.2"]);
     for client in [&wrong, &client_for("none")] {
         let error = connect(client, &server).err().unwrap();
         assert!(matches!(error, Error::PeerRefused(_)), "{error}");
     }
-    // TLS 1.3: the first read does
+    // in TLS 1.3 the first read fails
     let server = GoServer::start(&["-mode=client", "-tls=1.3"]);
     for client in [&wrong, &client_for("none")] {
         let error = ask(&mut connect(client, &server).unwrap()).unwrap_err();
@@ -498,7 +498,7 @@ fn a_refusal_by_a_go_server_is_told() {
 }
 
 #[test]
-fn a_go_server_that_knows_only_tls12_is_refused_where_13_is_required() {
+fn a_go_server_with_only_tls12_is_refused_if_13_is_required() {
     let server = GoServer::start(&["-mode=server", "-tls=1.2"]);
     let error = connect(&client_for("server").require_tls13(), &server)
         .err()
@@ -507,7 +507,7 @@ fn a_go_server_that_knows_only_tls12_is_refused_where_13_is_required() {
 }
 
 #[test]
-fn a_long_document_is_carried_both_ways() {
+fn a_long_document_is_transferred_in_both_directions() {
     let server = GoServer::start(&["-mode=server", "-pad=60000"]);
     ask(&mut connect(&client_for("server"), &server).unwrap()).unwrap();
     let (address, served) = serve(server_for("client"), 1);
@@ -516,9 +516,9 @@ fn a_long_document_is_carried_both_ways() {
     assert!(served.join().unwrap()[0].is_ok());
 }
 
-// Someone on the path
+// An attacker on the path
 
-/// Forwards one connection, with `change` made to the client's first bytes (its ClientHello).
+/// Forwards one connection, and applies `change` to the first bytes of the client (its ClientHello).
 fn tamper(server: SocketAddr, change: impl Fn(&mut [u8]) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -543,7 +543,7 @@ fn tamper(server: SocketAddr, change: impl Fn(&mut [u8]) + Send + 'static) -> So
     address
 }
 
-/// Where the ClientHello record has its server_name extension: by its value, base64 of 44 characters.
+/// Returns the offset of the server_name extension in the ClientHello record. Its value is base64 of 44 characters.
 fn server_name_at(hello: &[u8]) -> usize {
     let lengths = [0x00, 0x00, 0x00, 0x31, 0x00, 0x2f, 0x00, 0x00, 0x2c];
     hello
@@ -562,7 +562,7 @@ fn rename_server_name(hello: &mut [u8]) {
     hello[at..at + 2].copy_from_slice(&[0xff, 0x53]);
 }
 
-/// To a type that means nothing, so that the server sees no nonce.
+/// Changes the extension's type to an unassigned one, so that the server sees no nonce.
 fn hide_server_name(hello: &mut [u8]) {
     let at = server_name_at(hello);
     hello[at..at + 2].copy_from_slice(&[0xff, 0x54]);

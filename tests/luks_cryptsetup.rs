@@ -1,7 +1,7 @@
-//! Our LUKS2 against the real `cryptsetup`, both ways, on plain files: what it makes of our headers, and we of its.
+//! Our LUKS2 and the real `cryptsetup`, on plain files: each reads the headers of the other.
 //!
-//! Without device mapper, so nothing is mapped here, and `cryptsetup` cannot format with integrity: its 96-byte
-//! keyslots come from adding and changing keys in headers of ours.
+//! Without device mapper nothing is mapped, and `cryptsetup` cannot format with integrity. It makes 96-byte keyslots when it
+//! adds and changes keys in our headers.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 const OLD: &[u8] = b"\x00\x01binary\nold passphrase\xff";
 const NEW: &[u8] = b"\xfe\x00\nnew passphrase";
-/// argon2id at about the cost of Constellation's first slot.
+/// The options for argon2id with about the cost of Constellation's first keyslot.
 const OLD_SYSTEM_COST: [&str; 6] = [
     "--pbkdf-force-iterations",
     "4",
@@ -33,7 +33,7 @@ const CHEAPEST: [&str; 6] = [
     "--pbkdf-parallel",
     "1",
 ];
-/// What Constellation formats with, apart from the integrity.
+/// The options with which Constellation formats, except integrity.
 const PARAMETERS: [&str; 8] = [
     "--type",
     "luks2",
@@ -45,7 +45,7 @@ const PARAMETERS: [&str; 8] = [
     "4096",
 ];
 
-/// A disk image and key files in a directory of their own.
+/// A disk image and key files in their own directory.
 struct Fixture {
     dir: tempfile::TempDir,
     disk: File,
@@ -66,14 +66,14 @@ impl Fixture {
         Fixture { dir, disk }
     }
 
-    /// Formatted by us, with the old passphrase.
+    /// Creates a disk that we formatted with the old passphrase.
     fn ours() -> Self {
         let mut it = Self::blank();
         luks::format(&mut it.disk, &volume_key(), &Secret::new(OLD.into())).unwrap();
         it
     }
 
-    /// Formatted by cryptsetup, with the old passphrase.
+    /// Creates a disk that cryptsetup formatted with the old passphrase.
     fn theirs(options: &[&[&str]]) -> Self {
         let it = Self::blank();
         it.ok("luksFormat", &options.concat(), &["disk", "old"]);
@@ -84,7 +84,7 @@ impl Fixture {
         self.dir.path().join(name)
     }
 
-    /// Runs `cryptsetup ACTION OPTIONS FILES`, the files relative to the directory.
+    /// Runs `cryptsetup ACTION OPTIONS FILES`. The files are relative to the directory.
     fn cryptsetup(&self, action: &str, options: &[&str], files: &[&str]) -> Output {
         let mut command = Command::new("cryptsetup");
         command
@@ -92,14 +92,14 @@ impl Fixture {
             .args(options)
             .args(files)
             .current_dir(self.dir.path());
-        // nothing here may wait for a passphrase from a terminal
+        // cryptsetup must not wait for a passphrase from a terminal
         command
             .stdin(Stdio::null())
             .output()
             .expect("cryptsetup is installed (make setup)")
     }
 
-    /// The same; must succeed and gives back what it says.
+    /// Runs cryptsetup, which must succeed, and returns its output.
     fn ok(&self, action: &str, options: &[&str], files: &[&str]) -> String {
         let output = self.cryptsetup(action, options, files);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -110,12 +110,12 @@ impl Fixture {
         String::from_utf8_lossy(&output.stdout).into_owned() + &errors
     }
 
-    /// Whether cryptsetup opens the disk with this key file.
+    /// Returns whether cryptsetup opens the disk with this key file.
     fn opens(&self, key: &str) -> bool {
         let output = self.cryptsetup("open", &["--test-passphrase", "--key-file", key], &["disk"]);
         match output.status.code() {
             Some(0) => true,
-            // "no permission (bad passphrase)"
+            // exit code 2: "no permission (bad passphrase)"
             Some(2) => false,
             _ => panic!("{}", String::from_utf8_lossy(&output.stderr)),
         }
@@ -128,7 +128,7 @@ impl Fixture {
         }
     }
 
-    /// Why [`Header::check_ours`] refuses the disk.
+    /// Returns why [`Header::check_ours`] refuses the disk.
     fn refused(&mut self) -> String {
         match self.header().check_ours(Integrity::Optional) {
             Err(Error::NotOurs(why)) => why,
@@ -177,7 +177,7 @@ fn volume_key() -> Secret {
 }
 
 #[test]
-fn cryptsetup_finds_our_header_as_we_meant_it() {
+fn cryptsetup_reads_all_fields_of_our_header() {
     let mut it = Fixture::ours();
     let header = it.header();
     let json: Value =
@@ -228,7 +228,7 @@ fn cryptsetup_opens_what_we_format_and_gets_our_volume_key() {
         &["--dump-volume-key", "--key-file", "old"],
         &["disk"],
     );
-    // "MK dump:" or "Volume key dump:", then hexadecimal bytes over some lines
+    // "MK dump:" or "Volume key dump:", then hexadecimal bytes on several lines
     let (_, hex) = dump.split_once("dump:").unwrap();
     let key: Vec<u8> = hex
         .split_whitespace()
@@ -238,13 +238,13 @@ fn cryptsetup_opens_what_we_format_and_gets_our_volume_key() {
 }
 
 #[test]
-fn cryptsetup_has_nothing_to_repair_and_changes_no_byte() {
+fn cryptsetup_finds_nothing_to_repair_and_changes_no_byte() {
     let mut it = Fixture::ours();
     for _ in 0..2 {
         let before = it.bytes();
         let said = it.ok("repair", &[], &["disk"]);
         assert_eq!(said, "");
-        // reading both copies, it would recover one that it does not like
+        // cryptsetup reads both copies, and rewrites a copy that it considers invalid
         it.ok("luksDump", &[], &["disk"]);
         assert!(it.bytes() == before, "cryptsetup changed our header");
         if !it.header().initialized() {
@@ -257,9 +257,9 @@ fn cryptsetup_has_nothing_to_repair_and_changes_no_byte() {
 fn token_0_is_the_text_that_constellation_writes() {
     let mut it = Fixture::ours();
     let token = |it: &Fixture| it.ok("token", &["--token-id", "0"], &["export", "disk"]);
-    let text = |initialised: bool| {
+    let text = |initialized: bool| {
         format!(
-            r#"{{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":{initialised}}}"#
+            r#"{{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":{initialized}}}"#
         )
     };
     assert_eq!(token(&it).trim(), text(false));
@@ -274,7 +274,7 @@ fn token_0_is_the_text_that_constellation_writes() {
 }
 
 #[test]
-fn cryptsetup_takes_the_token_of_the_cluster_and_keeps_it() {
+fn cryptsetup_accepts_the_cluster_token_and_preserves_it() {
     let mut it = Fixture::ours();
     assert_eq!(it.header().cluster_token().unwrap(), None);
     it.commit();
@@ -288,7 +288,7 @@ fn cryptsetup_takes_the_token_of_the_cluster_and_keeps_it() {
         &["disk", "old"],
     );
     assert_eq!(it.header().cluster_token().unwrap(), Some(cluster()));
-    // one that came to a disk of before finds a place beside what is there
+    // a token that is added to an older disk gets a free number
     it.ok("token", &["--token-id", "1"], &["remove", "disk"]);
     std::fs::write(it.path("json"), r#"{"type":"somebody's","keyslots":["0"]}"#).unwrap();
     it.ok(
@@ -370,7 +370,7 @@ fn we_open_with_each_key_after_cryptsetup_added_one_and_our_commit_keeps_the_oth
 }
 
 #[test]
-fn our_commit_and_cryptsetups_changes_take_turns() {
+fn our_commits_and_cryptsetups_changes_alternate() {
     let mut it = Fixture::ours();
     for _ in 0..3 {
         it.commit();
@@ -438,7 +438,7 @@ fn we_open_what_cryptsetup_formats_at_any_argon2id_cost() {
 }
 
 #[test]
-fn headers_with_other_parameters_are_refused_by_the_field() {
+fn the_refusal_of_a_header_with_other_parameters_names_the_field() {
     let cases: [(&[&str], &str); 6] = [
         (
             &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"],
@@ -497,7 +497,7 @@ fn fields_that_the_old_reader_does_not_know_are_refused_by_name() {
         it.refused()
     );
 
-    // an unbound keyslot holds another key than the volume's
+    // an unbound keyslot has a key that is not the volume key
     let mut it = Fixture::ours();
     let unbound = [
         &["--unbound", "--key-file", "old", "--key-size", "512"],
@@ -521,7 +521,7 @@ fn a_header_whose_keyslots_were_erased_is_refused_but_one_that_never_had_any_is_
     assert!(!it.header().is_keyless());
     assert!(luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).is_err());
 
-    // as Constellation leaves it when the power goes between its format and its first keyslot
+    // the state of a disk if the power fails between Constellation's format and its first keyslot
     it.ok("token", &["--token-id", "0"], &["remove", "disk"]);
     assert!(it.header().is_keyless());
     luks::format(&mut it.disk, &volume_key(), &Secret::new(NEW.into())).unwrap();
@@ -529,7 +529,7 @@ fn a_header_whose_keyslots_were_erased_is_refused_but_one_that_never_had_any_is_
 }
 
 #[test]
-fn only_a_reset_makes_an_initialised_disk_one_to_be_formatted() {
+fn an_initialized_disk_is_formatted_only_after_a_reset() {
     let mut it = Fixture::ours();
     it.commit();
     let format =
@@ -544,7 +544,7 @@ fn only_a_reset_makes_an_initialised_disk_one_to_be_formatted() {
     header.mark_for_reset(&mut it.disk).unwrap();
     let formatted = format(&mut it).unwrap();
     assert_ne!(formatted.uuid(), header.uuid());
-    // the keyslot of the disk's former life was in the second area
+    // before the reset, the keyslot was in the second area
     assert!(it.bytes()[(32 << 10) + 385_024..].iter().all(|b| *b == 0));
     assert!(it.opens("old") && !it.opens("new"));
 }
@@ -600,7 +600,7 @@ fn a_token_0_of_another_kind_is_refused() {
 }
 
 #[test]
-fn of_a_damaged_copy_and_a_whole_one_the_whole_one_counts_and_repair_satisfies_cryptsetup() {
+fn the_valid_copy_is_used_and_cryptsetup_accepts_our_repair_of_the_other() {
     for (damaged, primary_whole) in [
         (0, false),
         (4096, false),
@@ -632,7 +632,7 @@ fn of_a_damaged_copy_and_a_whole_one_the_whole_one_counts_and_repair_satisfies_c
 }
 
 #[test]
-fn of_two_damaged_copies_none_counts_for_us_nor_for_cryptsetup() {
+fn neither_we_nor_cryptsetup_use_a_header_of_which_both_copies_are_damaged() {
     let mut it = Fixture::ours();
     it.damage(4096);
     it.damage(16384 + 4100);
@@ -647,8 +647,8 @@ fn of_two_damaged_copies_none_counts_for_us_nor_for_cryptsetup() {
 }
 
 #[test]
-fn of_two_whole_copies_the_newer_one_counts_as_with_cryptsetup() {
-    // the primary of the committed disk with the secondary of before, and the other way round
+fn of_two_valid_copies_we_use_the_newer_one_as_cryptsetup_does() {
+    // the new primary header with the old secondary header, and the old primary with the new secondary
     for (old_copy_at, len) in [(0u64, 16384usize), (16384, 16384)] {
         let mut it = Fixture::ours();
         let mut old = vec![0; len];
@@ -659,13 +659,13 @@ fn of_two_whole_copies_the_newer_one_counts_as_with_cryptsetup() {
         assert_eq!(it.unlock(NEW).unwrap(), volume_key());
         let token = it.ok("token", &["--token-id", "0"], &["export", "disk"]);
         assert!(token.contains("true"), "{token}");
-        // cryptsetup has rewritten the older copy by now
+        // cryptsetup has rewritten the older copy
         assert!(it.header().copies_agree());
     }
 }
 
 #[test]
-fn we_repair_a_header_of_cryptsetups_in_the_way_that_cryptsetup_does() {
+fn we_repair_a_header_of_cryptsetup_as_cryptsetup_does() {
     let mut it = Fixture::theirs(&[&PARAMETERS, &CHEAPEST]);
     it.damage(16384);
     let mut header = it.header();
@@ -697,7 +697,7 @@ fn cryptsetups_header_backup_is_a_header_and_restores_ours() {
 }
 
 #[test]
-fn luks1_is_unknown() {
+fn luks1_is_not_supported() {
     let mut it = Fixture::theirs(&[&["--type", "luks1", "--pbkdf-force-iterations", "1000"]]);
     match luks::probe(&mut it.disk).unwrap() {
         Probe::Unknown(why) => assert!(why.contains("LUKS1"), "{why}"),
@@ -706,9 +706,9 @@ fn luks1_is_unknown() {
 }
 
 #[test]
-fn other_tools_disks_are_named_and_never_formatted() {
+fn disks_of_other_tools_are_recognized_and_never_formatted() {
     for (program, args, expected) in [("mke2fs", "-q -F -t ext4", "ext4"), ("mkswap", "", "swap")] {
-        // on a blank disk, and over a state disk, whose secondary header it leaves
+        // on a blank disk, and on a state disk, whose secondary header remains
         for mut it in [Fixture::blank(), Fixture::ours()] {
             let mut command = Command::new("sh");
             let line = format!("PATH=$PATH:/sbin:/usr/sbin exec {program} {args} disk");
@@ -735,14 +735,14 @@ fn other_tools_disks_are_named_and_never_formatted() {
     }
 }
 
-/// Size in bytes of one header copy.
+/// The size in bytes of one header copy.
 const COPY: usize = 16 << 10;
-/// Where a copy has its checksum, and the JSON area.
+/// The offsets in a copy of the checksum and the JSON area.
 const CHECKSUM: usize = 448;
 const JSON: usize = 4096;
 
 impl Fixture {
-    /// Puts `json` into a header copy, with its label, and makes the checksum right.
+    /// Writes `json` and a label into a header copy, and computes the checksum.
     fn write_json(&self, copy: usize, label: &str, json: &[u8]) {
         let at = (copy * COPY) as u64;
         let mut bytes = vec![0; COPY];
@@ -757,32 +757,32 @@ impl Fixture {
         self.disk.write_all_at(&bytes, at).unwrap();
     }
 
-    /// Whether cryptsetup takes the header; reading it, it would mend a copy, so ours comes first.
+    /// Returns whether cryptsetup accepts the header. It may repair a copy when it reads, so we read before.
     fn is_luks(&self) -> bool {
         self.cryptsetup("isLuks", &["--type", "luks2"], &["disk"])
             .status
             .success()
     }
 
-    /// The metadata that cryptsetup uses.
+    /// Returns the metadata that cryptsetup uses.
     fn their_metadata(&self) -> Value {
         serde_json::from_str(&self.ok("luksDump", &["--dump-json-metadata"], &["disk"])).unwrap()
     }
 }
 
-/// Who takes a header.
+/// Which program accepts a header.
 #[derive(Debug)]
 enum Taken {
-    /// Both, and both use the same metadata.
+    /// Both accept it and use the same metadata.
     Both,
-    /// Neither of us.
+    /// Neither accepts it.
     Neither,
-    /// cryptsetup does; we refuse it, and say this.
+    /// Only cryptsetup accepts it; our refusal has this text.
     Theirs(&'static str),
 }
 use Taken::{Both, Neither, Theirs};
 
-/// The metadata `valid` with another value at one place, or without it.
+/// Returns the metadata `valid` with another value at one place, or without that value.
 fn changed(valid: &Value, pointer: &str, value: Option<Value>) -> Vec<u8> {
     let mut metadata = valid.clone();
     let (parent, name) = pointer.rsplit_once('/').unwrap();
@@ -798,7 +798,7 @@ fn changed(valid: &Value, pointer: &str, value: Option<Value>) -> Vec<u8> {
     metadata.to_string().into_bytes()
 }
 
-/// A token with arrays in each other, so that the whole has `levels` levels.
+/// Returns a token with nested arrays, so that the metadata has `levels` levels.
 fn nested_token(levels: usize) -> Value {
     let arrays = (0..levels - 3).fold(json!(1), |inner, level| {
         if level == 0 {
@@ -810,7 +810,7 @@ fn nested_token(levels: usize) -> Value {
     json!({"type": "x", "keyslots": [], "nested": arrays})
 }
 
-/// Changes of valid metadata, one for each rule that a reader of LUKS2 has, and who takes what comes of them.
+/// Returns changes of valid metadata, one for each rule of LUKS2, and which program accepts the result.
 fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
     let slot = |change: &dyn Fn(&mut Value)| {
         let mut slot = json!({
@@ -855,7 +855,7 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         ("01", Theirs("token: id is")),
     ]);
     let others = vec![
-        // a section that is missing, or no object
+        // a section that is missing or not an object
         ("/tokens", None, Neither),
         ("/keyslots", None, Neither),
         ("/segments", None, Neither),
@@ -869,7 +869,7 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         // keyslots
         ("/keyslots/x", slot(&|_| ()), Neither),
         ("/keyslots/-1", slot(&|_| ()), Neither),
-        ("/keyslots/1", slot(&|_| ()), Neither), // of no digest
+        ("/keyslots/1", slot(&|_| ()), Neither), // no digest refers to it
         ("/keyslots/0/type", Some(json!("")), Neither),
         ("/keyslots/0/type", Some(json!(2)), Neither),
         (
@@ -1079,7 +1079,7 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
 }
 
 #[test]
-fn we_take_no_header_that_cryptsetup_refuses_and_say_why_where_we_are_stricter() {
+fn we_accept_no_header_that_cryptsetup_refuses_and_give_the_reason_if_we_are_stricter() {
     let mut it = Fixture::ours();
     let valid = it.header().metadata().clone();
     let text = valid.to_string();
@@ -1093,7 +1093,7 @@ fn we_take_no_header_that_cryptsetup_refuses_and_say_why_where_we_are_stricter()
             )
         })
         .collect();
-    // the area does not begin with '{', or something follows the object, or it is no JSON that a writer makes
+    // the area does not begin with '{', has bytes after the object, or contains unusual JSON
     for (start, end, taken) in [
         ("", "", Both),
         ("", " \n", Both),
@@ -1142,7 +1142,7 @@ fn we_take_no_header_that_cryptsetup_refuses_and_say_why_where_we_are_stricter()
 }
 
 #[test]
-fn of_two_copies_with_right_checksums_the_valid_one_counts_as_with_cryptsetup() {
+fn of_two_copies_with_valid_checksums_we_use_the_valid_one_as_cryptsetup_does() {
     let mut it = Fixture::ours();
     let valid = it.header().metadata().clone();
     let text = valid.to_string().into_bytes();
@@ -1166,7 +1166,7 @@ fn of_two_copies_with_right_checksums_the_valid_one_counts_as_with_cryptsetup() 
             let mut header = it.header();
             header.check_ours(Integrity::Required).unwrap();
             assert!(!header.copies_agree());
-            // reading it, cryptsetup mends the other one: on a copy of the disk
+            // cryptsetup repairs the other copy when it reads, so it gets a copy of the disk
             std::fs::copy(it.path("disk"), it.path("theirs")).unwrap();
             let dump = it.ok("luksDump", &[], &["theirs"]);
             let label = dump
@@ -1180,7 +1180,7 @@ fn of_two_copies_with_right_checksums_the_valid_one_counts_as_with_cryptsetup() 
                 "cryptsetup, {}",
                 String::from_utf8_lossy(&bad)
             );
-            // and after our repair both copies are the one that counts
+            // after our repair, both copies are equal to the one that is used
             header.repair(&mut it.disk).unwrap();
             assert!(it.header().copies_agree());
             let before = it.bytes();

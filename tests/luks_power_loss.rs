@@ -1,8 +1,8 @@
-//! Cuts the power at every instant of every operation that changes a LUKS2 header: what does the next boot find?
+//! Simulates a power failure at each moment of each operation that changes a LUKS2 header, and checks what the next boot finds.
 //!
-//! The disk records writes and syncs. A cut leaves all writes before the last completed sync, and of those after it any
-//! part in whole 512-byte sectors, in any order: of few sectors every subset, of many a choice of prefixes, suffixes,
-//! single ones, all but one, and random subsets.
+//! The disk records writes and syncs. After a power failure, all writes before the last completed sync are on the disk, and any
+//! set of the 512-byte sectors that were written since. If these sectors are few, the tests try all subsets. Otherwise they try
+//! prefixes, suffixes, single sectors, all sectors except one, and random subsets.
 
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 
@@ -21,12 +21,12 @@ const PRIMARY: usize = 0;
 const SECONDARY: usize = 16 << 10;
 const COPY_LEN: usize = 16 << 10;
 
-/// A disk that remembers what was written to it between syncs.
+/// A disk that records the writes between syncs.
 struct Disk {
     image: Cursor<Vec<u8>>,
-    /// The sectors written, in order, in groups between syncs.
+    /// The written sectors in order, in one group for each sync.
     epochs: Vec<Vec<(usize, [u8; SECTOR])>>,
-    /// A disk that claims to have synced and has not.
+    /// Whether the disk reports a sync that it does not do.
     ignores_sync: bool,
 }
 
@@ -59,7 +59,10 @@ impl Write for Disk {
             at.is_multiple_of(SECTOR) && buf.len().is_multiple_of(SECTOR),
             "a write of parts of sectors"
         );
-        assert!(at + buf.len() <= DISK_SIZE, "a write over the end");
+        assert!(
+            at + buf.len() <= DISK_SIZE,
+            "a write beyond the end of the disk"
+        );
         let sectors = buf
             .chunks(SECTOR)
             .enumerate()
@@ -82,12 +85,12 @@ impl Device for Disk {
     }
 }
 
-/// What a boot finds.
+/// The result of a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Blank,
     Unfinished,
-    /// Ours; which of the two keys of the test open it.
+    /// A state disk, and which of the two keys of the test open it.
     Ours {
         state: DiskState,
         old: bool,
@@ -96,27 +99,27 @@ enum Found {
     Other,
 }
 
-const UNINITIALISED_OLD: Found = Found::Ours {
+const UNINITIALIZED_OLD: Found = Found::Ours {
     state: DiskState::Uninitialized,
     old: true,
     new: false,
 };
-const INITIALISED_NEW: Found = Found::Ours {
+const INITIALIZED_NEW: Found = Found::Ours {
     state: DiskState::Initialized,
     old: false,
     new: true,
 };
-const INITIALISED_OLD: Found = Found::Ours {
+const INITIALIZED_OLD: Found = Found::Ours {
     state: DiskState::Initialized,
     old: true,
     new: false,
 };
-const UNINITIALISED_NEW: Found = Found::Ours {
+const UNINITIALIZED_NEW: Found = Found::Ours {
     state: DiskState::Uninitialized,
     old: false,
     new: true,
 };
-const UNINITIALISED_CLOSED: Found = Found::Ours {
+const UNINITIALIZED_CLOSED: Found = Found::Ours {
     state: DiskState::Uninitialized,
     old: false,
     new: false,
@@ -158,7 +161,7 @@ fn boot(image: &[u8]) -> Found {
         Err(Error::WrongPassphrase { keyslots: 1 }) => false,
         Err(e) => panic!("{e}"),
     };
-    // the disk says of which cluster it is as soon as it is of one
+    // a disk that belongs to a cluster has the token of the cluster
     assert!(header.state() != DiskState::Initialized || header.cluster_token().unwrap().is_some());
     Found::Ours {
         state: header.state(),
@@ -167,7 +170,7 @@ fn boot(image: &[u8]) -> Found {
     }
 }
 
-/// The header on an image, and a recording disk of that image.
+/// Returns the header on an image, and a recording disk of that image.
 fn opened(image: &[u8]) -> (Disk, Header) {
     let mut disk = Disk::of(image);
     match luks::probe(&mut disk).unwrap() {
@@ -176,13 +179,13 @@ fn opened(image: &[u8]) -> (Disk, Header) {
     }
 }
 
-/// Runs `visit` on the image after each cut of the recorded writes; gives back all that was found.
+/// Calls `visit` with the image after each power failure in the recorded writes. Returns all results.
 fn cut_everywhere(before: &[u8], disk: &Disk, mut visit: impl FnMut(&[u8], Found)) -> Vec<Found> {
     let mut seen = Vec::new();
     let mut random = Random::new(0x5eed);
     let mut image = before.to_vec();
     for epoch in &disk.epochs {
-        // a sector that is overwritten with what it holds cannot be torn
+        // a sector that is overwritten with the same bytes cannot be torn
         let changed: Vec<_> = epoch
             .iter()
             .filter(|(number, data)| sector(&mut image, *number) != data)
@@ -220,7 +223,7 @@ fn sector(image: &mut [u8], number: usize) -> &mut [u8] {
     &mut image[number * SECTOR..][..SECTOR]
 }
 
-/// Which of `count` sectors reached the disk, for each cut: all there are of few sectors, a choice of many.
+/// Returns, for each power failure, which of `count` sectors reached the disk: all subsets of few sectors, a selection of many.
 fn subsets(count: usize, random: &mut Random) -> Vec<Vec<usize>> {
     if count <= 7 {
         return (0..1 << count)
@@ -244,14 +247,14 @@ fn subsets(count: usize, random: &mut Random) -> Vec<Vec<usize>> {
     subsets
 }
 
-/// An image with an uninitialised disk that opens with the old key.
+/// Returns an image with an uninitialized disk that opens with the old key.
 fn formatted() -> Vec<u8> {
     let mut disk = Disk::of(&vec![0; DISK_SIZE]);
     luks::format(&mut disk, &volume_key(), &old_key()).unwrap();
     disk.image.into_inner()
 }
 
-/// An image with an initialised disk that opens with the new key.
+/// Returns an image with an initialized disk that opens with the new key.
 fn committed() -> Vec<u8> {
     let (mut disk, mut header) = opened(&formatted());
     header
@@ -260,7 +263,7 @@ fn committed() -> Vec<u8> {
     disk.image.into_inner()
 }
 
-/// Exactly these were found, and the last of them is what an uncut run leaves.
+/// Checks that exactly these results were found, and that the last of them is the result of an operation without a power failure.
 fn assert_found(seen: &[Found], expected: &[Found], disk: &Disk) {
     assert!(
         seen.iter().all(|found| expected.contains(found)),
@@ -274,7 +277,7 @@ fn assert_found(seen: &[Found], expected: &[Found], disk: &Disk) {
 }
 
 #[test]
-fn a_format_of_a_blank_disk_cut_anywhere_can_be_started_over() {
+fn an_interrupted_format_of_a_blank_disk_can_be_repeated() {
     let blank = vec![0; DISK_SIZE];
     let mut disk = Disk::of(&blank);
     luks::format(&mut disk, &volume_key(), &old_key()).unwrap();
@@ -283,11 +286,11 @@ fn a_format_of_a_blank_disk_cut_anywhere_can_be_started_over() {
         visited += 1;
         let mut again = Disk::of(image);
         luks::format(&mut again, &volume_key(), &old_key()).unwrap();
-        assert_eq!(boot(again.image.get_ref()), UNINITIALISED_OLD);
+        assert_eq!(boot(again.image.get_ref()), UNINITIALIZED_OLD);
     });
     assert_found(
         &seen,
-        &[Found::Unfinished, Found::Blank, UNINITIALISED_OLD],
+        &[Found::Unfinished, Found::Blank, UNINITIALIZED_OLD],
         &disk,
     );
     assert!(visited > 50, "only {visited} cuts");
@@ -298,7 +301,7 @@ fn a_format_of_a_blank_disk_cut_anywhere_can_be_started_over() {
 }
 
 #[test]
-fn a_format_that_is_cut_twice_can_be_started_over() {
+fn a_format_that_is_interrupted_twice_can_be_repeated() {
     let blank = vec![0; DISK_SIZE];
     let mut disk = Disk::of(&blank);
     luks::format(&mut disk, &volume_key(), &old_key()).unwrap();
@@ -315,12 +318,12 @@ fn a_format_that_is_cut_twice_can_be_started_over() {
         luks::format(&mut again, &volume_key(), &new_key()).unwrap();
         let seen = cut_everywhere(&state, &again, |_, _| {});
         assert!(!seen.contains(&Found::Other), "{seen:?}");
-        assert_eq!(boot(again.image.get_ref()), UNINITIALISED_NEW);
+        assert_eq!(boot(again.image.get_ref()), UNINITIALIZED_NEW);
     }
 }
 
 #[test]
-fn a_format_of_an_uninitialised_disk_cut_anywhere_leaves_an_uninitialised_disk() {
+fn an_interrupted_format_of_an_uninitialized_disk_leaves_an_uninitialized_disk() {
     for damage in [None, Some(PRIMARY), Some(SECONDARY)] {
         let mut before = formatted();
         if let Some(at) = damage {
@@ -331,21 +334,21 @@ fn a_format_of_an_uninitialised_disk_cut_anywhere_leaves_an_uninitialised_disk()
         let seen = cut_everywhere(&before, &disk, |_, _| {});
         assert_found(
             &seen,
-            &[UNINITIALISED_OLD, UNINITIALISED_CLOSED, UNINITIALISED_NEW],
+            &[UNINITIALIZED_OLD, UNINITIALIZED_CLOSED, UNINITIALIZED_NEW],
             &disk,
         );
     }
 }
 
 #[test]
-fn a_commit_cut_anywhere_leaves_the_old_key_uninitialised_or_the_new_key_initialised() {
+fn an_interrupted_commit_leaves_the_old_key_uninitialized_or_the_new_key_initialized() {
     let before = formatted();
     let (mut disk, mut header) = opened(&before);
     header
         .replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster())
         .unwrap();
     let seen = cut_everywhere(&before, &disk, |_, _| {});
-    assert_found(&seen, &[UNINITIALISED_OLD, INITIALISED_NEW], &disk);
+    assert_found(&seen, &[UNINITIALIZED_OLD, INITIALIZED_NEW], &disk);
     let area = 32 << 10..(32 << 10) + 385_024;
     assert!(
         disk.image.get_ref()[area].iter().all(|b| *b == 0),
@@ -355,7 +358,7 @@ fn a_commit_cut_anywhere_leaves_the_old_key_uninitialised_or_the_new_key_initial
 }
 
 #[test]
-fn a_commit_over_a_damaged_copy_cut_anywhere_never_loses_the_whole_one() {
+fn an_interrupted_commit_over_a_damaged_copy_never_loses_the_valid_copy() {
     for damaged in [PRIMARY, SECONDARY] {
         let mut before = formatted();
         before[damaged + 5000] ^= 1;
@@ -365,12 +368,12 @@ fn a_commit_over_a_damaged_copy_cut_anywhere_never_loses_the_whole_one() {
             .replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster())
             .unwrap();
         let seen = cut_everywhere(&before, &disk, |_, _| {});
-        assert_found(&seen, &[UNINITIALISED_OLD, INITIALISED_NEW], &disk);
+        assert_found(&seen, &[UNINITIALIZED_OLD, INITIALIZED_NEW], &disk);
     }
 }
 
 #[test]
-fn a_commit_after_a_cut_commit_goes_through_from_every_cut() {
+fn a_commit_succeeds_after_every_interrupted_commit() {
     let before = formatted();
     let (mut disk, mut header) = opened(&before);
     header
@@ -385,16 +388,16 @@ fn a_commit_after_a_cut_commit_goes_through_from_every_cut() {
         }
     });
     for (state, found) in states {
-        // the other way round for a disk that was already committed: it must go on opening
-        let key = if found == INITIALISED_NEW {
+        // a disk that was already committed must still open after it
+        let key = if found == INITIALIZED_NEW {
             old_key()
         } else {
             new_key()
         };
-        let end = if found == INITIALISED_NEW {
-            INITIALISED_OLD
+        let end = if found == INITIALIZED_NEW {
+            INITIALIZED_OLD
         } else {
-            INITIALISED_NEW
+            INITIALIZED_NEW
         };
         let (mut again, mut header) = opened(&state);
         header
@@ -410,16 +413,16 @@ fn a_commit_after_a_cut_commit_goes_through_from_every_cut() {
 }
 
 #[test]
-fn a_reset_cut_anywhere_leaves_a_disk_that_opens_or_is_uninitialised() {
+fn an_interrupted_reset_leaves_a_disk_that_opens_or_is_uninitialized() {
     let before = committed();
     let (mut disk, mut header) = opened(&before);
     header.mark_for_reset(&mut disk).unwrap();
     let seen = cut_everywhere(&before, &disk, |_, _| {});
-    assert_found(&seen, &[INITIALISED_NEW, UNINITIALISED_NEW], &disk);
+    assert_found(&seen, &[INITIALIZED_NEW, UNINITIALIZED_NEW], &disk);
 }
 
 #[test]
-fn a_token_of_a_cluster_that_is_added_is_there_or_not_wherever_it_is_cut() {
+fn an_interrupted_write_of_a_cluster_token_leaves_the_token_or_none() {
     let (mut disk, mut header) = opened(&committed());
     let other = ClusterToken::new(
         "c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11",
@@ -437,25 +440,25 @@ fn a_token_of_a_cluster_that_is_added_is_there_or_not_wherever_it_is_cut() {
             tokens.push(token);
         }
     });
-    assert_eq!(seen, [INITIALISED_NEW]);
+    assert_eq!(seen, [INITIALIZED_NEW]);
     assert_eq!(tokens, [Some(other), Some(cluster())]);
 }
 
 #[test]
-fn a_repair_cut_anywhere_leaves_the_disk_as_it_was() {
+fn an_interrupted_repair_leaves_the_disk_as_it_was() {
     for damaged in [PRIMARY, SECONDARY] {
         let mut before = committed();
         before[damaged..damaged + COPY_LEN].fill(0);
         let (mut disk, mut header) = opened(&before);
         header.repair(&mut disk).unwrap();
         let seen = cut_everywhere(&before, &disk, |_, _| {});
-        assert_eq!(seen, [INITIALISED_NEW]);
+        assert_eq!(seen, [INITIALIZED_NEW]);
         assert!(opened(disk.image.get_ref()).1.copies_agree());
     }
 }
 
 #[test]
-fn the_mark_of_a_cut_off_format_cut_anywhere_leaves_a_disk_that_the_next_boot_formats() {
+fn an_interrupted_mark_of_an_interrupted_format_leaves_a_disk_that_the_next_boot_formats() {
     const UNMARKED: Found = Found::Ours {
         state: DiskState::Unmarked,
         old: false,
@@ -469,18 +472,18 @@ fn the_mark_of_a_cut_off_format_cut_anywhere_leaves_a_disk_that_the_next_boot_fo
         let data = may_hold_data(&mut Cursor::new(image), DATA_OFFSET).unwrap();
         assert!(found != UNMARKED || data.is_none() && opened(image).1.is_unmarked_format());
     });
-    assert_found(&seen, &[UNMARKED, UNINITIALISED_CLOSED], &disk);
+    assert_found(&seen, &[UNMARKED, UNINITIALIZED_CLOSED], &disk);
     let mut again = Disk::of(disk.image.get_ref());
     luks::format(&mut again, &volume_key(), &new_key()).unwrap();
-    assert_eq!(boot(again.image.get_ref()), UNINITIALISED_NEW);
-    // without the mark it is not ours to format
+    assert_eq!(boot(again.image.get_ref()), UNINITIALIZED_NEW);
+    // without the mark, the disk must not be formatted
     let error = luks::format(&mut Disk::of(&before), &volume_key(), &new_key()).unwrap_err();
     assert!(matches!(error, Error::WouldOverwrite(_)), "{error}");
 }
 
 #[test]
-fn a_disk_that_ignores_syncs_is_caught_by_this_test() {
-    // proves that the syncs are there for a reason, and that these tests would see it if one were missing
+fn a_disk_that_ignores_syncs_is_found() {
+    // the other tests would fail if a sync were missing
     let before = formatted();
     let (mut disk, mut header) = opened(&before);
     disk.ignores_sync = true;
@@ -490,12 +493,12 @@ fn a_disk_that_ignores_syncs_is_caught_by_this_test() {
     let seen = cut_everywhere(&before, &disk, |_, _| {});
     assert!(
         seen.iter()
-            .any(|found| ![UNINITIALISED_OLD, INITIALISED_NEW].contains(found)),
+            .any(|found| ![UNINITIALIZED_OLD, INITIALIZED_NEW].contains(found)),
         "{seen:?}"
     );
 }
 
-/// A disk that fails at the `n`th write.
+/// A disk that fails at the n-th write.
 struct Failing {
     disk: Disk,
     writes_left: usize,
@@ -534,12 +537,12 @@ impl Device for Failing {
 }
 
 #[test]
-fn a_commit_whose_write_fails_can_only_go_on_after_another_probe() {
-    // area, primary, secondary; the wipe's writes come after
+fn after_a_failed_write_a_commit_needs_another_probe() {
+    // keyslot area, primary, secondary; the writes of the wipe follow
     for (writes_left, after) in [
-        (0, UNINITIALISED_OLD),
-        (1, UNINITIALISED_OLD),
-        (2, INITIALISED_NEW),
+        (0, UNINITIALIZED_OLD),
+        (1, UNINITIALIZED_OLD),
+        (2, INITIALIZED_NEW),
     ] {
         let (disk, mut header) = opened(&formatted());
         let mut dev = Failing { disk, writes_left };
@@ -559,6 +562,6 @@ fn a_commit_whose_write_fails_can_only_go_on_after_another_probe() {
         header
             .replace_passphrase_and_mark(&mut disk, &volume_key(), &new_key(), &cluster())
             .unwrap();
-        assert_eq!(boot(disk.image.get_ref()), INITIALISED_NEW);
+        assert_eq!(boot(disk.image.get_ref()), INITIALIZED_NEW);
     }
 }

@@ -1,4 +1,4 @@
-//! Emergency SSH against the real OpenSSH: ssh-keygen reads what we certify, sshd lets the operator in, ssh knows the node.
+//! Emergency SSH with the real OpenSSH: ssh-keygen reads our certificates, sshd admits the operator, ssh recognizes the node.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -12,14 +12,14 @@ use base::crypto::{Dek, SSH_HOST_CA_SEED_ID, Secret, derive_key};
 use ssh::{Authority, HOST_VALIDITY, PublicKey, host, key};
 use tempfile::TempDir;
 
-/// Key 01.., salt 02..: the vector of the old system.
+/// The master secret of the old system's test vector: key 01.., salt 02...
 const MASTER_SECRET: &str = "{\n\t\"key\": \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\",\n\t\"salt\": \"AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=\"\n}";
 const AUTHORITY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILR0FseonmwTcSWFE0usA7Jhv/450JfmwMdC3i5wcbSI";
-/// The authority for hosts, of the data key `ca_emergency_ssh_host`.
+/// The public key of the authority for hosts, from the data key `ca_emergency_ssh_host`.
 const HOSTS: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGWg8ZeEkTWR6aOij8rdtHTMf2a0o0s65oM1upQbUjqF";
-/// The data key of that master secret.
+/// The data key of the authority for users, from that master secret.
 const SEED: &str = "9a28ff723b2ec10e3a6e8e9d00141a5f0382187f6fa46e4607b407b86fa6a0e5";
 
 fn authority() -> Authority {
@@ -30,7 +30,7 @@ fn authority() -> Authority {
     Authority::from_seed(&Secret::new(seed)).unwrap()
 }
 
-/// The one for hosts.
+/// Returns the authority for hosts.
 fn hosts() -> Authority {
     let seed = derive_key(
         &[1; 32],
@@ -60,11 +60,11 @@ fn run(command: &mut Command) -> String {
     text
 }
 
-/// What OpenSSH makes of a certificate; it checks the signature, too.
+/// Returns how ssh-keygen prints a certificate. It also verifies the signature.
 fn show(dir: &Path, certificate: &str) -> Vec<String> {
     let file = dir.join("shown-cert.pub");
     fs::write(&file, format!("{certificate}\n")).unwrap();
-    // times are shown as the machine's zone has them
+    // ssh-keygen prints times in the time zone of the machine
     let text = run(Command::new("ssh-keygen")
         .arg("-Lf")
         .arg(&file)
@@ -82,7 +82,7 @@ fn keygen(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
     file
 }
 
-/// The operator's command, in a folder with the master secret.
+/// Runs the operator's command in a directory with the master secret.
 fn firstlight_ssh(dir: &Path, args: &[&str]) -> Output {
     let secret = dir.join("firstlight-mastersecret.json");
     fs::write(&secret, MASTER_SECRET).unwrap();
@@ -197,7 +197,7 @@ fn ssh_keygen_reads_the_host_key_that_we_make_and_we_read_its_own() {
     }
 }
 
-/// A real sshd for the files of a node's state disk, with the options of the old system's image; ended when dropped.
+/// A real sshd with the files of a node's state disk and the options of the old system's image. It ends when dropped.
 struct Sshd {
     child: Child,
     port: u16,
@@ -205,7 +205,7 @@ struct Sshd {
 
 impl Sshd {
     fn start(root: &Path) -> Sshd {
-        // where sshd confines itself; a service's start makes it on Debian
+        // sshd's chroot directory, which the service's start makes on Debian
         fs::create_dir_all("/run/sshd").unwrap();
         let port = TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -224,7 +224,7 @@ impl Sshd {
                  PermitRootLogin prohibit-password\nUsePAM no\nPidFile none\n"
             ),
         );
-        // it demands to be called by its full path
+        // sshd must be called by its full path
         let mut command = Command::new("/usr/sbin/sshd");
         command
             .args(["-D", "-e", "-f"])
@@ -247,14 +247,15 @@ impl Sshd {
         }
     }
 
-    /// What `systemctl reload` does. OpenSSH before 9.8, which reads the certificate for each connection, needs none.
+    /// Reloads the configuration as `systemctl reload` does. OpenSSH before 9.8 does not need this: it reads the certificate for each
+    /// connection.
     fn reload(&self) {
         run(Command::new("kill").args(["-HUP", &self.child.id().to_string()]));
         thread::sleep(Duration::from_millis(200));
         self.wait();
     }
 
-    /// Logs in as the operator with the options that `firstlight ssh` prints, and says who one is there.
+    /// Logs in as the operator with the options that `firstlight ssh` prints, and runs `id -un`.
     fn login(&self, dir: &Path, known_as: &str, options: &[&str]) -> Output {
         let mut command = Command::new("timeout");
         command.args(["20", "ssh", "-F", "none", "-p", &self.port.to_string()]);
@@ -317,9 +318,9 @@ fn operator(kind: &[&str]) -> TempDir {
 }
 
 #[test]
-fn the_operator_gets_into_a_node_and_knows_it() {
+fn the_operator_logs_in_to_a_node_and_recognizes_it() {
     let root = tempfile::tempdir().unwrap();
-    // as the image's unit makes it, before there is an authority
+    // the unit of the image makes it before an authority exists
     fs::create_dir(root.path().join("ssh")).unwrap();
     keygen(
         &root.path().join("ssh"),
@@ -353,7 +354,7 @@ fn the_operator_gets_into_a_node_and_knows_it() {
         let login = sshd.login(operator.path(), name, &OPTIONS);
         assert_eq!(there(login), ("root".to_owned(), Some(0)), "{name}");
     }
-    // a name that the certificate is not for
+    // the certificate is not valid for this name
     let other = sshd.login(operator.path(), "other.example", &OPTIONS);
     let text = String::from_utf8_lossy(&other.stderr).into_owned();
     assert_eq!(other.status.code(), Some(255));
@@ -373,7 +374,7 @@ fn the_operator_gets_into_a_node_and_knows_it() {
         PublicKey::from_line(&fs::read_to_string(operator.path().join("id.pub")).unwrap()).unwrap();
     for certificate in [
         stranger.user_certificate(&key, SystemTime::now()),
-        // what a join service has lets nobody in
+        // the keys of a join service admit nobody
         hosts().user_certificate(&key, SystemTime::now()),
         authority().user_certificate(&key, SystemTime::now() - Duration::from_secs(25 * 3600)),
     ] {
@@ -385,8 +386,7 @@ fn the_operator_gets_into_a_node_and_knows_it() {
 }
 
 #[test]
-fn a_host_that_the_authority_for_users_has_certified_is_known_only_by_an_operator_who_wants_old_hosts()
- {
+fn a_host_certified_by_the_authority_for_users_is_accepted_only_with_the_option_for_old_hosts() {
     let root = tempfile::tempdir().unwrap();
     host::install_host_certificate(
         root.path(),
@@ -425,7 +425,7 @@ fn a_host_that_the_authority_for_users_has_certified_is_known_only_by_an_operato
 }
 
 #[test]
-fn a_node_whose_certificate_has_ended_is_not_known_until_it_is_renewed() {
+fn a_node_with_an_expired_certificate_is_refused_until_it_is_renewed() {
     let root = tempfile::tempdir().unwrap();
     let node = names(&["node.example"]);
     host::install_host_certificate(root.path(), &hosts(), authority().public(), &node).unwrap();
@@ -464,7 +464,7 @@ fn a_node_whose_certificate_has_ended_is_not_known_until_it_is_renewed() {
 }
 
 #[test]
-fn a_node_without_a_host_key_lets_its_operator_in_too() {
+fn a_node_without_a_host_key_also_admits_its_operator() {
     let root = tempfile::tempdir().unwrap();
     host::install_host_certificate(
         root.path(),
@@ -486,7 +486,7 @@ fn a_node_without_a_host_key_lets_its_operator_in_too() {
 }
 
 #[test]
-fn nothing_of_the_operators_is_lost() {
+fn no_file_of_the_operator_is_lost() {
     let dir = operator(&["-t", "ed25519"]);
     let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
     let known = format!("@cert-authority * {HOSTS}\n");
@@ -518,7 +518,7 @@ fn nothing_of_the_operators_is_lost() {
 }
 
 #[test]
-fn what_is_no_public_key_is_refused_before_anything_is_written() {
+fn a_file_that_is_not_a_public_key_is_refused_before_anything_is_written() {
     let dir = tempfile::tempdir().unwrap();
     keygen(dir.path(), "id", &["-t", "ed25519"]);
     write(dir.path(), "nothing", "");

@@ -107,7 +107,7 @@ fn power_cuts_do_not_lock_a_machine_out_of_its_quotes() {
     assert!((1..100).contains(&tries));
     for _ in 0..tries + 2 {
         assert_eq!(validate(ZERO_15, &issue(&tpm), NONCE).unwrap(), USER_DATA);
-        // as a node does that is let in
+        // an admitted node does the same
         Tpm::open(&location(&tpm))
             .unwrap()
             .pcr_event(15, &[1; 32])
@@ -174,7 +174,7 @@ fn tpm2_tools_verify_the_quote_and_read_the_same_registers() {
 }
 
 #[test]
-fn an_event_is_measured_as_tpm2_pcrevent_does_it() {
+fn an_event_is_measured_as_by_tpm2_pcrevent() {
     let (ours, theirs) = (Swtpm::start(), Swtpm::start());
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
@@ -197,7 +197,7 @@ fn an_event_is_measured_as_tpm2_pcrevent_does_it() {
     assert_eq!(value, pcr15_after(&[7; 32]));
 }
 
-/// One measurement from zero, in every bank, is what a policy expects of a member.
+/// A policy expects of a member one measurement from zero in every bank.
 #[test]
 fn the_node_lock_reads_back_what_it_measured() {
     let tpm = Swtpm::start();
@@ -248,7 +248,7 @@ fn a_node_is_marked_from_the_event_to_the_reboot() {
 }
 
 #[test]
-fn a_marked_node_is_no_fresh_one_but_a_member_of_its_cluster() {
+fn a_marked_node_is_a_member_of_its_cluster_and_not_fresh() {
     let tpm = Swtpm::start();
     Tpm::open(&location(&tpm))
         .unwrap()
@@ -278,8 +278,8 @@ fn the_attestation_key_survives_a_reboot() {
     assert_eq!(as_json(&issue(&tpm))["Attestation"]["ak_pub"], first);
 }
 
-/// A primary key of tpm2-tools by the old system's template, or with further attributes, at the handle of the attestation
-/// key: its Name, hex.
+/// Makes a primary key with tpm2-tools at the handle of the attestation key: by the old system's template, or with further
+/// attributes. Returns its Name in hexadecimal.
 fn keep_key_of_tpm2_tools(tpm: &Swtpm, further: &str) -> String {
     let attributes =
         format!("fixedtpm|fixedparent|sensitivedataorigin|userwithauth|restricted|sign{further}");
@@ -316,7 +316,7 @@ fn name_of_kept_key(tpm: &Swtpm) -> String {
         .to_owned()
 }
 
-/// go-tpm-tools' `AttestationKeyRSA` makes the same key of the same TPM, too.
+/// `AttestationKeyRSA` of go-tpm-tools makes the same key in the same TPM.
 #[test]
 fn the_attestation_key_is_that_of_the_old_systems_template() {
     let tpm = Swtpm::start();
@@ -328,7 +328,7 @@ fn the_attestation_key_is_that_of_the_old_systems_template() {
     assert_eq!(name_of_kept_key(&tpm), ours);
 }
 
-/// It has noDA. Others know the machine by it.
+/// The key has noDA. Other machines identify this machine by it.
 #[test]
 fn a_key_that_an_earlier_version_made_stays_and_is_used() {
     let tpm = Swtpm::start();
@@ -345,7 +345,7 @@ fn a_key_that_an_earlier_version_made_stays_and_is_used() {
 }
 
 #[test]
-fn a_machine_knows_what_a_validator_will_call_it() {
+fn a_machine_knows_the_name_that_a_validator_gives_it() {
     let mut tpm = Swtpm::start();
     let of_itself = |tpm: &Swtpm| {
         qemu_vtpm::Issuer::new(location(tpm), None)
@@ -376,7 +376,7 @@ fn another_key_at_the_handle_is_replaced() {
     assert!(validate(ZERO_15, &issue(&tpm), NONCE).is_ok());
 }
 
-/// A machine must not be kept from its disk because something else filled its TPM.
+/// A machine must get its disk even if other objects fill its TPM.
 #[test]
 fn a_tpm_with_no_room_for_the_attestation_key_makes_it_each_time() {
     let tpm = Swtpm::start();
@@ -430,7 +430,7 @@ fn a_document_for_another_nonce_or_other_user_data_is_refused() {
 }
 
 #[test]
-fn every_mismatching_register_is_named_and_warn_only_ones_pass() {
+fn every_mismatching_register_is_named_and_warn_only_registers_pass() {
     let tpm = Swtpm::start();
     let document = issue(&tpm);
     let refusal = validate(
@@ -465,8 +465,8 @@ fn every_mismatching_register_is_named_and_warn_only_ones_pass() {
     assert!(validator.validate(&document, NONCE).is_ok());
 }
 
-/// A genuine quote of another bank beside values of the SHA-256 bank that nobody signed: the old system's validator checks
-/// the one and compares the other.
+/// A document has a genuine quote of another bank, and unsigned values of the SHA-256 bank. The old system's validator verifies
+/// the quote and compares the values.
 #[test]
 fn values_of_a_bank_that_was_not_verified_are_never_compared() {
     let tpm = Swtpm::start();
@@ -507,7 +507,7 @@ fn values_of_a_bank_that_was_not_verified_are_never_compared() {
 }
 
 #[test]
-fn documents_with_holes_are_refused() {
+fn incomplete_documents_are_refused() {
     let tpm = Swtpm::start();
     let genuine = issue(&tpm);
     for text in [
@@ -535,7 +535,7 @@ fn documents_with_holes_are_refused() {
     assert!(validate(ZERO_15, deep.as_bytes(), NONCE).is_err());
 }
 
-/// Anybody can connect: what they send must not fill the log of whoever refuses it.
+/// Anybody can connect. A refused document must not fill the log.
 #[test]
 fn a_refusal_of_a_long_document_is_short() {
     let tpm = Swtpm::start();
@@ -571,7 +571,7 @@ fn a_refusal_of_a_long_document_is_short() {
 }
 
 #[test]
-fn what_other_issuers_add_is_passed_over() {
+fn additional_fields_of_other_issuers_are_ignored() {
     let tpm = Swtpm::start();
     let mut document = as_json(&issue(&tpm));
     document["Attestation"]["TeeAttestation"] =
@@ -582,14 +582,14 @@ fn what_other_issuers_add_is_passed_over() {
     assert!(validate(ZERO_15, &serde_json::to_vec(&document).unwrap(), NONCE).is_ok());
 }
 
-/// Every change of a genuine document is refused, or changes nothing that was checked; none panics.
+/// A mutated document is refused and causes no panic.
 #[test]
 fn hostile_documents_are_refused_without_a_panic() {
     let tpm = Swtpm::start();
     let genuine = issue(&tpm);
     let validator = qemu_vtpm::Validator::new(Arc::new(policy(&[(15, [1; 32])])));
     for document in mutations(&genuine, 3000) {
-        // the policy wants another value of PCR 15: whatever is accepted here was forged
+        // the policy expects another value of PCR 15, so an accepted document is a forgery
         assert!(validator.validate(&document, NONCE).is_err());
     }
 }
@@ -615,7 +615,7 @@ fn hostile_quotes_and_keys_are_refused_without_a_panic() {
             let place = document.pointer_mut(&field).unwrap();
             let mut value = bytes(place);
             let at = random.below(value.len());
-            // the other attributes of the key are not the signature's business
+            // the signature does not cover the other attributes of the key
             if random.below(3) == 0 {
                 value.truncate(at)
             } else {
@@ -635,13 +635,13 @@ fn hostile_quotes_and_keys_are_refused_without_a_panic() {
     }
 }
 
-/// The nonce that the TPM is to quote for [`USER_DATA`] and [`NONCE`].
+/// Returns the nonce that the TPM quotes for [`USER_DATA`] and [`NONCE`].
 fn qualifying() -> String {
     let sha256 = |data: &[u8]| ring::digest::digest(&ring::digest::SHA256, data);
     hex(sha256(sha256(&[USER_DATA, NONCE].concat()).as_ref()).as_ref())
 }
 
-/// A document made by tpm2-tools alone, with an attestation key under the endorsement key.
+/// Makes a document with tpm2-tools only, with an attestation key under the endorsement key.
 fn document_of_tpm2_tools(tpm: &Swtpm, key: [&str; 2], attributes: &str) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
@@ -682,7 +682,7 @@ fn document_of_tpm2_tools(tpm: &Swtpm, key: [&str; 2], attributes: &str) -> Vec<
     let document = json!({
         "UserData": STANDARD.encode(USER_DATA),
         "Attestation": {
-            // without the length of a TPM2B_PUBLIC
+            // skips the length of a TPM2B_PUBLIC
             "ak_pub": STANDARD.encode(&fs::read(&public).unwrap()[2..]),
             "quotes": [{
                 "quote": base64(&quote), "raw_sig": base64(&signature), "pcrs": {"hash": 11, "pcrs": pcrs},
@@ -753,7 +753,7 @@ fn every_banks_quote_passes_tpm2_checkquote() {
     }
 }
 
-/// A quote signs the values' concatenation: bytes that change places between two registers leave it as it is.
+/// A quote signs the concatenation of the values, which does not change if bytes move from one register to the next.
 #[test]
 fn bytes_do_not_move_from_one_register_to_the_next() {
     let tpm = Swtpm::start();
@@ -776,9 +776,9 @@ fn bytes_do_not_move_from_one_register_to_the_next() {
     );
 }
 
-/// Another process measures between the quote and the reading of the values.
+/// Another process extends a register between the quote and the reading of the values.
 #[test]
-fn a_register_that_changes_meanwhile_is_quoted_again() {
+fn a_register_that_changes_during_the_quote_is_quoted_again() {
     let tpm = Swtpm::start();
     let meddled = Meddler::before(&tpm, 1);
     let document = qemu_vtpm::Issuer::new(meddled.location.clone(), None)
@@ -808,7 +808,7 @@ fn registers_that_never_stop_changing_are_an_error() {
     );
 }
 
-/// Stands between the program and a TPM, and extends SHA-256 PCR 15 after quotes of that bank.
+/// Forwards between the program and a TPM, and extends SHA-256 PCR 15 after each quote of that bank.
 struct Meddler {
     location: Location,
 }
@@ -832,7 +832,7 @@ impl Meddler {
             Ipv4Addr::LOCALHOST.into(),
             data.local_addr().unwrap().port(),
         );
-        // both end with the program that they serve: the test
+        // both threads end with the test
         std::thread::spawn(move || {
             let mut left = times;
             for client in data.incoming() {
@@ -860,7 +860,7 @@ impl Meddler {
 }
 
 fn meddle(mut client: TcpStream, mut server: TcpStream, left: &mut usize) {
-    /// TPM2_PCR_Extend of PCR 15 by 32 bytes in the SHA-256 bank, with the empty password.
+    /// TPM2_PCR_Extend of PCR 15 with 32 bytes in the SHA-256 bank and the empty password.
     const EXTEND: &[u8] =
         b"\x80\x02\0\0\0\x41\0\0\x01\x82\0\0\0\x0f\0\0\0\x09\x40\0\0\x09\0\0\0\0\0\
         \0\0\0\x01\0\x0bthirty-two bytes for a register.";
@@ -868,7 +868,7 @@ fn meddle(mut client: TcpStream, mut server: TcpStream, left: &mut usize) {
     while let Some(command) = message(&mut client) {
         server.write_all(&command).unwrap();
         client.write_all(&message(&mut server).unwrap()).unwrap();
-        // a selection of one bank, SHA-256, ends the command: count, hash, size, three bytes of bits
+        // the command ends with a selection of one bank, SHA-256: count, hash, size, three bytes of bits
         let of_sha256 =
             command.len() > 10 && command[command.len() - 10..].starts_with(&[0, 0, 0, 1, 0, 0x0b]);
         if command[6..10] == QUOTE && of_sha256 && *left > 0 {
@@ -883,7 +883,7 @@ fn meddle(mut client: TcpStream, mut server: TcpStream, left: &mut usize) {
     }
 }
 
-/// A command or response: tag, length of the whole, code, the rest.
+/// Reads a command or response: tag, total length, code, the rest.
 fn message(peer: &mut TcpStream) -> Option<Vec<u8>> {
     let mut message = vec![0; 10];
     peer.read_exact(&mut message).ok()?;
@@ -894,7 +894,7 @@ fn message(peer: &mut TcpStream) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_tpm_that_is_not_there_is_named_and_why() {
+fn the_error_of_a_missing_tpm_names_it_and_the_reason() {
     for (location, why) in [
         ("device:/nonexistent/tpm0", "No such file or directory"),
         ("device:/", "Is a directory"),
@@ -925,7 +925,7 @@ fn a_tpm_that_is_not_there_is_named_and_why() {
 }
 
 #[test]
-fn a_tpm_whose_owner_has_a_password_says_so() {
+fn the_error_of_a_tpm_with_an_owner_password_says_so() {
     let tpm = Swtpm::start();
     tpm.tool("tpm2_changeauth", &["-c", "owner", "secret"]);
     let error = qemu_vtpm::Issuer::new(location(&tpm), None)

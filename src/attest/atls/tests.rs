@@ -30,14 +30,14 @@ fn validators() -> Validators {
     vec![Arc::new(Dummy(OID))]
 }
 
-/// Two connected sockets, the second one accepted.
+/// Returns two connected sockets; the second one is the accepted one.
 fn sockets() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (client, listener.accept().unwrap().0)
 }
 
-/// What each side got.
+/// Connects client and server, and returns the result of each side.
 fn meet(client: Client, server: Server) -> (Result<Transport, Error>, Result<Transport, Error>) {
     let (near, far) = sockets();
     let server = thread::spawn(move || server.handshake(far, soon()));
@@ -45,7 +45,7 @@ fn meet(client: Client, server: Server) -> (Result<Transport, Error>, Result<Tra
     (client, server.join().unwrap())
 }
 
-/// How it ends on each side for a pair of which one refuses the other.
+/// Connects a client and a server of which one refuses the other, and returns the error of each side.
 fn part(client: Client, server: Server) -> (Error, Error) {
     let (near, far) = sockets();
     let server = thread::spawn(move || server.handshake(far, soon()));
@@ -54,7 +54,7 @@ fn part(client: Client, server: Server) -> (Error, Error) {
     (client.unwrap_err(), server.unwrap_err())
 }
 
-/// A line each way.
+/// Sends a line in each direction.
 fn greet(client: &mut Transport, server: &mut Transport) -> io::Result<()> {
     for (from, to) in [
         (&mut client.writer, &mut server.reader),
@@ -87,7 +87,7 @@ fn every_mode_carries_data_both_ways() {
     }
 }
 
-/// Accepts nothing, and says so.
+/// Refuses every document, with a reason.
 struct Picky;
 
 impl Validator for Picky {
@@ -100,7 +100,7 @@ impl Validator for Picky {
     }
 }
 
-/// Issues slowly, and knows how many others do at the same time.
+/// Issues documents slowly, and counts how many are issued at the same time.
 struct Slow {
     now: AtomicUsize,
     most: AtomicUsize,
@@ -145,7 +145,7 @@ impl Issuer for Broken {
     }
 }
 
-/// What the client learns of the server's judgement: in TLS 1.3 that may be only on its first read.
+/// Returns whether the server accepts the client. In TLS 1.3 the client may learn that only from its first read.
 fn outcome(client: Result<Transport, Error>) -> Result<(), Error> {
     let mut transport = client?;
     transport.socket.set_read_timeout(Some(TIME)).unwrap();
@@ -169,7 +169,7 @@ fn any_of_several_validators_may_know_the_variant() {
 }
 
 #[test]
-fn a_server_that_fails_validation_is_refused_with_the_validator_s_text_for_our_side_only() {
+fn a_refused_server_does_not_learn_the_validator_s_reason() {
     let (client, server) = meet(
         Client::new(None, vec![Arc::new(Picky)]),
         Server::new(issuer(), vec![]),
@@ -187,8 +187,8 @@ fn a_server_that_fails_validation_is_refused_with_the_validator_s_text_for_our_s
 }
 
 #[test]
-fn a_client_that_fails_validation_is_refused_with_the_validator_s_text_for_our_side_only() {
-    // forty in a row: each must see the alert, not a reset
+fn a_refused_client_does_not_learn_the_validator_s_reason() {
+    // each of forty connections must receive the alert, not a reset
     for _ in 0..40 {
         let (client, server) = part(
             Client::new(issuer(), vec![]),
@@ -259,7 +259,7 @@ fn a_client_is_not_validated_by_a_server_without_validators() {
 }
 
 #[test]
-fn an_issuer_that_fails_is_our_own_fault_and_known_as_such() {
+fn an_issuer_that_fails_is_an_error_of_this_machine() {
     let (client, server) = meet(
         Client::new(None, validators()),
         Server::new(Some(Arc::new(Broken)), vec![]),
@@ -309,7 +309,7 @@ fn connections_in_a_row_all_succeed() {
 }
 
 #[test]
-fn a_server_issues_only_so_many_documents_at_once() {
+fn a_server_issues_a_limited_number_of_documents_at_once() {
     let slow = Slow::new(Duration::from_millis(100));
     let server = Arc::new(Server::new(Some(slow.clone()), vec![]));
     let threads: Vec<_> = (0..3 * server::MAX_ISSUING)
@@ -328,12 +328,12 @@ fn a_server_issues_only_so_many_documents_at_once() {
     threads
         .into_iter()
         .for_each(|thread| thread.join().unwrap());
-    // at least two: else they would simply follow each other
+    // at least two: otherwise one document was issued after the other
     assert!((2..=server::MAX_ISSUING).contains(&slow.most.load(Ordering::SeqCst)));
 }
 
 #[test]
-fn who_waits_too_long_for_a_document_times_out() {
+fn a_client_that_waits_too_long_for_a_document_times_out() {
     let server = Arc::new(Server::new(Some(Slow::new(Duration::from_secs(2))), vec![]));
     let start = |deadline: Instant| {
         let (near, far) = sockets();
@@ -356,7 +356,7 @@ fn who_waits_too_long_for_a_document_times_out() {
 }
 
 #[test]
-fn tls12_is_refused_by_a_peer_that_requires_13_and_used_by_none_of_ours() {
+fn tls12_is_refused_by_a_peer_that_requires_13_and_our_sides_never_use_it() {
     let (client, server) = meet(
         Client::new(None, vec![]).require_tls13(),
         Server::new(None, vec![]).require_tls13(),
@@ -380,7 +380,7 @@ fn tls12_is_refused_by_a_peer_that_requires_13_and_used_by_none_of_ours() {
     }
 }
 
-/// The bytes of a ClientHello of our own client.
+/// Returns the bytes of a ClientHello of our own client.
 fn client_hello() -> Vec<u8> {
     let (near, mut far) = sockets();
     thread::spawn(move || {
@@ -397,7 +397,7 @@ fn client_hello() -> Vec<u8> {
 #[test]
 fn a_client_that_sends_a_byte_at_a_time_is_cut_off_at_the_deadline() {
     let hello = client_hello();
-    // within the ClientHello, and behind it
+    // in the ClientHello, and after it
     for start in [0, hello.len()] {
         let (mut near, far) = sockets();
         let begin = Instant::now();
@@ -407,7 +407,7 @@ fn a_client_that_sends_a_byte_at_a_time_is_cut_off_at_the_deadline() {
             (end.err(), begin.elapsed())
         });
         near.write_all(&hello[..start]).unwrap();
-        // an encrypted record that is never whole
+        // an encrypted record that never ends
         let rest = [&hello[start..], &[23, 3, 3, 0x40, 0], &[0; 200]].concat();
         for byte in rest {
             if near.write_all(&[byte]).is_err() {
@@ -422,11 +422,11 @@ fn a_client_that_sends_a_byte_at_a_time_is_cut_off_at_the_deadline() {
 }
 
 #[test]
-fn a_silent_or_slow_server_is_given_up_at_the_deadline() {
+fn the_client_gives_up_a_silent_or_slow_server_at_the_deadline() {
     for slow in [false, true] {
         let (near, mut far) = sockets();
         let trickle = thread::spawn(move || {
-            // a ServerHello record that is never whole
+            // a ServerHello record that never ends
             for byte in [22, 3, 3, 0x40, 0].into_iter().chain([2; 200]) {
                 if !slow || far.write_all(&[byte]).is_err() {
                     break;
@@ -450,7 +450,7 @@ fn a_silent_or_slow_server_is_given_up_at_the_deadline() {
 }
 
 #[test]
-fn what_is_no_tls_is_called_so_on_both_sides() {
+fn bytes_that_are_not_tls_are_reported_as_such_on_both_sides() {
     for garbage in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -465,7 +465,7 @@ fn what_is_no_tls_is_called_so_on_both_sides() {
                 .unwrap()
         });
         near.write_all(garbage).unwrap();
-        // an alert, and the end
+        // an alert, then the end
         let mut answer = Vec::new();
         let _ = near.read_to_end(&mut answer);
         assert_eq!(answer, [21, 3, 3, 0, 2, 2, 47]);
@@ -493,7 +493,7 @@ fn what_is_no_tls_is_called_so_on_both_sides() {
 }
 
 #[test]
-fn a_connection_that_ends_early_is_called_closed() {
+fn a_connection_that_ends_early_is_reported_as_closed() {
     let hello = client_hello();
     for sent in [0, 3, 50, hello.len()] {
         let (mut near, far) = sockets();
@@ -564,7 +564,7 @@ fn no_two_connections_share_a_nonce_or_a_key() {
         )
     };
     let (first, second) = (ends(), ends());
-    // the public key is at the same place in all of them
+    // the public key is at the same offset in all certificates
     let key = |certificate: &[u8]| certificate[130..190].to_vec();
     let keys: std::collections::HashSet<_> = [&first.0, &first.1, &second.0, &second.1]
         .into_iter()

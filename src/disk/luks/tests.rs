@@ -1,4 +1,4 @@
-//! Hostile and foreign bytes. What real cryptsetup and a power loss make of our disks is in tests/luks_*.rs.
+//! Hostile and foreign bytes. The tests with the real cryptsetup and with power loss are in tests/luks_*.rs.
 
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ use support::random::Random;
 
 const DISK_SIZE: u64 = 64 << 20;
 
-/// A read-only disk of which only the start is stored; the rest are zeros.
+/// A read-only disk. Only its start is stored; the rest contains zeros.
 struct Sparse {
     head: Vec<u8>,
     size: u64,
@@ -58,7 +58,7 @@ impl Seek for Sparse {
     }
 }
 
-/// A formatted image's head: headers and the first keyslot area. Made once, since the splitter takes a while.
+/// Returns the start of a formatted image: headers and the first keyslot area. It is made once, because the splitter is slow.
 fn formatted() -> &'static (Vec<u8>, Header) {
     static FORMATTED: OnceLock<(Vec<u8>, Header)> = OnceLock::new();
     FORMATTED.get_or_init(|| {
@@ -102,7 +102,7 @@ fn passphrase() -> Secret {
     Secret::new(b"a passphrase".to_vec())
 }
 
-/// The formatted disk with other JSON in both copies, the checksums right.
+/// Returns the formatted disk with other JSON and valid checksums in both copies.
 fn disk_with(json: &str) -> Option<Sparse> {
     let (head, header) = formatted();
     let mut head = head.clone();
@@ -112,7 +112,7 @@ fn disk_with(json: &str) -> Option<Sparse> {
     Some(Sparse::of(head))
 }
 
-/// What is wrong with the formatted disk after `change` to its metadata.
+/// Changes the metadata of the formatted disk, and returns why it is refused then.
 fn refusal(change: impl FnOnce(&mut Value)) -> String {
     let mut metadata = formatted().1.metadata.clone();
     change(&mut metadata);
@@ -130,7 +130,7 @@ fn refusal(change: impl FnOnce(&mut Value)) -> String {
     }
 }
 
-/// A JSON area that starts with `text`.
+/// Returns a JSON area that starts with `text`.
 fn json_area(text: &str) -> Vec<u8> {
     let mut area = text.as_bytes().to_vec();
     area.resize((HDR_SIZE as usize - 4096).max(text.len() + 1), 0);
@@ -389,7 +389,7 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
     for (pointer, value, expected) in cases {
         let why = refusal(|metadata| match metadata.pointer_mut(pointer) {
             Some(place) => *place = value.clone(),
-            // the one field that our own headers lack
+            // our own headers do not have this field
             None => metadata["segments"]["0"]["flags"] = value.clone(),
         });
         assert!(why.contains(expected), "{pointer} = {value}: {why}");
@@ -428,14 +428,14 @@ fn areas_that_overlap_and_costs_that_add_up_are_refused() {
             metadata["keyslots"][slot]["kdf"]["time"] = json!(8);
         }
     });
-    // the digest of the key that each of two keyslots gives, 1000 iterations, is what is too much
+    // two keyslots are within the limit; the digest of their keys, with 1000 iterations each, exceeds it
     assert!(
         why.contains("one try of a key would cost 16779216 KiB"),
         "{why}"
     );
 }
 
-/// A disk in memory that counts what is read of it.
+/// A disk in memory that counts the bytes that are read.
 struct Counting(Sparse, u64);
 
 impl Read for Counting {
@@ -451,7 +451,7 @@ impl Seek for Counting {
     }
 }
 
-/// The formatted disk with `count` keyslots, whose costs `change` sets; opened with a wrong key.
+/// Opens the formatted disk, with `count` keyslots whose costs `change` sets, with a wrong key.
 fn try_a_wrong_key(count: u64, change: impl Fn(&mut Value)) -> (Result<Secret, Error>, u64, u64) {
     let mut metadata = formatted().1.metadata.clone();
     for id in 1..count {
@@ -495,7 +495,7 @@ fn a_try_costs_what_the_header_says_and_the_digest_once_for_each_keyslot() {
 #[test]
 fn a_header_that_asks_for_more_than_the_bound_is_refused_before_any_work() {
     let too_much: [(u64, &str, Value); 4] = [
-        // 122 s a try when the digest was outside of the bound
+        // without the digest in the limit, a try took 122 s
         (32, "/digests/0/iterations", json!(16_000_000)),
         (1, "/digests/0/iterations", json!(u32::MAX)),
         (1, "/keyslots/0/kdf/time", json!(u32::MAX)),
@@ -515,7 +515,7 @@ fn a_header_that_asks_for_more_than_the_bound_is_refused_before_any_work() {
 }
 
 #[test]
-fn ids_that_are_no_plain_numbers_are_refused() {
+fn ids_that_are_not_plain_numbers_are_refused() {
     for id in ["x", "-1", "01", "+1", "", "4294967296"] {
         let why = refusal(|metadata| add_keyslot(metadata, id, 1 << 20));
         assert!(why.contains("id"), "{id}: {why}");
@@ -544,7 +544,7 @@ fn a_segment_without_integrity_is_refused_for_a_state_disk() {
 }
 
 #[test]
-fn a_uuid_that_is_none_is_refused() {
+fn an_invalid_uuid_is_refused() {
     for uuid in [
         "",
         "measurementSecret",
@@ -565,7 +565,7 @@ fn a_uuid_that_is_none_is_refused() {
 }
 
 #[test]
-fn the_mapping_is_told_what_it_needs_to_know() {
+fn the_geometry_has_the_parameters_of_the_mapping() {
     let header = &formatted().1;
     let uuid = header.uuid();
     let geometry = header.geometry().unwrap();
@@ -581,10 +581,10 @@ fn the_mapping_is_told_what_it_needs_to_know() {
     assert_eq!(geometry, expected);
 }
 
-/// Counts the unlocks asked for; it is the one slow step, and a sixteenth of them will do.
+/// Counts the requested unlocks. An unlock is slow, so one in sixteen is executed.
 static UNLOCKS: AtomicU32 = AtomicU32::new(0);
 
-/// Whatever [`probe`] makes of a disk, nothing that follows may panic, run long, or give a wrong key.
+/// Probes a disk and uses the header. No step may panic, take long, or return a wrong key. Returns whether the disk is accepted.
 fn exercise(disk: &mut Sparse) -> bool {
     let Probe::Luks(header) = disk.probe() else {
         return false;
@@ -617,7 +617,7 @@ fn exercise(disk: &mut Sparse) -> bool {
         .map(|slot| cost(slot) + iterations)
         .sum();
     assert!(work <= metadata::MAX_WORK);
-    // within the bounds, but too much for thousands of times in a test
+    // a higher cost is within the limits, but too slow for thousands of unlocks in a test
     let cheap = work < 9000;
     if cheap && UNLOCKS.fetch_add(1, Ordering::Relaxed).is_multiple_of(16) {
         match header.unlock(disk, &passphrase()) {
@@ -630,7 +630,7 @@ fn exercise(disk: &mut Sparse) -> bool {
 }
 
 #[test]
-fn mutated_json_under_a_right_checksum_never_panics_nor_passes_unbounded_costs() {
+fn mutated_json_with_a_valid_checksum_never_panics_and_its_costs_are_limited() {
     let mut random = Random::new(0x1095_0001);
     let text = json::to_text(&formatted().1.metadata).into_bytes();
     let mut passed = 0;
@@ -659,12 +659,12 @@ fn mutated_json_under_a_right_checksum_never_panics_nor_passes_unbounded_costs()
             passed += usize::from(exercise(&mut disk));
         }
     }
-    // base64 and such can change without breaking a rule: the mutations reach all the way down
+    // some mutations break no rule, for example in base64: the last steps are tested, too
     assert!(passed > 10, "{passed}");
 }
 
 #[test]
-fn hostile_values_in_every_place_of_the_metadata_never_panic_nor_pass_unbounded_costs() {
+fn hostile_values_in_every_place_of_the_metadata_never_panic_and_their_costs_are_limited() {
     let values = [
         Value::Null,
         json!(true),
@@ -709,7 +709,7 @@ fn hostile_values_in_every_place_of_the_metadata_never_panic_nor_pass_unbounded_
     }
 }
 
-/// The JSON pointers of all values below `value`.
+/// Collects the JSON pointers of all values below `value`.
 fn places(value: &Value, at: String, out: &mut Vec<String>) {
     let below: Vec<(String, &Value)> = match value {
         Value::Object(members) => members
@@ -759,7 +759,7 @@ fn mutated_binary_headers_never_panic() {
     assert!(passed > 1000, "{passed}");
 }
 
-/// Makes the checksum of a header copy right again.
+/// Computes the checksum of a header copy again.
 fn reseal(whole: &mut [u8]) {
     whole[448..512].fill(0);
     let sum = ring::digest::digest(&ring::digest::SHA256, whole);
@@ -817,7 +817,7 @@ fn a_json_area_must_end_and_have_nothing_after_its_end() {
         says(&json_area(&std::format!("{{\"a\":{}", "[".repeat(12_000))))
             .contains("recursion limit")
     );
-    // a number is not made a float on its way back to the disk
+    // a number does not become a float when it is written back
     let number = r#"{"a":18446744073709551615}"#;
     assert_eq!(
         json::to_text(&serde_json::from_str(number).unwrap()),
@@ -828,7 +828,7 @@ fn a_json_area_must_end_and_have_nothing_after_its_end() {
 #[test]
 fn json_of_more_than_32_levels_is_refused() {
     let nested = |levels: usize| {
-        // the whole, the tokens, the token
+        // three levels: the object, the tokens, the token
         let inner = std::format!("{}{}", "[".repeat(levels - 3), "]".repeat(levels - 3));
         let mut metadata = formatted().1.metadata.clone();
         metadata["tokens"]["1"] =
@@ -850,7 +850,7 @@ fn headers_with_other_sizes_versions_or_places_say_so() {
     let says = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut head = formatted().0[..2 * HDR_SIZE as usize].to_vec();
         change(&mut head);
-        // no second copy
+        // without a second copy
         head[HDR_SIZE as usize..].fill(0);
         reseal(&mut head[..HDR_SIZE as usize]);
         match Sparse::of(head).probe() {
@@ -889,7 +889,7 @@ fn signatures_of_other_formats_are_named() {
             Probe::Unknown(what) => assert!(what.contains(expected), "{what}"),
             other => panic!("{expected}: {other:?}"),
         }
-        // a format under way excuses nothing but what it writes itself: torn headers, a keyslot area of random bytes
+        // an interrupted format explains only its own writes: torn headers, a keyslot area of random bytes
         head.resize(head.len().max(DATA_OFFSET as usize), 0);
         head[MARKER_OFFSET as usize..][..MARKER.len()].copy_from_slice(&MARKER);
         match Sparse::of(head).probe() {
@@ -904,7 +904,7 @@ fn signatures_of_other_formats_are_named() {
 }
 
 #[test]
-fn data_at_the_end_of_the_disk_is_seen() {
+fn data_at_the_end_of_the_disk_is_found() {
     let mut head = vec![0; DISK_SIZE as usize];
     head[DISK_SIZE as usize - 512] = 1;
     assert!(matches!(Sparse::of(head).probe(), Probe::Unknown(what) if what.contains("67108352")));
@@ -920,7 +920,7 @@ fn metadata_is_written_in_the_order_of_libcryptsetup() {
     ] {
         *metadata.pointer_mut(random).unwrap() = json!("…");
     }
-    // as `cryptsetup luksDump --dump-json-metadata` prints it, without the white space
+    // the output of `cryptsetup luksDump --dump-json-metadata` without white space
     let expected = concat!(
         r#"{"keyslots":{"0":{"type":"luks2","key_size":96,"af":{"type":"luks1","stripes":4000,"hash":"sha256"},"#,
         r#""area":{"type":"raw","offset":"32768","size":"385024","encryption":"aes-xts-plain64","key_size":64},"#,
@@ -950,7 +950,7 @@ fn metadata_that_does_not_fit_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn errors_say_what_and_what_next() {
+fn errors_say_what_failed_and_what_to_do() {
     let text = Error::WouldOverwrite("an XFS file system".into()).to_string();
     assert!(
         text.contains("an XFS file system") && text.contains("first 17 MiB"),
