@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks what each program links: no asynchronous runtime, no second library for the same purpose; at most as many
-# packages and lines of ours as SPECIFICATION.md promises. The picture in docs/architecture.md must match the manifests.
+# packages and lines of ours as SPECIFICATION.md promises. The modules of a crate use each other in one direction. The picture in
+# docs/architecture.md must match the manifests.
 #
 #   tools/check-deps.sh [draw]      draw: writes the picture
 . "$(dirname "$0")/lib.sh"
@@ -25,6 +26,8 @@ lines() {
     FNR == 1 { on = 1 } /^#\[cfg\(test\)\]$/ { on = 0 }
     on && !/^[[:space:]]*(\/\/.*)?$/ { n++ } END { print n + 0 }' {} +
 }
+
+tools/circles.py src/* || die "these modules of one folder use each other: move what both need to a file below them"
 
 PACKAGES=(unlock bootstrapper services cli)
 for package in "${PACKAGES[@]}"; do
