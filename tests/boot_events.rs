@@ -1,4 +1,4 @@
-//! docs/boot.md explains each event that a node prints on its console, and no other.
+//! docs/boot.md explains each event that a node prints on its console, and no other; no child process can stop a boot silently.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -155,6 +155,22 @@ fn each_phase_of_a_set_up_is_explained() {
         .filter_map(|cell| cell.strip_prefix("`phase: "));
     let documented = phases.map(|cell| cell.trim_end_matches('`').to_owned());
     assert_same("phases", printed.collect(), documented.collect());
+}
+
+/// A program that hangs would stop the boot without a word. `base::child_process` gives each a time limit and a stop.
+#[test]
+fn one_module_starts_child_processes() {
+    let starts = |file: &PathBuf| {
+        let source = read(file);
+        let code = source.split("#[cfg(test)]\nmod tests").next().unwrap();
+        let starting = [".spawn()", ".output()", ".status()"];
+        code.contains("Command::new") && starting.iter().any(|call| code.contains(call))
+            || code.contains(".process_group(")
+    };
+    let files = rust_files(&root().join("src"));
+    let shipped = files.iter().filter(|file| !file.ends_with("tests.rs"));
+    let starting: Vec<_> = shipped.filter(|file| starts(file)).collect();
+    assert_eq!(starting, [&root().join("src/base/child_process.rs")]);
 }
 
 #[test]

@@ -524,7 +524,7 @@ fn a_file_that_is_not_a_public_key_is_refused_before_anything_is_written() {
     write(dir.path(), "nothing", "");
     for (key, expected) in [
         ("id", "it is a private key"),
-        ("nothing", "it holds no key"),
+        ("nothing", "it contains no key"),
         ("absent", "cannot open absent"),
     ] {
         let output = firstlight_ssh(dir.path(), &["--key", key]);

@@ -37,6 +37,15 @@ pub struct OnStop {
     number: u64,
 }
 
+/// Sets the signal when dropped, see [`Stop::stop_on_drop`].
+pub struct StopOnDrop<'a>(&'a Stop);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 impl Stop {
     /// Creates a signal that is not set.
     pub fn new() -> Stop {
@@ -116,6 +125,11 @@ impl Stop {
             stop: self.clone(),
             number,
         }
+    }
+
+    /// Sets the signal when the returned value is dropped, so also when the thread panics.
+    pub fn stop_on_drop(&self) -> StopOnDrop<'_> {
+        StopOnDrop(self)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -9,10 +9,17 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::logger;
+use crate::stop::Stop;
 use sys::clock;
+
+/// How long work may take before the console says what is waited for.
+const SILENCE: Duration = Duration::from_secs(2);
+/// Interval between two reports of the same wait.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Prints the events of one run of a program: the only lines that may leave the machine. They
 /// contain phases, refusals and peers, but no secrets and no output of other programs.
@@ -53,6 +60,29 @@ impl Timeline {
         let _ = io::stdout().write_all(line.as_bytes());
         if let Some(mut also) = self.also {
             let _ = also.write_all(line.as_bytes());
+        }
+    }
+
+    /// Does `work`, which may hang: it uses the TPM, a disk or the network. If it takes longer than
+    /// 2 s, and every 10 s after that, prints the event `waiting` with what it waits for, e.g. `the
+    /// TPM at device:/dev/tpmrm0 to extend PCR 15`.
+    pub fn waiting_for<T>(&self, what: impl Display + Sync, work: impl FnOnce() -> T) -> T {
+        let over = Stop::new();
+        thread::scope(|scope| {
+            let watch = thread::Builder::new().name("waiting".into());
+            // Without the thread the work is only not reported.
+            let _ = watch.spawn_scoped(scope, || self.report_wait(&what, &over));
+            let _ended = over.stop_on_drop();
+            work()
+        })
+    }
+
+    fn report_wait(&self, what: &dyn Display, over: &Stop) {
+        let (since, mut pause) = (Instant::now(), SILENCE);
+        while !over.wait(pause) {
+            let seconds = since.elapsed().as_secs();
+            self.event("waiting", format_args!("for {what} since {seconds} s"));
+            pause = REPORT_INTERVAL;
         }
     }
 
@@ -113,6 +143,31 @@ mod tests {
                 "a line that is long enough for the pipe to be full after some thousands of them",
             );
         }
+    }
+
+    #[test]
+    fn a_wait_is_reported_while_it_lasts_and_only_if_it_is_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("events");
+        let timeline = Timeline::new("run").also_to(&file).unwrap();
+        let said = || std::fs::read_to_string(&file).unwrap();
+        assert_eq!(timeline.waiting_for("a short work", || 7), 7);
+        timeline.waiting_for(format!("the disk {}", "/dev/vdb"), || {
+            while said().is_empty() {
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let said = said();
+        assert!(
+            said.contains(" waiting: for the disk /dev/vdb since ") && said.lines().count() == 1,
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn the_report_of_a_wait_ends_with_a_panic_of_the_work() {
+        let work = || Timeline::new("run").waiting_for("a defect", || panic!("a defect"));
+        assert!(std::panic::catch_unwind(work).is_err());
     }
 
     #[test]

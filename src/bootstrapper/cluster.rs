@@ -142,7 +142,7 @@ impl Plan {
 
         job.phase("kubeconfig");
         let kubeconfig = self.make_kubeconfig(stop, job)?;
-        etcd::prioritize_io(stop);
+        etcd::prioritize_io(stop, &node.timeline);
 
         job.phase("Kubernetes API");
         let client = self.connect(&kubeconfig, stop, job)?;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use base::stop::Stop;
+use base::timeline::Timeline;
 use sys::process;
 
 /// The manifest of etcd's static pod; only control planes have it.
@@ -17,10 +18,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Gives all threads of etcd the highest I/O priority, as soon as etcd runs. A failure is only logged, since the node works
 /// without it. Returns at once on a worker.
-pub fn prioritize_io(stop: &Stop) {
-    if !Path::new(MANIFEST).exists() {
-        return;
+pub fn prioritize_io(stop: &Stop, timeline: &Timeline) {
+    if Path::new(MANIFEST).exists() {
+        timeline.waiting_for("etcd to start", || prioritize_when_found(stop));
     }
+}
+
+fn prioritize_when_found(stop: &Stop) {
     for _ in 0..TRIES {
         let processes = find(Path::new("/proc"));
         if !processes.is_empty() {

@@ -74,9 +74,11 @@ impl Init {
                 format!("this node does not know its own identity: {error}"),
             )
         };
-        let me = node
-            .metadata
-            .own_instance()
+        let timeline = node.timeline;
+        let me = timeline
+            .waiting_for("the metadata service to name this machine", || {
+                node.metadata.own_instance()
+            })
             .map_err(|error| unavailable(error.to_string()))?;
         if me.role == Role::Worker {
             let why = format!(
@@ -88,9 +90,10 @@ impl Init {
         let plan = match request.kubernetes_version.is_empty() {
             true => None,
             false => {
-                let endpoint = node
-                    .metadata
-                    .load_balancer_endpoint()
+                let endpoint = timeline
+                    .waiting_for("the metadata service to name the load balancer", || {
+                        node.metadata.load_balancer_endpoint()
+                    })
                     .map_err(|error| unavailable(error.to_string()))?;
                 Some(
                     Plan::new(request, node.cloud, &me, &endpoint, &node.policy)

@@ -99,7 +99,11 @@ impl InitServer {
         }
         let until = Instant::now() + KEPT;
         let is_delivered = || self.shared.is_delivered.load(Ordering::Acquire);
-        while job.has_begun() && !is_delivered() && Instant::now() < until && !stop.wait(TICK) {}
+        let what = "the operator to repeat the init and fetch its result";
+        self.shared.node.timeline.waiting_for(what, || {
+            while job.has_begun() && !is_delivered() && Instant::now() < until && !stop.wait(TICK) {
+            }
+        });
         self.server.stop(GRACE);
         if let Some(worker) = lock(&self.shared.worker).take() {
             // a panic of the worker has become the job's ending
@@ -129,10 +133,8 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
     }
     let init = Init::new(keys, request, node)?;
     let stopped = || Status::new(Code::Unavailable, "this node is stopping");
-    match entrant.lock(init.cluster()).ok_or_else(stopped)? {
-        Locking::Taken => node
-            .timeline
-            .event("locked", "this node belongs to a cluster from here on"),
+    match node.lock(entrant, init.cluster()).ok_or_else(stopped)? {
+        Locking::Taken => {}
         Locking::Already(id) if id == init.cluster() && job.has_begun() => return Ok(()),
         Locking::Already(_) => {
             let why = "node is already being activated: it joins a cluster that gave it a ticket, or it accepted another \

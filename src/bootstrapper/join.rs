@@ -126,7 +126,7 @@ impl Join {
             .map_err(|error| error.to_string())?;
         job.phase("kubeadm join");
         self.join(stop, job).map_err(|error| error.to_string())?;
-        etcd::prioritize_io(stop);
+        etcd::prioritize_io(stop, &node.timeline);
         node.complete()
     }
 

@@ -35,6 +35,8 @@ use node::ticket_client::{Failure, JoinService, MetadataAnswer, TicketClient, Ti
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::IssueJoinTicketRequest;
 
+/// When the console first says which sources have not answered.
+const FIRST_REMINDER: Duration = Duration::from_secs(10);
 /// How often the console repeats what the node waits for when nothing changes.
 const REMIND_EVERY: Duration = Duration::from_secs(60);
 /// A join service that takes longer than this to answer loses its turn to the next one.
@@ -90,10 +92,8 @@ fn run(issuer: Arc<dyn Issuer>, entrant: &Entrant, node: &Arc<Node>) -> Outcome 
     let Some(join) = ask(issuer, entrant.stop(), node) else {
         return Outcome::None;
     };
-    match entrant.lock(join.cluster()) {
-        Some(Locking::Taken) => node
-            .timeline
-            .event("locked", "this node belongs to a cluster from here on"),
+    match node.lock(entrant, join.cluster()) {
+        Some(Locking::Taken) => {}
         // an init came first, or the node is stopping
         Some(Locking::Already(_)) | None => return Outcome::None,
         Some(Locking::Failed(why)) => return Outcome::Failed(format!("locking the node: {why}")),
@@ -132,8 +132,10 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
             return None;
         }
     };
-    while !seeker.over.wait(REMIND_EVERY) {
+    let mut pause = FIRST_REMINDER;
+    while !seeker.over.wait(pause) {
         seeker.remind();
+        pause = REMIND_EVERY;
     }
     drop(client);
     seeker.state().won.take()
@@ -146,11 +148,11 @@ struct Seeker {
     over: Stop,
     since: Instant,
     turns: Turns,
-    state: Mutex<State>,
+    state: Mutex<Findings>,
 }
 
 #[derive(Default)]
-struct State {
+struct Findings {
     me: Option<Arc<Identity>>,
     won: Option<Join>,
     /// The last failure of each source.
@@ -191,8 +193,16 @@ impl TicketRequester for Seeker {
         if before.as_ref().is_some_and(is_same) {
             return;
         }
-        match Identity::new(own, answer.load_balancer, &self.node) {
-            Ok(identity) => self.state().me = Some(Arc::new(identity)),
+        let what = format!("the disk {} to be read", self.node.disk.device.display());
+        let identity = self.node.timeline.waiting_for(what, || {
+            Identity::new(own, answer.load_balancer, &self.node)
+        });
+        match identity {
+            Ok(identity) => {
+                let mut state = self.state();
+                state.me = Some(Arc::new(identity));
+                state.notes.remove("this machine");
+            }
             Err(why) => self.note("this machine", &Failure::lasting(why)),
         }
     }
@@ -232,6 +242,25 @@ impl TicketRequester for Seeker {
         }
         drop(turn);
         Ok(())
+    }
+
+    fn asked(&self, source: &str) {
+        let unanswered = || Failure::from("asked, no answer yet".to_owned());
+        let mut state = self.state();
+        if state.notes.len() < MAX_NOTES {
+            state
+                .notes
+                .entry(source.to_owned())
+                .or_insert_with(unanswered);
+        }
+    }
+
+    fn answered(&self, source: &str) {
+        // the operator has to correct the cause of a lasting failure, which is repeated until then
+        let mut state = self.state();
+        if state.notes.get(source).is_some_and(|it| !it.is_lasting) {
+            state.notes.remove(source);
+        }
     }
 
     /// Stores a source's failure, and prints it on the console if it is new.
@@ -275,7 +304,7 @@ impl Seeker {
             .for_each(|(source, failure)| self.tell(source, failure));
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Findings> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

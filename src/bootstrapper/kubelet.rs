@@ -9,6 +9,7 @@ use super::job::Job;
 use super::setup::Error;
 use base::child_process;
 use base::stop::Stop;
+use base::timeline::Timeline;
 
 const UNIT: &str = "kubelet.service";
 /// Time limit for the unit's start, its dependencies included.
@@ -24,9 +25,11 @@ const LAST_WORDS: &str = "5";
 
 /// Starts the kubelet's unit and waits for the result. The unit is not enabled: only a node whose disk its cluster opened may run
 /// it. This uses systemctl, which is part of systemd; our own D-Bus client would gain nothing.
-pub fn start(stop: &Stop) -> Result<(), child_process::Error> {
-    child_process::run(&mut systemctl(&["start", UNIT]), LIMIT, stop, &mut |line| {
-        log::info!("systemctl: {line}")
+pub fn start(stop: &Stop, timeline: &Timeline) -> Result<(), child_process::Error> {
+    timeline.waiting_for(format!("systemd to start {UNIT}"), || {
+        child_process::run(&mut systemctl(&["start", UNIT]), LIMIT, stop, &mut |line| {
+            log::info!("systemctl: {line}")
+        })
     })
 }
 
@@ -46,7 +49,7 @@ pub fn watched<T: Clone + Send>(
         let watch = thread::Builder::new()
             .name("kubelet-watch".into())
             .spawn_scoped(scope, watch);
-        let ended = StopOnDrop(&over);
+        let ended = over.stop_on_drop();
         let result = run(&given_up);
         drop(ended);
         let words = watch.ok().and_then(|watch| watch.join().ok()).flatten();
@@ -55,15 +58,6 @@ pub fn watched<T: Clone + Send>(
             (result, _) => result,
         }
     })
-}
-
-/// Stops the stop when dropped, so also when the wait panics.
-struct StopOnDrop<'a>(&'a Stop);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
 }
 
 /// Watches the kubelet until `over`. If it ends too often, stops `given_up` and returns its last lines.

@@ -121,7 +121,11 @@ pub enum Outcome {
 impl Bootstrapper {
     /// Runs to the end; the module's picture is this function.
     pub fn run(self) -> Result<Ending, Error> {
-        if attestation::is_marked(&self.tpm).map_err(Error::Tpm)? {
+        let what = format!("the TPM at {} to read PCR 15", self.tpm);
+        let is_marked = self
+            .timeline
+            .waiting_for(what, || attestation::is_marked(&self.tpm));
+        if is_marked.map_err(Error::Tpm)? {
             return self.start_member();
         }
         let device = state_disk::device::find(
@@ -133,7 +137,7 @@ impl Bootstrapper {
         .map_err(Error::Disk)?;
         let listener =
             TcpListener::bind(self.listen).map_err(|error| Error::Listen(self.listen, error))?;
-        let race = Race::new(NodeLock::new(self.tpm));
+        let race = Race::new(NodeLock::new(self.tpm.clone()));
         let (by_init, by_join) = (race.enter(), race.enter());
         let _told = self.stop.on_stop(move || race.stop());
         let node = Arc::new(Node {
@@ -145,6 +149,7 @@ impl Bootstrapper {
                 key_file: self.key_file,
             },
             issuer: self.issuer.clone(),
+            tpm: self.tpm,
             policy: self.policy,
             settings: self.settings,
             timeline: self.timeline,
@@ -152,7 +157,7 @@ impl Bootstrapper {
 
         let joining =
             JoinClient::start(self.issuer.clone(), by_join, node.clone()).map_err(Error::Thread)?;
-        quotes::announce_key(&self.timeline, self.issuer.as_ref());
+        quotes::announce_key(&self.timeline, self.issuer.as_ref(), &node.tpm);
         let initialized = serve_init(listener, self.issuer, by_init, &node)?;
         // the winner has stopped the other
         let joined = joining.wait();
@@ -169,7 +174,11 @@ impl Bootstrapper {
 
     /// Starts the kubelet of a node whose disk its cluster opened; resets a node whose set-up never completed.
     fn start_member(&self) -> Result<Ending, Error> {
-        if !state_disk::is_complete(&self.root)
+        let what = format!("the file system at {} to be read", self.root.display());
+        let is_complete = self
+            .timeline
+            .waiting_for(what, || state_disk::is_complete(&self.root));
+        if !is_complete
             .map_err(state_disk::Error::NodeState)
             .map_err(Error::Disk)?
         {
@@ -188,9 +197,9 @@ impl Bootstrapper {
         }
         self.renew_host_certificate();
         if state_disk::has_kubelet(&self.root) {
-            kubelet::start(&self.stop).map_err(Error::Kubelet)?;
+            kubelet::start(&self.stop, &self.timeline).map_err(Error::Kubelet)?;
             self.timeline.event("kubelet", "started");
-            etcd::prioritize_io(&self.stop);
+            etcd::prioritize_io(&self.stop, &self.timeline);
         }
         self.timeline
             .event("ready", "a member of its cluster since before this boot");
@@ -242,9 +251,10 @@ fn serve_init(
 fn secret_guard(node: &Node, stop: &Stop) -> Option<SecretGuard> {
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     while !stop.is_stopped() {
+        let what = "the metadata service to give the init secret's hash";
         let hash = node
-            .metadata
-            .init_secret_hash()
+            .timeline
+            .waiting_for(what, || node.metadata.init_secret_hash())
             .map_err(|error| error.to_string());
         match hash.and_then(|hash| SecretGuard::new(&hash)) {
             Ok(guard) => return Some(guard),
@@ -259,7 +269,10 @@ fn secret_guard(node: &Node, stop: &Stop) -> Option<SecretGuard> {
 }
 
 fn reset(disk: &Path, timeline: &Timeline) -> Result<Ending, Error> {
-    state_disk::mark_for_reset(disk).map_err(Error::Disk)?;
+    let what = format!("the disk {} to be marked for reset", disk.display());
+    timeline
+        .waiting_for(what, || state_disk::mark_for_reset(disk))
+        .map_err(Error::Disk)?;
     timeline.event("reset", "the next boot formats the state disk");
     Ok(Ending::Reset)
 }

@@ -97,7 +97,7 @@ fn run(
         root: options.root,
         key_file: options.key_file,
         listen,
-        issuer: quotes::reported(timeline, issuer.clone()),
+        issuer: quotes::reported(timeline, issuer.clone(), tpm.clone()),
         tpm,
         policy,
         settings,

@@ -10,9 +10,12 @@ use std::time::Duration;
 use std::{env, fmt};
 
 use super::job::{Job, without_tokens};
+use super::node_lock::Locking;
+use super::race::Entrant;
 use attest::attestation::Issuer;
+use attest::tpm;
 use base::child_process;
-use base::crypto::Secret;
+use base::crypto::{CLUSTER_ID_LEN, Secret};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use cloud::{Cloud, Instance, Metadata};
@@ -41,6 +44,8 @@ pub struct Node {
     pub disk: Handover,
     /// Proves what this machine runs.
     pub issuer: Arc<dyn Issuer>,
+    /// The TPM whose PCR 15 is the node lock.
+    pub tpm: tpm::Location,
     /// Limits what components may do.
     pub policy: components::Policy,
     /// How components are downloaded.
@@ -50,6 +55,17 @@ pub struct Node {
 }
 
 impl Node {
+    /// Takes the node lock for a cluster, as [`Entrant::lock`] does, and says so on the console.
+    pub fn lock(&self, entrant: &Entrant, cluster: [u8; CLUSTER_ID_LEN]) -> Option<Locking> {
+        let what = format!("the TPM at {} to extend PCR 15", self.tpm);
+        let locking = self.timeline.waiting_for(what, || entrant.lock(cluster));
+        if let Some(Locking::Taken) = locking {
+            self.timeline
+                .event("locked", "this node belongs to a cluster from here on");
+        }
+        locking
+    }
+
     /// Commits the disk: marks the set-up as begun, gives the disk the key that `key_of` derives for its UUID, and binds it to the
     /// cluster of this measurement secret. Returns the UUID.
     pub fn commit_disk(

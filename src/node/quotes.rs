@@ -1,16 +1,18 @@
 //! Reports attestation on the console: the name of this machine's attestation key, and each attestation document.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use attest::attestation::{IssueError, Issuer, KeyName, Oid};
+use attest::tpm;
 use base::timeline::Timeline;
 use sys::clock;
 
 /// Reports the name of this machine's attestation key. An operator accepts the machine by this name.
-pub fn announce_key(timeline: &Timeline, issuer: &dyn Issuer) {
-    match issuer.machine() {
+pub fn announce_key(timeline: &Timeline, issuer: &dyn Issuer, tpm: &tpm::Location) {
+    let what = format!("the TPM at {tpm} to give its attestation key");
+    match timeline.waiting_for(what, || issuer.machine()) {
         Ok(Some(machine)) => match machine.parse::<KeyName>() {
-            Ok(name) => timeline.event("attestation key", name),
+            Ok(name) => timeline.event("attestation-key", name),
             Err(_) => timeline.event("machine", machine),
         },
         Ok(None) => {}
@@ -18,14 +20,23 @@ pub fn announce_key(timeline: &Timeline, issuer: &dyn Issuer) {
     }
 }
 
-/// Wraps an issuer so that it reports a `quote` event for each document, with its size and the time that it took.
-pub fn reported(timeline: Timeline, inner: Arc<dyn Issuer>) -> Arc<dyn Issuer> {
-    Arc::new(Reported { inner, timeline })
+/// Wraps an issuer so that it reports a `quote` event for each document, with its size and the time that it took, and says when
+/// it waits for the TPM.
+pub fn reported(timeline: Timeline, inner: Arc<dyn Issuer>, tpm: tpm::Location) -> Arc<dyn Issuer> {
+    Arc::new(Reported {
+        inner,
+        timeline,
+        tpm,
+        waiting: Mutex::new(()),
+    })
 }
 
 struct Reported {
     inner: Arc<dyn Issuer>,
     timeline: Timeline,
+    tpm: tpm::Location,
+    /// Held by the thread that reports its wait for the TPM. The TPM makes one quote at a time, so one report is enough.
+    waiting: Mutex<()>,
 }
 
 impl Reported {
@@ -34,7 +45,13 @@ impl Reported {
         issue: impl FnOnce() -> Result<Vec<u8>, IssueError>,
     ) -> Result<Vec<u8>, IssueError> {
         let from = clock::since_boot();
-        let document = issue()?;
+        let document = match self.waiting.try_lock() {
+            Ok(_reporting) => {
+                let what = format!("the TPM at {} to sign a quote", self.tpm);
+                self.timeline.waiting_for(what, issue)?
+            }
+            Err(_) => issue()?,
+        };
         let took = clock::since_boot() - from;
         self.timeline.event(
             "quote",

@@ -69,6 +69,10 @@ pub trait TicketRequester: Send + Sync + 'static {
     fn update_metadata(&self, _answer: MetadataAnswer) {}
     /// Requests a ticket from one service. After an error the service is asked again.
     fn request(&self, service: &JoinService) -> Result<(), Failure>;
+    /// Records that `source` is asked now. The answer may take up to a minute.
+    fn asked(&self, source: &str);
+    /// Records that `source`, which gives no tickets itself, has answered.
+    fn answered(&self, source: &str);
     /// Records why `source` gave no ticket this time.
     fn note(&self, source: &str, failure: &Failure);
 }
@@ -273,10 +277,7 @@ fn request_from_all<R: TicketRequester>(metadata: &dyn Metadata, requester: &Arc
     let mut threads = BTreeMap::new();
     let mut backoff = Backoff::new(FIRST_PAUSE, LIST_INTERVAL);
     while !finished.is_stopped() {
-        let listed = list(metadata);
-        for (source, error) in &listed.errors {
-            requester.note(source, &Failure::from(error.clone()));
-        }
+        let listed = list(metadata, &**requester);
         requester.update_metadata(listed.answer);
         for host in listed.hosts {
             if threads.len() < MAX_SERVICES && !threads.contains_key(&host) {
@@ -293,7 +294,9 @@ fn request_from_all<R: TicketRequester>(metadata: &dyn Metadata, requester: &Arc
                 }
             }
         }
-        if threads.is_empty() && listed.errors.is_empty() {
+        if !threads.is_empty() {
+            requester.answered("metadata");
+        } else if listed.is_complete {
             requester.note(
                 "metadata",
                 &Failure::from("no other control plane is known".to_owned()),
@@ -328,6 +331,7 @@ fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
     let (name, finished) = (service.to_string(), requester.finished());
     let mut backoff = Backoff::new(FIRST_PAUSE, R::MAX_PAUSE);
     while !finished.is_stopped() {
+        requester.asked(&name);
         let Err(failure) = requester.request(service) else {
             return;
         };
@@ -343,49 +347,64 @@ fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
 struct Listing {
     answer: MetadataAnswer,
     hosts: Vec<IpAddr>,
-    errors: Vec<(&'static str, String)>,
+    /// Every source has answered.
+    is_complete: bool,
 }
 
 /// Lists the load balancer and all control planes except this machine. An error of one source does not hide the others.
-fn list(metadata: &dyn Metadata) -> Listing {
-    let mut listed = Listing {
-        answer: MetadataAnswer {
-            own: None,
-            load_balancer: None,
-        },
-        hosts: vec![],
-        errors: vec![],
-    };
-    match metadata.load_balancer_endpoint() {
-        Ok(host) => {
-            match sys::net::resolve(&host) {
-                Ok(addresses) => listed.hosts.extend(addresses),
-                Err(error) => listed
-                    .errors
-                    .push(("load balancer", format!("{host}: {error}"))),
-            }
-            listed.answer.load_balancer = Some(host);
-        }
-        Err(error) => listed.errors.push(("load balancer", error.to_string())),
+fn list(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listing {
+    let mut load_balancer = None;
+    let addresses = ask(requester, "load balancer", || {
+        let host = metadata.load_balancer_endpoint().map_err(to_string)?;
+        let addresses = sys::net::resolve(&host).map_err(|error| format!("{host}: {error}"));
+        load_balancer = Some(host);
+        addresses
+    });
+    let peers = ask(requester, "control planes", || {
+        metadata.peers().map_err(to_string)
+    });
+    let own = ask(requester, "this machine", || {
+        metadata.own_instance().map_err(to_string)
+    });
+    let is_complete = addresses.is_some() && peers.is_some() && own.is_some();
+    let planes = peers.into_iter().flatten();
+    let planes = planes.filter(|peer| peer.role == Role::ControlPlane);
+    let mut hosts: Vec<IpAddr> = planes.filter_map(|peer| peer.vpc_ip).collect();
+    hosts.extend(addresses.into_iter().flatten());
+    if let Some(own) = &own {
+        // this machine runs no join service before it has its ticket
+        hosts.retain(|host| Some(*host) != own.vpc_ip);
     }
-    match metadata.peers() {
-        Ok(peers) => {
-            let planes = peers.iter().filter(|peer| peer.role == Role::ControlPlane);
-            listed.hosts.extend(planes.filter_map(|peer| peer.vpc_ip));
-        }
-        Err(error) => listed.errors.push(("control planes", error.to_string())),
+    hosts.sort();
+    hosts.dedup();
+    Listing {
+        answer: MetadataAnswer { own, load_balancer },
+        hosts,
+        is_complete,
     }
-    match metadata.own_instance() {
-        Ok(own) => {
-            // this machine runs no join service before it has its ticket
-            listed.hosts.retain(|host| Some(*host) != own.vpc_ip);
-            listed.answer.own = Some(own);
+}
+
+/// Asks one source, and records the wait and the result; `None` after an error.
+fn ask<T>(
+    requester: &impl TicketRequester,
+    source: &str,
+    question: impl FnOnce() -> Result<T, String>,
+) -> Option<T> {
+    requester.asked(source);
+    match question() {
+        Ok(answer) => {
+            requester.answered(source);
+            Some(answer)
         }
-        Err(error) => listed.errors.push(("this machine", error.to_string())),
+        Err(error) => {
+            requester.note(source, &Failure::from(error));
+            None
+        }
     }
-    listed.hosts.sort();
-    listed.hosts.dedup();
-    listed
+}
+
+fn to_string(error: impl fmt::Display) -> String {
+    error.to_string()
 }
 
 #[cfg(test)]
@@ -493,11 +512,15 @@ mod tests {
             service.connect(self)?.call("/test.Test/Ticket", &())
         }
 
+        fn asked(&self, _source: &str) {}
+
+        fn answered(&self, _source: &str) {}
+
         fn note(&self, _source: &str, _failure: &Failure) {}
     }
 
     #[test]
-    fn a_server_that_refuses_the_attestation_is_recognised_by_its_tls_alert() {
+    fn a_server_that_refuses_the_attestation_is_recognized_by_its_tls_alert() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let service = JoinService(listener.local_addr().unwrap());
         let transport = Arc::new(atls::Server::new(None, vec![Arc::new(RefuseAll)]));

@@ -283,7 +283,7 @@ mod tests {
         fs::remove_file(ssh.join(HOST_PUBLIC_KEY)).unwrap();
         let error = host_key(disk.path()).unwrap_err().to_string();
         assert!(
-            error.contains(HOST_KEY) && error.contains("no SSH key"),
+            error.contains(HOST_KEY) && error.contains("not an SSH key"),
             "{error}"
         );
     }

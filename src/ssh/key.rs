@@ -72,17 +72,17 @@ const KINDS: [Kind; 7] = [
     },
 ];
 
-/// A public key of a kind that can be certified, and of sound form.
+/// A well-formed public key of a kind that can be certified.
 #[derive(Clone)]
 pub struct PublicKey {
     pub(super) kind: &'static Kind,
     blob: Vec<u8>,
-    /// Whose key it is, of its line; may be empty.
+    /// The comment of the line of a `.pub` file, which names the owner; may be empty.
     comment: String,
 }
 
 impl PublicKey {
-    /// The Ed25519 key of these bytes.
+    /// Makes the Ed25519 key of these bytes.
     pub(super) fn ed25519(key: &[u8]) -> PublicKey {
         let blob = Writer::default()
             .string(ED25519.as_bytes())
@@ -96,7 +96,7 @@ impl PublicKey {
         }
     }
 
-    /// Of the bytes that SSH sends.
+    /// Parses the bytes that SSH sends (RFC 4253 §6.6).
     pub fn from_blob(blob: &[u8]) -> Result<PublicKey, Error> {
         let mut reader = Reader::new(blob);
         let name = reader.string()?;
@@ -116,7 +116,7 @@ impl PublicKey {
         })
     }
 
-    /// Of the first line of a `.pub` file: name, base64, comment.
+    /// Parses the first line of a `.pub` file: name, base64, comment.
     pub fn from_line(text: &str) -> Result<PublicKey, Error> {
         if text.contains("PRIVATE KEY-----") {
             return Err(Error::Private);
@@ -145,7 +145,7 @@ impl PublicKey {
         })
     }
 
-    /// Of OpenSSH's private key file, encrypted or not; what it keeps secret is not looked at.
+    /// Parses the public part of OpenSSH's private key file, which may be encrypted; the private part is not read.
     pub fn from_private_key_file(text: &str) -> Result<PublicKey, Error> {
         let text = text.trim();
         if text.is_empty() {
@@ -155,7 +155,7 @@ impl PublicKey {
             .strip_prefix(BEGIN)
             .and_then(|text| text.strip_suffix(END))
             .ok_or(Error::Malformed)?;
-        // of the length of all of it, so that it need not grow, which would leave copies of the private key behind
+        // the full capacity at once: a string that grows leaves copies of the private key in freed memory
         let mut compact = Zeroizing::new(String::with_capacity(base64.len()));
         compact.extend(base64.chars().filter(|c| !c.is_ascii_whitespace()));
         let mut bytes = Zeroizing::new(vec![0; base64::decoded_len_estimate(compact.len())]);
@@ -171,18 +171,18 @@ impl PublicKey {
         }
     }
 
-    /// The bytes that SSH sends.
+    /// Returns the bytes that SSH sends.
     pub fn blob(&self) -> &[u8] {
         &self.blob
     }
 
-    /// What follows the name in them.
+    /// Returns the bytes after the name.
     pub(super) fn fields(&self) -> &[u8] {
         &self.blob[4 + self.kind.name.len()..]
     }
 
-    /// Whether the line of a `.pub` file is a certificate of this key (PROTOCOL.certkeys: its name, a nonce, the key); who
-    /// made it, and what it says, is not looked at.
+    /// Returns whether the line of a `.pub` file is a certificate of this key (PROTOCOL.certkeys: its name, a nonce, the key).
+    /// Its issuer and its content are not checked.
     pub(super) fn is_certified_in(&self, line: &str) -> bool {
         let certified = || {
             let (name, rest) = line.split_once(' ')?;
@@ -196,19 +196,19 @@ impl PublicKey {
         certified().unwrap_or(false)
     }
 
-    /// What its line says of its owner; may be empty.
+    /// Returns the comment, which names the owner; may be empty.
     pub fn comment(&self) -> &str {
         &self.comment
     }
 
-    /// A line of a `.pub` file, without comment and line break.
+    /// Returns the line of a `.pub` file, without comment and line break.
     pub fn line(&self) -> String {
         line(self.kind.name, &self.blob)
     }
 }
 
 impl PartialEq for PublicKey {
-    /// Whoever it says it belongs to.
+    /// Compares the keys without their comments.
     fn eq(&self, other: &Self) -> bool {
         self.blob == other.blob
     }
@@ -222,7 +222,7 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// A new Ed25519 key: the content of its private key file, which no passphrase protects, and its public part.
+/// Makes a new Ed25519 key. Returns the content of its private key file, which no passphrase protects, and the public key.
 pub fn generate() -> (Secret, PublicKey) {
     let seed = Secret::random(ED25519_LEN);
     let pair =
@@ -262,21 +262,21 @@ pub fn generate() -> (Secret, PublicKey) {
     (Secret::new(text), public)
 }
 
-/// Name and base64.
+/// Returns name and base64.
 pub(super) fn line(name: &str, blob: &[u8]) -> String {
     format!("{name} {}", STANDARD.encode(blob))
 }
 
-/// Why something is no public key that can be certified.
+/// Why a text or bytes are not a public key that can be certified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// There is nothing.
+    /// There is no text.
     Empty,
-    /// It is not of the form of a key.
+    /// The format is wrong.
     Malformed,
-    /// It is a private key where a public one is wanted.
+    /// It is a private key instead of a public key.
     Private,
-    /// A kind of key that cannot be certified.
+    /// Keys of this kind cannot be certified.
     Kind(String),
 }
 
@@ -289,10 +289,10 @@ impl From<Malformed> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Empty => f.write_str("it holds no key"),
-            Error::Malformed => f.write_str("it is no SSH key in OpenSSH's format"),
+            Error::Empty => f.write_str("it contains no key"),
+            Error::Malformed => f.write_str("it is not an SSH key in OpenSSH's format"),
             Error::Private => {
-                f.write_str("it is a private key; give the public one, whose name ends in .pub")
+                f.write_str("it is a private key; use the public key, whose file name ends in .pub")
             }
             Error::Kind(name) => {
                 let known: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();

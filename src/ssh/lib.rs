@@ -206,7 +206,7 @@ mod tests {
     use kms::ClusterKms;
     use wire::Reader;
 
-    /// Of the old system's vectors: master key 01.., salt 02...
+    /// Returns the user authority of the old system's test vectors: master key 01.., salt 02..
     fn authority() -> Authority {
         let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap();
         Authority::from_seed(&kms.dek(&Dek::named(SSH_USER_CA_SEED_ID), KEY_LEN).unwrap()).unwrap()

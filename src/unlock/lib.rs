@@ -125,11 +125,14 @@ impl Unlock {
             &self.timeline,
         )?;
         // removes a mapping that a killed `unlock` left behind; a mounted one is an error
-        if unmap()? {
+        let what = "device-mapper to remove an old mapping";
+        if self.timeline.waiting_for(what, unmap)? {
             self.timeline
                 .event("closed", "a mapping that a killed unlock left behind");
         }
-        let disk = state_disk::classify(&mut handover::open(&device, false)?, &device)?;
+        let disk = self.waiting_for_disk(&device, "to be read", || {
+            state_disk::classify(&mut handover::open(&device, false)?, &device)
+        })?;
         self.timeline.event(
             "disk",
             format_args!("{}: {}", device.display(), describe(&disk)),
@@ -147,22 +150,23 @@ impl Unlock {
     /// Marks the disk of an unfinished format of the old system as uninitialized. Every later boot formats it, even if the
     /// power fails.
     fn mark(&self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
-        let mut disk = handover::open_exclusive(device)?;
-        header
-            .mark_for_reset(&mut disk)
-            .map_err(|error| Error::Disk(state_disk::Error::Luks(device.into(), error)))
+        self.waiting_for_disk(device, "to be marked for reset", || {
+            let mut disk = handover::open_exclusive(device)?;
+            header
+                .mark_for_reset(&mut disk)
+                .map_err(|error| Error::Disk(state_disk::Error::Luks(device.into(), error)))
+        })
     }
 
     fn first_boot(&self, device: &Path) -> Result<(), Error> {
         self.check_stop("looking at the disk")?;
         let passphrase = Secret::random(KEY_LEN);
         let volume_key = Secret::random(VOLUME_KEY_LEN);
-        let header = luks::format(
-            &mut handover::open_exclusive(device)?,
-            &volume_key,
-            &passphrase,
-        )
-        .map_err(|error| state_disk::Error::Luks(device.into(), error))?;
+        let header = self.waiting_for_disk(device, "to be formatted", || {
+            let mut disk = handover::open_exclusive(device)?;
+            luks::format(&mut disk, &volume_key, &passphrase)
+                .map_err(|error| state_disk::Error::Luks(device.into(), error))
+        })?;
         self.timeline.event(
             "formatted",
             format_args!("LUKS2 with integrity, {}", header.uuid()),
@@ -170,7 +174,11 @@ impl Unlock {
         self.check_stop("formatting")?;
         let mapped = self.map(device, &header, &volume_key, FirstUse::Create)?;
         self.check_stop("mapping the new disk")?;
-        filesystem::create(&mapped.0, &self.mke2fs, &self.stop)
+        let what = format!("a new file system on {}", mapped.0.display());
+        self.timeline
+            .waiting_for(what, || {
+                filesystem::create(&mapped.0, &self.mke2fs, &self.stop)
+            })
             .map_err(state_disk::Error::Filesystem)?;
         self.timeline.event("file-system", "ext4");
         self.check_stop("making the file system")?;
@@ -185,15 +193,17 @@ impl Unlock {
     fn reboot(&self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
         let opened = self.wait_for_key(device, &header)?;
         // an outdated header copy must not become the only valid one
-        header
-            .repair(&mut handover::open(device, true)?)
-            .map_err(|error| state_disk::Error::Luks(device.into(), error))?;
+        self.waiting_for_disk(device, "to be repaired", || {
+            header
+                .repair(&mut handover::open(device, true)?)
+                .map_err(|error| state_disk::Error::Luks(device.into(), error))
+        })?;
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
         // PCR 15 is extended before the kernel or any program reads the content of the disk
-        measure(
-            &self.tpm,
-            &cluster_id(&opened.measurement_secret, &opened.measurement_salt),
-        )?;
+        let cluster = cluster_id(&opened.measurement_secret, &opened.measurement_salt);
+        let what = format!("the TPM at {} to extend PCR 15", self.tpm);
+        self.timeline
+            .waiting_for(what, || measure(&self.tpm, &cluster))?;
         self.timeline.event("measured", "cluster ID into PCR 15");
         self.mount(mapped)?;
         let is_migrating = header
@@ -201,7 +211,9 @@ impl Unlock {
             .map_err(|error| state_disk::Error::Luks(device.into(), error))?
             .is_none();
         if is_migrating {
-            self.migrate(device, &mut header, &opened)?;
+            self.waiting_for_disk(device, "to be migrated", || {
+                self.migrate(device, &mut header, &opened)
+            })?;
         }
         self.leave_host_certificate(&opened.host_certificate);
         Ok(())
@@ -283,7 +295,7 @@ impl Unlock {
             waiting.note("rejoin", format!("cannot start: {error}"));
         }
         network::report(finished.clone(), self.timeline);
-        quotes::announce_key(&self.timeline, self.issuer.as_ref());
+        quotes::announce_key(&self.timeline, self.issuer.as_ref(), &self.tpm);
         let opened = waiting.wait(&self.stop, self.timeout);
         finished.stop();
         drop((recovery, rejoin));
@@ -317,18 +329,29 @@ impl Unlock {
             key: volume_key,
             digest: geometry.digest_id,
         };
-        let mapped = Mapped(
-            device_mapper::open(&mapping, first_use).map_err(state_disk::Error::DeviceMapper)?,
-        );
+        let what = format!("device-mapper to map the disk {}", device.display());
+        let mapped = self
+            .timeline
+            .waiting_for(what, || device_mapper::open(&mapping, first_use));
+        let mapped = Mapped(mapped.map_err(state_disk::Error::DeviceMapper)?);
         self.timeline.event("mapped", mapped.0.display());
         Ok(mapped)
     }
 
     fn mount(&self, mapped: Mapped) -> Result<(), Error> {
-        filesystem::mount(&mapped.0, &self.root, false).map_err(state_disk::Error::Filesystem)?;
+        let what = format!("the kernel to mount {}", mapped.0.display());
+        self.timeline
+            .waiting_for(what, || filesystem::mount(&mapped.0, &self.root, false))
+            .map_err(state_disk::Error::Filesystem)?;
         mapped.keep();
         self.timeline.event("mounted", self.root.display());
         Ok(())
+    }
+
+    /// Does `work`, and says after some time that it waits for the disk.
+    fn waiting_for_disk<T>(&self, device: &Path, doing: &str, work: impl FnOnce() -> T) -> T {
+        let what = format!("the disk {} {doing}", device.display());
+        self.timeline.waiting_for(what, work)
     }
 
     /// Returns an error if a signal has stopped the program; `done` names the step that has just ended.

@@ -146,7 +146,7 @@ fn unlock(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<(), Str
         mke2fs: settings.mke2fs,
         timeout: settings.timeout,
         recovery: SocketAddr::new(options.listen, recoverproto::PORT),
-        issuer: quotes::reported(timeline, issuer),
+        issuer: quotes::reported(timeline, issuer, tpm.clone()),
         tpm,
         stop: stop.clone(),
         timeline,

@@ -142,7 +142,7 @@ fn status(waiting: &Waiting) -> StatusResponse {
         state: "waiting for the key of the state disk".into(),
         waiting_for: notes
             .into_iter()
-            .map(|(name, note)| format!("{name}: {} (try {})", note.text, note.tries))
+            .map(|(name, note)| format!("{name}: {note}"))
             .collect(),
         waiting_seconds: since.as_secs(),
     }

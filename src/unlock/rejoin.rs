@@ -51,6 +51,14 @@ impl TicketRequester for Rejoin {
         }
     }
 
+    fn asked(&self, source: &str) {
+        self.waiting.asked(source);
+    }
+
+    fn answered(&self, source: &str) {
+        self.waiting.answered(source);
+    }
+
     fn note(&self, source: &str, failure: &Failure) {
         self.waiting.note(source, failure.text.as_str());
     }

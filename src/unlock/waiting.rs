@@ -63,13 +63,22 @@ pub enum Refused {
     Disk(String),
 }
 
-/// The last report of one source.
+/// What is known of one source.
 #[derive(Clone)]
 pub struct Note {
-    /// How often the source has tried.
+    /// The number of tries that have ended.
     pub tries: u32,
     /// The result of the last try.
     pub text: String,
+}
+
+impl std::fmt::Display for Note {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.tries {
+            0 => f.write_str(&self.text),
+            tries => write!(f, "{} (try {tries})", self.text),
+        }
+    }
 }
 
 /// A disk that waits for its key.
@@ -81,12 +90,12 @@ pub struct Waiting {
     since: Instant,
     /// Held while a key is tried. Lock order: `trying`, then `state`.
     trying: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<Progress>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct Progress {
     opened: Option<Opened>,
     done: bool,
     notes: BTreeMap<String, Note>,
@@ -196,6 +205,21 @@ impl Waiting {
         }
     }
 
+    /// Records that the source `name` is asked now.
+    pub fn asked(&self, name: &str) {
+        let unanswered = Note {
+            tries: 0,
+            text: "asked, no answer yet".into(),
+        };
+        let mut state = self.lock();
+        state.notes.entry(name.into()).or_insert(unanswered);
+    }
+
+    /// Removes the last report of the source `name`: it has answered, and there is nothing to report.
+    pub fn answered(&self, name: &str) {
+        self.lock().notes.remove(name);
+    }
+
     /// Records the result of a try of the source `name`: replaces its last report and counts the try.
     pub fn note(&self, name: &str, text: impl Into<String>) {
         let mut state = self.lock();
@@ -259,7 +283,7 @@ impl Waiting {
         summary
     }
 
-    fn report_on_console(&self, state: &State) {
+    fn report_on_console(&self, state: &Progress) {
         let seconds = self.since.elapsed().as_secs();
         self.timeline.event(
             "waiting",
@@ -270,14 +294,12 @@ impl Waiting {
                 .event("waiting", format_args!("  network: {trouble}"));
         }
         for (name, note) in &state.notes {
-            self.timeline.event(
-                "waiting",
-                format_args!("  {name}: {} (try {})", note.text, note.tries),
-            );
+            self.timeline
+                .event("waiting", format_args!("  {name}: {note}"));
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

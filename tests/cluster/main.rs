@@ -330,7 +330,7 @@ fn bring_back_after_a_power_cut(
     }
 
     // the second node joined, so its key comes from its console
-    let console = of_second.expect("attestation key: ");
+    let console = of_second.expect("attestation-key: ");
     let key = console
         .rsplit(' ')
         .next()

@@ -117,7 +117,7 @@ impl Node {
 
     /// Returns the name of the TPM's attestation key from the node's console.
     pub fn attestation_key(&self) -> String {
-        let said = "journalctl --boot --unit bootstrapper --output cat | grep --max-count 1 'attestation key: '";
+        let said = "journalctl --boot --unit bootstrapper --output cat | grep --max-count 1 'attestation-key: '";
         let end = Instant::now() + crate::PATIENCE;
         loop {
             if let Some(line) = self.try_sh(said) {

@@ -32,7 +32,7 @@ fn an_initialized_node_comes_back_by_the_operators_master_secret_file() {
     let mut node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
     // the console shows the name of the TPM's key
-    let console = node.expect("attestation key: ");
+    let console = node.expect("attestation-key: ");
     let (_, name) = console.rsplit_once(' ').unwrap();
     assert_eq!(name, setting.key_name().to_string());
     let policy = setting.policy_of(&[(15, [0; 32])]);

@@ -17,3 +17,4 @@ use common::setting;
 mod status;
 mod trust;
 mod unlock;
+mod waits;

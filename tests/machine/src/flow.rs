@@ -264,7 +264,7 @@ pub fn attestation_key(vm: &Vm) -> Result<String> {
     let lines = vm.console.lines();
     let named = lines
         .iter()
-        .find_map(|line| line.text.split_once(" attestation key: "));
+        .find_map(|line| line.text.split_once(" attestation-key: "));
     let (_, name) =
         named.ok_or_else(|| Failure("the console does not name the attestation key".to_owned()))?;
     Ok(name.trim().to_owned())
@@ -419,7 +419,8 @@ fn recovery(setting: &mut Setting, story: &Story, cluster: &str) -> Result<Vec<E
     setting.stop_services();
     story.tell("switched on");
     let mut vm = setting.machine.boot()?;
-    vm.console.wait_for(" waiting:", PATIENCE)?;
+    vm.console
+        .wait_for(" waiting: for a key of disk", PATIENCE)?;
     story.tell("it waits, and says so to whoever asks: firstlight recover --status");
     story.tell(&setting.recovery_status(&vm)?);
     story.tell("the operator brings the master secret: firstlight recover");
