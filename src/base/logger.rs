@@ -20,13 +20,14 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use sys::clock;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 16] = [
+const OURS: [&str; 17] = [
     "attest",
     "base",
     "bootstrapper",
     "cli",
     "cloud",
     "disk",
+    "image",
     "kms",
     "kubernetes",
     "metrics",

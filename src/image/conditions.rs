@@ -1,0 +1,199 @@
+//! What decides the registers besides the image: the conditions of a boot, and the words of systemd's units that measure.
+
+use super::Log;
+
+/// The part of the boot in which the machine attests itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// The initramfs, after its `sysinit.target`.
+    Initramfs,
+    /// The booted system, after systemd-pcrphase.service.
+    Booted,
+}
+
+/// Which of systemd's units that measure run. They run only if systemd-stub started the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Units {
+    /// All of them, as in an initramfs that has the whole systemd.
+    All,
+    /// systemd-pcrphase in the initramfs and all in the booted system, as with dracut's module `systemd-pcrphase`.
+    Phases,
+    /// Those of the booted system; the initramfs has none.
+    Booted,
+    /// None: they are masked or missing.
+    None,
+}
+
+/// The conditions of one boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conditions {
+    /// The part of the boot.
+    pub stage: Stage,
+    /// Whether the firmware checks signatures.
+    pub secure_boot: bool,
+    /// Which of systemd's units run.
+    pub units: Units,
+    /// Whether the firmware tried a boot option that failed, such as an empty disk, before the one that booted.
+    pub failed_option: bool,
+}
+
+/// The conditions that an operator knows; `None`: any.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Given {
+    /// The part of the boot.
+    pub stage: Option<Stage>,
+    /// Whether the firmware checks signatures.
+    pub secure_boot: Option<bool>,
+    /// Which of systemd's units run.
+    pub units: Option<Units>,
+}
+
+/// The first versions of systemd with systemd-pcrmachine and systemd-pcrfs, with NvPCRs (systemd-tpm2-setup, systemd-pcrnvdone), and
+/// with systemd-pcrosseparator.
+const PCR_MACHINE: u32 = 253;
+const NV_PCR: u32 = 259;
+const OS_SEPARATOR: u32 = 261;
+/// The registers that systemd-pcrosseparator extends.
+const SEPARATED: [u32; 12] = [0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 14];
+
+impl Stage {
+    /// Both, in the order of a boot.
+    pub const ALL: [Stage; 2] = [Stage::Initramfs, Stage::Booted];
+
+    /// Returns the word for command lines and files: `initramfs`, `booted`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Stage::Initramfs => "initramfs",
+            Stage::Booted => "booted",
+        }
+    }
+
+    /// Returns the stage in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Stage::Initramfs => "initramfs",
+            Stage::Booted => "booted system",
+        }
+    }
+}
+
+impl Units {
+    /// All possibilities.
+    pub const ALL: [Units; 4] = [Units::All, Units::Phases, Units::Booted, Units::None];
+
+    /// Returns those that make a difference with this version of systemd; no version: none can run.
+    pub(crate) fn of(systemd: Option<u32>) -> &'static [Units] {
+        match systemd {
+            None => &[Units::None],
+            Some(..NV_PCR) => &[Units::All, Units::Booted, Units::None],
+            Some(_) => &[Units::All, Units::Phases, Units::Booted, Units::None],
+        }
+    }
+
+    /// Returns the word for command lines: `all`, `phases`, `booted`, `none`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Units::All => "all",
+            Units::Phases => "phases",
+            Units::Booted => "booted",
+            Units::None => "none",
+        }
+    }
+
+    /// Adds what the units of this version of systemd measure up to a stage.
+    pub(crate) fn measure(self, systemd: u32, stage: Stage, log: &mut Log) {
+        let is_booted = stage == Stage::Booted;
+        let phases = match self {
+            Units::All | Units::Phases => &["enter-initrd", "leave-initrd", "sysinit", "ready"][..],
+            Units::Booted => &["sysinit", "ready"],
+            Units::None => &[],
+        };
+        let reached = match (is_booted, self) {
+            (true, _) => phases.len(),
+            (false, Units::Booted) => 0,
+            (false, _) => phases.len().min(1),
+        };
+        for word in &phases[..reached] {
+            log.word(11, word);
+        }
+        if self == Units::All && systemd >= OS_SEPARATOR {
+            SEPARATED
+                .iter()
+                .for_each(|pcr| log.word(*pcr, "os-separator"));
+        }
+        let sets_up_nv_pcrs = self == Units::All || is_booted && self != Units::None;
+        if systemd >= NV_PCR && sets_up_nv_pcrs {
+            log.unknown(
+                9,
+                "systemd-tpm2-setup and systemd-pcrnvdone measure the set-up of NvPCRs, which differs between machines",
+                "pin PCR 11 with 12 and 13, or mask these units",
+            );
+        }
+        if systemd >= PCR_MACHINE && is_booted && self != Units::None {
+            log.unknown(
+                15,
+                "systemd-pcrmachine measures the machine ID, and systemd-pcrfs the file systems",
+                "mask systemd-pcrmachine and systemd-pcrfs: PCR 15 says whether a node belongs to a cluster",
+            );
+        }
+    }
+}
+
+impl Conditions {
+    /// Returns all combinations for this version of systemd, those of a usual boot first.
+    pub(crate) fn all(systemd: Option<u32>) -> Vec<Conditions> {
+        let mut all = Vec::new();
+        for stage in Stage::ALL {
+            for failed_option in [false, true] {
+                for &units in Units::of(systemd) {
+                    for secure_boot in [false, true] {
+                        all.push(Conditions {
+                            stage,
+                            secure_boot,
+                            units,
+                            failed_option,
+                        });
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Returns in words what these combinations have in common that not all combinations of `among` have; empty if nothing.
+    pub(crate) fn words(these: &[Conditions], among: &[Conditions]) -> String {
+        let mut words = Vec::new();
+        let has = |list: &[Conditions], test: &dyn Fn(&Conditions) -> bool| list.iter().any(test);
+        let one_of = |test: &dyn Fn(&Conditions) -> bool| has(these, test) || !has(among, test);
+        match (one_of(&|c| c.secure_boot), one_of(&|c| !c.secure_boot)) {
+            (true, false) => words.push("Secure Boot on".to_owned()),
+            (false, true) => words.push("Secure Boot off".to_owned()),
+            _ => {}
+        }
+        let used = Units::ALL.map(|units| (units, one_of(&|c| c.units == units)));
+        if used.iter().any(|(_, used)| !used) {
+            let names = used
+                .iter()
+                .filter(|(units, _)| has(these, &|c| c.units == *units));
+            let names: Vec<_> = names.map(|(units, _)| units.word()).collect();
+            words.push(format!("systemd's units: {}", names.join(" or ")));
+        }
+        match (one_of(&|c| c.failed_option), one_of(&|c| !c.failed_option)) {
+            (true, false) => words.push("after a boot option that failed".to_owned()),
+            (false, true) => words.push("the first boot option starts".to_owned()),
+            _ => {}
+        }
+        words.join(", ")
+    }
+}
+
+impl Given {
+    /// Returns whether these conditions are possible.
+    pub(crate) fn allows(&self, conditions: &Conditions) -> bool {
+        self.stage.is_none_or(|stage| stage == conditions.stage)
+            && self
+                .secure_boot
+                .is_none_or(|on| on == conditions.secure_boot)
+            && self.units.is_none_or(|units| units == conditions.units)
+    }
+}

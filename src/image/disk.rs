@@ -1,0 +1,182 @@
+//! A raw disk image: its EFI system partition, and what the firmware starts from it.
+
+use std::io::{Read, Seek};
+
+use super::fat::Fat;
+use super::gpt::Gpt;
+use super::pe::Pe;
+use super::uki::{Surroundings, Uki, major, systemd_program};
+use super::{Digest, sha256};
+
+/// What the firmware starts if no variable names another program (UEFI specification §3.5.1.1).
+const DEFAULT: [&str; 2] = ["EFI/BOOT/BOOTX64.EFI", "EFI/BOOT/BOOTAA64.EFI"];
+/// Where systemd-boot looks for images and for entries (UAPI group, "Boot Loader Specification").
+const IMAGES: &str = "EFI/Linux";
+const ENTRIES: &str = "loader/entries";
+/// The first version of systemd-boot that measures its configuration.
+const MEASURES_CONFIGURATION: u32 = 255;
+
+/// A disk image, reduced to what is measured.
+pub struct Disk {
+    /// The event of the partition table.
+    pub partition_table: Digest,
+    /// The boot manager before the image: its digest, and its configuration's if it measures that.
+    pub boot_manager: Option<(Digest, Option<Digest>)>,
+    /// The path of the image.
+    pub path: String,
+    /// The image.
+    pub uki: Uki,
+}
+
+impl Disk {
+    /// Reads a disk image. `chosen` is the path on the EFI system partition of the unified kernel image that boots; without it there
+    /// must be only one.
+    pub fn read(mut disk: impl Read + Seek, chosen: Option<&str>) -> Result<Disk, String> {
+        let table = Gpt::read(&mut disk)?;
+        let (start, _) = table.esp()?;
+        let mut esp =
+            Fat::open(disk, start).map_err(|error| format!("EFI system partition: {error}"))?;
+        let mut found =
+            find(&mut esp, chosen).map_err(|error| format!("EFI system partition: {error}"))?;
+        found.partition_table = table.event();
+        Ok(found)
+    }
+}
+
+fn find<D: Read + Seek>(esp: &mut Fat<D>, chosen: Option<&str>) -> Result<Disk, String> {
+    let mut default = None;
+    for path in DEFAULT {
+        if let Some(bytes) = esp.read(path)? {
+            default = Some((path, bytes));
+            break;
+        }
+    }
+    let manager = match &default {
+        Some((path, bytes)) => {
+            let pe = Pe::parse(bytes).map_err(|error| format!("{path}: {error}"))?;
+            match systemd_program(&pe) {
+                Some((name, version)) if name == "systemd-boot" => {
+                    let measures =
+                        major(&version).is_some_and(|major| major >= MEASURES_CONFIGURATION);
+                    let configuration = match measures {
+                        true => esp.read("loader/loader.conf")?,
+                        false => None,
+                    };
+                    let configuration = configuration.map(|text| sha256(&[&text]));
+                    let digest = pe
+                        .authenticode()
+                        .map_err(|error| format!("{path}: {error}"))?;
+                    Some((digest, configuration))
+                }
+                Some((name, _)) if name == "systemd-stub" => None,
+                _ if chosen.is_some() => None,
+                _ => {
+                    return Err(format!(
+                        "{path} is neither a unified kernel image nor systemd-boot. Behind shim and GRUB, PCR 8 and 9 depend on \
+                         each command that GRUB runs on the machine: measure a booted machine, and pin PCR 4, 7 and 14"
+                    ));
+                }
+            }
+        }
+        None => None,
+    };
+    let path = match (chosen, &manager, &default) {
+        (Some(path), _, _) => path.replace('\\', "/").trim_start_matches('/').to_owned(),
+        (None, None, Some((path, _))) => (*path).to_owned(),
+        (None, Some(_), _) => only_image(esp)?,
+        (None, None, None) => {
+            return Err(format!(
+                "there is no {}; name the image that the firmware's boot option starts (--uki)",
+                DEFAULT[0]
+            ));
+        }
+    };
+    let bytes = match default.filter(|(default, _)| default.eq_ignore_ascii_case(&path)) {
+        Some((_, bytes)) => bytes,
+        None => esp
+            .read(&path)?
+            .ok_or_else(|| format!("there is no {path}"))?,
+    };
+    let surroundings = surroundings(esp, &path)?;
+    let uki =
+        Uki::parse(&bytes, Some(&surroundings)).map_err(|error| format!("{path}: {error}"))?;
+    Ok(Disk {
+        partition_table: [0; 32],
+        boot_manager: manager,
+        path,
+        uki,
+    })
+}
+
+/// Returns the path of the only image that systemd-boot finds.
+fn only_image<D: Read + Seek>(esp: &mut Fat<D>) -> Result<String, String> {
+    let names = names(esp, IMAGES, &[".efi"])?;
+    let entries = names_of(esp, ENTRIES, &[".conf"])?;
+    match (&names[..], entries.first()) {
+        ([only], None) => Ok(only.clone()),
+        ([], None) => Err(format!("systemd-boot finds no image in {IMAGES}")),
+        ([], Some(entry)) => Err(format!(
+            "systemd-boot starts {ENTRIES}/{entry}: expected a unified kernel image in {IMAGES}"
+        )),
+        (several, _) => Err(format!(
+            "systemd-boot chooses between {}{}: name the one that boots (--uki)",
+            several.join(", "),
+            entries
+                .iter()
+                .map(|entry| format!(", {ENTRIES}/{entry}"))
+                .collect::<String>()
+        )),
+    }
+}
+
+/// Returns what else on the partition changes the registers of the image at this path.
+fn surroundings<D: Read + Seek>(esp: &mut Fat<D>, path: &str) -> Result<Surroundings, String> {
+    let mut sidecars = Vec::new();
+    let folders = [
+        (format!("{path}.extra.d"), &[".efi", ".cred", ".raw"][..]),
+        ("loader/addons".to_owned(), &[".efi"]),
+        ("loader/credentials".to_owned(), &[".cred"]),
+        ("loader/extensions".to_owned(), &[".raw"]),
+    ];
+    for (folder, endings) in folders {
+        sidecars.extend(names(esp, &folder, endings)?);
+    }
+    let seed = esp.find("loader/random-seed")?;
+    Ok(Surroundings {
+        sidecars,
+        is_seed_read_only: seed.is_some_and(|seed| seed.is_read_only),
+    })
+}
+
+/// Returns the paths of the files in a folder whose names end so; none if there is no such folder.
+fn names<D: Read + Seek>(
+    esp: &mut Fat<D>,
+    folder: &str,
+    endings: &[&str],
+) -> Result<Vec<String>, String> {
+    let names = names_of(esp, folder, endings)?;
+    Ok(names
+        .into_iter()
+        .map(|name| format!("{folder}/{name}"))
+        .collect())
+}
+
+fn names_of<D: Read + Seek>(
+    esp: &mut Fat<D>,
+    folder: &str,
+    endings: &[&str],
+) -> Result<Vec<String>, String> {
+    let mut names: Vec<String> = esp
+        .list(folder)?
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|entry| !entry.is_directory)
+        .map(|entry| entry.name.escape_debug().to_string())
+        .filter(|name| {
+            let name = name.to_ascii_lowercase();
+            endings.iter().any(|ending| name.ends_with(ending))
+        })
+        .collect();
+    names.sort_unstable();
+    Ok(names)
+}

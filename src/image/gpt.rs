@@ -1,0 +1,114 @@
+//! The GUID partition table of a raw disk image (UEFI specification §5.3), and the event that the firmware measures of it into PCR 5
+//! (TCG PC Client Platform Firmware Profile §3.3.4.6).
+
+use std::io::{Read, Seek, SeekFrom};
+
+use super::bytes::{u32_at, u64_at};
+use super::{Digest, Sha256};
+
+/// Sector sizes of disks. An image has no field for it: the header is in the second sector.
+const SECTOR_SIZES: [u64; 2] = [512, 4096];
+/// Size in bytes of the header's fields, and of a partition's entry.
+const HEADER: usize = 92;
+const ENTRY: usize = 128;
+/// Maximum number of entries. Tools make 128.
+const MAX_ENTRIES: u32 = 1024;
+/// The partition type of an EFI system partition, c12a7328-f81f-11d2-ba4b-00a0c93ec93b, as it is on the disk.
+pub const ESP: [u8; 16] = [
+    0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b,
+];
+
+/// A partition table.
+pub struct Gpt {
+    sector_size: u64,
+    header: [u8; HEADER],
+    /// The used entries.
+    entries: Vec<[u8; ENTRY]>,
+}
+
+impl Gpt {
+    /// Reads the primary table of a disk image.
+    pub fn read(disk: &mut (impl Read + Seek)) -> Result<Gpt, String> {
+        for sector_size in SECTOR_SIZES {
+            let mut header = [0; HEADER];
+            if read_at(disk, sector_size, &mut header).is_ok() && header.starts_with(b"EFI PART") {
+                return Gpt::with_header(disk, sector_size, header);
+            }
+        }
+        Err("not a disk image: there is no GUID partition table".into())
+    }
+
+    fn with_header(
+        disk: &mut (impl Read + Seek),
+        sector_size: u64,
+        header: [u8; HEADER],
+    ) -> Result<Gpt, String> {
+        let field = |at| u32_at(&header, at).unwrap_or_default();
+        let (start, count, size) = (u64_at(&header, 72), field(80), field(84));
+        if size as usize != ENTRY || count > MAX_ENTRIES {
+            return Err(format!(
+                "partition table: {count} entries of {size} bytes; expected at most {MAX_ENTRIES} of {ENTRY}"
+            ));
+        }
+        let start = start.unwrap_or_default().checked_mul(sector_size);
+        let start = start.ok_or("partition table: its entries lie outside the disk")?;
+        let mut entries = Vec::new();
+        for index in 0..u64::from(count) {
+            let mut entry = [0; ENTRY];
+            read_at(disk, start.saturating_add(index * ENTRY as u64), &mut entry)
+                .map_err(|error| format!("partition table: cannot read entry {index}: {error}"))?;
+            if entry[..16] != [0; 16] {
+                entries.push(entry);
+            }
+        }
+        Ok(Gpt {
+            sector_size,
+            header,
+            entries,
+        })
+    }
+
+    /// Returns the offset and the size in bytes of the EFI system partition.
+    pub fn esp(&self) -> Result<(u64, u64), String> {
+        let mut found = self.entries.iter().filter(|entry| entry[..16] == ESP);
+        let (first, another) = (found.next(), found.next());
+        if another.is_some() {
+            return Err("the disk has two EFI system partitions".into());
+        }
+        let entry = first.ok_or("the disk has no EFI system partition")?;
+        let field = |at| u64_at(entry, at).unwrap_or_default();
+        let (start, last) = (field(32), field(40));
+        let size = last
+            .checked_sub(start)
+            .and_then(|sectors| sectors.checked_add(1));
+        let bytes = |sectors: u64| sectors.checked_mul(self.sector_size);
+        size.and_then(bytes)
+            .zip(bytes(start))
+            .map(|(size, start)| (start, size))
+            .ok_or_else(|| {
+                format!(
+                    "the EFI system partition goes from sector {start} to {last}, outside any disk"
+                )
+            })
+    }
+
+    /// Returns the digest of the event: the header's fields, the number of the used entries, the used entries. They name the
+    /// disk's last sector, so that the digest changes when the disk grows.
+    pub fn event(&self) -> Digest {
+        let mut sha256 = Sha256::new();
+        sha256.update(&self.header);
+        sha256.update(&(self.entries.len() as u64).to_le_bytes());
+        self.entries.iter().for_each(|entry| sha256.update(entry));
+        sha256.finish()
+    }
+}
+
+/// Reads bytes at an offset.
+pub fn read_at(
+    disk: &mut (impl Read + Seek),
+    offset: u64,
+    bytes: &mut [u8],
+) -> std::io::Result<()> {
+    disk.seek(SeekFrom::Start(offset))?;
+    disk.read_exact(bytes)
+}

@@ -1,0 +1,116 @@
+//! A kernel that QEMU hands to OVMF (`-kernel`, `-initrd`, `-append`), without systemd-stub.
+
+use super::bytes::u32_at;
+use super::pe::Pe;
+use super::{Digest, Log, Missing, sha256, utf16};
+
+/// QEMU (hw/i386/x86.c, as of 7.2) writes these into the kernel's setup header before it hands it to the firmware, so they are part
+/// of what is measured. Offsets: Linux boot protocol, Documentation/arch/x86/boot.rst.
+const QEMU_LOADER: u8 = 0xb0;
+const CAN_USE_HEAP: u8 = 0x80;
+const REAL_ADDR: u32 = 0x10000;
+const CMDLINE_ADDR: u32 = 0x20000;
+/// The memory that QEMU keeps free of an initrd at the end of low memory, for ACPI tables (pc_q35_7_x: 0x20000 + 0x8000).
+const ACPI_DATA_SIZE: u64 = 0x28000;
+/// A q35 machine with at least so much memory has this much below 4 GiB; else all of it is there.
+const LARGE_MEMORY: u64 = 0xb000_0000;
+const LOW_MEMORY: u64 = 0x8000_0000;
+/// The end of the setup header.
+const SETUP_HEADER_END: usize = 0x230;
+/// Where the setup header has its magic number.
+const MAGIC: usize = 0x202;
+
+/// A kernel with its initrd and command line, reduced to what is measured.
+pub struct Linux {
+    kernel: Result<Digest, Missing>,
+    command_line: Digest,
+    initrd: Option<Digest>,
+}
+
+impl Linux {
+    /// Reads the files. `memory` is the machine's memory in bytes.
+    pub fn new(
+        kernel: &[u8],
+        initrd: Option<&[u8]>,
+        command_line: &str,
+        memory: Option<u64>,
+    ) -> Result<Linux, String> {
+        if !kernel
+            .get(MAGIC..)
+            .is_some_and(|rest| rest.starts_with(b"HdrS"))
+        {
+            return Err("not a Linux kernel for x86: it has no setup header".into());
+        }
+        let image = match memory {
+            Some(memory) => {
+                let loaded = loaded(kernel, initrd.map_or(0, <[u8]>::len), memory)?;
+                Ok(Pe::parse(&loaded)?.authenticode()?)
+            }
+            None => Err(Missing::new(
+                "QEMU writes the initrd's address into the kernel before the firmware measures it, and the address depends on \
+                 the machine's memory",
+                "give the machine's memory (--memory)",
+            )),
+        };
+        // OVMF names the initrd for the kernel
+        let options = match initrd {
+            Some(_) => format!("{command_line} initrd=initrd"),
+            None => command_line.to_owned(),
+        };
+        Ok(Linux {
+            kernel: image,
+            command_line: sha256(&[&utf16(&options)]),
+            initrd: initrd.map(|initrd| sha256(&[initrd])),
+        })
+    }
+
+    /// Adds the event that the firmware measures when it loads the kernel.
+    pub fn measure_image(&self, log: &mut Log) {
+        match &self.kernel {
+            Ok(digest) => log.extend(4, "the kernel", *digest),
+            Err(missing) => log.missing(4, missing.clone()),
+        }
+    }
+
+    /// Adds what the kernel measures.
+    pub fn measure(&self, log: &mut Log) {
+        log.extend(9, "the kernel's command line", self.command_line);
+        if let Some(initrd) = self.initrd {
+            log.extend(9, "the initramfs", initrd);
+        }
+    }
+}
+
+/// Returns the kernel as QEMU hands it to the firmware.
+fn loaded(kernel: &[u8], initrd_size: usize, memory: u64) -> Result<Vec<u8>, String> {
+    if kernel.len() < SETUP_HEADER_END {
+        return Err("not a Linux kernel for x86: it is cut off".into());
+    }
+    let mut kernel = kernel.to_vec();
+    let low_memory = if memory < LARGE_MEMORY {
+        memory
+    } else {
+        LOW_MEMORY
+    };
+    let initrd_max = u32_at(&kernel, 0x22c).map_or(0, u64::from);
+    let end = low_memory
+        .saturating_sub(ACPI_DATA_SIZE + 1)
+        .min(initrd_max);
+    let fits = end.checked_sub(initrd_size as u64);
+    let address = fits.ok_or("the initrd does not fit into the machine's memory")? & !4095;
+    let mut put = |at: usize, bytes: &[u8]| kernel[at..at + bytes.len()].copy_from_slice(bytes);
+    // without an initrd QEMU leaves its fields alone
+    if initrd_size > 0 {
+        // both are below 4 GiB, as initrd_max is
+        put(0x218, &(address as u32).to_le_bytes());
+        put(0x21c, &(initrd_size as u32).to_le_bytes());
+    }
+    put(0x210, &[QEMU_LOADER]);
+    put(
+        0x224,
+        &((CMDLINE_ADDR - REAL_ADDR - 0x200) as u16).to_le_bytes(),
+    );
+    put(0x228, &CMDLINE_ADDR.to_le_bytes());
+    kernel[0x211] |= CAN_USE_HEAP;
+    Ok(kernel)
+}

@@ -1,0 +1,291 @@
+use std::io::Cursor;
+
+use support::mutation::{corpus, mutations};
+
+use super::testing::{disk, program, unified};
+use super::*;
+
+fn given(stage: Stage, secure_boot: bool, units: Units) -> Given {
+    Given {
+        stage: Some(stage),
+        secure_boot: Some(secure_boot),
+        units: Some(units),
+    }
+}
+
+/// Returns what is measured into a register in a usual boot.
+fn measured(image: &Image, pcr: u32, given: &Given) -> Vec<String> {
+    let cases = &image.registers(given)[&pcr];
+    cases[0]
+        .events
+        .iter()
+        .map(|event| event.what.clone())
+        .collect()
+}
+
+fn sections(image: &Image) -> Vec<String> {
+    let given = given(Stage::Initramfs, false, Units::None);
+    let events = measured(image, 11, &given).into_iter();
+    events
+        .filter_map(|what| Some(what.strip_prefix("section ")?.to_owned()))
+        .collect()
+}
+
+#[test]
+fn sections_are_measured_in_the_order_of_the_stubs_version() {
+    let file: [(&str, &[u8]); 5] = [
+        (".hwids", b"h"),
+        (".uname", b"6.1"),
+        (".ucode", b"u"),
+        (".pcrpkey", b"key"),
+        (".splash", b"s"),
+    ];
+    for (version, expected) in [
+        (
+            "252.39-1",
+            ".linux .osrel .cmdline .initrd .splash .pcrpkey",
+        ),
+        (
+            "254",
+            ".linux .osrel .cmdline .initrd .splash .uname .sbat .pcrpkey",
+        ),
+        (
+            "256.1",
+            ".linux .osrel .cmdline .initrd .ucode .splash .uname .sbat .pcrpkey",
+        ),
+        (
+            "262~rc1",
+            ".linux .osrel .cmdline .initrd .ucode .splash .uname .sbat .pcrpkey .hwids",
+        ),
+    ] {
+        let image = Image::uki(&unified(version, &file)).unwrap();
+        assert_eq!(sections(&image).join(" "), expected, "{version}");
+    }
+}
+
+#[test]
+fn the_first_profile_overrides_the_sections_before_it() {
+    let file: [(&str, &[u8]); 4] = [
+        (".profile", b"ID=main"),
+        (".splash", b"s"),
+        (".profile", b"ID=other"),
+        (".cmdline", b"other"),
+    ];
+    let image = Image::uki(&unified("257", &file)).unwrap();
+    assert_eq!(
+        sections(&image).join(" "),
+        ".linux .osrel .cmdline .initrd .splash .sbat .profile"
+    );
+    assert!(image.warnings()[0].contains("2 profiles"));
+    let Err(error) = Image::uki(&unified("257", &[(".cmdline", b"twice")])) else {
+        panic!()
+    };
+    assert_eq!(error, "the image has two sections .cmdline");
+}
+
+#[test]
+fn a_section_is_measured_as_it_is_in_memory() {
+    let digest = |bytes: &[u8]| {
+        let image = Image::uki(bytes).unwrap();
+        let log = image.registers(&given(Stage::Initramfs, false, Units::None));
+        let event = log[&11][0]
+            .events
+            .iter()
+            .find(|event| event.what == "section .initrd");
+        event.unwrap().digest
+    };
+    let mut bytes = unified("257", &[]);
+    assert_eq!(digest(&bytes), sha256(&[b"initrd"]));
+    // VirtualSize of the fifth section
+    let size = 0x44 + 20 + 240 + 40 * 4 + 8;
+    bytes[size] = 4;
+    assert_eq!(digest(&bytes), sha256(&[b"init"]));
+    bytes[size] = 20;
+    assert_eq!(digest(&bytes), sha256(&[b"initrd", &[0; 14]]));
+    bytes[size + 3] = 0x7f;
+    assert!(Image::uki(&bytes).err().unwrap().contains("in memory"));
+}
+
+#[test]
+fn a_signature_does_not_change_the_digest() {
+    let unsigned = program(&[(".text", b"some code")]);
+    let mut signed = unsigned.clone();
+    signed[0x44 + 20 + 64..][..4].copy_from_slice(b"sum!");
+    let entry = 0x44 + 20 + 112 + 8 * 4;
+    signed[entry..entry + 4].copy_from_slice(&(unsigned.len() as u32).to_le_bytes());
+    signed[entry + 4] = 16;
+    signed.extend([7; 16]);
+    let digest = |bytes: &[u8]| pe::Pe::parse(bytes).unwrap().authenticode();
+    assert_eq!(digest(&signed), digest(&unsigned));
+    signed[1020] = 1;
+    assert_ne!(digest(&signed), digest(&unsigned));
+}
+
+#[test]
+fn the_kernel_in_an_image_is_measured_by_old_stubs_without_secure_boot() {
+    for (version, secure_boot, expected) in [
+        ("257.13", false, true),
+        ("257.13", true, false),
+        ("258", false, false),
+    ] {
+        let image = Image::uki(&unified(version, &[])).unwrap();
+        let events = measured(
+            &image,
+            4,
+            &given(Stage::Initramfs, secure_boot, Units::None),
+        );
+        let is_measured = events.contains(&"the kernel in the image".to_owned());
+        assert_eq!(is_measured, expected, "{version} {secure_boot}");
+    }
+}
+
+#[test]
+fn each_value_says_when_a_register_has_it() {
+    let image = Image::uki(&unified("252.39", &[])).unwrap();
+    let registers = image.registers(&Given::default());
+    let when = |pcr: u32| -> Vec<(Option<Stage>, &str)> {
+        let cases = registers[&pcr].iter();
+        cases.map(|case| (case.stage, case.when.as_str())).collect()
+    };
+    assert_eq!(
+        when(4),
+        [
+            (None, "Secure Boot off, the first boot option starts"),
+            (None, "Secure Boot on, the first boot option starts"),
+            (None, "Secure Boot off, after a boot option that failed"),
+            (None, "Secure Boot on, after a boot option that failed"),
+        ]
+    );
+    assert_eq!(when(9), [(None, "")]);
+    assert_eq!(
+        when(11),
+        [
+            (Some(Stage::Initramfs), "systemd's units: all"),
+            (Some(Stage::Initramfs), "systemd's units: booted or none"),
+            (Some(Stage::Booted), "systemd's units: all"),
+            (Some(Stage::Booted), "systemd's units: booted"),
+            (Some(Stage::Booted), "systemd's units: none"),
+        ]
+    );
+    assert_eq!(registers[&11][1].value, registers[&11][4].value);
+    assert_eq!(image.value(12, &Given::default()), Ok([0; 32]));
+    assert!(image.value(11, &Given::default()).is_err());
+    // the firmware's own registers are not the image's
+    assert!(image.value(7, &Given::default()).is_err());
+}
+
+#[test]
+fn newer_systemd_ends_the_firmwares_registers_with_a_separator() {
+    let image = Image::direct_uki(&unified("261.2", &[])).unwrap();
+    for pcr in [4, 5, 12, 13] {
+        for (units, expected) in [(Units::All, true), (Units::Phases, false)] {
+            let events = measured(&image, pcr, &given(Stage::Initramfs, false, units));
+            assert_eq!(
+                events.last().is_some_and(|last| last == "\"os-separator\""),
+                expected
+            );
+        }
+    }
+    let off: [(&str, &[u8]); 2] = [
+        (".profile", b"ID=main"),
+        (".cmdline", b"console=ttyS0 systemd.tpm2_measured_os=0"),
+    ];
+    let image = Image::direct_uki(&unified("262", &off)).unwrap();
+    let values = [Stage::Initramfs, Stage::Booted].map(|stage| {
+        let given = Given {
+            stage: Some(stage),
+            ..Given::default()
+        };
+        [4, 9, 11, 12, 13, 15].map(|pcr| image.value(pcr, &given).unwrap())
+    });
+    assert_eq!(values[0], values[1]);
+}
+
+#[test]
+fn a_command_line_that_versions_change_differently_is_not_predicted_for_them() {
+    let command_line = |version: &str, text: &[u8]| {
+        let magic = format!("#### LoaderInfo: systemd-stub {version} ####\0");
+        let kernel = program(&[(".text", b"a kernel")]);
+        let file: [(&str, &[u8]); 3] = [
+            (".sdmagic", magic.as_bytes()),
+            (".cmdline", text),
+            (".linux", &kernel),
+        ];
+        let image = Image::uki(&program(&file)).unwrap();
+        let cases = &image.registers(&given(Stage::Initramfs, false, Units::None))[&9];
+        cases[0]
+            .value
+            .clone()
+            .ok()
+            .map(|_| cases[0].events[0].digest)
+    };
+    let handed_over = |text: &str| Some(sha256(&[&utf16(text)]));
+    assert_eq!(command_line("252", b"a b\n"), handed_over("a b\n"));
+    assert_eq!(command_line("254", b" a\tb\n"), handed_over(" a b"));
+    assert_eq!(command_line("257", b" a\tb\n\0rest"), handed_over("a b"));
+    assert_eq!(command_line("253", b"a b\n"), None);
+    assert_eq!(command_line("255", b" a"), None);
+    assert_eq!(command_line("255", b"a"), handed_over("a"));
+    assert_eq!(command_line("257", b"a\xff"), None);
+}
+
+#[test]
+fn other_files_are_refused_with_a_reason() {
+    let refusal = |bytes: &[u8]| Image::uki(bytes).err().unwrap();
+    assert!(refusal(b"#!/bin/sh").contains("MZ"));
+    assert!(refusal(&program(&[(".text", b"x")])).contains("no systemd-stub"));
+    assert!(refusal(&unified("249", &[])).contains("expected 252 or newer"));
+    let stub: [(&str, &[u8]); 1] = [(".sdmagic", b"#### LoaderInfo: systemd-stub 257 ####\0")];
+    assert!(refusal(&program(&stub)).contains(".linux"));
+    let newer = Image::uki(&unified("299", &[])).unwrap();
+    assert!(newer.warnings()[0].contains("newer than"));
+    assert!(Image::direct_linux(&program(&stub), None, "", None).is_err());
+}
+
+#[test]
+fn a_disk_gives_the_values_of_its_image() {
+    let image = unified("257", &[]);
+    let on_disk = Image::disk(Cursor::new(disk(&image)), None).unwrap();
+    let given = given(Stage::Booted, false, Units::All);
+    for pcr in [4, 8, 9, 11, 12, 13] {
+        let expected = Image::uki(&image).unwrap().value(pcr, &given);
+        assert!(expected.is_ok(), "{pcr}");
+        assert_eq!(on_disk.value(pcr, &given), expected, "{pcr}");
+    }
+    assert!(on_disk.value(5, &given).is_ok());
+}
+
+#[test]
+fn a_cycle_of_clusters_ends() {
+    let image = unified("257", &[]);
+    let mut bytes = disk(&image);
+    // the table's entries of the clusters 2 and 3: each names the other
+    bytes[4 * 512 + 3..][..3].copy_from_slice(&[3, 0x20, 0]);
+    let error = Image::disk(Cursor::new(bytes), None).err().unwrap();
+    assert!(error.contains("cycle"), "{error}");
+}
+
+/// Reads the bytes as each kind of image, and computes everything.
+fn compute(bytes: &[u8]) {
+    let images = [
+        Image::uki(bytes),
+        Image::direct_uki(bytes),
+        Image::direct_linux(bytes, Some(b"initrd"), "console=ttyS0", Some(1 << 29)),
+        Image::disk(Cursor::new(bytes), None),
+        Image::disk(Cursor::new(bytes), Some("EFI/BOOT/BOOTX64.EFI")),
+    ];
+    for image in images.into_iter().flatten() {
+        image.registers(&Given::default());
+    }
+}
+
+#[test]
+fn hostile_images_end_without_a_panic() {
+    let image = unified("257", &[(".profile", b"ID=main")]);
+    for valid in [image.clone(), disk(&image)] {
+        mutations(&valid, 3000).for_each(|bytes| compute(&bytes));
+    }
+    for target in ["uki", "disk_image"] {
+        corpus(target).iter().for_each(|(_, bytes)| compute(bytes));
+    }
+}

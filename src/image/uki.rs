@@ -1,0 +1,354 @@
+//! Unified kernel images (UAPI group, "Unified Kernel Image"): what systemd-stub measures of one, by the stub's version. Facts are of
+//! systemd's sources (src/boot/stub.c, measure.c, cpio.c; src/fundamental/uki.c) and were compared with booted machines.
+
+use super::conditions::Conditions;
+use super::cpio;
+use super::pe::{Pe, Section};
+use super::{Digest, Log, Missing, sha256, utf16};
+
+/// The oldest version of systemd-stub whose rules are here, and the newest that was compared.
+const OLDEST: u32 = 252;
+const NEWEST: u32 = 262;
+/// The versions from which on the stub adds the operating system's description to the initrd, starts the kernel without the firmware,
+/// adds a secret of the machine to the initrd and a console to the command line, and leaves a read-only random seed alone.
+const ADDS_OS_RELEASE: u32 = 257;
+const STARTS_KERNEL: u32 = 258;
+const ADDS_BOOT_SECRET: u32 = 261;
+const HEEDS_READ_ONLY_SEED: u32 = 262;
+/// Maximum number of characters of a version.
+const MAX_VERSION: usize = 60;
+
+/// The measured sections in the order of measurement, each with the first version that measures it.
+const MEASURED: [(&str, u32); 15] = [
+    (".linux", 0),
+    (".osrel", 0),
+    (".cmdline", 0),
+    (".initrd", 0),
+    (".ucode", 256),
+    (".splash", 0),
+    (".dtb", 0),
+    (".uname", 254),
+    (".sbat", 254),
+    (".pcrpkey", 0),
+    (".profile", 257),
+    (".dtbauto", 257),
+    (".hwids", 257),
+    (".efifw", 258),
+    // never measured, but handed to the kernel
+    (".pcrsig", u32::MAX),
+];
+/// Sections of which the stub takes the one that fits the machine.
+const FOR_HARDWARE: [&str; 2] = [".dtbauto", ".efifw"];
+
+/// What lies beside an image on its EFI system partition.
+#[derive(Default)]
+pub struct Surroundings {
+    /// Files that the stub passes to the kernel: addons, credentials, extensions.
+    pub sidecars: Vec<String>,
+    /// Whether the random seed is read-only.
+    pub is_seed_read_only: bool,
+}
+
+/// An image, reduced to what is measured.
+pub struct Uki {
+    /// The stub's version: `257.13-1~deb13u1`, and its first number.
+    pub version: String,
+    major: u32,
+    image: Digest,
+    /// The kernel's own digest, if the firmware starts it.
+    kernel: Option<Digest>,
+    /// The measured sections with their digests.
+    sections: Vec<(&'static str, Digest)>,
+    /// The sections of which one is chosen by the hardware.
+    for_hardware: Vec<&'static str>,
+    command_line: Result<Digest, Missing>,
+    /// The initrd with what the stub adds to it; `Ok(None)` if there is nothing.
+    initrd: Result<Option<Digest>, Missing>,
+    has_command_line: bool,
+    sidecars: Vec<String>,
+    /// Whether `systemd.tpm2_measured_os=0` turns the units off.
+    is_measuring_off: bool,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// Returns the name and the version that systemd's stub and boot manager have in their section .sdmagic: `systemd-stub` and
+/// `257.13-1`; `None` for another program.
+pub fn systemd_program(pe: &Pe) -> Option<(String, String)> {
+    let text = pe.section(".sdmagic")?.in_memory().ok()?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let text = text
+        .strip_prefix("#### LoaderInfo: ")?
+        .split(" ####")
+        .next()?;
+    let (name, version) = text.split_once(' ')?;
+    let is_plain = version.bytes().all(|byte| byte.is_ascii_graphic());
+    (is_plain && version.len() <= MAX_VERSION).then(|| (name.to_owned(), version.to_owned()))
+}
+
+/// Returns whether a file is a program that begins with systemd-stub.
+pub fn has_stub(bytes: &[u8]) -> bool {
+    let program = Pe::parse(bytes).ok().as_ref().and_then(systemd_program);
+    program.is_some_and(|(name, _)| name == "systemd-stub")
+}
+
+/// Returns the first number of a version of systemd.
+pub fn major(version: &str) -> Option<u32> {
+    let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok()
+}
+
+impl Uki {
+    /// Reads an image. `surroundings` is `None` if the image does not lie on an EFI system partition.
+    pub fn parse(bytes: &[u8], surroundings: Option<&Surroundings>) -> Result<Uki, String> {
+        let pe = Pe::parse(bytes)?;
+        let (_, version) = systemd_program(&pe)
+            .filter(|(name, _)| name == "systemd-stub")
+            .ok_or("not a unified kernel image: it has no systemd-stub")?;
+        let major = major(&version)
+            .filter(|major| *major >= OLDEST)
+            .ok_or_else(|| format!("systemd-stub {version}: expected {OLDEST} or newer"))?;
+        let mut warnings = Vec::new();
+        if major > NEWEST {
+            warnings.push(format!(
+                "systemd-stub {version} is newer than {NEWEST}, whose rules are used: compare with a booted machine"
+            ));
+        }
+        let (profiles, sections) = Sections::of(&pe, major)?;
+        if profiles > 1 {
+            warnings.push(format!(
+                "the image has {profiles} profiles; these values are those of the first"
+            ));
+        }
+        let linux = sections
+            .read(".linux")?
+            .ok_or("the image has no kernel: no section .linux")?;
+        let kernel = match major {
+            ..STARTS_KERNEL => {
+                let kernel = Pe::parse(&linux).and_then(|kernel| kernel.authenticode());
+                Some(kernel.map_err(|error| format!("section .linux: {error}"))?)
+            }
+            _ => None,
+        };
+        drop(linux);
+        let text = sections.read(".cmdline")?;
+        let words = text
+            .as_deref()
+            .map(String::from_utf8_lossy)
+            .unwrap_or_default();
+        let has_console = words
+            .split_whitespace()
+            .any(|word| word.starts_with("console="));
+        let is_measuring_off = major >= ADDS_BOOT_SECRET
+            && words.split_whitespace().any(|word| {
+                let value = word.strip_prefix("systemd.tpm2_measured_os=");
+                value.is_some_and(|value| ["0", "no", "n", "false", "f", "off"].contains(&value))
+            });
+        let command_line = match &text {
+            None => Err(Missing::new(
+                "the image has no command line: whoever starts it chooses one",
+                "put the command line into the image (section .cmdline)",
+            )),
+            Some(_) if major >= ADDS_BOOT_SECRET && !has_console => Err(Missing::new(
+                format!("systemd-stub {version} adds the machine's console to a command line without console="),
+                "write console= into the command line, or pin PCR 11 with 12 and 13",
+            )),
+            Some(text) => passed_on(text, major).map(|text| sha256(&[&utf16(&text)])).ok_or_else(|| {
+                Missing::new(
+                    format!("the command line has control characters or spaces that systemd-stub {version} may drop"),
+                    "write the command line without them, or pin PCR 11 with 12 and 13",
+                )
+            }),
+        };
+        let boot_secret = || {
+            Missing::new(
+                format!(
+                    "systemd-stub {version} adds a secret of each machine (.extra/boot-secret) to the initrd"
+                ),
+                "pin PCR 11, which has kernel, initrd and command line, with 12 and 13; or make the file \
+                 loader/random-seed of the EFI system partition read-only (systemd 262)",
+            )
+        };
+        let is_secret_added = major >= ADDS_BOOT_SECRET
+            && surroundings.is_some_and(|it| !it.is_seed_read_only || major < HEEDS_READ_ONLY_SEED);
+        let initrd = match is_secret_added {
+            true => Err(boot_secret()),
+            false => sections.initrd(major).map(Ok)?,
+        };
+        let mut for_hardware = Vec::new();
+        let mut measured = Vec::new();
+        for (name, since) in MEASURED {
+            match sections.read(name)? {
+                Some(_) if since > major => {}
+                Some(_) if FOR_HARDWARE.contains(&name) => for_hardware.push(name),
+                Some(data) => measured.push((name, sha256(&[&data]))),
+                None => {}
+            }
+        }
+        Ok(Uki {
+            image: pe.authenticode()?,
+            version,
+            major,
+            kernel,
+            sections: measured,
+            for_hardware,
+            command_line,
+            initrd,
+            has_command_line: text.is_some(),
+            sidecars: surroundings
+                .map(|it| it.sidecars.clone())
+                .unwrap_or_default(),
+            is_measuring_off,
+            warnings,
+        })
+    }
+
+    /// Returns the version of systemd whose units measure in the booted machine; `None` if they are turned off. The stub's version
+    /// stands for that of the initramfs and of the system, which come from the same release as a rule.
+    pub fn systemd(&self) -> Option<u32> {
+        (!self.is_measuring_off).then_some(self.major)
+    }
+
+    /// Adds the event that the firmware measures when it loads the image.
+    pub fn measure_image(&self, log: &mut Log) {
+        log.extend(4, "the unified kernel image", self.image);
+    }
+
+    /// Adds what the stub, the kernel and systemd measure.
+    pub fn measure(&self, conditions: &Conditions, log: &mut Log) {
+        for (name, digest) in &self.sections {
+            log.extend(
+                11,
+                format!("the name {name}"),
+                sha256(&[name.as_bytes(), b"\0"]),
+            );
+            log.extend(11, format!("section {name}"), *digest);
+        }
+        for name in &self.for_hardware {
+            let why = format!(
+                "the image has sections {name}, of which the stub measures the one that fits the machine"
+            );
+            log.unknown(11, &why, "compare with the event log of such a machine");
+        }
+        if !self.has_command_line {
+            log.unknown(
+                12,
+                "the image has no command line: the stub measures the one that it is given",
+                "put the command line into the image (section .cmdline)",
+            );
+        }
+        for (name, pcr) in self
+            .sidecars
+            .iter()
+            .flat_map(|name| [4, 9, 12, 13].map(|pcr| (name, pcr)))
+        {
+            let why = format!("the stub passes {name} on, which is not part of the image");
+            log.unknown(pcr, &why, "remove it, or put what it does into the image");
+        }
+        if let (Some(kernel), false) = (self.kernel, conditions.secure_boot) {
+            log.extend(4, "the kernel in the image", kernel);
+        }
+        match (&self.command_line, &self.initrd) {
+            (Ok(command_line), Ok(initrd)) => {
+                log.extend(9, "the kernel's command line", *command_line);
+                if let Some(initrd) = initrd {
+                    log.extend(9, "the initrd with what the stub adds", *initrd);
+                }
+            }
+            (Err(missing), _) | (_, Err(missing)) => log.missing(9, missing.clone()),
+        }
+        if let Some(systemd) = self.systemd() {
+            conditions.units.measure(systemd, conditions.stage, log);
+        }
+    }
+}
+
+/// The sections of the first profile, by their names.
+struct Sections<'a>(Vec<(&'static str, Section<'a>)>);
+
+impl<'a> Sections<'a> {
+    /// Returns the number of profiles, and the sections of the first: its own, and those before all profiles.
+    fn of(pe: &Pe<'a>, major: u32) -> Result<(usize, Sections<'a>), String> {
+        let all = pe.sections();
+        let is_profile = |section: &&Section| section.name == b".profile" && major >= 257;
+        let profiles = all.iter().filter(is_profile).count();
+        let starts = (0..all.len()).filter(|index| is_profile(&&all[*index]));
+        let starts: Vec<_> = starts.chain([all.len()]).take(2).collect();
+        let base = &all[..starts[0]];
+        let own = &all[starts[0]..starts.last().copied().unwrap_or(all.len())];
+        let mut sections = Vec::new();
+        for (name, _) in MEASURED {
+            let named = |section: &&Section| section.name == name.as_bytes() && !section.is_empty();
+            for part in [own, base] {
+                let mut found = part.iter().filter(named);
+                if let Some(section) = found.next() {
+                    if found.next().is_some() && !FOR_HARDWARE.contains(&name) {
+                        return Err(format!("the image has two sections {name}"));
+                    }
+                    sections.push((name, *section));
+                    break;
+                }
+            }
+        }
+        Ok((profiles, Sections(sections)))
+    }
+
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
+        let section = self.0.iter().find(|(this, _)| *this == name);
+        section.map(|(_, section)| section.in_memory()).transpose()
+    }
+
+    /// Returns the digest of what the kernel gets as its initrd.
+    fn initrd(&self, major: u32) -> Result<Option<Digest>, String> {
+        let mut parts = Vec::new();
+        for name in [".ucode", ".initrd"] {
+            let is_known = name != ".ucode" || major >= 256;
+            parts.extend(self.read(name)?.filter(|_| is_known));
+        }
+        let added = [
+            (".pcrsig", "tpm2-pcr-signature.json", 0),
+            (".pcrpkey", "tpm2-pcr-public-key.pem", 0),
+            (".osrel", "os-release", ADDS_OS_RELEASE),
+            (".profile", "profile", ADDS_OS_RELEASE),
+        ];
+        for (section, file, since) in added {
+            if major >= since {
+                parts.extend(
+                    self.read(section)?
+                        .map(|content| cpio::archive(file, &content)),
+                );
+            }
+        }
+        if parts.len() > 1 {
+            parts.iter_mut().for_each(cpio::pad);
+        }
+        let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
+        Ok((!parts.is_empty()).then(|| sha256(&parts)))
+    }
+}
+
+/// Returns the command line that the stub passes on to the kernel; `None` if it is not known, because the text has characters that
+/// versions treat differently.
+fn passed_on(section: &[u8], major: u32) -> Option<String> {
+    let text = section.split(|byte| *byte == 0).next()?;
+    let text = str::from_utf8(text).ok()?;
+    // 254 turns control characters into spaces and drops those at the end, 257 also those at the beginning
+    let spaced: String = text
+        .chars()
+        .map(|c| if c <= ' ' { ' ' } else { c })
+        .collect();
+    let at_end = spaced.trim_end_matches(' ');
+    let at_both = at_end.trim_start_matches(' ');
+    let candidates = match major {
+        ..=252 => &[text][..],
+        253 => &[text, at_end],
+        254 => &[at_end],
+        255..=256 => &[at_end, at_both],
+        _ => &[at_both],
+    };
+    let first = candidates.first()?;
+    candidates
+        .iter()
+        .all(|candidate| candidate == first)
+        .then(|| (*first).to_owned())
+}
