@@ -199,6 +199,7 @@ const STATUS: Command = Command {
     ],
     operand: Some(Operand {
         value: Value::Text("HOST[:PORT]"),
+        is_needed: true,
         help: "the node, or one of its servers",
     }),
     options: &[
@@ -318,17 +319,72 @@ const SSH: Command = Command {
 
 const MEASURE: Command = Command {
     name: "measure",
-    summary: "write the attestation policy that a machine meets",
+    summary: "write the attestation policy that an image or a machine meets",
     about: &[
-        "Run it on a node whose software you trust. It prints a policy (JSON) that demands the present values of the TPM's \
-              SHA-256 registers. The policy always demands that PCR 15 is zero, as in a node that belongs to no cluster yet. \
-              It names the machine's attestation key, and accepts no other machine until it names more keys.",
-        "For an upgrade, --add-to prints a policy that also accepts this machine's image. It accepts nodes of the old image \
-              and nodes of the new one, but no node with a mixture of their registers. It also adds the machine's attestation \
-              key if the policy names keys.",
+        "With IMAGE or --kernel, computes the SHA-256 registers that a TPM will have after a machine boots the image, from the \
+              image alone. IMAGE is a raw disk with an EFI system partition, or a unified kernel image (UKI). It prints a policy \
+              (JSON) with the registers that have one value; for each of the others, it says which values it can have and when, \
+              or why its value cannot be known, and what to do instead. --stage, --secure-boot and --units say how the machines \
+              boot. The policy accepts any TPM until it names attestation keys.",
+        "Without an image, run it on a node whose software you trust. It prints a policy that demands the present values of \
+              the TPM's registers. It names the machine's attestation key, and accepts no other machine until it names more keys.",
+        "The policy always demands that PCR 15 is zero, as in a node that belongs to no cluster yet.",
+        "For an upgrade, --add-to prints a policy that also accepts this image. It accepts nodes of the old image and nodes of \
+              the new one, but no node with a mixture of their registers. It also adds the machine's attestation key if the \
+              policy names keys.",
     ],
-    operand: None,
+    operand: Some(Operand {
+        value: Value::Text("IMAGE"),
+        is_needed: false,
+        help: "a raw disk image or a unified kernel image; without it, this machine's TPM is read",
+    }),
     options: &[
+        Opt::value(
+            "uki",
+            Value::Text("PATH"),
+            "the unified kernel image that boots, on the disk's EFI system partition, as EFI/Linux/a.efi; needed if there \
+             are several",
+        ),
+        Opt::value(
+            "kernel",
+            Value::File,
+            "instead of IMAGE: a kernel or unified kernel image that QEMU hands to OVMF (-kernel)",
+        ),
+        Opt::value(
+            "initrd",
+            Value::File,
+            "the initrd of --kernel (QEMU's -initrd)",
+        ),
+        Opt::value(
+            "cmdline",
+            Value::Text("TEXT"),
+            "the command line of --kernel (QEMU's -append)",
+        ),
+        Opt::value(
+            "memory",
+            Value::Text("MIB"),
+            "the memory of the machine in MiB, on which PCR 4 depends with --kernel",
+        ),
+        Opt::value(
+            "stage",
+            Value::OneOf("STAGE", &["initramfs", "booted"]),
+            "when the registers are read: in the initramfs or in the booted system; by default both must agree",
+        ),
+        Opt::value(
+            "secure-boot",
+            Value::OneOf("STATE", &["on", "off"]),
+            "whether the machines have Secure Boot; by default both must agree",
+        ),
+        Opt::value(
+            "units",
+            Value::OneOf("UNITS", &["all", "phases", "booted", "none"]),
+            "which of systemd's units that measure run: all; in the initramfs only systemd-pcrphase (dracut); only those of \
+             the booted system; none; by default all possibilities must agree",
+        ),
+        Opt::flag(
+            "explain",
+            "print all values of each register with the events that give them, and no policy",
+        ),
         Opt::value(
             "tpm",
             Value::Text("LOCATION"),
@@ -351,7 +407,7 @@ const MEASURE: Command = Command {
         Opt::value(
             "name",
             Value::Text("NAME"),
-            "the image's name in messages; needed if --add-to adds an image",
+            "the image's name in messages; by default the name of the image's file; needed if --add-to adds a machine's image",
         ),
         Opt::flag(
             "trust-any-tpm",
@@ -360,6 +416,9 @@ const MEASURE: Command = Command {
         ),
     ],
     examples: &[
+        "firstlight measure image.raw --secure-boot off --stage initramfs --units all > policy.json",
+        "firstlight measure image.raw --explain",
+        "firstlight measure --kernel vmlinuz --initrd initrd.img --cmdline 'console=ttyS0' --memory 2048 > policy.json",
         "firstlight measure > policy.json",
         "firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15",
         "firstlight measure --add-to policy.json --name 'image 1.3' > policy-upgrade.json",
@@ -373,6 +432,7 @@ const COMPLETIONS: Command = Command {
     about: &["The running shell can read the output at once, or from a file when it starts."],
     operand: Some(Operand {
         value: Value::OneOf("SHELL", completions::SHELLS),
+        is_needed: true,
         help: "bash, zsh or fish",
     }),
     options: &[],

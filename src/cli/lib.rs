@@ -16,6 +16,7 @@ mod kubeconfig;
 mod man;
 mod master_secret;
 mod measure;
+mod measure_image;
 mod progress;
 mod recover;
 mod ssh;
@@ -264,12 +265,17 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
         None
     };
     Ok(measure::Options {
-        variant: variant_of(given)?,
-        tpm,
+        source: match given.has_operand() || given.has("kernel") {
+            true => measure::Source::Image(measure_image::options(given)?),
+            false => measure::Source::Tpm {
+                variant: variant_of(given)?,
+                location: tpm,
+                trust_any_tpm: given.has("trust-any-tpm"),
+            },
+        },
         pcrs,
         name,
         add_to,
-        trust_any_tpm: given.has("trust-any-tpm"),
     })
 }
 

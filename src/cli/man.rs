@@ -24,7 +24,10 @@ fn page(program: &Program) -> String {
             command
                 .operand
                 .iter()
-                .map(|operand| format!(".Ar {}\n", line(operand.value.name()))),
+                .map(|operand| match operand.is_needed {
+                    true => format!(".Ar {}\n", line(operand.value.name())),
+                    false => format!(".Op Ar {}\n", line(operand.value.name())),
+                }),
         );
         for option in command.options.iter().filter(|option| option.is_needed) {
             text.push_str(&macro_of(option));

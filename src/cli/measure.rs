@@ -1,9 +1,10 @@
-//! `firstlight measure`: prints the attestation policy that this machine meets, from the present values of its TPM.
+//! `firstlight measure`: prints the attestation policy that a machine meets, from the present values of its TPM, or that machines
+//! will meet that boot an image, from the image alone.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::{connect, say};
+use super::{connect, measure_image, say, say_all};
 use attest::attestation::{KeyName, Measurement, Policy, Variant};
 use attest::tpm::{CLUSTER_ID_PCR, Location};
 use base::program::Failure;
@@ -11,18 +12,30 @@ use base::program::Failure;
 /// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// The attestation variant of the machine.
-    pub variant: &'static Variant,
-    /// The TPM's location; `None` is the machine's own TPM.
-    pub tpm: Option<Location>,
+    /// What is measured.
+    pub source: Source,
     /// The registers of the policy, besides that of the cluster ID; `None` takes those of the policy in `add_to`.
     pub pcrs: Option<Vec<u32>>,
     /// The image's name.
     pub name: Option<String>,
-    /// A policy to which this machine's image is added.
+    /// A policy to which the image is added.
     pub add_to: Option<PathBuf>,
-    /// Whether the policy accepts any TPM, and not only this machine's.
-    pub trust_any_tpm: bool,
+}
+
+/// What is measured.
+#[derive(Debug)]
+pub enum Source {
+    /// A running machine.
+    Tpm {
+        /// The machine's attestation variant.
+        variant: &'static Variant,
+        /// The TPM's location; `None` is the machine's own TPM.
+        location: Option<Location>,
+        /// Whether the policy accepts any TPM, and not only this machine's.
+        trust_any_tpm: bool,
+    },
+    /// An image that was not booted yet.
+    Image(measure_image::Options),
 }
 
 /// Runs the command.
@@ -32,25 +45,67 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         .as_deref()
         .map(connect::read_policy)
         .transpose()?;
-    let location = match &options.tpm {
-        Some(location) => location.clone(),
-        None => Location::default_device().map_err(Failure::failed)?,
-    };
-    let values = (options.variant.measure)(&location).map_err(Failure::failed)?;
     let pcrs = match (&options.pcrs, &present) {
         (Some(pcrs), _) => pcrs.clone(),
         (None, present) => present.iter().flat_map(registers).collect(),
     };
-    let policy =
-        policy(values, &pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
-    let key = match options.trust_any_tpm {
-        true => None,
-        false => Some((options.variant.key_name)(&location).map_err(Failure::failed)?),
+    let name = options.name.as_deref();
+    match &options.source {
+        Source::Tpm {
+            variant,
+            location,
+            trust_any_tpm,
+        } => {
+            let (policy, key) = of_tpm(variant, location.as_ref(), &pcrs, *trust_any_tpm)?;
+            print(present, name, &policy, key)
+        }
+        Source::Image(source) => {
+            let image = measure_image::read(source)?;
+            if source.explain {
+                return say_all(&measure_image::explain(source, &image));
+            }
+            let values = measure_image::values(source, &image, &pcrs)?;
+            let pcrs: Vec<u32> = values.keys().copied().collect();
+            let policy = policy(values, &pcrs).map_err(Failure::failed)?;
+            let name = name.map_or_else(|| source.name(), str::to_owned);
+            print(present, Some(&name), &policy, None)
+        }
+    }
+}
+
+/// Returns the policy of the machine with this TPM, and the name of its attestation key.
+fn of_tpm(
+    variant: &Variant,
+    location: Option<&Location>,
+    pcrs: &[u32],
+    trust_any_tpm: bool,
+) -> Result<(Policy, Option<KeyName>), Failure> {
+    let location = match location {
+        Some(location) => location.clone(),
+        None => Location::default_device().map_err(Failure::failed)?,
     };
+    let values = (variant.measure)(&location).map_err(Failure::failed)?;
+    let policy =
+        policy(values, pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
+    let key = match trust_any_tpm {
+        true => None,
+        false => Some((variant.key_name)(&location).map_err(Failure::failed)?),
+    };
+    Ok((policy, key))
+}
+
+/// Prints the policy, or the present policy with its image added.
+fn print(
+    present: Option<Policy>,
+    name: Option<&str>,
+    policy: &Policy,
+    key: Option<KeyName>,
+) -> Result<(), Failure> {
     let policy = match present {
-        Some(present) => add(present, options.name.as_deref(), &policy, key)?,
+        Some(present) => add(present, name, policy, key)?,
         None => policy
-            .named(options.name.as_deref().unwrap_or_default())
+            .clone()
+            .named(name.unwrap_or_default())
             .and_then(|policy| policy.believing(key))
             .map_err(Failure::failed)?,
     };

@@ -34,7 +34,7 @@ pub struct Command {
     pub summary: &'static str,
     /// The paragraphs of the description.
     pub about: &'static [&'static str],
-    /// The operand; if the command has one, it is required.
+    /// The operand.
     pub operand: Option<Operand>,
     /// The options in the order of the help text, without `--help`, which every command has.
     pub options: &'static [Opt],
@@ -48,8 +48,20 @@ pub struct Command {
 pub struct Operand {
     /// The kind of value.
     pub value: Value,
+    /// Whether the operand is required.
+    pub is_needed: bool,
     /// The operand's meaning.
     pub help: &'static str,
+}
+
+impl Operand {
+    /// Returns the operand as a command line shows it: `SHELL`, `[IMAGE]`.
+    pub fn synopsis(&self) -> String {
+        match self.is_needed {
+            true => self.value.name().to_owned(),
+            false => format!("[{}]", self.value.name()),
+        }
+    }
 }
 
 /// An option.
@@ -214,7 +226,8 @@ impl Command {
                 (None, other) => return Err(other.unexpected().into()),
             }
         }
-        if let Some(operand) = self.operand.as_ref().filter(|_| given.operand.is_none()) {
+        let operand = self.operand.as_ref().filter(|operand| operand.is_needed);
+        if let Some(operand) = operand.filter(|_| given.operand.is_none()) {
             return Err(Failure::Usage(format!(
                 "{} is missing",
                 operand.value.name()
@@ -238,10 +251,7 @@ impl Command {
             .iter()
             .filter(|option| option.is_needed)
             .map(Opt::synopsis);
-        let operand = self
-            .operand
-            .iter()
-            .map(|operand| operand.value.name().to_owned());
+        let operand = self.operand.iter().map(Operand::synopsis);
         let more = self
             .options
             .iter()
@@ -370,6 +380,11 @@ impl Given {
         self.texts(name)?.into_iter().map(parsed).collect()
     }
 
+    /// Returns whether the operand is given.
+    pub fn has_operand(&self) -> bool {
+        self.operand.is_some()
+    }
+
     /// Returns the operand as text.
     pub fn operand(&self) -> Result<String, Failure> {
         program::text(self.operand.clone().unwrap_or_default())
@@ -432,6 +447,7 @@ mod tests {
         about: &["It copies."],
         operand: Some(Operand {
             value: Value::Text("THING"),
+            is_needed: true,
             help: "the thing",
         }),
         options: &[

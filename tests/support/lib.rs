@@ -1,5 +1,6 @@
 //! Support for tests: a software TPM, a metadata service, running programs, hostile inputs, pseudo-random numbers.
 
+pub mod boot_image;
 pub mod cut_off;
 pub mod metadata;
 pub mod mutation;

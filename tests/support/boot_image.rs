@@ -1,0 +1,123 @@
+//! Unified kernel images and disks with an EFI system partition, made by the tools that distributions use: objcopy, sfdisk, mkfs.fat,
+//! mtools.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Returns systemd's EFI stub and boot manager of a Debian release (bookworm: 252, trixie: 257, sid: the newest), a folder with
+/// linuxx64.efi.stub and systemd-bootx64.efi.
+pub fn systemd_boot(suite: &str) -> PathBuf {
+    script("stub.sh", &[suite])
+}
+
+/// Returns Debian's kernel for virtual machines.
+pub fn kernel() -> PathBuf {
+    let folder = script("kernel.sh", &[]).join("boot");
+    let files = std::fs::read_dir(&folder).expect("the kernel's folder");
+    let mut files = files.map(|file| file.expect("a file").path());
+    files
+        .find(|file| file.to_string_lossy().contains("/vmlinuz-"))
+        .expect("a kernel")
+}
+
+fn script(name: &str, arguments: &[&str]) -> PathBuf {
+    let script = Path::new(crate::ROOT).join("tools").join(name);
+    run(Command::new(script).args(arguments)).trim().into()
+}
+
+/// Runs a program that must succeed; returns what it printed.
+pub fn run(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    text(&output.stdout)
+}
+
+/// Makes a unified kernel image: the stub with these sections behind its own, in this order.
+pub fn uki(stub: &Path, sections: &[(&str, &[u8])]) -> Vec<u8> {
+    let folder = tempfile::tempdir().expect("a folder");
+    // the sections in memory begin behind the stub's
+    let table = run(Command::new("objdump").arg("-h").arg(stub));
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
+    let ends = table.lines().filter_map(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        words.first()?.parse::<u32>().ok()?;
+        Some(number(words.get(2)?)? + number(words.get(3)?)?)
+    });
+    let mut address = ends.max().expect("a section");
+    let mut objcopy = Command::new("objcopy");
+    for (index, (name, content)) in sections.iter().enumerate() {
+        let file = folder.path().join(index.to_string());
+        std::fs::write(&file, content).expect("a section's file");
+        address = address.next_multiple_of(0x1000);
+        objcopy
+            .arg("--add-section")
+            .arg(format!("{name}={}", file.display()))
+            .arg("--change-section-vma")
+            .arg(format!("{name}={address:#x}"));
+        address += content.len() as u64;
+    }
+    let image = folder.path().join("image.efi");
+    run(objcopy.arg(stub).arg(&image));
+    std::fs::read(image).expect("the image")
+}
+
+/// Makes a raw disk image with an EFI system partition of `mebibytes` that has these files, and behind it an empty partition.
+/// `fat` is the kind of file system: 12, 16, 32.
+pub fn disk(path: &Path, mebibytes: u64, fat: u32, files: &[(&str, &[u8])]) {
+    const MIB: u64 = 1 << 20;
+    let disk = std::fs::File::create(path).expect("a disk");
+    disk.set_len((mebibytes + 4) * MIB).expect("a disk");
+    let table =
+        format!("label: gpt\nstart=2048, size={mebibytes}MiB, type=uefi\nsize=1MiB, type=linux\n");
+    let input = path.with_extension("table");
+    std::fs::write(&input, table).expect("a file");
+    let input = std::fs::File::open(input).expect("a file");
+    run(Command::new("/sbin/sfdisk")
+        .arg("--quiet")
+        .arg(path)
+        .stdin(input));
+    let partition = path.with_extension("esp");
+    let esp = std::fs::File::create(&partition).expect("a partition");
+    esp.set_len(mebibytes * MIB).expect("a partition");
+    let mut format = Command::new("/sbin/mkfs.vfat");
+    run(format
+        .args(["-F", &fat.to_string(), "-n", "ESP"])
+        .arg(&partition));
+    let mtool = |name: &str| {
+        let mut command = Command::new(name);
+        command
+            .env("MTOOLS_SKIP_CHECK", "1")
+            .arg("-i")
+            .arg(&partition);
+        command
+    };
+    let content = path.with_extension("file");
+    for (file, bytes) in files {
+        for (end, _) in file.match_indices('/') {
+            let folder = format!("::{}", &file[..end]);
+            // succeeds too if the folder is there: mdir fails if it is not
+            let there = mtool("mdir").arg(&folder).output().expect("mdir");
+            if !there.status.success() {
+                run(mtool("mmd").arg(&folder));
+            }
+        }
+        std::fs::write(&content, bytes).expect("a file");
+        run(mtool("mcopy")
+            .arg("-o")
+            .arg(&content)
+            .arg(format!("::{file}")));
+    }
+    let mut copy = Command::new("dd");
+    copy.args(["bs=1M", "seek=1", "conv=notrunc,sparse", "status=none"]);
+    run(copy
+        .arg(format!("if={}", partition.display()))
+        .arg(format!("of={}", path.display())));
+}

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Fetches systemd's EFI stub and boot manager of a Debian release and prints the folder that holds them: linuxx64.efi.stub,
+# systemd-bootx64.efi.
+#
+#   tools/stub.sh SUITE        bookworm (systemd 252), trixie (257), sid (the newest)
+#
+# The package comes through apt, so Debian's signature on the archive is checked. The newest version of the suite is taken: what
+# it measures differs from version to version, and the tests are to notice.
+. "$(dirname "$0")/lib.sh"
+
+suite=${1:?usage: tools/stub.sh SUITE}
+prefix=$CACHE/stub-$suite
+if [ -e "$prefix/done" ]; then echo "$prefix"; exit; fi
+
+# two tests may ask at the same time
+mkdir -p "$CACHE"; exec 9>"$prefix.lock"; flock 9
+if [ ! -e "$prefix/done" ]; then
+  work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+  say "fetching systemd's EFI stub of Debian $suite"
+  source="deb $(mirror) $suite main"
+  (cd "$work" && private_apt "$source" -- update && private_apt "$source" -- download systemd-boot-efi) >&2
+  rm -rf "$prefix"; mkdir -p "$prefix"
+  dpkg-deb --fsys-tarfile "$work"/*.deb | tar x -C "$prefix" --strip-components=6 --wildcards './usr/lib/systemd/boot/efi/*x64*'
+  (cd "$work" && sha256sum ./*.deb) >"$prefix/done"
+fi
+echo "$prefix"
