@@ -168,7 +168,8 @@ impl Assembler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::h2::testing::Random;
+    use support::mutation::mutations;
+    use support::random::Random;
 
     fn framed(messages: &[&[u8]]) -> Vec<u8> {
         let frame =
@@ -223,9 +224,9 @@ mod tests {
     fn mutated_streams_never_panic_and_stay_within_the_limit() {
         let seed = framed(&[b"", b"one", &[7; 300]]);
         let mut random = Random::new(0x9177);
-        for _ in 0..20_000 {
+        for hostile in mutations(&seed, 20_000) {
             let mut assembler = Assembler::default();
-            for piece in random.mutate(&seed).chunks(1 + random.below(64)) {
+            for piece in hostile.chunks(1 + random.below(64)) {
                 if assembler.feed(piece, 400, true).is_err() {
                     break;
                 }

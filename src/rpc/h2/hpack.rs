@@ -360,7 +360,14 @@ fn string(text: &[u8], out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::h2::testing::{Random, unhex};
+    use support::mutation::mutations;
+
+    fn unhex(text: &str) -> Vec<u8> {
+        (0..text.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap())
+            .collect()
+    }
 
     fn decode(
         decoder: &mut Decoder,
@@ -549,10 +556,8 @@ mod tests {
                 "488264025885aec3771a4b6196d07abe941054d444a8200595040b8166e082a62d1bff6e919d29ad171863c78f0b97c8e9ae82ae43d3",
             ),
         ];
-        let mut random = Random::new(0x7541);
         let mut decoder = Decoder::new();
-        for round in 0..20_000 {
-            let block = random.mutate(&seeds[round % seeds.len()]);
+        for block in seeds.iter().flat_map(|seed| mutations(seed, 7000)) {
             let mut list = HeaderList::new(500);
             if decoder.decode(&block, &mut list).is_err() {
                 decoder = Decoder::new();

@@ -53,49 +53,4 @@ pub use hpack::{Field, Indexing};
 pub(crate) use streams::StreamMap;
 
 #[cfg(test)]
-pub(crate) mod testing {
-    /// Random numbers by xorshift64, so that each run makes the same mutations.
-    pub(crate) struct Random(u64);
-
-    impl Random {
-        pub(crate) fn new(seed: u64) -> Random {
-            Random(seed)
-        }
-
-        /// Returns a number below `bound`, which must not be 0.
-        pub(crate) fn below(&mut self, bound: usize) -> usize {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 % bound as u64) as usize
-        }
-
-        /// Returns `seed` with up to four changes: bytes are changed, inserted or removed, or the
-        /// end is cut off.
-        pub(crate) fn mutate(&mut self, seed: &[u8]) -> Vec<u8> {
-            let mut bytes = seed.to_vec();
-            for _ in 0..=self.below(4) {
-                let at = self.below(bytes.len().max(1)).min(bytes.len());
-                match self.below(8) {
-                    0 => bytes.truncate(at),
-                    1 if at < bytes.len() => drop(bytes.remove(at)),
-                    2 => bytes.insert(at, self.below(256) as u8),
-                    3 if at < bytes.len() => bytes[at] ^= 1 << self.below(8),
-                    _ if at < bytes.len() => bytes[at] = self.below(256) as u8,
-                    _ => {}
-                }
-            }
-            bytes
-        }
-    }
-
-    pub(crate) fn unhex(text: &str) -> Vec<u8> {
-        (0..text.len())
-            .step_by(2)
-            .map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap())
-            .collect()
-    }
-}
-
-#[cfg(test)]
 mod tests;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Error, Event, Limits, SendError};
 use super::frame::{self, ErrorCode, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
-use super::testing::Random;
 use super::{Allowance, Indexing};
-use support::mutation::corpus;
+use support::mutation::{corpus, mutations};
+use support::random::Random;
 
 mod hostile;
 mod interleavings;
@@ -724,14 +724,13 @@ fn mutated_conversations_cause_no_panic_and_little_output() {
     assert!(feed(&mut Connection::server(Limits::default()), &seed).is_ok());
     let mut random = Random::new(0x9113);
     let now = Instant::now();
-    for round in 0..20_000 {
-        let is_server = round % 4 != 0;
+    let to_servers = mutations(&seed, 15_000).map(|bytes| (true, bytes));
+    let to_clients = mutations(&seed[PREFACE.len()..], 5000).map(|bytes| (false, bytes));
+    for (is_server, bytes) in to_servers.chain(to_clients) {
         let mut connection = match is_server {
             true => Connection::server(Limits::default()),
             false => Connection::client(Limits::default()),
         };
-        let start = if is_server { 0 } else { PREFACE.len() };
-        let bytes = random.mutate(&seed[start..]);
         let (mut taken, mut given) = (0, 0);
         loop {
             // Bytes come in pieces, and the layer above acts in between.
