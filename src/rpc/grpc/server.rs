@@ -573,7 +573,8 @@ impl Shared {
         }
     }
 
-    /// Wakes the watcher before a handler runs, because its connection has no reader then.
+    /// Wakes the watcher before a handler runs or continues, because its connection has no reader
+    /// then.
     fn wake_watcher(&self) {
         if self.watcher_sleeps.swap(false, Ordering::SeqCst) {
             self.poller.wake();
@@ -745,8 +746,9 @@ impl Owner<ServerSide> for ServerConnection {
         self.unpark();
     }
 
-    /// Gives newly received requests to other threads.
+    /// Gives newly received requests to other threads. The handler may now work without a read.
     fn after_read(self: Arc<Self>, session: &mut Session<ServerSide>) {
         self.attend_later(session.requests());
+        self.server.wake_watcher();
     }
 }

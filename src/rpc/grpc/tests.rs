@@ -116,6 +116,17 @@ fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
                 Ok(blob(b"", 0))
             },
         )
+        .client_streaming(
+            "/t.T/SleepForEach",
+            |_: &Call, requests: &mut Receiver<Blob>| {
+                requests
+                    .try_for_each(|request| {
+                        thread::sleep(Duration::from_millis(request?.count.into()));
+                        Ok(())
+                    })
+                    .map(|()| blob(b"", 0))
+            },
+        )
         .streaming(
             "/t.T/PingPong",
             |_: &Call, requests: &mut Receiver<Blob>, responses: &mut Sender<Blob>| {
@@ -452,6 +463,28 @@ fn a_slow_handler_delays_no_other_call() {
         "{:?}",
         started.elapsed()
     );
+}
+
+/// The thread of the handler reads while it waits for a request. When it has one, another thread
+/// must read.
+#[test]
+fn a_handler_that_has_its_request_delays_no_other_call() {
+    let server = start(Limits::default());
+    let mut delayed = Duration::ZERO;
+    for _ in 0..6 {
+        let channel = connect(&server);
+        let (mut requests, _response) = channel
+            .streaming::<Blob, Blob>("/t.T/SleepForEach", &soon())
+            .unwrap();
+        // Long enough for the server to see that the connection has a reader.
+        thread::sleep(Duration::from_millis(150));
+        requests.send(&blob(b"", 2000)).unwrap();
+        thread::sleep(Duration::from_millis(20));
+        let started = Instant::now();
+        echo(&channel, &blob(b"", 1)).unwrap();
+        delayed += started.elapsed();
+    }
+    assert!(delayed < Duration::from_secs(1), "{delayed:?}");
 }
 
 #[test]
