@@ -14,7 +14,6 @@ import sys
 KNOWN = {
     "src/attest/attestation",
     "src/attest/tpm",
-    "src/bootstrapper",
     "src/cli",
     "src/cloud",
     "src/kms",

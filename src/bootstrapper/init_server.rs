@@ -17,13 +17,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::Outcome;
 use super::init::{Done, Init, Keys};
 use super::job::{Event, Job};
 use super::node_lock::Locking;
 use super::race::Entrant;
 use super::secret_guard::{SecretGuard, Verdict};
-use super::setup::Node;
+use super::setup::{Node, Outcome};
 use attest::atls;
 use attest::attestation::Issuer;
 use proto::init::PROGRESS;

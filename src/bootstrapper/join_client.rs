@@ -17,12 +17,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::Outcome;
 use super::job::Job;
 use super::join::Join;
 use super::node_lock::Locking;
 use super::race::Entrant;
-use super::setup::{self, Node};
+use super::setup::{self, Node, Outcome};
 use super::ticket::{Expected, Ticket};
 use super::turn::Turns;
 use attest::attestation::Issuer;

@@ -53,7 +53,7 @@ use node::quotes;
 use node_lock::NodeLock;
 use race::{Entrant, Race};
 use secret_guard::SecretGuard;
-use setup::Node;
+use setup::{Node, Outcome};
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
@@ -106,16 +106,6 @@ impl Ending {
     pub fn is_member(&self) -> bool {
         matches!(self, Ending::Member | Ending::Initialized | Ending::Joined)
     }
-}
-
-/// How the wait for an init, or for a join, ended.
-pub enum Outcome {
-    /// The wait was stopped, and nothing has changed.
-    None,
-    /// The node is a member.
-    Done,
-    /// The set-up failed after the lock: the node must reboot, which resets it.
-    Failed(String),
 }
 
 impl Bootstrapper {

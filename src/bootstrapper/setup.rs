@@ -98,6 +98,16 @@ impl Node {
     }
 }
 
+/// How the wait for an init, or for a join, ended.
+pub enum Outcome {
+    /// The wait was stopped, and nothing has changed.
+    None,
+    /// The node is a member.
+    Done,
+    /// The set-up failed after the lock: the node must reboot, which resets it.
+    Failed(String),
+}
+
 /// The step that failed, and why.
 #[derive(Debug)]
 pub enum Error {
