@@ -263,62 +263,55 @@ fn sigterm_ends_the_key_service_with_success_though_connections_are_open() {
     );
 }
 
-#[test]
-fn key_service_refuses_to_expose_keys_and_short_secrets() {
+/// Runs a key service that must not start, with the files `good` and `short`. Returns its exit code and its errors.
+fn refused_key_service(arguments: &str) -> (i32, String) {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("short"), [0; 15]).unwrap();
     fs::write(dir.path().join("good"), [0; 32]).unwrap();
-    let run = |args: &[&str]| {
-        let output = Command::new(support::program::built("key-service"))
-            .args(args)
-            .current_dir(dir.path())
-            .output()
-            .unwrap();
-        (
-            output.status.code().unwrap(),
-            String::from_utf8(output.stderr).unwrap(),
-        )
-    };
-    let (code, stderr) = run(&[
-        "--clients=any",
-        "--listen",
-        "0.0.0.0:0",
-        "--master-secret",
-        "good",
-        "--salt",
-        "good",
-    ]);
+    let output = Command::new(support::program::built("key-service"))
+        .args(arguments.split(' '))
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    (
+        output.status.code().unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
+}
+
+#[test]
+fn key_service_does_not_expose_keys_in_plaintext_without_the_option_for_it() {
+    let (code, stderr) =
+        refused_key_service("--clients=any --listen 0.0.0.0:0 --master-secret good --salt good");
     assert!(
         code == 1 && stderr.contains("--allow-plaintext"),
         "{code} {stderr}"
     );
-    let (code, stderr) = run(&[
-        "--clients=any",
-        "--listen",
-        "127.0.0.1:0",
-        "--master-secret",
-        "short",
-        "--salt",
-        "good",
-    ]);
+}
+
+#[test]
+fn key_service_refuses_a_short_master_secret() {
+    let (code, stderr) =
+        refused_key_service("--clients=any --listen 127.0.0.1:0 --master-secret short --salt good");
     assert!(
         code == 1 && stderr.contains("short: expected 16"),
         "{code} {stderr}"
     );
-    for args in [
-        ["--listen", "here"],
-        ["--clients", "everybody"],
-        ["--grant", "a/b"],
-    ] {
-        let (code, stderr) = run(&args);
-        assert!(code == 2 && stderr.contains(args[0]), "{code} {stderr}");
+}
+
+#[test]
+fn key_service_names_an_invalid_option() {
+    for arguments in ["--listen here", "--clients everybody", "--grant a/b"] {
+        let (code, stderr) = refused_key_service(arguments);
+        let option = arguments.split(' ').next().unwrap();
+        assert!(code == 2 && stderr.contains(option), "{code} {stderr}");
     }
-    let (code, stderr) = run(&[
-        "--clients=any",
-        "--grant=member=disk",
-        "--master-secret=good",
-        "--salt=good",
-    ]);
+}
+
+#[test]
+fn key_service_refuses_a_grant_to_a_caller_that_it_cannot_know() {
+    let (code, stderr) =
+        refused_key_service("--clients=any --grant=member=disk --master-secret=good --salt=good");
     assert!(
         code == 1 && stderr.contains("\"member\" cannot be a caller"),
         "{code} {stderr}"

@@ -281,6 +281,7 @@ mod tests {
 
     use super::*;
     use support::mutation::mutations;
+    use support::openssl::openssl;
 
     fn params(organization: &str, common_name: &str, addresses: &[&str]) -> CertificateParams {
         let mut params = CertificateParams::default();
@@ -343,62 +344,43 @@ mod tests {
         );
     }
 
-    #[test]
-    fn gos_form_by_openssl_is_read_too() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-        let openssl = |arguments: &[&str]| {
-            let output = std::process::Command::new("openssl")
-                .args(arguments)
-                .output()
-                .unwrap();
-            assert!(
-                output.status.success(),
-                "{}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-        };
-        openssl(&[
-            "ecparam",
-            "-name",
-            "prime256v1",
-            "-genkey",
-            "-noout",
-            "-out",
-            &path("key"),
-        ]);
+    /// Makes a request with openssl(1) in the form of Go.
+    fn by_openssl(options: &str) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let config = "[req]\ndistinguished_name=dn\n[dn]\n[name]\nCN=a\n";
+        std::fs::write(folder.path().join("config"), config).unwrap();
+        let openssl = |arguments: &str| openssl(folder.path(), arguments);
+        openssl("ecparam -name prime256v1 -genkey -noout -out key");
         let subject = "/O=system:nodes/CN=system:node:a.b";
-        let common = [
-            "req", "-new", "-sha256", "-outform", "DER", "-subj", subject, "-key",
-        ];
-        let with = |more: &[&str], name: &str| {
-            let key = path("key");
-            openssl(&[&common[..], &[key.as_str()], more, &["-out", &path(name)]].concat());
-            std::fs::read(path(name)).unwrap()
-        };
-        let read =
-            CertificateRequest::parse(&with(&["-addext", "subjectAltName=IP:10.0.0.1"], "ip"))
-                .unwrap();
+        openssl(&format!(
+            "req -new -sha256 -outform DER -config config -subj {subject} -key key {options} -out request"
+        ));
+        std::fs::read(folder.path().join("request")).unwrap()
+    }
+
+    #[test]
+    fn a_request_of_openssl_with_an_address_is_read() {
+        let der = by_openssl("-addext subjectAltName=IP:10.0.0.1");
+        let read = CertificateRequest::parse(&der).unwrap();
         assert_eq!((read.node.as_str(), read.addresses.len()), ("a.b", 1));
-        let dns = with(&["-addext", "subjectAltName=DNS:a.b,IP:10.0.0.1"], "dns");
-        assert!(refused(&dns).contains("other entries than addresses"));
-        let read = CertificateRequest::parse_with_names(&dns).unwrap();
+    }
+
+    #[test]
+    fn a_host_name_is_read_only_where_it_is_permitted() {
+        let der = by_openssl("-addext subjectAltName=DNS:a.b,IP:10.0.0.1");
+        assert!(refused(&der).contains("other entries than addresses"));
+        let read = CertificateRequest::parse_with_names(&der).unwrap();
         assert_eq!(
             (&read.names[..], read.common_name.as_str()),
             (&["a.b".to_owned()][..], "system:node:a.b")
         );
-        for (number, other) in ["URI:https://a.b", "email:a@a.b", "dirName:name"]
-            .iter()
-            .enumerate()
-        {
-            let section = "[req]\ndistinguished_name=dn\n[dn]\n[name]\nCN=a\n";
-            std::fs::write(path("config"), section).unwrap();
-            let (config, names) = (path("config"), format!("subjectAltName=DNS:a.b,{other}"));
-            let other = with(
-                &["-config", &config, "-addext", &names],
-                &format!("other{number}"),
-            );
-            let refused = CertificateRequest::parse_with_names(&other)
+    }
+
+    #[test]
+    fn other_alternative_names_are_refused() {
+        for other in ["URI:https://a.b", "email:a@a.b", "dirName:name"] {
+            let der = by_openssl(&format!("-addext subjectAltName=DNS:a.b,{other}"));
+            let refused = CertificateRequest::parse_with_names(&der)
                 .unwrap_err()
                 .to_string();
             assert!(
@@ -406,17 +388,13 @@ mod tests {
                 "{refused}"
             );
         }
-        let more = with(
-            &[
-                "-addext",
-                "subjectAltName=IP:10.0.0.1",
-                "-addext",
-                "basicConstraints=CA:TRUE",
-            ],
-            "more",
-        );
-        assert!(refused(&more).contains("other extensions"));
-        assert!(refused(&with(&["-sha384"], "sha384")).contains("not ecdsa-with-SHA256"));
+    }
+
+    #[test]
+    fn other_extensions_and_other_signatures_are_refused() {
+        let more = "-addext subjectAltName=IP:10.0.0.1 -addext basicConstraints=CA:TRUE";
+        assert!(refused(&by_openssl(more)).contains("other extensions"));
+        assert!(refused(&by_openssl("-sha384")).contains("not ecdsa-with-SHA256"));
     }
 
     #[test]

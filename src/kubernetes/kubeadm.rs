@@ -612,36 +612,32 @@ mod tests {
             .collect()
     }
 
+    /// Returns the documents of an init.
+    fn init_documents() -> Vec<Value> {
+        documents(&init(&cluster("v1.34.4"), &node()))
+    }
+
     #[test]
-    fn init_has_the_old_system_s_fields_in_today_s_form() {
-        let documents = documents(&init(&cluster("v1.34.4"), &node()));
+    fn an_init_has_four_configurations() {
+        let documents = init_documents();
         let kinds: Vec<_> = documents
             .iter()
-            .map(|document| (&document["apiVersion"], &document["kind"]))
+            .map(|document| [&document["apiVersion"], &document["kind"]])
             .collect();
         assert_eq!(
-            kinds[0],
-            (
-                &json!("kubeadm.k8s.io/v1beta4"),
-                &json!("InitConfiguration")
-            )
+            json!(kinds),
+            json!([
+                ["kubeadm.k8s.io/v1beta4", "InitConfiguration"],
+                ["kubeadm.k8s.io/v1beta4", "ClusterConfiguration"],
+                ["kubelet.config.k8s.io/v1beta1", "KubeletConfiguration"],
+                ["kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration"],
+            ])
         );
-        assert_eq!(
-            kinds[1],
-            (
-                &json!("kubeadm.k8s.io/v1beta4"),
-                &json!("ClusterConfiguration")
-            )
-        );
-        assert_eq!(
-            kinds[2],
-            (
-                &json!("kubelet.config.k8s.io/v1beta1"),
-                &json!("KubeletConfiguration")
-            )
-        );
+    }
 
-        let init = &documents[0];
+    #[test]
+    fn the_init_configuration_has_the_node_s_name_and_addresses() {
+        let init = &init_documents()[0];
         assert_eq!(
             init["localAPIEndpoint"],
             json!({"advertiseAddress": "10.42.1.100", "bindPort": 6443})
@@ -658,8 +654,11 @@ mod tests {
             })
         );
         assert_eq!(init["timeouts"]["kubernetesAPICall"], "1200s");
+    }
 
-        let cluster = &documents[1];
+    #[test]
+    fn the_cluster_configuration_has_the_old_system_s_fields() {
+        let cluster = &init_documents()[1];
         assert_eq!(cluster["kubernetesVersion"], "v1.34.4");
         assert_eq!(cluster["controlPlaneEndpoint"], "lb.example");
         assert_eq!(
@@ -687,9 +686,14 @@ mod tests {
                 .len(),
             4
         );
-        assert_eq!(documents[2]["protectKernelDefaults"], true);
-        assert!(documents[2].get("tlsCertFile").is_none());
-        assert_eq!(documents[2]["serverTLSBootstrap"], true);
+    }
+
+    #[test]
+    fn the_kubelet_renews_its_serving_certificate() {
+        let kubelet = &init_documents()[2];
+        assert_eq!(kubelet["protectKernelDefaults"], true);
+        assert!(kubelet.get("tlsCertFile").is_none());
+        assert_eq!(kubelet["serverTLSBootstrap"], true);
     }
 
     #[test]

@@ -22,6 +22,7 @@ use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicket
 use rpc::grpc::{Call, Limits, Router, Server, Status};
 
 use crate::setting::Setting;
+use support::openssl::openssl;
 use support::program::Program;
 
 pub const DISK_KEY: [u8; 32] = [11; 32];
@@ -201,19 +202,6 @@ impl Cluster {
     pub fn authority(&self) -> String {
         fs::read_to_string(self.ca.join("ca.crt")).unwrap()
     }
-}
-
-fn openssl(folder: &Path, arguments: &str) {
-    let output = Command::new("openssl")
-        .args(arguments.split(' '))
-        .current_dir(folder)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{arguments}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
 }
 
 /// Checks that the node's output does not disclose its token.

@@ -327,7 +327,7 @@ fn an_etag_guards_the_rest_and_a_server_without_ranges_sends_all_again() {
 }
 
 #[test]
-fn a_busy_server_is_asked_again_and_a_final_word_is_taken_at_once() {
+fn a_busy_server_is_asked_again() {
     for busy in [
         "503 Busy",
         "429 Slow",
@@ -350,6 +350,10 @@ fn a_busy_server_is_asked_again_and_a_final_word_is_taken_at_once() {
             .0
             .unwrap();
     }
+}
+
+#[test]
+fn a_final_answer_of_a_server_is_not_asked_for_again() {
     for last in [
         "404 Not Found",
         "500 Broken",
@@ -581,61 +585,57 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
 }
 
 #[test]
-fn data_and_file_urls_and_the_image_s_copies_need_no_network() {
+fn data_and_file_urls_need_no_network() {
     let mut node = FileEntry::new();
-    let unverified = |url: &str, name: &str| Wire {
-        hash: String::new(),
-        ..node.wire(url, b"", name)
+    node.settings.deadline = Duration::ZERO;
+    let data = |url: &str, name: &str| {
+        let wire = Wire {
+            hash: String::new(),
+            ..node.wire(url, b"", name)
+        };
+        Component::parse(&wire, &node.policy).unwrap()
     };
-    let parse = |wire| Component::parse(&wire, &node.policy);
-    let patch = parse(unverified(
-        "data:application/json;base64,W10=",
-        "etcd+json.json",
-    ))
-    .unwrap();
-    let text = parse(unverified("data:,a%20b%2fc", "text")).unwrap();
+    let patch = data("data:application/json;base64,W10=", "etcd+json.json");
+    let text = data("data:,a%20b%2fc", "text");
     let local = node.directory.path().join("a file");
     fs::write(&local, b"local").unwrap();
-    let file = node.component(
-        &format!("file://{}", local.to_str().unwrap().replace(' ', "%20")),
-        b"local",
-        "file",
-    );
-    let image = node.directory.path().join("image");
-    fs::create_dir(&image).unwrap();
-    fs::write(image.join("kubeadm"), b"in the image").unwrap();
-    let copied = node.component(
-        "http://127.0.0.1:1/v1.34.1/kubeadm?x=y",
-        b"in the image",
-        "kubeadm",
-    );
-    node.settings.image = Some(image);
-    node.settings.deadline = Duration::ZERO;
-    node.install(&[patch.clone(), text, file, copied])
-        .0
-        .unwrap();
+    let url = format!("file://{}", local.to_str().unwrap().replace(' ', "%20"));
+    let file = node.component(&url, b"local", "file");
+    node.install(&[patch.clone(), text, file]).0.unwrap();
     for (name, content) in [
         ("etcd+json.json", "[]"),
         ("text", "a b/c"),
         ("file", "local"),
-        ("kubeadm", "in the image"),
     ] {
         assert_eq!(fs::read_to_string(node.path(name)).unwrap(), content);
     }
     assert_eq!(node.install(&[patch]).1, [(0, Step::Present)]);
-    let error = node
-        .install(&[node.component("http://127.0.0.1:1/kubeadm", b"newer", "x")])
-        .0
-        .unwrap_err();
-    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+}
+
+#[test]
+fn the_error_of_a_missing_file_names_it() {
+    let node = FileEntry::new();
     let absent = node.component("file:///nonexistent", b"", "x");
-    assert!(
-        node.install(&[absent])
-            .0
-            .unwrap_err()
-            .to_string()
-            .contains("/nonexistent")
-    );
+    let error = node.install(&[absent]).0.unwrap_err().to_string();
+    assert!(error.contains("/nonexistent"), "{error}");
+}
+
+#[test]
+fn the_images_copy_is_used_without_a_network_if_it_has_the_right_hash() {
+    let mut node = FileEntry::new();
+    let image = node.directory.path().join("image");
+    fs::create_dir(&image).unwrap();
+    fs::write(image.join("kubeadm"), b"in the image").unwrap();
+    node.settings.image = Some(image);
+    node.settings.deadline = Duration::ZERO;
+    let url = "http://127.0.0.1:1/v1.34.1/kubeadm?x=y";
+    node.install(&[node.component(url, b"in the image", "kubeadm")])
+        .0
+        .unwrap();
+    assert_eq!(fs::read(node.path("kubeadm")).unwrap(), b"in the image");
+    let newer = node.component(url, b"newer", "x");
+    let error = node.install(&[newer]).0.unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 }
 
 #[test]

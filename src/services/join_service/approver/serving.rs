@@ -178,17 +178,21 @@ mod tests {
         assert!(examine(&with_rsa).is_ok());
     }
 
-    #[test]
-    fn a_malformed_request_is_denied_and_one_of_another_requester_is_left() {
-        let with = |pointer: &str, value: Value| {
-            let mut request = good();
-            *request.pointer_mut(pointer).unwrap() = value;
-            request
-        };
-        let denied = |request: Value| match examine(&request) {
+    fn with(pointer: &str, value: Value) -> Value {
+        let mut request = good();
+        *request.pointer_mut(pointer).unwrap() = value;
+        request
+    }
+
+    fn denied(request: Value) -> &'static str {
+        match examine(&request) {
             Err(Deny(reason, _)) => reason,
             other => panic!("{other:?}"),
-        };
+        }
+    }
+
+    #[test]
+    fn a_request_with_other_usages_is_denied() {
         for usages in [
             json!([]),
             json!(["digital signature"]),
@@ -197,6 +201,10 @@ mod tests {
         ] {
             assert_eq!(denied(with("/spec/usages", usages)), "usages");
         }
+    }
+
+    #[test]
+    fn a_request_for_another_name_is_denied() {
         let user = "system:node:n";
         for (common_name, names, addresses, reason) in [
             ("system:node:m", vec!["n"], vec![IP], "subject"),
@@ -215,6 +223,10 @@ mod tests {
                 "{common_name} {names:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_request_of_another_requester_is_left() {
         for (pointer, value) in [
             ("/spec/username", json!("kubernetes-admin")),
             ("/spec/username", json!("system:bootstrap:abcdef")),
