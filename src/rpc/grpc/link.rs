@@ -14,12 +14,12 @@
 //!                              └────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Whoever releases the lock first wakes the threads whose calls have changed ([`Guard`]).
+//! Each release of the lock wakes the threads whose calls have changed meanwhile ([`Guard`]).
 //!
 //! A connection may have no reader for a while: all its threads run handlers, or no call is open.
-//! After a [`TICK`] its [`Owner`] reads it: the server's watcher or the channel's keeper. This
-//! bounds the time to answer a PING, to notice a cancellation, and to resolve a deadlock of two
-//! peers that both only write.
+//! After a [`TICK`] the server's watcher or the channel's keeper finds a thread for it. This bounds
+//! the time to answer a PING, to notice a cancellation, and to resolve a deadlock of two peers that
+//! both only write.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

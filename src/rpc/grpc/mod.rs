@@ -1,9 +1,9 @@
 //! gRPC over HTTP/2 (the "gRPC over HTTP2" protocol document, on top of [`crate::h2`]): a blocking
 //! client and server.
 //!
-//! A file knows only files above it in this list. So a byte from the socket goes down the list: a
-//! `link` reads it, the `session` makes a request of it, the `server` starts the handler that the
-//! `router` has for it, and the handler answers through its `call`.
+//! A `link` reads bytes from the socket, its `session` makes a request of them, the `server` starts
+//! the handler that the `router` has for it, and the handler answers through its `call`. A file
+//! knows only files above it in this list:
 //!
 //! - `header_values`, `status`, `metadata`: what surrounds the messages.
 //! - `message`: the 5-byte prefix and size limits.

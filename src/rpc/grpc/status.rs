@@ -174,7 +174,8 @@ impl Status {
         )
     }
 
-    /// Makes the status of calls whose connection failed with `error`. The error itself never crosses the network.
+    /// Makes the status of calls whose connection failed with `error`. The error itself never
+    /// crosses the network.
     pub(super) fn broken(error: io::Error) -> Status {
         let text = format!("the connection broke: {error}");
         Status {
@@ -183,7 +184,8 @@ impl Status {
         }
     }
 
-    /// Returns the error of the connection that ended the call; `None` if the call ended for another reason.
+    /// Returns the error of the connection that ended the call; `None` if the call ended for another
+    /// reason.
     pub fn cause(&self) -> Option<&io::Error> {
         self.cause.as_ref().map(|cause| &*cause.0)
     }

@@ -84,9 +84,9 @@ struct Response {
     /// Custom metadata of the headers and of the trailers; `None` if the response is not gRPC and
     /// has no trailers.
     custom: Option<(Metadata, Metadata)>,
-    /// Whether the peer has accepted bytes since the last check of the timers, and when it last
-    /// had at a check. `None` before the first try.
+    /// Whether the peer has accepted bytes since the last check of the timers.
     has_moved: bool,
+    /// The last check before which the peer had accepted bytes; `None` before the first check.
     moved: Option<Instant>,
 }
 
@@ -276,8 +276,8 @@ impl Session<ServerSide> {
         self.side.ready.len()
     }
 
-    /// Removes and returns the next request whose handler can start; its stream is in
-    /// [`Session::answer`] afterwards.
+    /// Removes and returns the next request whose handler can start, with its stream. The handler's
+    /// result goes to [`Session::answer`].
     pub(crate) fn next_request(&mut self) -> Option<(u32, Request)> {
         while let Some(stream) = self.side.ready.pop_front() {
             // The call is absent if it was cancelled.
