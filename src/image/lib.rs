@@ -219,8 +219,8 @@ impl Image {
         }
     }
 
-    /// Returns all conditions that can make a difference.
-    fn conditions(&self, given: &Given) -> Vec<Conditions> {
+    /// Returns the possible conditions of a boot, a usual boot's first.
+    pub fn conditions(&self, given: &Given) -> Vec<Conditions> {
         let all = Conditions::all(self.unified().and_then(Uki::systemd));
         all.into_iter()
             .filter(|conditions| given.allows(conditions))

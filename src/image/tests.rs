@@ -220,7 +220,8 @@ fn a_command_line_that_versions_change_differently_is_not_predicted_for_them() {
             .map(|_| cases[0].events[0].digest)
     };
     let handed_over = |text: &str| Some(sha256(&[&utf16(text)]));
-    assert_eq!(command_line("252", b"a b\n"), handed_over("a b\n"));
+    assert_eq!(command_line("252.39-1", b" a b\n"), handed_over(" a b"));
+    assert_eq!(command_line("252.4", b"a b\n"), None);
     assert_eq!(command_line("254", b" a\tb\n"), handed_over(" a b"));
     assert_eq!(command_line("257", b" a\tb\n\0rest"), handed_over("a b"));
     assert_eq!(command_line("253", b"a b\n"), None);

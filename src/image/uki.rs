@@ -94,8 +94,19 @@ pub fn has_stub(bytes: &[u8]) -> bool {
 
 /// Returns the first number of a version of systemd.
 pub fn major(version: &str) -> Option<u32> {
-    let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;
-    digits.parse().ok()
+    release(version).map(|(major, _)| major)
+}
+
+/// Returns the first two numbers of a version of systemd: 252 and 39 of `252.39-1~deb12u2`. The second is 0 if there is none.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let number = |text: &str| {
+        text.split(|c: char| !c.is_ascii_digit())
+            .next()?
+            .parse()
+            .ok()
+    };
+    let (_, rest) = version.split_once('.').unwrap_or_default();
+    Some((number(version)?, number(rest).unwrap_or(0)))
 }
 
 impl Uki {
@@ -153,7 +164,7 @@ impl Uki {
                 format!("systemd-stub {version} adds the machine's console to a command line without console="),
                 "write console= into the command line, or pin PCR 11 with 12 and 13",
             )),
-            Some(text) => passed_on(text, major).map(|text| sha256(&[&utf16(&text)])).ok_or_else(|| {
+            Some(text) => passed_on(text, &version).map(|text| sha256(&[&utf16(&text)])).ok_or_else(|| {
                 Missing::new(
                     format!("the command line has control characters or spaces that systemd-stub {version} may drop"),
                     "write the command line without them, or pin PCR 11 with 12 and 13",
@@ -329,21 +340,20 @@ impl<'a> Sections<'a> {
 
 /// Returns the command line that the stub passes on to the kernel; `None` if it is not known, because the text has characters that
 /// versions treat differently.
-fn passed_on(section: &[u8], major: u32) -> Option<String> {
+fn passed_on(section: &[u8], version: &str) -> Option<String> {
     let text = section.split(|byte| *byte == 0).next()?;
     let text = str::from_utf8(text).ok()?;
-    // 254 turns control characters into spaces and drops those at the end, 257 also those at the beginning
+    // 254 and late releases of 252 turn control characters into spaces and drop those at the end, 257 also those at the beginning
     let spaced: String = text
         .chars()
         .map(|c| if c <= ' ' { ' ' } else { c })
         .collect();
     let at_end = spaced.trim_end_matches(' ');
     let at_both = at_end.trim_start_matches(' ');
-    let candidates = match major {
-        ..=252 => &[text][..],
-        253 => &[text, at_end],
-        254 => &[at_end],
-        255..=256 => &[at_end, at_both],
+    let candidates = match release(version)? {
+        (252, 39..) | (254, _) => &[at_end][..],
+        (..=253, _) => &[text, at_end],
+        (255..=256, _) => &[at_end, at_both],
         _ => &[at_both],
     };
     let first = candidates.first()?;

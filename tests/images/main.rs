@@ -4,6 +4,7 @@
 //!
 //! They need `make build`'s programs and take minutes, so `cargo test` skips them: `make boot` runs them.
 
+mod measure;
 mod pairs;
 
 use machine::flow::Setting;

@@ -2,13 +2,13 @@
 //! the steps from power-on to a disk that opens by itself.
 
 use super::initramfs::{self, Overlay};
-use super::predict::{self, Entry};
 use super::story::Story;
 use super::timeline::{self, Event};
 use super::vm::{Firmware, GUEST, HOST, Machine, Vm};
 use super::{Context, Failure, Result, dist, free_port};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use image::Log;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
@@ -381,8 +381,8 @@ fn tampered(setting: &mut Setting, story: &Story) -> Result<Vec<Event>> {
     );
     let why = format!(
         "PCR 9: expected {}, got {}",
-        predict::value(&honest, 9),
-        predict::value(&altered, 9)
+        expected(&honest, 9)?,
+        expected(&altered, 9)?
     );
     story.tell(&line_with(&setting.services_said(), &why)?);
     let refused = setting.operator(&vm, "recover", RECOVERY, &[])?;
@@ -494,7 +494,7 @@ fn registers(setting: &Setting, vm: &mut Vm) -> Result<String> {
         (15, "the cluster: none yet"),
     ];
     let line = |(number, meaning)| {
-        let (got, wanted) = (pcr(vm, number)?, predict::value(&policy, number));
+        let (got, wanted) = (pcr(vm, number)?, expected(&policy, number)?);
         let verdict = if got == wanted {
             "as in the policy".to_owned()
         } else {
@@ -510,14 +510,10 @@ fn registers(setting: &Setting, vm: &mut Vm) -> Result<String> {
 }
 
 /// Which entries of PCR 9 differ; the refusal has to name each by the beginning of its digest.
-fn changed_entries(honest: &[Entry], altered: &[Entry], refusal: &str) -> Result<String> {
+fn changed_entries(honest: &Log, altered: &Log, refusal: &str) -> Result<String> {
     let mut lines = Vec::new();
-    for (honest, altered) in honest
-        .iter()
-        .zip(altered)
-        .filter(|(entry, _)| entry.pcr == 9)
-    {
-        let [wanted, got] = [honest, altered].map(|entry| predict::hex(&entry.digest[..4]));
+    for (honest, altered) in honest.events(9).zip(altered.events(9)) {
+        let [wanted, got] = [honest, altered].map(|event| hex(&event.digest[..4]));
         line_with(refusal, &got)?;
         let verdict = if wanted == got {
             "as it should be".to_owned()
@@ -527,6 +523,16 @@ fn changed_entries(honest: &[Entry], altered: &[Entry], refusal: &str) -> Result
         lines.push(format!("{got}.. is {}: {verdict}", altered.what));
     }
     Ok(lines.join("\n"))
+}
+
+/// The value that a register will have, in hexadecimal digits.
+fn expected(log: &Log, pcr: u32) -> Result<String> {
+    let value = log.value(pcr).map_err(|missing| Failure(missing.why))?;
+    Ok(hex(&value))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The line of `text` that has `wanted` in it.

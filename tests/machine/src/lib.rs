@@ -5,7 +5,6 @@
 //! - `console`: the serial line, each line with its time, and waiting for one
 //! - `flow`: the machine of the demo, the services and the operator around it, and the demo itself
 //! - `initramfs`: the small initramfs of `initramfs/`, and what a test appends to it
-//! - `predict`: the measurement policy of what a machine boots
 //! - `story`: the demo's own output, and the duration of each part
 //! - `timeline`: the `firstlight[stage] 1.23s event` lines of a boot as a table
 //! - `case`: a shell script that runs inside the machine and prints PASS or FAIL
@@ -17,7 +16,6 @@ pub mod case;
 pub mod console;
 pub mod flow;
 pub mod initramfs;
-pub mod predict;
 pub mod story;
 pub mod timeline;
 pub mod vm;

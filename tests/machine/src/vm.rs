@@ -5,8 +5,8 @@
 //! which needs no privilege and lets several machines run at once.
 
 use super::console::{Console, Show};
-use super::predict::Entry;
-use super::{Context, Failure, Result, free_port, predict, root, script};
+use super::{Context, Failure, Result, dist, free_port, root, script};
+use image::{Given, Image, Log};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
@@ -49,10 +49,25 @@ pub enum Network {
     Nobody,
 }
 
+/// What the firmware starts.
+#[derive(Clone)]
+pub enum Source {
+    /// Debian's kernel with the machine's initramfs and command line, by QEMU's `-kernel`.
+    Kernel,
+    /// This unified kernel image, by QEMU's `-kernel`.
+    Unified(PathBuf),
+    /// This raw disk image, which the machine does not change.
+    Disk(PathBuf),
+    /// An empty disk, which cannot be booted, and then this disk image.
+    SecondDisk(PathBuf),
+}
+
 /// A computer, switched off.
 pub struct Machine {
     /// What starts the kernel.
     pub firmware: Firmware,
+    /// What the firmware starts.
+    pub source: Source,
     /// The kernel's command line.
     pub command_line: String,
     /// The machine's memory in MiB.
@@ -85,6 +100,7 @@ impl Machine {
         std::fs::create_dir(folder.path().join("tpm")).context("make a folder for the TPM")?;
         Ok(Machine {
             firmware: Firmware::Bios,
+            source: Source::Kernel,
             command_line: COMMAND_LINE.to_owned(),
             memory: 512,
             tpm: true,
@@ -128,21 +144,37 @@ impl Machine {
         self.folder.path().join("initramfs.cpio")
     }
 
-    /// The measurement policy that this machine meets when it boots with UEFI: computed from the files that it boots.
+    /// The measurement policy that this machine meets when it boots with UEFI: `firstlight measure` computes it from the files.
     pub fn policy(&self) -> Result<String> {
-        Ok(predict::policy(&self.event_log()?))
+        let output = Command::new(dist("firstlight")?)
+            .arg("measure")
+            .arg("--kernel")
+            .arg(kernel()?)
+            .arg("--initrd")
+            .arg(self.initramfs())
+            .args(["--cmdline", &self.command_line])
+            .args(["--memory", &self.memory.to_string()])
+            .output()
+            .context("run firstlight")?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(Failure(format!(
+                "firstlight measure ended with {}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr)
+            ))),
+        }
     }
 
-    /// What will be in its event log when it boots with UEFI, of PCRs 4 and 9.
-    pub fn event_log(&self) -> Result<Vec<Entry>> {
+    /// What will be measured when it boots its kernel with UEFI.
+    pub fn event_log(&self) -> Result<Log> {
         let kernel = std::fs::read(kernel()?).context("read the kernel")?;
         let initramfs = std::fs::read(self.initramfs()).context("read the initramfs")?;
-        Ok(predict::entries(
-            &kernel,
-            &initramfs,
-            &self.command_line,
-            self.memory << 20,
-        ))
+        let memory = u64::from(self.memory) << 20;
+        let image =
+            Image::direct_linux(&kernel, Some(&initramfs), &self.command_line, Some(memory));
+        let image = image.context("compute the registers")?;
+        Ok(image.log(&image.conditions(&Given::default())[0]))
     }
 
     /// A folder for whatever else belongs to this machine.
@@ -209,11 +241,31 @@ impl Machine {
                 &format!("if=pflash,unit=1,format=raw,file={}", variables.display()),
             ]);
         }
-        qemu.arg("-kernel")
-            .arg(kernel()?)
-            .arg("-initrd")
-            .arg(self.initramfs())
-            .args(["-append", &self.command_line]);
+        match &self.source {
+            Source::Kernel => {
+                qemu.arg("-kernel").arg(kernel()?);
+                qemu.arg("-initrd").arg(self.initramfs());
+                qemu.args(["-append", &self.command_line]);
+            }
+            Source::Unified(path) => {
+                qemu.arg("-kernel").arg(path);
+            }
+            Source::Disk(path) | Source::SecondDisk(path) => {
+                let drive = format!(
+                    "if=none,id=image,format=raw,snapshot=on,file={}",
+                    path.display()
+                );
+                let device = "virtio-blk-pci,drive=image,bootindex=1";
+                qemu.args(["-drive", &drive, "-device", device]);
+            }
+        }
+        if matches!(self.source, Source::SecondDisk(_)) {
+            qemu.args([
+                "-drive",
+                "if=none,id=empty,format=raw,file.driver=null-co,file.size=16M,file.read-zeroes=on",
+            ]);
+            qemu.args(["-device", "virtio-blk-pci,drive=empty,bootindex=0"]);
+        }
         qemu.args([
             "-netdev",
             &network,
@@ -356,7 +408,7 @@ impl Machine {
 }
 
 /// The kernel that every machine boots.
-fn kernel() -> Result<PathBuf> {
+pub fn kernel() -> Result<PathBuf> {
     let folder = PathBuf::from(script("tools/kernel.sh", &[])?);
     let version = std::fs::read_dir(folder.join("lib/modules"))
         .context("read the kernel's folder")?

@@ -1,0 +1,188 @@
+//! Machines that boot an image have exactly the registers that `firstlight measure` computes from the image: UKIs with the stubs of
+//! Debian 12 (252), Debian 13 (257) and of the newest systemd, on a disk, behind systemd-boot, and by QEMU's `-kernel`.
+//!
+//! The image has the small initramfs of the boot tests, without systemd, so that no unit measures (`--units none`). Secure Boot is off.
+
+use std::path::Path;
+use std::time::Duration;
+
+use image::{Given, Image, Units};
+use machine::initramfs::{self, Overlay};
+use machine::vm::{Firmware, Machine, Source, kernel};
+use machine::{Context, Failure, Result};
+use support::boot_image::{disk, run, systemd_boot, uki};
+
+const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1 quiet no_timer_check\n";
+const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
+const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Prints each register, and what the firmware's log has, for a person who looks for the reason of a failure.
+const SCRIPT: &str = "#!/bin/busybox sh\n\
+    for pcr in 4 5 8 9 11 12 13 15; do echo \"PCR $pcr $(cat /sys/class/tpm/tpm0/pcr-sha256/$pcr)\"; done\n";
+
+/// Makes the image with the stub of a release.
+fn unified(machine: &Machine, suite: &str, more: &[(&str, &[u8])]) -> Result<Vec<u8>> {
+    let linux = std::fs::read(kernel()?).context("read the kernel")?;
+    let initrd = std::fs::read(machine.initramfs()).context("read the initramfs")?;
+    let sections: [(&str, &[u8]); 3] = [
+        (".osrel", OS_RELEASE),
+        (".cmdline", COMMAND_LINE),
+        (".initrd", &initrd),
+    ];
+    let stub = systemd_boot(suite).join("linuxx64.efi.stub");
+    Ok(uki(
+        &stub,
+        &[&sections, more, &[(".linux", &linux[..])]].concat(),
+    ))
+}
+
+fn new_machine(name: &str) -> Result<Machine> {
+    let mut machine = Machine::new(name)?;
+    machine.firmware = Firmware::Uefi;
+    machine.memory = 1024;
+    let mut overlay = Overlay::default();
+    overlay.file("/case", 0o755, SCRIPT);
+    initramfs::build(&machine.initramfs(), &[], &overlay)?;
+    Ok(machine)
+}
+
+/// Source the machine; each of these registers must have the computed value.
+fn boot_and_compare(machine: &mut Machine, image: &Image, registers: &[u32]) -> Result<()> {
+    let has_failed_option = matches!(machine.source, Source::SecondDisk(_));
+    let given = Given {
+        secure_boot: Some(false),
+        units: Some(Units::None),
+        stage: None,
+    };
+    let conditions = image.conditions(&given);
+    let conditions = conditions
+        .iter()
+        .find(|it| it.failed_option == has_failed_option);
+    let log = image.log(conditions.ok_or_else(|| Failure("no such boot".to_owned()))?);
+    let mut vm = machine.boot()?;
+    vm.console.wait_for("END of case", PATIENCE)?;
+    let lines = vm.console.lines();
+    for pcr in registers {
+        let prefix = format!("PCR {pcr} ");
+        let got = lines
+            .iter()
+            .find_map(|line| line.text.strip_prefix(&prefix));
+        let expected = log.value(*pcr).map_err(|missing| Failure(missing.why))?;
+        let expected: String = expected.iter().map(|byte| format!("{byte:02x}")).collect();
+        let got = got.unwrap_or_default().trim().to_ascii_lowercase();
+        if got != expected {
+            let events: Vec<String> = log
+                .events(*pcr)
+                .map(|event| format!("{event:02x?}"))
+                .collect();
+            return Err(Failure(format!(
+                "PCR {pcr}: expected {expected}, got {got:?}; expected events:\n{}",
+                events.join("\n")
+            )));
+        }
+    }
+    println!("{}: PCR {registers:?}", image.description());
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Image> {
+    let file = std::fs::File::open(path).context("open the disk image")?;
+    Image::disk(file, None).context("compute the registers")
+}
+
+/// Source a disk with these files on its EFI system partition.
+fn on_disk(name: &str, suite: &str, more: &[(&str, &[u8])], files: &[(&str, &[u8])]) -> Result<()> {
+    let mut machine = new_machine(name)?;
+    let image = unified(&machine, suite, more)?;
+    let path = machine.folder().join("image.raw");
+    let place = match files.iter().any(|(file, _)| *file == DEFAULT) {
+        true => "EFI/Linux/the image.efi",
+        false => DEFAULT,
+    };
+    disk(&path, 96, 32, &[files, &[(place, &image[..])]].concat());
+    machine.source = Source::Disk(path.clone());
+    boot_and_compare(&mut machine, &read(&path)?, &[4, 5, 8, 9, 11, 12, 13, 15])
+}
+
+#[test]
+#[ignore = "boots a machine: make boot"]
+fn a_disk_with_the_stub_of_systemd_252_has_the_computed_registers() -> Result<()> {
+    on_disk("measure-252", "bookworm", &[], &[])
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn a_disk_with_the_stub_of_systemd_257_has_the_computed_registers() -> Result<()> {
+    let more: [(&str, &[u8]); 4] = [
+        (".uname", b"6.1"),
+        (".pcrpkey", b"-----BEGIN PUBLIC KEY-----\n"),
+        (".pcrsig", b"{}\0\0"),
+        (".profile", b"ID=main\n"),
+    ];
+    // sections before .profile are those of all profiles; the kernel is in the profile
+    on_disk("measure-257", "trixie", &more, &[])
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn systemd_boot_and_its_configuration_are_in_the_computed_registers() -> Result<()> {
+    let manager = systemd_boot("trixie").join("systemd-bootx64.efi");
+    let manager = std::fs::read(manager).context("read systemd-boot")?;
+    let files: [(&str, &[u8]); 2] = [(DEFAULT, &manager), ("loader/loader.conf", b"timeout 0\n")];
+    on_disk("measure-systemd-boot", "trixie", &[], &files)
+}
+
+/// The newest stub adds a secret of the machine to the initrd, unless the random seed is read-only.
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn the_newest_stub_has_the_computed_registers_where_its_secret_is_kept_out() -> Result<()> {
+    let mut machine = new_machine("measure-newest")?;
+    let image = unified(&machine, "sid", &[])?;
+    let path = machine.folder().join("image.raw");
+    disk(
+        &path,
+        96,
+        32,
+        &[(DEFAULT, &image[..]), ("loader/random-seed", &[7; 32])],
+    );
+    machine.source = Source::Disk(path.clone());
+    boot_and_compare(&mut machine, &read(&path)?, &[4, 5, 8, 11, 12, 13, 15])?;
+
+    let esp = format!("{}@@1M", path.display());
+    run(std::process::Command::new("mattrib").args(["-i", &esp, "+r", "::loader/random-seed"]));
+    boot_and_compare(&mut machine, &read(&path)?, &[4, 5, 8, 9, 11, 12, 13, 15])?;
+
+    let file = machine.folder().join("image.efi");
+    std::fs::write(&file, &image).context("write the image")?;
+    machine.source = Source::Unified(file);
+    let direct = Image::direct_uki(&image).context("compute the registers")?;
+    boot_and_compare(&mut machine, &direct, &[4, 5, 8, 9, 11, 12, 13, 15])
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn a_boot_option_that_fails_is_in_the_computed_registers() -> Result<()> {
+    let mut machine = new_machine("measure-second-disk")?;
+    let image = unified(&machine, "trixie", &[])?;
+    let path = machine.folder().join("image.raw");
+    disk(&path, 96, 32, &[(DEFAULT, &image[..])]);
+    machine.source = Source::SecondDisk(path.clone());
+    boot_and_compare(&mut machine, &read(&path)?, &[4, 8, 9, 11, 12, 13, 15])
+}
+
+/// QEMU writes addresses into a kernel, and OVMF a word into its command line.
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn a_kernel_by_qemu_has_the_computed_registers_with_little_and_much_memory() -> Result<()> {
+    for memory in [512, 3072] {
+        let mut machine = new_machine("measure-kernel")?;
+        machine.memory = memory;
+        let linux = std::fs::read(kernel()?).context("read the kernel")?;
+        let initrd = std::fs::read(machine.initramfs()).context("read the initramfs")?;
+        let bytes = Some(u64::from(memory) << 20);
+        let image = Image::direct_linux(&linux, Some(&initrd), &machine.command_line, bytes);
+        let image = image.context("compute the registers")?;
+        boot_and_compare(&mut machine, &image, &[4, 5, 8, 9, 11, 12, 13, 15])?;
+    }
+    Ok(())
+}
