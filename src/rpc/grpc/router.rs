@@ -20,7 +20,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// Creates a router that answers each call with [`Code::Unimplemented`].
+    /// Creates a router that answers each call with [`Code::Unimplemented`](super::Code::Unimplemented).
     pub fn new() -> Router {
         Router::default()
     }
