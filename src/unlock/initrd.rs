@@ -30,6 +30,8 @@ const NAMES: [&str; 9] = [
 const DEBUG: &str = "debug";
 /// How long the reason of a failure can be read before the machine restarts, in a loop if the failure lasts.
 const BEFORE_REBOOT: Duration = Duration::from_secs(10);
+/// How long the journal, through which systemd prints the reason on the console, has before the machine powers off.
+const BEFORE_POWER_OFF: Duration = Duration::from_secs(2);
 /// How often a machine that waits repeats the reason, for people who look at its console later.
 const REPEAT: Duration = Duration::from_secs(60);
 
@@ -88,6 +90,7 @@ impl OnFailure {
                 timeline.event("failed", format_args!("cannot restart: {error}"));
             }
             OnFailure::PowerOff => {
+                sleep(BEFORE_POWER_OFF);
                 let error = power::power_off();
                 timeline.event("failed", format_args!("cannot power off: {error}"));
             }
