@@ -28,7 +28,7 @@ boot: build ## run the tests that boot VMs; each console is kept in target/boot
 	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2 pairs:: measure::a_disk_with_the_stub_of_systemd_252
 
-test-images: build ## boot images of all kinds: initrds of distributions, unified kernel images with each kind of systemd-stub
+test-images: build ## boot images of all kinds: initrds of dracut and initramfs-tools, also with what goes wrong; unified kernel images with each systemd-stub
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2
 
 image: build ## make a container image of the services, for `firstlight apply`: target/dist/firstlight-image.tar (IMAGE=NAME)

@@ -9,7 +9,8 @@
 
 suite=${1:-bookworm}
 PACKAGES=(
-  base-files base-passwd bash coreutils dash debianutils e2fsprogs findutils grep gzip kmod libc-bin mawk mount passwd sed util-linux zstd
+  base-files base-passwd bash coreutils dash debianutils dmsetup e2fsprogs findutils grep gzip kmod libc-bin login mawk mount passwd
+  procps sed util-linux zstd
   # what makes an initrd
   dracut-core dracut-network initramfs-tools-core
   # what an initrd of dracut runs

@@ -2,10 +2,13 @@
 //! as an image builder makes it (docs/images.md). The root file system is a small one with the tests' own /sbin/init. The console
 //! of every boot is kept in target/boot/.
 //!
-//! They need `make build`'s programs and take minutes, so `cargo test` skips them: `make boot` runs them.
+//! They need `make build`'s programs and take minutes, so `cargo test` skips them: `make boot` runs the module `pairs`, `make
+//! test-images` runs all.
 
 mod measure;
+mod newest;
 mod pairs;
+mod traps;
 
 use machine::flow::Setting;
 use machine::initramfs::{self, Overlay};
@@ -33,6 +36,12 @@ const DRACUT: Maker = Maker {
 const INITRAMFS_TOOLS: Maker = Maker {
     system: "initramfs-tools",
     suite: "bookworm",
+};
+
+/// Debian 13's.
+const DRACUT_13: Maker = Maker {
+    system: "dracut",
+    suite: "trixie",
 };
 
 /// A machine with a blank state disk that boots an initrd of `maker`, with `overlay` appended; `words` are added to the kernel's

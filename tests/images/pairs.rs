@@ -23,7 +23,7 @@ fn an_initrd_of_initramfs_tools_opens_the_disk_at_first_boot_and_by_rejoin() -> 
     first_boot_and_rejoin(setting("initramfs-tools", INITRAMFS_TOOLS, "", &overlay)?)
 }
 
-fn first_boot_and_rejoin(mut setting: Setting) -> Result<()> {
+pub fn first_boot_and_rejoin(mut setting: Setting) -> Result<()> {
     let (mut vm, cluster) = flow::first_boot(&mut setting)?;
     vm.shut_down(PATIENCE)?;
     drop(vm);

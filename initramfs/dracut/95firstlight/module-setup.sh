@@ -2,7 +2,7 @@
 # The dracut module `firstlight`: an initrd that opens the state disk with `unlock` before the operating system starts. docs/images.md
 
 # shellcheck source=../../kernel-modules disable=SC1091
-. "$moddir/kernel-modules"
+. "${BASH_SOURCE[0]%/*}/kernel-modules"
 
 check() {
     require_binaries /usr/lib/firstlight/unlock mke2fs || return 1
@@ -23,9 +23,13 @@ depends() {
     echo systemd-networkd
 }
 
-# Settings of dracut itself; an image overrides them on its kernel command line. A shell in the initrd could open the disk, so none opens
-# after a failure. rd.neednet: networkd starts without ip= too.
-cmdline() { echo "rd.shell=0 rd.emergency=reboot rd.neednet=1"; }
+# Settings of dracut itself; an image overrides them on its kernel command line. A shell in the initrd could open the disk, so none
+# opens after a failure. rd.neednet is for the modules that bring the network up only when asked; with networkd, which is enabled here,
+# it would make dracut wait for the network.
+cmdline() {
+    echo -n "rd.shell=0 rd.emergency=reboot"
+    dracut_module_included systemd-networkd || echo -n " rd.neednet=1"
+}
 
 installkernel() {
     # whatever machine builds the initrd, it is for machines in a cloud

@@ -9,7 +9,7 @@ use super::{Context, Failure, Result, dist, free_port, root, script};
 use image::{Given, Image, Log};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -441,8 +441,20 @@ impl Vm {
     /// Attaches one of [`Machine::unplugged`].
     pub fn plug(&mut self, serial: &str) -> Result<()> {
         let mut monitor = UnixStream::connect(&self.monitor).context("reach QEMU's monitor")?;
-        writeln!(monitor, "device_add {},bus=hot", disk_device(serial))
-            .context(&format!("attach the disk {serial}"))
+        // QEMU drops a command whose sender is gone, so its end is awaited
+        let command = format!("device_add {},bus=hot\n", disk_device(serial));
+        let mut said = String::new();
+        monitor
+            .write_all(command.as_bytes())
+            .and_then(|()| monitor.shutdown(std::net::Shutdown::Write))
+            .and_then(|()| monitor.read_to_string(&mut said))
+            .context(&format!("attach the disk {serial}"))?;
+        match said.contains("Error") {
+            false => Ok(()),
+            true => Err(Failure(format!(
+                "QEMU does not attach the disk {serial}: {said}"
+            ))),
+        }
     }
 
     /// Runs a shell command in the OS stage and returns what it printed; its exit code other than 0 is an error.
