@@ -35,7 +35,7 @@ impl Gpt {
                 return Gpt::with_header(disk, sector_size, header);
             }
         }
-        Err("not a disk image: there is no GUID partition table".into())
+        Err("not a raw disk image: there is no GUID partition table; `qemu-img convert -O raw` makes one of other formats".into())
     }
 
     fn with_header(

@@ -115,7 +115,9 @@ impl Uki {
         let pe = Pe::parse(bytes)?;
         let (_, version) = systemd_program(&pe)
             .filter(|(name, _)| name == "systemd-stub")
-            .ok_or("not a unified kernel image: it has no systemd-stub")?;
+            .ok_or(
+                "not a unified kernel image: it has no systemd-stub; give a kernel by --kernel",
+            )?;
         let major = major(&version)
             .filter(|major| *major >= OLDEST)
             .ok_or_else(|| format!("systemd-stub {version}: expected {OLDEST} or newer"))?;
