@@ -320,7 +320,9 @@ fn it_does_not_start_where_callers_would_not_take_it_for_one_of_theirs() {
 #[test]
 fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followed() {
     let measured = |image: &[u8]| {
-        let registers = qemu_vtpm::measure(&member(0, image).location().parse().unwrap()).unwrap();
+        let registers = qemu_vtpm::measure(&member(0, image).location().parse().unwrap())
+            .unwrap()
+            .booted;
         [4, 9]
             .map(|pcr| (pcr, registers[&pcr].clone()))
             .into_iter()

@@ -18,6 +18,8 @@ use attest::atls;
 use attest::attestation;
 use attested::{Anybody, attested, attested_channel, plain_channel, within};
 use base::crypto;
+use kubernetes::kubelet_request::KubeletRequest;
+use kubernetes::parameters::NodeName;
 use kubernetes::services::migration::Migration;
 use program::Program;
 use proto::join::ISSUE_JOIN_TICKET;
@@ -617,16 +619,21 @@ fn a_join_service_that_cannot_work_does_not_start() {
 
 /// Calls as a machine with this TPM.
 fn rejoin_from(tpm: &Swtpm, address: SocketAddr) -> Result<IssueRejoinTicketResponse, Status> {
+    let request = IssueRejoinTicketRequest {
+        disk_uuid: UUID.into(),
+    };
+    channel_from(tpm, address)?.unary(ISSUE_REJOIN_TICKET, &request, &within(20))
+}
+
+/// Connects as a machine with this TPM.
+fn channel_from(tpm: &Swtpm, address: SocketAddr) -> Result<rpc::grpc::Channel, Status> {
     let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(address).unwrap();
     let transport = client
         .connect(socket, Instant::now() + Duration::from_secs(20))
         .unwrap();
-    let request = IssueRejoinTicketRequest {
-        disk_uuid: UUID.into(),
-    };
-    rpc::grpc::Channel::new(transport, "x")?.unary(ISSUE_REJOIN_TICKET, &request, &within(20))
+    rpc::grpc::Channel::new(transport, "x")
 }
 
 #[test]
@@ -657,6 +664,94 @@ fn sigterm_lets_a_ticket_that_is_being_made_come_to_its_end() {
             started.elapsed()
         );
     });
+}
+
+/// The policy of an image whose PCR 11 has only the words of systemd.
+fn policy_of_stages() -> String {
+    let after = |words: &[&str]| {
+        let value = words.iter().fold([0; 32], |value, word| {
+            sha256(&[value, sha256(word.as_bytes())].concat())
+        });
+        value
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    let (initramfs, booted) = (after(&BOOT[..1]), after(BOOT));
+    let zero = "00".repeat(32);
+    format!(
+        r#"{{"measurements":{{"11":"{booted}","15":"{zero}"}},"initramfs":{{"11":"{initramfs}"}}}}"#
+    )
+}
+
+/// The words that systemd measures into PCR 11 during a boot.
+const BOOT: &[&str] = &["enter-initrd", "leave-initrd", "sysinit", "ready"];
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    digest.as_ref().try_into().unwrap()
+}
+
+#[test]
+fn each_stage_of_a_boot_gets_its_own_ticket_only() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("attestationConfig"), policy_of_stages()).unwrap();
+    let router = Router::new().unary(GET_DATA_KEY, |_: &Call, _: GetDataKeyRequest| {
+        Ok(GetDataKeyResponse {
+            data_key: vec![1; 32],
+        })
+    });
+    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
+    let join = Program::start(&mut join_program(
+        &dir,
+        &["--key-service", &keys.local_addr().to_string()],
+    ));
+    let address = address(&join.expect("serving join requests"));
+    let tpm = Swtpm::start();
+    // what systemd does
+    let measure = |words: &[&str]| {
+        for word in words {
+            let digest: String = sha256(word.as_bytes())
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            tpm.tool("tpm2_pcrextend", &[&format!("11:sha256={digest}")]);
+        }
+    };
+    let join_from = || -> Result<IssueJoinTicketResponse, Status> {
+        let name = NodeName::from_machine("worker-0").unwrap();
+        let kubelet = KubeletRequest::new(&name, "127.0.0.1".parse().unwrap()).unwrap();
+        let request = IssueJoinTicketRequest {
+            disk_uuid: UUID.into(),
+            certificate_request: kubelet.der().to_vec(),
+            host_public_key: ssh::host::host_key(dir.path()).unwrap().blob().to_vec(),
+            ..IssueJoinTicketRequest::default()
+        };
+        channel_from(&tpm, address)?.unary(ISSUE_JOIN_TICKET, &request, &within(20))
+    };
+
+    measure(&BOOT[..1]);
+    rejoin_from(&tpm, address).unwrap();
+    let status = join_from().err().unwrap();
+    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    assert!(
+        status.message().contains("attests itself as an initramfs"),
+        "{status}"
+    );
+
+    measure(&BOOT[1..]);
+    let status = rejoin_from(&tpm, address).err().unwrap();
+    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    assert!(
+        status
+            .message()
+            .contains("attests itself as a booted system"),
+        "{status}"
+    );
+    // the service has no cluster, so the ticket is refused later
+    assert_eq!(join_from().err().unwrap().code(), Code::FailedPrecondition);
 }
 
 /// Two policies that the same machines meet.

@@ -16,6 +16,7 @@ KNOWN = {
     "src/attest/tpm",
     "src/cli",
     "src/cloud",
+    "src/image",
     "src/kms",
 }
 

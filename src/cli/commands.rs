@@ -368,7 +368,7 @@ const MEASURE: Command = Command {
         Opt::value(
             "stage",
             Value::OneOf("STAGE", &["initramfs", "booted"]),
-            "when the registers are read: in the initramfs or in the booted system; by default both must agree",
+            "write only the registers of this stage: in the initramfs or in the booted system; by default the policy has both",
         ),
         Opt::value(
             "secure-boot",

@@ -12,7 +12,10 @@ use std::time::{Duration, Instant};
 use super::progress::{Progress, human, printable};
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use attest::atls;
-use attest::attestation::{Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant};
+use attest::attestation::stage::validator_at_any_stage;
+use attest::attestation::{
+    Identified, KeyName, Oid, Policy, Stage, ValidateError, Validator, Variant,
+};
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
@@ -125,19 +128,22 @@ impl Trust {
 }
 
 impl Node {
-    /// Creates a fresh node that is asked for its status, and gets no secret.
+    /// Creates a fresh node in its initramfs that is asked for its status, and gets no secret.
     pub fn to_ask(endpoint: &Endpoint, variant: &Variant, policy: Policy) -> Node {
-        Node::judged_by(endpoint, (variant.validator)(policy.expecting_fresh()))
+        Node::judged_by(
+            endpoint,
+            (variant.validator)(policy.at(Stage::Initramfs).expecting_fresh()),
+        )
     }
 
-    /// Creates a fresh node that will get the master secret.
+    /// Creates a fresh node in its initramfs that will get the master secret.
     pub fn to_trust(
         endpoint: &Endpoint,
         variant: &Variant,
         policy: Policy,
         trust: &Trust,
     ) -> Result<Node, Failure> {
-        let validator = trust.validator(variant, policy.expecting_fresh())?;
+        let validator = trust.validator(variant, policy.at(Stage::Initramfs).expecting_fresh())?;
         Ok(Node::judged_by(endpoint, validator))
     }
 
@@ -149,6 +155,7 @@ impl Node {
         trust: &Trust,
         cluster_id: &[u8; CLUSTER_ID_LEN],
     ) -> Result<Node, Failure> {
+        let policy = policy.at(Stage::Booted);
         let member = trust.validator(variant, policy.clone().expecting_cluster(cluster_id))?;
         let fresh = trust.validator(variant, policy.expecting_fresh())?;
         Ok(Node::judged_by(
@@ -173,10 +180,11 @@ impl Node {
         cluster: Option<&[u8; CLUSTER_ID_LEN]>,
         noted: &Arc<OnceLock<Standing>>,
     ) -> Node {
+        let judge = |policy| validator_at_any_stage(variant, policy);
         let validator: Arc<dyn Validator> = Arc::new(AnyStanding {
-            fresh: (variant.validator)(policy.clone().expecting_fresh()),
-            member: cluster.map(|id| (variant.validator)(policy.clone().expecting_cluster(id))),
-            any: (variant.validator)(policy.clone().of_any_cluster()),
+            fresh: judge(policy.clone().expecting_fresh()),
+            member: cluster.map(|id| judge(policy.clone().expecting_cluster(id))),
+            any: judge(policy.clone().of_any_cluster()),
             noted: noted.clone(),
         });
         Node::judged_by(endpoint, validator)

@@ -1,13 +1,16 @@
 //! `firstlight measure`: prints the attestation policy that a machine meets, from the present values of its TPM, or that machines
 //! will meet that boot an image, from the image alone.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::{connect, measure_image, say, say_all};
+use attest::attestation::variant::Measured;
 use attest::attestation::{KeyName, Measurement, Policy, Variant};
 use attest::tpm::{CLUSTER_ID_PCR, Location};
 use base::program::Failure;
+
+/// The PCR into which systemd measures the phases of a boot.
+const PHASES_PCR: u32 = 11;
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -64,9 +67,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             if source.explain {
                 return say_all(&measure_image::explain(source, &image));
             }
-            let values = measure_image::values(source, &image, &pcrs)?;
-            let pcrs: Vec<u32> = values.keys().copied().collect();
-            let policy = policy(values, &pcrs).map_err(Failure::failed)?;
+            let measured = measure_image::values(source, &image, &pcrs)?;
+            let pcrs: Vec<u32> = measured.booted.keys().copied().collect();
+            let policy = policy(measured, &pcrs).map_err(Failure::failed)?;
             let name = name.map_or_else(|| source.name(), str::to_owned);
             print(present, Some(&name), &policy, None)
         }
@@ -84,9 +87,9 @@ fn of_tpm(
         Some(location) => location.clone(),
         None => Location::default_device().map_err(Failure::failed)?,
     };
-    let values = (variant.measure)(&location).map_err(Failure::failed)?;
+    let measured = (variant.measure)(&location).map_err(Failure::failed)?;
     let policy =
-        policy(values, pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
+        policy(measured, pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
     let key = match trust_any_tpm {
         true => None,
         false => Some((variant.key_name)(&location).map_err(Failure::failed)?),
@@ -124,12 +127,12 @@ fn add(
     new: &Policy,
     key: Option<KeyName>,
 ) -> Result<Policy, Failure> {
-    let measurements = new.images()[0].measurements();
+    let new_image = &new.images()[0];
     let key = key.filter(|key| !present.keys().is_empty() && !present.keys().contains(key));
-    let same = present
-        .images()
-        .iter()
-        .find(|image| image.measurements() == measurements);
+    let same = present.images().iter().find(|image| {
+        image.measurements() == new_image.measurements()
+            && image.initramfs() == new_image.initramfs()
+    });
     let policy = match (same, key, name) {
         (Some(same), None, _) => {
             return Err(Failure::failed(format!(
@@ -146,7 +149,7 @@ fn add(
             if registers(new) != registers(&present) {
                 log::warn!("the registers differ from those of {}", present.images()[0]);
             }
-            present.and_also(name, measurements.clone())
+            present.and_image(name, new_image.clone())
         }
     };
     policy
@@ -156,7 +159,18 @@ fn add(
 
 /// Returns a policy of these registers and of the cluster ID's register, which must be zero, as in a machine that belongs to no
 /// cluster.
-fn policy(mut values: BTreeMap<u32, Measurement>, pcrs: &[u32]) -> Result<Policy, String> {
+fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, String> {
+    let Measured {
+        booted: mut values,
+        mut initramfs,
+    } = measured;
+    if pcrs.contains(&PHASES_PCR) && !initramfs.contains_key(&PHASES_PCR) {
+        log::warn!(
+            "the event log does not explain PCR {PHASES_PCR}, so the policy has its present value for the initramfs too; if \
+             systemd measures the phases of the boot, a node will be refused in its initramfs"
+        );
+    }
+    initramfs.retain(|pcr, _| pcrs.contains(pcr) && *pcr != CLUSTER_ID_PCR);
     let zero = Measurement {
         expected: [0; 32],
         warn_only: false,
@@ -181,11 +195,14 @@ fn policy(mut values: BTreeMap<u32, Measurement>, pcrs: &[u32]) -> Result<Policy
             .map(entry)
             .collect::<Result<_, _>>()?,
     )
+    .and_then(|policy| policy.with_initramfs(initramfs))
     .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn values() -> BTreeMap<u32, Measurement> {
@@ -202,12 +219,36 @@ mod tests {
             .collect()
     }
 
+    fn measured_as(booted: BTreeMap<u32, Measurement>) -> Measured {
+        let initramfs = booted.clone();
+        Measured { booted, initramfs }
+    }
+
+    fn measured() -> Measured {
+        measured_as(values())
+    }
+
+    #[test]
+    fn a_register_that_differs_in_the_initramfs_is_in_the_policy_twice() {
+        let mut machine = measured();
+        machine.initramfs.insert(11, values()[&3].clone());
+        machine.initramfs.insert(9, values()[&3].clone());
+        let policy = policy(machine, &[4, 11]).unwrap();
+        let image = &policy.images()[0];
+        assert_eq!(image.measurements()[&11].expected, [11; 32]);
+        assert_eq!(image.initramfs().keys().copied().collect::<Vec<_>>(), [11]);
+        assert_eq!(image.initramfs()[&11].expected, [3; 32]);
+        // the same image with other registers of the initramfs is another image
+        let one_stage = super::policy(measured(), &[4, 11]).unwrap();
+        assert!(add(policy, Some("other"), &one_stage, None).is_ok());
+    }
+
     #[test]
     fn the_policy_has_the_registers_asked_for_and_wants_no_cluster_yet() {
         let expected = |byte: &str| byte.repeat(32);
         for registers in [&[4, 15][..], &[4]] {
             assert_eq!(
-                policy(values(), registers).unwrap().to_json(),
+                policy(measured(), registers).unwrap().to_json(),
                 format!(
                     "{{\"measurements\":{{\"15\":{{\"expected\":\"{}\",\"warnOnly\":false}},\
                      \"4\":{{\"expected\":\"{}\",\"warnOnly\":false}}}}}}",
@@ -227,7 +268,7 @@ mod tests {
 
     #[test]
     fn an_image_is_added_beside_the_others_unless_it_is_there() {
-        let present = policy(values(), &[4, 15]).unwrap();
+        let present = policy(measured(), &[4, 15]).unwrap();
         assert!(
             refusal(add(present.clone(), Some("same"), &present, None))
                 .contains("already accepts this machine: the first image")
@@ -239,7 +280,7 @@ mod tests {
                 warn_only: false,
             },
         )]);
-        let newer = policy(newer, &[4, 15]).unwrap();
+        let newer = policy(measured_as(newer), &[4, 15]).unwrap();
         assert!(refusal(add(present.clone(), None, &newer, None)).contains("--name is missing"));
         let both = add(present.clone(), Some("newer"), &newer, None).unwrap();
         assert_eq!(both.images()[0], present.images()[0]);
@@ -255,14 +296,14 @@ mod tests {
                 .iter()
                 .all(|image| image.measurements()[&15].expected == [0; 32])
         );
-        let third = policy(values(), &[4, 9, 15]).unwrap();
+        let third = policy(measured(), &[4, 9, 15]).unwrap();
         assert!(refusal(add(both, Some("newer"), &third, None)).contains("two images"));
     }
 
     #[test]
     fn a_machine_of_the_same_image_adds_its_key_to_a_policy_that_names_keys() {
         let (image, key, other) = (
-            policy(values(), &[4]).unwrap(),
+            policy(measured(), &[4]).unwrap(),
             KeyName::of(b"a"),
             KeyName::of(b"b"),
         );
@@ -275,7 +316,7 @@ mod tests {
         );
         assert!(refusal(add(named, None, &image, Some(key))).contains("already"));
         // a policy that accepts any TPM still does
-        let newer = policy(values(), &[4, 9]).unwrap();
+        let newer = policy(measured(), &[4, 9]).unwrap();
         assert!(
             add(image, Some("newer"), &newer, Some(key))
                 .unwrap()
@@ -287,9 +328,9 @@ mod tests {
     #[test]
     fn a_register_that_is_not_there_is_named() {
         assert_eq!(
-            policy(values(), &[4, 30]).unwrap_err(),
+            policy(measured(), &[4, 30]).unwrap_err(),
             "the TPM has no PCR 30"
         );
-        assert!(policy(BTreeMap::new(), &[4]).is_err());
+        assert!(policy(measured_as(BTreeMap::new()), &[4]).is_err());
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use super::state::hex;
 use super::usage::Given;
 use attest::attestation::Measurement;
+use attest::attestation::variant::Measured;
 use attest::tpm::CLUSTER_ID_PCR;
 use base::program::{self, Failure};
 use image::{Case, Image, Stage, Units};
@@ -174,32 +175,34 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
     Ok(image)
 }
 
-/// Returns the value of each of these registers that has only one. Warns of the others, unless the operator named them; then they
-/// are an error.
-pub fn values(
-    options: &Options,
-    image: &Image,
-    pcrs: &[u32],
-) -> Result<BTreeMap<u32, Measurement>, Failure> {
-    let mut values = BTreeMap::new();
+/// Returns the value of each of these registers that has only one at each stage of the boot, or at the stage that the operator named.
+/// Warns of the others, unless the operator named them; then they are an error.
+pub fn values(options: &Options, image: &Image, pcrs: &[u32]) -> Result<Measured, Failure> {
+    let (mut booted, mut initramfs) = (BTreeMap::new(), BTreeMap::new());
     let mut several = String::new();
     // what a policy demands of PCR 15 is not the image's
     for pcr in pcrs.iter().filter(|pcr| **pcr != CLUSTER_ID_PCR) {
-        match image.value(*pcr, &options.given) {
-            Ok(expected) => {
-                let warn_only = false;
-                values.insert(
-                    *pcr,
-                    Measurement {
-                        expected,
-                        warn_only,
-                    },
-                );
+        let at = |stage| {
+            let stage = Some(options.given.stage.unwrap_or(stage));
+            let given = image::Given {
+                stage,
+                ..options.given
+            };
+            image.value(*pcr, &given).map(enforced)
+        };
+        match (at(Stage::Initramfs), at(Stage::Booted)) {
+            (Ok(in_initramfs), Ok(when_booted)) => {
+                initramfs.insert(*pcr, in_initramfs);
+                booted.insert(*pcr, when_booted);
             }
-            Err(cases) => several.push_str(&register(*pcr, &cases, false)),
+            (Err(cases), _) | (_, Err(cases)) => {
+                let cases = image.value(*pcr, &options.given).err().unwrap_or(cases);
+                several.push_str(&register(*pcr, &cases, false));
+            }
         }
     }
-    let choose = "--stage, --secure-boot and --units choose among several values; --explain prints the events";
+    let choose =
+        "--secure-boot and --units choose among several values; --explain prints the events";
     if !several.is_empty() && options.are_registers_named {
         return Err(Failure::failed(format!(
             "not every register has one value ({choose}):\n{}",
@@ -208,7 +211,7 @@ pub fn values(
     }
     // a register that nothing extends has the same value for every image
     let binds = |pcr: &u32| {
-        values
+        booted
             .get(pcr)
             .is_some_and(|value| value.expected != [0; 32])
     };
@@ -224,7 +227,14 @@ pub fn values(
             several.trim_end()
         );
     }
-    Ok(values)
+    Ok(Measured { booted, initramfs })
+}
+
+fn enforced(expected: image::Digest) -> Measurement {
+    Measurement {
+        expected,
+        warn_only: false,
+    }
 }
 
 /// Returns all values of each register with the events that give them.

@@ -92,6 +92,7 @@ fn shake_hands(mut connection: Connection, mut socket: TcpStream) -> io::Result<
         socket,
         scheme: "https",
         identity: None,
+        claims: None,
     })
 }
 

@@ -137,8 +137,8 @@ fn extensions(oid: &[u8], document: &[u8]) -> Vec<u8> {
     )
 }
 
-/// Validates the certificate of a peer; `nonce` is the nonce that we sent to the peer. Returns the name of the machine if the
-/// variant has names.
+/// Validates the certificate of a peer; `nonce` is the nonce that we sent to the peer. Returns the content of
+/// the document.
 ///
 /// The certificate must be signed by its own key and be valid `now`. It must have no unknown critical extension, and no extended
 /// key usage without serverAuth (RFC 5280 §4.2.1.12; for clients too, as in the old system). The first extension of a known
@@ -149,7 +149,7 @@ pub fn verify(
     validators: &[Arc<dyn Validator>],
     nonce: &[u8],
     now: UnixTime,
-) -> Result<Option<Arc<str>>, ValidateError> {
+) -> Result<Identified, ValidateError> {
     let public_key = verify_self_signed(certificate, now).map_err(refusal)?;
     let extensions = read_extensions(certificate)
         .map_err(|Malformed| refusal("the extensions of its certificate are malformed".into()))?;
@@ -163,16 +163,13 @@ pub fn verify(
     let (validator, document) =
         decisive.ok_or_else(|| refusal(no_document(&extensions, validators)))?;
 
-    let Identified {
-        user_data: bound,
-        machine,
-    } = validator.identify(document, nonce)?;
-    if bound != user_data(&public_key) {
+    let identified = validator.identify(document, nonce)?;
+    if identified.user_data != user_data(&public_key) {
         return Err(refusal(
             "its attestation document is for another key than its certificate's".into(),
         ));
     }
-    Ok(machine)
+    Ok(identified)
 }
 
 fn refusal(text: String) -> ValidateError {

@@ -14,7 +14,7 @@ use rustls::{ClientConfig, ClientConnection, Connection, DigitallySignedStruct, 
 
 use super::handshake::{self, Timed};
 use super::{ALPN_H2, Error, certificate, nonce, provider};
-use crate::attestation::{Issuer, Validator};
+use crate::attestation::{Identified, Issuer, Validator};
 use rpc::grpc::Transport;
 use rpc::half_open::PeersTurn;
 
@@ -49,9 +49,10 @@ impl Client {
     /// contains [`Error::PeerRefused`]. The connection has no socket time-outs.
     pub fn connect(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
         let (connection, session) = self.establish_session(&socket, deadline)?;
-        let identity = session.machine.get().cloned();
+        let identified = session.identified.get();
         Ok(Transport {
-            identity,
+            identity: identified.and_then(|identified| identified.machine.clone()),
+            claims: identified.map(|identified| Arc::new(identified.claims()) as _),
             ..handshake::finish(connection, socket)?
         })
     }
@@ -68,7 +69,7 @@ impl Client {
             issuer: self.issuer.clone(),
             validators: self.validators.clone(),
             nonce,
-            machine: OnceLock::new(),
+            identified: OnceLock::new(),
             failure: Mutex::new(None),
         });
         let config = self.config(&session)?;
@@ -131,8 +132,8 @@ struct Session {
     issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
     nonce: Vec<u8>,
-    /// The name of the server's machine after its validation, if the variant has names.
-    machine: OnceLock<Arc<str>>,
+    /// The content of the server's document after its validation.
+    identified: OnceLock<Identified>,
     /// Why the issuer or a validator failed; rustls does not preserve this error.
     failure: Mutex<Option<Error>>,
 }
@@ -168,11 +169,9 @@ impl ServerCertVerifier for Session {
             return Ok(ServerCertVerified::assertion());
         }
         match certificate::verify(leaf, &self.validators, &self.nonce, now) {
-            Ok(machine) => {
-                if let Some(machine) = machine {
-                    // a handshake has exactly one certificate of the server
-                    let _ = self.machine.set(machine);
-                }
+            Ok(identified) => {
+                // a handshake has exactly one certificate of the server
+                let _ = self.identified.set(identified);
                 Ok(ServerCertVerified::assertion())
             }
             Err(reason) => {

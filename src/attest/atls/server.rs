@@ -21,7 +21,7 @@ use rustls::{
 use super::handshake::{self, Timed};
 use super::hello::{self, HelloFilter};
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
-use crate::attestation::{IssueError, Issuer, Oid, Validator};
+use crate::attestation::{Identified, IssueError, Issuer, Oid, Validator};
 use base::network::Network;
 use base::turns::Turns;
 use rpc::grpc::{Accept, Transport};
@@ -79,9 +79,10 @@ impl Server {
         turn: &PeersTurn,
     ) -> Result<Transport, Error> {
         let (connection, session) = self.establish_session(&socket, deadline, turn)?;
-        let identity = session.machine.get().cloned();
+        let identified = session.identified.get();
         Ok(Transport {
-            identity,
+            identity: identified.and_then(|identified| identified.machine.clone()),
+            claims: identified.map(|identified| Arc::new(identified.claims()) as _),
             ..handshake::finish(connection, socket)?
         })
     }
@@ -159,7 +160,7 @@ impl Server {
                 &server_nonce,
             ))],
             certified: OnceLock::new(),
-            machine: OnceLock::new(),
+            identified: OnceLock::new(),
             failure: Mutex::new(None),
         }))
     }
@@ -220,8 +221,8 @@ struct Session {
     authorities: [DistinguishedName; 1],
     /// The certificate. It is stored because rustls asks again after a HelloRetryRequest, and one document is enough.
     certified: OnceLock<Option<Arc<CertifiedKey>>>,
-    /// The name of the client's machine after its validation, if the variant has names.
-    machine: OnceLock<Arc<str>>,
+    /// The content of the client's document after its validation.
+    identified: OnceLock<Identified>,
     /// Why the issuer or a validator failed; rustls does not preserve this error.
     failure: Mutex<Option<Error>>,
 }
@@ -275,11 +276,9 @@ impl ClientCertVerifier for Session {
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
         match certificate::verify(leaf, &self.validators, &self.server_nonce, now) {
-            Ok(machine) => {
-                if let Some(machine) = machine {
-                    // a handshake has exactly one certificate of the client
-                    let _ = self.machine.set(machine);
-                }
+            Ok(identified) => {
+                // a handshake has exactly one certificate of the client
+                let _ = self.identified.set(identified);
                 Ok(ClientCertVerified::assertion())
             }
             Err(reason) => {

@@ -73,6 +73,7 @@ pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport>
         socket,
         scheme: "https",
         identity: None,
+        claims: None,
     })
 }
 

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use super::{hex, sha256};
+use super::{hex, phases, sha256};
 
 const SHA256: u16 = 0x000b;
 const EV_NO_ACTION: u32 = 3;
@@ -53,13 +53,69 @@ pub fn parse(log: &[u8]) -> Vec<Event<'_>> {
     events
 }
 
-/// Explains the value of a PCR: returns the entries that give it, or says that the log does not explain it.
-pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> String {
-    let events: Vec<_> = parse(log)
+/// Explains the value of a PCR: returns the entries and the words of systemd that give it, or says that the log does not explain
+/// it; then compares with the words of systemd that give the expected value.
+pub fn explain(log: &[u8], pcr: u32, value: &[u8], expected: &[u8; 32]) -> String {
+    let events = events_of(log, pcr);
+    let start = replay(pcr, &events);
+    let words_to = |value: &[u8]| phases::between(pcr, start.as_ref()?, value);
+    let (got, wanted) = (words_to(value), words_to(expected));
+    let measured = explain_entries(&events, got.is_some());
+    match (got, wanted) {
+        (Some(got), Some(wanted)) => format!(
+            "{measured}; then by systemd: {}; the policy expects {} of systemd",
+            list_words(&got),
+            list_words(&wanted)
+        ),
+        (Some(got), None) if !got.is_empty() => {
+            format!("{measured}; then by systemd: {}", list_words(&got))
+        }
+        (Some(_), None) => measured,
+        (None, _) => match compare(pcr, value, expected) {
+            Some(difference) => format!("{measured}; {difference}"),
+            None => measured,
+        },
+    }
+}
+
+/// Returns the difference of two values in words of systemd; `None` if it is another one.
+fn compare(pcr: u32, value: &[u8], expected: &[u8; 32]) -> Option<String> {
+    if let Some(more) = phases::between(pcr, expected, value) {
+        let more = list_words(&more);
+        return Some(format!(
+            "systemd has measured {more} more than the policy expects"
+        ));
+    }
+    let less = phases::between(pcr, value.try_into().ok()?, expected)?;
+    let less = list_words(&less);
+    Some(format!(
+        "systemd has not measured {less}, which the policy expects"
+    ))
+}
+
+/// Returns the value that a PCR of this boot had in the initramfs; `None` if the log and the words of systemd do not explain its
+/// present value.
+pub fn value_in_initramfs(log: &[u8], pcr: u32, value: &[u8]) -> Option<[u8; 32]> {
+    let start = replay(pcr, &events_of(log, pcr))?;
+    let words = phases::between(pcr, &start, value)?;
+    Some(phases::in_initramfs(&start, &words))
+}
+
+fn list_words(words: &[&str]) -> String {
+    match words {
+        [] => "nothing".into(),
+        words => words.join(", "),
+    }
+}
+
+fn events_of(log: &[u8], pcr: u32) -> Vec<Event<'_>> {
+    parse(log)
         .into_iter()
         .filter(|event| event.pcr == pcr)
-        .collect();
-    let explained = replay(pcr, &events).is_some_and(|replayed| replayed == value);
+        .collect()
+}
+
+fn explain_entries(events: &[Event<'_>], explained: bool) -> String {
     let measured: Vec<_> = events
         .iter()
         .filter(|event| event.kind != EV_NO_ACTION)
@@ -279,7 +335,7 @@ mod tests {
         let log = [header, entry.clone(), entry].concat();
         assert_eq!(parse(&log).len(), 3);
         let value = sha256(&[&sha256(&[&[0; 32], &[8; 32]]), &[8; 32]]);
-        let text = explain(&log, 4, &value);
+        let text = explain(&log, 4, &value, &[1; 32]);
         assert_eq!(
             text,
             "measured into it: EV_IPL 08080808.. \"image\", EV_IPL 08080808.. \"image\""
@@ -308,7 +364,7 @@ mod tests {
             .cloned()
             .collect();
         let value = replay(9, &of_9).unwrap();
-        let text = explain(LOG, 9, &value);
+        let text = explain(LOG, 9, &value, &[1; 32]);
         assert!(
             text.contains("EV_EVENT_TAG")
                 && text.contains("Linux initrd")
@@ -320,7 +376,7 @@ mod tests {
             .filter(|event| event.pcr == 4)
             .cloned()
             .collect();
-        let text = explain(LOG, 4, &replay(4, &of_4).unwrap());
+        let text = explain(LOG, 4, &replay(4, &of_4).unwrap(), &[1; 32]);
         assert!(
             text.contains("Calling EFI Application from Boot Option") && text.contains("kernel"),
             "{text}"
@@ -329,23 +385,69 @@ mod tests {
 
     #[test]
     fn a_value_that_the_log_does_not_give_is_not_explained() {
-        let text = explain(LOG, 9, &[1; 32]);
+        let text = explain(LOG, 9, &[1; 32], &[2; 32]);
         assert!(
             text.starts_with("the event log does not explain it, but has EV_EVENT_TAG "),
             "{text}"
         );
         assert_eq!(
-            explain(b"", 9, &[1; 32]),
+            explain(b"", 9, &[1; 32], &[2; 32]),
             "the event log does not explain it"
         );
-        assert_eq!(explain(LOG, 14, &[0; 32]), "measured into it: nothing");
+        assert_eq!(
+            explain(LOG, 14, &[0; 32], &[2; 32]),
+            "measured into it: nothing"
+        );
+    }
+
+    /// Returns the value of PCR 11 of `LOG` after systemd measured these words.
+    fn pcr_11_after(words: &[&str]) -> [u8; 32] {
+        let start = replay(11, &events_of(LOG, 11)).unwrap();
+        let digest = |word: &str| sha256(&[word.as_bytes()]);
+        words
+            .iter()
+            .fold(start, |value, word| sha256(&[&value, &digest(word)]))
+    }
+
+    const BOOTED: &[&str] = &["enter-initrd", "leave-initrd", "sysinit", "ready"];
+
+    #[test]
+    fn the_phases_of_systemd_are_named_that_are_missing_or_too_many() {
+        let (initramfs, booted) = (pcr_11_after(&BOOTED[..1]), pcr_11_after(BOOTED));
+        assert_eq!(
+            explain(LOG, 11, &booted, &initramfs),
+            "measured into it: nothing; then by systemd: enter-initrd, leave-initrd, sysinit, ready; \
+             the policy expects enter-initrd of systemd"
+        );
+        // a log that does not lead to the value, as when it was too long for the document
+        let other = sha256(&[&[1; 32], &sha256(&[b"enter-initrd"])]);
+        assert_eq!(
+            explain(LOG, 11, &other, &[1; 32]),
+            "the event log does not explain it; systemd has measured enter-initrd more than the policy expects"
+        );
+        assert_eq!(
+            explain(LOG, 11, &[1; 32], &other),
+            "the event log does not explain it; systemd has not measured enter-initrd, which the policy expects"
+        );
+    }
+
+    #[test]
+    fn a_booted_machine_knows_the_value_of_its_initramfs() {
+        let initramfs = pcr_11_after(&BOOTED[..1]);
+        for words in [&BOOTED[..1], &BOOTED[..3], BOOTED] {
+            assert_eq!(
+                value_in_initramfs(LOG, 11, &pcr_11_after(words)),
+                Some(initramfs)
+            );
+        }
+        assert_eq!(value_in_initramfs(LOG, 11, &[1; 32]), None);
     }
 
     #[test]
     fn hostile_logs_end_without_a_panic() {
         for log in mutations(LOG, 2000) {
             for pcr in [0, 4, 9] {
-                let _ = explain(&log, pcr, &[0; 32]);
+                let _ = explain(&log, pcr, &[0; 32], &[2; 32]);
             }
         }
     }

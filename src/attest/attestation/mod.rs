@@ -3,22 +3,25 @@
 //! An [`Issuer`] makes a document on the machine itself; a [`Validator`] validates the document of a peer. Attested TLS
 //! ([`crate::atls`]) transports a document in a certificate extension whose OID names the variant.
 //!
-//! Files: [`variant`] is the table of variants, [`qemu_vtpm`] one of them; [`policy`] defines which register values and which keys are accepted; `key_name` is the
+//! Files: [`variant`] is the table of variants, [`qemu_vtpm`] one of them; [`stage`] tells an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name` is the
 //! name of a key; `document` is the JSON document, `quote` verifies what the TPM signed in it, [`event_log`] explains the value
 //! of a register to a person.
 
 mod document;
 pub mod event_log;
 mod key_name;
+mod phases;
 pub mod policy;
 pub mod qemu_vtpm;
 mod quote;
+pub mod stage;
 pub mod variant;
 
 use std::sync::Arc;
 
 pub use key_name::KeyName;
 pub use policy::{Image, Measurement, Policy};
+pub use stage::Stage;
 pub use variant::Variant;
 
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
@@ -56,6 +59,7 @@ pub trait Validator: Send + Sync {
         Ok(Identified {
             user_data: self.validate(document, nonce)?,
             machine: None,
+            stage: None,
         })
     }
     /// Returns whether the quote of any TPM is accepted. Then a program without a TPM is accepted too.
@@ -71,6 +75,22 @@ pub struct Identified {
     pub user_data: Vec<u8>,
     /// The name of the machine, which does not change with a reboot: at most 64 lower-case hexadecimal digits.
     pub machine: Option<Arc<str>>,
+    /// The stage of the machine's boot; `None` if the validator does not distinguish stages.
+    pub stage: Option<Stage>,
+}
+
+/// What a peer proved beside its name. Attested TLS gives it to the handlers of the peer's calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claims {
+    /// As [`Identified::stage`].
+    pub stage: Option<Stage>,
+}
+
+impl Identified {
+    /// Returns what the peer proved beside its name.
+    pub fn claims(&self) -> Claims {
+        Claims { stage: self.stage }
+    }
 }
 
 /// Why a document could not be made: a sentence for the console of the machine.

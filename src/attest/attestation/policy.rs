@@ -16,6 +16,13 @@
 //! All registers of a machine must match the same image. A mix of registers of two images is refused, because no measured
 //! machine has these values.
 //!
+//! systemd measures how far the boot is ("systemd-pcrphase"), so registers of one image differ between its initramfs and the booted
+//! system. `measurements` are those of the booted system; `initramfs` has the registers that differ there:
+//!
+//! ```json
+//! {"measurements":{"4":{..},"11":{..}},"initramfs":{"11":{..}}}
+//! ```
+//!
 //! A program without a TPM can claim any register values with its own key. So a policy can name the accepted attestation keys;
 //! without names every key is accepted:
 //!
@@ -23,7 +30,8 @@
 //! {"measurements":{..},"attestationKeys":["000b5a31.."]}
 //! ```
 //!
-//! Programs of the old system ignore unknown fields, so they require the first image and accept every key. A policy with one
+//! Programs of the old system ignore unknown fields, so they require the first image, as a booted
+//! system, and accept every key. A policy with one
 //! image without a name, and without keys, is byte for byte the same text as in the old system.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +39,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use super::{KeyName, hex, pcr15_after, unhex};
+use super::{KeyName, Stage, hex, pcr15_after, unhex};
 use crate::tpm::CLUSTER_ID_PCR;
 use base::crypto::CLUSTER_ID_LEN;
 
@@ -63,7 +71,10 @@ pub struct Measurement {
 pub struct Image {
     /// The name. Only the first image of a policy may have an empty name.
     name: String,
+    /// The registers of the booted system.
     measurements: BTreeMap<u32, Measurement>,
+    /// The registers that differ in the initramfs.
+    initramfs: BTreeMap<u32, Measurement>,
 }
 
 /// The accepted images (at least one) and the accepted attestation keys.
@@ -92,6 +103,8 @@ impl std::error::Error for PolicyError {}
 struct Json {
     measurements: BTreeMap<String, JsonMeasurement>,
     #[serde(default)]
+    initramfs: BTreeMap<String, JsonMeasurement>,
+    #[serde(default)]
     name: String,
     #[serde(default, rename = "alsoAccepted")]
     also_accepted: Vec<JsonImage>,
@@ -103,6 +116,8 @@ struct Json {
 struct JsonImage {
     name: String,
     measurements: BTreeMap<String, JsonMeasurement>,
+    #[serde(default)]
+    initramfs: BTreeMap<String, JsonMeasurement>,
 }
 
 #[derive(Deserialize)]
@@ -118,26 +133,64 @@ enum JsonMeasurement {
 }
 
 impl Image {
-    fn new(name: &str, measurements: BTreeMap<u32, Measurement>) -> Result<Image, String> {
+    fn new(
+        name: &str,
+        measurements: BTreeMap<u32, Measurement>,
+        mut initramfs: BTreeMap<u32, Measurement>,
+    ) -> Result<Image, String> {
         let is_plain = name.chars().all(|c| c == ' ' || c.is_ascii_graphic());
         if !is_plain || name.len() > MAX_NAME || name.trim() != name {
             return Err(format!(
                 "the name {name:.120?}: expected at most {MAX_NAME} plain characters"
             ));
         }
-        if measurements
-            .values()
-            .all(|measurement| measurement.warn_only)
+        initramfs.retain(|index, measurement| measurements.get(index) != Some(measurement));
+        let image = Image {
+            name: name.into(),
+            measurements,
+            initramfs,
+        };
+        let enforces_nothing = |measurements: BTreeMap<u32, Measurement>| {
+            measurements
+                .values()
+                .all(|measurement| measurement.warn_only)
+        };
+        if Stage::ALL
+            .map(|stage| image.at(stage))
+            .into_iter()
+            .any(enforces_nothing)
         {
             return Err("no register is enforced, so it would accept any machine".into());
         }
-        Ok(Image {
-            name: name.into(),
-            measurements,
-        })
+        Ok(image)
     }
 
-    fn from_json(name: &str, json: BTreeMap<String, JsonMeasurement>) -> Result<Image, String> {
+    /// Returns the registers at this stage.
+    fn at(&self, stage: Stage) -> BTreeMap<u32, Measurement> {
+        let mut measurements = self.measurements.clone();
+        if stage == Stage::Initramfs {
+            measurements.extend(self.initramfs.clone());
+        }
+        measurements
+    }
+
+    fn from_json(
+        name: &str,
+        measurements: BTreeMap<String, JsonMeasurement>,
+        initramfs: BTreeMap<String, JsonMeasurement>,
+    ) -> Result<Image, String> {
+        let initramfs = Image::measurements_from_json(initramfs)
+            .map_err(|error| format!("initramfs: {error}"))?;
+        Image::new(
+            name,
+            Image::measurements_from_json(measurements)?,
+            initramfs,
+        )
+    }
+
+    fn measurements_from_json(
+        json: BTreeMap<String, JsonMeasurement>,
+    ) -> Result<BTreeMap<u32, Measurement>, String> {
         let mut measurements = BTreeMap::new();
         for (name, measurement) in json {
             let index = name.parse().ok().filter(|index| *index <= MAX_INDEX);
@@ -171,13 +224,23 @@ impl Image {
                 return Err(format!("PCR {index} appears twice"));
             }
         }
-        Image::new(name, measurements)
+        Ok(measurements)
     }
 
     fn json(&self) -> String {
+        let measurements = Image::json_of(&self.measurements);
+        match self.initramfs.is_empty() {
+            true => format!("\"measurements\":{measurements}"),
+            false => format!(
+                "\"measurements\":{measurements},\"initramfs\":{}",
+                Image::json_of(&self.initramfs)
+            ),
+        }
+    }
+
+    fn json_of(measurements: &BTreeMap<u32, Measurement>) -> String {
         // Go sorts the keys of a map as strings
-        let by_name: BTreeMap<_, _> = self
-            .measurements
+        let by_name: BTreeMap<_, _> = measurements
             .iter()
             .map(|(index, m)| (index.to_string(), m))
             .collect();
@@ -189,7 +252,7 @@ impl Image {
             )
         };
         format!(
-            "\"measurements\":{{{}}}",
+            "{{{}}}",
             by_name.iter().map(entry).collect::<Vec<_>>().join(",")
         )
     }
@@ -199,12 +262,17 @@ impl Image {
         &self.name
     }
 
-    /// Returns the expected value of each register.
+    /// Returns the expected value of each register of the booted system.
     pub fn measurements(&self) -> &BTreeMap<u32, Measurement> {
         &self.measurements
     }
 
-    /// Returns the registers that do not have the expected value, in ascending order: index, expected value, and actual value
+    /// Returns the registers that differ in the initramfs.
+    pub fn initramfs(&self) -> &BTreeMap<u32, Measurement> {
+        &self.initramfs
+    }
+
+    /// Returns the registers of the booted system that do not have the expected value, in ascending order: index, expected value, and actual value
     /// (`None`: the register is not in `values`).
     pub fn mismatches<'a>(
         &'a self,
@@ -243,7 +311,7 @@ impl fmt::Display for Image {
 impl Policy {
     /// Makes a policy with one image without a name that accepts every attestation key.
     pub fn new(measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
-        let images = vec![Image::new("", measurements).map_err(PolicyError)?];
+        let images = vec![Image::new("", measurements, BTreeMap::new()).map_err(PolicyError)?];
         Policy {
             images,
             keys: BTreeSet::new(),
@@ -285,11 +353,13 @@ impl Policy {
     pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
         let json: Json =
             serde_json::from_str(text).map_err(|error| PolicyError(error.to_string()))?;
-        let mut images =
-            vec![Image::from_json(&json.name, json.measurements).map_err(PolicyError)?];
+        let mut images = vec![
+            Image::from_json(&json.name, json.measurements, json.initramfs).map_err(PolicyError)?,
+        ];
         for image in json.also_accepted {
             let wrong = |error| PolicyError(format!("alsoAccepted: {:.120?}: {error}", image.name));
-            images.push(Image::from_json(&image.name, image.measurements).map_err(wrong)?);
+            let parsed = Image::from_json(&image.name, image.measurements, image.initramfs);
+            images.push(parsed.map_err(wrong)?);
         }
         let keys: Option<Result<BTreeSet<_>, _>> = json
             .attestation_keys
@@ -334,21 +404,56 @@ impl Policy {
 
     /// Returns the policy with this name for its first image.
     pub fn named(mut self, name: &str) -> Result<Policy, PolicyError> {
-        let first = Image::new(name, std::mem::take(&mut self.images[0].measurements))
-            .map_err(PolicyError)?;
-        self.images[0] = first;
+        let Image {
+            measurements,
+            initramfs,
+            ..
+        } = self.images[0].clone();
+        self.images[0] = Image::new(name, measurements, initramfs).map_err(PolicyError)?;
         self.checked()
     }
 
-    /// Returns the policy with a further image.
-    pub fn and_also(
+    /// Returns the policy with these registers of the initramfs for its first image, where they differ.
+    pub fn with_initramfs(
         mut self,
+        initramfs: BTreeMap<u32, Measurement>,
+    ) -> Result<Policy, PolicyError> {
+        let Image {
+            name, measurements, ..
+        } = self.images[0].clone();
+        self.images[0] = Image::new(&name, measurements, initramfs).map_err(PolicyError)?;
+        self.checked()
+    }
+
+    /// Returns the policy with a further image without separate registers of the initramfs.
+    pub fn and_also(
+        self,
         name: &str,
         measurements: BTreeMap<u32, Measurement>,
     ) -> Result<Policy, PolicyError> {
-        self.images
-            .push(Image::new(name, measurements).map_err(PolicyError)?);
+        let image = Image::new(name, measurements, BTreeMap::new()).map_err(PolicyError)?;
+        self.and_image(name, image)
+    }
+
+    /// Returns the policy with a further image, under this name.
+    pub fn and_image(mut self, name: &str, image: Image) -> Result<Policy, PolicyError> {
+        let image = Image::new(name, image.measurements, image.initramfs).map_err(PolicyError)?;
+        self.images.push(image);
         self.checked()
+    }
+
+    /// Returns the policy for machines at this stage of their boot.
+    pub fn at(mut self, stage: Stage) -> Policy {
+        for image in &mut self.images {
+            image.measurements = image.at(stage);
+            image.initramfs.clear();
+        }
+        self
+    }
+
+    /// Returns whether a register of an image differs between the stages of a boot.
+    pub fn knows_stages(&self) -> bool {
+        self.images.iter().any(|image| !image.initramfs.is_empty())
     }
 
     /// Returns the policy with further accepted attestation keys. A policy that accepted every key then accepts only these.
@@ -406,6 +511,7 @@ impl Policy {
     /// Returns the policy with this expected value of PCR 15.
     pub fn expecting_pcr15(mut self, expected: [u8; PCR_LEN]) -> Policy {
         for image in &mut self.images {
+            image.initramfs.remove(&CLUSTER_ID_PCR);
             image.measurements.insert(
                 CLUSTER_ID_PCR,
                 Measurement {
@@ -420,6 +526,7 @@ impl Policy {
     /// Returns the policy without PCR 15. It shows only which image a machine runs, and must not be used to admit a machine.
     pub fn of_any_cluster(mut self) -> Policy {
         for image in &mut self.images {
+            image.initramfs.remove(&CLUSTER_ID_PCR);
             image.measurements.remove(&CLUSTER_ID_PCR);
         }
         self
@@ -521,6 +628,62 @@ mod tests {
         ] {
             let error = Policy::from_json(&text).unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    /// A policy of an image whose PCR 11 differs between the stages.
+    fn staged() -> String {
+        let value = |digit: &str| {
+            let expected = digit.repeat(64);
+            format!("{{\"expected\":\"{expected}\",\"warnOnly\":false}}")
+        };
+        let (booted, initramfs) = (value("b"), value("a"));
+        format!(
+            "{{\"measurements\":{{\"11\":{booted},\"4\":{booted}}},\"initramfs\":{{\"11\":{initramfs}}}}}"
+        )
+    }
+
+    #[test]
+    fn an_image_has_registers_for_each_stage() {
+        let policy = Policy::from_json(&staged()).unwrap();
+        assert_eq!(policy.to_json(), staged());
+        assert!(policy.knows_stages());
+        for (stage, expected) in [(Stage::Initramfs, 0xaa), (Stage::Booted, 0xbb)] {
+            let policy = policy.clone().at(stage);
+            assert!(!policy.knows_stages());
+            let registers = policy.images()[0].measurements();
+            assert_eq!(registers[&11].expected, [expected; 32], "{stage}");
+            assert_eq!(registers[&4].expected, [0xbb; 32], "{stage}");
+        }
+    }
+
+    #[test]
+    fn a_register_that_does_not_differ_is_not_written_twice() {
+        let text = staged().replace(&"a".repeat(64), &"b".repeat(64));
+        let policy = Policy::from_json(&text).unwrap();
+        assert!(!policy.knows_stages());
+        assert!(!policy.to_json().contains("initramfs"));
+    }
+
+    #[test]
+    fn the_initramfs_must_enforce_a_register_too() {
+        let warn = format!("{{\"expected\":\"{ZERO}\",\"warnOnly\":true}}");
+        let text =
+            format!("{{\"measurements\":{{\"4\":\"{ZERO}\"}},\"initramfs\":{{\"4\":{warn}}}}}");
+        let error = Policy::from_json(&text).unwrap_err().to_string();
+        assert!(error.contains("any machine"), "{error}");
+        let error = Policy::from_json(&text.replace("initramfs\":{\"4\"", "initramfs\":{\"x\""));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("initramfs: \"x\" is not a PCR"), "{error}");
+    }
+
+    #[test]
+    fn the_register_of_the_cluster_id_is_the_same_at_each_stage() {
+        let text = staged().replace("\"11\"", "\"15\"");
+        let policy = Policy::from_json(&text).unwrap().expecting_fresh();
+        for stage in Stage::ALL {
+            let policy = policy.clone().at(stage);
+            assert_eq!(policy.images()[0].measurements()[&15].expected, [0; 32]);
         }
     }
 

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
+use super::variant::Measured;
 use super::{
     Identified, IssueError, KeyName, Measurement, Oid, Policy, ValidateError, Variant, event_log,
     hex, printable, sha256,
@@ -182,6 +183,7 @@ impl Validator {
         Ok(Identified {
             user_data: document.user_data.0,
             machine: Some(key.digest().into()),
+            stage: None,
         })
     }
 
@@ -302,7 +304,7 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
                 "the machine has joined a cluster since it started; reboot it to attest again"
                     .into()
             } else {
-                event_log::explain(log, index, got)
+                event_log::explain(log, index, got, &measurement.expected)
             };
             format!("PCR {index}: expected {expected}, got {}; {why}", hex(got))
         }
@@ -310,19 +312,29 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
     }
 }
 
-/// Returns the current values of the SHA-256 PCRs of this machine as measurements, each of which is enforced.
-pub fn measure(location: &tpm::Location) -> Result<BTreeMap<u32, Measurement>, tpm::Error> {
+/// Returns the SHA-256 PCRs of this machine. The event log explains which values they had in the initramfs.
+pub fn measure(location: &tpm::Location) -> Result<Measured, tpm::Error> {
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
-    let enforced = |value: Vec<u8>| {
-        Some(Measurement {
-            expected: value.try_into().ok()?,
-            warn_only: false,
-        })
+    // the log is that of this machine's own TPM
+    let log = match location {
+        tpm::Location::Device(_) => std::fs::read(EVENT_LOG).unwrap_or_default(),
+        tpm::Location::Swtpm(..) => vec![],
     };
-    Ok(pcrs
-        .into_iter()
-        .filter_map(|(index, value)| Some((index, enforced(value)?)))
-        .collect())
+    let enforced = |expected| Measurement {
+        expected,
+        warn_only: false,
+    };
+    let booted = pcrs
+        .iter()
+        .filter_map(|(index, value)| Some((*index, enforced(value.as_slice().try_into().ok()?))));
+    let initramfs = pcrs.iter().filter_map(|(index, value)| {
+        let value = event_log::value_in_initramfs(&log, *index, value)?;
+        Some((*index, enforced(value)))
+    });
+    Ok(Measured {
+        booted: booted.collect(),
+        initramfs: initramfs.collect(),
+    })
 }
 
 #[cfg(test)]

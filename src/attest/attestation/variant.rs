@@ -17,10 +17,19 @@ pub struct Variant {
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
     /// Creates the validator of a policy.
     pub validator: fn(Policy) -> Arc<dyn Validator>,
-    /// Returns the current values of the SHA-256 PCRs of this machine as measurements, each of which is enforced.
-    pub measure: fn(&tpm::Location) -> Result<BTreeMap<u32, Measurement>, tpm::Error>,
+    /// Returns the SHA-256 PCRs of this machine, which is a booted system.
+    pub measure: fn(&tpm::Location) -> Result<Measured, tpm::Error>,
     /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
     pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
+}
+
+/// The registers of a machine, as measurements that are enforced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Measured {
+    /// The present values.
+    pub booted: BTreeMap<u32, Measurement>,
+    /// The values in the initramfs of the same boot. A register is missing if the machine cannot tell.
+    pub initramfs: BTreeMap<u32, Measurement>,
 }
 
 /// All variants. A new variant is one file and one line here.

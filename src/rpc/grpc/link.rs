@@ -21,6 +21,7 @@
 //! the time to answer a PING, to notice a cancellation, and to resolve a deadlock of two peers that
 //! both only write.
 
+use std::any::Any;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::ops::{Deref, DerefMut};
@@ -52,6 +53,8 @@ pub(super) struct Link<S: Side> {
     pub(super) peer: Option<SocketAddr>,
     /// The identity from the transport.
     pub(super) identity: Option<Arc<str>>,
+    /// The claims from the transport.
+    pub(super) claims: Option<Arc<dyn Any + Send + Sync>>,
     /// Maximum duration of a flush.
     stall: Duration,
     /// The directions that are shut down once the connection is over and its output is written.
@@ -197,6 +200,7 @@ impl<S: Side> Link<S> {
             writer,
             socket,
             identity,
+            claims,
             ..
         } = transport;
         socket.set_read_timeout(None)?;
@@ -224,6 +228,7 @@ impl<S: Side> Link<S> {
             core: Mutex::new(core),
             peer: socket.peer_addr().ok(),
             identity,
+            claims,
             socket,
             stall,
             closing,

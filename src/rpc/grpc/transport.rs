@@ -1,6 +1,7 @@
 //! The transport below gRPC: a connection whose two directions can be used from two threads at
 //! once.
 
+use std::any::Any;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub struct Transport {
     /// The identity that the peer proved below gRPC, as a name to compare with others of the same
     /// kind; `None` if it proved nothing.
     pub identity: Option<Arc<str>>,
+    /// What else the peer proved below gRPC, for handlers that know its type.
+    pub claims: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Transport {
@@ -36,6 +39,7 @@ impl Transport {
             socket: socket.clone(),
             scheme: "http",
             identity: None,
+            claims: None,
         })
     }
 }

@@ -55,6 +55,7 @@ use std::time::{Duration, SystemTime};
 use crate::observed;
 use approver::Approver;
 use attest::atls;
+use attest::attestation::stage::validator_at_any_stage;
 use attest::attestation::{Policy, Validator, Variant};
 use audit::{Audit, EventSender};
 use base::stop::Stop;
@@ -320,7 +321,7 @@ fn validator(variant: &Variant, policy: &str) -> Result<Arc<dyn Validator>, Stri
     let policy = Policy::from_json(policy)
         .map_err(|error| error.to_string())?
         .expecting_fresh();
-    Ok((variant.validator)(policy))
+    Ok(validator_at_any_stage(variant, policy))
 }
 
 /// Why the service cannot start.

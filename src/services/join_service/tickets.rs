@@ -30,6 +30,7 @@ use super::records::{self, Claimant};
 use super::refusal::Refusal;
 use super::request::{self, JoinRequest};
 use super::{approver, joining_node, reservation, tokens};
+use attest::attestation::{Claims, Stage};
 use base::crypto::{
     KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID,
     SSH_USER_CA_SEED_ID, Secret,
@@ -247,6 +248,7 @@ impl Tickets {
         call: &Call,
         asked: &JoinRequest,
     ) -> Result<IssueJoinTicketResponse, Refusal> {
+        check_stage(call, Stage::Booted)?;
         self.check_caller(call)?;
         let attached = self.cluster.as_ref().ok_or_else(|| {
             let message =
@@ -304,6 +306,7 @@ impl Tickets {
         call: &Call,
         disk: &Uuid,
     ) -> Result<(IssueRejoinTicketResponse, &'static str), Refusal> {
+        check_stage(call, Stage::Initramfs)?;
         let machine = call.identity().map(|machine| &**machine);
         let is_migrating = self.migration.is_on(SystemTime::now());
         let (record, note) = match &self.cluster {
@@ -578,6 +581,19 @@ fn keys_refusal(error: keys::Error) -> Refusal {
             Refusal::temporary("keys", message, Duration::from_secs(2)).with_details(details)
         }
         keys::Error::Permanent(details) => Refusal::internal("keys-refused", details),
+    }
+}
+
+/// Refuses a machine that attests itself at another stage of its boot: the key of a disk is for its initramfs only, where no
+/// program of an attacker runs.
+fn check_stage(call: &Call, expected: Stage) -> Result<(), Refusal> {
+    match call.claims::<Claims>().and_then(|claims| claims.stage) {
+        Some(stage) if stage != expected => {
+            let message =
+                format!("this machine attests itself as {stage}: only {expected} gets this ticket");
+            Err(Refusal::denied("wrong-stage", message))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -16,7 +16,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use attest::attestation::{Identified, Oid, Policy, ValidateError, Validator, Variant};
+use attest::attestation::{Identified, Oid, Policy, Stage, ValidateError, Validator, Variant};
 
 /// The attestation policy as JSON, in the configuration directory.
 const POLICY_FILE: &str = "attestationConfig";
@@ -112,7 +112,9 @@ fn validator(
     pcr15: [u8; 32],
 ) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(text).map_err(|error| format!("{}: {error}", file.display()))?;
-    Ok((variant.validator)(policy.expecting_pcr15(pcr15)))
+    Ok((variant.validator)(
+        policy.at(Stage::Booted).expecting_pcr15(pcr15),
+    ))
 }
 
 fn read(path: &Path) -> Result<String, String> {

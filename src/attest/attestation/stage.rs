@@ -1,0 +1,89 @@
+//! The stages of a boot, between which registers of the same image differ.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Identified, Oid, Policy, ValidateError, Validator, Variant};
+
+/// A stage of a boot. systemd measures when the boot leaves the initramfs, so that a booted system cannot prove that it is an
+/// initramfs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// The initramfs, which opens the state disk: rejoin and recovery.
+    Initramfs,
+    /// The booted system: init, join, and members.
+    Booted,
+}
+
+impl Stage {
+    /// All stages, in the order of a boot.
+    pub const ALL: [Stage; 2] = [Stage::Initramfs, Stage::Booted];
+}
+
+/// Writes the stage for messages.
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stage::Initramfs => "an initramfs",
+            Stage::Booted => "a booted system",
+        })
+    }
+}
+
+/// Returns the validator of a policy for machines at any stage. It reports the stage ([`Identified::stage`]) if the policy has
+/// registers that differ between the stages.
+pub fn validator_at_any_stage(variant: &Variant, policy: Policy) -> Arc<dyn Validator> {
+    if !policy.knows_stages() {
+        return (variant.validator)(policy);
+    }
+    let at = |stage| (variant.validator)(policy.clone().at(stage));
+    Arc::new(AtAnyStage {
+        initramfs: at(Stage::Initramfs),
+        booted: at(Stage::Booted),
+    })
+}
+
+/// Accepts a machine that meets the policy at one of the stages.
+struct AtAnyStage {
+    initramfs: Arc<dyn Validator>,
+    booted: Arc<dyn Validator>,
+}
+
+impl Validator for AtAnyStage {
+    fn oid(&self) -> Oid {
+        self.booted.oid()
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        self.identify(document, nonce)
+            .map(|identified| identified.user_data)
+    }
+
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        let at = |validator: &Arc<dyn Validator>, stage| {
+            validator
+                .identify(document, nonce)
+                .map(|identified| Identified {
+                    stage: Some(stage),
+                    ..identified
+                })
+        };
+        at(&self.initramfs, Stage::Initramfs).or_else(|of_initramfs| {
+            at(&self.booted, Stage::Booted).map_err(|of_booted| {
+                let text = match of_initramfs.0 == of_booted.0 {
+                    true => of_booted.0.to_string(),
+                    false => format!(
+                        "as {}: {of_initramfs}\nas {}: {of_booted}",
+                        Stage::Initramfs,
+                        Stage::Booted
+                    ),
+                };
+                ValidateError(text.into())
+            })
+        })
+    }
+
+    fn believes_any_tpm(&self) -> bool {
+        self.booted.believes_any_tpm()
+    }
+}
