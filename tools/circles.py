@@ -16,7 +16,6 @@ KNOWN = {
     "src/attest/tpm",
     "src/cli",
     "src/cloud",
-    "src/image",
     "src/kms",
 }
 

@@ -1,6 +1,6 @@
 //! What decides the registers besides the image: the conditions of a boot, and the words of systemd's units that measure.
 
-use super::Log;
+use super::event_log::Log;
 
 /// The part of the boot in which the machine attests itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,11 +2,11 @@
 
 use std::io::{Read, Seek};
 
+use super::event_log::{Digest, sha256};
 use super::fat::Fat;
 use super::gpt::Gpt;
 use super::pe::Pe;
 use super::uki::{Surroundings, Uki, major, systemd_program};
-use super::{Digest, sha256};
 
 /// What the firmware starts if no variable names another program (UEFI specification §3.5.1.1).
 const DEFAULT: [&str; 2] = ["EFI/BOOT/BOOTX64.EFI", "EFI/BOOT/BOOTAA64.EFI"];

@@ -4,7 +4,7 @@
 use std::io::{Read, Seek, SeekFrom};
 
 use super::bytes::{u32_at, u64_at};
-use super::{Digest, Sha256};
+use super::event_log::{Digest, Sha256};
 
 /// Sector sizes of disks. An image has no field for it: the header is in the second sector.
 const SECTOR_SIZES: [u64; 2] = [512, 4096];

@@ -8,6 +8,7 @@ mod bytes;
 mod conditions;
 mod cpio;
 mod disk;
+mod event_log;
 mod fat;
 mod gpt;
 mod linux;
@@ -23,17 +24,10 @@ use std::io::{Read, Seek};
 
 pub use conditions::{Conditions, Given, Stage, Units};
 use disk::Disk;
+pub use event_log::{Digest, Event, Log, Missing, REGISTERS};
+use event_log::{PARTITION_TABLE, sha256};
 use linux::Linux;
 use uki::Uki;
-
-/// A SHA-256 digest.
-pub type Digest = [u8; 32];
-
-/// The registers that tell of the image: boot loader and image; GRUB's commands; command line and initrd; sections of a unified
-/// kernel image; its parameters; its extensions; the cluster.
-pub const REGISTERS: [u32; 7] = [4, 8, 9, 11, 12, 13, 15];
-/// The register with the partition table, which is known only as long as the table is as in the image.
-const PARTITION_TABLE: u32 = 5;
 
 /// What the firmware measures before it starts a boot option, and after one that failed (TCG PC Client Platform Firmware Profile
 /// §10.4.1, EV_EFI_ACTION).
@@ -56,33 +50,6 @@ enum Kind {
     /// From QEMU.
     DirectUki(Uki),
     DirectLinux(Linux),
-}
-
-/// An entry of the event log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
-    /// The register that is extended.
-    pub pcr: u32,
-    /// What is measured, for a person.
-    pub what: String,
-    /// The digest with which the register is extended.
-    pub digest: Digest,
-}
-
-/// Why the value of a register cannot be known, and what to pin instead.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
-    /// The reason.
-    pub why: String,
-    /// What to pin instead.
-    pub instead: String,
-}
-
-/// What is measured in one boot.
-#[derive(Debug, Default)]
-pub struct Log {
-    events: Vec<Event>,
-    missing: BTreeMap<u32, Missing>,
 }
 
 /// A value of a register, and when the register has it.
@@ -250,55 +217,6 @@ impl Image {
     }
 }
 
-impl Missing {
-    fn new(why: impl Into<String>, instead: impl Into<String>) -> Missing {
-        Missing {
-            why: why.into(),
-            instead: instead.into(),
-        }
-    }
-}
-
-impl Log {
-    /// Returns the events of a register, in order.
-    pub fn events(&self, pcr: u32) -> impl Iterator<Item = &Event> {
-        self.events.iter().filter(move |event| event.pcr == pcr)
-    }
-
-    /// Returns the value of a register after this boot, or why it cannot be known.
-    pub fn value(&self, pcr: u32) -> Result<Digest, Missing> {
-        match self.missing.get(&pcr) {
-            Some(missing) => Err(missing.clone()),
-            None if pcr != PARTITION_TABLE && !REGISTERS.contains(&pcr) => Err(Missing::new(
-                "it depends on the machine, and not only on the image",
-                "measure a booted machine (firstlight measure, there)",
-            )),
-            None => Ok(self
-                .events(pcr)
-                .fold([0; 32], |value, event| sha256(&[&value, &event.digest]))),
-        }
-    }
-
-    fn extend(&mut self, pcr: u32, what: impl Into<String>, digest: Digest) {
-        let what = what.into();
-        self.events.push(Event { pcr, what, digest });
-    }
-
-    /// Extends a register with the digest of a word.
-    fn word(&mut self, pcr: u32, word: &str) {
-        self.extend(pcr, format!("{word:?}"), sha256(&[word.as_bytes()]));
-    }
-
-    /// Notes that a register cannot be known. The first reason counts.
-    fn unknown(&mut self, pcr: u32, why: &str, instead: &str) {
-        self.missing(pcr, Missing::new(why, instead));
-    }
-
-    fn missing(&mut self, pcr: u32, missing: Missing) {
-        self.missing.entry(pcr).or_insert(missing);
-    }
-}
-
 /// Returns the values of a register in these boots, each with what distinguishes its boots from the others.
 fn cases(pcr: u32, logs: &[(Conditions, Log)]) -> Vec<Case> {
     let mut all: Vec<Case> = Vec::new();
@@ -330,35 +248,4 @@ fn cases(pcr: u32, logs: &[(Conditions, Log)]) -> Vec<Case> {
         }
     }
     all
-}
-
-/// SHA-256 over bytes that come in parts.
-struct Sha256(ring::digest::Context);
-
-impl Sha256 {
-    fn new() -> Sha256 {
-        Sha256(ring::digest::Context::new(&ring::digest::SHA256))
-    }
-
-    fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    fn finish(self) -> Digest {
-        let mut digest = [0; 32];
-        digest.copy_from_slice(self.0.finish().as_ref());
-        digest
-    }
-}
-
-fn sha256(parts: &[&[u8]]) -> Digest {
-    let mut sha256 = Sha256::new();
-    parts.iter().for_each(|part| sha256.update(part));
-    sha256.finish()
-}
-
-/// Returns the text as UTF-16 with a zero at the end, as EFI programs get it.
-fn utf16(text: &str) -> Vec<u8> {
-    let units = text.encode_utf16().chain([0]);
-    units.flat_map(u16::to_le_bytes).collect()
 }

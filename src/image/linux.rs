@@ -1,8 +1,8 @@
 //! A kernel that QEMU hands to OVMF (`-kernel`, `-initrd`, `-append`), without systemd-stub.
 
 use super::bytes::u32_at;
+use super::event_log::{Digest, Log, Missing, sha256, utf16};
 use super::pe::Pe;
-use super::{Digest, Log, Missing, sha256, utf16};
 
 /// QEMU (hw/i386/x86.c, as of 7.2) writes these into the kernel's setup header before it hands it to the firmware, so they are part
 /// of what is measured. Offsets: Linux boot protocol, Documentation/arch/x86/boot.rst.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::bytes::{u16_at, u32_at};
-use super::{Digest, Sha256};
+use super::event_log::{Digest, Sha256};
 
 /// Size in bytes of the COFF header, of an entry of the section table.
 const COFF_HEADER: usize = 20;

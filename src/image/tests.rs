@@ -4,6 +4,7 @@ use support::mutation::{corpus, mutations};
 
 use super::testing::{disk, program, unified};
 use super::*;
+use crate::event_log::utf16;
 
 fn given(stage: Stage, secure_boot: bool, units: Units) -> Given {
     Given {

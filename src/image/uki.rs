@@ -3,8 +3,8 @@
 
 use super::conditions::Conditions;
 use super::cpio;
+use super::event_log::{Digest, Log, Missing, sha256, utf16};
 use super::pe::{Pe, Section};
-use super::{Digest, Log, Missing, sha256, utf16};
 
 /// The oldest version of systemd-stub whose rules are here, and the newest that was compared.
 const OLDEST: u32 = 252;
