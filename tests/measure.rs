@@ -308,7 +308,7 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
         (Some(0), vec![8, 9, 12, 13, 15]),
         "{said}"
     );
-    for word in ["PCR 4", "Secure Boot on", "PCR 11", "initramfs", "--stage"] {
+    for word in ["PCR 4", "Secure Boot on", "PCR 11", "initramfs", "--units"] {
         assert!(said.contains(word), "{word}: {said}");
     }
     let (code, policy, said) = measure(&[
@@ -321,6 +321,14 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
     ]);
     assert_eq!((code, said.as_str()), (Some(0), ""));
     assert_eq!(registers(&policy), [4, 8, 9, 11, 12, 13, 15]);
+
+    // without a stage, the policy has both
+    let (code, policy, said) = measure(&["--secure-boot", "off", "--units", "all"]);
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    assert_eq!(registers(&policy), [4, 8, 9, 11, 12, 13, 15]);
+    let policy = attest::attestation::Policy::from_json(&policy).unwrap();
+    let initramfs = policy.images()[0].initramfs();
+    assert_eq!(initramfs.keys().copied().collect::<Vec<_>>(), [11]);
 
     let (code, policy, said) = measure(&["--pcrs", "4,9"]);
     assert_eq!((code, policy.as_str()), (Some(1), ""));
