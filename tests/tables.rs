@@ -1,5 +1,5 @@
-//! The tables of clouds and of attestation variants are the only places that list them: the programs' help texts, the Helm chart
-//! and the documentation agree with the tables, and no other source file names an entry.
+//! The tables of clouds and of attestation variants are the only places that list them: the programs' help texts and the Helm
+//! chart agree with the tables, and no other source file names an entry.
 
 use std::fs;
 use std::path::{Path, PathBuf};

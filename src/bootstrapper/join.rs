@@ -178,13 +178,13 @@ impl Join {
             let discovery = kubeadm::discovery(&self.api_server, authority);
             setup::write(Path::new(kubeadm::DISCOVERY), 0o600, discovery.as_bytes())?;
         }
-        let ticket = kubeadm::JoinSettings {
+        let settings = kubeadm::JoinSettings {
             api_server: self.api_server.clone(),
             token: self.ticket.token.clone(),
             trust: self.ticket.trust.clone(),
             control_plane: self.role == Role::ControlPlane,
         };
-        KUBEADM.configure(&kubeadm::join_configuration(&ticket, &self.node))
+        KUBEADM.configure(&kubeadm::join_configuration(&settings, &self.node))
     }
 }
 

@@ -3,9 +3,10 @@
 //! An [`Issuer`] makes a document on the machine itself; a [`Validator`] validates the document of a peer. Attested TLS
 //! ([`crate::atls`]) transports a document in a certificate extension whose OID names the variant.
 //!
-//! Files: [`variant`] is the table of variants, [`qemu_vtpm`] one of them; [`stage`] tells an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name` is the
-//! name of a key; `document` is the JSON document, `quote` verifies what the TPM signed in it, [`event_log`] explains the value
-//! of a register to a person.
+//! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`stage`] distinguishes an initramfs from a booted
+//! system; [`policy`] defines which register values and which keys are accepted; `key_name` is the name of a key; `document` is the
+//! JSON document; `quote` verifies what the TPM signed in it; [`event_log`] and `phases` explain the value of a register to a
+//! person.
 
 mod document;
 pub mod event_log;

@@ -32,8 +32,15 @@ pub struct Measured {
     pub initramfs: BTreeMap<u32, Measurement>,
 }
 
-/// All variants. A new variant is one file and one line here.
-pub const ALL: [Variant; 1] = [qemu_vtpm::VARIANT];
+/// All variants. To add one:
+///
+/// 1. write its file beside `qemu_vtpm.rs`, and name it as a module in `mod.rs`;
+/// 2. add its constant here;
+/// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
+/// 4. add it to the table of options in `docs/images.md`, and to "Variants" in `README.md`.
+///
+/// A variant whose evidence is not a TPM's quote also needs a field in `document.rs` and its claims in `policy.rs`.
+pub const ALL: &[Variant] = &[qemu_vtpm::VARIANT];
 
 /// The names of [`ALL`].
 pub const NAMES: [&str; ALL.len()] = {
@@ -47,7 +54,7 @@ pub const NAMES: [&str; ALL.len()] = {
 };
 
 /// The name of the variant that a program uses if its command line names none.
-pub const DEFAULT: &str = NAMES[0];
+pub const DEFAULT: &str = qemu_vtpm::VARIANT.name;
 
 /// No variant has this name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,9 +63,7 @@ pub struct UnknownVariant(String);
 impl Variant {
     /// Returns the variant with this name.
     pub fn named(name: &str) -> Result<&'static Variant, UnknownVariant> {
-        static VARIANTS: [Variant; ALL.len()] = ALL;
-        VARIANTS
-            .iter()
+        ALL.iter()
             .find(|variant| variant.name == name)
             .ok_or_else(|| UnknownVariant(name.to_owned()))
     }
