@@ -18,8 +18,8 @@ cp "$CACHE"/sources/*.orig.tar.* "$other/cache/sources/"
 say "building again, in $other"
 export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
 CARGO_HOME=$other/home CARGO_TARGET_DIR=$other/target DIST=$other/dist FIRSTLIGHT_CACHE=$other/cache "$other/elsewhere/tools/build.sh"
-for program in target/dist/*; do
-  cmp "$program" "$other/dist/$(basename "$program")" || die "$(basename "$program") differs between two directories"
+for program in "$other"/dist/*; do
+  cmp "$program" "target/dist/$(basename "$program")" || die "$(basename "$program") differs between two directories"
 done
-(cd target/dist && sha256sum ./*)
+(cd "$other/dist" && sha256sum ./*)
 say "two builds in different directories are identical"
