@@ -494,7 +494,7 @@ fn client_certificates_are_of_tickets(operator: &Operator, nodes: &[&Node]) {
     }
     for node in nodes {
         let of_ticket = format!(
-            "belongs to the join ticket of {},  ",
+            "belongs to the join ticket of {}, ",
             node.name().to_lowercase()
         );
         assert!(
