@@ -785,15 +785,7 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
     ));
     let address = address(&join.expect("serving join requests"));
     let tpm = Swtpm::start();
-    let channel = || {
-        let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
-        let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
-        let socket = TcpStream::connect(address).unwrap();
-        let transport = client
-            .connect(socket, Instant::now() + Duration::from_secs(20))
-            .unwrap();
-        rpc::grpc::Channel::new(transport, "x").unwrap()
-    };
+    let channel = || channel_from(&tpm, address).unwrap();
     let ask = |channel: &rpc::grpc::Channel| -> Result<IssueRejoinTicketResponse, Status> {
         channel.unary(
             ISSUE_REJOIN_TICKET,
