@@ -1,7 +1,8 @@
 //! Fair shares of resources that all peers of a server use, such as handlers and memory. One peer
 //! may take three quarters while no other peer wants any. It may take from the last quarter only
 //! while more is free than it already has. So there is always something left for a peer that needs
-//! little, even if many peers take all they can.
+//! little, even if many peers take all they can. Where some of it cannot be refused, such as buffers
+//! that are full already, a peer with little gets its part beyond the limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,6 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A resource with a limit for all peers together.
 pub struct SharedLimit {
     most: usize,
+    /// What one peer may have in any case.
+    least: usize,
     used: AtomicUsize,
 }
 
@@ -19,10 +22,12 @@ pub struct Share {
 }
 
 impl SharedLimit {
-    /// Creates a resource of `most` units; the caller defines the unit.
-    pub fn new(most: usize) -> Arc<SharedLimit> {
+    /// Creates a resource of `most` units; the caller defines the unit. One peer may have `least`
+    /// units even if the others have taken more than all.
+    pub fn new(most: usize, least: usize) -> Arc<SharedLimit> {
         Arc::new(SharedLimit {
             most,
+            least,
             used: AtomicUsize::new(0),
         })
     }
@@ -72,7 +77,8 @@ impl Share {
 
     fn fits(&self, all: usize, own: usize) -> bool {
         let free = self.limit.most.saturating_sub(all);
-        all <= self.limit.most - if own > free { self.limit.most / 4 } else { 0 }
+        own <= self.limit.least
+            || all <= self.limit.most - if own > free { self.limit.most / 4 } else { 0 }
     }
 }
 
@@ -85,7 +91,7 @@ pub struct PeerShare {
 impl PeerShare {
     /// Creates a share without limits.
     pub(crate) fn unlimited() -> Arc<PeerShare> {
-        let share = || Share::of(&SharedLimit::new(usize::MAX));
+        let share = || Share::of(&SharedLimit::new(usize::MAX, 0));
         Arc::new(PeerShare {
             handlers: share(),
             memory: share(),
@@ -145,7 +151,7 @@ mod tests {
 
     #[test]
     fn one_peer_leaves_the_last_quarter_to_others_and_the_limit_holds_for_all() {
-        let limit = SharedLimit::new(128);
+        let limit = SharedLimit::new(128, 0);
         let greedy = Share::of(&limit);
         assert_eq!((0..200).filter(|_| greedy.take(1)).count(), 96);
         assert!(greedy.is_scarce());
@@ -162,7 +168,7 @@ mod tests {
 
     #[test]
     fn many_greedy_peers_leave_something_for_another() {
-        let limit = SharedLimit::new(1 << 20);
+        let limit = SharedLimit::new(1 << 20, 0);
         for peers in 1..20 {
             let greedy: Vec<Share> = (0..peers).map(|_| Share::of(&limit)).collect();
             while greedy.iter().filter(|share| share.take(1 << 10)).count() > 0 {}
@@ -174,8 +180,18 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_gets_its_least_part_when_others_have_taken_more_than_all() {
+        let limit = SharedLimit::new(64, 4);
+        assert!(!Share::of(&limit).force(100));
+        let modest = Share::of(&limit);
+        assert!(modest.take(4) && !modest.take(1));
+        modest.give_back(4);
+        assert!(modest.take(1));
+    }
+
+    #[test]
     fn one_peer_may_take_all_of_a_tiny_limit() {
-        let share = Share::of(&SharedLimit::new(2));
+        let share = Share::of(&SharedLimit::new(2, 0));
         assert!(share.take(1) && share.take(1) && !share.take(1));
     }
 }

@@ -54,7 +54,8 @@ pub struct Limits {
     pub message_bytes: usize,
     /// Maximum number of bytes in the whole server for requests until their handlers return,
     /// responses that a peer does not read, and buffers beyond what each connection has. One peer
-    /// leaves the last quarter to others. Beyond the limit a call ends with RESOURCE_EXHAUSTED, and
+    /// leaves the last quarter to others; each may have this number divided by `connections` even
+    /// if all the rest is taken. Beyond the limit a call ends with RESOURCE_EXHAUSTED, and
     /// less is received from a peer that does not read.
     pub buffered_bytes: usize,
 }

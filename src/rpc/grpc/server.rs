@@ -144,8 +144,11 @@ impl Server {
             handlers,
             accept,
             pool: Arc::new(Pool::new(name, limits.connections + limits.handlers)),
-            handler_limit: SharedLimit::new(limits.handlers),
-            memory: SharedLimit::new(limits.buffered_bytes),
+            handler_limit: SharedLimit::new(limits.handlers, 0),
+            memory: SharedLimit::new(
+                limits.buffered_bytes,
+                limits.buffered_bytes / limits.connections.max(1),
+            ),
             shares: Mutex::default(),
             half_open: Mutex::new(HalfOpen::new(
                 limits.half_open.min(limits.connections / 2),

@@ -31,9 +31,9 @@ impl Pair {
         for (handler, (path, takes_one)) in [(ONE, true), (MANY, false)].into_iter().enumerate() {
             methods.add(path, Method { handler, takes_one });
         }
-        let memory = SharedLimit::new(limits.buffered_bytes);
+        let memory = SharedLimit::new(limits.buffered_bytes, 0);
         let share = Arc::new(PeerShare {
-            handlers: Share::of(&SharedLimit::new(limits.handlers)),
+            handlers: Share::of(&SharedLimit::new(limits.handlers, 0)),
             memory: Share::of(&memory),
         });
         let by = now + limits.handshake;
