@@ -132,7 +132,7 @@ fn apply_sets_and_removes_only_its_own_fields() {
     let asked = Instant::now();
     let refused = client.apply(&at, &with(json!({"x": 2}))).unwrap_err();
     assert!(
-        asked.elapsed() < Duration::from_secs(5),
+        asked.elapsed() < Duration::from_secs(15),
         "{:?}",
         asked.elapsed()
     );
@@ -397,7 +397,7 @@ fn a_server_of_another_cluster_is_reported_at_once() {
     let error = Client::new(config(&kubeconfig), &Stop::new())
         .wait_ready(&mut |_| {})
         .unwrap_err();
-    assert!(started.elapsed() < Duration::from_secs(5) && !error.is_temporary());
+    assert!(started.elapsed() < Duration::from_secs(15) && !error.is_temporary());
     assert!(
         error
             .to_string()

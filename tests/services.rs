@@ -437,7 +437,7 @@ fn a_key_service_that_is_down_is_a_passing_failure_and_its_return_is_noticed() {
         assert_eq!(status.code(), Code::Unavailable);
         assert!(!status.message().contains("127.0.0.1"), "{status}");
         assert!(
-            started.elapsed() < Duration::from_secs(3),
+            started.elapsed() < Duration::from_secs(8),
             "{:?}",
             started.elapsed()
         );
@@ -468,7 +468,7 @@ fn a_key_service_that_hangs_is_given_up_in_seconds() {
         Code::Unavailable
     );
     assert!(
-        started.elapsed() < Duration::from_secs(12),
+        started.elapsed() < Duration::from_secs(18),
         "{:?}",
         started.elapsed()
     );

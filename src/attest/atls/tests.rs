@@ -334,7 +334,7 @@ fn a_server_issues_a_limited_number_of_documents_at_once() {
 
 #[test]
 fn a_client_that_waits_too_long_for_a_document_times_out() {
-    let server = Arc::new(Server::new(Some(Slow::new(Duration::from_secs(2))), vec![]));
+    let server = Arc::new(Server::new(Some(Slow::new(Duration::from_secs(6))), vec![]));
     let start = |deadline: Instant| {
         let (near, far) = sockets();
         let server = server.clone();
@@ -347,7 +347,7 @@ fn a_client_that_waits_too_long_for_a_document_times_out() {
     let late = start(begin + Duration::from_millis(500)).join().unwrap();
     assert!(matches!(late, Err(Error::TimedOut)), "{:?}", late.err());
     assert!(
-        begin.elapsed() < Duration::from_millis(1650),
+        begin.elapsed() < Duration::from_secs(5),
         "{:?}",
         begin.elapsed()
     );
