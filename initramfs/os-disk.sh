@@ -8,12 +8,13 @@ out=${1:?where to}; shift
 here=$ROOT/initramfs
 tree=$(mktemp -d); trap 'rm -rf "$tree"' EXIT
 
-mkdir -p "$tree"/{bin,sbin,dev,etc,lib,proc,root,run,sys,tmp,usr/bin}
+mkdir -p "$tree"/{bin,sbin,dev,etc/firstlight,lib,proc,root,run,sys,tmp,usr/bin}
 install -m 755 "$(command -v busybox)" "$tree/bin/busybox"
 ln -s busybox "$tree/bin/sh"
 install -m 755 "$here/os-init" "$tree/sbin/init"
 printf '127.0.0.1 localhost\n::1 localhost\n' >"$tree/etc/hosts"
 : >"$tree/etc/resolv.conf"
+printf '%s\n' csp=qemu variant=qemu-vtpm >"$tree/etc/firstlight/node.conf"
 # systemd switches only to a root file system that has it
 echo 'ID=firstlight-test' >"$tree/etc/os-release"
 for program in "$@"; do install -m 755 "$program" "$tree/usr/bin/"; done

@@ -1,16 +1,17 @@
 //! Makes the booted machine a member of a cluster, or starts what a member runs.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use bootstrapper::{Bootstrapper, Ending, member};
-use kubernetes::components::{Policy, Settings};
+use kubernetes::components;
+use lexopt::Parser;
 use node::options::{self, Options, STOPPED};
 use node::quotes;
+use node::settings::Program;
 use proto::init;
 use sys::wiping::Wiping;
 
@@ -29,10 +30,12 @@ Options
                        right hash is taken from here instead of the network
   --allow-unverified-components
                        installs components without a hash too
+  --settings           also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)
 ";
 const MORE_HELP: &str = "
 Example
   bootstrapper --csp qemu --variant qemu-vtpm --components /opt/components --events /dev/virtio-ports/events
+  bootstrapper --settings
 
 Exit codes: 0 the node is a member, and the program was stopped; 1 failed (the last line says why); 2 wrong usage;
 3 the disk is marked for reset: reboot the machine; 143 stopped by SIGTERM before the node was a member.
@@ -46,47 +49,66 @@ fn main() -> ExitCode {
         "bootstrapper",
         &[HELP, &options::help(), MORE_HELP].concat(),
         |arguments| {
-            let (mut options, mut image, mut allow_unverified) = (Options::new(), None, false);
-            options.parse(arguments, |name, arguments| {
-                match name {
-                    "components" => image = Some(PathBuf::from(arguments.value()?)),
-                    "allow-unverified-components" => allow_unverified = true,
-                    _ => return Ok(false),
+            let mut settings = Settings::default();
+            settings.parse(arguments)?;
+            if settings.read {
+                for option in node::settings::read(Program::Bootstrapper) {
+                    let option = option.map_err(Failure::Usage)?;
+                    settings.parse(Parser::from_args([option]))?;
                 }
-                Ok(true)
-            })?;
-            let components = (
-                Policy {
-                    allow_unverified,
-                    ..Policy::default()
-                },
-                Settings {
-                    image,
-                    ..Settings::default()
-                },
-            );
-            let (timeline, stop) = options.start("run")?;
-            let result = run(options, components, timeline, &stop);
-            timeline.peak_memory();
-            match result {
-                Ok(ending) if ending.is_member() => Ok(()),
-                Ok(Ending::Reset) => Err(Failure::Failed(
-                    RESET,
-                    "reboot this machine: it starts over with an empty state disk".into(),
-                )),
-                Ok(_) => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
-                Err(error) => Err(options::failed(&timeline, &stop, error)),
             }
+            start(settings)
         },
     )
 }
 
-fn run(
-    options: Options,
-    (policy, settings): (Policy, Settings),
-    timeline: Timeline,
-    stop: &Stop,
-) -> Result<Ending, String> {
+/// The options of this program.
+#[derive(Default)]
+struct Settings {
+    shared: Options,
+    policy: components::Policy,
+    components: components::Settings,
+    /// Whether the image's settings are read too.
+    read: bool,
+}
+
+impl Settings {
+    fn parse(&mut self, arguments: Parser) -> Result<(), Failure> {
+        let Settings {
+            shared,
+            policy,
+            components,
+            read,
+        } = self;
+        shared.parse(arguments, |name, arguments| {
+            match name {
+                "components" => components.image = Some(arguments.value()?.into()),
+                "allow-unverified-components" => policy.allow_unverified = true,
+                "settings" => *read = true,
+                _ => return Ok(false),
+            }
+            Ok(true)
+        })
+    }
+}
+
+fn start(settings: Settings) -> Result<(), Failure> {
+    let (timeline, stop) = settings.shared.start("run")?;
+    let result = run(settings, timeline, &stop);
+    timeline.peak_memory();
+    match result {
+        Ok(ending) if ending.is_member() => Ok(()),
+        Ok(Ending::Reset) => Err(Failure::Failed(
+            RESET,
+            "reboot this machine: it starts over with an empty state disk".into(),
+        )),
+        Ok(_) => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
+        Err(error) => Err(options::failed(&timeline, &stop, error)),
+    }
+}
+
+fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, String> {
+    let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
     let (cloud, metadata) = options.cloud()?;
     let listen = SocketAddr::new(options.listen, init::PORT);
@@ -99,8 +121,8 @@ fn run(
         listen,
         issuer: quotes::reported(timeline, issuer.clone(), tpm.clone()),
         tpm,
-        policy,
-        settings,
+        policy: settings.policy,
+        settings: settings.components,
         stop: stop.clone(),
         timeline,
     };

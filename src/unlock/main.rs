@@ -11,10 +11,11 @@ use base::timeline::Timeline;
 use lexopt::Parser;
 use node::options::{self, Options};
 use node::quotes;
+use node::settings::{self, Program};
 use proto::recoverproto;
 use sys::wiping::Wiping;
 use unlock::Unlock;
-use unlock::initrd::{self, OnFailure};
+use unlock::initrd::OnFailure;
 
 /// Wipes freed memory, because libraries copy secrets into their buffers.
 #[global_allocator]
@@ -28,7 +29,7 @@ Usage: unlock [OPTIONS]
 Options
   --mke2fs PATH        the program that makes the ext4 file system [/sbin/mke2fs]
   --timeout SECONDS    how long to wait for the key of the disk    [0: without end]
-  --initrd             also takes settings from /etc/firstlight/unlock.conf and the kernel command line (firstlight.NAME=VALUE),
+  --initrd             also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE),
                        and does after a failure what --onfail says
   --onfail ACTION      wait, reboot, poweroff, or shell: leave it to the initrd   [reboot]
 ";
@@ -105,7 +106,7 @@ impl Settings {
 fn in_initrd(mut settings: Settings) -> Result<(), Failure> {
     let mut read = Ok(());
     // a wrong setting does not hide what another one says about failures
-    for option in initrd::settings() {
+    for option in settings::read(Program::Unlock) {
         let option = option.map_err(Failure::Usage);
         let parsed = option.and_then(|option| settings.parse(Parser::from_args([option])));
         read = read.and(parsed);

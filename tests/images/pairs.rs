@@ -19,7 +19,7 @@ fn an_initrd_of_dracut_opens_the_disk_at_first_boot_and_by_rejoin() -> Result<()
 fn an_initrd_of_initramfs_tools_opens_the_disk_at_first_boot_and_by_rejoin() -> Result<()> {
     let mut overlay = Overlay::default();
     let file = *b"# where this machine runs\ncsp = qemu\nvariant = qemu-vtpm\n";
-    overlay.file("/etc/firstlight/unlock.conf", 0o644, file);
+    overlay.file("/etc/firstlight/node.conf", 0o644, file);
     first_boot_and_rejoin(setting("initramfs-tools", INITRAMFS_TOOLS, "", &overlay)?)
 }
 
