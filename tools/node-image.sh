@@ -6,7 +6,7 @@
 #   tools/node-image.sh      prints the folder with disk.img (ext4, sparse)
 #
 # Needs root (mmdebstrap, and mounts in a namespace). Kept in the cache until something that it is made of
-# changes. Settings of the node: tests/cluster/node, copied over the root file system.
+# changes. Units: systemd/, as on any node. Settings of the tests' node: tests/cluster/node, copied over the root file system.
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "making the node's disk needs root"
 
@@ -33,7 +33,7 @@ fi
 
 settings=$ROOT/tests/cluster/node
 recipe=$({ echo "$debian $kubernetes"; stat -c '%s %Y' "$kubernetes"/bin/*
-  cd "$settings"; find . -type f | sort | xargs sha256sum; cat "$ROOT"/tools/{node-image,kubernetes-images,image}.sh; } |
+  cd "$ROOT"; find systemd "${settings#"$ROOT"/}" -type f | sort | xargs sha256sum; cat "$ROOT"/tools/{node-image,kubernetes-images,image}.sh; } |
   sha256sum | cut -c1-12)
 image=$CACHE/node-$recipe
 if [ -e "$image/disk.img" ]; then echo "$image"; exit; fi
@@ -50,6 +50,7 @@ images=$("$ROOT/tools/kubernetes-images.sh" "$root")
 
 mkdir -p "$root/opt/components"
 install -m755 "$kubernetes"/bin/{kubeadm,kubelet,kubectl} "$root/opt/components/"
+"$ROOT/systemd/install.sh" - "$root"
 cp -r --no-preserve=ownership "$settings/." "$root/"
 sed -i "s|@PAUSE@|$(grep /pause: "$images/names")|" "$root/etc/containerd/config.toml"
 # in place of the state disk: a folder that outlives a reboot

@@ -106,13 +106,14 @@ impl Node {
         *self.process.borrow_mut() = start(self.dir.path(), &self.logs, &self.name, self.number);
     }
 
-    /// Starts `bootstrapper` as a unit of the node's systemd.
+    /// Starts `bootstrapper` as an image does.
     pub fn start_bootstrapper(&self) {
-        self.sh(&format!(
-            "systemd-run --quiet --unit bootstrapper --property RemainAfterExit=no --collect /usr/bin/bootstrapper \
-             --csp qemu --variant qemu-vtpm --tpm {} --disk {DISK} --components /opt/components",
+        let settings = format!(
+            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents=/opt/components\n",
             self.tpm.borrow().location()
-        ));
+        );
+        self.put("/etc/firstlight/node.conf", settings.as_bytes(), 0o644);
+        self.sh("systemctl start bootstrapper");
     }
 
     /// Returns the name of the TPM's attestation key from the node's console.

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Installs what the booted system of a node runs. docs/images.md
+#
+#   systemd/install.sh BOOTSTRAPPER [ROOT]    BOOTSTRAPPER: the program of `make build`, or "-" for the units alone; ROOT: the image's
+#                                             root file system [/]
+#
+# `systemctl --root ROOT preset-all` enables the units, or `systemctl enable` those of 80-firstlight.preset.
+set -euo pipefail
+unset CDPATH
+bootstrapper=${1:?the program bootstrapper, which is target/dist/bootstrapper after make build}
+root=${2:-}
+here=$(cd "$(dirname "$0")" && pwd)
+
+[ "$bootstrapper" = - ] || install -D -m 755 "$bootstrapper" "$root/usr/bin/bootstrapper"
+
+units=$root/usr/lib/systemd/system
+mkdir -p "$units"
+install -m 644 "$here"/*.service "$here"/*.mount "$units/"
+install -D -m 644 "$here/80-firstlight.preset" "$root/usr/lib/systemd/system-preset/80-firstlight.preset"
+# systemd-pcrfs@.service has instances for other file systems
+for unit in systemd-pcrmachine systemd-pcrfs-root systemd-pcrfs@; do
+  install -D -m 644 "$here/pcr-15.conf" "$units/$unit.service.d/firstlight.conf"
+done

@@ -1,0 +1,96 @@
+//! The systemd units of the folder systemd/, judged by systemd itself.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use support::ROOT;
+use tempfile::TempDir;
+
+/// The folder of units below a root file system.
+const UNITS: &str = "usr/lib/systemd/system";
+
+/// Returns a root file system with our units, beside those of this machine's systemd which they name.
+fn installed() -> TempDir {
+    let root = TempDir::new().unwrap();
+    let program = Path::new("/bin/true");
+    let status = Command::new(Path::new(ROOT).join("systemd/install.sh"))
+        .args([program, root.path()])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    for entry in fs::read_dir(Path::new("/").join(UNITS)).unwrap() {
+        let entry = entry.unwrap();
+        if entry.path().extension().is_some_and(|it| it == "target") {
+            fs::copy(
+                entry.path(),
+                root.path().join(UNITS).join(entry.file_name()),
+            )
+            .unwrap();
+        }
+    }
+    // `bootstrapper` installs it there
+    let programs = root.path().join("run/state/bin");
+    fs::create_dir_all(&programs).unwrap();
+    fs::copy(program, programs.join("kubelet")).unwrap();
+    root
+}
+
+/// Returns the names of the units in the folder systemd/.
+fn units() -> Vec<String> {
+    let entries = fs::read_dir(Path::new(ROOT).join("systemd")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names
+        .filter(|name| name.ends_with(".service") || name.ends_with(".mount"))
+        .collect()
+}
+
+/// Returns what systemd says against the units. Its exit code is 0 for most faults.
+fn faults(root: &Path) -> String {
+    let mut analyze = Command::new("systemd-analyze");
+    analyze.args(["verify", "--man=no"]).args(units());
+    let output = in_root(analyze, root);
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn in_root(mut command: Command, root: &Path) -> Output {
+    let root = format!("--root={}", root.display());
+    command.arg(root).output().unwrap()
+}
+
+#[test]
+fn systemd_finds_no_fault_in_our_units() {
+    let root = installed();
+    assert_eq!(faults(root.path()), "");
+
+    let unit = root.path().join(UNITS).join("bootstrapper.service");
+    let text = fs::read_to_string(&unit).unwrap();
+    fs::write(&unit, text.replace("KillMode=mixed", "KillMode=mixd")).unwrap();
+    let said = faults(root.path());
+    assert!(said.contains("Failed to parse kill mode"), "{said}");
+    fs::write(&unit, text).unwrap();
+    fs::remove_file(root.path().join("usr/bin/bootstrapper")).unwrap();
+    let said = faults(root.path());
+    assert!(said.contains("/usr/bin/bootstrapper is not exec"), "{said}");
+}
+
+#[test]
+fn the_preset_enables_all_units_except_the_kubelet() {
+    let root = installed();
+    let mut preset = Command::new("systemctl");
+    preset.arg("preset").args(units());
+    let output = in_root(preset, root.path());
+    assert!(output.status.success(), "{output:?}");
+    for unit in units() {
+        let mut is_enabled = Command::new("systemctl");
+        is_enabled.args(["is-enabled", &unit]);
+        let output = in_root(is_enabled, root.path());
+        // only a node whose disk its cluster opened may run the kubelet, so nothing but `bootstrapper` may start it
+        let expected = match unit.as_str() {
+            "kubelet.service" => "static",
+            _ => "enabled",
+        };
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said.trim(), expected, "{unit}");
+    }
+}
