@@ -43,6 +43,10 @@ const DRACUT_13: Maker = Maker {
     system: "dracut",
     suite: "trixie",
 };
+const INITRAMFS_TOOLS_13: Maker = Maker {
+    system: "initramfs-tools",
+    suite: "trixie",
+};
 
 /// A machine with a blank state disk that boots an initrd of `maker`, with `overlay` appended; `words` are added to the kernel's
 /// command line.
