@@ -2,9 +2,15 @@
 //!
 //! The certificate contains the document in an extension whose OID names the variant. The user data of the document is SHA-256 of
 //! the SubjectPublicKeyInfo of the certificate.
+//!
+//! Neither side depends on a clock: a machine in its initramfs may have none that is right. The peer itself writes the validity of
+//! its certificate, so the validity proves nothing. That a document is fresh follows from the nonce, which the verifying side has
+//! chosen at random for this one connection: the TPM has signed it together with the certificate's key, and TLS proves that the
+//! peer has that key. So a certificate that we make is valid at any time, which peers of the old system accept, and the validity
+//! of the peer's certificate is not compared with a clock.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use ring::digest;
 use rustls::SignatureScheme;
@@ -25,8 +31,9 @@ pub const MAX_DOCUMENT: usize = 65_000;
 pub const REFUSED: rustls::Error =
     rustls::Error::InvalidCertificate(rustls::CertificateError::ApplicationVerificationFailure);
 
-/// Validity of a certificate in seconds before and after its issue, as in the old system.
-const VALIDITY: u64 = 2 * 60 * 60;
+/// The validity of a certificate in seconds since 1970: from the first second that a clock can have to 9999-12-31 23:59:59, which
+/// stands for "no end" (RFC 5280 §4.1.2.5).
+const VALIDITY: [u64; 2] = [0, 253_402_300_799];
 /// Common name of issuer and subject, as in the old system. It is not checked.
 const NAME: &[u8] = b"Constellation";
 /// AlgorithmIdentifier of ecdsa-with-SHA256, 1.2.840.10045.4.3.2 (RFC 5758 §3.2).
@@ -57,7 +64,7 @@ pub fn issue(issuer: Option<&dyn Issuer>, nonce: &[u8]) -> Result<Arc<CertifiedK
             extensions(issuer.oid(), &document)
         }
     };
-    let body = to_be_signed(&public_key, &extension, SystemTime::now());
+    let body = to_be_signed(&public_key, &extension, VALIDITY);
     let signer = key
         .choose_scheme(&[SignatureScheme::ECDSA_NISTP256_SHA256])
         .ok_or_else(|| internal("cannot sign"))?;
@@ -97,10 +104,8 @@ fn user_data(public_key: &[u8]) -> [u8; 32] {
 }
 
 /// Returns the TBSCertificate (RFC 5280 §4.1).
-fn to_be_signed(public_key: &[u8], extensions: &[u8], now: SystemTime) -> Vec<u8> {
-    let now = now
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
+fn to_be_signed(public_key: &[u8], extensions: &[u8], validity: [u64; 2]) -> Vec<u8> {
+    let [not_before, not_after] = validity;
     let mut serial = base::crypto::random::<16>();
     serial[0] = serial[0] & 0x7f | 0x40; // positive, in the shortest encoding
     let name = nonce::common_name(NAME);
@@ -113,10 +118,7 @@ fn to_be_signed(public_key: &[u8], extensions: &[u8], now: SystemTime) -> Vec<u8
             &name,
             &der::element(
                 der::SEQUENCE,
-                &[
-                    &der::time(now.saturating_sub(VALIDITY)),
-                    &der::time(now.saturating_add(VALIDITY)),
-                ],
+                &[&der::time(not_before), &der::time(not_after)],
             ),
             &name,
             public_key,
@@ -140,17 +142,15 @@ fn extensions(oid: &[u8], document: &[u8]) -> Vec<u8> {
 /// Validates the certificate of a peer; `nonce` is the nonce that we sent to the peer. Returns the content of
 /// the document.
 ///
-/// The certificate must be signed by its own key and be valid `now`. It must have no unknown critical extension, and no extended
-/// key usage without serverAuth (RFC 5280 §4.2.1.12; for clients too, as in the old system). The first extension of a known
+/// The certificate must be signed by its own key. It must have no unknown critical extension, and no extended key usage without serverAuth (RFC 5280 §4.2.1.12; for clients too, as in the old system). The first extension of a known
 /// variant is used: its document must be valid for the nonce and bind the key of this certificate. TLS itself verifies that the
 /// peer has the private key.
 pub fn verify(
     certificate: &CertificateDer<'_>,
     validators: &[Arc<dyn Validator>],
     nonce: &[u8],
-    now: UnixTime,
 ) -> Result<Identified, ValidateError> {
-    let public_key = verify_self_signed(certificate, now).map_err(refusal)?;
+    let public_key = verify_self_signed(certificate).map_err(refusal)?;
     let extensions = read_extensions(certificate)
         .map_err(|Malformed| refusal("the extensions of its certificate are malformed".into()))?;
 
@@ -177,31 +177,23 @@ fn refusal(text: String) -> ValidateError {
 }
 
 /// Verifies a self-signed certificate and returns its DER SubjectPublicKeyInfo. The error is a clause.
-fn verify_self_signed(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<Vec<u8>, String> {
+fn verify_self_signed(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, String> {
     let unreadable = |error| format!("its certificate cannot be read: {error:?}");
     let root = webpki::anchor_from_trusted_cert(certificate).map_err(unreadable)?;
     let leaf = webpki::EndEntityCert::try_from(certificate).map_err(unreadable)?;
     let algorithms = provider::client().signature_verification_algorithms.all;
-    leaf.verify_for_usage(
-        algorithms,
-        &[root],
-        &[],
-        now,
-        webpki::KeyUsage::server_auth(),
-        None,
-        None,
-    )
-    .map_err(|error| match error {
-        webpki::Error::CertExpired { time, not_after } => format!(
-            "its certificate expired {} s ago by this machine's clock; compare the clocks",
-            time.as_secs().saturating_sub(not_after.as_secs())
-        ),
-        webpki::Error::CertNotValidYet { time, not_before } => format!(
-            "its certificate is valid only in {} s by this machine's clock; compare the clocks",
-            not_before.as_secs().saturating_sub(time.as_secs())
-        ),
-        error => format!("its certificate is not properly self-signed: {error:?}"),
-    })?;
+    let anchors = [root];
+    let at = |time| {
+        let usage = webpki::KeyUsage::server_auth();
+        leaf.verify_for_usage(algorithms, &anchors, &[], time, usage, None, None)
+            .map(drop)
+    };
+    // webpki demands a time: the first at which the certificate is valid
+    let verified = match at(UnixTime::since_unix_epoch(Duration::ZERO)) {
+        Err(webpki::Error::CertNotValidYet { not_before, .. }) => at(not_before),
+        verified => verified,
+    };
+    verified.map_err(|error| format!("its certificate is not properly self-signed: {error:?}"))?;
     Ok(leaf.subject_public_key_info().as_ref().to_vec())
 }
 
@@ -282,11 +274,7 @@ mod tests {
     }
 
     fn judge(certificate: &CertificateDer<'_>) -> Result<(), String> {
-        judge_at(certificate, UnixTime::now())
-    }
-
-    fn judge_at(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), String> {
-        let verified = verify(certificate, &[Arc::new(Dummy(OID))], NONCE, now);
+        let verified = verify(certificate, &[Arc::new(Dummy(OID))], NONCE);
         verified.map(drop).map_err(|refusal| refusal.to_string())
     }
 
@@ -297,7 +285,13 @@ mod tests {
     ) -> CertificateDer<'static> {
         let key = generate_key().unwrap();
         let public_key = key.public_key().unwrap();
-        let body = change(to_be_signed(&public_key, extensions, SystemTime::now()));
+        sign(
+            key.as_ref(),
+            change(to_be_signed(&public_key, extensions, VALIDITY)),
+        )
+    }
+
+    fn sign(key: &dyn rustls::sign::SigningKey, body: Vec<u8>) -> CertificateDer<'static> {
         let signer = key
             .choose_scheme(&[SignatureScheme::ECDSA_NISTP256_SHA256])
             .unwrap();
@@ -307,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_issued_certificate_has_exactly_the_old_system_s_fields() {
+    fn an_issued_certificate_has_the_old_system_s_fields_and_is_valid_at_any_time() {
         let certificate = attested();
         let mut outer = Reader::new(Reader::new(&certificate).expect(der::SEQUENCE).unwrap());
         let mut body = Reader::new(outer.expect(der::SEQUENCE).unwrap());
@@ -317,8 +311,9 @@ mod tests {
         let name = b"\x30\x18\x31\x16\x30\x14\x06\x03\x55\x04\x03\x13\x0dConstellation";
         assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), name);
         let mut validity = Reader::new(body.expect(der::SEQUENCE).unwrap());
-        assert_eq!(validity.expect(der::UTC_TIME).unwrap().len(), 13);
-        assert_eq!(validity.expect(der::UTC_TIME).unwrap().len(), 13);
+        assert_eq!(validity.expect(der::UTC_TIME).unwrap(), b"700101000000Z");
+        let end = validity.expect(der::GENERALIZED_TIME).unwrap();
+        assert_eq!(end, b"99991231235959Z");
         assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), name);
         let public_key = body.expect_whole(der::SEQUENCE).unwrap();
         assert_eq!((public_key.len(), public_key[26]), (91, 4));
@@ -336,13 +331,7 @@ mod tests {
     #[test]
     fn an_issued_certificate_is_accepted_for_its_nonce_only() {
         assert_eq!(judge(&attested()), Ok(()));
-        let other = verify(
-            &attested(),
-            &[Arc::new(Dummy(OID))],
-            &[8; 32],
-            UnixTime::now(),
-        )
-        .unwrap_err();
+        let other = verify(&attested(), &[Arc::new(Dummy(OID))], &[8; 32]).unwrap_err();
         assert_eq!(other.to_string(), "the document is for another nonce");
     }
 
@@ -417,24 +406,23 @@ mod tests {
         );
     }
 
+    /// The old system's certificates are valid for two hours before and after their issue.
     #[test]
-    fn a_certificate_is_valid_for_two_hours_before_and_after_its_issue() {
-        let certificate = attested();
-        let at = |offset: i64| {
-            let now = UnixTime::now()
-                .as_secs()
-                .checked_add_signed(offset)
-                .unwrap();
-            judge_at(
-                &certificate,
-                UnixTime::since_unix_epoch(Duration::from_secs(now)),
-            )
-        };
-        for offset in [-7100, 7100] {
-            assert_eq!(at(offset), Ok(()));
+    fn a_certificate_is_accepted_whatever_the_clocks_say() {
+        const YEAR: u64 = 365 * 24 * 3600;
+        for issued in [7200, 30 * YEAR, 200 * YEAR] {
+            let key = generate_key().unwrap();
+            let public_key = key.public_key().unwrap();
+            let document = Dummy(OID).issue(&user_data(&public_key), NONCE).unwrap();
+            let validity = [issued - 7200, issued + 7200];
+            let body = to_be_signed(&public_key, &extensions(OID, &document), validity);
+            let mut certificate = sign(key.as_ref(), body).to_vec();
+            assert_eq!(judge(&certificate.clone().into()), Ok(()));
+            // the signature is verified all the same
+            *certificate.last_mut().unwrap() ^= 1;
+            let refused = judge(&certificate.into()).unwrap_err();
+            assert!(refused.contains("not properly self-signed"), "{refused}");
         }
-        assert!(at(7300).unwrap_err().contains("expired 1"));
-        assert!(at(-7300).unwrap_err().contains("valid only in 1"));
     }
 
     #[test]

@@ -116,9 +116,6 @@ fn meaning(alert: AlertDescription) -> &'static str {
         AlertDescription::CertificateRequired => {
             ": it requires an attestation document, and this side has none"
         }
-        AlertDescription::CertificateExpired => {
-            ": by its clock our certificate is not valid now; compare the clocks"
-        }
         AlertDescription::InternalError => {
             ": it failed, perhaps because it could not issue its own attestation document (its log says why)"
         }

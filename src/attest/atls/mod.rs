@@ -39,9 +39,8 @@
 //!   every connection and never leave the process.
 //! - TLS 1.2 is allowed by default, because the old programs accept it. It shows the certificates, and so the documents, to
 //!   anyone on the network. [`Client::require_tls13`] and [`Server::require_tls13`] refuse it.
-//! - Certificates are valid for two hours before and after their issue, and the clock is checked, as in the old peers. The nonce
-//!   guarantees the freshness of a document, so this only prevents attestation between machines whose clocks differ more; the
-//!   error gives the difference. A client without validators does not check the certificate.
+//! - No clock is compared with the validity of a certificate, and ours are always valid: the nonce guarantees the freshness of a
+//!   document ([`certificate`] says why this is sufficient). A client without validators does not check the certificate.
 
 pub(crate) mod certificate;
 mod client;

@@ -273,9 +273,9 @@ impl ClientCertVerifier for Session {
         &self,
         leaf: &CertificateDer<'_>,
         _intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
+        _now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        match certificate::verify(leaf, &self.validators, &self.server_nonce, now) {
+        match certificate::verify(leaf, &self.validators, &self.server_nonce) {
             Ok(identified) => {
                 // a handshake has exactly one certificate of the client
                 let _ = self.identified.set(identified);
