@@ -17,6 +17,7 @@ units=$root/usr/lib/systemd/system
 mkdir -p "$units"
 install -m 644 "$here"/*.service "$here"/*.mount "$units/"
 install -D -m 644 "$here/80-firstlight.preset" "$root/usr/lib/systemd/system-preset/80-firstlight.preset"
+install -D -m 644 "$here/54-firstlight.rules" "$root/usr/lib/udev/rules.d/54-firstlight.rules"
 # systemd-pcrfs@.service has instances for other file systems
 for unit in systemd-pcrmachine systemd-pcrfs-root systemd-pcrfs@; do
   install -D -m 644 "$here/pcr-15.conf" "$units/$unit.service.d/firstlight.conf"
