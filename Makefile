@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot test-images lint demo bench storm image test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps reproducible deny
+.PHONY: help setup build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps reproducible deny
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -28,11 +28,15 @@ boot: build ## run the tests that boot VMs; each console is kept in target/boot
 	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2 pairs:: measure::a_disk_with_the_stub_of_systemd_252
 
-test-images: build ## boot images of all kinds: initrds of dracut and initramfs-tools, also with what goes wrong; unified kernel images with each systemd-stub
+test-images: build ## boot images of all kinds: initrds of dracut and initramfs-tools, also with what goes wrong; unified kernel images with each systemd-stub; the image of mkosi (needs root)
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2
 
 image: build ## make a container image of the services, for `firstlight apply`: target/dist/firstlight-image.tar (IMAGE=NAME)
 	@tools/image.sh
+
+PROFILE = release
+mkosi: build ## build a node's disk image with mkosi: Debian 13, verified root, one measured file that boots; needs root (PROFILE=debug: with a shell)
+	@tools/mkosi.sh $(PROFILE)
 
 test-cluster: image ## make a real Kubernetes cluster of nodes in namespaces; needs root
 	@tools/node-image.sh >/dev/null

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Builds the image of a node from the folder mkosi/, and prints its path: target/mkosi/PROFILE/NAME.raw. Beside it are the unified
+# kernel image NAME.efi, and the packages with their versions: NAME.manifest, initrd.manifest.
+#
+#   tools/mkosi.sh [release|debug]
+#
+# Needs root (mmdebstrap, mkosi). mkosi and the programs that it runs are those of Debian 13, in a folder of their own; the packages
+# come through apt, so Debian's signature on the archive is checked. Does nothing but print if the image is newer than all that it is
+# made of. OUT is another folder for the image.
+. "$(dirname "$0")/lib.sh"
+[ "$(id -u)" = 0 ] || die "making an image with mkosi needs root"
+
+profile=${1:-release}
+out=${OUT:-$ROOT/target/mkosi/$profile}
+case $profile in
+release) name=firstlight ;;
+debug) name=firstlight-debug ;;
+*) die "unknown profile $profile: release or debug" ;;
+esac
+
+TOOLS=mkosi,apt,ca-certificates,debian-archive-keyring,systemd,systemd-repart,systemd-ukify,systemd-boot-efi,systemd-cryptsetup
+TOOLS+=,dosfstools,mtools,e2fsprogs,erofs-utils,cpio,zstd,xz-utils,kmod,python3-pefile,openssl,uidmap,util-linux,fdisk,gpg,diffutils
+
+kubernetes=$("$ROOT/tools/kubernetes.sh" kubeadm kubelet kubectl)
+programs=("$ROOT/target/dist/unlock" "$ROOT/target/dist/bootstrapper")
+for program in "${programs[@]}"; do [ -x "$program" ] || die "there is no $program: run make build"; done
+
+inputs=("$ROOT/mkosi" "$ROOT/initramfs" "$ROOT/systemd" "$0" "${programs[@]}" "$kubernetes/bin")
+image=$out/$name.raw
+if [ -e "$image" ] && [ -z "$(find "${inputs[@]}" -newer "$image" -print -quit)" ]; then echo "$image"; exit; fi
+
+mkdir -p "$CACHE" "$out"; exec 9>"$CACHE/mkosi.lock"; flock 9
+recipe=$(printf '%s' "$TOOLS" | sha256sum | cut -c1-12)
+tree=$CACHE/mkosi-tools-$recipe
+if [ ! -e "$tree" ]; then
+  say "fetching mkosi and the programs that it runs, about 90 MB"
+  rm -rf --one-file-system "$CACHE"/mkosi-tools-*
+  nice -n 10 mmdebstrap --quiet --mode=root --variant=minbase --format=directory --include="$TOOLS" \
+    --aptopt='APT::Install-Recommends "false"' \
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
+    --dpkgopt='path-exclude=/usr/share/locale/*' \
+    trixie "$tree.new" "deb $(mirror) trixie main" >&2
+  mv "$tree.new" "$tree"
+fi
+
+work=$(mktemp -d -p "$CACHE"); trap 'rm -rf --one-file-system "$work"' EXIT
+# where mkosi's apt looks; without this file it would also ask for a debug archive, which few mirrors have
+sources=$work/sandbox/etc/apt/sources.list.d/mkosi.sources
+mkdir -p "$(dirname "$sources")" "$work/workspace" "$CACHE"/mkosi-{packages,cache}
+debian=$(mirror)
+for source in "${debian%/} trixie trixie-updates" "${debian%/}-security trixie-security"; do
+  read -r uri suites <<<"$source"
+  printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n\n' "$uri" "$suites"
+done >"$sources"
+
+arguments=(
+  --force --output-directory "$out" --workspace-directory "$work/workspace" --incremental=yes
+  --package-cache-directory "$CACHE/mkosi-packages" --cache-directory "$CACHE/mkosi-cache"
+  --tools-tree "$tree" --sandbox-tree "$work/sandbox"
+)
+for program in kubeadm kubelet kubectl; do
+  arguments+=(--extra-tree "$kubernetes/bin/$program:/usr/lib/firstlight/components/$program")
+done
+# the modules of initramfs/kernel-modules; a module's file may have - for _
+. "$ROOT/initramfs/kernel-modules"
+for module in $FIRSTLIGHT_LOADED $FIRSTLIGHT_DEVICES; do
+  arguments+=(--kernel-modules-initrd-include "/${module//_/[-_]}\.ko")
+done
+[ "$profile" = release ] || arguments+=(--profile "$profile")
+
+say "building the image ($profile)"
+cd "$ROOT/mkosi"
+umask 022
+PYTHONPATH=$tree/usr/lib/python3/dist-packages nice -n 5 python3 -m mkosi "${arguments[@]}" build >&2
+echo "$image"
