@@ -17,7 +17,13 @@ const SECRET: [&str; 7] = [
 fn generated_messages_are_those_of_the_proto_files() {
     let root = Path::new(support::ROOT);
     let fresh = tempfile::tempdir().unwrap();
-    let files = ["init.proto", "join.proto", "kms.proto", "recover.proto"];
+    let files = [
+        "init.proto",
+        "join.proto",
+        "kms.proto",
+        "node.proto",
+        "recover.proto",
+    ];
     let descriptors = protox::compile(files, [root.join("proto")]).unwrap();
     let mut config = prost_build::Config::new();
     for message in SECRET {

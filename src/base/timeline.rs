@@ -3,11 +3,14 @@
 //! ```text
 //! firstlight[unlock]    3.214s mapped: /dev/mapper/state
 //! ```
+//!
+//! The same lines are kept in the record of the boot, a file of limited size that the programs of the initramfs and of the booted
+//! system append to.
 
 use std::fmt::Display;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +24,14 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// Interval between two reports of the same wait.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Maximum bytes of the record of a boot. A boot without long waits has about 3 KiB.
+pub const RECORD_BYTES: usize = 32 << 10;
+/// Maximum bytes of a line of the record.
+const RECORD_LINE: usize = 300;
+/// The events that repeat for as long as something is missing. They fill at most half of the record, so that the events after a
+/// long wait have room.
+const REPEATED: [&str; 3] = ["waiting", "quote", "refused"];
+
 /// Prints the events of one run of a program: the only lines that may leave the machine. They
 /// contain phases, refusals and peers, but no secrets and no output of other programs.
 #[derive(Clone, Copy)]
@@ -28,12 +39,18 @@ pub struct Timeline {
     stage: &'static str,
     /// A second output, which lives as long as the process.
     also: Option<&'static File>,
+    /// The record of the boot, likewise.
+    record: Option<&'static File>,
 }
 
 impl Timeline {
     /// Creates a timeline whose lines are marked with `stage`, e.g. `unlock` or `run`.
     pub fn new(stage: &'static str) -> Timeline {
-        Timeline { stage, also: None }
+        Timeline {
+            stage,
+            also: None,
+            record: None,
+        }
     }
 
     /// Also appends the events to the file at `path`: a console, a port to the host, or the pipe of
@@ -51,6 +68,32 @@ impl Timeline {
         })
     }
 
+    /// Also appends the events to the record of this boot at `path`, up to [`RECORD_BYTES`] in all: the first line of each.
+    pub fn recorded_at(self, path: &Path) -> io::Result<Timeline> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let file = File::options()
+            .read(true)
+            .append(true)
+            .create(true)
+            .open(path)?;
+        Ok(Timeline {
+            record: Some(Box::leak(Box::new(file))),
+            ..self
+        })
+    }
+
+    /// Returns the record of this boot, at most [`RECORD_BYTES`]; empty if none is kept.
+    pub fn record(&self) -> io::Result<String> {
+        let mut bytes = vec![0; RECORD_BYTES];
+        let length = match self.record {
+            Some(record) => record.read_at(&mut bytes, 0)?,
+            None => 0,
+        };
+        Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
+    }
+
     /// Prints an event: `name` is a word of letters and dashes, `text` its description. The text
     /// must hold no secrets, because the host reads the console of a confidential VM. It may hold
     /// the words of a peer, which cannot look like another event.
@@ -60,6 +103,9 @@ impl Timeline {
         let _ = io::stdout().write_all(line.as_bytes());
         if let Some(mut also) = self.also {
             let _ = also.write_all(line.as_bytes());
+        }
+        if let Some(record) = self.record {
+            let _ = keep(record, name, &line);
         }
     }
 
@@ -106,6 +152,24 @@ impl Timeline {
     }
 }
 
+/// Appends the first line of an event to the record, if it has room.
+fn keep(mut record: &File, name: &str, event: &str) -> io::Result<()> {
+    let line = event.lines().next().unwrap_or_default();
+    let mut ends = (0..=RECORD_LINE.min(line.len())).rev();
+    let end = ends.find(|end| line.is_char_boundary(*end));
+    let line = &line[..end.unwrap_or_default()];
+    let limit = match REPEATED.contains(&name) {
+        true => RECORD_BYTES / 2,
+        false => RECORD_BYTES,
+    };
+    // one call, since several threads append
+    let line = format!("{line}\n");
+    match record.metadata()?.len() + line.len() as u64 > limit as u64 {
+        true => Ok(()),
+        false => record.write_all(line.as_bytes()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,6 +207,39 @@ mod tests {
                 "a line that is long enough for the pipe to be full after some thousands of them",
             );
         }
+    }
+
+    #[test]
+    fn the_record_keeps_a_line_of_each_event_and_has_room_after_a_long_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("firstlight/timeline");
+        let read = || fs::read_to_string(&file).unwrap();
+        let unlock = Timeline::new("unlock").recorded_at(&file).unwrap();
+        unlock.event("disk", format_args!("two\nlines of {}", "ä".repeat(500)));
+        unlock.event("error", "ä".repeat(500));
+        let text = read();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].ends_with("s disk: two"), "{text}");
+        assert!(lines[1].len() <= RECORD_LINE && lines[1].ends_with('ä'));
+        assert_eq!(lines.len(), 2);
+
+        for _ in 0..1000 {
+            unlock.event("waiting", "for a key of disk 0123 since 3600 s");
+        }
+        assert!(read().len() <= RECORD_BYTES / 2);
+        unlock.event("mounted", "/run/state");
+        let run = Timeline::new("run").recorded_at(&file).unwrap();
+        run.event("start", "firstlight");
+        let text = read();
+        assert!(
+            text.contains("s mounted: /run/state\nfirstlight[run] "),
+            "{text}"
+        );
+        assert_eq!(run.record().unwrap(), text);
+        for _ in 0..1000 {
+            run.event("phase", "a phase that is entered again and again");
+        }
+        assert!(read().len() <= RECORD_BYTES);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use super::secret_guard::{SecretGuard, Verdict};
 use super::setup::{Node, Outcome};
 use attest::atls;
 use attest::attestation::Issuer;
+use node::record;
 use proto::init::PROGRESS;
 use proto::init::init_response::Kind;
 use proto::init::{
@@ -63,7 +64,8 @@ impl InitServer {
         entrant: Entrant,
         node: Arc<Node>,
     ) -> std::io::Result<InitServer> {
-        let job = Job::new(node.timeline);
+        let timeline = node.timeline;
+        let job = Job::new(timeline);
         let is_delivered = AtomicBool::new(false);
         let shared = Arc::new(Shared {
             guard,
@@ -85,6 +87,7 @@ impl InitServer {
                 Err(status) => answer.send(&failure(&status)),
             },
         );
+        let router = record::serve(router, timeline);
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
         let server = Server::start("init", listener, transport, router, Limits::default())?;
         Ok(InitServer { server, shared })

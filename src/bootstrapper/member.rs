@@ -1,5 +1,5 @@
 //! The server of a member: on the InitServer's port, over attested TLS, it proves to which cluster the node belongs (PCR 15). Its
-//! only method is the health check, so a caller cannot make it do anything else.
+//! only methods are the health check and the record of the boot, so a caller cannot make it do anything else.
 //!
 //! Anybody may call, and each answer needs the TPM for a moment, so only a few connections are served at once.
 
@@ -10,7 +10,8 @@ use std::time::Duration;
 use attest::atls;
 use attest::attestation::Issuer;
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::timeline::{RECORD_BYTES, Timeline};
+use node::record;
 use rpc::grpc::{Limits, Router, Server};
 
 /// Maximum number of connections.
@@ -18,8 +19,8 @@ const CONNECTIONS: usize = 8;
 const CONNECTIONS_PER_PEER: usize = 2;
 /// Maximum bytes of a request, which has only the name of a service.
 const MAX_REQUEST: usize = 256;
-/// Buffered bytes of a connection: a few calls with their headers.
-const CONNECTION_BYTES: usize = 16 << 10;
+/// Buffered bytes of a connection: the record, and a few calls with their headers.
+const CONNECTION_BYTES: usize = RECORD_BYTES + (16 << 10);
 /// `firstlight status` asks at once and closes the connection.
 const IDLE: Duration = Duration::from_secs(10);
 /// The length of one wait; a stop ends it at once.
@@ -40,8 +41,9 @@ pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline
         ..Limits::default()
     };
     let tls = Arc::new(atls::Server::new(Some(issuer), vec![]));
+    let router = record::serve(Router::new(), *timeline);
     let server = TcpListener::bind(address)
-        .and_then(|listener| Server::start("member", listener, tls, Router::new(), limits));
+        .and_then(|listener| Server::start("member", listener, tls, router, limits));
     match server {
         Ok(server) => {
             timeline.event(

@@ -3,6 +3,7 @@
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
     ATTESTATION_REFUSED, UNREACHABLE, apply, completions, init, man, measure, recover, ssh, status,
+    timeline,
 };
 use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
@@ -11,7 +12,17 @@ use base::program::{FAILED, USAGE};
 pub const PROGRAM: Program = Program {
     name: "firstlight",
     summary: "makes a Kubernetes cluster of confidential virtual machines, and recovers it",
-    commands: &[INIT, APPLY, STATUS, RECOVER, SSH, MEASURE, COMPLETIONS, MAN],
+    commands: &[
+        INIT,
+        APPLY,
+        STATUS,
+        TIMELINE,
+        RECOVER,
+        SSH,
+        MEASURE,
+        COMPLETIONS,
+        MAN,
+    ],
     exit_codes: &[
         (0, "success"),
         (FAILED, "the command failed, or the node refused"),
@@ -216,6 +227,11 @@ const STATUS: Command = Command {
             Value::Text("HEX"),
             "the cluster's ID; replaces the one in the state file",
         ),
+        Opt::flag(
+            "timeline",
+            "also draw where the time of the node's last boot went, as `firstlight timeline` does",
+        ),
+        SVG,
         Opt::value(
             "timeout",
             Value::Text("TIME"),
@@ -226,8 +242,32 @@ const STATUS: Command = Command {
     examples: &[
         "firstlight status 10.42.1.100 --policy policy.json",
         "firstlight status [fd00::1]:9999 --policy policy.json --timeout 5s",
+        "firstlight status 10.42.1.100 --policy policy.json --timeline --svg boot.svg",
     ],
     run: |given| status::run(&super::status_options(given)?),
+};
+
+const TIMELINE: Command = Command {
+    name: "timeline",
+    summary: "draw where the time of a boot went",
+    about: &[
+        "Draws the events of a boot as a chart: for each step, when it ended after the kernel's start, how long it took, a bar, \
+              and the event that ended it. The events are those of FILE: a node's /run/firstlight/timeline, a log of its \
+              console, or its journal. If the file has several boots, the last one is drawn.",
+        "`firstlight status --timeline` asks a running node for the same record.",
+    ],
+    operand: Some(Operand {
+        value: Value::File,
+        is_needed: true,
+        help: "the file with the events; - is standard input",
+    }),
+    options: &[SVG],
+    examples: &[
+        "firstlight timeline console.log --svg boot.svg",
+        "ssh root@10.42.1.100 cat /run/firstlight/timeline | firstlight timeline -",
+        "ssh root@10.42.1.100 journalctl -b -o cat | firstlight timeline -",
+    ],
+    run: |given| timeline::run(&super::timeline_options(given)?),
 };
 
 const RECOVER: Command = Command {
@@ -521,6 +561,11 @@ const POLICY: Opt = Opt::needed(
 );
 const MASTER_SECRET: Opt =
     Opt::value("master-secret", Value::File, "the cluster's master secret").or(MASTER_SECRET_FILE);
+const SVG: Opt = Opt::value(
+    "svg",
+    Value::File,
+    "also write the chart as an SVG picture to this file, which is replaced if it exists",
+);
 const TIMEOUT: Opt = Opt::value(
     "timeout",
     Value::Text("TIME"),

@@ -6,6 +6,7 @@
 //! here, and those of `status`.
 
 mod apply;
+pub mod chart;
 mod commands;
 mod completions;
 mod components;
@@ -22,6 +23,7 @@ mod recover;
 mod ssh;
 mod state;
 mod status;
+pub mod timeline;
 mod usage;
 
 use std::fmt::Display;
@@ -289,7 +291,16 @@ fn status_options(given: &Given) -> Result<status::Options, Failure> {
             true => Some(given.parsed("cluster-id", cluster_id)?),
             false => None,
         },
+        timeline: given.has("timeline"),
+        svg: given.has("svg").then(|| given.path("svg")),
         timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn timeline_options(given: &Given) -> Result<timeline::Options, Failure> {
+    Ok(timeline::Options {
+        record: given.operand()?.into(),
+        svg: given.has("svg").then(|| given.path("svg")),
     })
 }
 

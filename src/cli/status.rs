@@ -12,7 +12,7 @@
 
 use std::fmt::Write;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,13 +20,14 @@ use std::time::{Duration, Instant};
 use super::connect::{Attempt, Endpoint, Node, Reached, Standing, and_known, read_policy};
 use super::progress::printable;
 use super::state::{State, hex};
-use super::{ATTESTATION_REFUSED, UNREACHABLE, recover, say, say_all};
+use super::{ATTESTATION_REFUSED, UNREACHABLE, recover, say, say_all, timeline};
 use attest::atls;
 use attest::attestation::Variant;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
+use proto::node::{self, TimelineRequest, TimelineResponse};
 use proto::{init, recoverproto};
-use rpc::grpc::{CallOptions, Channel, Status};
+use rpc::grpc::{CallOptions, Channel, Code, Status};
 
 /// Exit code: the node waits in its initramfs for the key of its disk.
 const WAITS_FOR_KEY: u8 = 5;
@@ -50,6 +51,10 @@ pub struct Options {
     pub state: PathBuf,
     /// The cluster's ID; replaces the one in the state file.
     pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
+    /// Whether the record of the node's boot is asked for and drawn.
+    pub timeline: bool,
+    /// The file for the drawing as a picture.
+    pub svg: Option<PathBuf>,
     /// The limit for the whole command.
     pub timeout: Duration,
 }
@@ -106,6 +111,8 @@ enum Answer {
         services: Vec<&'static Service>,
         /// Lines about what the node waits for.
         facts: Vec<String>,
+        /// The record of the node's boot.
+        record: Result<String, Status>,
     },
 }
 
@@ -146,7 +153,26 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy",
         )?;
     }
+    if options.timeline || options.svg.is_some() {
+        show_timeline(&options.address, &answers, options.svg.as_deref())?;
+    }
     verdict(&options.address, &answers)
+}
+
+/// Draws the first record that a server gave. A node that cannot be asked is the verdict's matter.
+fn show_timeline(address: &str, answers: &[Answer], svg: Option<&Path>) -> Result<(), Failure> {
+    let records = answers.iter().filter_map(|answer| match answer {
+        Answer::Verified { record, .. } => Some(record),
+        _ => None,
+    });
+    match records.max_by_key(|record| record.is_ok()) {
+        None => Ok(()),
+        Some(Ok(record)) => timeline::show(&format!("the record of {address}"), record, svg),
+        Some(Err(status)) if status.code() == Code::Unimplemented => {
+            say("Timeline: this node does not keep a record of its boot, or does not give it")
+        }
+        Some(Err(status)) => say(format_args!("Timeline: {}", printable(&status.to_string()))),
+    }
 }
 
 /// Returns the addresses of the node's servers, or the one whose port is given.
@@ -196,6 +222,7 @@ fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
                 standing,
                 services,
                 facts,
+                record: record(&channel),
             }
         }
         Err(Attempt::Refused(_)) if is_guarded(node, deadline) => Answer::Guarded,
@@ -224,6 +251,16 @@ fn is_guarded(node: &Node, deadline: Instant) -> bool {
         .as_ref()
         .and_then(|error| error.get_ref()?.downcast_ref());
     matches!(refused, Some(atls::Error::PeerRefused(_)))
+}
+
+/// Returns the record of the node's boot.
+fn record(channel: &Channel) -> Result<String, Status> {
+    let options = CallOptions {
+        timeout: Some(CALL_TIMEOUT),
+        ..CallOptions::default()
+    };
+    let answer: TimelineResponse = channel.unary(node::TIMELINE, &TimelineRequest {}, &options)?;
+    Ok(answer.record)
 }
 
 /// Returns the services that the server names; none for nodes of the old system, which have no health service.
@@ -285,6 +322,7 @@ fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_I
                 standing,
                 services,
                 facts,
+                ..
             } => {
                 // nodes of the old system do not name their services
                 let is_old = services.is_empty() && *standing == Standing::Fresh;

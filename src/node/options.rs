@@ -1,7 +1,7 @@
 //! The command-line options that both programs on a node share, and how the programs start.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{io, thread};
 
@@ -29,6 +29,7 @@ pub fn help() -> String {
   --mount PATH         the mount point of the state disk           [/run/state]
   --key-file PATH      the file with which the initramfs hands the passphrase of a new disk to the booted system
                                                                    [/run/cryptsetup-keys.d/state.key]
+  --record PATH        the record of this boot's events, for `firstlight status --timeline`  [/run/firstlight/timeline]
   --listen ADDRESS     the address on which the node serves the operator  [0.0.0.0]
   --events PATH        also writes the events, which contain no secrets, to a file or device (/dev/virtio-ports/events)
   --debug              log at debug level
@@ -54,6 +55,7 @@ pub struct Options {
     pub key_file: PathBuf,
     /// The address on which the node serves the operator.
     pub listen: IpAddr,
+    record: PathBuf,
     events: Option<PathBuf>,
     debug: bool,
 }
@@ -71,6 +73,7 @@ impl Options {
             root: "/run/state".into(),
             key_file: handover::KEY_FILE.into(),
             listen: Ipv4Addr::UNSPECIFIED.into(),
+            record: "/run/firstlight/timeline".into(),
             events: None,
             debug: false,
         }
@@ -98,6 +101,7 @@ impl Options {
                 "disk" => self.disk = Some(arguments.value()?.into()),
                 "mount" => self.root = arguments.value()?.into(),
                 "key-file" => self.key_file = arguments.value()?.into(),
+                "record" => self.record = arguments.value()?.into(),
                 "listen" => self.listen = program::parsed("listen", arguments.value()?)?,
                 "events" => self.events = Some(arguments.value()?.into()),
                 "debug" => self.debug = true,
@@ -117,12 +121,16 @@ impl Options {
             LevelFilter::Info
         });
         let timeline = Timeline::new(stage);
-        let timeline = match &self.events {
-            // missing events are no reason to fail the boot
-            Some(path) => timeline.also_to(path).unwrap_or_else(|error| {
+        // missing events are no reason to fail the boot
+        let or = |without: Timeline, path: &Path, with: io::Result<Timeline>| {
+            with.unwrap_or_else(|error| {
                 log::warn!("cannot write events to {}: {error}", path.display());
-                timeline
-            }),
+                without
+            })
+        };
+        let timeline = or(timeline, &self.record, timeline.recorded_at(&self.record));
+        let timeline = match &self.events {
+            Some(path) => or(timeline, path, timeline.also_to(path)),
             None => timeline,
         };
         timeline.event("start", concat!("firstlight ", env!("CARGO_PKG_VERSION")));

@@ -47,6 +47,12 @@ package!(
     pub const PORT: u16 = 9000;
 );
 package!(
+    node,
+    "node.rs",
+    /// Returns the record of the boot's events.
+    pub const TIMELINE: &str = "/node.API/Timeline";
+);
+package!(
     recoverproto,
     "recoverproto.rs",
     /// The operator sends a key.

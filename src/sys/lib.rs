@@ -15,6 +15,7 @@ pub mod poll;
 pub mod power;
 pub mod process;
 pub mod signal;
+pub mod terminal;
 pub mod wiping;
 
 use std::ffi::CString;

@@ -277,7 +277,12 @@ impl Unlock {
             finished.clone(),
             self.timeline,
         ));
-        let recovery = RecoveryServer::start(self.recovery, self.issuer.clone(), waiting.clone());
+        let recovery = RecoveryServer::start(
+            self.recovery,
+            self.issuer.clone(),
+            waiting.clone(),
+            self.timeline,
+        );
         if let Err(error) = &recovery {
             waiting.note(
                 "recovery server",

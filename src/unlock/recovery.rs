@@ -15,8 +15,10 @@ use super::waiting::{Candidate, Refused, Waiting};
 use attest::atls;
 use attest::attestation::Issuer;
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
+use base::timeline::Timeline;
 use base::turns::Turns;
 use kms::ClusterKms;
+use node::record;
 use proto::recoverproto::{
     RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
 };
@@ -64,6 +66,7 @@ impl RecoveryServer {
         address: SocketAddr,
         issuer: Arc<dyn Issuer>,
         waiting: Arc<Waiting>,
+        timeline: Timeline,
     ) -> std::io::Result<Self> {
         let (disk, turns) = (waiting.clone(), Turns::new(1, PLACES));
         let recover =
@@ -72,6 +75,7 @@ impl RecoveryServer {
         let router = router.unary(STATUS, move |_: &Call, _: StatusRequest| {
             Ok(status(&waiting))
         });
+        let router = record::serve(router, timeline);
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
         let listener = TcpListener::bind(address)?;
         Server::start("recovery", listener, transport, router, limits()).map(RecoveryServer)

@@ -250,6 +250,8 @@ impl Setting {
             .arg(disk)
             .arg("--mount")
             .arg(self.path("mount"))
+            .arg("--record")
+            .arg(self.path("timeline"))
             .arg("--key-file")
             .arg(self.path("state.key"));
         fs::create_dir_all(self.path("mount")).unwrap();

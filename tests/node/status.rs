@@ -66,6 +66,23 @@ fn a_node_that_waits_for_its_key_says_for_which_and_whom_it_asked() {
         ],
     );
 
+    // the chart of its boot so far
+    let picture = setting.path("boot.svg");
+    let drawn = ["status", &host, "--policy", &policy, "--timeline", "--svg"];
+    let output = setting.firstlight(&drawn).arg(&picture).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows = [
+        "ended at",
+        "unlock kernel and initrd",
+        "unlock attestation-key: 000b",
+    ];
+    expect(&(output.status.code().unwrap(), text), 5, &rows);
+    let picture = fs::read_to_string(&picture).unwrap();
+    assert!(
+        picture.contains("unlock attestation-key: 000b"),
+        "{picture}"
+    );
+
     let other = setting
         .policy_of(&[(15, [0; 32]), (4, [7; 32])])
         .display()
@@ -136,6 +153,24 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
         &["64 hexadecimal digits"],
     );
 
+    // where the time of its boot went: asked from the node, and read from its file
+    let drawn = with(&["--timeline"]);
+    let rows = [
+        "run    phase: state disk",
+        "run    phase: emergency SSH",
+        "run    member:",
+    ];
+    expect(&drawn, 0, &rows);
+    let output = setting
+        .firstlight(&["timeline"])
+        .arg(setting.path("timeline"))
+        .output();
+    let chart = String::from_utf8(output.unwrap().stdout).unwrap();
+    assert!(
+        chart.contains("ended at") && drawn.1.contains(&chart),
+        "{chart}"
+    );
+
     // registers that do not meet the policy are a different result, with their numbers
     let altered = setting
         .policy_of(&[(15, [0; 32]), (4, [7; 32])])
@@ -146,7 +181,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
     assert!(!said.1.contains("PCR 15"), "{}", said.1);
     let policy = setting.policy().display().to_string();
 
-    // it offers no method but health, and needs little memory while it runs
+    // it offers no method but health and the record of its boot, and needs little memory while it runs
     let mut second = init(&setting, INIT_SECRET, &setting.policy());
     assert!(!second.exit().success());
     let memory = fs::read_to_string(format!("/proc/{}/status", node.id())).unwrap();

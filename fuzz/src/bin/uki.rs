@@ -12,7 +12,12 @@ fuzz_target!(|bytes: &[u8]| {
     ];
     for image in images.into_iter().flatten() {
         // the description goes to a terminal
-        assert!(image.description().bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()));
+        assert!(
+            image
+                .description()
+                .bytes()
+                .all(|byte| byte == b' ' || byte.is_ascii_graphic())
+        );
         assert_eq!(image.registers(&Given::default()).len(), 8);
     }
 });

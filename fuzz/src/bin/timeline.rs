@@ -1,0 +1,15 @@
+//! The record of a boot from a node: its chart is printable, in lines of limited length, and so is its picture.
+#![no_main]
+
+use cli::chart;
+use cli::timeline::{events, steps};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|record: &[u8]| {
+    let steps = steps(&events(&String::from_utf8_lossy(record)));
+    assert!(steps.iter().all(|step| step.took() >= 0.0));
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~' | b'\n');
+    let text = chart::text(&steps, 80);
+    assert!(text.bytes().all(is_plain) && text.lines().all(|line| line.len() <= 80));
+    assert!(chart::svg(&steps).bytes().all(is_plain));
+});

@@ -1,0 +1,19 @@
+//! The record of this boot's events, which every server of a node gives to everybody: the host has read the same on the console.
+
+use base::timeline::Timeline;
+use proto::node::{TIMELINE, TimelineRequest, TimelineResponse};
+use rpc::grpc::{Call, Code, Router, Status};
+
+/// Adds the method that gives the record.
+pub fn serve(router: Router, timeline: Timeline) -> Router {
+    router.unary(TIMELINE, move |_: &Call, _: TimelineRequest| {
+        let record = timeline.record().map_err(|error| {
+            log::warn!("cannot read the record of this boot: {error}");
+            Status::new(
+                Code::Internal,
+                "the node cannot read the record of its boot",
+            )
+        })?;
+        Ok(TimelineResponse { record })
+    })
+}
