@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps reproducible deny
+.PHONY: help setup build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps deb reproducible deny
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -71,7 +71,12 @@ fuzz: setup ## run each fuzz target for a minute; `tools/fuzz.sh SECONDS TARGET.
 check-deps: setup ## check what each program links: no async runtime, unlock's limits, the picture in docs/architecture.md
 	@tools/check-deps.sh
 
-reproducible: setup ## check that two builds in different directories give the same bytes
+deb: build ## make Debian packages in target/deb, and check them with lintian, apt, dpkg, dracut and initramfs-tools
+	@tools/setup.sh lintian
+	@tools/deb.sh >/dev/null
+	cargo test --locked --test packages -- --ignored
+
+reproducible: deb ## check that two builds in different directories give the same bytes
 	@tools/reproducible.sh
 
 deny: setup ## check licenses, bans and sources of all crates

@@ -13,9 +13,13 @@ install -D -m 755 "$unlock" "$root/usr/lib/firstlight/unlock"
 module=$root/usr/lib/dracut/modules.d/95firstlight
 install -D -m 755 "$here/dracut/95firstlight/module-setup.sh" "$module/module-setup.sh"
 install -m 644 "$here/kernel-modules" "$here"/dracut/95firstlight/{firstlight-unlock.service,zz-firstlight.network} "$module/"
+install -D -m 644 "$here/dracut/95firstlight/dracut.conf" "$root/usr/lib/dracut/dracut.conf.d/95-firstlight.conf"
 
 tools=$root/usr/share/initramfs-tools
 install -D -m 644 "$here/kernel-modules" "$root/usr/lib/firstlight/kernel-modules"
 for script in hooks/firstlight scripts/init-top/firstlight scripts/init-premount/firstlight; do
   install -D -m 755 "$here/initramfs-tools/$script" "$tools/$script"
 done
+
+# what is there already is the image's own
+[ -e "$root/etc/firstlight/node.conf" ] || install -D -m 644 "$here/node.conf" "$root/etc/firstlight/node.conf"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes an initrd with Firstlight as an image builder does: by a Debian's own dracut or initramfs-tools.
 #
-#   tools/initrd.sh dracut|initramfs-tools SUITE OUT UNLOCK     UNLOCK: the program, or "-" for an initrd without Firstlight
+#   tools/initrd.sh dracut|initramfs-tools SUITE OUT UNLOCK     UNLOCK: the program, the package firstlight-initramfs, or "-" for
+#                                                                an initrd without Firstlight
 #
 # Does nothing if OUT is newer than all that it is made of. SUITE is bookworm or trixie. The initrd is for the kernel of tools/kernel.sh.
 . "$(dirname "$0")/lib.sh"
@@ -20,14 +21,17 @@ root=$work/root
 cp -al "$debian/root" "$root"
 cp -al "$kernel/lib/modules" "$root/usr/lib/modules" 2>/dev/null || cp -a "$kernel/lib/modules" "$root/usr/lib/modules"
 cp "$kernel/boot/config-$version" "$root/boot/"
-if [ "$unlock" != - ]; then "$ROOT/initramfs/install.sh" "$unlock" "$root"; fi
+case $unlock in
+-) ;;
+*.deb) install_package "$root" "$unlock" ;;
+*) "$ROOT/initramfs/install.sh" "$unlock" "$root" ;;
+esac
 
 case $system in
 dracut)
   # what a machine in a cloud does not need, which halves the time
   arguments=(--force --no-hostonly --no-hostonly-cmdline --reproducible --no-early-microcode --kver "$version" --compress "zstd -3"
     --omit "plymouth rngd crypt kernel-modules-extra hwdb lunmask virtfs virtiofs resume tpm2-tss lvm mdraid btrfs multipath nfs iscsi nvmf")
-  [ "$unlock" = - ] || arguments+=(--add firstlight)
   command=(dracut "${arguments[@]}" /boot/initrd)
   ;;
 initramfs-tools)
@@ -36,6 +40,8 @@ initramfs-tools)
 *) die "unknown system $system: dracut or initramfs-tools" ;;
 esac
 say "making an initrd with $system of Debian ($suite)"
+SOURCE_DATE_EPOCH=$(source_date)
+export SOURCE_DATE_EPOCH
 chroot_into "$root" "${command[@]}" >&2
 mkdir -p "$(dirname "$out")"
 # another cpio can be appended after a multiple of 4 bytes

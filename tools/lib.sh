@@ -55,3 +55,19 @@ chroot_into() {
     mount -t tmpfs tmpfs "$root/run"
     PATH=/usr/sbin:/usr/bin exec chroot "$root" "$@"' chroot "$@"
 }
+
+# Prints the time of the sources in seconds: SOURCE_DATE_EPOCH, or that of the last commit.
+source_date() {
+  [ -n "${SOURCE_DATE_EPOCH:-}" ] || SOURCE_DATE_EPOCH=$(git -C "$ROOT" log -1 --format=%ct) ||
+    die "without git's history, set SOURCE_DATE_EPOCH to the time of the commit"
+  echo "$SOURCE_DATE_EPOCH"
+}
+
+# Installs packages into a small Debian of tools/debian.sh, whose own packages dpkg does not know. Their scripts run outside of it, by
+# this machine's tools. Usage: install_package ROOT DEB...
+install_package() {
+  local root=$1; shift
+  mkdir -p "$root"/var/lib/dpkg/{info,updates,triggers}
+  : >>"$root/var/lib/dpkg/status"
+  PATH=$PATH:/usr/sbin:/sbin dpkg --root="$root" --log=/dev/null --force-not-root --force-depends --force-script-chrootless --install "$@" >&2
+}

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Prepares a Debian machine with Rust from rustup for building and testing: packages, Rust's musl target, a static tpm2-tss, a
 # kernel to boot. Installs and names only missing things; takes a fraction of a second if nothing is missing.
+#
+#   tools/setup.sh [PACKAGE...]      also installs further packages of Debian
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
@@ -17,6 +19,7 @@ PACKAGES=(
   # unified kernel images and disks with an EFI system partition; the digest that a signature covers; systemd-measure
   fdisk dosfstools mtools pesign systemd
 )
+PACKAGES+=("$@")
 # the attested-TLS peer is written in Go; any Go since Debian 12's will do
 command -v go >/dev/null || PACKAGES+=(golang-go)
 

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Prints the bill of materials of a program, in CycloneDX 1.5 (JSON): every library that it links.
+
+    tools/sbom.py NAME FILE      NAME: a program of ours; FILE: the built program, whose hash is put in
+
+Crates: as Cargo resolves them for this program, its target and its features, with the hashes of Cargo.lock. C libraries: tpm2-tss
+and mbedtls as tools/tss.sh pins them, and Rust's standard library with the musl in it.
+"""
+
+import hashlib, json, os, re, subprocess, sys, tomllib, uuid
+
+TARGET = "x86_64-unknown-linux-musl"
+PACKAGES = {"firstlight": "cli", "join-service": "services", "key-service": "services"}
+
+
+def output(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def sha256(digest):
+    return [{"alg": "SHA-256", "content": digest}]
+
+
+def crates(program):
+    """Yields a component for each crate that the program links, itself excluded."""
+    package = PACKAGES.get(program, program)
+    with open("Cargo.lock", "rb") as file:
+        lock = tomllib.load(file)["package"]
+    hashes = {(p["name"], p["version"]): p.get("checksum") for p in lock}
+    lines = output("cargo", "tree", "--locked", "--package", package, "--target", TARGET, "--edges", "normal,no-proc-macro",
+                   "--prefix", "none", "--no-dedupe", "--format", "{p}|{l}|{f}").splitlines()
+    for line in sorted(set(lines)):
+        name_and_version, license, features = line.split("|")
+        name, version = name_and_version.split()[:2]
+        version = version.removeprefix("v")
+        if name == package:
+            continue
+        component = {"type": "library", "bom-ref": f"{name}@{version}", "name": name, "version": version,
+                     "licenses": [{"expression": license.replace("/", " OR ")}]}
+        digest = hashes[name, version]
+        if digest:
+            component |= {"purl": f"pkg:cargo/{name}@{version}", "hashes": sha256(digest)}
+        if features:
+            component["properties"] = [{"name": "cargo:features", "value": features}]
+        yield component
+
+
+def c_libraries():
+    """Yields the libraries that are not crates. All programs that use a TPM link tpm2-tss."""
+    with open("tools/tss.sh") as file:
+        pinned = dict(re.findall(r"^(\w+)=([0-9a-f.]+)$", file.read(), re.M))
+    for name, prefix, license in [("tpm2-tss", "TSS", "BSD-2-Clause"), ("mbedtls", "MBED", "Apache-2.0 OR GPL-2.0-or-later")]:
+        version = pinned[f"{prefix}_VERSION"]
+        yield {"type": "library", "bom-ref": f"{name}@{version}", "name": name, "version": version,
+               "licenses": [{"expression": license}], "purl": f"pkg:generic/{name}@{version}",
+               "hashes": sha256(pinned[f"{prefix}_SHA256"])}
+
+
+def standard_library():
+    """Yields Rust's standard library, and the C library that comes with it."""
+    rust = re.search(r"^release: (.*)$", output("rustc", "-vV"), re.M)[1]
+    yield {"type": "library", "bom-ref": f"rust-std@{rust}", "name": "rust-std", "version": rust,
+           "licenses": [{"expression": "MIT OR Apache-2.0"}], "purl": f"pkg:generic/rust-std@{rust}"}
+    folder = output("rustc", "--print", "target-libdir", "--target", TARGET).strip()
+    with open(os.path.join(folder, "self-contained/libc.a"), "rb") as file:
+        # the only text of this form is the version that musl's own program prints
+        musl = re.search(rb"\0(1\.\d+\.\d+)\0", file.read())[1].decode()
+    yield {"type": "library", "bom-ref": f"musl@{musl}", "name": "musl", "version": musl,
+           "licenses": [{"expression": "MIT"}], "purl": f"pkg:generic/musl@{musl}"}
+
+
+def main():
+    name, path = sys.argv[1:]
+    path = os.path.abspath(path)
+    os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+    with open(path, "rb") as file:
+        digest = hashlib.sha256(file.read()).hexdigest()
+    linked = list(crates(name))
+    if any(component["name"] == "tss-esapi-sys" for component in linked):
+        linked += c_libraries()
+    linked += standard_library()
+    with open("Cargo.toml", "rb") as file:
+        version = tomllib.load(file)["workspace"]["package"]["version"]
+    program = {"type": "application", "bom-ref": f"{name}@{version}", "name": name, "version": version,
+               "licenses": [{"expression": "Apache-2.0 OR MIT"}], "hashes": sha256(digest)}
+    dependencies = [{"ref": program["bom-ref"], "dependsOn": sorted(component["bom-ref"] for component in linked)}]
+    print(json.dumps({
+        "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
+        # equal programs have equal files
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, digest)}",
+        "metadata": {"component": program}, "components": linked, "dependencies": dependencies,
+    }, indent=1))
+
+
+main()
