@@ -9,7 +9,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -211,6 +211,53 @@ fn a_go_client_is_served_whatever_its_key_exchange() {
             }
         }
     }
+}
+
+/// Returns whether this machine's Go, of 1.24 or newer, has the key exchange X25519MLKEM768.
+fn go_has_ml_kem() -> bool {
+    let output = go("client", &["-curve=mlkem", "-addr=127.0.0.1:1"]).output();
+    let has = output.unwrap().status.code() != Some(3);
+    if !has {
+        println!("not tested: this machine's Go has no X25519MLKEM768");
+    }
+    has
+}
+
+#[test]
+fn x25519mlkem768_works_with_go_in_both_directions() {
+    if !go_has_ml_kem() {
+        return;
+    }
+    for mode in ["server", "mutual"] {
+        let mode = format!("-mode={mode}");
+        for _ in 0..20 {
+            let (address, served) = serve(server_for(&mode[6..]), 1);
+            let (content, said) = go_client(address, &[&mode, "-curve=mlkem"]);
+            assert!(content, "{mode}: {said}; {:?}", served.join());
+            let server = GoServer::start(&[&mode, "-curve=mlkem"]);
+            ask(&mut connect(&client_for(&mode[6..]), &server).unwrap()).unwrap();
+        }
+    }
+    // Our client sends both shares, the hybrid one first.
+    let server = GoServer::start(&["-mode=mutual"]);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sink = seen.clone();
+    let between = tamper(server.address, move |hello| {
+        sink.lock().unwrap().extend_from_slice(hello)
+    });
+    drop(client_for("mutual").connect(TcpStream::connect(between).unwrap(), Instant::now() + TIME));
+    let hello = seen.lock().unwrap();
+    // key_share: X25519MLKEM768 with 1216 bytes, then X25519 with 32.
+    assert!(
+        hello
+            .windows(4)
+            .any(|bytes| bytes == [0x11, 0xec, 0x04, 0xc0])
+    );
+    assert!(
+        hello
+            .windows(4)
+            .any(|bytes| bytes == [0x00, 0x1d, 0x00, 0x20])
+    );
 }
 
 #[test]

@@ -7,7 +7,6 @@
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
@@ -53,7 +52,7 @@ pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
         PrivateKeyDer::from_pem_slice(&key).map_err(|error| format!("client-key-data: {error}"))?;
     let key_text = key_text(&key);
     let (authority_text, chain_text) = (certificates_text(&authority), certificates_text(&chain));
-    CertifiedKey::from_der(chain, key, &default_provider())
+    CertifiedKey::from_der(chain, key, &tls::provider())
         .map_err(|error| format!("client-certificate-data and client-key-data: {error}"))?;
 
     Ok(Secret::new(

@@ -4,4 +4,8 @@ package main
 
 import "crypto/tls"
 
-const unusualCurve = tls.CurveP521
+const (
+	unusualCurve = tls.CurveP521
+	// This version does not know X25519MLKEM768.
+	hybrid tls.CurveID = 0
+)

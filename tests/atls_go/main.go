@@ -46,7 +46,7 @@ var (
 	sni       = flag.String("sni", "", "server name instead of a nonce")
 	noSNI     = flag.Bool("no-sni", false, "no server name")
 	alpn      = flag.String("alpn", "http/1.1,h2", "protocols, comma-separated; empty for none")
-	curve     = flag.String("curve", "", "key exchange: x25519, p256 or p384 only; retry: a client's only share is of a group that few servers know")
+	curve     = flag.String("curve", "", "key exchange: mlkem (exit code 3 if this Go has no X25519MLKEM768), x25519, p256 or p384 only; retry: a client's only share is of a group that few servers know")
 	fragment  = flag.Int("fragment", 0, "split the ClientHello into records of this many bytes")
 	count     = flag.Int("n", 1, "connections one after the other")
 	parallel  = flag.Int("parallel", 1, "connections at a time")
@@ -208,6 +208,12 @@ func common() *tls.Config {
 		config.NextProtos = strings.Split(*alpn, ",")
 	}
 	switch *curve {
+	case "mlkem":
+		if hybrid == 0 {
+			fmt.Fprintln(os.Stderr, "this version of Go has no X25519MLKEM768")
+			os.Exit(3)
+		}
+		config.CurvePreferences = []tls.CurveID{hybrid}
 	case "x25519":
 		config.CurvePreferences = []tls.CurveID{tls.X25519}
 	case "p256":
@@ -215,7 +221,7 @@ func common() *tls.Config {
 	case "p384":
 		config.CurvePreferences = []tls.CurveID{tls.CurveP384}
 	case "retry":
-		config.CurvePreferences = []tls.CurveID{unusualCurve, tls.CurveP256}
+		config.CurvePreferences = []tls.CurveID{unusualCurve, tls.CurveP384}
 	}
 	return config
 }

@@ -19,7 +19,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixT
 use rustls::sign::CertifiedKey;
 use zeroize::Zeroizing;
 
-use super::{Error, nonce, provider};
+use super::{Error, nonce};
 use crate::attestation::{Identified, IssueError, Issuer, ValidateError, Validator};
 use base::der::{self, Malformed, Reader};
 
@@ -181,7 +181,7 @@ fn verify_self_signed(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, Strin
     let unreadable = |error| format!("its certificate cannot be read: {error:?}");
     let root = webpki::anchor_from_trusted_cert(certificate).map_err(unreadable)?;
     let leaf = webpki::EndEntityCert::try_from(certificate).map_err(unreadable)?;
-    let algorithms = provider::client().signature_verification_algorithms.all;
+    let algorithms = tls::provider().signature_verification_algorithms.all;
     let anchors = [root];
     let at = |time| {
         let usage = webpki::KeyUsage::server_auth();

@@ -13,7 +13,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, ClientConnection, Connection, DigitallySignedStruct, SignatureScheme};
 
 use super::handshake::{self, Timed};
-use super::{ALPN_H2, Error, certificate, nonce, provider};
+use super::{ALPN_H2, Error, certificate, nonce};
 use crate::attestation::{Identified, Issuer, Validator};
 use rpc::grpc::Transport;
 use rpc::half_open::PeersTurn;
@@ -116,7 +116,7 @@ impl Client {
         } else {
             rustls::ALL_VERSIONS
         };
-        let mut config = ClientConfig::builder_with_provider(provider::client())
+        let mut config = ClientConfig::builder_with_provider(tls::provider())
             .with_protocol_versions(versions)?
             .dangerous() // attestation replaces the public-key infrastructure
             .with_custom_certificate_verifier(session.clone())
@@ -191,7 +191,7 @@ impl ServerCertVerifier for Session {
             message,
             leaf,
             signature,
-            &provider::client().signature_verification_algorithms,
+            &tls::provider().signature_verification_algorithms,
         )
     }
 
@@ -205,12 +205,12 @@ impl ServerCertVerifier for Session {
             message,
             leaf,
             signature,
-            &provider::client().signature_verification_algorithms,
+            &tls::provider().signature_verification_algorithms,
         )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        provider::client()
+        tls::provider()
             .signature_verification_algorithms
             .supported_schemes()
     }

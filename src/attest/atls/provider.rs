@@ -1,4 +1,5 @@
-//! The crypto provider of an attested TLS server: that of ring, with hashes over the ClientHello as the client sent it.
+//! The crypto provider of an attested TLS server: that of every TLS connection, with hashes over the ClientHello as the client
+//! sent it.
 //!
 //! [`super::hello`] renames an extension before rustls parses the ClientHello, but the transcript hash must cover the original.
 //! Each `Context::update` of rustls is one complete handshake message (`rustls::hash_hs`), so the hash recognizes a ClientHello
@@ -8,23 +9,16 @@
 
 use std::sync::{Arc, LazyLock};
 
+use rustls::crypto::CryptoProvider;
 use rustls::crypto::hash::{Context, Hash, HashAlgorithm, Output};
-use rustls::crypto::{CryptoProvider, ring};
 use rustls::{CipherSuiteCommon, SupportedCipherSuite, Tls12CipherSuite, Tls13CipherSuite};
 
 use super::hello;
 
-/// Returns the unchanged provider of ring, for clients.
-pub fn client() -> Arc<CryptoProvider> {
-    static PROVIDER: LazyLock<Arc<CryptoProvider>> =
-        LazyLock::new(|| Arc::new(ring::default_provider()));
-    PROVIDER.clone()
-}
-
-/// Returns the provider of ring with transcript hashes over the ClientHello as sent.
+/// Returns the provider with transcript hashes over the ClientHello as sent.
 pub fn server() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
-        let mut provider = ring::default_provider();
+        let mut provider = CryptoProvider::clone(&tls::provider());
         for suite in &mut provider.cipher_suites {
             *suite = with_true_hash(*suite);
         }

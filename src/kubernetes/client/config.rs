@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
@@ -296,7 +295,7 @@ fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<Cred
         .map(|certificate| Certificate::from_der(certificate).to_owned())
         .collect();
     // The HTTP library panics if the pair does not match.
-    CertifiedKey::from_der(chain, key, &default_provider())
+    CertifiedKey::from_der(chain, key, &tls::provider())
         .map_err(|error| problem("the client certificate and its key", &error))?;
     Ok(Credentials::Certificate(ClientCert::new_with_certs(
         &certs, own,

@@ -142,7 +142,7 @@ impl Client {
     pub fn new(config: Config, stop: &Stop) -> Client {
         let mut tls = TlsConfig::builder()
             .root_certs(config.root_certs())
-            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()));
+            .unversioned_rustls_crypto_provider(tls::provider());
         let mut token = None;
         match config.credentials {
             Credentials::Anonymous => {}

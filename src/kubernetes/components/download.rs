@@ -4,7 +4,6 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ring::digest::{Context, SHA256};
@@ -44,7 +43,7 @@ pub fn agent(settings: &Settings) -> (Agent, bool) {
     let has_roots = !roots.is_empty();
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::from(roots))
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .unversioned_rustls_crypto_provider(tls::provider())
         .build();
     let config = Agent::config_builder()
         .tls_config(tls)
