@@ -142,9 +142,10 @@ fn extensions(oid: &[u8], document: &[u8]) -> Vec<u8> {
 /// Validates the certificate of a peer; `nonce` is the nonce that we sent to the peer. Returns the content of
 /// the document.
 ///
-/// The certificate must be signed by its own key. It must have no unknown critical extension, and no extended key usage without serverAuth (RFC 5280 §4.2.1.12; for clients too, as in the old system). The first extension of a known
-/// variant is used: its document must be valid for the nonce and bind the key of this certificate. TLS itself verifies that the
-/// peer has the private key.
+/// The certificate must be signed by its own key. It must have no unknown critical extension, and no extended key usage without
+/// serverAuth (RFC 5280 §4.2.1.12; for clients too, as in the old system). The first extension of a known variant is used: its
+/// document must be valid for the nonce and bind the key of this certificate. TLS itself verifies that the peer has the private
+/// key.
 pub fn verify(
     certificate: &CertificateDer<'_>,
     validators: &[Arc<dyn Validator>],
