@@ -76,7 +76,7 @@ deb: build ## make Debian packages in target/deb, and check them with lintian, a
 	@tools/deb.sh >/dev/null
 	cargo test --locked --test packages -- --ignored
 
-reproducible: deb ## check that two builds in different directories give the same bytes
+reproducible: deb ## check that two builds in different directories give the same bytes: programs, packages, initrds
 	@tools/reproducible.sh
 
 deny: setup ## check licenses, bans and sources of all crates

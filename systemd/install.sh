@@ -14,7 +14,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 [ "$bootstrapper" = - ] || install -D -m 755 "$bootstrapper" "$root/usr/bin/bootstrapper"
 
 units=$root/usr/lib/systemd/system
-mkdir -p "$units"
+install -d -m 755 "$units"
 install -m 644 "$here"/*.service "$here"/*.mount "$units/"
 install -D -m 644 "$here/80-firstlight.preset" "$root/usr/lib/systemd/system-preset/80-firstlight.preset"
 install -D -m 644 "$here/54-firstlight.rules" "$root/usr/lib/udev/rules.d/54-firstlight.rules"

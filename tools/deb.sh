@@ -8,7 +8,6 @@
 # the programs, on the files and on the version of dpkg-deb (SOURCE_DATE_EPOCH: the time of the commit).
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
-umask 022
 
 dist=${DIST:-$ROOT/target/dist}
 out=${DEB:-$ROOT/target/deb}

@@ -2,6 +2,7 @@
 set -euo pipefail
 unset CDPATH # with it `cd` prints where it goes
 export LC_ALL=C.UTF-8
+umask 022 # the modes of files in images and packages
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${FIRSTLIGHT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/firstlight}
 MUSL=x86_64-unknown-linux-musl
