@@ -46,6 +46,8 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(15);
 const MAX_SERVER_PAUSE: Duration = Duration::from_secs(10 * 60);
 /// Interval between two listings of the join services: services come and go while a node waits.
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
+/// Where the resolver of the C library finds its DNS servers.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Maximum number of threads. No cluster has this many control planes; the limit holds against a hostile metadata service.
 const MAX_SERVICES: usize = 64;
 
@@ -356,7 +358,7 @@ fn list(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listing {
     let mut load_balancer = None;
     let addresses = ask(requester, "load balancer", || {
         let host = metadata.load_balancer_endpoint().map_err(to_string)?;
-        let addresses = sys::net::resolve(&host).map_err(|error| format!("{host}: {error}"));
+        let addresses = resolve(&host);
         load_balancer = Some(host);
         addresses
     });
@@ -382,6 +384,29 @@ fn list(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listing {
         hosts,
         is_complete,
     }
+}
+
+/// Returns the addresses of a host name. The error says which DNS servers were asked, and for how long.
+fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
+    let start = Instant::now();
+    sys::net::resolve(host).map_err(|error| {
+        let file = std::fs::read_to_string(RESOLV_CONF).unwrap_or_default();
+        let servers = dns_servers(&file);
+        let asked = match servers.is_empty() {
+            true => format!("{RESOLV_CONF} names no DNS server"),
+            false => format!("asked DNS server {}", servers.join(", ")),
+        };
+        let seconds = start.elapsed().as_secs();
+        format!("cannot resolve the name {host}: {asked}, waited {seconds} s: {error}")
+    })
+}
+
+/// Returns the DNS servers of a resolv.conf(5).
+fn dns_servers(file: &str) -> Vec<&str> {
+    let lines = file.lines().map(str::split_ascii_whitespace);
+    let servers = lines
+        .filter_map(|mut words| (words.next() == Some("nameserver")).then_some(words.next())?);
+    servers.collect()
 }
 
 /// Asks one source, and records the wait and the result; `None` after an error.
@@ -442,6 +467,13 @@ mod tests {
             );
             assert!(failure.text.contains("why"));
         }
+    }
+
+    #[test]
+    fn the_dns_servers_are_those_that_the_resolver_reads() {
+        let file = "# nameserver 192.0.2.1\nsearch example\n nameserver\t192.0.2.2 x\nnameserver\nnameserver fd42::3\n";
+        assert_eq!(dns_servers(file), ["192.0.2.2", "fd42::3"]);
+        assert!(dns_servers("").is_empty());
     }
 
     #[test]

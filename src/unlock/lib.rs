@@ -299,7 +299,7 @@ impl Unlock {
         if let Err(error) = &rejoin {
             waiting.note("rejoin", format!("cannot start: {error}"));
         }
-        network::report(finished.clone(), self.timeline);
+        network::watch(finished.clone(), self.timeline);
         quotes::announce_key(&self.timeline, self.issuer.as_ref(), &self.tpm);
         let opened = waiting.wait(&self.stop, self.timeout);
         finished.stop();

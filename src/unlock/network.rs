@@ -23,23 +23,55 @@ const BUSES: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Interval between two looks at the addresses.
+/// What systemd-networkd knows of the network, and where the resolver of the C library finds its DNS servers.
+const NETWORKD: &str = "/run/systemd/netif/state";
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+
+/// Interval between two looks at the addresses and the DNS servers.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Reports the first address of this machine as an event, unless `finished` is set before it has one.
-pub fn report(finished: Stop, timeline: Timeline) {
+/// Until `finished` is set, reports the first address of this machine as an event, and makes the DNS servers of systemd-networkd
+/// those of this machine.
+pub fn watch(finished: Stop, timeline: Timeline) {
     let thread = thread::Builder::new().name("network".into());
-    let reported = thread.spawn(move || {
+    let watched = thread.spawn(move || {
+        let (mut is_reported, mut has_dns) = (false, false);
         while !finished.wait(POLL_INTERVAL) {
-            if let Some(address) = address() {
+            if !is_reported && let Some(address) = address() {
                 timeline.event("network", address);
+                is_reported = true;
+            }
+            has_dns = has_dns || use_dns_servers(Path::new(NETWORKD), Path::new(RESOLV_CONF));
+            if is_reported && has_dns {
                 return;
             }
         }
     });
-    if let Err(error) = reported {
+    if let Err(error) = watched {
         log::warn!("cannot create a thread that watches the network: {error}");
     }
+}
+
+/// Writes the DNS servers of systemd-networkd into `resolv_conf`, unless something else has: an initrd with networkd has no
+/// resolver of its own, except where systemd-resolved was added. Returns whether the file names servers now.
+fn use_dns_servers(networkd: &Path, resolv_conf: &Path) -> bool {
+    // systemd-resolved makes it a link
+    if fs::symlink_metadata(resolv_conf).is_ok_and(|file| file.is_symlink() || file.len() > 0) {
+        return true;
+    }
+    let state = fs::read_to_string(networkd).unwrap_or_default();
+    let servers: String = dns_servers(&state)
+        .map(|server| format!("nameserver {server}\n"))
+        .collect();
+    !servers.is_empty() && fs::write(resolv_conf, servers).is_ok()
+}
+
+/// Returns the DNS servers in the state file of systemd-networkd, which has them in one line `DNS=`.
+fn dns_servers(state: &str) -> impl Iterator<Item = IpAddr> {
+    let servers = state.lines().filter_map(|line| line.strip_prefix("DNS="));
+    servers
+        .flat_map(str::split_ascii_whitespace)
+        .filter_map(|server| server.parse().ok())
 }
 
 /// Returns an address by which this machine may reach others: not of the loopback interface, and not only of the local link.
@@ -120,6 +152,26 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn the_dns_servers_of_networkd_are_used_unless_others_are_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let [networkd, resolv_conf] = ["state", "resolv.conf"].map(|name| folder.path().join(name));
+        assert!(!use_dns_servers(&networkd, &resolv_conf));
+        fs::write(&networkd, "OPER_STATE=routable\nDNS=\n").unwrap();
+        assert!(!use_dns_servers(&networkd, &resolv_conf));
+        let servers = "OPER_STATE=routable\nDNS=10.42.0.3 fd42::3 192.0.2.1:53#dns.example ../x\n";
+        fs::write(&networkd, servers).unwrap();
+        assert!(use_dns_servers(&networkd, &resolv_conf));
+        let written = || fs::read_to_string(&resolv_conf).unwrap();
+        assert_eq!(written(), "nameserver 10.42.0.3\nnameserver fd42::3\n");
+        fs::write(&networkd, "DNS=192.0.2.7\n").unwrap();
+        assert!(use_dns_servers(&networkd, &resolv_conf));
+        assert_eq!(written(), "nameserver 10.42.0.3\nnameserver fd42::3\n");
+        let link = folder.path().join("link");
+        symlink("stub-resolv.conf", &link).unwrap();
+        assert!(use_dns_servers(&networkd, &link) && !link.exists());
+    }
 
     #[test]
     fn a_card_is_listed_with_its_link_and_loopback_is_none() {
