@@ -3,10 +3,12 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base::crypto::random;
 use base::program::{self, Failure};
 use base::stop::Stop;
+use base::time;
 use base::timeline::Timeline;
 use lexopt::Parser;
 use node::options::{self, Options};
@@ -39,6 +41,9 @@ Example
 
 Exit codes: 0 the disk is mounted, 1 failure (the last line gives the reason), 2 invalid usage, 143 stopped by SIGTERM.
 ";
+
+/// A time before this program was made: 2026-01-01.
+const MADE: Duration = Duration::from_secs(1_767_225_600);
 
 fn main() -> ExitCode {
     program::main(
@@ -129,9 +134,25 @@ fn in_initrd(mut settings: Settings) -> Result<(), Failure> {
 
 fn start(settings: Settings) -> Result<(), Failure> {
     let (timeline, stop) = settings.shared.start("unlock")?;
+    timeline.event("clock", clock(SystemTime::now()));
+    timeline.waiting_for(
+        "the kernel's random numbers; give the machine a virtio-rng device or a processor with RDRAND",
+        random::<1>,
+    );
     let result = unlock(settings, timeline, &stop);
     timeline.peak_memory();
     result.map_err(|error| options::failed(&timeline, &stop, error))
+}
+
+/// Says what the clock says. It may be wrong: attested TLS depends on no clock, and nothing else here does.
+fn clock(now: SystemTime) -> String {
+    let what = match now < UNIX_EPOCH + MADE {
+        true => {
+            ", which is wrong; the disk opens nevertheless. Correct the machine's clock, or start a time service before the kubelet"
+        }
+        false => "",
+    };
+    format!("{}{what}", time::seconds(now))
 }
 
 fn unlock(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<(), String> {
