@@ -225,6 +225,15 @@ pub(super) fn kernel(name: &str, doing: &'static str, error: io::Error) -> Error
     }
 }
 
+/// Adds to the error of a table that the kernel refused that the module of its target is not there, if that is so.
+pub(super) fn refused(module: &str, error: io::Error) -> io::Error {
+    if Path::new("/sys/module").join(module).exists() {
+        return error;
+    }
+    let hint = format!("the kernel module {module} is not loaded: the initrd may lack it");
+    io::Error::new(error.kind(), format!("{error}; {hint}"))
+}
+
 /// Returns the name of a device in a table: `major:minor`. Unlike a path, it always means the same device and needs no node.
 pub(super) fn table_name((major, minor): (u32, u32)) -> String {
     format!("{major}:{minor}")

@@ -4,7 +4,7 @@ use std::io;
 
 use zeroize::Zeroizing;
 
-use super::control::{Audience, Control, Device, kernel, table_name};
+use super::control::{Audience, Control, Device, kernel, refused, table_name};
 use super::error::Error;
 use super::integrity::Lower;
 use super::mapping::{HMAC_SHA256_LEN, Mapping, SECTOR};
@@ -171,7 +171,10 @@ fn map<'c>(
         before.as_bytes(),
         after.as_bytes(),
     )
-    .map_err(|error| kernel(mapping.name, "accept the dm-crypt table", error))?;
+    .map_err(|error| {
+        let doing = "accept the dm-crypt table";
+        kernel(mapping.name, doing, refused("dm_crypt", error))
+    })?;
     device.resume(Audience::Everyone)?;
     Ok(device)
 }

@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use super::control::{Audience, Control, Device, kernel, table_name};
+use super::control::{Audience, Control, Device, kernel, refused, table_name};
 use super::error::Error;
 use super::mapping::{FirstUse, HMAC_SHA256_LEN, Mapping, SECTOR};
 use sys::block::{self, PageBuffer};
@@ -47,7 +47,7 @@ pub(super) fn map<'c>(
     let load = |sectors, doing| {
         device
             .load("integrity", sectors, table(mapping, number).as_bytes())
-            .map_err(|error| kernel(&name, doing, error))
+            .map_err(|error| kernel(&name, doing, refused("dm_integrity", error)))
     };
 
     if first_use == FirstUse::Create {
