@@ -262,7 +262,6 @@ fn no_document(extensions: &[Extension<'_>], validators: &[Arc<dyn Validator>]) 
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use super::*;
     use crate::atls::dummy::{Dummy, OID, OTHER_OID};

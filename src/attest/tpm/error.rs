@@ -120,7 +120,11 @@ fn advice(code: Tss2ResponseCode) -> &'static str {
         Some(AuthFail | BadAuth) => ". Its owner hierarchy has a password: clear the TPM",
         Some(Initialize) => ". The firmware did not start it: restart the machine",
         Some(Failure) => ". It is in failure mode: restart the machine",
-        Some(Lockout) => ". It is locked after wrong passwords: wait, or clear the TPM",
+        // not by clearing the TPM, which gives it another attestation key
+        Some(Lockout) => {
+            ". Some program tried wrong passwords too often. The TPM accepts its keys again after some time (TPM2_PT_LOCKOUT_INTERVAL); \
+             tpm2_dictionarylockout --clear-lockout ends the lockout at once, from a system that boots"
+        }
         Some(ObjectMemory | SessionMemory) => {
             ". Its memory is full: flush objects of other programs, or use /dev/tpmrm0"
         }
