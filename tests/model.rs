@@ -57,6 +57,13 @@ mod tpm {
     }
 }
 
+/// systemd's log, in which nothing is about PCR 15.
+mod attestation {
+    pub fn foreign_writer(_: &super::tpm::Location) -> Option<String> {
+        None
+    }
+}
+
 #[allow(dead_code)]
 #[path = "../src/bootstrapper/node_lock.rs"]
 mod node_lock;

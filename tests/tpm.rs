@@ -257,7 +257,8 @@ fn a_marked_node_is_a_member_of_its_cluster_and_not_fresh() {
     let document = issue(&tpm);
     let refusal = validate(ZERO_15, &document, NONCE).unwrap_err().to_string();
     let (expected, got) = ("0".repeat(64), hex(&pcr15_after(&[1; 32])));
-    let why = "the machine has joined a cluster since it started; reboot it to attest again";
+    let why = "the machine has joined a cluster since it started: reboot it to attest again. If it belongs to none, its \
+               console names the unit of systemd that measured into this register";
     assert_eq!(
         refusal,
         format!("PCR 15: expected {expected}, got {got}; {why}")

@@ -4,10 +4,12 @@
 //!   PCR 15 not zero? ──yes──► is the set-up complete? ──yes──► start the kubelet ─► member
 //!        │ no                              │ no
 //!        ▼                                 ▼
-//!   InitServer ║ JoinClient           mark the disk for reset, reboot
-//!        │ init     │ ticket               ▲
-//!        └────┬─────┘                      │ failed
-//!             ▼                            │
+//!   InitServer ║ JoinClient           did systemd measure into it? ──yes──► error
+//!        │ init     │ ticket               │ no
+//!        └────┬─────┘                      ▼
+//!             │                       mark the disk for reset, reboot
+//!             │                            ▲
+//!             ▼                            │ failed
 //!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete ─► member
 //! ```
 //!
@@ -168,10 +170,15 @@ impl Bootstrapper {
         let is_complete = self
             .timeline
             .waiting_for(what, || state_disk::is_complete(&self.root));
+        let writer = attestation::foreign_writer(&self.tpm);
         if !is_complete
             .map_err(state_disk::Error::NodeState)
             .map_err(Error::Disk)?
         {
+            // a reset would not help: the next boot measures the same
+            if let Some(writer) = writer {
+                return Err(Error::ForeignWriter(writer));
+            }
             self.timeline.event(
                 "failed",
                 "an earlier set-up was interrupted: this node starts over",
@@ -184,6 +191,9 @@ impl Bootstrapper {
             )
             .map_err(Error::Disk)?;
             return reset(&disk, &self.timeline);
+        }
+        if let Some(writer) = writer {
+            log::warn!("{writer}");
         }
         self.renew_host_certificate();
         if state_disk::has_kubelet(&self.root) {
@@ -272,6 +282,8 @@ fn reset(disk: &Path, timeline: &Timeline) -> Result<Ending, Error> {
 pub enum Error {
     /// PCR 15 cannot be read.
     Tpm(tpm::Error),
+    /// Another program than ours has measured into PCR 15: which one, and what to do.
+    ForeignWriter(String),
     /// The state disk is missing, or cannot be used.
     Disk(state_disk::Error),
     /// The InitServer cannot listen on this address.
@@ -286,6 +298,7 @@ impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Error::Tpm(error) => write!(f, "reading PCR 15: {error}"),
+            Error::ForeignWriter(writer) => f.write_str(writer),
             Error::Disk(error) => error.fmt(f),
             Error::Listen(address, error) => write!(f, "listening on {address}: {error}"),
             Error::Thread(error) => write!(f, "starting a thread: {error}"),

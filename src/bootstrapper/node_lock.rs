@@ -7,6 +7,7 @@
 //! The one that takes the lock (InitServer or JoinClient) owns the node's set-up; the other one learns that the lock is taken.
 //! The TPM keeps the lock beyond this process: a node whose PCR 15 is not zero never passes attestation as a fresh one.
 
+use attest::attestation;
 use attest::tpm::{self, Tpm};
 use base::crypto::CLUSTER_ID_LEN;
 use base::sync::{Mutex, PoisonError};
@@ -68,7 +69,8 @@ impl NodeLock {
                 }
                 Err(error) => {
                     *state = State::Broken;
-                    Locking::Failed(error.to_string())
+                    let writer = attestation::foreign_writer(&self.tpm);
+                    Locking::Failed(writer.unwrap_or_else(|| error.to_string()))
                 }
             },
         }

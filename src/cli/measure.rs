@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{connect, measure_image, say, say_all};
 use attest::attestation::variant::Measured;
-use attest::attestation::{KeyName, Measurement, Policy, Variant};
+use attest::attestation::{self, KeyName, Measurement, Policy, Variant};
 use attest::tpm::{CLUSTER_ID_PCR, Location};
 use base::program::Failure;
 
@@ -88,6 +88,9 @@ fn of_tpm(
         None => Location::default_device().map_err(Failure::failed)?,
     };
     let measured = (variant.measure)(&location).map_err(Failure::failed)?;
+    if let Some(writer) = attestation::foreign_writer(&location) {
+        log::warn!("{writer}");
+    }
     let policy =
         policy(measured, pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
     let key = match trust_any_tpm {
@@ -180,7 +183,8 @@ fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, String> {
         .is_some_and(|value| value != zero)
     {
         log::warn!(
-            "this machine belongs to a cluster; the policy accepts only machines that belong to none"
+            "PCR {CLUSTER_ID_PCR} is not zero, as in a machine that belongs to a cluster; the policy accepts only machines \
+             in which it is zero"
         );
     }
     let entry = |pcr: &u32| {

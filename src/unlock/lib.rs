@@ -70,7 +70,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use attest::attestation::Issuer;
+use attest::attestation::{self, Issuer};
 use attest::tpm;
 use base::crypto::{KEY_LEN, Secret, cluster_id};
 use base::stop::Stop;
@@ -191,6 +191,7 @@ impl Unlock {
     }
 
     fn reboot(&self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
+        self.check_cluster_register()?;
         let opened = self.wait_for_key(device, &header)?;
         // an outdated header copy must not become the only valid one
         self.waiting_for_disk(device, "to be repaired", || {
@@ -266,6 +267,15 @@ impl Unlock {
         if let Err(error) = handover::leave_host_certificate(&self.key_file, certificate) {
             log::warn!("the SSH host certificate is not renewed: {error}");
         }
+    }
+
+    /// Returns an error if systemd has measured into PCR 15: no cluster gives such a machine its key.
+    fn check_cluster_register(&self) -> Result<(), Error> {
+        let what = format!("the TPM at {} to read PCR 15", self.tpm);
+        let writer = self
+            .timeline
+            .waiting_for(what, || attestation::foreign_writer(&self.tpm));
+        writer.map_or(Ok(()), |writer| Err(Error::ForeignWriter(writer)))
     }
 
     /// Runs rejoin and recovery at the same time until one of them offers a key that opens the disk.
@@ -422,7 +432,10 @@ fn describe(disk: &Disk) -> String {
 fn measure(location: &tpm::Location, cluster: &[u8; 32]) -> Result<(), Error> {
     tpm::Tpm::open(location)
         .and_then(|mut tpm| tpm.measure_cluster_id(cluster))
-        .map_err(Error::Tpm)
+        .map_err(|error| match attestation::foreign_writer(location) {
+            Some(writer) => Error::ForeignWriter(writer),
+            None => Error::Tpm(error),
+        })
 }
 
 /// Why the state disk was not mounted. `Display` is for the console of a machine that cannot boot.
@@ -434,6 +447,8 @@ pub enum Error {
     NotOfCluster(PathBuf),
     /// Nobody brought the key in time: the last report of each source.
     NoKey(String),
+    /// Another program than ours has measured into PCR 15: which one, and what to do.
+    ForeignWriter(String),
     /// The TPM did not extend PCR 15 with the cluster ID.
     Tpm(tpm::Error),
 }
@@ -455,6 +470,7 @@ impl std::fmt::Display for Error {
                 device.display()
             ),
             Error::NoKey(summary) => write!(f, "no key for the state disk in time: {summary}"),
+            Error::ForeignWriter(writer) => f.write_str(writer),
             Error::Tpm(error) => write!(f, "cannot extend PCR 15 with the cluster ID: {error}"),
         }
     }

@@ -5,8 +5,8 @@
 //!
 //! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`stage`] distinguishes an initramfs from a booted
 //! system; [`policy`] defines which register values and which keys are accepted; `key_name` is the name of a key; `document` is the
-//! JSON document; `quote` verifies what the TPM signed in it; [`event_log`] and `phases` explain the value of a register to a
-//! person.
+//! JSON document; `quote` verifies what the TPM signed in it; [`event_log`], `phases` and [`systemd_log`] explain the value of
+//! a register to a person.
 
 mod document;
 pub mod event_log;
@@ -16,6 +16,7 @@ pub mod policy;
 pub mod qemu_vtpm;
 mod quote;
 pub mod stage;
+pub mod systemd_log;
 pub mod variant;
 
 use std::sync::Arc;
@@ -118,6 +119,19 @@ impl std::fmt::Display for ValidateError {
 /// Returns whether SHA-256 PCR 15 is not zero: the node has measured a cluster ID in this boot.
 pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
     Ok(pcr15(location)?.iter().any(|byte| *byte != 0))
+}
+
+/// Says which part of systemd has measured into PCR 15 of this machine, and what to do; `None` if PCR 15 is zero or cannot be read,
+/// or if systemd's log has no such record. A TPM that is not this machine's has no log.
+pub fn foreign_writer(location: &tpm::Location) -> Option<String> {
+    let log = match location {
+        tpm::Location::Device(_) => systemd_log::read(),
+        tpm::Location::Swtpm(..) => vec![],
+    };
+    if log.is_empty() {
+        return None;
+    }
+    systemd_log::explain(&log, CLUSTER_ID_PCR, &pcr15(location).ok()?)
 }
 
 /// Returns the value of SHA-256 PCR 15 of this machine.

@@ -301,7 +301,8 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
     match got {
         Some(got) => {
             let why = if index == CLUSTER_ID_PCR && measurement.expected == [0; 32] {
-                "the machine has joined a cluster since it started; reboot it to attest again"
+                "the machine has joined a cluster since it started: reboot it to attest again. If it belongs to none, its \
+                 console names the unit of systemd that measured into this register"
                     .into()
             } else {
                 event_log::explain(log, index, got, &measurement.expected)
