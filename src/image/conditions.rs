@@ -90,6 +90,15 @@ impl Units {
         }
     }
 
+    /// Returns that one of [`Units::of`] this version of systemd which measures the same.
+    pub(crate) fn with(self, systemd: Option<u32>) -> Units {
+        match (self, systemd) {
+            (_, None) => Units::None,
+            (Units::Phases, Some(..NV_PCR)) => Units::All,
+            (units, Some(_)) => units,
+        }
+    }
+
     /// Returns the word for command lines: `all`, `phases`, `booted`, `none`.
     pub fn word(self) -> &'static str {
         match self {

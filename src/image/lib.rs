@@ -188,8 +188,11 @@ impl Image {
 
     /// Returns the possible conditions of a boot, a usual boot's first.
     pub fn conditions(&self, given: &Given) -> Vec<Conditions> {
-        let all = Conditions::all(self.unified().and_then(Uki::systemd));
-        all.into_iter()
+        let systemd = self.unified().and_then(Uki::systemd);
+        let units = given.units.map(|units| units.with(systemd));
+        let given = Given { units, ..*given };
+        Conditions::all(systemd)
+            .into_iter()
             .filter(|conditions| given.allows(conditions))
             .collect()
     }
