@@ -3,12 +3,21 @@
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use attest::atls;
+use attest::attestation::{Measurement, Policy, qemu_vtpm};
 use image::{Digest, Given, Image, Stage, Units};
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use rpc::grpc::{CallOptions, Status};
 use support::boot_image::{disk, kernel, run, systemd_boot, uki};
-use support::program::built;
+use support::program::{Program, built};
+use support::swtpm::Swtpm;
 
 const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1";
 const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
@@ -82,6 +91,8 @@ fn systemd_measure_expects_the_same_pcr_11_in_each_phase() {
             Units::All,
             "enter-initrd:leave-initrd:sysinit:ready",
         ),
+        // without units that distinguish the two
+        (Stage::Initramfs, Units::Phases, "enter-initrd"),
         (Stage::Booted, Units::Booted, "sysinit:ready"),
         (Stage::Booted, Units::None, ":"),
     ] {
@@ -395,4 +406,221 @@ fn policy_values(policy: &str) -> BTreeMap<u32, Digest> {
     measurements
         .map(|(pcr, value)| (*pcr, value.expected))
         .collect()
+}
+
+/// What a firmware and systemd-stub have in their log for an event: the type, its name in messages, the data, and its words there.
+fn logged(what: &str) -> (u32, &'static str, Vec<u8>, String) {
+    let utf16 = |text: &str| -> Vec<u8> {
+        let units = text.encode_utf16().chain([0]);
+        units.flat_map(u16::to_le_bytes).collect()
+    };
+    let tagged = |text: &str| {
+        // an ID and a length come first
+        let data = [&[0; 8], text.as_bytes(), b"\0"].concat();
+        (0x6, "EV_EVENT_TAG", data, format!(" {text:?}"))
+    };
+    match what.split_once(' ') {
+        Some(("section", name)) => (0xd, "EV_IPL", utf16(name), format!(" {name:?}")),
+        _ if what.starts_with("the name ") => (0xd, "EV_IPL", utf16(&what[9..]), String::new()),
+        _ if what.ends_with("command line") => tagged("LOADED_IMAGE::LoadOptions"),
+        _ if what.starts_with("the initr") => tagged("Linux initrd"),
+        _ if what == "a separator" => (0x4, "EV_SEPARATOR", vec![0; 4], String::new()),
+        _ if what.starts_with('"') => (0x8000_0007, "EV_EFI_ACTION", vec![], String::new()),
+        _ => (
+            0x8000_0003,
+            "EV_EFI_BOOT_SERVICES_APPLICATION",
+            vec![],
+            String::new(),
+        ),
+    }
+}
+
+/// The registers that these tests compare.
+const COMPARED: [u32; 3] = [4, 9, 11];
+
+/// Restarts the TPM, and measures what a boot measures. Returns the event log of that boot (TCG PC Client Platform Firmware Profile,
+/// §10).
+fn measure_boot(tpm: &mut Swtpm, log: &image::Log) -> Vec<u8> {
+    tpm.reboot();
+    let spec = b"Spec ID Event03\0\0\0\0\0\0\x02\0\x02\x01\0\0\0\x0b\0\x20\0\0";
+    let mut bytes = [&[0, 0, 0, 0, 3, 0, 0, 0][..], &[0; 20]].concat();
+    bytes.extend((spec.len() as u32).to_le_bytes());
+    bytes.extend(spec);
+    let mut extended = Vec::new();
+    for event in COMPARED.iter().flat_map(|pcr| log.events(*pcr)) {
+        let (kind, _, data, _) = logged(&event.what);
+        for number in [event.pcr, kind, 1] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes.extend([0x0b, 0]);
+        bytes.extend(event.digest);
+        bytes.extend((data.len() as u32).to_le_bytes());
+        bytes.extend(data);
+        extended.push(format!("{}:sha256={}", event.pcr, hex(&event.digest)));
+    }
+    let arguments: Vec<_> = extended.iter().map(String::as_str).collect();
+    tpm.tool("tpm2_pcrextend", &arguments);
+    bytes
+}
+
+/// An image of one of the forms that can be measured.
+fn image_of(form: &str, folder: &Path, linux: &[u8], initrd: &[u8], command_line: &str) -> Image {
+    if form == "kernel, initrd and command line" {
+        return Image::direct_linux(linux, Some(initrd), command_line, Some(512 << 20)).unwrap();
+    }
+    let sections: [(&str, &[u8]); 4] = [
+        (".osrel", OS_RELEASE),
+        (".cmdline", command_line.as_bytes()),
+        (".initrd", initrd),
+        (".linux", linux),
+    ];
+    let bytes = uki(&systemd_boot("trixie").join("linuxx64.efi.stub"), &sections);
+    if form == "unified kernel image" {
+        return Image::uki(&bytes).unwrap();
+    }
+    let path = folder.join("disk.raw");
+    disk(&path, 40, 16, &[(DEFAULT, &bytes)]);
+    Image::disk(std::fs::File::open(&path).unwrap(), None).unwrap()
+}
+
+/// One changed byte in any part of an image: the join service refuses the machine, and its log names that part with its digest.
+#[test]
+fn a_machine_with_a_changed_part_is_refused_and_the_part_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let conditions = Given {
+        units: Some(Units::None),
+        secure_boot: Some(false),
+        stage: Some(Stage::Initramfs),
+    };
+    let boot = |image: &Image| image.log(&image.conditions(&conditions)[0]);
+    let (linux, initrd) = (linux(), b"an initrd".to_vec());
+    let command_line = "console=ttyS0 roothash=0123456789abcdef";
+    let changed = |bytes: &[u8], at: usize| {
+        let mut bytes = bytes.to_vec();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let parts: [(&str, Vec<u8>, Vec<u8>, String); 4] = [
+        (
+            "kernel",
+            changed(&linux, linux.len() / 2),
+            initrd.clone(),
+            command_line.into(),
+        ),
+        (
+            "initrd",
+            linux.clone(),
+            changed(&initrd, 3),
+            command_line.into(),
+        ),
+        (
+            "command line",
+            linux.clone(),
+            initrd.clone(),
+            command_line.replace("ttyS0", "ttyS1"),
+        ),
+        (
+            "root hash",
+            linux.clone(),
+            initrd.clone(),
+            command_line.replace("abcdef", "abcdee"),
+        ),
+    ];
+    let mut tpm = Swtpm::start();
+    for form in [
+        "disk",
+        "unified kernel image",
+        "kernel, initrd and command line",
+    ] {
+        let honest = boot(&image_of(
+            form,
+            folder.path(),
+            &linux,
+            &initrd,
+            command_line,
+        ));
+        let enforced = |pcr| Measurement {
+            expected: honest.value(pcr).unwrap(),
+            warn_only: false,
+        };
+        let policy = COMPARED.map(|pcr| (pcr, enforced(pcr))).into();
+        let policy = Policy::new(policy).unwrap().to_json();
+        std::fs::write(folder.path().join("attestationConfig"), policy).unwrap();
+        let join = Program::start(
+            Command::new(built("join-service"))
+                .args(["--key-service=127.0.0.1:1", "--key-service-auth=none"])
+                .args(["--attestation-variant=qemu-vtpm", "--listen=127.0.0.1:0"])
+                .arg("--config")
+                .arg(folder.path()),
+        );
+        let serving = join.expect("serving join requests");
+        let address = serving
+            .split_whitespace()
+            .find_map(|word| word.parse().ok());
+        let mut is_accepted = |log: &image::Log| {
+            let file = folder.path().join("event-log");
+            std::fs::write(&file, measure_boot(&mut tpm, log)).unwrap();
+            let location = tpm.location().parse().unwrap();
+            accepts(
+                address.unwrap(),
+                qemu_vtpm::Issuer::new(location, Some(file)),
+            )
+        };
+        assert!(is_accepted(&honest), "{form}: {}", join.output());
+        for (part, linux, initrd, command_line) in &parts {
+            let altered = boot(&image_of(form, folder.path(), linux, initrd, command_line));
+            assert!(!is_accepted(&altered), "{form}: {part}");
+            let mut named = Vec::new();
+            for pcr in COMPARED {
+                let events = honest.events(pcr).zip(altered.events(pcr));
+                for (_, event) in events.filter(|(a, b)| a.digest != b.digest) {
+                    let (_, kind, _, words) = logged(&event.what);
+                    let digest = hex(&event.digest);
+                    join.expect(&format!("{kind} {}..{words}", &digest[..8]));
+                    named.push(format!("PCR {pcr}{words}"));
+                }
+            }
+            assert_eq!(named, names(form, part), "{form}: {part}");
+        }
+    }
+}
+
+/// What the refusal names when this part of an image of this form changed.
+fn names(form: &str, part: &str) -> Vec<&'static str> {
+    let is_unified = form != "kernel, initrd and command line";
+    match (is_unified, part) {
+        (true, "kernel") => vec!["PCR 4", "PCR 4", "PCR 11 \".linux\""],
+        (true, "initrd") => vec!["PCR 4", "PCR 9 \"Linux initrd\"", "PCR 11 \".initrd\""],
+        (true, _) => vec![
+            "PCR 4",
+            "PCR 9 \"LOADED_IMAGE::LoadOptions\"",
+            "PCR 11 \".cmdline\"",
+        ],
+        (false, "kernel") => vec!["PCR 4"],
+        (false, "initrd") => vec!["PCR 9 \"Linux initrd\""],
+        (false, _) => vec!["PCR 9 \"LOADED_IMAGE::LoadOptions\""],
+    }
+}
+
+/// Returns whether the join service answers a machine that proves itself by `issuer`.
+fn accepts(address: SocketAddr, issuer: qemu_vtpm::Issuer) -> bool {
+    let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
+    let socket = TcpStream::connect(address).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let Ok(transport) = client.connect(socket, deadline) else {
+        return false;
+    };
+    let channel = rpc::grpc::Channel::new(transport, "x").unwrap();
+    let request = IssueRejoinTicketRequest {
+        disk_uuid: "00000000-0000-0000-0000-000000000000".into(),
+    };
+    let options = CallOptions {
+        timeout: Some(Duration::from_secs(60)),
+        ..CallOptions::default()
+    };
+    let answer: Result<IssueRejoinTicketResponse, Status> =
+        channel.unary(ISSUE_REJOIN_TICKET, &request, &options);
+    // it has no key service, which it says only to a machine that it accepts
+    let answer = answer.err().unwrap();
+    answer.message().contains("key service")
 }

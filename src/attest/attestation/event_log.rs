@@ -118,7 +118,7 @@ fn events_of(log: &[u8], pcr: u32) -> Vec<Event<'_>> {
 fn explain_entries(events: &[Event<'_>], explained: bool) -> String {
     let measured: Vec<_> = events
         .iter()
-        .filter(|event| event.kind != EV_NO_ACTION)
+        .filter(|event| event.kind != EV_NO_ACTION && !is_only_name(event))
         .collect();
     match (explained, measured.is_empty()) {
         (true, true) => "measured into it: nothing".into(),
@@ -129,6 +129,12 @@ fn explain_entries(events: &[Event<'_>], explained: bool) -> String {
             list(&measured)
         ),
     }
+}
+
+/// Returns whether an entry only announces another one: systemd-stub measures the name of a section before its content.
+fn is_only_name(event: &Event) -> bool {
+    let name: Vec<u8> = event.data.iter().step_by(2).copied().collect();
+    name.len() > 1 && event.sha256 == Some(&sha256(&[&name]))
 }
 
 fn list(events: &[&Event]) -> String {
