@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Unpacks a small Debian in which dracut and initramfs-tools run, and prints its folder.
 #
-#   tools/debian.sh [bookworm|trixie]
+#   tools/debian.sh [bookworm|trixie|sid] [measuring]
+#
+# With `measuring`, systemd has what it needs to measure into the TPM: the libraries of tpm2-tss. Only such a Debian can be sid.
 #
 # The packages come through apt, so Debian's signature on the archive is checked; they are unpacked and not installed, which
 # takes seconds and needs no root. The folder is kept in the cache until the recipe changes.
 . "$(dirname "$0")/lib.sh"
 
-suite=${1:-bookworm}
+suite=${1:-bookworm} kind=${2:-}
 PACKAGES=(
   base-files base-passwd bash coreutils dash debianutils dmsetup e2fsprogs findutils grep gzip kmod libc-bin login mawk mount passwd
   procps sed util-linux zstd
@@ -22,11 +24,19 @@ case $suite in
 bookworm) ;;
 # networkd and DHCP for initramfs-tools are packages of their own since Debian 13
 trixie) PACKAGES+=(dhcpcd-base) ;;
-*) die "unknown suite $suite: bookworm or trixie" ;;
+sid) ;;
+*) die "unknown suite $suite: bookworm, trixie or sid" ;;
+esac
+name=debian-$suite
+case $suite-$kind in
+sid-measuring) PACKAGES+=(tpm2-tools systemd-tpm libcrypt1 libkmod2 libpam0g libseccomp2) name=debian-measuring-$suite ;;
+*-measuring) PACKAGES+=(tpm2-tools) name=debian-measuring-$suite ;;
+bookworm- | trixie-) ;;
+*) die "unknown kind of $suite: ${kind:-none}" ;;
 esac
 
 recipe=$(printf '%s ' "$suite" "${PACKAGES[@]}" "$(sed -n '/^unpack/,/^}/p' "$0")" | sha256sum | cut -c1-12)
-prefix=$CACHE/debian-$suite-$recipe
+prefix=$CACHE/$name-$recipe
 if [ -e "$prefix/done" ]; then echo "$prefix"; exit; fi
 
 # Unpacks the packages in $1 into the root file system $2, and does for it what their installation would do.
@@ -57,5 +67,5 @@ private_apt "$source" -- -o Dir::State::status="$work/status" -o Dir::Cache::arc
 rm -rf "$prefix.$$"; mkdir -p "$prefix.$$"
 unpack "$work/archives" "$prefix.$$/root"
 (cd "$work/archives" && sha256sum ./*.deb) >"$prefix.$$/done"
-rm -rf "$CACHE/debian-$suite"-????????????; mv "$prefix.$$" "$prefix"
+rm -rf "$CACHE/$name"-????????????; mv "$prefix.$$" "$prefix"
 echo "$prefix"

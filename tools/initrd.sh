@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Makes an initrd with Firstlight as an image builder does: by a Debian's own dracut or initramfs-tools.
 #
-#   tools/initrd.sh dracut|initramfs-tools SUITE OUT UNLOCK     UNLOCK: the program, the package firstlight-initramfs, or "-" for
-#                                                                an initrd without Firstlight
+#   tools/initrd.sh SYSTEM SUITE OUT UNLOCK     UNLOCK: the program, the package firstlight-initramfs, or "-" for an initrd without
+#                                                Firstlight
 #
-# Does nothing if OUT is newer than all that it is made of. SUITE is bookworm or trixie. The initrd is for the kernel of tools/kernel.sh.
+# SYSTEM is dracut, initramfs-tools, or dracut-measuring: dracut with the units of systemd that measure the phases of the boot. Does
+# nothing if OUT is newer than all that it is made of. SUITE is that of tools/debian.sh. The initrd is for the kernel of tools/kernel.sh.
 . "$(dirname "$0")/lib.sh"
 
-system=${1:?dracut or initramfs-tools} suite=${2:?bookworm or trixie} out=${3:?where to} unlock=${4:?the program unlock}
-debian=$("$ROOT/tools/debian.sh" "$suite")
+system=${1:?dracut, dracut-measuring or initramfs-tools} suite=${2:?bookworm or trixie} out=${3:?where to} unlock=${4:?the program unlock}
+kind=; [ "$system" != dracut-measuring ] || kind=measuring
+debian=$("$ROOT/tools/debian.sh" "$suite" $kind)
 kernel=$("$ROOT/tools/kernel.sh")
 inputs=("$ROOT/initramfs" "$0" "$debian/done" "$kernel/done")
 [ "$unlock" = - ] || inputs+=("$unlock")
@@ -28,16 +30,19 @@ case $unlock in
 esac
 
 case $system in
-dracut)
+dracut*)
   # what a machine in a cloud does not need, which halves the time
-  arguments=(--force --no-hostonly --no-hostonly-cmdline --reproducible --no-early-microcode --kver "$version" --compress "zstd -3"
-    --omit "plymouth rngd crypt kernel-modules-extra hwdb lunmask virtfs virtiofs resume tpm2-tss lvm mdraid btrfs multipath nfs iscsi nvmf")
+  omitted="plymouth rngd crypt kernel-modules-extra hwdb lunmask virtfs virtiofs resume lvm mdraid btrfs multipath nfs iscsi nvmf"
+  arguments=(--force --no-hostonly --no-hostonly-cmdline --reproducible --no-early-microcode --kver "$version" --compress "zstd -3")
+  # systemd measures only if it sees the variables of systemd-stub
+  if [ "$kind" = measuring ]; then arguments+=(--add "systemd-pcrphase tpm2-tss" --add-drivers efivarfs); else omitted+=" tpm2-tss"; fi
+  arguments+=(--omit "$omitted")
   command=(dracut "${arguments[@]}" /boot/initrd)
   ;;
 initramfs-tools)
   command=(sh -c 'sed "s/^COMPRESS=.*/COMPRESS=zstd/" -i.old /etc/initramfs-tools/initramfs.conf; exec mkinitramfs -o /boot/initrd "$1"' sh "$version")
   ;;
-*) die "unknown system $system: dracut or initramfs-tools" ;;
+*) die "unknown system $system: dracut, dracut-measuring or initramfs-tools" ;;
 esac
 say "making an initrd with $system of Debian ($suite)"
 SOURCE_DATE_EPOCH=$(source_date)

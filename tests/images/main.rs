@@ -8,6 +8,7 @@
 mod measure;
 mod newest;
 mod pairs;
+mod stages;
 mod traps;
 
 use machine::flow::Setting;

@@ -13,8 +13,8 @@ use machine::{Context, Failure, Result};
 use support::boot_image::{disk, run, systemd_boot, uki};
 
 const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1 quiet no_timer_check\n";
-const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
-const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
+pub const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
+pub const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Prints each register, and what the firmware's log has, for a person who looks for the reason of a failure.
 const SCRIPT: &str = "#!/bin/busybox sh\n\

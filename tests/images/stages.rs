@@ -1,0 +1,177 @@
+//! Nodes whose systemd measures how far the boot is: a unified kernel image with an initrd of dracut that has systemd's units, and a
+//! whole Debian as the booted system. Init, reboot by rejoin and recovery work under the one policy that `firstlight measure IMAGE`
+//! writes before the machine ever boots.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::measure::{DEFAULT, OS_RELEASE};
+use super::{CLOUD, DISK};
+use machine::flow::{self, PATIENCE, Setting};
+use machine::vm::{Firmware, Machine, Source, Vm, kernel};
+use machine::{Context, Failure, Result, dist, root, script};
+use support::boot_image::{disk, systemd_boot, uki};
+
+/// A Debian with its systemd.
+struct System {
+    suite: &'static str,
+    /// Which units measure (`firstlight measure --units`).
+    units: &'static str,
+}
+
+const DEBIAN_12: System = System {
+    suite: "bookworm",
+    units: "phases",
+};
+const DEBIAN_13: System = System {
+    suite: "trixie",
+    units: "phases",
+};
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn a_node_with_systemd_252_meets_one_policy_at_each_stage() -> Result<()> {
+    one_policy(node("stages-252", &DEBIAN_12)?)
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn a_node_with_systemd_257_meets_one_policy_at_each_stage() -> Result<()> {
+    one_policy(node("stages-257", &DEBIAN_13)?)
+}
+
+/// Its units in the initramfs also extend PCR 4, 9, 12 and 13.
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn a_node_with_the_newest_systemd_meets_one_policy_at_each_stage() -> Result<()> {
+    let newest = System {
+        suite: "sid",
+        units: "all",
+    };
+    one_policy(node("stages-newest", &newest)?)
+}
+
+/// A fresh node on which systemd-pcrmachine runs must not look like a member whose set-up was interrupted.
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn the_unit_that_wrote_pcr_15_is_named() -> Result<()> {
+    let mut setting = node("stages-pcr-15", &DEBIAN_13)?;
+    let mut vm = setting.machine.boot()?;
+    vm.console.wait_for(" ready:", PATIENCE)?;
+    let unit = "systemd-pcrmachine.service";
+    let run = format!(
+        "rm /usr/lib/systemd/system/{unit}.d/firstlight.conf && systemctl daemon-reload && systemctl start {unit} && \
+         systemctl restart bootstrapper"
+    );
+    vm.command(&run, PATIENCE)?;
+    let said = vm
+        .console
+        .wait_for(" error: PCR 15 is not zero", PATIENCE)?;
+    println!("{}", said.text);
+    for word in [unit, "machine-id:5ec1e7a0", "belongs to no cluster"] {
+        if !said.text.contains(word) {
+            return Err(Failure(format!("{word:?} is not in: {}", said.text)));
+        }
+    }
+    // neither the disk nor the machine is reset: `bootstrapper` tries again
+    let again = vm
+        .console
+        .wait_for(" error: PCR 15 is not zero", PATIENCE)?;
+    match again.at > said.at {
+        true => Ok(()),
+        false => Err(Failure("bootstrapper said it only once".to_owned())),
+    }
+}
+
+fn one_policy(mut setting: Setting) -> Result<()> {
+    let started = Instant::now();
+    let took = |what: &str| println!("  {what}: {} s", started.elapsed().as_secs());
+    let (mut vm, cluster) = flow::first_boot(&mut setting)?;
+    took("init");
+    check_phases(&mut vm)?;
+    vm.shut_down(PATIENCE)?;
+    drop(vm);
+    setting.start_services()?;
+    let mut vm = flow::member_again(setting.machine.boot()?, " ticket:", &cluster)?;
+    took("rejoin");
+    vm.shut_down(PATIENCE)?;
+    drop(vm);
+    setting.stop_services();
+    let mut vm = setting.machine.boot()?;
+    vm.console
+        .wait_for(" waiting: for a key of disk", PATIENCE)?;
+    setting.recover(&vm)?;
+    flow::member_again(vm, " key-slot:", &cluster)?;
+    took("recovery");
+    Ok(())
+}
+
+/// A new machine, with the policy that is computed from its image.
+fn node(name: &str, system: &System) -> Result<Setting> {
+    let folder = root().join("target/images");
+    let suite = Path::new(system.suite);
+    let initrd = folder.join(format!("dracut-measuring-{}.initrd", system.suite));
+    let unlock = dist("unlock")?;
+    let arguments = [Path::new("dracut-measuring"), suite, &initrd, &unlock];
+    script("tools/initrd.sh", &arguments)?;
+    let os = folder.join(format!("systemd-{}.disk", system.suite));
+    script(
+        "tools/systemd-disk.sh",
+        &[suite, &os, &dist("bootstrapper")?],
+    )?;
+
+    let mut machine = Machine::new(name)?;
+    machine.firmware = Firmware::Uefi;
+    machine.memory = 1024;
+    machine.add_copy_of_disk("root", &os)?;
+    let image = image(&machine, system.suite, &initrd)?;
+    let policy = policy(&image, system.units)?;
+    machine.source = Source::Disk(image);
+    Setting::around(machine, DISK, &policy)
+}
+
+/// Makes a disk with the unified kernel image on it.
+fn image(machine: &Machine, suite: &str, initrd: &Path) -> Result<PathBuf> {
+    let linux = std::fs::read(kernel()?).context("read the kernel")?;
+    let initrd = std::fs::read(initrd).context("read the initrd")?;
+    let root = "root=LABEL=root rw rootfstype=ext4";
+    let command_line = format!("{} {root} {CLOUD}", machine.command_line);
+    let sections: [(&str, &[u8]); 4] = [
+        (".osrel", OS_RELEASE),
+        (".cmdline", command_line.as_bytes()),
+        (".initrd", &initrd),
+        (".linux", &linux),
+    ];
+    let image = uki(&systemd_boot(suite).join("linuxx64.efi.stub"), &sections);
+    let path = machine.folder().join("image.raw");
+    disk(&path, 96, 32, &[(DEFAULT, &image)]);
+    Ok(path)
+}
+
+/// The policy of an image, which differs between the stages.
+fn policy(image: &Path, units: &str) -> Result<String> {
+    let output = std::process::Command::new(dist("firstlight")?)
+        .arg("measure")
+        .arg(image)
+        .args(["--secure-boot", "off", "--units", units])
+        .output()
+        .context("run firstlight")?;
+    let policy = String::from_utf8_lossy(&output.stdout).into_owned();
+    match output.status.success() && policy.contains(r#""initramfs":{"#) {
+        true => Ok(policy),
+        false => Err(Failure(format!(
+            "firstlight measure: {policy}{}",
+            String::from_utf8_lossy(&output.stderr)
+        ))),
+    }
+}
+
+/// All of systemd's units have measured, so that the policy was really needed.
+fn check_phases(vm: &mut Vm) -> Result<()> {
+    let active = "systemctl is-active systemd-pcrphase-sysinit systemd-pcrphase || true";
+    let said = vm.command(active, PATIENCE)?;
+    match said.as_str() {
+        "active\nactive" => Ok(()),
+        _ => Err(Failure(format!("systemd's units are {said}"))),
+    }
+}

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Makes the root disk of the tests of stages: a small Debian whose systemd starts `bootstrapper` by the units of systemd/, and a service
+# that runs commands from the serial line.
+#
+#   tools/systemd-disk.sh SUITE OUT BOOTSTRAPPER
+#
+# Does nothing if OUT is newer than all that it is made of. SUITE is that of tools/debian.sh.
+. "$(dirname "$0")/lib.sh"
+
+suite=${1:?bookworm, trixie or sid} out=${2:?where to} bootstrapper=${3:?the program bootstrapper}
+debian=$("$ROOT/tools/debian.sh" "$suite" measuring)
+if [ -e "$out" ] && [ -z "$(find "$ROOT/systemd" "$0" "$debian/done" "$bootstrapper" -newer "$out" -print -quit)" ]; then exit; fi
+work=$(mktemp -d -p "$CACHE"); trap 'rm -rf "$work"' EXIT
+root=$work/root
+
+# hard links, hence beside the cached folder: nothing below writes into a file that exists
+cp -al "$debian/root" "$root"
+"$ROOT/systemd/install.sh" "$bootstrapper" "$root"
+rm "$root/etc/machine-id"
+echo 5ec1e7a0000040008000000000000001 >"$root/etc/machine-id"
+# nothing has to be brought up to date at the first boot
+touch "$root/etc/.updated"
+
+mkdir -p "$root/usr/lib/firstlight-test" "$root/run/state"
+cat >"$root/usr/lib/firstlight-test/console" <<'CONSOLE'
+#!/bin/bash
+# Runs commands from the serial line, as initramfs/os-init does.
+set -o pipefail
+stty -echo
+while read -r id command; do
+  if [ "$command" = shut_down ]; then systemctl poweroff; sleep infinity; fi
+  (eval "$command") </dev/null 2>&1 | sed "s/^/$id| /"
+  echo "$id done $?"
+done
+CONSOLE
+chmod 755 "$root/usr/lib/firstlight-test/console"
+cat >"$root/usr/lib/systemd/system/test-console.service" <<'UNIT'
+[Unit]
+Description=Commands from the serial line
+
+[Service]
+ExecStart=/usr/lib/firstlight-test/console
+StandardInput=tty
+StandardOutput=tty
+TTYPath=/dev/ttyS0
+
+[Install]
+WantedBy=multi-user.target
+UNIT
+units=(test-console.service)
+while read -r word unit; do [ "$word" != enable ] || units+=("$unit"); done <"$ROOT/systemd/80-firstlight.preset"
+say "making a root disk with systemd of Debian ($suite)"
+chroot_into "$root" sh -c 'systemctl --quiet enable "$@"; systemctl --quiet mask serial-getty@ttyS0.service getty@tty1.service' sh "${units[@]}"
+
+mkdir -p "$(dirname "$out")"
+rm -f "$out.$$"; truncate -s 512M "$out.$$"
+PATH=$PATH:/usr/sbin:/sbin mke2fs -q -t ext4 -O ^has_journal -E root_owner=0:0 -L root -d "$root" "$out.$$"
+mv "$out.$$" "$out"
