@@ -6,6 +6,7 @@
 //! test-images` runs all.
 
 mod measure;
+mod mkosi;
 mod newest;
 mod pairs;
 mod stages;

@@ -33,6 +33,7 @@ const TAMPERING: &str = " init=/bin/sh";
 /// Exit codes of the operator's command.
 const ATTESTATION_REFUSED: i32 = 3;
 const FRESH: i32 = 6;
+const MEMBER: i32 = 0;
 /// Time limit of a step; emulation is slow on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -138,11 +139,20 @@ impl Setting {
 
     /// `firstlight status` of a node that belongs to no cluster yet: whether it meets the policy, by what its TPM signs.
     pub fn status_of_fresh(&self, vm: &Vm, port: u16) -> Result<String> {
+        self.status(vm, port, FRESH)
+    }
+
+    /// `firstlight status` of a member of the operator's cluster, by what its TPM signs.
+    pub fn status_of_member(&self, vm: &Vm, port: u16) -> Result<String> {
+        self.status(vm, port, MEMBER)
+    }
+
+    fn status(&self, vm: &Vm, port: u16, expected: i32) -> Result<String> {
         let address = format!("127.0.0.1:{}", forwarded(vm, port)?);
         let mut command = self.firstlight(&["status", &address])?;
         let output = command.output().context("run firstlight")?;
         match output.status.code() {
-            Some(FRESH) => Ok(said(&output)),
+            Some(code) if code == expected => Ok(said(&output)),
             _ => Err(Failure(format!(
                 "firstlight status ended with {}: {}",
                 output.status,
@@ -437,7 +447,7 @@ pub fn first_boot(setting: &mut Setting) -> Result<(Vm, String)> {
 }
 
 /// Boots with a blank disk until it waits for init.
-fn new_machine(setting: &mut Setting) -> Result<Vm> {
+pub fn new_machine(setting: &mut Setting) -> Result<Vm> {
     let mut vm = setting.machine.boot()?;
     for step in [" formatted:", " mounted:", " ready:"] {
         vm.console.wait_for(step, PATIENCE)?;

@@ -288,9 +288,9 @@ impl Machine {
             }
         }
         let monitor = self.folder.path().join("monitor.socket");
+        let socket = format!("unix:{},server=on,wait=off", monitor.display());
+        qemu.args(["-monitor", &socket]);
         if !self.unplugged.is_empty() {
-            let socket = format!("unix:{},server=on,wait=off", monitor.display());
-            qemu.args(["-monitor", &socket]);
             qemu.args(["-device", "pcie-root-port,id=hot,slot=1"]);
         }
         let swtpm = if self.tpm {
@@ -440,21 +440,35 @@ pub struct Vm {
 impl Vm {
     /// Attaches one of [`Machine::unplugged`].
     pub fn plug(&mut self, serial: &str) -> Result<()> {
-        let mut monitor = UnixStream::connect(&self.monitor).context("reach QEMU's monitor")?;
-        // QEMU drops a command whose sender is gone, so its end is awaited
-        let command = format!("device_add {},bus=hot\n", disk_device(serial));
-        let mut said = String::new();
-        monitor
-            .write_all(command.as_bytes())
-            .and_then(|()| monitor.shutdown(std::net::Shutdown::Write))
-            .and_then(|()| monitor.read_to_string(&mut said))
-            .context(&format!("attach the disk {serial}"))?;
+        let what = format!("attach the disk {serial}");
+        let said = self.monitor(
+            &format!("device_add {},bus=hot", disk_device(serial)),
+            &what,
+        )?;
         match said.contains("Error") {
             false => Ok(()),
             true => Err(Failure(format!(
                 "QEMU does not attach the disk {serial}: {said}"
             ))),
         }
+    }
+
+    /// Asks the operating system to shut down, as the machine's owner does.
+    pub fn press_power_button(&mut self) -> Result<()> {
+        self.monitor("system_powerdown", "press the power button")
+            .map(|_| ())
+    }
+
+    /// Gives a command to QEMU's monitor, and returns what it says.
+    fn monitor(&mut self, command: &str, what: &str) -> Result<String> {
+        let mut monitor = UnixStream::connect(&self.monitor).context("reach QEMU's monitor")?;
+        // QEMU drops a command whose sender is gone, so its end is awaited
+        let mut said = String::new();
+        writeln!(monitor, "{command}")
+            .and_then(|()| monitor.shutdown(std::net::Shutdown::Write))
+            .and_then(|()| monitor.read_to_string(&mut said))
+            .context(what)?;
+        Ok(said)
     }
 
     /// Runs a shell command in the OS stage and returns what it printed; its exit code other than 0 is an error.

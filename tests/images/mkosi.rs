@@ -1,0 +1,282 @@
+//! The image that `make mkosi` builds: its machine becomes a node and comes back by rejoin, with the registers that `firstlight
+//! measure` computed from the image alone; nobody gets a shell; a changed byte, several images and a full disk are named.
+
+use super::DISK;
+use machine::flow::{self, INIT, PATIENCE, Setting};
+use machine::vm::{Firmware, Machine, Source, Vm};
+use machine::{Context, Failure, Result, dist, script};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use support::boot_image::{run, systemd_boot};
+
+/// The EFI system partition of the image, as mtools names it: behind the partition table.
+const ESP_OFFSET: &str = "@@1M";
+const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
+/// What a person who sits at the console could type, and what only a shell answers.
+const TYPED: &str = "echo shell-$((6*7))";
+const ANSWER: &str = "shell-42";
+/// Answers like the small operating system of `initramfs/os-init`, to which [`Vm::command`] talks.
+const ANSWERING: &str = r#"stty -echo; set -o pipefail; while read -r id command; do (eval "$command") </dev/null 2>&1 | sed "s/^/$id| /"; echo "$id done $?"; done"#;
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn a_machine_with_the_image_of_mkosi_becomes_a_node_and_comes_back_by_rejoin() -> Result<()> {
+    let mut setting = setting("mkosi", &image("release")?)?;
+    let mut vm = flow::new_machine(&mut setting)?;
+    // the node quotes its registers, and the status compares each with the policy
+    setting.accept(&flow::attestation_key(&vm)?)?;
+    println!("{}", setting.status_of_fresh(&vm, INIT)?);
+    ["", "root", "", TYPED]
+        .iter()
+        .try_for_each(|line| vm.type_line(line))?;
+    println!("{}", setting.init(&vm)?);
+    vm.console.wait_for(" complete:", PATIENCE)?;
+    vm.press_power_button()?;
+    vm.wait_off(PATIENCE)?;
+    nobody_logs_in(&vm)?;
+    drop(vm);
+
+    setting.start_services()?;
+    let mut vm = setting.machine.boot()?;
+    for step in [" ticket:", " measured:", " mounted:", " ready: a member"] {
+        let line = vm.console.wait_for(step, PATIENCE)?;
+        println!("  {}", line.text);
+    }
+    // its PCR 15 is the cluster's
+    println!("{}", setting.status_of_member(&vm, INIT)?);
+    nobody_logs_in(&vm)
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn the_debug_image_of_mkosi_has_the_computed_registers() -> Result<()> {
+    let image = image("debug")?;
+    let policy: serde_json::Value =
+        serde_json::from_str(&policy(&image)?).context("read the policy")?;
+    let mut setting = setting("mkosi-debug", &image)?;
+    let mut vm = flow::new_machine(&mut setting)?;
+    shell(&mut vm)?;
+    let measurements = policy["measurements"].as_object();
+    let measurements = measurements.ok_or_else(|| Failure("a policy without values".to_owned()))?;
+    for pcr in [4, 8, 9, 11, 12, 13, 15] {
+        let expected = measurements[&pcr.to_string()]["expected"].as_str();
+        let got = vm.command(
+            &format!("cat /sys/class/tpm/tpm0/pcr-sha256/{pcr}"),
+            PATIENCE,
+        )?;
+        if expected != Some(&got.to_ascii_lowercase()) {
+            return Err(Failure(format!(
+                "PCR {pcr}: expected {expected:?}, got {got}"
+            )));
+        }
+    }
+    // what stays is on the state disk, also after systemd has looked at all devices once more
+    for folder in ["/etc/cni", "/etc/kubernetes", "/opt", "/var"] {
+        let source = vm.command(&format!("findmnt -no SOURCE {folder}"), PATIENCE)?;
+        if !source.starts_with("/dev/mapper/state[") {
+            return Err(Failure(format!("{folder} is on {source}")));
+        }
+    }
+    let failed = vm.command("systemctl --failed --plain --no-legend", PATIENCE)?;
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(Failure(format!("units failed: {failed}"))),
+    }
+}
+
+/// The first byte of the root file system's superblock.
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn no_system_starts_from_a_root_partition_with_a_changed_byte() -> Result<()> {
+    let image = image("release")?;
+    let mut setting = setting("mkosi-tampered", &image)?;
+    let copy = copy_of(&image, setting.machine.folder());
+    change_byte(&copy, root_partition(&copy)? + 1024)?;
+    setting.machine.source = Source::Disk(copy);
+    let mut vm = setting.machine.boot()?;
+    for named in ["is corrupted", "dm-verity device corrupted"] {
+        let line = vm.console.wait_for(named, PATIENCE)?;
+        println!("  {}", line.text);
+    }
+    vm.wait_off(PATIENCE)?;
+    nobody_logs_in(&vm)?;
+    match vm
+        .console
+        .lines()
+        .iter()
+        .any(|line| line.text.contains("firstlight[run]"))
+    {
+        false => Ok(()),
+        true => Err(Failure("the system started".to_owned())),
+    }
+}
+
+#[test]
+#[ignore = "needs the image of make mkosi: make test-images"]
+fn measure_names_several_images_and_one_that_a_full_partition_cut_off() -> Result<()> {
+    let image = image("release")?;
+    let folder = tempfile::tempdir().context("make a folder")?;
+    let copy = copy_of(&image, folder.path());
+    let alone = policy(&copy)?;
+    let uki = image.with_extension("efi");
+
+    // beside the one that the firmware starts, others change nothing
+    let esp = format!("{}{ESP_OFFSET}", copy.display());
+    let mtool = |name: &str| {
+        let mut command = Command::new(name);
+        command.args(["-i", &esp]);
+        command
+    };
+    run(mtool("mmd").arg("::EFI/Linux"));
+    run(mtool("mcopy").arg(&uki).arg("::EFI/Linux/a.efi"));
+    same(&policy(&copy)?, &alone)?;
+    // the partition of 128 MiB gets too full for a third
+    let bytes = std::fs::read(&uki).context("read the UKI")?;
+    let filler = folder.path().join("filler");
+    let room = (128usize << 20).checked_sub(bytes.len() * 5 / 2);
+    let room = room.ok_or_else(|| Failure("the UKI is too large for this test".to_owned()))?;
+    std::fs::write(&filler, vec![0; room]).context("write a file")?;
+    run(mtool("mcopy").arg(&filler).arg("::filler"));
+    let third = mtool("mcopy").arg(&uki).arg("::EFI/Linux/b.efi").output();
+    let third = third.context("run mcopy")?;
+    if third.status.success() {
+        return Err(Failure("the partition should be full".to_owned()));
+    }
+    same(&policy(&copy)?, &alone)?;
+    run(mtool("mdel").arg("::filler"));
+
+    // what other programs leave of a copy that finds no room
+    let half = folder.path().join("half.efi");
+    std::fs::write(&half, &bytes[..bytes.len() / 2]).context("write half an image")?;
+    run(mtool("mcopy")
+        .arg("-o")
+        .arg(&half)
+        .arg(format!("::{DEFAULT}")));
+    refused(&copy, DEFAULT)?;
+
+    let manager = systemd_boot("trixie").join("systemd-bootx64.efi");
+    run(mtool("mcopy")
+        .arg("-o")
+        .arg(&manager)
+        .arg(format!("::{DEFAULT}")));
+    run(mtool("mcopy").arg("-o").arg(&uki).arg("::EFI/Linux/b.efi"));
+    refused(
+        &copy,
+        "systemd-boot chooses between EFI/Linux/a.efi, EFI/Linux/b.efi: name the one that boots (--uki)",
+    )?;
+    run(mtool("mdel").arg(format!("::{DEFAULT}")));
+    refused(&copy, &format!("there is no {DEFAULT}; name the image"))
+}
+
+/// The image, built if need be.
+fn image(profile: &str) -> Result<PathBuf> {
+    script("tools/mkosi.sh", &[Path::new(profile)]).map(PathBuf::from)
+}
+
+/// A machine with a blank state disk that boots `image`, and the policy that `firstlight measure` computes from it.
+fn setting(name: &str, image: &Path) -> Result<Setting> {
+    let mut machine = Machine::new(name)?;
+    machine.firmware = Firmware::Uefi;
+    machine.memory = 1024;
+    machine.source = Source::Disk(image.to_owned());
+    Setting::around(machine, DISK, &policy(image)?)
+}
+
+fn measure(image: &Path) -> Result<std::process::Output> {
+    Command::new(dist("firstlight")?)
+        .arg("measure")
+        .arg(image)
+        .args(["--secure-boot", "off", "--units", "all"])
+        .output()
+        .context("run firstlight")
+}
+
+fn policy(image: &Path) -> Result<String> {
+    let output = measure(image)?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(Failure(format!(
+            "firstlight measure ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        ))),
+    }
+}
+
+/// `firstlight measure` gives no policy, and says why.
+fn refused(image: &Path, why: &str) -> Result<()> {
+    let output = measure(image)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    println!("  {}", said.trim());
+    match !output.status.success() && output.stdout.is_empty() && said.contains(why) {
+        true => Ok(()),
+        false => Err(Failure(format!("{why:?} should be the reason"))),
+    }
+}
+
+fn same(policy: &str, expected: &str) -> Result<()> {
+    match policy == expected {
+        true => Ok(()),
+        false => Err(Failure(format!("expected {expected}, got {policy}"))),
+    }
+}
+
+fn copy_of(image: &Path, folder: &Path) -> PathBuf {
+    let copy = folder.join("image.raw");
+    run(Command::new("cp")
+        .arg("--sparse=always")
+        .args([image, &copy]));
+    copy
+}
+
+/// Where the root partition begins, in bytes.
+fn root_partition(image: &Path) -> Result<u64> {
+    let table = run(Command::new("/sbin/sfdisk").arg("--json").arg(image));
+    let table: serde_json::Value =
+        serde_json::from_str(&table).context("read the partition table")?;
+    let table = &table["partitiontable"];
+    let sector = table["sectorsize"].as_u64().unwrap_or(512);
+    let start = table["partitions"][1]["start"].as_u64();
+    start
+        .map(|start| start * sector)
+        .ok_or_else(|| Failure("the image has no second partition".to_owned()))
+}
+
+fn change_byte(disk: &Path, at: u64) -> Result<()> {
+    let disk = std::fs::File::options().read(true).write(true).open(disk);
+    let disk = disk.context("open the disk image")?;
+    let mut byte = [0];
+    disk.read_exact_at(&mut byte, at)
+        .and_then(|()| disk.write_all_at(&[!byte[0]], at))
+        .context("change a byte")
+}
+
+/// Waits for the debug image's shell, and has it answer [`Vm::command`].
+fn shell(vm: &mut Vm) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // what is typed before the shell runs is lost
+        vm.type_line(TYPED)?;
+        match vm.console.wait_for(ANSWER, Duration::from_secs(5)) {
+            Ok(_) => return vm.type_line(ANSWERING),
+            Err(why) if Instant::now() > deadline => return Err(why),
+            Err(_) => {}
+        }
+    }
+}
+
+/// No line of the console offers a login or answers what was typed.
+fn nobody_logs_in(vm: &Vm) -> Result<()> {
+    let lines = vm.console.lines();
+    let line = lines.iter().find(|line| {
+        ["login:", ANSWER, "sulogin", "root@"]
+            .iter()
+            .any(|word| line.text.contains(word))
+    });
+    match line {
+        None => Ok(()),
+        Some(line) => Err(Failure(format!("somebody may log in: {}", line.text))),
+    }
+}
