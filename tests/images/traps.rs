@@ -4,19 +4,21 @@
 use super::{CLOUD, DRACUT, INITRAMFS_TOOLS, Maker, setting};
 use machine::flow::{self, PATIENCE, Setting};
 use machine::initramfs::Overlay;
-use machine::vm::{HOST_IPV6, Network, Vm};
+use machine::vm::{CARD, HOST, HOST_IPV6, Network, Vm};
 use machine::{Context, Failure, Result, free_port};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use support::swtpm::Swtpm;
 
 /// Ports of the metadata service and of a control plane's join service, as a node knows them.
 const METADATA: u16 = 8080;
 const JOIN: u16 = 30090;
-/// Held by the one machine that reaches the join service's port of `::1`.
-static IPV6: Mutex<()> = Mutex::new(());
+/// Held by the one machine that reaches the join service's port of `::1`, and the DNS port of `127.0.0.1`.
+static PORTS: Mutex<()> = Mutex::new(());
 
 #[test]
 #[ignore = "boots a machine: make test-images"]
@@ -44,6 +46,18 @@ fn an_initrd_of_initramfs_tools_names_what_keeps_a_member_from_its_key() -> Resu
 
 #[test]
 #[ignore = "boots a machine: make test-images"]
+fn a_member_with_an_initrd_of_dracut_says_what_is_strange() -> Result<()> {
+    member_meets("dracut-strange", DRACUT)
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn a_member_with_an_initrd_of_initramfs_tools_says_what_is_strange() -> Result<()> {
+    member_meets("initramfs-tools-strange", INITRAMFS_TOOLS)
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
 fn no_system_and_no_shell_start_when_unlock_crashes() -> Result<()> {
     for (name, maker) in [
         ("dracut-crash", DRACUT),
@@ -65,7 +79,7 @@ fn no_system_and_no_shell_start_when_unlock_crashes() -> Result<()> {
     Ok(())
 }
 
-/// The TPM, then a right setting, then a disk in time.
+/// The TPM, then a right setting, then the kernel's modules for the disk, then a disk in time.
 fn new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
     let words = format!("{CLOUD} firstlight.onfail=poweroff");
     let mut setting = setting(name, maker, &words, &Overlay::default())?;
@@ -78,10 +92,22 @@ fn new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
     let why = "error: kernel command line: firstlight.onfial is not a setting";
     stays_closed(&mut setting, wrong, &[why])?;
 
+    for module in ["dm_integrity", "dm_crypt"] {
+        let why = format!("the kernel module {module} is not loaded: the initrd may lack it");
+        stays_closed(&mut setting, &format!("module_blacklist={module}"), &[&why])?;
+    }
+
     setting.machine.unplugged = vec!["state".to_owned()];
     let mut vm = setting.machine.boot()?;
     let late = "waiting: for a disk with serial number \"state\"";
-    vm.console.wait_for(late, PATIENCE)?;
+    let after_20_s = |line: &str| {
+        let seconds = line
+            .rsplit_once(" since ")
+            .and_then(|(_, time)| time.strip_suffix(" s"));
+        line.contains(late) && seconds.is_some_and(|n| n.parse().is_ok_and(|n: u32| n >= 20))
+    };
+    vm.console
+        .wait_until("20 s without a disk", PATIENCE, after_20_s)?;
     no_system(&vm)?;
     vm.plug("state")?;
     for step in [" formatted:", " mounted:", " ready:"] {
@@ -90,7 +116,8 @@ fn new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
     Ok(())
 }
 
-/// The metadata service, then DHCP, then a driver for its network card. It gets the key with a static address, and with IPv6 only.
+/// The metadata service, then DHCP, then a driver for its network card. It gets the key with a static address by a name, and with
+/// IPv6 only.
 fn member_lacks(name: &str, maker: Maker) -> Result<()> {
     let mut setting = setting(name, maker, CLOUD, &Overlay::default())?;
     let (mut vm, _) = flow::first_boot(&mut setting)?;
@@ -120,13 +147,16 @@ fn member_lacks(name: &str, maker: Maker) -> Result<()> {
     let named = "network: no network card works: no driver for virtio";
     stays_closed(&mut setting, &without_driver, &[named, no_key])?;
 
-    let fixed = "net.ifnames=0 ip=10.42.0.77::10.42.0.2:255.255.0.0::eth0:none";
+    let _only_one = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
+    setting.metadata.set_endpoint("lb.test");
+    setting.metadata.set_peers("[]");
+    let name_server = NameServer::start()?;
+    let fixed = "net.ifnames=0 ip=10.42.0.77::10.42.0.2:255.255.0.0::eth0:none:10.42.0.2";
     opens(&mut setting, fixed, " network: 10.42.0.77")?;
+    drop(name_server);
 
-    let _only_one = IPV6.lock().unwrap_or_else(PoisonError::into_inner);
     setting.machine.network = Network::Ipv6;
     setting.metadata.set_endpoint(HOST_IPV6);
-    setting.metadata.set_peers("[]");
     let metadata = Relay::start(0, setting.metadata.address.port())?;
     let _join_service = Relay::start(JOIN, setting.machine.host_ports[&JOIN])?;
     let port = metadata.address.port();
@@ -134,12 +164,94 @@ fn member_lacks(name: &str, maker: Maker) -> Result<()> {
     opens(&mut setting, &words, " network: fd42:")
 }
 
+/// A name that does not resolve; a card that comes late, with another name and without a link; a card without a route before the
+/// right one; a TPM that accepts no more passwords; a wrong clock and no source of random numbers. Only the first and the TPM keep it
+/// from its key.
+fn member_meets(name: &str, maker: Maker) -> Result<()> {
+    let mut overlay = Overlay::default();
+    let link = *b"[Match]\nMACAddress=52:54:00:12:34:56\n[Link]\nName=wan0\n";
+    overlay.file("/etc/systemd/network/10-wan.link", 0o644, link);
+    let mut setting = setting(name, maker, CLOUD, &overlay)?;
+    let (mut vm, _) = flow::first_boot(&mut setting)?;
+    vm.shut_down(PATIENCE)?;
+    drop(vm);
+    setting.start_services()?;
+
+    setting.metadata.set_endpoint("lb.invalid");
+    setting.metadata.set_peers("[]");
+    let gives_up = "firstlight.timeout=35 firstlight.onfail=poweroff";
+    let named = "load balancer: cannot resolve the name lb.invalid: asked DNS server 10.42.0.3, ";
+    let no_key = "error: no key for the state disk in time: ";
+    stays_closed(&mut setting, gives_up, &[named, no_key])?;
+    setting.metadata.set_endpoint(HOST);
+
+    setting.machine.unplugged = vec![CARD.to_owned()];
+    let mut vm = boot(&mut setting, "")?;
+    said(&mut vm, "network: this machine has no network card")?;
+    vm.plug(CARD)?;
+    vm.set_link(false)?;
+    said(&mut vm, "network: no address yet: wan0 has no link")?;
+    vm.set_link(true)?;
+    is_opened(vm, " network: 10.42.0.15")?;
+    setting.machine.unplugged.clear();
+
+    setting.machine.card_without_route = true;
+    opens(&mut setting, "", " network: 10.")?;
+    setting.machine.card_without_route = false;
+
+    setting.machine.clock = Some("1970-01-01T00:00:10".to_owned());
+    setting.machine.random = false;
+    lock_out(&Swtpm::start_in(&setting.machine.tpm_state()))?;
+    // systemd sets a clock that is behind to the time of its own build
+    let clock = match maker.system {
+        "dracut" => " clock: 20",
+        _ => " clock: 1970-01-01T",
+    };
+    let why = "the TPM is in DA lockout mode (response code 0x921). Some program tried wrong";
+    stays_closed(&mut setting, gives_up, &[clock, why, no_key])?;
+    let tpm = Swtpm::start_in(&setting.machine.tpm_state());
+    tpm.tool("tpm2_dictionarylockout", &["--clear-lockout"]);
+    tpm.tool("tpm2_shutdown", &["--clear"]);
+    drop(tpm);
+    opens(&mut setting, "", " network: 10.42.0.15")
+}
+
+/// Puts a TPM into lockout by a wrong password: for a day it accepts none of an object or index that counts failures.
+fn lock_out(tpm: &Swtpm) -> Result<()> {
+    let limits = [
+        "--max-tries=1",
+        "--recovery-time=86400",
+        "--lockout-recovery-time=86400",
+    ];
+    tpm.tool(
+        "tpm2_dictionarylockout",
+        &[&["--setup-parameters"][..], &limits].concat(),
+    );
+    let index = [
+        "0x1500001",
+        "--size=4",
+        "--attributes=authread|authwrite",
+        "--index-auth=right",
+    ];
+    tpm.tool("tpm2_nvdefine", &index);
+    let refused = Command::new("tpm2_nvread")
+        .args(["0x1500001", "--auth=wrong"])
+        .env("TPM2TOOLS_TCTI", tpm.location())
+        .output()
+        .context("run tpm2_nvread")?;
+    assert!(!refused.status.success());
+    let state = tpm.tool("tpm2_getcap", &["properties-variable"]);
+    let is_locked = |line: &str| line.split_ascii_whitespace().eq(["inLockout:", "1"]);
+    assert!(state.lines().any(is_locked), "{state}");
+    tpm.tool("tpm2_shutdown", &["--clear"]);
+    Ok(())
+}
+
 /// Boots with `words` on the kernel command line: the machine says each of `named`, in this order, and switches itself off.
 fn stays_closed(setting: &mut Setting, words: &str, named: &[&str]) -> Result<()> {
     let mut vm = boot(setting, words)?;
     for text in named {
-        let line = vm.console.wait_for(text, PATIENCE)?;
-        println!("  {}", line.text);
+        said(&mut vm, text)?;
     }
     let what = "the state disk stays closed, so this machine does not boot: it powers off";
     vm.console.wait_for(what, PATIENCE)?;
@@ -149,12 +261,21 @@ fn stays_closed(setting: &mut Setting, words: &str, named: &[&str]) -> Result<()
 
 /// Boots with `words` on the kernel command line: the machine says `network`, and opens its disk.
 fn opens(setting: &mut Setting, words: &str, network: &str) -> Result<()> {
-    let mut vm = boot(setting, words)?;
+    let vm = boot(setting, words)?;
+    is_opened(vm, network)
+}
+
+fn is_opened(mut vm: Vm, network: &str) -> Result<()> {
     for text in [network, " ticket:", " mounted:"] {
-        let line = vm.console.wait_for(text, PATIENCE)?;
-        println!("  {}", line.text);
+        said(&mut vm, text)?;
     }
     vm.cut_power();
+    Ok(())
+}
+
+fn said(vm: &mut Vm, text: &str) -> Result<()> {
+    let line = vm.console.wait_for(text, PATIENCE)?;
+    println!("  {}", line.text);
     Ok(())
 }
 
@@ -176,6 +297,79 @@ fn no_system(vm: &Vm) -> Result<()> {
             line.text
         ))),
     }
+}
+
+/// A DNS server (RFC 1035) on port 53 of `127.0.0.1`, for which the tests need root, until it is dropped. A guest reaches it at
+/// 10.42.0.2. Each name has the address [`HOST`].
+struct NameServer {
+    socket: UdpSocket,
+    is_ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NameServer {
+    fn start() -> Result<NameServer> {
+        let socket =
+            UdpSocket::bind((Ipv4Addr::LOCALHOST, 53)).context("serve DNS on 127.0.0.1")?;
+        let is_ended = Arc::new(AtomicBool::new(false));
+        let (serving, ended) = (socket.try_clone().context("serve DNS")?, is_ended.clone());
+        let thread = thread::spawn(move || {
+            let mut query = [0; 512];
+            while let Ok((length, guest)) = serving.recv_from(&mut query)
+                && !ended.load(Ordering::Relaxed)
+            {
+                let _ = serving.send_to(&answer(&query[..length]), guest);
+            }
+        });
+        Ok(NameServer {
+            socket,
+            is_ended,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        self.is_ended.store(true, Ordering::Relaxed);
+        let _ = self
+            .socket
+            .local_addr()
+            .map(|own| self.socket.send_to(&[], own));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Repeats the question; one of type A has an answer, which names the question by its place in the message.
+fn answer(query: &[u8]) -> Vec<u8> {
+    let end = query[12..]
+        .iter()
+        .position(|byte| *byte == 0)
+        .map_or(0, |at| 12 + at + 5);
+    let is_a = query[..end].ends_with(&[0, 1, 0, 1]);
+    let header = [
+        query[0],
+        query[1],
+        0x81,
+        0x80,
+        0,
+        1,
+        0,
+        u8::from(is_a),
+        0,
+        0,
+        0,
+        0,
+    ];
+    let mut answer = [&header, &query[12..end]].concat();
+    if is_a {
+        let address = HOST.parse().unwrap_or(Ipv4Addr::UNSPECIFIED).octets();
+        answer.extend_from_slice(&[0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
+        answer.extend_from_slice(&address);
+    }
+    answer
 }
 
 /// Relays from a port of `::1` to a port of `127.0.0.1` until it is dropped.

@@ -1,6 +1,7 @@
 //! A software TPM on loopback, and tpm2-tools to check its state independently.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The TPM of one machine. [`Swtpm::reboot`] keeps its keys and resets its PCRs.
 pub struct Swtpm {
-    state: TempDir,
+    state: PathBuf,
+    /// Deletes the state, unless it is the caller's.
+    _folder: Option<TempDir>,
     address: Ipv4Addr,
     port: u16,
     process: Child,
@@ -24,13 +27,23 @@ impl Swtpm {
 
     /// Starts a TPM on an address of this machine.
     pub fn start_at(address: Ipv4Addr) -> Swtpm {
-        let state = TempDir::new().unwrap();
+        let folder = TempDir::new().unwrap();
+        Swtpm::run(folder.path().to_owned(), Some(folder), address)
+    }
+
+    /// Starts a TPM whose state is in a folder of the caller.
+    pub fn start_in(folder: &Path) -> Swtpm {
+        Swtpm::run(folder.to_owned(), None, Ipv4Addr::LOCALHOST)
+    }
+
+    fn run(state: PathBuf, folder: Option<TempDir>, address: Ipv4Addr) -> Swtpm {
         // another test may use the ports before swtpm does
         for _ in 0..50 {
             let port = free_pair(address);
             if let Some(process) = run(&state, address, port) {
                 return Swtpm {
                     state,
+                    _folder: folder,
                     address,
                     port,
                     process,
@@ -84,7 +97,7 @@ impl Drop for Swtpm {
     }
 }
 
-fn run(state: &TempDir, address: Ipv4Addr, port: u16) -> Option<Child> {
+fn run(state: &Path, address: Ipv4Addr, port: u16) -> Option<Child> {
     // an inherited descriptor would keep the connection of another TPM open
     let close_all = "for fd in /proc/self/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec \"$@\"";
     let mut process = Command::new("bash")
@@ -96,7 +109,7 @@ fn run(state: &TempDir, address: Ipv4Addr, port: u16) -> Option<Child> {
             "not-need-init,startup-clear",
             "--tpmstate",
         ])
-        .arg(format!("dir={}", state.path().display()))
+        .arg(format!("dir={}", state.display()))
         .args([
             "--server",
             &format!("type=tcp,port={port},bindaddr={address}"),

@@ -29,6 +29,9 @@ const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
 const UEFI_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const UEFI_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 
+/// The name of the network card.
+pub const CARD: &str = "net";
+
 /// What starts the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Firmware {
@@ -74,9 +77,15 @@ pub struct Machine {
     pub memory: u32,
     /// Whether it has a TPM.
     pub tpm: bool,
+    /// Whether it has a hardware random number generator.
+    pub random: bool,
+    /// The time of its real-time clock when it is switched on, as QEMU's `-rtc base=`; `None`: the host's.
+    pub clock: Option<String>,
     /// What its network card is connected to.
     pub network: Network,
-    /// Disks that are not there when it is switched on, by their serial numbers: [`Vm::plug`] attaches them.
+    /// Whether it has another card, before that one: its DHCP server gives an address, but no route.
+    pub card_without_route: bool,
+    /// What is not there when it is switched on, and [`Vm::plug`] attaches: disks by their serial numbers, and [`CARD`].
     pub unplugged: Vec<String>,
     /// Guest ports that can be reached through a free loopback port of the host.
     pub open_ports: Vec<u16>,
@@ -104,7 +113,10 @@ impl Machine {
             command_line: COMMAND_LINE.to_owned(),
             memory: 512,
             tpm: true,
+            random: true,
+            clock: None,
             network: Network::Ipv4,
+            card_without_route: false,
             unplugged: Vec::new(),
             open_ports: Vec::new(),
             host_ports: BTreeMap::new(),
@@ -175,6 +187,11 @@ impl Machine {
             Image::direct_linux(&kernel, Some(&initramfs), &self.command_line, Some(memory));
         let image = image.context("compute the registers")?;
         Ok(image.log(&image.conditions(&Given::default())[0]))
+    }
+
+    /// The folder with the TPM's state, for swtpm while the machine is off.
+    pub fn tpm_state(&self) -> PathBuf {
+        self.folder.path().join("tpm")
     }
 
     /// A folder for whatever else belongs to this machine.
@@ -266,14 +283,27 @@ impl Machine {
             ]);
             qemu.args(["-device", "virtio-blk-pci,drive=empty,bootindex=0"]);
         }
-        qemu.args([
-            "-netdev",
-            &network,
-            "-device",
-            "virtio-net-pci,netdev=net,romfile=",
-            "-device",
-            "virtio-rng-pci",
-        ]);
+        if let Some(clock) = &self.clock {
+            qemu.args(["-rtc", &format!("base={clock}")]);
+        }
+        if self.card_without_route {
+            // QEMU's DHCP server gives no route to a network that leads nowhere
+            qemu.args([
+                "-netdev",
+                "user,id=nowhere,ipv6=off,net=10.99.0.0/16,restrict=on",
+            ]);
+            qemu.args([
+                "-device",
+                "virtio-net-pci,netdev=nowhere,romfile=,mac=52:54:00:00:00:01",
+            ]);
+        }
+        qemu.args(["-netdev", &network]);
+        if !self.unplugged.iter().any(|name| name == CARD) {
+            qemu.args(["-device", &device(CARD)]);
+        }
+        if self.random {
+            qemu.args(["-device", "virtio-rng-pci"]);
+        }
         for serial in &self.disks {
             let file = self.disk(serial);
             qemu.args([
@@ -284,7 +314,7 @@ impl Machine {
                 ),
             ]);
             if !self.unplugged.contains(serial) {
-                qemu.args(["-device", &disk_device(serial)]);
+                qemu.args(["-device", &device(serial)]);
             }
         }
         let monitor = self.folder.path().join("monitor.socket");
@@ -385,7 +415,7 @@ impl Machine {
                 "--terminate",
             ])
             .arg("--tpmstate")
-            .arg(format!("dir={}", self.folder.path().join("tpm").display()))
+            .arg(format!("dir={}", self.tpm_state().display()))
             .arg("--ctrl")
             .arg(format!("type=unixio,path={}", socket.display()))
             .stdin(Stdio::null())
@@ -420,8 +450,11 @@ pub fn kernel() -> Result<PathBuf> {
         .join(format!("vmlinuz-{}", version.to_string_lossy())))
 }
 
-fn disk_device(serial: &str) -> String {
-    format!("virtio-blk-pci,drive={serial},serial={serial}")
+fn device(name: &str) -> String {
+    match name {
+        CARD => format!("virtio-net-pci,netdev={CARD},romfile=,id=card"),
+        serial => format!("virtio-blk-pci,drive={serial},serial={serial}"),
+    }
 }
 
 /// A computer that is switched on; the power is cut when this value ends.
@@ -439,36 +472,35 @@ pub struct Vm {
 
 impl Vm {
     /// Attaches one of [`Machine::unplugged`].
-    pub fn plug(&mut self, serial: &str) -> Result<()> {
-        let what = format!("attach the disk {serial}");
-        let said = self.monitor(
-            &format!("device_add {},bus=hot", disk_device(serial)),
-            &what,
-        )?;
-        match said.contains("Error") {
-            false => Ok(()),
-            true => Err(Failure(format!(
-                "QEMU does not attach the disk {serial}: {said}"
-            ))),
-        }
+    pub fn plug(&mut self, name: &str) -> Result<()> {
+        self.monitor(&format!("device_add {},bus=hot", device(name)))
+    }
+
+    /// Plugs the cable of the network card in, or pulls it out; the card is [`CARD`], also if it was plugged in later.
+    pub fn set_link(&mut self, is_up: bool) -> Result<()> {
+        let link = if is_up { "on" } else { "off" };
+        self.monitor(&format!("set_link card {link}"))
     }
 
     /// Asks the operating system to shut down, as the machine's owner does.
     pub fn press_power_button(&mut self) -> Result<()> {
-        self.monitor("system_powerdown", "press the power button")
-            .map(|_| ())
+        self.monitor("system_powerdown")
     }
 
-    /// Gives a command to QEMU's monitor, and returns what it says.
-    fn monitor(&mut self, command: &str, what: &str) -> Result<String> {
+    /// Gives a command to QEMU's monitor.
+    fn monitor(&mut self, command: &str) -> Result<()> {
         let mut monitor = UnixStream::connect(&self.monitor).context("reach QEMU's monitor")?;
         // QEMU drops a command whose sender is gone, so its end is awaited
         let mut said = String::new();
-        writeln!(monitor, "{command}")
+        monitor
+            .write_all(format!("{command}\n").as_bytes())
             .and_then(|()| monitor.shutdown(std::net::Shutdown::Write))
             .and_then(|()| monitor.read_to_string(&mut said))
-            .context(what)?;
-        Ok(said)
+            .context(&format!("tell QEMU {command}"))?;
+        match said.contains("Error") {
+            false => Ok(()),
+            true => Err(Failure(format!("QEMU refuses {command}: {said}"))),
+        }
     }
 
     /// Runs a shell command in the OS stage and returns what it printed; its exit code other than 0 is an error.
