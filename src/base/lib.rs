@@ -10,6 +10,7 @@ pub mod pool;
 pub mod program;
 pub mod stop;
 pub mod sync;
+pub mod sysfs;
 pub mod time;
 pub mod timeline;
 pub mod turns;

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use base::stop::Stop;
+use base::sysfs::names;
 use base::timeline::Timeline;
 use sys::interfaces;
 
@@ -136,15 +137,6 @@ fn without_driver(bus: &Path, file: &str, kind: &str) -> Vec<String> {
     let mut devices = names(bus);
     devices.retain(is_orphan);
     devices.iter().map(describe).collect()
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    names.sort();
-    names
 }
 
 #[cfg(test)]

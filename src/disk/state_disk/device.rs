@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Error;
 use base::stop::Stop;
+use base::sysfs;
 use base::timeline::Timeline;
 
 /// The serial number that marks the state disk among a VM's virtio disks.
@@ -41,7 +42,7 @@ pub fn find(
         if waited >= MAX_WAIT {
             return Err(Error::NoDisk {
                 wanted: describe(wanted, usual),
-                seen: names(Path::new(BLOCK_DEVICES)).join(" "),
+                seen: sysfs::names(Path::new(BLOCK_DEVICES)).join(" "),
                 waited,
             });
         }
@@ -80,24 +81,12 @@ fn state_disk_in(block_devices: &Path, usual: &str) -> Option<String> {
     let is_usual = |name: &String| {
         Path::new(usual) == Path::new("/dev").join(name) && serial(name).trim().is_empty()
     };
-    let names = names(block_devices);
+    let names = sysfs::names(block_devices);
     names
         .iter()
         .find(|name| serial(name).trim() == SERIAL)
         .or_else(|| names.iter().find(|name| is_usual(name)))
         .cloned()
-}
-
-fn names(block_devices: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(block_devices) else {
-        return vec![];
-    };
-    let mut names: Vec<_> = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    names.sort();
-    names
 }
 
 #[cfg(test)]
