@@ -30,6 +30,7 @@ boot: build ## run the tests that boot VMs; each console is kept in target/boot
 
 test-images: build ## boot images of all kinds: initrds of dracut and initramfs-tools, also with what goes wrong; unified kernel images with each systemd-stub; the image of mkosi (needs root)
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2
+	cargo test --locked --test measure -- --ignored
 
 image: build ## make a container image of the services, for `firstlight apply`: target/dist/firstlight-image.tar (IMAGE=NAME)
 	@tools/image.sh
@@ -54,6 +55,7 @@ demo: setup ## boot a VM: first boot, init, a reboot that unlocks itself, a tamp
 
 bench: build ## compare our programs with their peers
 	cargo bench --locked
+	@tools/compare-initrds.sh target/dist/unlock
 
 storm: setup ## measure many nodes that arrive at one join service at once, with a real API server: tickets a second, waits, memory
 	@tools/kubernetes.sh kube-apiserver etcd >/dev/null

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Unpacks a small Debian in which dracut and initramfs-tools run, and prints its folder.
 #
-#   tools/debian.sh [bookworm|trixie|sid] [measuring]
+#   tools/debian.sh [bookworm|trixie|sid] [measuring|others]
 #
-# With `measuring`, systemd has what it needs to measure into the TPM: the libraries of tpm2-tss. Only such a Debian can be sid.
+# With `measuring`, systemd has what it needs to measure into the TPM: the libraries of tpm2-tss. Only such a Debian can be sid. With
+# `others` it also has the programs with which Firstlight is compared: clevis with tang, and systemd's tokens for a TPM.
 #
 # The packages come through apt, so Debian's signature on the archive is checked; they are unpacked and not installed, which
 # takes seconds and needs no root. The folder is kept in the cache until the recipe changes.
@@ -31,6 +32,7 @@ name=debian-$suite
 case $suite-$kind in
 sid-measuring) PACKAGES+=(tpm2-tools systemd-tpm libcrypt1 libkmod2 libpam0g libseccomp2) name=debian-measuring-$suite ;;
 *-measuring) PACKAGES+=(tpm2-tools) name=debian-measuring-$suite ;;
+bookworm-others) PACKAGES+=(clevis-dracut clevis-luks cryptsetup-bin tang tpm2-tools libtss2-tcti-device0) name=debian-others-$suite ;;
 bookworm- | trixie-) ;;
 *) die "unknown kind of $suite: ${kind:-none}" ;;
 esac

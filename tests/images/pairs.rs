@@ -28,11 +28,23 @@ pub fn first_boot_and_rejoin(mut setting: Setting) -> Result<()> {
     vm.shut_down(PATIENCE)?;
     drop(vm);
     setting.start_services()?;
-    let vm = flow::member_again(setting.machine.boot()?, " ticket:", &cluster)?;
+    let mut vm = flow::member_again(setting.machine.boot()?, " ticket:", &cluster)?;
     let events = timeline::events(&vm.console.lines());
     events.iter().for_each(|event| println!("  {event}"));
     let opened = timeline::between(&events, "network", "mounted")
         .ok_or_else(|| Failure("no event says when the network came up".to_owned()))?;
     println!("from an address to the mounted disk: {opened:.2} s");
+    // the booted system has the record of the initrd, and continues it
+    let record = vm.command("cat /run/firstlight/timeline", PATIENCE)?;
+    let parts = [
+        "s start: firstlight",
+        "s mounted: /run/state",
+        "firstlight[run]",
+    ];
+    if let Some(missing) = parts.iter().find(|part| !record.contains(**part)) {
+        return Err(Failure(format!(
+            "the record of the boot has no {missing:?}:\n{record}"
+        )));
+    }
     Ok(())
 }

@@ -12,7 +12,8 @@ check() {
 
 depends() {
     local module
-    echo systemd systemd-initrd dm
+    # not dm: `unlock` needs neither dmsetup nor the drivers of RAID and bcache that come with it
+    echo systemd systemd-initrd
     # whoever builds the initrd may have chosen what brings the network up
     for module in network network-manager network-legacy connman; do
         if [[ " $add_dracutmodules $force_add_dracutmodules " == *" $module "* ]]; then
