@@ -8,7 +8,6 @@ use machine::{Context, Failure, Result, dist, script};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 use support::boot_image::{run, systemd_boot};
 
 /// The EFI system partition of the image, as mtools names it: behind the partition table.
@@ -17,13 +16,11 @@ const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 /// What a person who sits at the console could type, and what only a shell answers.
 const TYPED: &str = "echo shell-$((6*7))";
 const ANSWER: &str = "shell-42";
-/// Answers like the small operating system of `initramfs/os-init`, to which [`Vm::command`] talks.
-const ANSWERING: &str = r#"stty -echo; set -o pipefail; while read -r id command; do (eval "$command") </dev/null 2>&1 | sed "s/^/$id| /"; echo "$id done $?"; done"#;
 
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn a_machine_with_the_image_of_mkosi_becomes_a_node_and_comes_back_by_rejoin() -> Result<()> {
-    let mut setting = setting("mkosi", &image("release")?)?;
+    let mut setting = setting("mkosi", &image()?)?;
     let mut vm = flow::new_machine(&mut setting)?;
     // the node quotes its registers, and the status compares each with the policy
     setting.accept(&flow::attestation_key(&vm)?)?;
@@ -49,48 +46,11 @@ fn a_machine_with_the_image_of_mkosi_becomes_a_node_and_comes_back_by_rejoin() -
     nobody_logs_in(&vm)
 }
 
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn the_debug_image_of_mkosi_has_the_computed_registers() -> Result<()> {
-    let image = image("debug")?;
-    let policy: serde_json::Value =
-        serde_json::from_str(&policy(&image)?).context("read the policy")?;
-    let mut setting = setting("mkosi-debug", &image)?;
-    let mut vm = flow::new_machine(&mut setting)?;
-    shell(&mut vm)?;
-    let measurements = policy["measurements"].as_object();
-    let measurements = measurements.ok_or_else(|| Failure("a policy without values".to_owned()))?;
-    for pcr in [4, 8, 9, 11, 12, 13, 15] {
-        let expected = measurements[&pcr.to_string()]["expected"].as_str();
-        let got = vm.command(
-            &format!("cat /sys/class/tpm/tpm0/pcr-sha256/{pcr}"),
-            PATIENCE,
-        )?;
-        if expected != Some(&got.to_ascii_lowercase()) {
-            return Err(Failure(format!(
-                "PCR {pcr}: expected {expected:?}, got {got}"
-            )));
-        }
-    }
-    // what stays is on the state disk, also after systemd has looked at all devices once more
-    for folder in ["/etc/cni", "/etc/kubernetes", "/opt", "/var"] {
-        let source = vm.command(&format!("findmnt -no SOURCE {folder}"), PATIENCE)?;
-        if !source.starts_with("/dev/mapper/state[") {
-            return Err(Failure(format!("{folder} is on {source}")));
-        }
-    }
-    let failed = vm.command("systemctl --failed --plain --no-legend", PATIENCE)?;
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(Failure(format!("units failed: {failed}"))),
-    }
-}
-
 /// The first byte of the root file system's superblock.
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn no_system_starts_from_a_root_partition_with_a_changed_byte() -> Result<()> {
-    let image = image("release")?;
+    let image = image()?;
     let mut setting = setting("mkosi-tampered", &image)?;
     let copy = copy_of(&image, setting.machine.folder());
     change_byte(&copy, root_partition(&copy)? + 1024)?;
@@ -116,7 +76,7 @@ fn no_system_starts_from_a_root_partition_with_a_changed_byte() -> Result<()> {
 #[test]
 #[ignore = "needs the image of make mkosi: make test-images"]
 fn measure_names_several_images_and_one_that_a_full_partition_cut_off() -> Result<()> {
-    let image = image("release")?;
+    let image = image()?;
     let folder = tempfile::tempdir().context("make a folder")?;
     let copy = copy_of(&image, folder.path());
     let alone = policy(&copy)?;
@@ -171,8 +131,8 @@ fn measure_names_several_images_and_one_that_a_full_partition_cut_off() -> Resul
 }
 
 /// The image, built if need be.
-fn image(profile: &str) -> Result<PathBuf> {
-    script("tools/mkosi.sh", &[Path::new(profile)]).map(PathBuf::from)
+fn image() -> Result<PathBuf> {
+    script("tools/mkosi.sh", &[]).map(PathBuf::from)
 }
 
 /// A machine with a blank state disk that boots `image`, and the policy that `firstlight measure` computes from it.
@@ -251,20 +211,6 @@ fn change_byte(disk: &Path, at: u64) -> Result<()> {
     disk.read_exact_at(&mut byte, at)
         .and_then(|()| disk.write_all_at(&[!byte[0]], at))
         .context("change a byte")
-}
-
-/// Waits for the debug image's shell, and has it answer [`Vm::command`].
-fn shell(vm: &mut Vm) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        // what is typed before the shell runs is lost
-        vm.type_line(TYPED)?;
-        match vm.console.wait_for(ANSWER, Duration::from_secs(5)) {
-            Ok(_) => return vm.type_line(ANSWERING),
-            Err(why) if Instant::now() > deadline => return Err(why),
-            Err(_) => {}
-        }
-    }
 }
 
 /// No line of the console offers a login or answers what was typed.
