@@ -40,17 +40,6 @@ fn a_node_with_systemd_257_meets_one_policy_at_each_stage() -> Result<()> {
     one_policy(node("stages-257", &DEBIAN_13)?)
 }
 
-/// Its units in the initramfs also extend PCR 4, 9, 12 and 13.
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn a_node_with_the_newest_systemd_meets_one_policy_at_each_stage() -> Result<()> {
-    let newest = System {
-        suite: "sid",
-        units: "all",
-    };
-    one_policy(node("stages-newest", &newest)?)
-}
-
 /// A fresh node on which systemd-pcrmachine runs must not look like a member whose set-up was interrupted.
 #[test]
 #[ignore = "boots a machine: make test-images"]
