@@ -17,7 +17,7 @@ PACKAGES=(
   cryptsetup-bin dmsetup tpm2-tools nghttp2-client nghttp2-server curl python3 python3-venv
   openssh-server openssh-client mandoc man-db zsh fish
   # unified kernel images and disks with an EFI system partition; the digest that a signature covers; systemd-measure
-  fdisk dosfstools mtools pesign systemd
+  fdisk dosfstools mtools pesign sbsigntool systemd
 )
 PACKAGES+=("$@")
 # the attested-TLS peer is written in Go; any Go since Debian 12's will do

@@ -1,7 +1,7 @@
 //! Machines that boot an image have exactly the registers that `firstlight measure` computes from the image: UKIs with the stubs of
 //! Debian 12 (252), Debian 13 (257) and of the newest systemd, on a disk, behind systemd-boot, and by QEMU's `-kernel`.
 //!
-//! The image has the small initramfs of the boot tests, without systemd, so that no unit measures (`--units none`). Secure Boot is off.
+//! The image has the small initramfs of the boot tests, without systemd, so that no unit measures (`--units none`).
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use image::{Given, Image, Units};
 use machine::initramfs::{self, Overlay};
 use machine::vm::{Firmware, Machine, Source, kernel};
 use machine::{Context, Failure, Result};
-use support::boot_image::{disk, run, systemd_boot, uki};
+use support::boot_image::{disk, run, signed, systemd_boot, uki};
 
 const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1 quiet no_timer_check\n";
 pub const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
@@ -50,7 +50,7 @@ fn new_machine(name: &str) -> Result<Machine> {
 fn boot_and_compare(machine: &mut Machine, image: &Image, registers: &[u32]) -> Result<()> {
     let has_failed_option = matches!(machine.source, Source::SecondDisk(_));
     let given = Given {
-        secure_boot: Some(false),
+        secure_boot: Some(machine.firmware == Firmware::SecureUefi),
         units: Some(Units::None),
         stage: None,
     };
@@ -168,6 +168,19 @@ fn a_boot_option_that_fails_is_in_the_computed_registers() -> Result<()> {
     disk(&path, 96, 32, &[(DEFAULT, &image[..])]);
     machine.source = Source::SecondDisk(path.clone());
     boot_and_compare(&mut machine, &read(&path)?, &[4, 8, 9, 11, 12, 13, 15])
+}
+
+/// With Secure Boot the firmware does not measure the kernel in the image: systemd-stub replaces the firmware's check.
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn a_signed_image_has_the_computed_registers_with_secure_boot() -> Result<()> {
+    let mut machine = new_machine("measure-secure-boot")?;
+    machine.firmware = Firmware::SecureUefi;
+    let image = signed(&unified(&machine, "trixie", &[])?);
+    let path = machine.folder().join("image.raw");
+    disk(&path, 96, 32, &[(DEFAULT, &image[..])]);
+    machine.source = Source::Disk(path.clone());
+    boot_and_compare(&mut machine, &read(&path)?, &[4, 5, 8, 9, 11, 12, 13, 15])
 }
 
 /// QEMU writes addresses into a kernel, and OVMF a word into its command line.

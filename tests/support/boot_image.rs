@@ -69,6 +69,22 @@ pub fn uki(stub: &Path, sections: &[(&str, &[u8])]) -> Vec<u8> {
     std::fs::read(image).expect("the image")
 }
 
+/// Signs a program for Secure Boot with Debian's test key, which the package ovmf has.
+pub fn signed(program: &[u8]) -> Vec<u8> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [image, key] = ["image.efi", "key"].map(|name| folder.path().join(name));
+    std::fs::write(&image, program).expect("the image");
+    run(Command::new("openssl")
+        .args(["pkey", "-passin", "pass:snakeoil", "-in"])
+        .arg("/usr/share/ovmf/PkKek-1-snakeoil.key")
+        .arg("-out")
+        .arg(&key));
+    run(Command::new("sbsign")
+        .args(["--cert", "/usr/share/ovmf/PkKek-1-snakeoil.pem", "--key"])
+        .args([&key, Path::new("--output"), &image, &image]));
+    std::fs::read(image).expect("the image")
+}
+
 /// Makes a raw disk image with an EFI system partition of `mebibytes` that has these files, and behind it an empty partition.
 /// `fat` is the kind of file system: 12, 16, 32.
 pub fn disk(path: &Path, mebibytes: u64, fat: u32, files: &[(&str, &[u8])]) {

@@ -31,6 +31,9 @@ const UEFI_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 
 /// The name of the network card.
 pub const CARD: &str = "net";
+/// The same with Secure Boot: the template trusts Debian's test key, and only code in system management mode may write variables.
+const SECURE_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd";
+const SECURE_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.snakeoil.fd";
 
 /// What starts the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,6 +42,8 @@ pub enum Firmware {
     Bios,
     /// OVMF: some seconds more; measures the kernel into PCR 4, command line and initramfs into PCR 9.
     Uefi,
+    /// OVMF with Secure Boot on: starts only what is signed with Debian's test key.
+    SecureUefi,
 }
 
 /// What the network card is connected to.
@@ -227,9 +232,14 @@ impl Machine {
         // dies with the thread that started it, however that ends
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+        let (board, files) = match self.firmware {
+            Firmware::Bios => ("q35", None),
+            Firmware::Uefi => ("q35", Some((UEFI_CODE, UEFI_VARIABLES))),
+            Firmware::SecureUefi => ("q35,smm=on", Some((SECURE_CODE, SECURE_VARIABLES))),
+        };
         qemu.args(processor.split_whitespace()).args([
             "-M",
-            "q35",
+            board,
             "-smp",
             "1",
             "-m",
@@ -243,15 +253,17 @@ impl Machine {
             "-serial",
             "stdio",
         ]);
-        if self.firmware == Firmware::Uefi {
+        if self.firmware == Firmware::SecureUefi {
+            qemu.args(["-global", "driver=cfi.pflash01,property=secure,value=on"]);
+        }
+        if let Some((code, template)) = files {
             let variables = self.folder.path().join("uefi-variables");
             if !variables.exists() {
-                std::fs::copy(UEFI_VARIABLES, &variables)
-                    .context(&format!("copy {UEFI_VARIABLES}"))?;
+                std::fs::copy(template, &variables).context(&format!("copy {template}"))?;
             }
             qemu.args([
                 "-drive",
-                &format!("if=pflash,unit=0,format=raw,readonly=on,file={UEFI_CODE}"),
+                &format!("if=pflash,unit=0,format=raw,readonly=on,file={code}"),
             ]);
             qemu.args([
                 "-drive",
