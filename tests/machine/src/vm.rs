@@ -28,12 +28,12 @@ const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
 /// OVMF's code, and the template of the variables that each machine has for itself.
 const UEFI_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const UEFI_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
-
-/// The name of the network card.
-pub const CARD: &str = "net";
 /// The same with Secure Boot: the template trusts Debian's test key, and only code in system management mode may write variables.
 const SECURE_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd";
 const SECURE_VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.snakeoil.fd";
+
+/// The name of the network card.
+pub const CARD: &str = "net";
 
 /// What starts the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
