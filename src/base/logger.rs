@@ -20,7 +20,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use sys::clock;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 17] = [
+const OURS: [&str; 18] = [
     "attest",
     "base",
     "bootstrapper",
@@ -37,6 +37,7 @@ const OURS: [&str; 17] = [
     "services",
     "ssh",
     "sys",
+    "tls",
     "unlock",
 ];
 /// The level for libraries; their other records help only in debugging.
