@@ -37,7 +37,14 @@ fn a_machine_with_the_image_of_mkosi_becomes_a_node_and_comes_back_by_rejoin() -
 
     setting.start_services()?;
     let mut vm = setting.machine.boot()?;
-    for step in [" ticket:", " measured:", " mounted:", " ready: a member"] {
+    let steps = [
+        " ticket:",
+        " measured:",
+        " mounted:",
+        " ready: a member",
+        " member:",
+    ];
+    for step in steps {
         let line = vm.console.wait_for(step, PATIENCE)?;
         println!("  {}", line.text);
     }
