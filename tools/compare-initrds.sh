@@ -12,9 +12,7 @@ version=$(ls "$kernel/lib/modules")
 work=$(mktemp -d -p "$CACHE"); trap 'rm -rf "$work"' EXIT
 root=$work/root
 
-cp -al "$debian/root" "$root"
-cp -al "$kernel/lib/modules" "$root/usr/lib/modules" 2>/dev/null || cp -a "$kernel/lib/modules" "$root/usr/lib/modules"
-cp "$kernel/boot/config-$version" "$root/boot/"
+root_with_kernel "$debian" "$kernel" "$root"
 "$ROOT/initramfs/install.sh" "$unlock" "$root"
 
 # what a machine in a cloud does not need, as in tools/initrd.sh

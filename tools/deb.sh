@@ -41,7 +41,8 @@ stage_firstlight-node() {
 
 # Prints a manual page with the text that a program has about itself.
 help_page() {
-  printf '.Dd November 22, 2026\n.Dt %s 8\n.Os\n.Sh NAME\n.Nm %s\n' "${1^^}" "$1"
+  LC_ALL=C date -u -d "@$SOURCE_DATE_EPOCH" '+.Dd %B %-d, %Y'
+  printf '.Dt %s 8\n.Os\n.Sh NAME\n.Nm %s\n' "${1^^}" "$1"
   "$dist/$1" --help | sed -e "1s/^$1: /.Nd /; 1a.Sh DESCRIPTION\n.Bd -literal" -e '2,$s/\\/\\e/g; 2,$s/-/\\-/g; 2,$s/^[.'"'"']/\\\&&/'
   printf '.Ed\n'
 }

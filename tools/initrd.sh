@@ -19,10 +19,7 @@ version=$(ls "$kernel/lib/modules")
 work=$(mktemp -d -p "$CACHE"); trap 'rm -rf "$work"' EXIT
 root=$work/root
 
-# hard links, hence beside the cached folders: nothing below writes into a file that exists
-cp -al "$debian/root" "$root"
-cp -al "$kernel/lib/modules" "$root/usr/lib/modules" 2>/dev/null || cp -a "$kernel/lib/modules" "$root/usr/lib/modules"
-cp "$kernel/boot/config-$version" "$root/boot/"
+root_with_kernel "$debian" "$kernel" "$root"
 case $unlock in
 -) ;;
 *.deb) install_package "$root" "$unlock" ;;

@@ -72,3 +72,12 @@ install_package() {
   : >>"$root/var/lib/dpkg/status"
   PATH=$PATH:/usr/sbin:/sbin dpkg --root="$root" --log=/dev/null --force-not-root --force-depends --force-script-chrootless --install "$@" >&2
 }
+
+# Makes the root file system $3 of the Debian $1 (tools/debian.sh) with the modules of the kernel $2 (tools/kernel.sh). It has hard links
+# to both, so it must be in the cache, and nobody may write into a file of it that exists.
+root_with_kernel() {
+  local debian=$1 kernel=$2 root=$3
+  cp -al "$debian/root" "$root"
+  cp -al "$kernel/lib/modules" "$root/usr/lib/modules" 2>/dev/null || cp -a "$kernel/lib/modules" "$root/usr/lib/modules"
+  cp "$kernel"/boot/config-* "$root/boot/"
+}
