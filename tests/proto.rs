@@ -18,6 +18,7 @@ fn generated_messages_are_those_of_the_proto_files() {
     let root = Path::new(support::ROOT);
     let fresh = tempfile::tempdir().unwrap();
     let files = [
+        "attested.proto",
         "init.proto",
         "join.proto",
         "kms.proto",

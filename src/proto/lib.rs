@@ -12,6 +12,12 @@ macro_rules! package {
     };
 }
 
+package!(
+    attested,
+    "attested.rs",
+    /// The ALPN protocol name (RFC 7301) of the strong form of attested TLS, version 1.
+    pub const ALPN: &[u8] = b"firstlight-attested/1";
+);
 package!(components, "components.rs");
 package!(
     init,

@@ -3,10 +3,10 @@
 //! An [`Issuer`] makes a document on the machine itself; a [`Validator`] validates the document of a peer. Attested TLS
 //! ([`crate::atls`]) transports a document in a certificate extension whose OID names the variant.
 //!
-//! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`stage`] distinguishes an initramfs from a booted
-//! system; [`policy`] defines which register values and which keys are accepted; `key_name` is the name of a key; `document` is the
-//! JSON document; `quote` verifies what the TPM signed in it; [`event_log`], `phases` and [`systemd_log`] explain the value of
-//! a register to a person.
+//! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`session`] binds a document to one connection; [`stage`]
+//! distinguishes an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name`
+//! is the name of a key; `document` is the JSON document; `quote` verifies what the TPM signed in it; [`event_log`], `phases` and
+//! [`systemd_log`] explain the value of a register to a person.
 
 mod document;
 pub mod event_log;
@@ -15,6 +15,7 @@ mod phases;
 pub mod policy;
 pub mod qemu_vtpm;
 mod quote;
+pub mod session;
 pub mod stage;
 pub mod systemd_log;
 pub mod variant;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 
 pub use key_name::KeyName;
 pub use policy::{Image, Measurement, Policy};
+pub use session::{Identity, Request, Role};
 pub use stage::Stage;
 pub use variant::Variant;
 
@@ -43,6 +45,18 @@ pub trait Issuer: Send + Sync {
     /// come first.
     fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         self.issue(user_data, nonce)
+    }
+    /// Returns what a peer learns about this machine before it demands a proof.
+    fn identity(&self) -> Result<Identity, IssueError> {
+        Ok(Identity::default())
+    }
+    /// Makes the document for one connection of the strong form of attested TLS.
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        let user_data = request.user_data(&[]);
+        match request.for_stranger {
+            true => self.issue_for_stranger(&user_data, request.nonce),
+            false => self.issue(&user_data, request.nonce),
+        }
     }
     /// Returns the name of this machine as validators report it ([`Identified::machine`]); `None` if the variant has no names.
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {

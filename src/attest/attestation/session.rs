@@ -1,0 +1,113 @@
+//! What binds a document to one connection of the strong form of attested TLS ([`crate::atls`]).
+//!
+//! The user data of a document in the strong form is a digest of the role of the machine that proves, of the connection, and of the
+//! secret that only its TPM could decrypt. Each part has its length in front, and a label comes first, so no other use of a
+//! document has the same user data.
+
+use super::sha256;
+use crate::tpm::Bank;
+
+/// The label of the user data: no other use of an attestation key hashes it.
+const LABEL: &[u8] = b"firstlight attested TLS, version 1";
+
+/// The end of a connection that proves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The end that connected.
+    Client,
+    /// The end that was called.
+    Server,
+}
+
+impl Role {
+    /// Returns the other end.
+    pub fn peer(self) -> Role {
+        match self {
+            Role::Client => Role::Server,
+            Role::Server => Role::Client,
+        }
+    }
+
+    fn name(self) -> &'static [u8] {
+        match self {
+            Role::Client => b"client",
+            Role::Server => b"server",
+        }
+    }
+}
+
+/// What a machine tells about itself before it proves anything.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The attestation key (TPMT_PUBLIC); empty if the variant has none.
+    pub key: Vec<u8>,
+}
+
+/// A request for a document of the strong form.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// The role of this machine in the connection.
+    pub role: Role,
+    /// The digest of the connection: both ends compute it, and nobody else can choose it.
+    pub session: &'a [u8; 32],
+    /// The nonce of the peer.
+    pub nonce: &'a [u8],
+    /// The banks that the peer compares; empty: all.
+    pub banks: &'a [Bank],
+    /// Whether the peer called this machine and has proved nothing.
+    pub for_stranger: bool,
+}
+
+impl Request<'_> {
+    /// Returns the user data of the document. `secret` is what the TPM decrypted for the peer, or empty.
+    pub fn user_data(&self, secret: &[u8]) -> [u8; 32] {
+        user_data(self.role, self.session, secret)
+    }
+}
+
+/// Returns the user data that a document must have: SHA-256 over label, role, session and secret, each behind its length.
+pub fn user_data(role: Role, session: &[u8; 32], secret: &[u8]) -> [u8; 32] {
+    digest(&[LABEL, role.name(), session, secret])
+}
+
+/// Returns SHA-256 over the parts, each behind its length (four bytes, big endian).
+pub fn digest(parts: &[&[u8]]) -> [u8; 32] {
+    let mut framed = Vec::new();
+    for part in parts {
+        // a part is a message of at most 128 KiB
+        framed.extend((part.len() as u32).to_be_bytes());
+        framed.extend_from_slice(part);
+    }
+    sha256(&[&framed])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_data_differs_with_each_part_and_with_where_one_part_ends() {
+        let (session, other) = ([1; 32], [2; 32]);
+        let all = [
+            user_data(Role::Client, &session, b""),
+            user_data(Role::Server, &session, b""),
+            user_data(Role::Client, &other, b""),
+            user_data(Role::Client, &session, b"secret"),
+        ];
+        for (index, one) in all.iter().enumerate() {
+            assert!(all[..index].iter().all(|earlier| earlier != one));
+        }
+        assert_ne!(digest(&[b"ab", b"c"]), digest(&[b"a", b"bc"]));
+        assert_ne!(digest(&[b"ab"]), digest(&[b"ab", b""]));
+    }
+
+    /// Computed with Python's hashlib from docs/protocol.md.
+    #[test]
+    fn user_data_is_as_documented() {
+        let expected = "3e9e717fd3dde2d32e358813fe6fe8c1c5bcf8db5e79d11a36bf9489791fbb1f";
+        assert_eq!(
+            super::super::hex(&user_data(Role::Client, &[7; 32], b"")),
+            expected
+        );
+    }
+}
