@@ -1,7 +1,9 @@
-//! The TCG event log: every entry lies within the log, and the explanation of a value stays short.
+//! The TCG event log: every entry lies within the log, and the explanation of a value stays short. An excerpt fits, and has the same
+//! digests.
 #![no_main]
 
-use attest::attestation::event_log::{explain, parse};
+use attest::attestation::event_log::{SHA256 as BANK, explain, parse};
+use attest::attestation::excerpt::{excerpt, of_whole_registers};
 use libfuzzer_sys::fuzz_target;
 use ring::digest::{SHA256, digest};
 
@@ -9,7 +11,8 @@ use ring::digest::{SHA256, digest};
 const EV_NO_ACTION: u32 = 3;
 
 fuzz_target!(|log: &[u8]| {
-    let events = parse(log);
+    let whole = parse(log);
+    let events = &whole.events;
     let size: usize = events.iter().map(|event| event.data.len() + 12).sum();
     assert!(size <= log.len());
     for pcr in 0..24 {
@@ -31,5 +34,19 @@ fuzz_target!(|log: &[u8]| {
                     .all(|byte| byte == b' ' || byte.is_ascii_graphic()),
             "{text}"
         );
+    }
+    for max in [200, 2000] {
+        let bytes = excerpt(log, max);
+        let short = parse(&bytes);
+        assert!(bytes.len() <= max && of_whole_registers(log, max).len() <= max);
+        let digests = |log: &[attest::attestation::event_log::Event]| -> Vec<_> {
+            let digests = log.iter().skip(1);
+            digests
+                .map(|event| (event.pcr, event.sha256.copied()))
+                .collect()
+        };
+        if !bytes.is_empty() && whole.banks.contains(&(BANK, 32)) {
+            assert_eq!(digests(&short.events), digests(events));
+        }
     }
 });

@@ -20,7 +20,7 @@ use super::quote::{Attest, Key};
 use super::variant::Measured;
 use super::{
     Identified, IssueError, KeyName, Measurement, Oid, Policy, ValidateError, Variant, event_log,
-    hex, printable, sha256,
+    excerpt, hex, printable, sha256,
 };
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
@@ -37,7 +37,7 @@ pub const VARIANT: Variant = Variant {
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
 /// The file in which the kernel provides the event log of the firmware.
 const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";
-/// Maximum size of the event log in bytes. A longer log is omitted: the certificate must fit a TLS handshake message of 64 KiB,
+/// Maximum size of the event log in bytes. Of a longer log, events are omitted: the certificate must fit a TLS handshake message of 64 KiB,
 /// and base64 adds a third.
 const MAX_EVENT_LOG: usize = 24 << 10;
 /// Maximum size of the user data in bytes; attested TLS uses 32 bytes.
@@ -60,21 +60,18 @@ impl Issuer {
         }
     }
 
-    /// Returns the event log, or an empty one: a validator does not need it.
+    /// Returns the event log, or what of it fits and does not offend a peer of the old system: a validator does not need it.
     fn read_event_log(&self) -> Vec<u8> {
         let Some(path) = &self.event_log else {
             return vec![];
         };
         match std::fs::read(path) {
-            Ok(log) if log.len() <= MAX_EVENT_LOG => return log,
-            Ok(log) => log::debug!(
-                "{}: {} bytes are too many for a document",
-                path.display(),
-                log.len()
-            ),
-            Err(error) => log::debug!("cannot read the event log {}: {error}", path.display()),
+            Ok(log) => excerpt::of_whole_registers(&log, MAX_EVENT_LOG),
+            Err(error) => {
+                log::debug!("cannot read the event log {}: {error}", path.display());
+                vec![]
+            }
         }
-        vec![]
     }
 
     fn document(

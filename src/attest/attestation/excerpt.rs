@@ -1,0 +1,183 @@
+//! Shortens an event log so that it fits a document, and still explains registers to a person.
+
+#[cfg(doc)]
+use super::event_log::Event;
+use super::event_log::{CUT, EV_NO_ACTION, Log, SHA256, parse};
+
+/// The length of the TCG_EfiSpecIDEvent up to the number of its algorithms.
+const SPEC_ID_LEN: usize = 24;
+const CUT_LEN: usize = CUT.len() + 4;
+/// The last level at which payloads are cut; see [`kept`].
+const LAST_LEVEL: u32 = 5;
+/// The registers in the order in which peers of the old system miss their events least: Secure Boot, boot options, partition table,
+/// devices; then those that policies usually have. The first events of PCR 0 say which firmware runs.
+const LEAST_MISSED: [u32; 14] = [7, 1, 5, 6, 2, 3, 10, 14, 13, 12, 8, 9, 11, 4];
+
+/// Returns the log in at most `max` bytes, with all its events. A replay of the excerpt gives the same SHA-256 values. If the log
+/// is too long, the excerpt lacks the digests of other banks (unless there is no SHA-256 bank), and as much as necessary of the
+/// data that say least to a person: [`Event::uncut`] tells how much. Returns nothing if the digests alone are too long.
+///
+/// Verifiers of the old system refuse a log with a Secure Boot variable that is cut: [`of_whole_registers`] is for them.
+pub fn excerpt(log: &[u8], max: usize) -> Vec<u8> {
+    if log.len() <= max {
+        return log.into();
+    }
+    let log = parse(log);
+    let has_sha256 = log.banks.contains(&(SHA256, 32));
+    (0..=LAST_LEVEL)
+        .map(|level| written(&log, has_sha256, |kind| kept(kind, level)))
+        .find(|excerpt| excerpt.len() <= max)
+        .unwrap_or_default()
+}
+
+/// Returns the log in at most `max` bytes, without all the events of as many registers as necessary. Verifiers of the old system
+/// check what a log says of a register, but they do not miss a register in it.
+pub fn of_whole_registers(log: &[u8], max: usize) -> Vec<u8> {
+    if log.len() <= max {
+        return log.into();
+    }
+    let mut log = parse(log);
+    for pcr in LEAST_MISSED {
+        // the first event is the header
+        let mut number = 0;
+        log.events.retain(|event| {
+            number += 1;
+            number == 1 || event.pcr != pcr
+        });
+        let excerpt = written(&log, false, |_| usize::MAX);
+        if excerpt.len() <= max {
+            return excerpt;
+        }
+    }
+    vec![]
+}
+
+/// Returns how many bytes stay of the data of an event. Each level cuts more.
+fn kept(kind: u32, level: u32) -> usize {
+    match (level, kind) {
+        // Secure Boot variables without their contents, tables of the firmware, certificates of a platform (EV_NO_ACTION)
+        (1.., EV_NO_ACTION | 0x9..=0xb | 0x10 | 0x8000_0001 | 0x8000_0009..=0x8000_000c) => 128,
+        // the partition table, the certificates that verified an image, boot options
+        (2.., 0x8000_0002 | 0x8000_0006 | 0x8000_00e0) => 128,
+        (3, _) => 512,
+        (4, _) => 64,
+        (LAST_LEVEL.., _) => 0,
+        _ => usize::MAX,
+    }
+}
+
+/// Returns the bytes of a log with this much of the data of each event, and with the SHA-256 digests alone if `is_sha256_only`.
+fn written(log: &Log, is_sha256_only: bool, kept: impl Fn(u32) -> usize) -> Vec<u8> {
+    let mut bytes = vec![];
+    for (number, event) in log.events.iter().enumerate() {
+        let (mut digests, mut data) = (event.digests.to_vec(), event.data.to_vec());
+        match (is_sha256_only, number, event.sha256) {
+            // one algorithm and its digest length, no bytes of the vendor
+            (true, 0, _) => {
+                data.truncate(SPEC_ID_LEN);
+                data.extend([1, 0, 0, 0, SHA256 as u8, 0, 32, 0, 0]);
+            }
+            (true, _, Some(digest)) => {
+                digests = [&[1, 0, 0, 0, SHA256 as u8, 0], &digest[..]].concat()
+            }
+            (true, _, None) => digests = vec![0; 4],
+            (false, ..) => {}
+        }
+        // the first event is the header
+        if number > 0 && data.len() - CUT_LEN.min(data.len()) > kept(event.kind) {
+            let (_, len) = event.uncut();
+            data.truncate(kept(event.kind));
+            data.extend([CUT, &(len as u32).to_le_bytes()].concat());
+        }
+        let (pcr, kind, len) = (event.pcr, event.kind, data.len() as u32);
+        let head = [pcr.to_le_bytes(), kind.to_le_bytes()].concat();
+        bytes.extend([&head, &digests, &len.to_le_bytes()[..], &data].concat());
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{event_log::explain, unhex};
+    use super::*;
+    use support::mutation::mutations;
+
+    /// From OVMF and the EFI stub of Linux 6.1 in QEMU, with four banks.
+    const LOG: &[u8] = include_bytes!("../../../tests/data/event-log-ovmf.bin");
+
+    #[test]
+    fn an_excerpt_has_the_same_events_and_says_what_was_cut() {
+        assert_eq!(excerpt(LOG, LOG.len()), LOG);
+        let whole = parse(LOG);
+        let mut before = LOG.len();
+        for max in [LOG.len() - 1, 3600, 3000, 2600] {
+            let bytes = excerpt(LOG, max);
+            assert!(
+                bytes.len() <= max && bytes.len() <= before && !bytes.is_empty(),
+                "{max}"
+            );
+            before = bytes.len();
+            let excerpt = parse(&bytes);
+            assert_eq!(excerpt.banks, [(SHA256, 32)]);
+            assert_eq!(excerpt.events.len(), whole.events.len());
+            for (short, long) in excerpt.events.iter().zip(&whole.events).skip(1) {
+                assert_eq!(
+                    (short.pcr, short.kind, short.sha256),
+                    (long.pcr, long.kind, long.sha256)
+                );
+                let (kept, len) = short.uncut();
+                assert_eq!(len, long.data.len());
+                assert!(long.data.starts_with(kept));
+            }
+        }
+        assert!(excerpt(LOG, 100).is_empty());
+        assert!(excerpt(b"", 0).is_empty());
+    }
+
+    #[test]
+    fn an_excerpt_of_an_excerpt_knows_the_first_length() {
+        let once = excerpt(LOG, 3000);
+        let twice = excerpt(&once, once.len() - 1);
+        let lengths = |log: &[u8]| -> Vec<usize> {
+            let events = parse(log).events;
+            events.iter().skip(1).map(|event| event.uncut().1).collect()
+        };
+        assert!(twice.len() < once.len());
+        assert_eq!(lengths(&twice), lengths(LOG));
+    }
+
+    #[test]
+    fn a_register_is_explained_by_an_excerpt_too() {
+        let mut excerpts = (0..LOG.len()).map(|max| excerpt(LOG, max));
+        let shortest = excerpts.find(|excerpt| !excerpt.is_empty()).unwrap();
+        let pcr_4 = "3158b022960960c9ad14ff0cdd54078f7a864752cf1df3ac7786eed7ff2d0471";
+        assert_eq!(
+            explain(&shortest, 4, &unhex(pcr_4).unwrap(), &[2; 32]),
+            "measured into it: EV_EFI_BOOT_SERVICES_APPLICATION 19f1811d.. (cut), \
+             EV_EFI_ACTION 3d6772b4.. (cut), EV_SEPARATOR df3f6198.."
+        );
+    }
+
+    #[test]
+    fn a_log_for_peers_of_the_old_system_has_all_or_nothing_of_a_register() {
+        let whole = parse(LOG);
+        let bytes = of_whole_registers(LOG, LOG.len() - 1);
+        assert!(bytes.len() < LOG.len());
+        let mut expected = whole.events[1..].to_vec();
+        expected.retain(|event| event.pcr != 7);
+        let short = parse(&bytes);
+        assert_eq!(short.events[0], whole.events[0]);
+        assert_eq!(short.events[1..], expected);
+        assert!(of_whole_registers(LOG, 10).is_empty());
+    }
+
+    #[test]
+    fn hostile_logs_end_without_a_panic() {
+        for log in mutations(LOG, 2000) {
+            for max in [0, 100, 1000, 3000] {
+                assert!(excerpt(&log, max).len() <= max);
+                assert!(of_whole_registers(&log, max).len() <= max);
+            }
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Event logs of real machines, from five distributions and three clouds. They are in Go modules, which the Go tool chain downloads
+//! once and checks against `tests/event_logs_go/go.sum`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use attest::attestation::event_log::{EV_NO_ACTION, Log, SHA1, SHA256, explain, parse};
+use attest::attestation::excerpt::{excerpt, of_whole_registers};
+use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA384};
+use serde_json::Value;
+use support::mutation::mutations;
+
+const TPM_TOOLS: &str = "github.com/google/go-tpm-tools";
+const EVENTLOG: &str = "github.com/google/go-eventlog";
+/// TPM_ALG_ID.
+const SHA_384: u16 = 0x000c;
+/// The room for a log in a document.
+const ROOM: usize = 24 << 10;
+
+/// Returns the folder of a Go module.
+fn module(name: &str) -> PathBuf {
+    static FOLDERS: OnceLock<BTreeMap<String, PathBuf>> = OnceLock::new();
+    let folders = FOLDERS.get_or_init(|| {
+        let output = Command::new("go")
+            .args(["mod", "download", "-json", TPM_TOOLS, EVENTLOG])
+            .current_dir(Path::new(support::ROOT).join("tests/event_logs_go"))
+            .envs([("GOFLAGS", "-mod=readonly"), ("GOTOOLCHAIN", "local")])
+            .output()
+            .expect("the Go tool chain is installed (Debian: golang-go)");
+        assert!(output.status.success(), "go mod download: {output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let modules = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
+        modules
+            .map(|module| {
+                let module = module.unwrap();
+                let word = |name: &str| module[name].as_str().unwrap().to_owned();
+                (word("Path"), word("Dir").into())
+            })
+            .collect()
+    });
+    folders[name].clone()
+}
+
+/// Returns the logs below these folders of the modules, each once, by file name.
+fn logs(folders: &[(&str, &str)]) -> BTreeMap<String, Vec<u8>> {
+    let mut logs = BTreeMap::new();
+    for (name, folder) in folders {
+        for file in fs::read_dir(module(name).join(folder)).unwrap() {
+            let path = file.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            let bytes = fs::read(path).unwrap();
+            let is_log = name.ends_with(".bin") || name.ends_with("_eventlog");
+            // a table of ACPI is not a log
+            if is_log && !bytes.starts_with(b"CCEL") && !logs.values().any(|log| *log == bytes) {
+                logs.insert(name, bytes);
+            }
+        }
+    }
+    logs
+}
+
+fn tpm_logs() -> BTreeMap<String, Vec<u8>> {
+    logs(&[
+        (TPM_TOOLS, "internal/test/eventlogs"),
+        (EVENTLOG, "testdata/eventlogs/tpm"),
+        (EVENTLOG, "testdata/legacydata"),
+    ])
+}
+
+fn ccel_logs() -> BTreeMap<String, Vec<u8>> {
+    logs(&[(EVENTLOG, "testdata/eventlogs/ccel")])
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the value of a register after a replay.
+fn replay(log: &Log, bank: u16, pcr: u32) -> Vec<u8> {
+    let algorithm = match bank {
+        SHA1 => &SHA1_FOR_LEGACY_USE_ONLY,
+        SHA256 => &ring::digest::SHA256,
+        _ => &SHA384,
+    };
+    let mut value = vec![0; algorithm.output_len()];
+    for event in log.events.iter().filter(|event| event.pcr == pcr) {
+        if event.kind == EV_NO_ACTION {
+            if let Some([locality]) = event.data.strip_prefix(b"StartupLocality\0") {
+                *value.last_mut().unwrap() = *locality;
+            }
+            continue;
+        }
+        let mut context = Context::new(algorithm);
+        context.update(&value);
+        context.update(log.digest(event, bank).unwrap());
+        value = context.finish().as_ref().into();
+    }
+    value
+}
+
+/// Returns the registers of each log that go-tpm-tools' tests expect, by file name: (bank, register, value in hexadecimal digits).
+fn expected() -> Vec<(String, u16, u32, String)> {
+    let tests = module(TPM_TOOLS).join("server/eventlog_test.go");
+    let (tests, names) = (fs::read_to_string(tests).unwrap(), names());
+    let (mut log, mut bank, mut all) = (None, 0, vec![]);
+    for line in tests.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix("RawLog: test.") {
+            log = names.get(name.trim_end_matches(',')).cloned();
+        } else if let Some(name) = line.strip_prefix("Hash: pb.HashAlgo_") {
+            bank = match name.trim_end_matches(',') {
+                "SHA1" => SHA1,
+                "SHA256" => SHA256,
+                "SHA384" => SHA_384,
+                other => panic!("{other}"),
+            };
+        } else if let Some((pcr, value)) = line.split_once("decodeHex(\"")
+            && let Some(log) = &log
+        {
+            let pcr = pcr.trim_end_matches([':', ' ']).parse().unwrap();
+            let value = value.trim_end_matches(['"', ')', ',']).to_owned();
+            all.push((log.clone(), bank, pcr, value));
+        }
+    }
+    all
+}
+
+/// Returns the file names of the logs by the names of the variables that embed them.
+fn names() -> BTreeMap<String, String> {
+    let source = module(TPM_TOOLS).join("internal/test/test_data.go");
+    let source = fs::read_to_string(source).unwrap();
+    let lines: Vec<_> = source.lines().map(str::trim).collect();
+    let pairs = lines.windows(2).filter_map(|pair| {
+        let file = pair[0].strip_prefix("//go:embed eventlogs/")?;
+        Some((pair[1].split_once(' ')?.0.to_owned(), file.to_owned()))
+    });
+    pairs.collect()
+}
+
+#[test]
+fn every_log_replays_to_the_registers_of_its_machine() {
+    let (logs, expected) = (tpm_logs(), expected());
+    let machines: BTreeSet<_> = expected.iter().map(|(log, ..)| log).collect();
+    assert!(machines.len() >= 11, "{machines:?}");
+    for (name, bank, pcr, value) in &expected {
+        let log = parse(&logs[name]);
+        assert_eq!(
+            hex(&replay(&log, *bank, *pcr)),
+            *value,
+            "{name}: PCR {pcr} of bank {bank:#x}"
+        );
+    }
+}
+
+#[test]
+fn every_log_is_read_to_its_end() {
+    let logs = tpm_logs();
+    assert!(logs.len() >= 20, "{:?}", logs.keys());
+    for (name, bytes) in logs {
+        let log = parse(&bytes);
+        let size: usize = log.events.iter().map(|event| event.data.len()).sum();
+        let digests: usize = log.banks.iter().map(|(_, len)| 2 + len).sum();
+        let (first, others) = (32, log.events.len() - 1);
+        let head = match log.is_agile {
+            true => 16 + digests,
+            false => 32,
+        };
+        assert_eq!(first + others * head + size, bytes.len(), "{name}");
+    }
+}
+
+/// The registers are in the quotes of the guests, and in the tests of go-eventlog.
+#[test]
+fn the_logs_of_tdx_guests_replay_to_their_rtmrs() {
+    let rtmr_2 = "4969684dc87381fc3b3134176c8d8806eaf0a901859f5f70cfae8d17714b46c1\
+                  0a8de219048c9fc09f11f381a6fbe7c1";
+    let logs = ccel_logs();
+    for (name, rtmrs) in [
+        (
+            "cos-113-intel-tdx.bin",
+            [
+                "3fa2f61f395b7f5feefb4ec2df61297f109ad8abcd6410c1b7df60f21f37b192\
+                 97fc35e544039c7e1edece752afd17f6",
+                "f62dbc072bd5d3f3438b7b35c39a727f5aea2ffc2473f43723953f530daf6250\
+                 4f0a7944aa62c41a86e8a878c2b122c1",
+                rtmr_2,
+            ],
+        ),
+        (
+            "cos-113-intel-tdx-dupe-separator.bin",
+            [
+                "a4de2df23e9611299123ba4359c42a5e578b0f8488bf1bba8ef5606d9ea5d81c\
+                 97c064b482a5eac537d166bd0f0f752d",
+                "0ee9366c928a77092f55e9e114c7394181fd264699155f0df77d23577618d5f6\
+                 50568a17d379355a07bd846e552f4e20",
+                rtmr_2,
+            ],
+        ),
+    ] {
+        let log = parse(&logs[name]);
+        assert_eq!(log.banks, [(SHA_384, 48)]);
+        for (number, value) in rtmrs.iter().enumerate() {
+            // register 0 is MRTD
+            let register = number as u32 + 1;
+            assert_eq!(
+                hex(&replay(&log, SHA_384, register)),
+                *value,
+                "{name}: RTMR{number}"
+            );
+        }
+    }
+}
+
+/// Prints a table of the sizes.
+#[test]
+fn every_log_fits_a_document_as_an_excerpt_that_explains_the_same() {
+    let mut too_long = 0;
+    for (name, bytes) in tpm_logs() {
+        let (log, short) = (parse(&bytes), excerpt(&bytes, ROOM));
+        let for_old_peers = of_whole_registers(&bytes, ROOM);
+        println!(
+            "{name:50} {:6} {:6} {:6}",
+            bytes.len(),
+            short.len(),
+            for_old_peers.len()
+        );
+        assert!(!short.is_empty() && short.len() <= ROOM, "{name}");
+        assert!(
+            !for_old_peers.is_empty() && for_old_peers.len() <= ROOM,
+            "{name}"
+        );
+        too_long += usize::from(bytes.len() > ROOM);
+        if !log.banks.contains(&(SHA256, 32)) {
+            continue;
+        }
+        for pcr in 0..16 {
+            let value = replay(&log, SHA256, pcr);
+            assert_eq!(
+                replay(&parse(&short), SHA256, pcr),
+                value,
+                "{name}: PCR {pcr}"
+            );
+            let text = explain(&short, pcr, &value, &[1; 32]);
+            assert!(text.starts_with("measured into it"), "{name}: {text}");
+            // a register is as it was, or not there
+            let old = replay(&parse(&for_old_peers), SHA256, pcr);
+            assert!(old == value || old == [0; 32], "{name}: PCR {pcr}");
+        }
+        // the registers of a policy
+        for pcr in [4, 8, 9, 11, 14] {
+            let events = |log: &[u8]| {
+                let events = parse(log).events.into_iter();
+                events.filter(|event| event.pcr == pcr).count()
+            };
+            assert_eq!(events(&for_old_peers), events(&bytes), "{name}: PCR {pcr}");
+        }
+    }
+    assert!(too_long >= 9, "{too_long}");
+}
+
+#[test]
+fn altered_logs_end_without_a_panic() {
+    for bytes in tpm_logs().values().chain(ccel_logs().values()) {
+        let short = &bytes[..bytes.len().min(32 << 10)];
+        for log in mutations(short, 20) {
+            let _ = explain(&log, 4, &[1; 32], &[2; 32]);
+            assert!(excerpt(&log, ROOM).len() <= ROOM);
+            assert!(of_whole_registers(&log, ROOM).len() <= ROOM);
+        }
+    }
+}
