@@ -29,7 +29,9 @@ pub use session::{Identity, Request, Role};
 pub use stage::Stage;
 pub use variant::Variant;
 
-use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
+use zeroize::Zeroizing;
+
+use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Credential, Endorsement, EndorsementKind, Tpm};
 use base::crypto::CLUSTER_ID_LEN;
 
 /// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd 2c 05 01`.
@@ -79,10 +81,42 @@ pub trait Validator: Send + Sync {
             stage: None,
         })
     }
+    /// Returns what the TPM of a peer must decrypt to prove that its attestation key (TPMT_PUBLIC) is certified; `None` if the
+    /// policy does not demand this of the key. Attested TLS then calls [`Validator::identify_certified`] instead of
+    /// [`Validator::identify`]. Nothing of the peer's `endorsements` is verified yet.
+    fn challenge(
+        &self,
+        _key: &[u8],
+        _endorsements: &[Endorsement],
+    ) -> Result<Option<Challenge>, ValidateError> {
+        Ok(None)
+    }
+    /// Validates a document as [`Validator::identify`] does, of a peer that knows the secret of a challenge. It made the document
+    /// after it decrypted the secret, and the challenge was made by this validator for the attestation key with this Name.
+    fn identify_certified(
+        &self,
+        document: &[u8],
+        nonce: &[u8],
+        _key: &KeyName,
+    ) -> Result<Identified, ValidateError> {
+        self.identify(document, nonce)
+    }
     /// Returns whether the quote of any TPM is accepted. Then a program without a TPM is accepted too.
     fn believes_any_tpm(&self) -> bool {
         false
     }
+}
+
+/// A secret that only a TPM with the given endorsement key and attestation key can decrypt.
+pub struct Challenge {
+    /// The template of the endorsement key.
+    pub kind: EndorsementKind,
+    /// What the TPM decrypts.
+    pub credential: Credential,
+    /// The secret. Who knows it has both keys in one TPM.
+    pub secret: Zeroizing<[u8; 32]>,
+    /// The root that certified the endorsement key: its name in the policy.
+    pub certified_by: String,
 }
 
 /// The content of an accepted document.

@@ -4,9 +4,11 @@
 //! process, because `/dev/tpm0` and a software TPM serve one client at a time.
 
 mod attestation_key;
+mod endorsement_key;
 mod error;
 mod turn;
 
+pub use endorsement_key::{Credential, Endorsement, EndorsementKind};
 pub use error::Error;
 
 use std::collections::BTreeMap;
