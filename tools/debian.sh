@@ -3,7 +3,8 @@
 #
 #   tools/debian.sh [bookworm|trixie|sid] [measuring|others]
 #
-# With `measuring`, systemd has what it needs to measure into the TPM: the libraries of tpm2-tss. Only such a Debian can be sid. With
+# With `measuring`, systemd has what it needs to measure into the TPM: the libraries of tpm2-tss. Only such a Debian can be sid, which
+# is fetched once: for a newer one, delete its folder. On some days sid's packages do not fit together; then the script says so. With
 # `others` it also has the programs with which Firstlight is compared: clevis with tang, and systemd's tokens for a TPM.
 #
 # The packages come through apt, so Debian's signature on the archive is checked; they are unpacked and not installed, which
@@ -65,7 +66,10 @@ say "fetching a small Debian ($suite), about 50 MB"
 private_apt "$source" -- update >&2
 # an empty list of installed packages: apt fetches all that they depend on
 private_apt "$source" -- -o Dir::State::status="$work/status" -o Dir::Cache::archives="$work/archives/" \
-  --no-install-recommends --download-only --yes install "${PACKAGES[@]}" >&2
+  --no-install-recommends --download-only --yes install "${PACKAGES[@]}" >&2 || case $suite in
+sid) die "apt cannot install today's Debian sid, for the reason above: packages of sid do not always fit together. Try another day" ;;
+*) die "apt cannot fetch the packages, for the reason above" ;;
+esac
 rm -rf "$prefix.$$"; mkdir -p "$prefix.$$"
 unpack "$work/archives" "$prefix.$$/root"
 (cd "$work/archives" && sha256sum ./*.deb) >"$prefix.$$/done"

@@ -32,7 +32,13 @@ dracut*)
   omitted="plymouth rngd crypt kernel-modules-extra hwdb lunmask virtfs virtiofs resume lvm mdraid btrfs multipath nfs iscsi nvmf"
   arguments=(--force --no-hostonly --no-hostonly-cmdline --reproducible --no-early-microcode --kver "$version" --compress "zstd -3")
   # systemd measures only if it sees the variables of systemd-stub
-  if [ "$kind" = measuring ]; then arguments+=(--add "systemd-pcrphase tpm2-tss" --add-drivers efivarfs); else omitted+=" tpm2-tss"; fi
+  if [ "$kind" = measuring ]; then
+    modules=("$root"/usr/lib/dracut/modules.d/*systemd-pcr{phase,extend}) # dracut 106 has the first, 112 the second
+    for module in "${modules[@]}"; do [ ! -d "$module" ] || name=${module##*/??}; done
+    arguments+=(--add "$name tpm2-tss" --add-drivers efivarfs)
+  else
+    omitted+=" tpm2-tss"
+  fi
   arguments+=(--omit "$omitted")
   command=(dracut "${arguments[@]}" /boot/initrd)
   ;;
