@@ -315,7 +315,7 @@ fn a_go_client_that_does_not_prove_itself_is_refused() {
     for (flag, expected) in [
         ("-bad-nonce", "for another nonce"),
         ("-bad-key", "for another key"),
-        ("-no-issuer", "got no extension"),
+        ("-no-issuer", "got no document"),
         (
             "-issue-oid=1.3.9900.1.2",
             "expected OID 06052bcd2c0101, got 06052bcd2c0102",
@@ -424,7 +424,7 @@ fn an_unrelated_extension_before_the_document_is_ignored() {
 
 #[test]
 fn a_go_client_with_only_tls12_is_refused_if_13_is_required() {
-    let (address, served) = serve(server_for("server").require_tls13(), 1);
+    let (address, served) = serve(server_for("server").require_strong(), 1);
     let (content, said) = go_client(address, &["-mode=server", "-tls=1.2"]);
     assert!(!content && said.contains("protocol version"), "{said}");
     assert!(matches!(
@@ -505,7 +505,7 @@ fn a_go_server_that_does_not_prove_itself_is_refused() {
     for (flag, text) in [
         ("-bad-nonce", "for another nonce"),
         ("-bad-key", "for another key"),
-        ("-no-issuer", "got no extension"),
+        ("-no-issuer", "got no document"),
         (
             "-issue-oid=1.3.9900.1.2",
             "expected OID 06052bcd2c0101, got 06052bcd2c0102",
@@ -557,7 +557,7 @@ fn a_refusal_by_a_go_server_is_reported() {
 #[test]
 fn a_go_server_with_only_tls12_is_refused_if_13_is_required() {
     let server = GoServer::start(&["-mode=server", "-tls=1.2"]);
-    let error = connect(&client_for("server").require_tls13(), &server)
+    let error = connect(&client_for("server").require_strong(), &server)
         .err()
         .unwrap();
     assert!(matches!(error, Error::PeerRefused(_)), "{error}");

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use attest::attestation::{IssueError, Issuer, KeyName, Oid};
+use attest::attestation::{Identity, IssueError, Issuer, KeyName, Oid, Request};
 use attest::tpm;
 use base::timeline::Timeline;
 use sys::clock;
@@ -72,6 +72,14 @@ impl Issuer for Reported {
 
     fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         self.report(|| self.inner.issue_for_stranger(user_data, nonce))
+    }
+
+    fn identity(&self) -> Result<Identity, IssueError> {
+        self.inner.identity()
+    }
+
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        self.report(|| self.inner.prove(request))
     }
 
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {

@@ -15,15 +15,16 @@ pub struct Offer {
     /// Only in the server's offer: what the client's TPM must decrypt, if the server demands a certified attestation key.
     #[prost(message, optional, tag = "4")]
     pub challenge: ::core::option::Option<Challenge>,
+    /// If not 0: the sender ends the connection for this reason, an AlertDescription (RFC 8446, 6.2): 49 it refuses what the receiver
+    /// proved, 80 it cannot prove itself. Offer and Proof have it under the same number, so a receiver of either understands it.
+    #[prost(uint32, tag = "15")]
+    pub alert: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct Demand {
-    /// The accepted variants: each an object identifier, DER with tag and length.
-    #[prost(bytes = "vec", repeated, tag = "1")]
-    pub variants: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
     /// The banks of the registers that the sender compares (TPM_ALG_ID). Others need not be quoted.
-    #[prost(uint32, repeated, tag = "2")]
+    #[prost(uint32, repeated, tag = "1")]
     pub banks: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -76,8 +77,7 @@ pub struct Proof {
     /// Only in the client's proof: what the server's TPM must decrypt, if the client demands a certified attestation key.
     #[prost(message, optional, tag = "2")]
     pub challenge: ::core::option::Option<Challenge>,
-    /// If not 0: the sender ends the connection for this reason, an AlertDescription (RFC 8446, 6.2): 49 the receiver's proof is
-    /// refused, 80 the sender's own proof failed, 116 the receiver proves nothing, 109 the sender cannot prove what is demanded.
-    #[prost(uint32, tag = "3")]
+    /// As in an offer.
+    #[prost(uint32, tag = "15")]
     pub alert: u32,
 }

@@ -161,8 +161,10 @@ pub fn verify(
             .find(|validator| validator.oid() == extension.oid)?;
         Some((validator, extension.value))
     });
-    let (validator, document) =
-        decisive.ok_or_else(|| refusal(no_document(&extensions, validators)))?;
+    let (validator, document) = decisive.ok_or_else(|| {
+        let oids: Vec<_> = extensions.iter().map(|extension| extension.oid).collect();
+        no_document(&oids, validators)
+    })?;
 
     let identified = validator.identify(document, nonce)?;
     if identified.user_data != user_data(&public_key) {
@@ -171,6 +173,11 @@ pub fn verify(
         ));
     }
     Ok(identified)
+}
+
+/// Returns whether a certificate has no extension and so no document.
+pub fn is_bare(certificate: &CertificateDer<'_>) -> bool {
+    read_extensions(certificate).is_ok_and(|extensions| extensions.is_empty())
 }
 
 fn refusal(text: String) -> ValidateError {
@@ -231,8 +238,9 @@ fn read_extensions(certificate: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> 
     Ok(found)
 }
 
-fn no_document(extensions: &[Extension<'_>], validators: &[Arc<dyn Validator>]) -> String {
-    /// Maximum number of OIDs in the error; the peer decides how many extensions there are.
+/// Says that none of the documents with these OIDs is of a variant that a validator accepts.
+pub fn no_document(oids: &[&[u8]], validators: &[Arc<dyn Validator>]) -> ValidateError {
+    /// Maximum number of OIDs in the error; the peer decides how many there are.
     const SHOWN: usize = 4;
     let hex = |oid: &[u8]| {
         oid.iter()
@@ -244,20 +252,16 @@ fn no_document(extensions: &[Extension<'_>], validators: &[Arc<dyn Validator>]) 
         .iter()
         .map(|validator| hex(validator.oid()))
         .collect();
-    let got: Vec<_> = extensions
-        .iter()
-        .take(SHOWN)
-        .map(|extension| hex(extension.oid))
-        .collect();
-    format!(
-        "its certificate has no attestation document of an accepted variant (expected OID {}, got {})",
+    let got: Vec<_> = oids.iter().take(SHOWN).map(|oid| hex(oid)).collect();
+    refusal(format!(
+        "it has no attestation document of an accepted variant (expected OID {}, got {})",
         expected.join(" or "),
         if got.is_empty() {
-            "no extension".into()
+            "no document".into()
         } else {
             got.join(", ")
         }
-    )
+    ))
 }
 
 #[cfg(test)]
@@ -339,11 +343,7 @@ mod tests {
     fn a_certificate_without_issuer_has_no_extension_and_is_refused() {
         let certificate = issue(None, NONCE).unwrap().cert[0].clone();
         assert!(read_extensions(&certificate).unwrap().is_empty());
-        assert!(
-            judge(&certificate)
-                .unwrap_err()
-                .contains("got no extension")
-        );
+        assert!(judge(&certificate).unwrap_err().contains("got no document"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -10,19 +11,35 @@ use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, ClientConnection, Connection, DigitallySignedStruct, SignatureScheme};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, SignatureScheme,
+    SupportedProtocolVersion,
+};
 
+use super::exchange::End;
 use super::handshake::{self, Timed};
 use super::{ALPN_H2, Error, certificate, nonce};
-use crate::attestation::{Identified, Issuer, Validator};
+use crate::attestation::{Form, Identified, Issuer, Role, Validator};
+use proto::attested::ALPN as ALPN_STRONG;
 use rpc::grpc::Transport;
 use rpc::half_open::PeersTurn;
 
-/// Establishes attested connections to servers.
+/// Establishes attested connections to servers. It offers both forms; the server selects the strong form if it knows it.
 pub struct Client {
     issuer: Option<Arc<dyn Issuer>>,
+    /// Of the old form.
     validators: Vec<Arc<dyn Validator>>,
-    only_tls13: bool,
+    strong_validators: Vec<Arc<dyn Validator>>,
+    forms: Forms,
+}
+
+/// The forms that an end accepts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Forms {
+    Both,
+    OnlyStrong,
+    /// As a program of the old system.
+    OnlyOld,
 }
 
 impl Client {
@@ -31,30 +48,39 @@ impl Client {
     pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
         Client {
             issuer,
+            strong_validators: validators.clone(),
             validators,
-            only_tls13: false,
+            forms: Forms::Both,
         }
     }
 
-    /// Refuses TLS 1.2.
-    pub fn require_tls13(mut self) -> Self {
-        self.only_tls13 = true;
+    /// Also demands a document that one of `validators` accepts from each server that knows the strong form, if the old form of the
+    /// server proves nothing.
+    pub fn verify_strong(mut self, validators: Vec<Arc<dyn Validator>>) -> Self {
+        self.strong_validators = validators;
+        self
+    }
+
+    /// Refuses the old form, and so TLS 1.2.
+    pub fn require_strong(mut self) -> Self {
+        self.forms = Forms::OnlyStrong;
+        self
+    }
+
+    /// Offers only the old form, as a client of the old system.
+    pub fn only_old(mut self) -> Self {
+        self.forms = Forms::OnlyOld;
         self
     }
 
     /// Completes the handshake on a connected socket before `deadline`, or fails and closes it.
     ///
-    /// The issuer and the validators run during the handshake; the deadline does not interrupt them. In TLS 1.3 a server validates
-    /// the client after the client's handshake is complete: then the first read returns the refusal, an [`std::io::Error`] that
-    /// contains [`Error::PeerRefused`]. The connection has no socket time-outs.
+    /// The issuer and the validators run during the handshake; the deadline does not interrupt them. In the old form with TLS 1.3 a
+    /// server validates the client after the client's handshake is complete: then the first read returns the refusal, an
+    /// [`std::io::Error`] that contains [`Error::PeerRefused`]. The connection has no socket time-outs.
     pub fn connect(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
-        let (connection, session) = self.establish_session(&socket, deadline)?;
-        let identified = session.identified.get();
-        Ok(Transport {
-            identity: identified.and_then(|identified| identified.machine.clone()),
-            claims: identified.map(|identified| Arc::new(identified.claims()) as _),
-            ..handshake::finish(connection, socket)?
-        })
+        let (connection, identified, form) = self.establish_session(&socket, deadline)?;
+        handshake::finish(connection, socket, identified, form)
     }
 
     /// Returns a connection without a socket, before its handshake, for a caller with an event loop. `write_tls`, `read_tls` and
@@ -68,8 +94,10 @@ impl Client {
         let session = Arc::new(Session {
             issuer: self.issuer.clone(),
             validators: self.validators.clone(),
+            offers_strong: self.forms != Forms::OnlyOld,
             nonce,
             identified: OnceLock::new(),
+            bare: AtomicBool::new(false),
             failure: Mutex::new(None),
         });
         let config = self.config(&session)?;
@@ -86,14 +114,14 @@ impl Client {
         deadline: Instant,
     ) -> Result<Connection, Error> {
         self.establish_session(socket, deadline)
-            .map(|(connection, _)| connection)
+            .map(|(connection, ..)| connection)
     }
 
     fn establish_session(
         &self,
         socket: &TcpStream,
         deadline: Instant,
-    ) -> Result<(Connection, Arc<Session>), Error> {
+    ) -> Result<(Connection, Option<Identified>, Form), Error> {
         let (connection, session) = self.session()?;
         let mut connection = Connection::Client(connection);
         socket.set_nodelay(true)?;
@@ -107,33 +135,74 @@ impl Client {
         if let Some(failure) = session.take_failure() {
             return Err(failure);
         }
-        result.map(|()| (connection, session))
+        result?;
+        let form = handshake::form(&connection)?;
+        let identified = match form {
+            Form::Strong => self.exchange(&mut connection, &mut peer)?,
+            Form::Old => session.old_form()?,
+        };
+        Ok((connection, identified, form))
+    }
+
+    fn exchange(
+        &self,
+        connection: &mut Connection,
+        peer: &mut Timed<'_>,
+    ) -> Result<Option<Identified>, Error> {
+        let chain = connection.peer_certificates().map(<[_]>::to_vec);
+        let certificate = chain.as_deref().and_then(<[_]>::first);
+        let end = End {
+            role: Role::Client,
+            issuer: self.issuer.as_deref(),
+            validators: &self.strong_validators,
+            certificate: certificate.ok_or(Error::Closed)?,
+        };
+        end.run(connection, peer, || Ok(()))
     }
 
     fn config(&self, session: &Arc<Session>) -> Result<ClientConfig, Error> {
-        let versions = if self.only_tls13 {
-            &[&rustls::version::TLS13][..]
-        } else {
-            rustls::ALL_VERSIONS
-        };
+        let (versions, protocols) = self.forms.parameters(&[ALPN_H2]);
         let mut config = ClientConfig::builder_with_provider(tls::provider())
             .with_protocol_versions(versions)?
             .dangerous() // attestation replaces the public-key infrastructure
             .with_custom_certificate_verifier(session.clone())
             .with_client_cert_resolver(session.clone());
-        config.alpn_protocols = vec![ALPN_H2.to_vec()];
+        config.alpn_protocols = protocols;
         config.resumption = Resumption::disabled();
         Ok(config)
     }
 }
 
-/// Inputs and results of the issuer and validators in one connection.
+impl Forms {
+    /// TLS 1.2 has no exporter that covers the handshake without a further extension.
+    const TLS13: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+    /// Returns the versions of TLS, and the ALPN protocol names in the order of preference. `old` are those of the old form.
+    pub fn parameters(
+        self,
+        old: &[&[u8]],
+    ) -> (&'static [&'static SupportedProtocolVersion], Vec<Vec<u8>>) {
+        let strong = (self != Forms::OnlyOld).then_some(ALPN_STRONG);
+        let old = old.iter().copied().filter(|_| self != Forms::OnlyStrong);
+        let protocols = strong.into_iter().chain(old).map(<[u8]>::to_vec).collect();
+        match self {
+            Forms::OnlyStrong => (Self::TLS13, protocols),
+            _ => (rustls::ALL_VERSIONS, protocols),
+        }
+    }
+}
+
+/// Inputs and results of the issuer and validators of the old form in one connection.
 struct Session {
     issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
+    /// Whether the server may select the strong form, in which its certificate has no document.
+    offers_strong: bool,
     nonce: Vec<u8>,
     /// The content of the server's document after its validation.
     identified: OnceLock<Identified>,
+    /// Whether the server's certificate has no document.
+    bare: AtomicBool,
     /// Why the issuer or a validator failed; rustls does not preserve this error.
     failure: Mutex<Option<Error>>,
 }
@@ -148,6 +217,17 @@ impl Session {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()
+    }
+
+    /// Returns the content of the server's document after a handshake of the old form.
+    fn old_form(&self) -> Result<Option<Identified>, Error> {
+        if !self.validators.is_empty() && self.bare.load(Ordering::Relaxed) {
+            return Err(Error::Refused(certificate::no_document(
+                &[],
+                &self.validators,
+            )));
+        }
+        Ok(self.identified.get().cloned())
     }
 
     fn certify(&self, authorities: &[&[u8]]) -> Result<Arc<CertifiedKey>, Error> {
@@ -165,6 +245,11 @@ impl ServerCertVerifier for Session {
         _ocsp: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
+        // in the strong form the exchange proves the server; `old_form` refuses such a certificate in the old form
+        if self.offers_strong && certificate::is_bare(leaf) {
+            self.bare.store(true, Ordering::Relaxed);
+            return Ok(ServerCertVerified::assertion());
+        }
         if self.validators.is_empty() {
             return Ok(ServerCertVerified::assertion());
         }

@@ -2,12 +2,15 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustls::Connection;
+use rustls::{Connection, ProtocolVersion};
 
 use super::Error;
 use super::hello::{HelloError, HelloFilter};
+use crate::attestation::{Claims, Form, Identified};
+use proto::attested::ALPN as ALPN_STRONG;
 use rpc::grpc::Transport;
 use rpc::half_open::PeersTurn;
 
@@ -43,7 +46,7 @@ impl Timed<'_> {
     }
 
     /// Reads available bytes into `buffer`; returns 0 at the end of the stream.
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             self.socket.set_read_timeout(self.left()?)?;
             match self.wait(|mut socket| socket.read(buffer)) {
@@ -53,7 +56,7 @@ impl Timed<'_> {
         }
     }
 
-    fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    pub fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.socket.set_write_timeout(self.left()?)?;
             match self.wait(|mut socket| socket.write(bytes)) {
@@ -67,7 +70,7 @@ impl Timed<'_> {
     }
 
     /// Ends a failed connection: sends `alert` and waits up to [`DRAIN_TIME`] for the peer to close.
-    fn give_up(&mut self, alert: &[u8]) {
+    pub fn give_up(&mut self, alert: &[u8]) {
         self.deadline = self.deadline.min(Instant::now() + DRAIN_TIME);
         // the connection has already failed: errors have no consequence
         let _ = self.write_all(alert);
@@ -154,7 +157,7 @@ fn run(
 }
 
 /// Passes all of `bytes` to rustls. Application data directly behind the handshake stays in the buffer of rustls.
-fn feed(connection: &mut Connection, mut bytes: &[u8]) -> Result<(), Error> {
+pub fn feed(connection: &mut Connection, mut bytes: &[u8]) -> Result<(), Error> {
     while !bytes.is_empty() {
         connection.read_tls(&mut bytes)?;
         connection.process_new_packets()?;
@@ -162,7 +165,7 @@ fn feed(connection: &mut Connection, mut bytes: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-fn take_output(connection: &mut Connection) -> io::Result<Vec<u8>> {
+pub fn take_output(connection: &mut Connection) -> io::Result<Vec<u8>> {
     let mut output = Vec::new();
     while connection.wants_write() {
         connection.write_tls(&mut output)?;
@@ -170,11 +173,37 @@ fn take_output(connection: &mut Connection) -> io::Result<Vec<u8>> {
     Ok(output)
 }
 
+/// Returns the form that both ends selected.
+pub fn form(connection: &Connection) -> Result<Form, Error> {
+    if connection.alpn_protocol() != Some(ALPN_STRONG) {
+        return Ok(Form::Old);
+    }
+    match connection.protocol_version() {
+        Some(ProtocolVersion::TLSv1_3) => Ok(Form::Strong),
+        _ => Err(Error::Misbehaved(
+            "it selects the strong form without TLS 1.3".into(),
+        )),
+    }
+}
+
 /// Converts an established connection to a transport and removes the socket time-outs of the handshake.
-pub fn finish(connection: Connection, socket: TcpStream) -> Result<Transport, Error> {
+pub fn finish(
+    connection: Connection,
+    socket: TcpStream,
+    identified: Option<Identified>,
+    form: Form,
+) -> Result<Transport, Error> {
     socket.set_read_timeout(None)?;
     socket.set_write_timeout(None)?;
-    Ok(super::split(connection, socket)?)
+    let claims = Claims {
+        form,
+        stage: identified.as_ref().and_then(|identified| identified.stage),
+    };
+    Ok(Transport {
+        identity: identified.and_then(|identified| identified.machine),
+        claims: Some(Arc::new(claims)),
+        ..super::split(connection, socket)?
+    })
 }
 
 impl From<HelloError> for Error {

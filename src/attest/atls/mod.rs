@@ -45,6 +45,7 @@
 pub(crate) mod certificate;
 mod client;
 mod error;
+mod exchange;
 mod handshake;
 pub mod hello;
 mod nonce;

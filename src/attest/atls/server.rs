@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -18,12 +19,17 @@ use rustls::{
     SignatureScheme,
 };
 
+use super::client::Forms;
+use super::exchange::End;
 use super::handshake::{self, Timed};
 use super::hello::{self, HelloFilter};
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
-use crate::attestation::{Identified, IssueError, Issuer, Oid, Validator};
+use crate::attestation::{
+    Form, Identified, Identity, IssueError, Issuer, Oid, Request, Role, Validator,
+};
 use base::network::Network;
-use base::turns::Turns;
+use base::turns::{self, Turns};
+use proto::attested::ALPN as ALPN_STRONG;
 use rpc::grpc::{Accept, Transport};
 use rpc::half_open::PeersTurn;
 
@@ -36,12 +42,16 @@ pub const MAX_ISSUING: usize = 4;
 /// Maximum number of handshakes that wait to make a document. Networks take turns, so a flood delays only its own network.
 const MAX_WAITING: usize = 128;
 
-/// Establishes attested connections on accepted sockets.
+/// Establishes attested connections on accepted sockets. It selects the strong form if the client offers it.
 pub struct Server {
+    /// Of the old form.
     issuer: Option<Arc<dyn Issuer>>,
+    strong_issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
-    only_tls13: bool,
+    forms: Forms,
     issuing: Arc<Turns>,
+    /// The certificate of the strong form. It has no document, so it serves all connections.
+    bare: OnceLock<Arc<CertifiedKey>>,
 }
 
 impl Server {
@@ -50,22 +60,36 @@ impl Server {
     pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
         let issuer = issuer.map(|issuer| Arc::new(ForStrangers(issuer)) as Arc<dyn Issuer>);
         Server {
+            strong_issuer: issuer.clone(),
             issuer,
             validators,
-            only_tls13: false,
+            forms: Forms::Both,
             issuing: Arc::new(Turns::new(MAX_ISSUING, MAX_WAITING)),
+            bare: OnceLock::new(),
         }
     }
 
-    /// Refuses TLS 1.2.
-    pub fn require_tls13(mut self) -> Self {
-        self.only_tls13 = true;
+    /// Attests itself with `issuer` in the strong form, if it proves nothing in the old form.
+    pub fn attest_strong(mut self, issuer: Arc<dyn Issuer>) -> Self {
+        self.strong_issuer = Some(issuer);
+        self
+    }
+
+    /// Refuses the old form, and so TLS 1.2.
+    pub fn require_strong(mut self) -> Self {
+        self.forms = Forms::OnlyStrong;
+        self
+    }
+
+    /// Knows only the old form, as a server of the old system.
+    pub fn only_old(mut self) -> Self {
+        self.forms = Forms::OnlyOld;
         self
     }
 
     /// Completes the handshake on an accepted socket before `deadline`, or fails and closes it.
     ///
-    /// A server with an issuer refuses clients that send no nonce of 16 to 64 bytes; without an issuer the nonce is ignored. The
+    /// In the old form a server with an issuer refuses clients that send no nonce of 16 to 64 bytes; else the nonce is ignored. The
     /// issuer and the validators run during the handshake; the deadline does not interrupt them. The connection has no socket
     /// time-outs.
     pub fn handshake(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
@@ -78,13 +102,8 @@ impl Server {
         deadline: Instant,
         turn: &PeersTurn,
     ) -> Result<Transport, Error> {
-        let (connection, session) = self.establish_session(&socket, deadline, turn)?;
-        let identified = session.identified.get();
-        Ok(Transport {
-            identity: identified.and_then(|identified| identified.machine.clone()),
-            claims: identified.map(|identified| Arc::new(identified.claims()) as _),
-            ..handshake::finish(connection, socket)?
-        })
+        let (connection, identified, form) = self.establish_session(&socket, deadline, turn)?;
+        handshake::finish(connection, socket, identified, form)
     }
 
     #[cfg(test)]
@@ -94,7 +113,7 @@ impl Server {
         deadline: Instant,
     ) -> Result<Connection, Error> {
         self.establish_session(socket, deadline, &PeersTurn::default())
-            .map(|(connection, _)| connection)
+            .map(|(connection, ..)| connection)
     }
 
     fn establish_session(
@@ -102,7 +121,7 @@ impl Server {
         socket: &TcpStream,
         deadline: Instant,
         turn: &PeersTurn,
-    ) -> Result<(Connection, Arc<Session>), Error> {
+    ) -> Result<(Connection, Option<Identified>, Form), Error> {
         socket.set_nodelay(true)?;
         let mut peer = Timed {
             socket,
@@ -134,7 +153,37 @@ impl Server {
         if let Some(failure) = session.take_failure() {
             return Err(failure);
         }
-        result.map(|()| (connection, session))
+        result?;
+        let form = handshake::form(&connection)?;
+        let identified = match form {
+            Form::Strong => self.exchange(&mut connection, &mut peer, &session)?,
+            Form::Old => session.identified.get().cloned(),
+        };
+        Ok((connection, identified, form))
+    }
+
+    fn exchange(
+        &self,
+        connection: &mut Connection,
+        peer: &mut Timed<'_>,
+        session: &Session,
+    ) -> Result<Option<Identified>, Error> {
+        let end = End {
+            role: Role::Server,
+            issuer: self.strong_issuer.as_deref(),
+            validators: &self.validators,
+            certificate: &self.bare()?.cert[0],
+        };
+        end.run(connection, peer, || session.turn())
+    }
+
+    /// Returns the certificate of the strong form.
+    fn bare(&self) -> Result<Arc<CertifiedKey>, Error> {
+        if let Some(certified) = self.bare.get() {
+            return Ok(certified.clone());
+        }
+        let made = certificate::issue(None, &[])?;
+        Ok(self.bare.get_or_init(|| made).clone())
     }
 
     fn session(
@@ -147,6 +196,10 @@ impl Server {
             Some(_) => nonce::from_server_name(server_name).map_err(Error::Misbehaved)?,
             None => Vec::new(),
         };
+        let bare = match self.forms {
+            Forms::OnlyOld => None,
+            _ => Some(self.bare()?),
+        };
         let server_nonce = nonce::server();
         Ok(Arc::new(Session {
             issuer: self.issuer.clone(),
@@ -154,6 +207,8 @@ impl Server {
             issuing: self.issuing.clone(),
             network,
             deadline,
+            bare,
+            is_strong: AtomicBool::new(false),
             client_nonce,
             server_nonce,
             authorities: [DistinguishedName::from(nonce::to_distinguished_name(
@@ -166,16 +221,12 @@ impl Server {
     }
 
     fn config(&self, session: &Arc<Session>) -> Result<ServerConfig, Error> {
-        let versions = if self.only_tls13 {
-            &[&rustls::version::TLS13][..]
-        } else {
-            rustls::ALL_VERSIONS
-        };
+        let (versions, protocols) = self.forms.parameters(&[ALPN_H2, ALPN_HTTP11]);
         let mut config = ServerConfig::builder_with_provider(provider::server())
             .with_protocol_versions(versions)?
             .with_client_cert_verifier(session.clone())
             .with_cert_resolver(session.clone());
-        config.alpn_protocols = vec![ALPN_H2.to_vec(), ALPN_HTTP11.to_vec()];
+        config.alpn_protocols = protocols;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(config)
@@ -215,6 +266,10 @@ struct Session {
     issuing: Arc<Turns>,
     network: Network,
     deadline: Instant,
+    /// The certificate of the strong form, if the server knows that form.
+    bare: Option<Arc<CertifiedKey>>,
+    /// Whether the client offers the strong form, and the server knows it.
+    is_strong: AtomicBool,
     client_nonce: Vec<u8>,
     server_nonce: [u8; 32],
     /// The server nonce as an authority in the CertificateRequest.
@@ -239,21 +294,30 @@ impl Session {
             .take()
     }
 
+    /// Waits until this connection may make a document.
+    fn turn(&self) -> Result<turns::Turn<'_>, Error> {
+        self.issuing
+            .take(self.network, self.deadline, || false)
+            .map_err(|_| Error::TimedOut)
+    }
+
     fn certify(&self) -> Result<Arc<CertifiedKey>, Error> {
-        let _slot = match self.issuer {
-            Some(_) => Some(
-                self.issuing
-                    .take(self.network, self.deadline, || false)
-                    .map_err(|_| Error::TimedOut)?,
-            ),
-            None => None,
-        };
+        let _turn = self.issuer.as_ref().map(|_| self.turn()).transpose()?;
         certificate::issue(self.issuer.as_deref(), &self.client_nonce)
     }
 }
 
 impl ResolvesServerCert for Session {
-    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+    /// Runs before the server asks for the client's certificate, and selects the form as rustls does by our preference.
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        if let Some(bare) = &self.bare
+            && hello
+                .alpn()
+                .is_some_and(|mut offered| offered.any(|protocol| protocol == ALPN_STRONG))
+        {
+            self.is_strong.store(true, Ordering::Relaxed);
+            return Some(bare.clone());
+        }
         self.certified
             .get_or_init(|| self.certify().map_err(|error| self.fail(error)).ok())
             .clone()
@@ -262,7 +326,7 @@ impl ResolvesServerCert for Session {
 
 impl ClientCertVerifier for Session {
     fn offer_client_auth(&self) -> bool {
-        !self.validators.is_empty()
+        !self.validators.is_empty() && !self.is_strong.load(Ordering::Relaxed)
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
@@ -342,5 +406,13 @@ impl Issuer for ForStrangers {
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         self.0.issue_for_stranger(user_data, nonce)
+    }
+
+    fn identity(&self) -> Result<Identity, IssueError> {
+        self.0.identity()
+    }
+
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        self.0.prove(request)
     }
 }

@@ -338,7 +338,7 @@ fn a_client_that_waits_too_long_for_a_document_times_out() {
     let start = |deadline: Instant| {
         let (near, far) = sockets();
         let server = server.clone();
-        thread::spawn(move || Client::new(None, vec![]).connect(near, soon()));
+        thread::spawn(move || Client::new(None, validators()).connect(near, soon()));
         thread::spawn(move || server.handshake(far, deadline))
     };
     let busy: Vec<_> = (0..server::MAX_ISSUING).map(|_| start(soon())).collect();
@@ -356,27 +356,28 @@ fn a_client_that_waits_too_long_for_a_document_times_out() {
 }
 
 #[test]
-fn tls12_is_refused_by_a_peer_that_requires_13_and_our_sides_never_use_it() {
-    let (client, server) = meet(
-        Client::new(None, vec![]).require_tls13(),
-        Server::new(None, vec![]).require_tls13(),
-    );
-    greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
-    let (near, far) = sockets();
-    let server = thread::spawn(move || {
-        Server::new(issuer(), vec![])
-            .establish(&far, soon())
-            .unwrap()
-    });
-    let client = Client::new(None, validators())
-        .establish(&near, soon())
-        .unwrap();
-    for connection in [client, server.join().unwrap()] {
-        assert_eq!(
-            connection.protocol_version(),
-            Some(rustls::ProtocolVersion::TLSv1_3)
-        );
-        assert_eq!(connection.alpn_protocol(), Some(ALPN_H2));
+fn our_sides_select_the_strong_form_and_tls_13() {
+    let old = |client: Client| client.only_old();
+    let strong = |client: Client| client;
+    let cases: [(&dyn Fn(Client) -> Client, &[u8]); 2] =
+        [(&old, ALPN_H2), (&strong, proto::attested::ALPN)];
+    for (form, protocol) in cases {
+        let (near, far) = sockets();
+        let server = thread::spawn(move || {
+            Server::new(issuer(), vec![])
+                .establish(&far, soon())
+                .unwrap()
+        });
+        let client = form(Client::new(None, validators()))
+            .establish(&near, soon())
+            .unwrap();
+        for connection in [client, server.join().unwrap()] {
+            assert_eq!(
+                connection.protocol_version(),
+                Some(rustls::ProtocolVersion::TLSv1_3)
+            );
+            assert_eq!(connection.alpn_protocol(), Some(protocol));
+        }
     }
 }
 
@@ -544,11 +545,12 @@ fn mutated_client_hellos_end_with_an_error_or_wait_for_more_but_never_panic() {
 }
 
 #[test]
-fn no_two_connections_share_a_nonce_or_a_key() {
+fn no_two_connections_of_the_old_form_share_a_nonce_or_a_key() {
     let ends = || {
         let (near, far) = sockets();
         let server = thread::spawn(move || {
             Server::new(issuer(), validators())
+                .only_old()
                 .establish(&far, soon())
                 .unwrap()
         });

@@ -130,18 +130,22 @@ pub struct Identified {
     pub stage: Option<Stage>,
 }
 
-/// What a peer proved beside its name. Attested TLS gives it to the handlers of the peer's calls.
+/// What is known about a connection beside the name of the peer. Attested TLS gives it to the handlers of the peer's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claims {
+    /// The form of attested TLS.
+    pub form: Form,
     /// As [`Identified::stage`].
     pub stage: Option<Stage>,
 }
 
-impl Identified {
-    /// Returns what the peer proved beside its name.
-    pub fn claims(&self) -> Claims {
-        Claims { stage: self.stage }
-    }
+/// The two forms of attested TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Documents are in certificates and cover the keys of these, as in the old system.
+    Old,
+    /// Documents are exchanged inside the connection and cover its exporter.
+    Strong,
 }
 
 /// Why a document could not be made: a sentence for the console of the machine.

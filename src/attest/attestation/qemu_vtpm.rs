@@ -13,14 +13,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
 use super::variant::Measured;
 use super::{
-    Identified, IssueError, KeyName, Measurement, Oid, Policy, ValidateError, Variant, event_log,
-    excerpt, hex, printable, sha256,
+    Identified, Identity, IssueError, KeyName, Measurement, Oid, Policy, Request, ValidateError,
+    Variant, event_log, excerpt, hex, printable, sha256,
 };
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
@@ -49,6 +49,8 @@ const SHOWN_ERROR: usize = 160;
 pub struct Issuer {
     location: tpm::Location,
     event_log: Option<PathBuf>,
+    /// The attestation key, which never changes: the TPM is asked once.
+    identity: OnceLock<Identity>,
 }
 
 impl Issuer {
@@ -57,6 +59,7 @@ impl Issuer {
         Issuer {
             location,
             event_log,
+            identity: OnceLock::new(),
         }
     }
 
@@ -79,9 +82,10 @@ impl Issuer {
         opened: Result<Tpm, tpm::Error>,
         user_data: &[u8],
         nonce: &[u8],
+        banks: &[Bank],
     ) -> Result<Vec<u8>, IssueError> {
         let (ak_pub, quotes) = opened
-            .and_then(|mut tpm| tpm.quotes(&tpm_nonce(&[], user_data, nonce)))
+            .and_then(|mut tpm| tpm.quotes(&tpm_nonce(&[], user_data, nonce), banks))
             .map_err(|error| IssueError(error.to_string()))?;
         let document = Document {
             attestation: Attestation {
@@ -103,15 +107,35 @@ impl super::Issuer for Issuer {
     }
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.document(Tpm::open(&self.location), user_data, nonce)
+        self.document(Tpm::open(&self.location), user_data, nonce, &[])
     }
 
     fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.document(Tpm::open_for_stranger(&self.location), user_data, nonce)
+        let opened = Tpm::open_for_stranger(&self.location);
+        self.document(opened, user_data, nonce, &[])
+    }
+
+    fn identity(&self) -> Result<Identity, IssueError> {
+        if let Some(identity) = self.identity.get() {
+            return Ok(identity.clone());
+        }
+        let key = Tpm::open(&self.location)
+            .and_then(|mut tpm| tpm.attestation_key())
+            .map_err(|error| IssueError(error.to_string()))?;
+        Ok(self.identity.get_or_init(|| Identity { key }).clone())
+    }
+
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        let opened = match request.for_stranger {
+            true => Tpm::open_for_stranger(&self.location),
+            false => Tpm::open(&self.location),
+        };
+        let user_data = request.user_data(&[]);
+        self.document(opened, &user_data, request.nonce, request.banks)
     }
 
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
-        let name = key_name(&self.location).map_err(|error| IssueError(error.to_string()))?;
+        let name = KeyName::of(&super::Issuer::identity(self)?.key);
         Ok(Some(name.digest().into()))
     }
 }

@@ -115,6 +115,13 @@ impl Bank {
         }
     }
 
+    /// Returns the bank with this TPM_ALG_ID.
+    pub fn with_id(id: u32) -> Option<Bank> {
+        [Bank::Sha1, Bank::Sha256, Bank::Sha384, Bank::Sha512]
+            .into_iter()
+            .find(|bank| *bank as u32 == id)
+    }
+
     fn algorithm(self) -> HashingAlgorithm {
         match self {
             Bank::Sha1 => HashingAlgorithm::Sha1,
@@ -257,13 +264,19 @@ impl Tpm {
         Ok(())
     }
 
-    /// Returns the attestation key (TPMT_PUBLIC) and a quote of each allocated bank, signed over `nonce` (at most 64 bytes).
-    pub fn quotes(&mut self, nonce: &[u8]) -> Result<(Vec<u8>, Vec<Quote>), Error> {
+    /// Returns the attestation key (TPMT_PUBLIC) and a quote of each allocated bank, or of those in `wanted` unless it is empty,
+    /// signed over `nonce` (at most 64 bytes).
+    pub fn quotes(
+        &mut self,
+        nonce: &[u8],
+        wanted: &[Bank],
+    ) -> Result<(Vec<u8>, Vec<Quote>), Error> {
         let (key, public) = attestation_key::load(&mut self.context)
             .map_err(self.failed("loading the attestation key"))?;
         let quotes = self.banks().and_then(|banks| {
             banks
                 .into_iter()
+                .filter(|(bank, _)| wanted.is_empty() || wanted.contains(bank))
                 .map(|(bank, slots)| self.quote(key, nonce, bank, &slots))
                 .collect::<Result<Vec<_>, _>>()
         });

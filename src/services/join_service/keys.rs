@@ -450,7 +450,7 @@ impl Inner {
         let issuer = (variant.issuer)(tpm);
         let own = Instant::now() + HANDSHAKE_TIMEOUT;
         let deadline = deadline.map_or(own, |deadline| deadline.min(own));
-        let client = atls::Client::new(Some(issuer), vec![members]).require_tls13();
+        let client = atls::Client::new(Some(issuer), vec![members]).require_strong();
         client
             .connect(socket, deadline)
             .map_err(|error| error.to_string())

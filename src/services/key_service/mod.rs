@@ -322,7 +322,7 @@ fn attested(
     // No client of the old system uses this, so TLS 1.3 can be required. It does not reveal the
     // documents to the network.
     Ok((
-        Arc::new(atls::Server::new(Some(issuer), vec![members]).require_tls13()),
+        Arc::new(atls::Server::new(Some(issuer), vec![members]).require_strong()),
         own,
     ))
 }

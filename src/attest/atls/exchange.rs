@@ -1,0 +1,333 @@
+//! The strong form: both ends prove themselves inside the TLS connection, after its handshake.
+//!
+//! ```text
+//! client                                                       server
+//!   | Offer { nonce C, demand, identity }                        |
+//!   | ---------------------------------------------------------> |
+//!   | Offer { nonce S, demand, identity }                        |
+//!   | <--------------------------------------------------------- |
+//!   |        session = digest(exporter, certificate, both offers)
+//!   | Proof { document(server, session, C) }                     |
+//!   | <--------------------------------------------------------- |
+//!   |  validates it, before it proves or sends anything          |
+//!   | Proof { document(client, session, S) }                     |
+//!   | ---------------------------------------------------------> |  validates it
+//!   | Proof { }, only if the server demanded a document          |
+//!   | <--------------------------------------------------------- |
+//! ```
+//!
+//! An end that demands nothing gets a proof without a document. An alert in a message ends the exchange.
+//!
+//! The session contains the exporter of TLS (RFC 8446 §7.5), which covers the key exchange and the server's certificate. So a
+//! document is worth nothing in another connection, even for somebody with the private key of the certificate.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use prost::Message;
+use rustls::{AlertDescription, Connection};
+use zeroize::Zeroizing;
+
+use super::handshake::{self, Timed};
+use super::{Error, certificate};
+use crate::attestation::session::{self, Request};
+use crate::attestation::{Identified, Issuer, Role, ValidateError, Validator};
+use crate::tpm::Bank;
+use proto::attested::{Demand, Identity, Offer, Proof};
+
+/// Label of the exporter (RFC 8446 §7.5). The context is empty.
+const EXPORTER: &[u8] = b"EXPORTER-firstlight-attested-1";
+/// Length of a nonce in bytes.
+const NONCE: usize = 32;
+/// Maximum size of an offer in bytes: a key, and the certificates of two endorsement keys with their chains.
+const MAX_OFFER: usize = 16 << 10;
+/// Maximum size of a proof in bytes, as of a certificate in the old form.
+const MAX_PROOF: usize = 64 << 10;
+/// Maximum size of a proof without a document.
+const MAX_EMPTY_PROOF: usize = 4 << 10;
+/// The bank that all policies compare.
+const BANKS: [Bank; 1] = [Bank::Sha256];
+
+/// One end of an exchange.
+pub struct End<'a> {
+    pub role: Role,
+    /// Proves this machine.
+    pub issuer: Option<&'a dyn Issuer>,
+    /// What the peer must prove, to one of them; nothing if there are none.
+    pub validators: &'a [Arc<dyn Validator>],
+    /// The certificate of the server.
+    pub certificate: &'a [u8],
+}
+
+/// What both ends know after the offers.
+struct Session {
+    digest: [u8; 32],
+    own: Offer,
+    peers: Offer,
+}
+
+impl End<'_> {
+    /// Makes the exchange. `turn` returns a guard that is held while this machine makes its document. Returns the content of the
+    /// peer's document if this end has validators.
+    pub fn run<T>(
+        &self,
+        connection: &mut Connection,
+        peer: &mut Timed<'_>,
+        turn: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<Option<Identified>, Error> {
+        let mut pipe = Pipe { connection, peer };
+        let result = match self.role {
+            Role::Client => self.as_client(&mut pipe, turn),
+            Role::Server => self.as_server(&mut pipe, turn),
+        };
+        if let Err(error) = &result {
+            pipe.refuse(error);
+        }
+        result
+    }
+
+    fn as_client<T>(
+        &self,
+        pipe: &mut Pipe<'_, '_>,
+        turn: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<Option<Identified>, Error> {
+        let own = self.offer()?;
+        let sent = pipe.send(&own)?;
+        let (peers, received) = pipe.receive::<Offer>(MAX_OFFER)?;
+        let session = self.session(pipe, [&sent, &received], own, peers)?;
+        let identified = self.verify(pipe, &session)?;
+        pipe.send(&self.prove(&session, turn)?)?;
+        if session.peers.demand.is_some() {
+            pipe.receive::<Proof>(MAX_EMPTY_PROOF)?;
+        }
+        Ok(identified)
+    }
+
+    fn as_server<T>(
+        &self,
+        pipe: &mut Pipe<'_, '_>,
+        turn: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<Option<Identified>, Error> {
+        let (peers, received) = pipe.receive::<Offer>(MAX_OFFER)?;
+        let own = self.offer()?;
+        let sent = pipe.send(&own)?;
+        let session = self.session(pipe, [&received, &sent], own, peers)?;
+        pipe.send(&self.prove(&session, turn)?)?;
+        let identified = self.verify(pipe, &session)?;
+        if session.own.demand.is_some() {
+            pipe.send(&Proof::default())?;
+        }
+        Ok(identified)
+    }
+
+    fn offer(&self) -> Result<Offer, Error> {
+        let identity = match self.issuer {
+            None => None,
+            Some(issuer) => Some(Identity {
+                variant: issuer.oid().to_vec(),
+                key: issuer.identity().map_err(Error::Issuer)?.key,
+                endorsements: vec![],
+            }),
+        };
+        let demand = Demand {
+            banks: BANKS.map(|bank| bank as u32).to_vec(),
+        };
+        Ok(Offer {
+            nonce: base::crypto::random::<NONCE>().to_vec(),
+            demand: (!self.validators.is_empty()).then_some(demand),
+            identity,
+            challenge: None,
+            alert: 0,
+        })
+    }
+
+    /// Computes what binds documents to this connection. `offers` are the messages of client and server, in this order.
+    fn session(
+        &self,
+        pipe: &Pipe<'_, '_>,
+        offers: [&[u8]; 2],
+        own: Offer,
+        peers: Offer,
+    ) -> Result<Session, Error> {
+        if peers.nonce.len() != NONCE {
+            return Err(Error::Misbehaved(format!(
+                "its nonce has {} bytes, expected {NONCE}",
+                peers.nonce.len()
+            )));
+        }
+        let exporter = Zeroizing::new([0; 32]);
+        let exporter = pipe
+            .connection
+            .export_keying_material(exporter, EXPORTER, None)?;
+        let [client, server] = offers;
+        let digest = session::digest(&[&exporter[..], self.certificate, client, server]);
+        Ok(Session { digest, own, peers })
+    }
+
+    /// Makes the proof that the peer demands.
+    fn prove<T>(
+        &self,
+        session: &Session,
+        turn: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<Proof, Error> {
+        let (Some(demand), Some(issuer)) = (&session.peers.demand, self.issuer) else {
+            return Ok(Proof::default());
+        };
+        let banks: Vec<Bank> = demand
+            .banks
+            .iter()
+            .filter_map(|id| Bank::with_id(*id))
+            .collect();
+        let _turn = turn()?;
+        let document = issuer
+            .prove(&Request {
+                role: self.role,
+                session: &session.digest,
+                nonce: &session.peers.nonce,
+                banks: &banks,
+                for_stranger: self.role == Role::Server,
+            })
+            .map_err(Error::Issuer)?;
+        Ok(Proof {
+            document,
+            ..Proof::default()
+        })
+    }
+
+    /// Receives the proof of the peer and validates it.
+    fn verify(
+        &self,
+        pipe: &mut Pipe<'_, '_>,
+        session: &Session,
+    ) -> Result<Option<Identified>, Error> {
+        if self.validators.is_empty() {
+            pipe.receive::<Proof>(MAX_EMPTY_PROOF)?;
+            return Ok(None);
+        }
+        let (proof, _) = pipe.receive::<Proof>(MAX_PROOF)?;
+        self.validate(&proof, session)
+            .map(Some)
+            .map_err(Error::Refused)
+    }
+
+    fn validate(&self, proof: &Proof, session: &Session) -> Result<Identified, ValidateError> {
+        let Some(identity) = &session.peers.identity else {
+            return Err(ValidateError(
+                "it proves nothing: it sends no attestation document".into(),
+            ));
+        };
+        let validator = self
+            .validators
+            .iter()
+            .find(|validator| validator.oid() == identity.variant)
+            .ok_or_else(|| certificate::no_document(&[&identity.variant], self.validators))?;
+        let identified = validator.identify(&proof.document, &session.own.nonce)?;
+        let expected = session::user_data(self.role.peer(), &session.digest, &[]);
+        match identified.user_data == expected {
+            true => Ok(identified),
+            false => Err(ValidateError(
+                "its attestation document is for another connection".into(),
+            )),
+        }
+    }
+}
+
+/// A message that can end the exchange.
+trait Ending: Message + Default {
+    fn alert(&self) -> u32;
+}
+
+impl Ending for Offer {
+    fn alert(&self) -> u32 {
+        self.alert
+    }
+}
+
+impl Ending for Proof {
+    fn alert(&self) -> u32 {
+        self.alert
+    }
+}
+
+/// Messages over an established TLS connection.
+struct Pipe<'a, 'b> {
+    connection: &'a mut Connection,
+    peer: &'a mut Timed<'b>,
+}
+
+impl Pipe<'_, '_> {
+    /// Sends a message; returns its bytes without the length.
+    fn send(&mut self, message: &impl Message) -> Result<Vec<u8>, Error> {
+        let bytes = message.encode_to_vec();
+        let mut writer = self.connection.writer();
+        // our own messages are shorter than 4 GiB
+        writer.write_all(&(bytes.len() as u32).to_be_bytes())?;
+        writer.write_all(&bytes)?;
+        self.peer
+            .write_all(&handshake::take_output(self.connection)?)?;
+        Ok(bytes)
+    }
+
+    /// Receives a message of at most `max` bytes; returns its bytes too.
+    fn receive<M: Ending>(&mut self, max: usize) -> Result<(M, Vec<u8>), Error> {
+        let mut length = [0; 4];
+        length.copy_from_slice(&self.read(4)?);
+        let length = u32::from_be_bytes(length) as usize;
+        if length > max {
+            return Err(Error::Misbehaved(format!(
+                "its message has {length} bytes, expected at most {max}"
+            )));
+        }
+        let bytes = self.read(length)?;
+        let message = M::decode(&bytes[..])
+            .map_err(|error| Error::Misbehaved(format!("its message cannot be read: {error}")))?;
+        match u8::try_from(message.alert()) {
+            Ok(0) => Ok((message, bytes)),
+            Ok(alert) => Err(Error::PeerRefused(AlertDescription::from(alert))),
+            Err(_) => Err(Error::Misbehaved("its alert is no alert of TLS".into())),
+        }
+    }
+
+    /// Reads exactly `length` bytes. The memory grows with what arrives.
+    fn read(&mut self, length: usize) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        let mut received = [0; 4096];
+        while bytes.len() < length {
+            let want = (length - bytes.len()).min(received.len());
+            match self.connection.reader().read(&mut received[..want]) {
+                Ok(0) => return Err(Error::Closed),
+                Ok(len) => bytes.extend_from_slice(&received[..len]),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    let len = match self.peer.read(&mut received)? {
+                        0 => return Err(Error::Closed),
+                        len => len,
+                    };
+                    handshake::feed(self.connection, &received[..len])?;
+                    self.peer
+                        .write_all(&handshake::take_output(self.connection)?)?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Ends a failed exchange: tells the peer whose fault it is.
+    fn refuse(&mut self, error: &Error) {
+        let alert = match error {
+            Error::TimedOut | Error::Closed | Error::Socket(_) | Error::PeerRefused(_) => return,
+            Error::Refused(_) => u8::from(AlertDescription::AccessDenied),
+            Error::Misbehaved(_) => u8::from(AlertDescription::DecodeError),
+            _ => u8::from(AlertDescription::InternalError),
+        };
+        let refusal = Proof {
+            alert: alert.into(),
+            ..Proof::default()
+        };
+        // the connection has already failed: errors have no consequence
+        let _ = self.send(&refusal);
+        self.connection.send_close_notify();
+        let rest = handshake::take_output(self.connection).unwrap_or_default();
+        self.peer.give_up(&rest);
+    }
+}
