@@ -136,7 +136,7 @@ impl Client {
             return Err(failure);
         }
         result?;
-        let form = handshake::form(&connection)?;
+        let form = handshake::form(&connection, self.forms)?;
         let identified = match form {
             Form::Strong => self.exchange(&mut connection, &mut peer)?,
             Form::Old => session.old_form()?,

@@ -233,7 +233,7 @@ impl End<'_> {
 }
 
 /// A message that can end the exchange.
-trait Ending: Message + Default {
+pub(super) trait Ending: Message + Default {
     fn alert(&self) -> u32;
 }
 
@@ -250,14 +250,14 @@ impl Ending for Proof {
 }
 
 /// Messages over an established TLS connection.
-struct Pipe<'a, 'b> {
-    connection: &'a mut Connection,
-    peer: &'a mut Timed<'b>,
+pub(super) struct Pipe<'a, 'b> {
+    pub connection: &'a mut Connection,
+    pub peer: &'a mut Timed<'b>,
 }
 
 impl Pipe<'_, '_> {
     /// Sends a message; returns its bytes without the length.
-    fn send(&mut self, message: &impl Message) -> Result<Vec<u8>, Error> {
+    pub fn send(&mut self, message: &impl Message) -> Result<Vec<u8>, Error> {
         let bytes = message.encode_to_vec();
         let mut writer = self.connection.writer();
         // our own messages are shorter than 4 GiB
@@ -269,7 +269,7 @@ impl Pipe<'_, '_> {
     }
 
     /// Receives a message of at most `max` bytes; returns its bytes too.
-    fn receive<M: Ending>(&mut self, max: usize) -> Result<(M, Vec<u8>), Error> {
+    pub fn receive<M: Ending>(&mut self, max: usize) -> Result<(M, Vec<u8>), Error> {
         let mut length = [0; 4];
         length.copy_from_slice(&self.read(4)?);
         let length = u32::from_be_bytes(length) as usize;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustls::{Connection, ProtocolVersion};
 
 use super::Error;
+use super::client::Forms;
 use super::hello::{HelloError, HelloFilter};
 use crate::attestation::{Claims, Form, Identified};
 use proto::attested::ALPN as ALPN_STRONG;
@@ -174,9 +175,14 @@ pub fn take_output(connection: &mut Connection) -> io::Result<Vec<u8>> {
 }
 
 /// Returns the form that both ends selected.
-pub fn form(connection: &Connection) -> Result<Form, Error> {
+pub fn form(connection: &Connection, forms: Forms) -> Result<Form, Error> {
     if connection.alpn_protocol() != Some(ALPN_STRONG) {
-        return Ok(Form::Old);
+        return match forms {
+            Forms::OnlyStrong => Err(Error::Incompatible(
+                "it does not know the strong form of attested TLS, which this side requires".into(),
+            )),
+            _ => Ok(Form::Old),
+        };
     }
     match connection.protocol_version() {
         Some(ProtocolVersion::TLSv1_3) => Ok(Form::Strong),

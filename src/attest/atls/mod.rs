@@ -54,6 +54,8 @@ pub mod server;
 mod stream;
 
 #[cfg(test)]
+mod attacks;
+#[cfg(test)]
 mod dummy;
 #[cfg(test)]
 mod tests;

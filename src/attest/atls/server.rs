@@ -154,7 +154,7 @@ impl Server {
             return Err(failure);
         }
         result?;
-        let form = handshake::form(&connection)?;
+        let form = handshake::form(&connection, self.forms)?;
         let identified = match form {
             Form::Strong => self.exchange(&mut connection, &mut peer, &session)?,
             Form::Old => session.identified.get().cloned(),
@@ -178,7 +178,7 @@ impl Server {
     }
 
     /// Returns the certificate of the strong form.
-    fn bare(&self) -> Result<Arc<CertifiedKey>, Error> {
+    pub(super) fn bare(&self) -> Result<Arc<CertifiedKey>, Error> {
         if let Some(certified) = self.bare.get() {
             return Ok(certified.clone());
         }

@@ -13,32 +13,35 @@ use crate::attestation::{IssueError, Issuer, Oid, ValidateError, Validator};
 use rpc::grpc::Transport;
 use support::mutation::mutations;
 
-type Issuers = Option<Arc<dyn Issuer>>;
-type Validators = Vec<Arc<dyn Validator>>;
+pub type Issuers = Option<Arc<dyn Issuer>>;
+pub type Validators = Vec<Arc<dyn Validator>>;
 
 const TIME: Duration = Duration::from_secs(20);
 
-fn soon() -> Instant {
+pub fn soon() -> Instant {
     Instant::now() + TIME
 }
 
-fn issuer() -> Issuers {
+pub fn issuer() -> Issuers {
     Some(Arc::new(Dummy(OID)))
 }
 
-fn validators() -> Validators {
+pub fn validators() -> Validators {
     vec![Arc::new(Dummy(OID))]
 }
 
 /// Returns two connected sockets; the second one is the accepted one.
-fn sockets() -> (TcpStream, TcpStream) {
+pub fn sockets() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (client, listener.accept().unwrap().0)
 }
 
 /// Connects client and server, and returns the result of each side.
-fn meet(client: Client, server: Server) -> (Result<Transport, Error>, Result<Transport, Error>) {
+pub fn meet(
+    client: Client,
+    server: Server,
+) -> (Result<Transport, Error>, Result<Transport, Error>) {
     let (near, far) = sockets();
     let server = thread::spawn(move || server.handshake(far, soon()));
     let client = client.connect(near, soon());

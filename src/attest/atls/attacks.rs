@@ -1,0 +1,423 @@
+//! The attacks on attested TLS that are known from the literature, each against both forms: relay by somebody with the private key
+//! of the certificate, replay of a document within its connection's lifetime, reflection, and downgrade.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+
+use super::dummy::{Dummy, OID};
+use super::exchange::Pipe;
+use super::handshake::{self, Timed};
+use super::tests::{issuer, sockets, soon, validators};
+use super::*;
+use crate::attestation::{IssueError, Issuer, Oid};
+use proto::attested::{Offer, Proof};
+use rpc::half_open::PeersTurn;
+
+/// The attacker's end of a TLS connection.
+struct Taken {
+    connection: Connection,
+    socket: TcpStream,
+    turn: PeersTurn,
+}
+
+impl Taken {
+    fn handshake(connection: impl Into<Connection>, socket: TcpStream) -> Taken {
+        let mut taken = Taken {
+            connection: connection.into(),
+            socket,
+            turn: PeersTurn::default(),
+        };
+        let mut peer = Timed {
+            socket: &taken.socket,
+            deadline: soon(),
+            turn: &taken.turn,
+        };
+        handshake::complete(&mut taken.connection, &mut peer, None).unwrap();
+        taken
+    }
+
+    /// Completes the handshake with a victim that connected, with the private key of `certified`.
+    fn server(socket: TcpStream, certified: Arc<CertifiedKey>, alpn: &[u8]) -> Taken {
+        let mut config = ServerConfig::builder_with_provider(tls::provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(Stolen(certified)));
+        config.alpn_protocols = vec![alpn.to_vec()];
+        Taken::handshake(ServerConnection::new(Arc::new(config)).unwrap(), socket)
+    }
+
+    /// Completes the handshake with the genuine server, whose certificate is believed.
+    fn client(socket: TcpStream, alpn: &[u8]) -> Taken {
+        let mut config = ClientConfig::builder_with_provider(tls::provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Believing))
+            .with_no_client_auth();
+        config.alpn_protocols = vec![alpn.to_vec()];
+        // each ClientHello has a nonce for servers of the old form
+        let (_, name) = nonce::client();
+        let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+        Taken::handshake(connection, socket)
+    }
+
+    fn pipe<T>(
+        &mut self,
+        work: impl FnOnce(&mut Pipe<'_, '_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut peer = Timed {
+            socket: &self.socket,
+            deadline: soon(),
+            turn: &self.turn,
+        };
+        work(&mut Pipe {
+            connection: &mut self.connection,
+            peer: &mut peer,
+        })
+    }
+
+    fn receive<M: super::exchange::Ending>(&mut self) -> Result<M, Error> {
+        self.pipe(|pipe| pipe.receive(64 << 10))
+            .map(|(message, _)| message)
+    }
+
+    fn send(&mut self, message: &impl Message) -> Result<(), Error> {
+        self.pipe(|pipe| pipe.send(message)).map(drop)
+    }
+}
+
+/// Uses a key that the attacker took from the server's memory.
+#[derive(Debug)]
+struct Stolen(Arc<CertifiedKey>);
+
+impl ResolvesServerCert for Stolen {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+}
+
+/// Believes every certificate.
+#[derive(Debug)]
+struct Believing;
+
+impl rustls::client::danger::ServerCertVerifier for Believing {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        tls::provider()
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
+
+/// Connects a client to an attacker; returns what the client gets, and what the attacker's work returns.
+fn attack<T: Send + 'static>(
+    client: Client,
+    attacker: impl FnOnce(TcpStream) -> T + Send + 'static,
+) -> (Result<(), Error>, T) {
+    let (near, far) = sockets();
+    let attacker = thread::spawn(move || attacker(far));
+    let client = client.connect(near, soon()).map(drop);
+    (client, attacker.join().unwrap())
+}
+
+fn refusal(result: Result<(), Error>) -> String {
+    result
+        .unwrap_err()
+        .refused()
+        .expect("a refusal")
+        .to_string()
+}
+
+/// The old form falls to this attack: a document is bound to the key of the certificate, and the attacker has this key.
+#[test]
+fn somebody_with_the_certificate_s_key_relays_in_the_old_form_but_not_in_the_strong_form() {
+    // the genuine server made a certificate with a document for the nonce of the victim, which the attacker passed on
+    let (near, mut far) = sockets();
+    let victim = thread::spawn(move || {
+        Client::new(None, validators())
+            .only_old()
+            .connect(near, soon())
+    });
+    let name = server_name(&peek(&mut far));
+    let nonce = nonce::from_server_name(Some(&name)).unwrap();
+    let stolen = certificate::issue(Some(&Dummy(OID)), &nonce).unwrap();
+    let _taken = Taken::server(far, stolen, ALPN_H2);
+    assert!(victim.join().unwrap().is_ok());
+
+    let (near, far) = sockets();
+    let server = Server::new(issuer(), vec![]);
+    let stolen = server.bare().unwrap();
+    let genuine = thread::spawn(move || server.handshake(far, soon()));
+    let (victim, ()) = attack(Client::new(None, validators()), move |socket| {
+        let mut victim = Taken::server(socket, stolen, proto::attested::ALPN);
+        let mut server = Taken::client(near, proto::attested::ALPN);
+        let offer: Offer = victim.receive().unwrap();
+        server.send(&offer).unwrap();
+        let offer: Offer = server.receive().unwrap();
+        victim.send(&offer).unwrap();
+        let proof: Proof = server.receive().unwrap();
+        assert!(!proof.document.is_empty());
+        victim.send(&proof).unwrap();
+        assert!(matches!(
+            victim.receive::<Proof>(),
+            Err(Error::PeerRefused(rustls::AlertDescription::AccessDenied))
+        ));
+    });
+    assert_eq!(
+        refusal(victim),
+        "its attestation document is for another connection"
+    );
+    drop(genuine.join().unwrap());
+}
+
+/// The same relay between a client that proves itself and a server that believes it.
+#[test]
+fn a_client_s_proof_cannot_be_relayed_to_a_server_either() {
+    let (near, far) = sockets();
+    let genuine = thread::spawn(move || {
+        Server::new(None, validators())
+            .handshake(far, soon())
+            .map(drop)
+    });
+    let (_, refused) = attack(Client::new(issuer(), vec![]), move |socket| {
+        let bare = certificate::issue(None, &[]).unwrap();
+        let mut victim = Taken::server(socket, bare, proto::attested::ALPN);
+        let mut server = Taken::client(near, proto::attested::ALPN);
+        server.send(&victim.receive::<Offer>().unwrap()).unwrap();
+        victim.send(&server.receive::<Offer>().unwrap()).unwrap();
+        victim.send(&server.receive::<Proof>().unwrap()).unwrap();
+        server.send(&victim.receive::<Proof>().unwrap()).unwrap();
+        server.receive::<Proof>().map(drop)
+    });
+    assert!(matches!(
+        refused,
+        Err(Error::PeerRefused(rustls::AlertDescription::AccessDenied))
+    ));
+    assert_eq!(
+        refusal(genuine.join().unwrap()),
+        "its attestation document is for another connection"
+    );
+}
+
+/// Keeps the documents that it makes, as an attacker who watched them would.
+struct Kept(Mutex<Vec<Vec<u8>>>);
+
+impl Issuer for Kept {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        let document = Dummy(OID).issue(user_data, nonce)?;
+        self.0.lock().unwrap().push(document.clone());
+        Ok(document)
+    }
+}
+
+/// Always gives the same document.
+struct Replayed(Vec<u8>);
+
+impl Issuer for Replayed {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn issue(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, IssueError> {
+        Ok(self.0.clone())
+    }
+}
+
+#[test]
+fn a_document_of_an_earlier_connection_is_refused_in_both_forms() {
+    for old in [false, true] {
+        let client = |issuer: Arc<dyn Issuer>| match old {
+            true => Client::new(Some(issuer), vec![]).only_old(),
+            false => Client::new(Some(issuer), vec![]),
+        };
+        let server = || Server::new(None, validators());
+        let kept = Arc::new(Kept(Mutex::default()));
+        let (first, accepted) = tests::meet(client(kept.clone()), server());
+        assert!(first.is_ok() && accepted.is_ok());
+        let document = kept.0.lock().unwrap()[0].clone();
+        let (_, refused) = tests::meet(client(Arc::new(Replayed(document))), server());
+        let refused = refusal(refused.map(drop));
+        assert_eq!(refused, "the document is for another nonce");
+    }
+}
+
+/// A server that has nothing to prove itself sends the client's own proof back.
+#[test]
+fn a_proof_cannot_be_reflected() {
+    let (victim, ()) = attack(Client::new(issuer(), validators()), |socket| {
+        let bare = certificate::issue(None, &[]).unwrap();
+        let mut victim = Taken::server(socket, bare, proto::attested::ALPN);
+        let offer: Offer = victim.receive().unwrap();
+        // the same nonce, so that the document fits it
+        victim.send(&offer).unwrap();
+        // the client proves nothing before it has seen a proof
+        victim.send(&Proof::default()).unwrap();
+        assert!(victim.receive::<Proof>().is_err());
+    });
+    assert!(refusal(victim).starts_with("not JSON"));
+    // and the roles differ in the user data
+    let session = [1; 32];
+    use crate::attestation::{Role, session::user_data};
+    assert_ne!(
+        user_data(Role::Client, &session, b""),
+        user_data(Role::Server, &session, b"")
+    );
+}
+
+/// Returns the first bytes that arrive, and leaves them in the socket.
+fn peek(socket: &mut TcpStream) -> Vec<u8> {
+    let mut hello = vec![0; 4096];
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let len = socket.peek(&mut hello).unwrap();
+        // the length of the record (RFC 8446 §5.1)
+        if len > 5 && len >= 5 + usize::from(u16::from_be_bytes([hello[3], hello[4]])) {
+            hello.truncate(len);
+            return hello;
+        }
+        assert!(Instant::now() < end);
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn server_name(hello: &[u8]) -> Vec<u8> {
+    let mut hello = hello[5..].to_vec();
+    hello::hide_server_name(&mut hello).unwrap().unwrap()
+}
+
+/// Carries bytes between a client and a server, and changes the first flight of the client or of the server.
+fn between(client: TcpStream, server: TcpStream, change_hello: impl FnOnce(&mut Vec<u8>)) {
+    let mut hello = vec![];
+    (&client)
+        .take(peek(&mut client.try_clone().unwrap()).len() as u64)
+        .read_to_end(&mut hello)
+        .unwrap();
+    change_hello(&mut hello);
+    (&server).write_all(&hello).unwrap();
+    let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+    let back = thread::spawn(move || std::io::copy(&mut &back.0, &mut &back.1));
+    let _ = std::io::copy(&mut &client, &mut &server);
+    let _ = server.shutdown(std::net::Shutdown::Both);
+    let _ = back.join().unwrap();
+    let _ = client.shutdown(std::net::Shutdown::Both);
+}
+
+/// Each change of the ClientHello makes the server select the old form; the transcripts of the two ends then differ.
+#[test]
+fn an_offer_of_the_strong_form_that_is_stripped_on_the_way_ends_the_handshake() {
+    let change: fn(&mut Vec<u8>) = |hello| {
+        let name = proto::attested::ALPN;
+        let at = hello.windows(name.len()).position(|window| window == name);
+        // another name of the same length, so that no length changes
+        hello[at.unwrap()] = b'x';
+    };
+    for validates in [true, false] {
+        let (near, far) = sockets();
+        let (server_near, server_far) = sockets();
+        let server = thread::spawn(move || {
+            Server::new(issuer(), vec![])
+                .handshake(server_far, soon())
+                .map(drop)
+        });
+        let middle = thread::spawn(move || between(far, server_near, change));
+        let accepted = if validates { validators() } else { vec![] };
+        let client = Client::new(None, accepted).connect(near, soon()).map(drop);
+        assert!(client.is_err());
+        assert!(server.join().unwrap().is_err());
+        middle.join().unwrap();
+    }
+    // the test itself: without a change the same way works
+    let (near, far) = sockets();
+    let (server_near, server_far) = sockets();
+    let server = thread::spawn(move || {
+        Server::new(issuer(), vec![])
+            .handshake(server_far, soon())
+            .map(drop)
+    });
+    let middle = thread::spawn(move || between(far, server_near, |_| {}));
+    let client = Client::new(None, validators()).connect(near, soon());
+    assert!(client.is_ok());
+    drop(client);
+    server.join().unwrap().unwrap();
+    middle.join().unwrap();
+}
+
+#[test]
+fn an_end_that_requires_the_strong_form_refuses_the_old_one() {
+    let (client, server) = tests::meet(
+        Client::new(None, validators()).require_strong(),
+        Server::new(issuer(), vec![]).only_old(),
+    );
+    assert!(client.is_err() && server.is_err());
+    let (client, server) = tests::meet(
+        Client::new(None, validators()).only_old(),
+        Server::new(issuer(), vec![]).require_strong(),
+    );
+    assert!(client.is_err() && server.is_err());
+    // a server that ignores ALPN
+    let (victim, ()) = attack(Client::new(None, vec![]).require_strong(), |socket| {
+        let mut config = ServerConfig::builder_with_provider(tls::provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(Stolen(certificate::issue(None, &[]).unwrap())));
+        config.alpn_protocols = vec![];
+        Taken::handshake(ServerConnection::new(Arc::new(config)).unwrap(), socket);
+    });
+    assert!(matches!(victim, Err(Error::Incompatible(_))), "{victim:?}");
+}
+
+/// The old form without a document where the client demands one: the certificate of the strong form does not pass.
+#[test]
+fn a_bare_certificate_proves_nothing_in_the_old_form() {
+    let (victim, _) = attack(Client::new(None, validators()), |socket| {
+        drop(Taken::server(
+            socket,
+            certificate::issue(None, &[]).unwrap(),
+            ALPN_H2,
+        ));
+    });
+    assert!(refusal(victim).contains("got no document"));
+}
