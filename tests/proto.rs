@@ -19,6 +19,7 @@ fn generated_messages_are_those_of_the_proto_files() {
     let fresh = tempfile::tempdir().unwrap();
     let files = [
         "attested.proto",
+        "evidence.proto",
         "init.proto",
         "join.proto",
         "kms.proto",

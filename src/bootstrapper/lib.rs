@@ -16,10 +16,12 @@
 //! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`]. Both run a [`race`] for the
 //! [`node_lock`]. The steps after the lock are in [`init`] and [`join`]; each runs as a [`job`], and [`setup`] has what both
 //! share. [`cluster`] has the steps by which an init sets up Kubernetes. [`kubelet`] and [`etcd`] manage what a member runs, and
-//! [`member`] answers `firstlight status`. [`child_process`](base::child_process) runs other programs.
+//! [`member`] answers `firstlight status`, and [`evidence`] proves this machine for the join service in a pod.
+//! [`child_process`](base::child_process) runs other programs.
 
 pub mod cluster;
 pub mod etcd;
+pub mod evidence;
 pub mod init;
 pub mod init_server;
 pub mod job;

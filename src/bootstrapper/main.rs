@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
+use bootstrapper::evidence::{self, Evidence};
 use bootstrapper::{Bootstrapper, Ending, member};
 use kubernetes::components;
 use lexopt::Parser;
@@ -31,6 +32,8 @@ Options
   --allow-unverified-components
                        installs components without a hash too
   --settings           also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)
+  --serve-evidence     does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that
+                       systemd passes (firstlight-evidence.socket); ends when nobody has called for a minute
 ";
 const MORE_HELP: &str = "
 Example
@@ -57,7 +60,10 @@ fn main() -> ExitCode {
                     settings.parse(Parser::from_args([option]))?;
                 }
             }
-            start(settings)
+            match settings.serve_evidence {
+                true => serve_evidence(&settings.shared),
+                false => start(settings),
+            }
         },
     )
 }
@@ -70,6 +76,7 @@ struct Settings {
     components: components::Settings,
     /// Whether the image's settings are read too.
     read: bool,
+    serve_evidence: bool,
 }
 
 impl Settings {
@@ -79,17 +86,27 @@ impl Settings {
             policy,
             components,
             read,
+            serve_evidence,
         } = self;
         shared.parse(arguments, |name, arguments| {
             match name {
                 "components" => components.image = Some(arguments.value()?.into()),
                 "allow-unverified-components" => policy.allow_unverified = true,
                 "settings" => *read = true,
+                "serve-evidence" => *serve_evidence = true,
                 _ => return Ok(false),
             }
             Ok(true)
         })
     }
+}
+
+fn serve_evidence(options: &Options) -> Result<(), Failure> {
+    // this process has no secrets and makes no record of the boot; a signal ends it
+    options.start_log();
+    sys::process::keep_memory_private().map_err(Failure::failed)?;
+    let (tpm, issuer) = options.attestation().map_err(Failure::failed)?;
+    evidence::serve(Evidence { issuer, tpm }).map_err(Failure::failed)
 }
 
 fn start(settings: Settings) -> Result<(), Failure> {

@@ -115,11 +115,7 @@ impl Options {
     /// Prepares the process before the first secret and the first thread exist: starts the log and the console events of
     /// `stage`, excludes memory from core dumps and locks it, and returns the stop that SIGTERM and SIGINT set.
     pub fn start(&self, stage: &'static str) -> Result<(Timeline, Stop), Failure> {
-        logger::init(if self.debug {
-            LevelFilter::Debug
-        } else {
-            LevelFilter::Info
-        });
+        self.start_log();
         let timeline = Timeline::new(stage);
         // missing events are no reason to fail the boot
         let or = |without: Timeline, path: &Path, with: io::Result<Timeline>| {
@@ -135,6 +131,15 @@ impl Options {
         };
         timeline.event("start", concat!("firstlight ", env!("CARGO_PKG_VERSION")));
         Ok((timeline, prepare().map_err(Failure::failed)?))
+    }
+
+    /// Starts the log.
+    pub fn start_log(&self) {
+        logger::init(if self.debug {
+            LevelFilter::Debug
+        } else {
+            LevelFilter::Info
+        });
     }
 
     /// Returns the TPM and the issuer that attests this machine with it.

@@ -19,6 +19,7 @@ package!(
     pub const ALPN: &[u8] = b"firstlight-attested/1";
 );
 package!(components, "components.rs");
+package!(evidence, "evidence.rs");
 package!(
     init,
     "init.rs",

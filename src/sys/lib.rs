@@ -3,6 +3,7 @@
 //! It names the manual page or kernel header from which its constants come.
 #![allow(unsafe_code)]
 
+pub mod activation;
 pub mod block;
 pub mod clock;
 pub mod device_mapper;

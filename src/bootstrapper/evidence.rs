@@ -1,0 +1,323 @@
+//! Evidence for the join service of this machine, whose pod has no TPM: `bootstrapper --serve-evidence`, a service of the host that
+//! systemd starts when the pod connects to the unix socket.
+//!
+//! The pod gets no device of the TPM, because only a privileged container may use one. It gets documents of the strong form of attested
+//! TLS in the role of a server. The role is written here and not by the caller, and no document of the old form is made. So whoever has the
+//! socket can pose as a join service of this machine, but not as this machine when it joins, rejoins or recovers.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+
+use attest::attestation::{self, Issuer, Request, Role};
+use attest::tpm::{self, Bank};
+use proto::attested::Identity;
+use proto::evidence::{EvidenceRequest, EvidenceResponse};
+use sys::poll::Poller;
+
+/// How long the program waits for a further caller before it ends; systemd starts it again.
+const IDLE: Duration = Duration::from_secs(60);
+/// Maximum number of callers that are served at once. The TPM serves one after the other.
+const CALLERS: usize = 8;
+/// Time limit for the request of a caller, and for the time in which it takes the response.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Maximum size of a request in bytes.
+const MAX_REQUEST: u64 = 4096;
+/// Length of a nonce in bytes, as in attested TLS.
+const NONCE: std::ops::RangeInclusive<usize> = 16..=64;
+/// The banks by their TPM_ALG_ID.
+const BANKS: [Bank; 4] = [Bank::Sha1, Bank::Sha256, Bank::Sha384, Bank::Sha512];
+/// Interval between two looks at callers that are being served.
+const TICK: Duration = Duration::from_millis(50);
+
+/// The evidence of this machine.
+pub struct Evidence {
+    /// Signs with the TPM.
+    pub issuer: Arc<dyn Issuer>,
+    /// The TPM.
+    pub tpm: tpm::Location,
+}
+
+/// Serves the socket that systemd passed to this program, until nobody has called for a minute.
+pub fn serve(evidence: Evidence) -> Result<(), String> {
+    let listener = sys::activation::listener().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            "systemd passed no socket: firstlight-evidence.socket starts this program".into()
+        }
+        _ => format!("the socket that systemd passed: {error}"),
+    })?;
+    accept(&listener, &Arc::new(evidence), IDLE).map_err(|error| format!("evidence: {error}"))
+}
+
+/// Serves callers until none comes for `idle`.
+fn accept(listener: &UnixListener, evidence: &Arc<Evidence>, idle: Duration) -> io::Result<()> {
+    let (poller, mut ready) = (Poller::new()?, vec![]);
+    listener.set_nonblocking(true)?;
+    loop {
+        while Arc::strong_count(evidence) > CALLERS {
+            thread::sleep(TICK);
+        }
+        poller.watch_once(listener, 0)?;
+        poller.wait(&mut ready, idle)?;
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let evidence = evidence.clone();
+                thread::Builder::new()
+                    .name("evidence".into())
+                    .spawn(move || evidence.talk(stream))?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let is_idle = ready.is_empty() && Arc::strong_count(evidence) == 1;
+                if is_idle {
+                    return Ok(());
+                }
+            }
+            // the caller has gone
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl Evidence {
+    fn talk(&self, mut stream: UnixStream) {
+        let answered = receive(&mut stream).and_then(|request| {
+            let response = self.answer(&request).unwrap_or_else(|error| {
+                log::warn!("no evidence for the join service: {error}");
+                EvidenceResponse {
+                    error,
+                    ..EvidenceResponse::default()
+                }
+            });
+            stream.set_write_timeout(Some(LIMIT))?;
+            stream.write_all(&response.encode_to_vec())
+        });
+        if let Err(error) = answered {
+            log::debug!("a caller of the evidence socket: {error}");
+        }
+    }
+
+    /// Returns the evidence for these bytes of a caller. The error is a sentence for the log of the join service.
+    fn answer(&self, request: &[u8]) -> Result<EvidenceResponse, String> {
+        let request = EvidenceRequest::decode(request)
+            .map_err(|error| format!("the request cannot be read: {error}"))?;
+        let is_member = attestation::is_marked(&self.tpm).map_err(|error| error.to_string())?;
+        if !is_member {
+            return Err(
+                "this machine belongs to no cluster (PCR 15 is zero), so no join service may prove itself by it"
+                    .into(),
+            );
+        }
+        let identity = self.issuer.identity().map_err(|error| error.to_string())?;
+        let document = match request.session.is_empty() {
+            true => vec![],
+            false => self.document(&request)?,
+        };
+        Ok(EvidenceResponse {
+            identity: Some(Identity {
+                variant: self.issuer.oid().to_vec(),
+                key: identity.key,
+                ..Identity::default()
+            }),
+            document,
+            error: String::new(),
+        })
+    }
+
+    fn document(&self, request: &EvidenceRequest) -> Result<Vec<u8>, String> {
+        let session = request.session.as_slice().try_into();
+        let session = session.map_err(|_| {
+            let len = request.session.len();
+            format!("the digest of the connection has {len} bytes, expected 32")
+        })?;
+        if !NONCE.contains(&request.nonce.len()) {
+            let (len, [least, most]) = (request.nonce.len(), [NONCE.start(), NONCE.end()]);
+            return Err(format!(
+                "the nonce has {len} bytes, expected {least} to {most}"
+            ));
+        }
+        let bank = |id: &u32| BANKS.into_iter().find(|bank| *bank as u32 == *id);
+        let banks: Option<Vec<Bank>> = request.banks.iter().map(bank).collect();
+        let banks = banks
+            .filter(|banks| banks.len() <= BANKS.len())
+            .ok_or("the request names a bank that does not exist")?;
+        let request = Request {
+            role: Role::Server,
+            session,
+            nonce: &request.nonce,
+            banks: &banks,
+            for_stranger: true,
+        };
+        self.issuer
+            .prove(&request)
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// Reads a request until the caller has ended it.
+fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    stream.set_nonblocking(false)?;
+    let end = Instant::now() + LIMIT;
+    let (mut request, mut part) = (vec![], [0; 512]);
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut part) {
+            Ok(0) => return Ok(request),
+            Ok(len) if (request.len() + len) as u64 <= MAX_REQUEST => {
+                request.extend_from_slice(&part[..len]);
+            }
+            Ok(_) => return Err(io::Error::other("its request is too long")),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+    use std::path::Path;
+
+    use attest::attestation::session::user_data;
+    use attest::attestation::{IssueError, Oid, qemu_vtpm};
+    use attest::tpm::Tpm;
+    use support::mutation::mutations;
+    use support::swtpm::Swtpm;
+
+    use super::*;
+
+    /// Returns as document what it was asked to bind.
+    struct Echo;
+
+    impl Issuer for Echo {
+        fn oid(&self) -> Oid {
+            qemu_vtpm::OID
+        }
+
+        fn issue(&self, user_data: &[u8], _: &[u8]) -> Result<Vec<u8>, IssueError> {
+            Ok(user_data.to_vec())
+        }
+    }
+
+    /// Returns the evidence of a machine with this TPM, and the TPM of a member.
+    fn member() -> (Swtpm, Arc<Evidence>) {
+        let swtpm = Swtpm::start();
+        let tpm: tpm::Location = swtpm.location().parse().unwrap();
+        Tpm::open(&tpm)
+            .unwrap()
+            .measure_cluster_id(&[1; 32])
+            .unwrap();
+        let issuer = Arc::new(Echo);
+        (swtpm, Arc::new(Evidence { issuer, tpm }))
+    }
+
+    fn request() -> EvidenceRequest {
+        EvidenceRequest {
+            session: vec![2; 32],
+            nonce: vec![3; 32],
+            banks: vec![Bank::Sha256 as u32],
+        }
+    }
+
+    fn call(socket: &Path, request: &[u8]) -> EvidenceResponse {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.write_all(request).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut response = vec![];
+        stream.read_to_end(&mut response).unwrap();
+        EvidenceResponse::decode(&response[..]).unwrap()
+    }
+
+    #[test]
+    fn a_member_proves_itself_only_as_a_server_of_the_strong_form() {
+        let (_swtpm, evidence) = member();
+        let response = evidence.answer(&request().encode_to_vec()).unwrap();
+        assert_eq!(
+            response.document,
+            user_data(Role::Server, &[2; 32], &[]),
+            "the role does not come from the caller"
+        );
+        let identity = evidence.answer(&[]).unwrap();
+        assert_eq!(
+            (identity.identity.unwrap().variant, identity.document),
+            (qemu_vtpm::OID.to_vec(), vec![])
+        );
+    }
+
+    #[test]
+    fn a_machine_of_no_cluster_gives_no_evidence() {
+        let swtpm = Swtpm::start();
+        let tpm = swtpm.location().parse().unwrap();
+        let issuer = Arc::new(Echo);
+        let error = Evidence { issuer, tpm }.answer(&[]).err().unwrap();
+        assert!(error.contains("PCR 15 is zero"), "{error}");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_request_is_named() {
+        let (_swtpm, evidence) = member();
+        type Change = fn(&mut EvidenceRequest);
+        let changes: [(&str, Change); 4] = [
+            ("31 bytes, expected 32", |it| {
+                it.session.pop();
+            }),
+            ("0 bytes, expected 16 to 64", |it| it.nonce.clear()),
+            ("a bank that does not exist", |it| it.banks.push(7)),
+            ("a bank that does not exist", |it| {
+                it.banks = vec![Bank::Sha256 as u32; 5]
+            }),
+        ];
+        for (expected, change) in changes {
+            let mut request = request();
+            change(&mut request);
+            let error = evidence.answer(&request.encode_to_vec()).err().unwrap();
+            assert!(error.contains(expected), "{error}");
+        }
+        let error = evidence.answer(&[0xff; 7]).err().unwrap();
+        assert!(error.contains("cannot be read"), "{error}");
+    }
+
+    #[test]
+    fn hostile_requests_are_answered_without_a_panic() {
+        let (_swtpm, evidence) = member();
+        for bytes in mutations(&request().encode_to_vec(), 300) {
+            if let Ok(response) = evidence.answer(&bytes) {
+                assert!(response.document.is_empty() || response.document.len() == 32);
+            }
+        }
+    }
+
+    #[test]
+    fn several_callers_are_served_and_silent_or_endless_ones_delay_nobody_then_it_ends() {
+        let (_swtpm, evidence) = member();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("evidence.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let serving = evidence.clone();
+        drop(evidence);
+        let server = thread::spawn(move || accept(&listener, &serving, Duration::from_millis(300)));
+        let silent = UnixStream::connect(&path).unwrap();
+        let mut endless = UnixStream::connect(&path).unwrap();
+        let sent = endless.write_all(&[0; 1 << 20]);
+        assert!(sent.is_err(), "more than a request was read");
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let response = call(&path, &request().encode_to_vec());
+                    assert_eq!((response.document.len(), response.error), (32, "".into()));
+                });
+            }
+        });
+        assert!(!server.is_finished(), "a caller is still there");
+        drop((silent, endless));
+        server.join().unwrap().unwrap();
+    }
+}
