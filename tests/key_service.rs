@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{Measurement, Policy, qemu_vtpm};
+use attest::attestation::{Measurement, Policy, Stage, qemu_vtpm};
 use attest::tpm::Tpm;
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
 use program::Program;
@@ -320,9 +320,9 @@ fn it_does_not_start_where_callers_would_not_take_it_for_one_of_theirs() {
 #[test]
 fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followed() {
     let measured = |image: &[u8]| {
-        let registers = qemu_vtpm::measure(&member(0, image).location().parse().unwrap())
-            .unwrap()
-            .booted;
+        let swtpm = member(0, image);
+        let tpm = swtpm.location().parse().unwrap();
+        let registers = qemu_vtpm::measure(&tpm, Stage::Booted).unwrap().booted;
         [4, 9]
             .map(|pcr| (pcr, registers[&pcr].clone()))
             .into_iter()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{connect, measure_image, say, say_all};
 use attest::attestation::variant::Measured;
-use attest::attestation::{self, KeyName, Measurement, Policy, Variant};
+use attest::attestation::{self, KeyName, Measurement, Policy, Stage, Variant};
 use attest::tpm::{CLUSTER_ID_PCR, Location};
 use base::program::Failure;
 
@@ -87,7 +87,7 @@ fn of_tpm(
         Some(location) => location.clone(),
         None => Location::default_device().map_err(Failure::failed)?,
     };
-    let measured = (variant.measure)(&location).map_err(Failure::failed)?;
+    let measured = (variant.measure)(&location, Stage::Booted).map_err(Failure::failed)?;
     if let Some(writer) = attestation::foreign_writer(&location) {
         log::warn!("{writer}");
     }

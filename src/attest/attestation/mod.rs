@@ -79,6 +79,7 @@ pub trait Validator: Send + Sync {
             user_data: self.validate(document, nonce)?,
             machine: None,
             stage: None,
+            pcr15: None,
         })
     }
     /// Returns what the TPM of a peer must decrypt to prove that its attestation key (TPMT_PUBLIC) is certified; `None` if the
@@ -128,6 +129,8 @@ pub struct Identified {
     pub machine: Option<Arc<str>>,
     /// The stage of the machine's boot; `None` if the validator does not distinguish stages.
     pub stage: Option<Stage>,
+    /// The value of SHA-256 PCR 15: zero, or [`pcr15_after`] the ID of the machine's cluster; `None` if it was not proved.
+    pub pcr15: Option<[u8; 32]>,
 }
 
 /// What is known about a connection beside the name of the peer. Attested TLS gives it to the handlers of the peer's calls.

@@ -12,6 +12,8 @@ const OF_11: &[&str] = &[
     "shutdown",
     "final",
 ];
+/// Those of them that a booted system has measured.
+const BEFORE_READY: &[&str; 4] = &["enter-initrd", "leave-initrd", "sysinit", "ready"];
 /// The words of the other PCRs (systemd-pcrosseparator, systemd 261; systemd-pcrnvdone, systemd 259).
 const OF_9: &[&str] = &["nvpcr-separator", "os-separator"];
 const OF_OTHERS: &[&str] = &["os-separator"];
@@ -54,6 +56,21 @@ fn search(words: &[&'static str], value: [u8; 32], to: &[u8]) -> Option<Vec<&'st
 pub fn in_initramfs(start: &[u8; 32], words: &[&str]) -> [u8; 32] {
     let in_initramfs = words.iter().filter(|word| IN_INITRAMFS.contains(word));
     in_initramfs.fold(*start, |value, word| extended(&value, word))
+}
+
+/// Returns the value that a PCR with the value `now` in the initramfs has in the booted system. `words` returns those that systemd has
+/// measured into it so far; it is called for PCR 11 only, the only one that systemd extends later. `None` if the boot does not measure
+/// the initramfs, because then it may not measure the rest either.
+pub fn when_booted(
+    pcr: u32,
+    now: &[u8; 32],
+    words: impl FnOnce() -> Option<Vec<&'static str>>,
+) -> Option<[u8; 32]> {
+    if pcr != 11 {
+        return Some(*now);
+    }
+    let [first, rest @ ..] = BEFORE_READY;
+    (words()? == [*first]).then(|| rest.iter().fold(*now, |value, word| extended(&value, word)))
 }
 
 #[cfg(test)]

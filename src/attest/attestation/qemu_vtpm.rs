@@ -19,8 +19,8 @@ use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
 use super::variant::Measured;
 use super::{
-    Identified, Identity, IssueError, KeyName, Measurement, Oid, Policy, Request, ValidateError,
-    Variant, event_log, excerpt, hex, printable, sha256,
+    Identified, Identity, IssueError, KeyName, Measurement, Oid, Policy, Request, Stage,
+    ValidateError, Variant, event_log, excerpt, hex, printable, sha256,
 };
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
 
@@ -205,6 +205,9 @@ impl Validator {
             user_data: document.user_data.0,
             machine: Some(key.digest().into()),
             stage: None,
+            pcr15: values
+                .get(&CLUSTER_ID_PCR)
+                .and_then(|value| value.as_slice().try_into().ok()),
         })
     }
 
@@ -334,8 +337,9 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
     }
 }
 
-/// Returns the SHA-256 PCRs of this machine. The event log explains which values they had in the initramfs.
-pub fn measure(location: &tpm::Location) -> Result<Measured, tpm::Error> {
+/// Returns the SHA-256 PCRs of this machine, which is at `stage`. The event log explains which values they had in the initramfs, or will
+/// have in the booted system.
+pub fn measure(location: &tpm::Location, stage: Stage) -> Result<Measured, tpm::Error> {
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
     // the log is that of this machine's own TPM
     let log = match location {
@@ -346,16 +350,20 @@ pub fn measure(location: &tpm::Location) -> Result<Measured, tpm::Error> {
         expected,
         warn_only: false,
     };
-    let booted = pcrs
-        .iter()
-        .filter_map(|(index, value)| Some((*index, enforced(value.as_slice().try_into().ok()?))));
-    let initramfs = pcrs.iter().filter_map(|(index, value)| {
-        let value = event_log::value_in_initramfs(&log, *index, value)?;
-        Some((*index, enforced(value)))
-    });
+    let values_at = |other: Stage| {
+        let values = pcrs.iter().filter_map(|(index, value)| {
+            let value = match other {
+                present if present == stage => value.as_slice().try_into().ok(),
+                Stage::Initramfs => event_log::value_in_initramfs(&log, *index, value),
+                Stage::Booted => event_log::value_when_booted(&log, *index, value),
+            };
+            Some((*index, enforced(value?)))
+        });
+        values.collect()
+    };
     Ok(Measured {
-        booted: booted.collect(),
-        initramfs: initramfs.collect(),
+        booted: values_at(Stage::Booted),
+        initramfs: values_at(Stage::Initramfs),
     })
 }
 

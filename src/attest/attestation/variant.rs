@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Issuer, KeyName, Measurement, Oid, Policy, Validator, qemu_vtpm};
+use super::{Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, qemu_vtpm};
 use crate::tpm;
 
 /// An attestation variant: what a machine presents as evidence, and how a peer validates it. The file of the variant defines it.
@@ -17,18 +17,18 @@ pub struct Variant {
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
     /// Creates the validator of a policy.
     pub validator: fn(Policy) -> Arc<dyn Validator>,
-    /// Returns the SHA-256 PCRs of this machine, which is a booted system.
-    pub measure: fn(&tpm::Location) -> Result<Measured, tpm::Error>,
+    /// Returns the SHA-256 PCRs of this machine, which is at this stage of its boot.
+    pub measure: fn(&tpm::Location, Stage) -> Result<Measured, tpm::Error>,
     /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
     pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
 }
 
-/// The registers of a machine, as measurements that are enforced.
+/// The registers of a machine, as measurements that are enforced. A register is missing if the machine cannot tell its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Measured {
-    /// The present values.
+    /// The values in the booted system.
     pub booted: BTreeMap<u32, Measurement>,
-    /// The values in the initramfs of the same boot. A register is missing if the machine cannot tell.
+    /// The values in the initramfs of the same boot.
     pub initramfs: BTreeMap<u32, Measurement>,
 }
 
