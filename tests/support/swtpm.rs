@@ -158,3 +158,61 @@ fn free_pair(address: Ipv4Addr) -> u16 {
         }
     }
 }
+
+/// Makes the state of a new TPM in `state`, as a vendor does: with endorsement keys (RSA with 2048 bits, P-384) whose certificates
+/// are from the local authority in the folder `authority`, which is made if it does not exist.
+pub fn manufacture(state: &Path, authority: &Path) {
+    std::fs::create_dir_all(authority).unwrap();
+    let file = |name: &str| authority.join(name).display().to_string();
+    let (signing_key, certificate, serial) = (
+        file("signing-key.pem"),
+        file("certificate.pem"),
+        file("serial"),
+    );
+    let local = format!(
+        "statedir = {}\nsigningkey = {signing_key}\nissuercert = {certificate}\ncertserial = {serial}\n",
+        authority.display()
+    );
+    std::fs::write(file("local.conf"), local).unwrap();
+    std::fs::write(file("local.options"), "").unwrap();
+    let setup = format!(
+        "create_certs_tool = {}\ncreate_certs_tool_config = {}\ncreate_certs_tool_options = {}\n",
+        local_authority(),
+        file("local.conf"),
+        file("local.options")
+    );
+    std::fs::write(file("setup.conf"), setup).unwrap();
+    let output = Command::new("swtpm_setup")
+        .args(["--tpm2", "--create-ek-cert", "--overwrite", "--tpmstate"])
+        .arg(state)
+        .args(["--config", &file("setup.conf")])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "swtpm_setup: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Returns the certificate of the root above the local authority in a folder: PEM.
+pub fn root_of(authority: &Path) -> String {
+    std::fs::read_to_string(authority.join("swtpm-localca-rootca-cert.pem")).unwrap()
+}
+
+/// Returns the certificate of the local authority in a folder, which signs the certificates of TPMs: PEM.
+pub fn issuer_of(authority: &Path) -> String {
+    std::fs::read_to_string(authority.join("certificate.pem")).unwrap()
+}
+
+/// Returns the program of the local authority, whose folder differs between distributions.
+fn local_authority() -> &'static str {
+    let paths = [
+        "/usr/bin/swtpm_localca",
+        "/usr/share/swtpm/swtpm-localca",
+        "/usr/lib/swtpm/swtpm-localca",
+    ];
+    let found = paths.into_iter().find(|path| Path::new(path).exists());
+    found.expect("swtpm_localca: is it installed?")
+}

@@ -26,6 +26,8 @@ pub enum Error {
     },
     /// A PCR changed during each of several quotes.
     Changing,
+    /// A credential is not for this TPM's endorsement key and attestation key.
+    Credential,
     /// PCR 15 does not have the value after one measurement of the cluster ID.
     Measured {
         /// The bank.
@@ -62,6 +64,10 @@ impl fmt::Display for Error {
             Error::ShortRead { asked, got } => write!(f, "the TPM returned {got} of {asked} PCRs"),
             Error::Changing => f.write_str(
                 "a PCR changed during each quote: another program extends PCRs continuously",
+            ),
+            Error::Credential => f.write_str(
+                "the TPM cannot decrypt the peer's credential: it was made for another TPM, for another attestation key, or was \
+                 altered on its way",
             ),
             Error::Measured {
                 bank,
@@ -117,7 +123,9 @@ fn hex(bytes: &[u8]) -> String {
 fn advice(code: Tss2ResponseCode) -> &'static str {
     use Tss2ResponseCodeKind::*;
     match code.kind() {
-        Some(AuthFail | BadAuth) => ". Its owner hierarchy has a password: clear the TPM",
+        Some(AuthFail | BadAuth) => {
+            ". Its owner or endorsement hierarchy has a password: clear the TPM"
+        }
         Some(Initialize) => ". The firmware did not start it: restart the machine",
         Some(Failure) => ". It is in failure mode: restart the machine",
         // not by clearing the TPM, which gives it another attestation key
