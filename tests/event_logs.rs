@@ -260,6 +260,172 @@ fn every_log_fits_a_document_as_an_excerpt_that_explains_the_same() {
     assert!(too_long >= 9, "{too_long}");
 }
 
+/// Runs `firstlight explain -o json`; returns its exit code and its registers.
+fn explained(args: &[&Path]) -> (i32, Vec<Value>) {
+    let mut command = Command::new(support::program::built("firstlight"));
+    let output = command
+        .arg("explain")
+        .args(args)
+        .args(["-o", "json"])
+        .output()
+        .unwrap();
+    let code = output.status.code().unwrap();
+    assert!(code <= 1, "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    (code, report["registers"].as_array().unwrap().clone())
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+/// Writes each log to a file of its own.
+fn files(logs: BTreeMap<String, Vec<u8>>) -> (tempfile::TempDir, Vec<PathBuf>) {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |(name, bytes): (String, Vec<u8>)| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let paths = logs.into_iter().map(write).collect();
+    (dir, paths)
+}
+
+fn name(path: &Path) -> &str {
+    path.file_name().unwrap().to_str().unwrap()
+}
+
+#[test]
+fn the_operators_command_explains_every_log() {
+    let expected = expected();
+    let (_dir, paths) = files(tpm_logs().into_iter().chain(ccel_logs()).collect());
+    for path in &paths {
+        // it has one event, which extends nothing
+        if name(path) == "short_no_action_eventlog" {
+            continue;
+        }
+        let (code, registers) = explained(&[path]);
+        assert_eq!(code, 0, "{}", name(path));
+        let of_log = expected.iter().filter(|(log, ..)| log == name(path));
+        for (_, _, pcr, value) in of_log.filter(|(_, bank, ..)| *bank == SHA256) {
+            let register = registers.iter().find(|it| it["index"] == *pcr);
+            let nothing = hex(&[0; 32]);
+            let got = register.map_or(nothing.as_str(), |it| text(&it["got"]));
+            assert_eq!(got, value, "{}: PCR {pcr}", name(path));
+        }
+    }
+}
+
+#[test]
+fn the_first_event_that_differs_from_another_machine_is_found() {
+    let logs = tpm_logs();
+    let (old, new) = ("cos-85-amd-sev.bin", "cos-93-amd-sev.bin");
+    let pair = [old, new].map(|name| (name.to_owned(), logs[name].clone()));
+    let short = excerpt(&logs[old], 16 << 10);
+    let pair = pair.into_iter().chain([("short".to_owned(), short)]);
+    let (_dir, paths) = files(pair.collect());
+    let [old, new, short] = [&paths[0], &paths[1], &paths[2]].map(PathBuf::as_path);
+    let against = Path::new("--against");
+    let (code, registers) = explained(&[new, against, old]);
+    assert_eq!(code, 1);
+    let of = |pcr: u32| registers.iter().find(|it| it["index"] == pcr).unwrap();
+    // the same firmware, another kernel command line
+    assert_eq!(text(&of(0)["verdict"]), "as expected");
+    let difference = &of(8)["firstDifference"];
+    for end in ["expected", "got"] {
+        assert_eq!(text(&difference[end]["type"]), "EV_IPL");
+        let words = text(&difference[end]["description"]);
+        assert!(words.contains("GRUB command: "), "{words}");
+    }
+    assert_ne!(difference["expected"], difference["got"]);
+    // an excerpt has the same events, and says what was cut
+    let (code, registers) = explained(&[short, against, old]);
+    assert_eq!(code, 0);
+    let events = registers
+        .iter()
+        .flat_map(|it| it["events"].as_array().unwrap());
+    let cut = events.filter(|event| text(&event["description"]).contains("(cut: "));
+    assert!(cut.count() > 3);
+}
+
+/// What tpm2_eventlog says of an event.
+#[derive(Default)]
+struct Said {
+    pcr: u32,
+    kind: String,
+    digests: BTreeMap<String, String>,
+    variable: Option<String>,
+}
+
+/// Reads the output of tpm2_eventlog; `None` if it does not accept the log.
+fn said_by_tpm2_tools(path: &Path) -> Option<Vec<Said>> {
+    let output = Command::new("tpm2_eventlog").arg(path).output();
+    let output = output.expect("tpm2-tools are installed");
+    let (mut all, mut bank): (Vec<Said>, _) = (vec![], "sha1".to_owned());
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let Some((key, value)) = line.trim_start_matches([' ', '-']).split_once(": ") else {
+            continue;
+        };
+        let value = value.trim_matches('"').to_owned();
+        if key == "PCRIndex" {
+            all.push(Said::default());
+            bank = "sha1".into();
+        }
+        let Some(event) = all.last_mut() else {
+            continue;
+        };
+        match key {
+            "PCRIndex" => event.pcr = value.parse().unwrap(),
+            "EventType" => event.kind = value,
+            "AlgorithmId" => bank = value,
+            "Digest" => drop(event.digests.insert(bank.clone(), value)),
+            "UnicodeName" => event.variable = Some(value),
+            _ => {}
+        }
+    }
+    output.status.success().then_some(all)
+}
+
+#[test]
+fn tpm2_tools_say_the_same_of_every_event() {
+    let (_dir, paths) = files(tpm_logs());
+    let mut compared = 0;
+    for path in &paths {
+        let Some(said) = said_by_tpm2_tools(path) else {
+            println!("tpm2_eventlog does not accept {}", name(path));
+            continue;
+        };
+        let (_, registers) = explained(&[path]);
+        let bytes = fs::read(path).unwrap();
+        let bank = match parse(&bytes).banks.contains(&(SHA256, 32)) {
+            true => "sha256",
+            false => "sha1",
+        };
+        for register in &registers {
+            let of_register = |said: &&Said| register["index"] == said.pcr;
+            let said = said.iter().filter(of_register);
+            let said: Vec<_> = said.filter(|said| said.kind != "EV_NO_ACTION").collect();
+            let events = register["events"].as_array().unwrap();
+            assert_eq!(events.len(), said.len(), "{}", name(path));
+            for (event, said) in events.iter().zip(said) {
+                assert_eq!(text(&event["digest"]), said.digests[bank], "{}", name(path));
+                // it does not know the newest types
+                if said.kind.starts_with("EV_") {
+                    assert_eq!(text(&event["type"]), said.kind, "{}", name(path));
+                }
+                if let Some(variable) = &said.variable {
+                    let words = text(&event["description"]);
+                    let is_named = words.starts_with(&format!("{variable}: "))
+                        || words.starts_with(&format!("verified by {variable}: "));
+                    assert!(is_named, "{}: {variable}: {words}", name(path));
+                }
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 900, "{compared}");
+}
+
 #[test]
 fn altered_logs_end_without_a_panic() {
     for bytes in tpm_logs().values().chain(ccel_logs().values()) {

@@ -2,8 +2,8 @@
 
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
-    ATTESTATION_REFUSED, UNREACHABLE, apply, completions, init, man, measure, recover, ssh, status,
-    timeline,
+    ATTESTATION_REFUSED, UNREACHABLE, apply, completions, explain, init, man, measure, recover,
+    ssh, status, timeline,
 };
 use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
@@ -16,6 +16,7 @@ pub const PROGRAM: Program = Program {
         INIT,
         APPLY,
         STATUS,
+        EXPLAIN,
         TIMELINE,
         RECOVER,
         SSH,
@@ -245,6 +246,83 @@ const STATUS: Command = Command {
         "firstlight status 10.42.1.100 --policy policy.json --timeline --svg boot.svg",
     ],
     run: |given| status::run(&super::status_options(given)?),
+};
+
+const EXPLAIN: Command = Command {
+    name: "explain",
+    summary: "explain the registers of a machine by its event log",
+    about: &[
+        "For each register it shows the value, and the events that made it: what firmware, boot loader, kernel and systemd \
+         measured, in words. FILE is an event log (/sys/kernel/security/tpm0/binary_bios_measurements, the CCEL of a TDX guest, \
+         systemd's /run/log/systemd/tpm2-measure.log), or evidence: an attestation document (JSON). Values in a file are not \
+         proved by anything. NODE is asked over attested TLS, and proves its values.",
+        "With --against or --against-image it also shows the first event that differs, and with --policy which register has \
+         another value than the policy demands.",
+        "The exit code is 0 if all registers are explained and as expected, and 1 if not.",
+    ],
+    operand: Some(Operand {
+        value: Value::Text("FILE|NODE"),
+        is_needed: true,
+        help: "an event log or evidence (- is standard input), or the address of a node: HOST[:PORT]",
+    }),
+    options: &[
+        Opt::value(
+            "against",
+            Value::File,
+            "the event log, or the evidence, of a good machine",
+        ),
+        Opt::value(
+            "against-image",
+            Value::File,
+            "the image that the machine should have booted, as for `firstlight measure`: a raw disk or a unified kernel image",
+        ),
+        Opt::value(
+            "uki",
+            Value::Text("PATH"),
+            "the unified kernel image that boots, on the disk of --against-image; needed if there are several",
+        ),
+        Opt::value(
+            "policy",
+            Value::File,
+            "the attestation policy that the machine should meet (JSON)",
+        ),
+        Opt::value(
+            "cluster-id",
+            Value::Text("HEX"),
+            "the ID of the cluster to which the machine should belong",
+        ),
+        Opt::value(
+            "systemd-log",
+            Value::File,
+            "the log of systemd on the same machine, if FILE has only that of the firmware",
+        ),
+        Opt::value(
+            "pcrs",
+            Value::Text("LIST"),
+            "only these registers, as 4,9,11",
+        ),
+        VARIANT,
+        Opt::value(
+            "output",
+            Value::OneOf("FORMAT", &["text", "json"]),
+            "text for people, in colour on a terminal unless NO_COLOR is set, or JSON",
+        )
+        .or("text")
+        .short('o'),
+        Opt::value(
+            "timeout",
+            Value::Text("TIME"),
+            "the limit until the node answers, as 90s, 10m or 1h",
+        )
+        .or("30s"),
+    ],
+    examples: &[
+        "firstlight explain 10.42.1.100 --policy policy.json",
+        "firstlight explain refused.json --against good.json --pcrs 4,9,11",
+        "firstlight explain binary_bios_measurements --against-image image.raw",
+        "ssh root@10.42.1.100 cat /sys/kernel/security/tpm0/binary_bios_measurements | firstlight explain - -o json",
+    ],
+    run: |given| explain::run(&super::explain_options(given)?),
 };
 
 const TIMELINE: Command = Command {

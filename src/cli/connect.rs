@@ -164,7 +164,8 @@ impl Node {
         ))
     }
 
-    fn judged_by(endpoint: &Endpoint, validator: Arc<dyn Validator>) -> Node {
+    /// Creates a node that this validator judges.
+    pub fn judged_by(endpoint: &Endpoint, validator: Arc<dyn Validator>) -> Node {
         Node {
             endpoint: endpoint.clone(),
             client: atls::Client::new(None, vec![validator]),

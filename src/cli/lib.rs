@@ -11,6 +11,7 @@ mod commands;
 mod completions;
 mod components;
 mod connect;
+pub mod explain;
 mod files;
 mod init;
 mod kubeconfig;
@@ -293,6 +294,46 @@ fn status_options(given: &Given) -> Result<status::Options, Failure> {
         },
         timeline: given.has("timeline"),
         svg: given.has("svg").then(|| given.path("svg")),
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn explain_options(given: &Given) -> Result<explain::Options, Failure> {
+    let path = |name: &str| given.has(name).then(|| given.path(name));
+    let image = path("against-image");
+    if image.is_some() && given.has("against") {
+        return Err(Failure::Usage(
+            "--against and --against-image: give one of the two".into(),
+        ));
+    }
+    if image.is_none() && given.has("uki") {
+        return Err(Failure::Usage("--uki: --against-image is missing".into()));
+    }
+    let uki = given.value("uki").map(program::text).transpose()?;
+    Ok(explain::Options {
+        source: given.operand()?,
+        against: path("against"),
+        image: image.map(|image| measure_image::of_image(image, uki)),
+        policy: path("policy"),
+        cluster_id: match given.has("cluster-id") {
+            true => Some(given.parsed("cluster-id", cluster_id)?),
+            false => None,
+        },
+        systemd_log: path("systemd-log"),
+        pcrs: match given.has("pcrs") {
+            true => Some(given.parsed("pcrs", pcrs)?),
+            false => None,
+        },
+        variant: variant_of(given)?,
+        is_json: match given.text("output")?.as_str() {
+            "text" => false,
+            "json" => true,
+            other => {
+                return Err(Failure::Usage(format!(
+                    "--output {other:?}: expected text, json"
+                )));
+            }
+        },
         timeout: given.parsed("timeout", time)?,
     })
 }

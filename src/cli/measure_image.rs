@@ -56,6 +56,16 @@ impl Options {
     }
 }
 
+/// Returns the options for an image alone: every boot of it is possible.
+pub fn of_image(path: PathBuf, uki: Option<String>) -> Options {
+    Options {
+        boots: Boots::Image { path, uki },
+        given: image::Given::default(),
+        explain: false,
+        are_registers_named: false,
+    }
+}
+
 /// Returns the options of the command line.
 pub fn options(given: &Given) -> Result<Options, Failure> {
     let useless = |options: &[&str], why: &str| match options.iter().find(|name| given.has(name)) {

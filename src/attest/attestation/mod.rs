@@ -5,14 +5,14 @@
 //!
 //! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`session`] binds a document to one connection; [`stage`]
 //! distinguishes an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name`
-//! is the name of a key; `document` is the JSON document; `quote` verifies what the TPM signed in it; [`event_log`], `phases` and
+//! is the name of a key; `document` is the JSON document; `quote` verifies what the TPM signed in it; [`event_log`], [`phases`] and
 //! [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
 
 mod document;
 pub mod event_log;
 pub mod excerpt;
 mod key_name;
-mod phases;
+pub mod phases;
 pub mod policy;
 pub mod qemu_vtpm;
 mod quote;

@@ -1,0 +1,13 @@
+//! `firstlight explain`: whatever a log or a document says, the report has a limited size, and does nothing to a terminal.
+#![no_main]
+
+use cli::explain::explained;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    if let Ok(text) = explained(input) {
+        let is_shown = |c: char| c == '\n' || !c.is_control();
+        assert!(text.chars().all(is_shown), "{text}");
+        assert!(text.len() <= 10_000 + 300 * input.len());
+    }
+});

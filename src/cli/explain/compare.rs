@@ -1,0 +1,328 @@
+//! Compares registers with what they should be, and finds the first event that differs.
+
+use std::collections::BTreeMap;
+
+use super::evidence::{Entry, Register, Registers};
+use attest::attestation::{Policy, pcr15_after, phases};
+use attest::tpm::CLUSTER_ID_PCR;
+use base::crypto::CLUSTER_ID_LEN;
+use image::{Case, Image};
+
+/// The PCR of the kernel's IMA, which has a log of its own.
+const IMA_PCR: u32 = 10;
+
+/// What registers should be.
+#[derive(Default)]
+pub struct Expected {
+    /// The registers by number.
+    pub by_number: BTreeMap<u32, ExpectedRegister>,
+}
+
+/// What a register should be.
+#[derive(Default)]
+pub struct ExpectedRegister {
+    /// Its value; `None` if that is not known.
+    pub value: Option<Vec<u8>>,
+    /// The events that give it, if they are known.
+    pub events: Option<Vec<Entry>>,
+    /// What a person should know of it.
+    pub note: String,
+}
+
+/// How a register is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It has the expected value.
+    Matches,
+    /// It has another value.
+    Differs,
+    /// Nothing was expected; the events give its value.
+    Explained,
+    /// Nothing was expected; the events do not give its value.
+    Unexplained,
+    /// Nothing was expected; what extends it is in no log of firmware or systemd.
+    NotInLog,
+}
+
+impl Verdict {
+    /// Returns the verdict in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Verdict::Matches => "as expected",
+            Verdict::Differs => "differs",
+            Verdict::Explained => "explained",
+            Verdict::Unexplained => "not explained",
+            Verdict::NotInLog => "not in the log",
+        }
+    }
+
+    /// Returns whether somebody should look at it.
+    pub fn is_bad(self) -> bool {
+        matches!(self, Verdict::Differs | Verdict::Unexplained)
+    }
+}
+
+/// The first event that differs.
+pub struct Difference {
+    /// Its number among the events of the register, from 0.
+    pub at: usize,
+    /// What was expected there; `None` if no more events were.
+    pub expected: Option<Entry>,
+}
+
+/// A register with everything that is known of it.
+pub struct Finding {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub number: u32,
+    /// How it is.
+    pub verdict: Verdict,
+    /// The expected value.
+    pub expected: Option<Vec<u8>>,
+    /// The present value.
+    pub got: Option<Vec<u8>>,
+    /// Whether the events give the present value.
+    pub is_explained: bool,
+    /// What extended it.
+    pub events: Vec<Entry>,
+    /// The first event that differs, if the expected events are known.
+    pub difference: Option<Difference>,
+    /// What a person should know of it.
+    pub notes: Vec<String>,
+}
+
+impl Expected {
+    /// Returns what the policy demands of a machine: of the image and the stage of its boot with the fewest differences.
+    pub fn of_policy(policy: &Policy, registers: &Registers) -> Expected {
+        let images = policy.images().iter();
+        let stages = images.flat_map(|image| {
+            let booted = image.measurements().clone();
+            let mut initramfs = booted.clone();
+            initramfs.extend(image.initramfs().clone());
+            [("booted system", booted), ("initramfs", initramfs)].map(|(stage, values)| {
+                let has_stages = !image.initramfs().is_empty();
+                let stage = has_stages.then_some(stage);
+                (image.name(), stage, values)
+            })
+        });
+        let differences = |values: &BTreeMap<u32, attest::attestation::Measurement>| {
+            let of = |number| registers.by_number.get(&number).and_then(Register::value);
+            let differs = values
+                .iter()
+                .filter(|(number, it)| of(**number) != Some(&it.expected));
+            differs.count()
+        };
+        let nearest = stages.min_by_key(|(.., values)| differences(values));
+        let Some((name, stage, values)) = nearest else {
+            return Expected::default();
+        };
+        let note = match (name, stage) {
+            ("", None) => String::new(),
+            ("", Some(stage)) => format!("expected in the {stage}"),
+            (name, None) => format!("expected of {name:?}"),
+            (name, Some(stage)) => format!("expected of {name:?} in the {stage}"),
+        };
+        let one = |(number, value): (u32, attest::attestation::Measurement)| {
+            let expected = ExpectedRegister {
+                value: Some(value.expected.to_vec()),
+                events: None,
+                note: note.clone(),
+            };
+            (number, expected)
+        };
+        Expected {
+            by_number: values.into_iter().map(one).collect(),
+        }
+    }
+
+    /// Returns what another machine has.
+    pub fn of_machine(registers: &Registers) -> Expected {
+        let one = |(number, register): (&u32, &Register)| {
+            let expected = ExpectedRegister {
+                value: register.value().map(<[u8]>::to_vec),
+                events: Some(register.events.clone()),
+                note: String::new(),
+            };
+            (*number, expected)
+        };
+        Expected {
+            by_number: registers.by_number.iter().map(one).collect(),
+        }
+    }
+
+    /// Returns what a machine has that boots an image. Of several possible boots, it takes the one with the same value of a register,
+    /// else the one with the most events in common.
+    pub fn of_image(image: &Image, registers: &Registers) -> Expected {
+        let all = image.registers(&image::Given::default());
+        let one = |(number, cases): (u32, Vec<Case>)| {
+            let nothing = Register::default();
+            let register = registers.by_number.get(&number).unwrap_or(&nothing);
+            let nearest = cases.into_iter().max_by_key(|case| {
+                let value = case.value.as_ref().ok().map(|value| &value[..]);
+                let events = entries(case);
+                let common = in_common(&register.events, &events);
+                let is_same = value.is_some() && value == register.value();
+                (is_same, common, std::cmp::Reverse(events.len()))
+            });
+            let expected =
+                nearest.map_or_else(ExpectedRegister::default, |case| ExpectedRegister {
+                    events: Some(entries(&case)),
+                    note: match &case.value {
+                        Err(missing) => format!("not known: {}", missing.why),
+                        Ok(_) => case.when.clone(),
+                    },
+                    value: case.value.ok().map(Vec::from),
+                });
+            (number, expected)
+        };
+        Expected {
+            by_number: all.into_iter().map(one).collect(),
+        }
+    }
+
+    /// Replaces the expected value of the cluster ID's register.
+    pub fn and_cluster(&mut self, id: &[u8; CLUSTER_ID_LEN]) {
+        let register = self.by_number.entry(CLUSTER_ID_PCR).or_default();
+        register.value = Some(pcr15_after(id).to_vec());
+        register.events = None;
+    }
+
+    /// Replaces the values that another source has too, and keeps the events.
+    pub fn with_values_of(mut self, other: Expected) -> Expected {
+        for (number, register) in other.by_number {
+            let present = self.by_number.entry(number).or_default();
+            present.value = register.value;
+            present.note = register.note;
+        }
+        self
+    }
+}
+
+fn entries(case: &Case) -> Vec<Entry> {
+    let entry = |event: &image::Event| Entry {
+        kind: "predicted".into(),
+        what: event.what.clone(),
+        digest: event.digest.to_vec(),
+    };
+    case.events.iter().map(entry).collect()
+}
+
+/// Returns how many events two registers have in common before the first one that differs.
+fn in_common(got: &[Entry], expected: &[Entry]) -> usize {
+    let pairs = got.iter().zip(expected);
+    pairs.take_while(|(a, b)| a.digest == b.digest).count()
+}
+
+/// Compares each register; `is_cluster_known` says whether the operator named the cluster.
+pub fn compare(
+    mut registers: Registers,
+    expected: &Expected,
+    is_cluster_known: bool,
+) -> Vec<Finding> {
+    let names: BTreeMap<u32, String> = registers
+        .by_number
+        .keys()
+        .chain(expected.by_number.keys())
+        .map(|number| (*number, registers.name(*number)))
+        .collect();
+    let is_tdx = registers.is_tdx;
+    let nothing = ExpectedRegister::default();
+    let findings = names.into_iter().map(|(number, name)| {
+        let register = registers.take(number);
+        let expected = expected.by_number.get(&number).unwrap_or(&nothing);
+        let is_cluster = number == CLUSTER_ID_PCR && !is_tdx && !is_cluster_known;
+        finding(name, number, register, expected, is_cluster)
+    });
+    findings.filter(is_worth_it).collect()
+}
+
+/// Returns whether there is anything to tell of a register.
+fn is_worth_it(finding: &Finding) -> bool {
+    let is_as_at_start = |value: &Vec<u8>| value.iter().all(|byte| matches!(byte, 0 | 0xff));
+    finding.expected.is_some()
+        || !finding.events.is_empty()
+        || !finding.got.as_ref().is_none_or(is_as_at_start)
+}
+
+fn finding(
+    name: String,
+    number: u32,
+    mut register: Register,
+    expected: &ExpectedRegister,
+    is_cluster: bool,
+) -> Finding {
+    let mut notes: Vec<String> = Some(expected.note.clone())
+        .filter(|note| !note.is_empty())
+        .into_iter()
+        .collect();
+    let mut value = expected.value.clone();
+    // a log of firmware was written before systemd measured
+    if let (None, Some(value)) = (&register.quoted, &value) {
+        register.add_words_up_to(number, value);
+    }
+    let got = register.value().map(<[u8]>::to_vec);
+    let is_set = got
+        .as_ref()
+        .is_some_and(|got| got.iter().any(|byte| *byte != 0));
+    let is_elsewhere = register.events.is_empty() && is_set;
+    if is_cluster && is_elsewhere && value != got {
+        value = None;
+        notes = vec![
+            "the ID of a cluster: the machine belongs to one (--cluster-id checks to which)".into(),
+        ];
+    }
+    let is_explained = register.is_explained();
+    let verdict = match (&value, &got) {
+        (Some(value), Some(got)) if value == got => Verdict::Matches,
+        (Some(_), _) => Verdict::Differs,
+        (None, _) if is_explained => Verdict::Explained,
+        (None, _) if is_elsewhere && (is_cluster || number == IMA_PCR) => Verdict::NotInLog,
+        (None, _) => Verdict::Unexplained,
+    };
+    let events = expected.events.as_ref();
+    let difference = events
+        .filter(|_| verdict == Verdict::Differs)
+        .and_then(|events| {
+            let at = in_common(&register.events, events);
+            (at < events.len().max(register.events.len())).then(|| Difference {
+                at,
+                expected: events.get(at).cloned(),
+            })
+        });
+    if let (Verdict::Differs, Some(value), Some(got)) = (verdict, &value, &got) {
+        notes.extend(difference_of_words(number, value, got));
+    }
+    if number == IMA_PCR && is_elsewhere {
+        notes.push("the kernel's IMA measures into it, and has a log of its own".into());
+    } else if !is_explained && register.quoted.is_some() && verdict != Verdict::NotInLog {
+        notes.push(match register.events.is_empty() {
+            true => "the log has no event of it".into(),
+            false => "the events below do not give this value".into(),
+        });
+    }
+    Finding {
+        name,
+        number,
+        verdict,
+        expected: value,
+        got,
+        is_explained,
+        events: register.events,
+        difference,
+        notes,
+    }
+}
+
+/// Returns the difference of two values in words of systemd.
+fn difference_of_words(number: u32, expected: &[u8], got: &[u8]) -> Option<String> {
+    let (expected, got): ([u8; 32], [u8; 32]) = (expected.try_into().ok()?, got.try_into().ok()?);
+    if let Some(more) = phases::between(number, &expected, &got) {
+        return Some(format!(
+            "systemd has measured {} more than expected: the boot is further",
+            more.join(", ")
+        ));
+    }
+    let less = phases::between(number, &got, &expected)?;
+    Some(format!("systemd has not yet measured {}", less.join(", ")))
+}

@@ -1,0 +1,305 @@
+//! What is explained: an event log, and the values that a TPM quoted if the log came with them.
+
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ring::digest::{Algorithm, Context};
+use serde::Deserialize;
+
+use super::decode;
+use attest::attestation::event_log::{self, EV_NO_ACTION, Log, SHA1, SHA256};
+use attest::attestation::{phases, systemd_log};
+
+/// TPM_ALG_ID of SHA-384.
+const SHA384: u16 = 0x000c;
+/// The banks, the best first, with their names.
+const BANKS: [(u16, &str); 3] = [(SHA256, "SHA-256"), (SHA384, "SHA-384"), (SHA1, "SHA-1")];
+/// PCRs of the dynamic root of trust, which start at all ones.
+const DYNAMIC: std::ops::RangeInclusive<u32> = 17..=22;
+
+/// A log and quoted values, as they were read.
+pub struct Evidence {
+    /// Where it came from.
+    pub name: String,
+    log: Vec<u8>,
+    /// systemd's own log.
+    systemd: Vec<systemd_log::Record>,
+    /// The quoted values by bank and register.
+    quoted: BTreeMap<u16, BTreeMap<u32, Vec<u8>>>,
+}
+
+/// A bank of registers, and how they got their values.
+pub struct Registers {
+    /// The bank's name.
+    pub bank: &'static str,
+    /// Whether these are the measurement registers of a TDX guest, and not the PCRs of a TPM.
+    pub is_tdx: bool,
+    /// The registers by number.
+    pub by_number: BTreeMap<u32, Register>,
+    /// The length of a register in bytes.
+    len: usize,
+}
+
+/// A register.
+#[derive(Default)]
+pub struct Register {
+    /// What extended it, in order.
+    pub events: Vec<Entry>,
+    /// The value after a replay of the events; `None` if an event has no digest of this bank.
+    pub replayed: Option<Vec<u8>>,
+    /// The value that the TPM quoted.
+    pub quoted: Option<Vec<u8>>,
+}
+
+/// An event that extended a register.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The name of its type.
+    pub kind: String,
+    /// What was measured, for a person.
+    pub what: String,
+    /// The digest with which the register was extended.
+    pub digest: Vec<u8>,
+}
+
+impl Register {
+    /// Returns the register's value: the quoted one, or that of the log.
+    pub fn value(&self) -> Option<&[u8]> {
+        self.quoted.as_deref().or(self.replayed.as_deref())
+    }
+
+    /// Returns whether the events give the value.
+    pub fn is_explained(&self) -> bool {
+        self.replayed.is_some() && self.value() == self.replayed.as_deref()
+    }
+
+    /// Adds the words of systemd that lead from the value after the events to another one, if there are such words.
+    pub fn add_words_up_to(&mut self, number: u32, value: &[u8]) {
+        let replayed = self.replayed.as_deref();
+        let Some(start) = replayed.and_then(|value| value.try_into().ok()) else {
+            return;
+        };
+        for word in phases::between(number, start, value).unwrap_or_default() {
+            let digest = sha256(word.as_bytes());
+            self.extend(Entry {
+                kind: "systemd".into(),
+                what: format!("phase of the boot: {word}"),
+                digest,
+            });
+        }
+    }
+
+    fn extend(&mut self, entry: Entry) {
+        let algorithm = match entry.digest.len() {
+            20 => &ring::digest::SHA1_FOR_LEGACY_USE_ONLY,
+            48 => &ring::digest::SHA384,
+            _ => &ring::digest::SHA256,
+        };
+        let value = self.replayed.take();
+        self.replayed = value.map(|value| digest(algorithm, &[&value, &entry.digest]));
+        self.events.push(entry);
+    }
+}
+
+/// The attestation document, as attested TLS carries it.
+#[derive(Deserialize)]
+struct Document {
+    #[serde(rename = "Attestation")]
+    attestation: Attestation,
+}
+
+#[derive(Deserialize)]
+struct Attestation {
+    quotes: Vec<Quote>,
+    #[serde(default)]
+    event_log: String,
+}
+
+#[derive(Deserialize)]
+struct Quote {
+    pcrs: Pcrs,
+}
+
+#[derive(Deserialize)]
+struct Pcrs {
+    hash: u16,
+    pcrs: BTreeMap<u32, String>,
+}
+
+impl Evidence {
+    /// Reads an event log of firmware or of systemd, or an attestation document. `name` is for the errors and for the report.
+    pub fn parse(name: &str, bytes: &[u8]) -> Result<Evidence, String> {
+        let mut evidence = Evidence {
+            name: name.into(),
+            log: vec![],
+            systemd: vec![],
+            quoted: BTreeMap::new(),
+        };
+        match bytes.trim_ascii_start().first() {
+            Some(b'{') => evidence.read_document(bytes)?,
+            Some(0x1e) => evidence.systemd = systemd_log::parse(bytes),
+            _ => evidence.log = bytes.into(),
+        }
+        let log = event_log::parse(&evidence.log);
+        // a header alone explains nothing
+        if log.events.len() < 2 && evidence.systemd.is_empty() && evidence.quoted.is_empty() {
+            return Err(format!(
+                "{name}: it has no events: expected an event log (binary_bios_measurements, CCEL, systemd's \
+                 tpm2-measure.log) or an attestation document (JSON)"
+            ));
+        }
+        Ok(evidence)
+    }
+
+    fn read_document(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let name = &self.name;
+        let document: Document = serde_json::from_slice(bytes)
+            .map_err(|error| format!("{name}: it is not an attestation document: {error}"))?;
+        let decoded = |text: &str| {
+            let bytes = STANDARD.decode(text);
+            bytes.map_err(|error| format!("{name}: it has wrong base64: {error}"))
+        };
+        for Quote { pcrs } in &document.attestation.quotes {
+            let values = pcrs.pcrs.iter();
+            let values = values.map(|(number, value)| Ok((*number, decoded(value)?)));
+            let values: Result<_, String> = values.collect();
+            self.quoted.insert(pcrs.hash, values?);
+        }
+        self.log = decoded(&document.attestation.event_log)?;
+        Ok(())
+    }
+
+    /// Adds the log of systemd on the same machine.
+    pub fn and_systemd(&mut self, log: &[u8]) {
+        self.systemd.extend(systemd_log::parse(log));
+    }
+
+    /// Returns the quoted values of the SHA-256 bank.
+    pub fn quoted(&self) -> Option<&BTreeMap<u32, Vec<u8>>> {
+        self.quoted.get(&SHA256)
+    }
+
+    /// Returns the registers of the best bank that this evidence and the other one have.
+    pub fn registers(&self, other: Option<&Evidence>) -> Result<Registers, String> {
+        let both = |bank: &u16| self.has(*bank) && other.is_none_or(|other| other.has(*bank));
+        let (bank, name) =
+            BANKS
+                .into_iter()
+                .find(|(bank, _)| both(bank))
+                .ok_or_else(|| match other {
+                    Some(other) => {
+                        format!("{} and {} have no bank in common", self.name, other.name)
+                    }
+                    None => format!("{}: it has no SHA-256, SHA-384 or SHA-1 bank", self.name),
+                })?;
+        Ok(self.of_bank(bank, name))
+    }
+
+    fn has(&self, bank: u16) -> bool {
+        let log = event_log::parse(&self.log);
+        let in_log = log.events.len() > 1 && log.banks.iter().any(|(it, _)| *it == bank);
+        in_log || self.quoted.contains_key(&bank) || bank == SHA256 && !self.systemd.is_empty()
+    }
+
+    fn of_bank(&self, bank: u16, name: &'static str) -> Registers {
+        let log = event_log::parse(&self.log);
+        let is_tdx = is_tdx(&log);
+        let mut by_number: BTreeMap<u32, Register> = BTreeMap::new();
+        for (number, value) in self.quoted.get(&bank).into_iter().flatten() {
+            let register = new(*number, value.len());
+            let quoted = Some(value.clone());
+            by_number.insert(*number, Register { quoted, ..register });
+        }
+        let len = log.banks.iter().find(|(it, _)| *it == bank);
+        let len = len.map_or(32, |(_, len)| *len);
+        for event in &log.events {
+            if event.kind == EV_NO_ACTION {
+                if let Some([locality]) = event.data.strip_prefix(b"StartupLocality\0") {
+                    let register = by_number.entry(event.pcr);
+                    let register = register.or_insert_with(|| new(event.pcr, len));
+                    let last = register.replayed.as_mut().and_then(|it| it.last_mut());
+                    last.into_iter().for_each(|last| *last = *locality);
+                }
+                continue;
+            }
+            let register = by_number.entry(event.pcr);
+            let register = register.or_insert_with(|| new(event.pcr, len));
+            let digest = log.digest(event, bank);
+            if digest.is_none() {
+                register.replayed = None;
+            }
+            register.extend(Entry {
+                kind: decode::type_name(event.kind),
+                what: decode::describe(event),
+                digest: digest.unwrap_or_default().into(),
+            });
+        }
+        for record in self.systemd.iter().filter(|_| bank == SHA256) {
+            let register = by_number.entry(record.pcr);
+            let register = register.or_insert_with(|| new(record.pcr, len));
+            register.extend(Entry {
+                kind: "systemd".into(),
+                what: super::reader::plain(&format!("{}: {}", record.kind, record.text)),
+                digest: record.sha256.unwrap_or_default().into(),
+            });
+        }
+        for (number, register) in &mut by_number {
+            if let Some(quoted) = register.quoted.clone() {
+                register.add_words_up_to(*number, &quoted);
+            }
+        }
+        Registers {
+            bank: name,
+            is_tdx,
+            by_number,
+            len,
+        }
+    }
+}
+
+impl Registers {
+    /// Takes a register out. One that no event extended has the value of a machine that starts, unless a quote left it out.
+    pub fn take(&mut self, number: u32) -> Register {
+        let is_quoted = self.by_number.values().any(|it| it.quoted.is_some());
+        let other = || match is_quoted {
+            true => Register::default(),
+            false => new(number, self.len),
+        };
+        self.by_number.remove(&number).unwrap_or_else(other)
+    }
+
+    /// Returns the name of a register.
+    pub fn name(&self, number: u32) -> String {
+        match (self.is_tdx, number) {
+            (false, _) => format!("PCR {number}"),
+            (true, 0) => "MRTD".into(),
+            (true, _) => format!("RTMR{}", number - 1),
+        }
+    }
+}
+
+/// Returns a register of this length as it is when the machine starts.
+fn new(number: u32, len: usize) -> Register {
+    let byte = if DYNAMIC.contains(&number) { 0xff } else { 0 };
+    Register {
+        replayed: Some(vec![byte; len.min(64)]),
+        ..Register::default()
+    }
+}
+
+/// Returns whether a log is that of a TDX guest: it has SHA-384 alone, and no number above that of RTMR3. The log of a TPM has events
+/// of PCR 7.
+fn is_tdx(log: &Log) -> bool {
+    log.banks == [(SHA384, 48)] && log.events.iter().all(|event| event.pcr <= 4)
+}
+
+fn sha256(bytes: &[u8]) -> Vec<u8> {
+    digest(&ring::digest::SHA256, &[bytes])
+}
+
+fn digest(algorithm: &'static Algorithm, parts: &[&[u8]]) -> Vec<u8> {
+    let mut context = Context::new(algorithm);
+    parts.iter().for_each(|part| context.update(part));
+    context.finish().as_ref().into()
+}

@@ -1,0 +1,104 @@
+//! Asks a node for its attestation document.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use super::super::connect::{Attempt, Endpoint, Node};
+use super::super::progress::printable;
+use super::super::{ATTESTATION_REFUSED, UNREACHABLE};
+use super::evidence::Evidence;
+use attest::attestation::{
+    Identified, Measurement, Oid, Policy, ValidateError, Validator, Variant,
+};
+use base::program::Failure;
+use proto::{init, recoverproto};
+
+/// Returns the document of the first server of the node that answers: the recovery server of a node in its initramfs, or the
+/// server of a booted node.
+pub fn ask(
+    address: &str,
+    variant: &'static Variant,
+    deadline: Instant,
+) -> Result<Vec<u8>, Failure> {
+    let ports = [recoverproto::PORT, init::PORT];
+    let endpoints = ports.map(|port| Endpoint::parse(address, port));
+    let mut endpoints = endpoints.into_iter().collect::<Result<Vec<_>, _>>();
+    if let Ok(endpoints) = &mut endpoints {
+        endpoints.dedup();
+    }
+    let mut failure = Failure::failed(format!("{address}: it has no server"));
+    for endpoint in endpoints.map_err(Failure::Usage)? {
+        let recorder = Arc::new(Recorder {
+            variant,
+            document: OnceLock::new(),
+        });
+        let node = Node::judged_by(&endpoint, recorder.clone());
+        let attempt = node.attempt(deadline);
+        if let Some(document) = recorder.document.get() {
+            return Ok(document.clone());
+        }
+        match attempt {
+            Err(Attempt::Refused(why)) => {
+                let text = format!("{endpoint}: its quote is not genuine: {}", printable(&why));
+                return Err(Failure::Failed(ATTESTATION_REFUSED, text));
+            }
+            Err(Attempt::Passing(reason)) => {
+                let text = format!("{endpoint}: {}", printable(&reason));
+                failure = Failure::Failed(UNREACHABLE, text);
+            }
+            Ok(_) => {}
+        }
+    }
+    Err(failure)
+}
+
+/// Keeps each document whose quote is genuine, whatever its values are.
+struct Recorder {
+    variant: &'static Variant,
+    document: OnceLock<Vec<u8>>,
+}
+
+impl Recorder {
+    /// Returns a validator that demands the values that the document itself has.
+    fn validator(&self, document: &[u8]) -> Result<Arc<dyn Validator>, String> {
+        let evidence = Evidence::parse("the document", document)?;
+        let quoted = evidence.quoted().into_iter().flatten();
+        let demanded = quoted.map(|(number, value)| {
+            let expected = value.as_slice().try_into();
+            let expected = expected.map_err(|_| "a value has a wrong length".to_owned())?;
+            let warn_only = false;
+            Ok((
+                *number,
+                Measurement {
+                    expected,
+                    warn_only,
+                },
+            ))
+        });
+        let demanded = demanded.collect::<Result<BTreeMap<_, _>, String>>()?;
+        let policy = Policy::new(demanded).map_err(|error| error.to_string())?;
+        Ok((self.variant.validator)(policy.believing_any()))
+    }
+}
+
+impl Validator for Recorder {
+    fn oid(&self) -> Oid {
+        self.variant.oid
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        self.identify(document, nonce)
+            .map(|identified| identified.user_data)
+    }
+
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        let validator = self
+            .validator(document)
+            .map_err(|error| ValidateError(error.into()))?;
+        let identified = validator.identify(document, nonce)?;
+        // there is only one connection, so nothing is kept yet
+        let _ = self.document.set(document.into());
+        Ok(identified)
+    }
+}

@@ -1,0 +1,81 @@
+//! Reads little-endian values and texts from bytes that somebody else wrote.
+
+/// Maximum number of characters of a text. A kernel's command line has at most 2048 (Linux, COMMAND_LINE_SIZE of x86).
+const MAX_TEXT: usize = 2048;
+
+/// Reads little-endian values. A length field never exceeds the remaining bytes.
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    pub fn u8(&mut self) -> Option<u8> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    pub fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+}
+
+/// Returns the beginning of a text on one line, with a `?` for each character that could affect a terminal.
+pub fn plain(text: &str) -> String {
+    let shown = |c: char| match c {
+        ' '..='~' => c,
+        '\n' | '\t' => ' ',
+        c if c.is_alphanumeric() => c,
+        _ => '?',
+    };
+    let text: String = text.chars().take(MAX_TEXT).map(shown).collect();
+    text.trim_end().into()
+}
+
+/// Returns bytes that are a text in ASCII, with or without terminating zeros.
+pub fn ascii(data: &[u8]) -> Option<String> {
+    let end = data.iter().rposition(|byte| *byte != 0)? + 1;
+    let is_text = |byte: &u8| matches!(byte, b' '..=b'~' | b'\n' | b'\t');
+    data[..end]
+        .iter()
+        .all(is_text)
+        .then(|| plain(&String::from_utf8_lossy(&data[..end])))
+}
+
+/// Returns bytes that are a text in UTF-16, with or without terminating zeros. At least half of it is ASCII: any bytes are UTF-16
+/// of some script.
+pub fn utf16(data: &[u8]) -> Option<String> {
+    // old versions of boot loaders measure an odd byte more
+    let units = data.chunks_exact(2);
+    let units: Vec<u16> = units
+        .map(|unit| u16::from_le_bytes([unit[0], unit[1]]))
+        .collect();
+    let end = units.iter().rposition(|unit| *unit != 0)? + 1;
+    let text = String::from_utf16(&units[..end]).ok()?;
+    let is_text = |c: char| c == '\n' || !c.is_control();
+    let plain_characters = text.chars().filter(char::is_ascii).count();
+    (text.chars().all(is_text) && plain_characters * 2 >= end).then(|| plain(&text))
+}
+
+/// Returns an EFI_GUID as text.
+pub fn guid(data: &[u8]) -> Option<String> {
+    let mut reader = Reader(data);
+    let (a, b, c) = (reader.u32()?, reader.u16()?, reader.u16()?);
+    let (d, e) = (reader.take(2)?, reader.take(6)?);
+    let hex = super::hex;
+    Some(format!("{a:08x}-{b:04x}-{c:04x}-{}-{}", hex(d), hex(e)))
+}
