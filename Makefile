@@ -55,7 +55,6 @@ demo: setup ## boot a VM: first boot, init, a reboot that unlocks itself, a tamp
 
 bench: build ## compare our programs with their peers
 	cargo bench --locked
-	@tools/compare-initrds.sh target/dist/unlock
 
 storm: setup ## measure many nodes that arrive at one join service at once, with a real API server: tickets a second, waits, memory
 	@tools/kubernetes.sh kube-apiserver etcd >/dev/null

@@ -2,10 +2,13 @@
 # Compares what unlocks a disk by its share of an initrd: Firstlight, clevis with tang, systemd's token for a TPM. All initrds are made
 # in one run, by the same dracut, of the same Debian and for the same kernel, and prints a table for docs/benchmarks.md.
 #
-#   tools/compare-initrds.sh UNLOCK      UNLOCK: the program
+#   tools/compare-initrds.sh UNLOCK [FOLDER]      UNLOCK: the program
+#
+# FOLDER gets what `cargo bench --bench unlockers` boots: the initrds firstlight, clevis and token; the disks clevis.disk and token.disk,
+# which a key in the file `key` opens; the program `tangd`, a tang server on its standard input and output.
 . "$(dirname "$0")/lib.sh"
 
-unlock=${1:?the program unlock}
+unlock=${1:?the program unlock} folder=${2:-}
 debian=$("$ROOT/tools/debian.sh" bookworm others)
 kernel=$("$ROOT/tools/kernel.sh")
 version=$(ls "$kernel/lib/modules")
@@ -15,15 +18,15 @@ root=$work/root
 root_with_kernel "$debian" "$kernel" "$root"
 "$ROOT/initramfs/install.sh" "$unlock" "$root"
 
-# what a machine in a cloud does not need, as in tools/initrd.sh
-OMITTED="network-legacy network-manager connman ifcfg cifs nbd fcoe fcoe-uefi plymouth rngd kernel-modules-extra hwdb lunmask virtfs virtiofs resume lvm mdraid btrfs multipath nfs iscsi nvmf"
-
-# Prints the bytes of an initrd with these modules, without those; the last lines of dracut if it fails.
+# Prints the bytes of the initrd `name` with these modules, without those; the last lines of dracut if it fails.
 size() {
-  local added=$1 omitted=$2
+  local name=$1 added=$2 omitted=$3
   chroot_into "$root" dracut --force --no-hostonly --no-hostonly-cmdline --reproducible --no-early-microcode --kver "$version" \
-    --compress "zstd -9" --add "$added" --omit "$OMITTED $omitted" /boot/initrd >"$work/log" 2>&1 || { tail -3 "$work/log" >&2; exit 1; }
+    --compress "zstd -9" --add "$added" --omit "$NOT_IN_CLOUDS $OTHER_NETWORKS $omitted" /boot/initrd >"$work/log" 2>&1 ||
+    { tail -3 "$work/log" >&2; exit 1; }
   stat -c %s "$root/boot/initrd"
+  # another cpio can be appended after a multiple of 4 bytes
+  if [ -n "$folder" ]; then cp "$root/boot/initrd" "$folder/$name"; truncate -s %512 "$folder/$name"; fi
 }
 
 # Prints a row: what, its bytes, and what it adds to `from` beside what Firstlight adds to `network`.
@@ -33,12 +36,44 @@ row() {
     if (size == from) print " | |"; else printf " +%.2f MB | %.1fx |\n", (size - from) / 1e6, (size - from) / ours }'
 }
 
+# Makes the disks, and binds that of clevis to a tang server, which the machine reaches at $TANG.
+disks() {
+  local disk programs=$debian/root body
+  mkdir -p "$folder/tang"
+  chroot_into "$root" sh -c 'mkdir /tmp/tang && /usr/libexec/tangd-keygen /tmp/tang && tar c -C /tmp/tang .' | tar x -C "$folder/tang"
+  cat >"$folder/tangd" <<TANGD
+#!/bin/sh
+exec $programs/lib64/ld-linux-x86-64.so.2 --library-path $programs/usr/lib/x86_64-linux-gnu $programs/usr/libexec/tangd $folder/tang
+TANGD
+  chmod 755 "$folder/tangd"
+  body=$(printf 'GET /adv HTTP/1.1\r\nHost: tang\r\nConnection: close\r\n\r\n' | "$folder/tangd" | tail -n 1)
+  head -c 32 /dev/urandom | base64 -w 0 >"$folder/key"
+  printf '%s' "$body" >"$root/boot/advertisement"
+  cp "$folder/key" "$root/boot/key"
+  for disk in clevis token; do
+    truncate -s 64M "$root/boot/$disk"
+    # the fewest iterations, as clevis itself takes: its key is random
+    chroot_into "$root" cryptsetup luksFormat --batch-mode --type luks2 --uuid "$UUID" --pbkdf pbkdf2 --pbkdf-force-iterations 1000 \
+      --key-file /boot/key "/boot/$disk"
+  done
+  # clevis has a password made, for which this Debian lacks a dictionary
+  mkdir -p "$root/etc/security"; rm -f "$root/etc/security/pwquality.conf"; echo 'dictcheck = 0' >"$root/etc/security/pwquality.conf"
+  chroot_into "$root" clevis luks bind -y -k /boot/key -d /boot/clevis tang "{\"url\":\"$TANG\",\"adv\":\"/boot/advertisement\"}" >&2
+  for disk in clevis token; do mv "$root/boot/$disk" "$folder/$disk.disk"; done
+}
+
+# as benches/unlockers.rs has them
+TANG=http://10.42.0.1:7500
+UUID=5ec1e7a0-0000-4000-8000-000000000001
+OTHER_NETWORKS="network-legacy network-manager connman ifcfg cifs nbd fcoe fcoe-uefi"
+if [ -n "$folder" ]; then mkdir -p "$folder"; folder=$(cd "$folder" && pwd); disks; fi
+
 say "making five initrds, about half a minute each"
-bare=$(size systemd-initrd "systemd-networkd network crypt dm clevis tpm2-tss firstlight")
-network=$(size "systemd-initrd systemd-networkd" "crypt dm clevis tpm2-tss firstlight")
-firstlight=$(size firstlight "crypt dm clevis tpm2-tss")
-clevis=$(size "systemd-networkd clevis clevis-pin-tang" "clevis-pin-tpm2 tpm2-tss firstlight")
-token=$(size "systemd-initrd crypt tpm2-tss" "systemd-networkd network clevis firstlight")
+bare=$(size bare systemd-initrd "systemd-networkd network crypt dm clevis tpm2-tss firstlight")
+network=$(size network "systemd-initrd systemd-networkd" "crypt dm clevis tpm2-tss firstlight")
+firstlight=$(size firstlight firstlight "crypt dm clevis tpm2-tss")
+clevis=$(size clevis "systemd-networkd clevis clevis-pin-tang" "clevis-pin-tpm2 tpm2-tss firstlight")
+token=$(size token "systemd-initrd crypt tpm2-tss" "systemd-networkd network clevis firstlight")
 
 echo "| initrd of dracut | size | share of what unlocks | ratio |"
 echo "|---|---:|---:|---:|"

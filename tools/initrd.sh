@@ -28,8 +28,7 @@ esac
 
 case $system in
 dracut*)
-  # what a machine in a cloud does not need, which halves the time
-  omitted="plymouth rngd crypt kernel-modules-extra hwdb lunmask virtfs virtiofs resume lvm mdraid btrfs multipath nfs iscsi nvmf"
+  omitted="$NOT_IN_CLOUDS crypt"
   arguments=(--force --no-hostonly --no-hostonly-cmdline --reproducible --no-early-microcode --kver "$version" --compress "zstd -3")
   # systemd measures only if it sees the variables of systemd-stub
   if [ "$kind" = measuring ]; then

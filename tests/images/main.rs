@@ -12,15 +12,13 @@ mod pairs;
 mod stages;
 mod traps;
 
-use machine::flow::Setting;
+use machine::flow::{FRESH_NODE, Setting};
 use machine::initramfs::{self, Overlay};
 use machine::vm::Machine;
 use machine::{Context, Result, dist, root, script};
 use std::path::Path;
 
 const DISK: u64 = 64 << 20;
-/// SeaBIOS measures neither kernel nor initrd, so the policy only demands a fresh node.
-const FRESH_NODE: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 /// The settings by which `unlock` knows where it runs, as the old system's images have them.
 const CLOUD: &str = "constel.csp=qemu constel.attestation-variant=qemu-vtpm";
 
