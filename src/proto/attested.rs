@@ -26,6 +26,9 @@ pub struct Demand {
     /// The banks of the registers that the sender compares (TPM_ALG_ID). Others need not be quoted.
     #[prost(uint32, repeated, tag = "1")]
     pub banks: ::prost::alloc::vec::Vec<u32>,
+    /// Only in the client's offer: the client sends a challenge, which the server awaits before it proves itself.
+    #[prost(bool, tag = "2")]
+    pub challenges: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 #[prost(skip_debug)]
@@ -74,7 +77,7 @@ pub struct Proof {
     /// The attestation document of the sender's variant; empty if the receiver demanded nothing.
     #[prost(bytes = "vec", tag = "1")]
     pub document: ::prost::alloc::vec::Vec<u8>,
-    /// Only in the client's proof: what the server's TPM must decrypt, if the client demands a certified attestation key.
+    /// Only in the message that the client sends after the server's offer if its demand announced a challenge.
     #[prost(message, optional, tag = "2")]
     pub challenge: ::core::option::Option<Challenge>,
     /// As in an offer.

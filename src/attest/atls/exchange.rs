@@ -7,6 +7,8 @@
 //!   | Offer { nonce S, demand, identity }                        |
 //!   | <--------------------------------------------------------- |
 //!   |        session = digest(exporter, certificate, both offers)
+//!   | Proof { challenge }, only if the demand announced it       |
+//!   | ---------------------------------------------------------> |
 //!   | Proof { document(server, session, C) }                     |
 //!   | <--------------------------------------------------------- |
 //!   |  validates it, before it proves or sends anything          |
@@ -15,6 +17,9 @@
 //!   | Proof { }, only if the server demanded a document          |
 //!   | <--------------------------------------------------------- |
 //! ```
+//!
+//! A challenge is a credential for the TPM of the peer. The document then also covers what the TPM decrypts, so only a TPM that has
+//! both the attestation key and a certified endorsement key can make it. The server's challenge is in its offer.
 //!
 //! An end that demands nothing gets a proof without a document. An alert in a message ends the exchange.
 //!
@@ -31,7 +36,7 @@ use zeroize::Zeroizing;
 use super::handshake::{self, Timed};
 use super::{Error, certificate};
 use crate::attestation::session::{self, Request};
-use crate::attestation::{Identified, Issuer, Role, ValidateError, Validator};
+use crate::attestation::{Challenge, Identified, Issuer, KeyName, Role, ValidateError, Validator};
 use crate::tpm::Bank;
 use proto::attested::{Demand, Identity, Offer, Proof};
 
@@ -64,6 +69,8 @@ struct Session {
     digest: [u8; 32],
     own: Offer,
     peers: Offer,
+    /// What the peer must answer.
+    challenge: Option<Challenge>,
 }
 
 impl End<'_> {
@@ -94,9 +101,18 @@ impl End<'_> {
         let own = self.offer()?;
         let sent = pipe.send(&own)?;
         let (peers, received) = pipe.receive::<Offer>(MAX_OFFER)?;
-        let session = self.session(pipe, [&sent, &received], own, peers)?;
+        let mut session = self.session(pipe, [&sent, &received], own, peers)?;
+        if self.challenges() {
+            session.challenge = self.challenge(&session.peers)?;
+            let challenge = session.challenge.as_ref().map(wire::challenge);
+            pipe.send(&Proof {
+                challenge,
+                ..Proof::default()
+            })?;
+        }
         let identified = self.verify(pipe, &session)?;
-        pipe.send(&self.prove(&session, turn)?)?;
+        let challenge = session.peers.challenge.take();
+        pipe.send(&self.prove(&session, challenge, turn)?)?;
         if session.peers.demand.is_some() {
             pipe.receive::<Proof>(MAX_EMPTY_PROOF)?;
         }
@@ -109,10 +125,18 @@ impl End<'_> {
         turn: impl FnOnce() -> Result<T, Error>,
     ) -> Result<Option<Identified>, Error> {
         let (peers, received) = pipe.receive::<Offer>(MAX_OFFER)?;
-        let own = self.offer()?;
+        let mut own = self.offer()?;
+        let challenge = self.challenge(&peers)?;
+        own.challenge = challenge.as_ref().map(wire::challenge);
         let sent = pipe.send(&own)?;
-        let session = self.session(pipe, [&received, &sent], own, peers)?;
-        pipe.send(&self.prove(&session, turn)?)?;
+        let mut session = self.session(pipe, [&received, &sent], own, peers)?;
+        session.challenge = challenge;
+        let demand = session.peers.demand.as_ref();
+        let challenge = match demand.is_some_and(|demand| demand.challenges) {
+            true => pipe.receive::<Proof>(MAX_EMPTY_PROOF)?.0.challenge,
+            false => None,
+        };
+        pipe.send(&self.prove(&session, challenge, turn)?)?;
         let identified = self.verify(pipe, &session)?;
         if session.own.demand.is_some() {
             pipe.send(&Proof::default())?;
@@ -120,17 +144,44 @@ impl End<'_> {
         Ok(identified)
     }
 
+    fn challenges(&self) -> bool {
+        self.validators
+            .iter()
+            .any(|validator| validator.challenges())
+    }
+
+    /// Makes a challenge for the peer, if its validator demands a certified key.
+    fn challenge(&self, peers: &Offer) -> Result<Option<Challenge>, Error> {
+        let Some(identity) = &peers.identity else {
+            return Ok(None);
+        };
+        let Some(validator) = self.validator(identity) else {
+            return Ok(None);
+        };
+        let endorsements = wire::endorsements(&identity.endorsements);
+        validator
+            .challenge(&identity.key, &endorsements)
+            .map_err(Error::Refused)
+    }
+
+    /// Returns the validator of the variant that the peer names.
+    fn validator(&self, identity: &Identity) -> Option<&Arc<dyn Validator>> {
+        self.validators
+            .iter()
+            .find(|validator| validator.oid() == identity.variant)
+    }
+
     fn offer(&self) -> Result<Offer, Error> {
         let identity = match self.issuer {
             None => None,
-            Some(issuer) => Some(Identity {
-                variant: issuer.oid().to_vec(),
-                key: issuer.identity().map_err(Error::Issuer)?.key,
-                endorsements: vec![],
-            }),
+            Some(issuer) => Some(wire::identity(
+                issuer.oid(),
+                issuer.identity().map_err(Error::Issuer)?,
+            )),
         };
         let demand = Demand {
             banks: BANKS.map(|bank| bank as u32).to_vec(),
+            challenges: self.role == Role::Client && self.challenges(),
         };
         Ok(Offer {
             nonce: base::crypto::random::<NONCE>().to_vec(),
@@ -161,13 +212,19 @@ impl End<'_> {
             .export_keying_material(exporter, EXPORTER, None)?;
         let [client, server] = offers;
         let digest = session::digest(&[&exporter[..], self.certificate, client, server]);
-        Ok(Session { digest, own, peers })
+        Ok(Session {
+            digest,
+            own,
+            peers,
+            challenge: None,
+        })
     }
 
-    /// Makes the proof that the peer demands.
+    /// Makes the proof that the peer demands; `challenge` is the peer's.
     fn prove<T>(
         &self,
         session: &Session,
+        challenge: Option<proto::attested::Challenge>,
         turn: impl FnOnce() -> Result<T, Error>,
     ) -> Result<Proof, Error> {
         let (Some(demand), Some(issuer)) = (&session.peers.demand, self.issuer) else {
@@ -178,6 +235,7 @@ impl End<'_> {
             .iter()
             .filter_map(|id| Bank::with_id(*id))
             .collect();
+        let challenge = challenge.map(wire::credential).transpose()?;
         let _turn = turn()?;
         let document = issuer
             .prove(&Request {
@@ -185,6 +243,9 @@ impl End<'_> {
                 session: &session.digest,
                 nonce: &session.peers.nonce,
                 banks: &banks,
+                challenge: challenge
+                    .as_ref()
+                    .map(|(kind, credential)| (*kind, credential)),
                 for_stranger: self.role == Role::Server,
             })
             .map_err(Error::Issuer)?;
@@ -217,12 +278,18 @@ impl End<'_> {
             ));
         };
         let validator = self
-            .validators
-            .iter()
-            .find(|validator| validator.oid() == identity.variant)
+            .validator(identity)
             .ok_or_else(|| certificate::no_document(&[&identity.variant], self.validators))?;
-        let identified = validator.identify(&proof.document, &session.own.nonce)?;
-        let expected = session::user_data(self.role.peer(), &session.digest, &[]);
+        let (document, nonce) = (&proof.document, &session.own.nonce);
+        let (identified, secret) = match &session.challenge {
+            None => (validator.identify(document, nonce)?, &[][..]),
+            Some(challenge) => {
+                let key = KeyName::of(&identity.key);
+                let identified = validator.identify_certified(document, nonce, &key)?;
+                (identified, &challenge.secret[..])
+            }
+        };
+        let expected = session::user_data(self.role.peer(), &session.digest, secret);
         match identified.user_data == expected {
             true => Ok(identified),
             false => Err(ValidateError(
@@ -329,5 +396,66 @@ impl Pipe<'_, '_> {
         self.connection.send_close_notify();
         let rest = handshake::take_output(self.connection).unwrap_or_default();
         self.peer.give_up(&rest);
+    }
+}
+
+/// Messages to and from the types of this crate.
+mod wire {
+    use super::*;
+    use crate::attestation;
+    use crate::tpm::{Credential, Endorsement, EndorsementKind};
+    use proto::attested;
+
+    pub fn identity(variant: attestation::Oid, identity: attestation::Identity) -> Identity {
+        let endorsements = identity.endorsements.into_iter();
+        Identity {
+            variant: variant.to_vec(),
+            key: identity.key,
+            endorsements: endorsements
+                .map(|endorsement| attested::Endorsement {
+                    template: endorsement.kind as u32,
+                    certificate: endorsement.certificate,
+                    chain: endorsement.chain,
+                })
+                .collect(),
+        }
+    }
+
+    /// Returns the endorsement keys of templates that this program knows.
+    pub fn endorsements(received: &[attested::Endorsement]) -> Vec<Endorsement> {
+        received
+            .iter()
+            .filter_map(|endorsement| {
+                Some(Endorsement {
+                    kind: EndorsementKind::with_index(endorsement.template)?,
+                    certificate: endorsement.certificate.clone(),
+                    chain: endorsement.chain.clone(),
+                })
+            })
+            .collect()
+    }
+
+    pub fn challenge(challenge: &Challenge) -> attested::Challenge {
+        attested::Challenge {
+            template: challenge.kind as u32,
+            credential_blob: challenge.credential.blob.clone(),
+            secret: challenge.credential.secret.clone(),
+        }
+    }
+
+    pub fn credential(
+        challenge: attested::Challenge,
+    ) -> Result<(EndorsementKind, Credential), Error> {
+        let template = challenge.template;
+        let kind = EndorsementKind::with_index(template).ok_or_else(|| {
+            Error::Misbehaved(format!(
+                "its challenge is for the endorsement key of NV index {template:#x}, which this machine did not offer"
+            ))
+        })?;
+        let credential = Credential {
+            blob: challenge.credential_blob,
+            secret: challenge.secret,
+        };
+        Ok((kind, credential))
     }
 }

@@ -55,6 +55,11 @@ pub trait Issuer: Send + Sync {
     }
     /// Makes the document for one connection of the strong form of attested TLS.
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        if request.challenge.is_some() {
+            return Err(IssueError(
+                "the peer demands a certified attestation key, and this variant has none".into(),
+            ));
+        }
         let user_data = request.user_data(&[]);
         match request.for_stranger {
             true => self.issue_for_stranger(&user_data, request.nonce),
@@ -91,6 +96,10 @@ pub trait Validator: Send + Sync {
         _endorsements: &[Endorsement],
     ) -> Result<Option<Challenge>, ValidateError> {
         Ok(None)
+    }
+    /// Returns whether [`Validator::challenge`] may return a challenge.
+    fn challenges(&self) -> bool {
+        false
     }
     /// Validates a document as [`Validator::identify`] does, of a peer that knows the secret of a challenge. It made the document
     /// after it decrypted the secret, and the challenge was made by this validator for the attestation key with this Name.

@@ -122,7 +122,13 @@ impl super::Issuer for Issuer {
         let key = Tpm::open(&self.location)
             .and_then(|mut tpm| tpm.attestation_key())
             .map_err(|error| IssueError(error.to_string()))?;
-        Ok(self.identity.get_or_init(|| Identity { key }).clone())
+        Ok(self
+            .identity
+            .get_or_init(|| Identity {
+                key,
+                endorsements: vec![],
+            })
+            .clone())
     }
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {

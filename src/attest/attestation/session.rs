@@ -5,7 +5,7 @@
 //! document has the same user data.
 
 use super::sha256;
-use crate::tpm::Bank;
+use crate::tpm::{Bank, Credential, Endorsement, EndorsementKind};
 
 /// The label of the user data: no other use of an attestation key hashes it.
 const LABEL: &[u8] = b"firstlight attested TLS, version 1";
@@ -41,6 +41,8 @@ impl Role {
 pub struct Identity {
     /// The attestation key (TPMT_PUBLIC); empty if the variant has none.
     pub key: Vec<u8>,
+    /// The certified endorsement keys of the same TPM.
+    pub endorsements: Vec<Endorsement>,
 }
 
 /// A request for a document of the strong form.
@@ -54,6 +56,8 @@ pub struct Request<'a> {
     pub nonce: &'a [u8],
     /// The banks that the peer compares; empty: all.
     pub banks: &'a [Bank],
+    /// What the TPM must decrypt before it signs, if the peer demands a certified attestation key: for which endorsement key.
+    pub challenge: Option<(EndorsementKind, &'a Credential)>,
     /// Whether the peer called this machine and has proved nothing.
     pub for_stranger: bool,
 }
