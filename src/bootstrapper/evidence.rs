@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 
-use attest::attestation::{self, Issuer, Request, Role};
+use attest::attestation::{self, Issuer, Request, Role, wire};
 use attest::tpm::{self, Bank};
-use proto::attested::Identity;
 use proto::evidence::{EvidenceRequest, EvidenceResponse};
 use sys::poll::Poller;
 
@@ -29,8 +28,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 const MAX_REQUEST: u64 = 4096;
 /// Length of a nonce in bytes, as in attested TLS.
 const NONCE: std::ops::RangeInclusive<usize> = 16..=64;
-/// The banks by their TPM_ALG_ID.
-const BANKS: [Bank; 4] = [Bank::Sha1, Bank::Sha256, Bank::Sha384, Bank::Sha512];
+/// Maximum number of banks, as many as this program knows.
+const BANKS: usize = 4;
 /// Interval between two looks at callers that are being served.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -115,20 +114,16 @@ impl Evidence {
         let identity = self.issuer.identity().map_err(|error| error.to_string())?;
         let document = match request.session.is_empty() {
             true => vec![],
-            false => self.document(&request)?,
+            false => self.document(request)?,
         };
         Ok(EvidenceResponse {
-            identity: Some(Identity {
-                variant: self.issuer.oid().to_vec(),
-                key: identity.key,
-                ..Identity::default()
-            }),
+            identity: Some(wire::identity(self.issuer.oid(), identity)),
             document,
             error: String::new(),
         })
     }
 
-    fn document(&self, request: &EvidenceRequest) -> Result<Vec<u8>, String> {
+    fn document(&self, request: EvidenceRequest) -> Result<Vec<u8>, String> {
         let session = request.session.as_slice().try_into();
         let session = session.map_err(|_| {
             let len = request.session.len();
@@ -140,16 +135,20 @@ impl Evidence {
                 "the nonce has {len} bytes, expected {least} to {most}"
             ));
         }
-        let bank = |id: &u32| BANKS.into_iter().find(|bank| *bank as u32 == *id);
-        let banks: Option<Vec<Bank>> = request.banks.iter().map(bank).collect();
+        let banks = request.banks.iter().map(|id| Bank::with_id(*id));
+        let banks: Option<Vec<Bank>> = banks.collect();
         let banks = banks
-            .filter(|banks| banks.len() <= BANKS.len())
+            .filter(|banks| banks.len() <= BANKS)
             .ok_or("the request names a bank that does not exist")?;
+        let challenge = request.challenge.map(wire::read_credential).transpose()?;
         let request = Request {
             role: Role::Server,
             session,
             nonce: &request.nonce,
             banks: &banks,
+            challenge: challenge
+                .as_ref()
+                .map(|(kind, credential)| (*kind, credential)),
             for_stranger: true,
         };
         self.issuer
@@ -224,6 +223,7 @@ mod tests {
             session: vec![2; 32],
             nonce: vec![3; 32],
             banks: vec![Bank::Sha256 as u32],
+            challenge: None,
         }
     }
 

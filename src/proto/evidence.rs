@@ -11,6 +11,9 @@ pub struct EvidenceRequest {
     /// The banks of the registers that the node compares (TPM_ALG_ID); empty: all.
     #[prost(uint32, repeated, tag = "3")]
     pub banks: ::prost::alloc::vec::Vec<u32>,
+    /// What the TPM must decrypt, if the node demands a certified attestation key.
+    #[prost(message, optional, tag = "4")]
+    pub challenge: ::core::option::Option<super::attested::Challenge>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 #[prost(skip_debug)]

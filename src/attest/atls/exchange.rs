@@ -36,6 +36,7 @@ use zeroize::Zeroizing;
 use super::handshake::{self, Timed};
 use super::{Error, certificate};
 use crate::attestation::session::{self, Request};
+use crate::attestation::wire;
 use crate::attestation::{Challenge, Identified, Issuer, KeyName, Role, ValidateError, Validator};
 use crate::tpm::Bank;
 use proto::attested::{Demand, Identity, Offer, Proof};
@@ -158,9 +159,9 @@ impl End<'_> {
         let Some(validator) = self.validator(identity) else {
             return Ok(None);
         };
-        let endorsements = wire::endorsements(&identity.endorsements);
+        let identity = wire::read_identity(identity);
         validator
-            .challenge(&identity.key, &endorsements)
+            .challenge(&identity.key, &identity.endorsements)
             .map_err(Error::Refused)
     }
 
@@ -235,7 +236,10 @@ impl End<'_> {
             .iter()
             .filter_map(|id| Bank::with_id(*id))
             .collect();
-        let challenge = challenge.map(wire::credential).transpose()?;
+        let challenge = challenge
+            .map(wire::read_credential)
+            .transpose()
+            .map_err(Error::Misbehaved)?;
         let _turn = turn()?;
         let document = issuer
             .prove(&Request {
@@ -396,66 +400,5 @@ impl Pipe<'_, '_> {
         self.connection.send_close_notify();
         let rest = handshake::take_output(self.connection).unwrap_or_default();
         self.peer.give_up(&rest);
-    }
-}
-
-/// Messages to and from the types of this crate.
-mod wire {
-    use super::*;
-    use crate::attestation;
-    use crate::tpm::{Credential, Endorsement, EndorsementKind};
-    use proto::attested;
-
-    pub fn identity(variant: attestation::Oid, identity: attestation::Identity) -> Identity {
-        let endorsements = identity.endorsements.into_iter();
-        Identity {
-            variant: variant.to_vec(),
-            key: identity.key,
-            endorsements: endorsements
-                .map(|endorsement| attested::Endorsement {
-                    template: endorsement.kind as u32,
-                    certificate: endorsement.certificate,
-                    chain: endorsement.chain,
-                })
-                .collect(),
-        }
-    }
-
-    /// Returns the endorsement keys of templates that this program knows.
-    pub fn endorsements(received: &[attested::Endorsement]) -> Vec<Endorsement> {
-        received
-            .iter()
-            .filter_map(|endorsement| {
-                Some(Endorsement {
-                    kind: EndorsementKind::with_index(endorsement.template)?,
-                    certificate: endorsement.certificate.clone(),
-                    chain: endorsement.chain.clone(),
-                })
-            })
-            .collect()
-    }
-
-    pub fn challenge(challenge: &Challenge) -> attested::Challenge {
-        attested::Challenge {
-            template: challenge.kind as u32,
-            credential_blob: challenge.credential.blob.clone(),
-            secret: challenge.credential.secret.clone(),
-        }
-    }
-
-    pub fn credential(
-        challenge: attested::Challenge,
-    ) -> Result<(EndorsementKind, Credential), Error> {
-        let template = challenge.template;
-        let kind = EndorsementKind::with_index(template).ok_or_else(|| {
-            Error::Misbehaved(format!(
-                "its challenge is for the endorsement key of NV index {template:#x}, which this machine did not offer"
-            ))
-        })?;
-        let credential = Credential {
-            blob: challenge.credential_blob,
-            secret: challenge.secret,
-        };
-        Ok((kind, credential))
     }
 }

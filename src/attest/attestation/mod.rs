@@ -3,7 +3,7 @@
 //! An [`Issuer`] makes a document on the machine itself; a [`Validator`] validates the document of a peer. Attested TLS
 //! ([`crate::atls`]) transports a document in a certificate extension whose OID names the variant.
 //!
-//! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`session`] binds a document to one connection; [`stage`]
+//! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`session`] binds a document to one connection, and [`wire`] has its messages; [`stage`]
 //! distinguishes an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name`
 //! is the name of a key; `document` is the JSON document; `quote` verifies what the TPM signed in it; [`event_log`], [`phases`] and
 //! [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
@@ -20,6 +20,7 @@ pub mod session;
 pub mod stage;
 pub mod systemd_log;
 pub mod variant;
+pub mod wire;
 
 use std::sync::Arc;
 

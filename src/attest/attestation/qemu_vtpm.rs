@@ -86,7 +86,7 @@ impl Issuer {
     ) -> Result<Vec<u8>, IssueError> {
         let (ak_pub, quotes) = opened
             .and_then(|mut tpm| tpm.quotes(&tpm_nonce(&[], user_data, nonce), banks))
-            .map_err(|error| IssueError(error.to_string()))?;
+            .map_err(failed)?;
         let document = Document {
             attestation: Attestation {
                 ak_pub: Base64(ak_pub),
@@ -119,31 +119,47 @@ impl super::Issuer for Issuer {
         if let Some(identity) = self.identity.get() {
             return Ok(identity.clone());
         }
-        let key = Tpm::open(&self.location)
-            .and_then(|mut tpm| tpm.attestation_key())
-            .map_err(|error| IssueError(error.to_string()))?;
-        Ok(self
-            .identity
-            .get_or_init(|| Identity {
-                key,
-                endorsements: vec![],
-            })
-            .clone())
+        let mut tpm = Tpm::open(&self.location).map_err(failed)?;
+        let key = tpm.attestation_key().map_err(failed)?;
+        // without certificates the machine can still prove itself to peers that do not demand them
+        let endorsements = tpm.endorsements().unwrap_or_else(|error| {
+            log::warn!("{error}");
+            vec![]
+        });
+        let identity = Identity { key, endorsements };
+        Ok(self.identity.get_or_init(|| identity).clone())
     }
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
-        let opened = match request.for_stranger {
-            true => Tpm::open_for_stranger(&self.location),
-            false => Tpm::open(&self.location),
+        let open = match request.for_stranger {
+            true => Tpm::open_for_stranger,
+            false => Tpm::open,
         };
-        let user_data = request.user_data(&[]);
-        self.document(opened, &user_data, request.nonce, request.banks)
+        let secret = match request.challenge {
+            None => None,
+            Some((kind, credential)) => {
+                let mut tpm = open(&self.location).map_err(failed)?;
+                Some(tpm.activate(kind, credential).map_err(failed)?)
+            }
+        };
+        let secret = secret.as_ref().map_or(&[][..], |secret| secret.expose());
+        let user_data = request.user_data(secret);
+        self.document(
+            open(&self.location),
+            &user_data,
+            request.nonce,
+            request.banks,
+        )
     }
 
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
         let name = KeyName::of(&super::Issuer::identity(self)?.key);
         Ok(Some(name.digest().into()))
     }
+}
+
+fn failed(error: tpm::Error) -> IssueError {
+    IssueError(error.to_string())
 }
 
 /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
