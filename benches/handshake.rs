@@ -49,10 +49,21 @@ fn main() {
         println!("(no Go tool chain: without the Go peer's rows)");
     }
 
+    floor(count as u32);
     println!("{count} connections a row, {PARALLEL} at a time; processor time in µs a connection");
     println!("| attested | TLS | client -> server | a second | server µs | client µs |");
     println!("|---|---|---|---:|---:|---:|");
     for mode in ["server", "mutual"] {
+        let strong = Row {
+            mode,
+            client: "ours, strong",
+            server: "ours, strong",
+            tls: "1.3",
+        };
+        let (server, begin) = (Peer::start(our_server(mode)), Instant::now());
+        let before = server.cpu();
+        let client_cpu = call(server.address, mode, "strong", count);
+        strong.print(count, begin.elapsed(), server.cpu() - before, client_cpu);
         for tls in ["1.3", "1.2"] {
             for (client_is_go, server_is_go) in
                 [(false, false), (true, false), (false, true), (true, true)]
@@ -72,20 +83,105 @@ fn main() {
                     Some(binary) if client_is_go => {
                         call_with_go(binary, server.address, mode, tls, count)
                     }
-                    _ => call(server.address, mode, count),
+                    _ => call(server.address, mode, "old", count),
                 };
-                let wall = begin.elapsed();
-                let each = |time: Duration| time.as_micros() / count as u128;
-                println!(
-                    "| {mode} | {tls} | {} -> {} | {:.0} | {} | {} |",
-                    if client_is_go { "Go" } else { "ours" },
-                    if server_is_go { "Go" } else { "ours" },
-                    count as f64 / wall.as_secs_f64(),
-                    each(server.cpu() - before),
-                    each(client_cpu),
-                );
+                let row = Row {
+                    mode,
+                    client: if client_is_go { "Go" } else { "ours" },
+                    server: if server_is_go { "Go" } else { "ours" },
+                    tls,
+                };
+                row.print(count, begin.elapsed(), server.cpu() - before, client_cpu);
             }
         }
+    }
+}
+
+struct Row<'a> {
+    mode: &'a str,
+    tls: &'a str,
+    client: &'a str,
+    server: &'a str,
+}
+
+impl Row<'_> {
+    fn print(&self, count: usize, wall: Duration, server_cpu: Duration, client_cpu: Duration) {
+        let each = |time: Duration| time.as_micros() / count as u128;
+        println!(
+            "| {} | {} | {} -> {} | {:.0} | {} | {} |",
+            self.mode,
+            self.tls,
+            self.client,
+            self.server,
+            count as f64 / wall.as_secs_f64(),
+            each(server_cpu),
+            each(client_cpu),
+        );
+    }
+}
+
+/// Prints what the cryptography of a handshake takes at least: the operations of ring and of ML-KEM by themselves.
+fn floor(count: u32) {
+    use ring::rand::SystemRandom;
+    use ring::signature::{ECDSA_P256_SHA256_ASN1, KeyPair, UnparsedPublicKey};
+    use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
+    let random = SystemRandom::new();
+    let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random).unwrap();
+    let key =
+        EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, pkcs8.as_ref(), &random).unwrap();
+    let signature = key.sign(&random, b"message").unwrap();
+    let public = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key.public_key());
+    let provider = tls::provider();
+    let group = |name| {
+        let mut groups = provider.kx_groups.iter();
+        *groups.find(|group| group.name() == name).unwrap()
+    };
+    let hybrid = group(rustls::NamedGroup::X25519MLKEM768);
+    let plain = group(rustls::NamedGroup::X25519);
+    let time = |work: &dyn Fn()| {
+        let begin = Instant::now();
+        (0..count).for_each(|_| work());
+        begin.elapsed().as_nanos() as f64 / f64::from(count) / 1000.0
+    };
+    let share = |group: &dyn rustls::crypto::SupportedKxGroup| group.start().unwrap();
+    let offered = share(hybrid).pub_key().to_vec();
+    let x25519 = share(plain).pub_key().to_vec();
+    println!("the floor: processor time in µs of one operation");
+    for (name, took) in [
+        (
+            "P-256 key",
+            time(&|| {
+                EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random).unwrap();
+            }),
+        ),
+        (
+            "P-256 signature",
+            time(&|| {
+                key.sign(&random, b"message").unwrap();
+            }),
+        ),
+        (
+            "P-256 verification",
+            time(&|| public.verify(b"message", signature.as_ref()).unwrap()),
+        ),
+        (
+            "X25519, one end",
+            time(&|| {
+                plain.start_and_complete(&x25519).unwrap();
+            }),
+        ),
+        (
+            "X25519MLKEM768, the server",
+            time(&|| {
+                hybrid.start_and_complete(&offered).unwrap();
+            }),
+        ),
+        (
+            "X25519MLKEM768, the client's share",
+            time(&|| drop(share(hybrid))),
+        ),
+    ] {
+        println!("| {name} | {took:.0} |");
     }
 }
 
@@ -186,8 +282,12 @@ fn serve(mode: &str) {
 }
 
 /// Runs our clients and returns their processor time.
-fn call(address: SocketAddr, mode: &str, count: usize) -> Duration {
-    let client = Arc::new(Client::new(issuer(mode == "mutual"), validators(true)));
+fn call(address: SocketAddr, mode: &str, form: &str, count: usize) -> Duration {
+    let client = Client::new(issuer(mode == "mutual"), validators(true));
+    let client = Arc::new(match form {
+        "old" => client.only_old(),
+        _ => client.require_strong(),
+    });
     let left = Arc::new(AtomicUsize::new(count));
     let before = cpu("self");
     let workers: Vec<_> = (0..PARALLEL)
@@ -253,13 +353,8 @@ fn our_server(mode: &str) -> Command {
 
 fn go_peer(binary: &Path, role: &str, mode: &str, tls: &str) -> Command {
     let mut command = Command::new(binary);
-    // All rows use one key exchange, because ours has no post-quantum one.
-    command.args([
-        role,
-        "-curve=x25519",
-        &format!("-mode={mode}"),
-        &format!("-tls={tls}"),
-    ]);
+    // Go's own default is X25519MLKEM768 from 1.24 on, as ours.
+    command.args([role, &format!("-mode={mode}"), &format!("-tls={tls}")]);
     command
 }
 

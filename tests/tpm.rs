@@ -935,3 +935,70 @@ fn the_error_of_a_tpm_with_an_owner_password_says_so() {
         .to_string();
     assert!(error.contains("owner hierarchy has a password"), "{error}");
 }
+
+/// Both machines are genuine and meet the policy, so only the name of the key tells them apart, in either form.
+#[test]
+fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_names_the_key() {
+    use attest::atls::{Client, Server};
+    let deadline = || std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let (called, other) = (Swtpm::start(), Swtpm::start());
+    let key = qemu_vtpm::key_name(&location(&called)).unwrap();
+    let named = policy(ZERO_15).believing([key]).unwrap();
+    for (old, policy, is_accepted) in [
+        (false, policy(ZERO_15), true),
+        (true, policy(ZERO_15), true),
+        (false, named.clone(), false),
+        (true, named.clone(), false),
+    ] {
+        let issuer = qemu_vtpm::Issuer::new(location(&other), None);
+        let server = Server::new(Some(Arc::new(issuer)), vec![]);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        let server = std::thread::spawn(move || server.handshake(far, deadline()).map(drop));
+        let validator = qemu_vtpm::Validator::new(Arc::new(policy));
+        let client = Client::new(None, vec![Arc::new(validator)]);
+        let client = if old { client.only_old() } else { client };
+        let reached = client.connect(near, deadline());
+        match is_accepted {
+            true => assert!(reached.is_ok()),
+            false => {
+                let refused = reached.err().unwrap().to_string();
+                assert!(
+                    refused.contains("not the one that the policy names"),
+                    "{refused}"
+                );
+            }
+        }
+        let _ = server.join().unwrap();
+    }
+}
+
+/// swtpm has four banks; each quote takes the TPM some time.
+#[test]
+fn a_proof_of_the_strong_form_has_only_the_banks_that_the_peer_compares() {
+    use attest::attestation::session::{Request, Role};
+    let tpm = Swtpm::start();
+    let issuer = qemu_vtpm::Issuer::new(location(&tpm), None);
+    let request = Request {
+        role: Role::Server,
+        session: &[1; 32],
+        nonce: NONCE,
+        banks: &[Bank::Sha256],
+        challenge: None,
+        for_stranger: false,
+    };
+    let document = as_json(&issuer.prove(&request).unwrap());
+    let quotes = document["Attestation"]["quotes"].as_array().unwrap();
+    assert_eq!(quotes.len(), 1);
+    assert_eq!(quotes[0]["pcrs"]["hash"], Bank::Sha256 as u16);
+    let user_data = validate(ZERO_15, &issuer.prove(&request).unwrap(), NONCE).unwrap();
+    assert_eq!(user_data, request.user_data(&[]));
+    assert!(
+        as_json(&issue(&tpm))["Attestation"]["quotes"]
+            .as_array()
+            .unwrap()
+            .len()
+            > 1
+    );
+}

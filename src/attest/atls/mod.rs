@@ -1,9 +1,11 @@
-//! Attested TLS: TLS whose certificates contain proof of the software that the peer runs.
+//! Attested TLS: TLS in which an end proves what software its machine runs. `docs/protocol.md` specifies both forms.
 //!
-//! This is TLS 1.3 (RFC 8446), or 1.2 (RFC 5246) for old peers, with self-signed certificates instead of a public-key
-//! infrastructure. Each side may *issue*: its certificate has one extension with an attestation document that binds the key of the
-//! certificate and a nonce of the peer. Each side may *validate*: it sends a nonce and validates the document of the peer. The
-//! nonces are in the same fields as in Edgeless Systems' Constellation, so its programs can be our peers:
+//! In the **strong form** (`exchange.rs`) both ends exchange documents inside a TLS 1.3 connection. The documents cover the exporter of
+//! the connection. Our own programs use it with each other.
+//!
+//! The **old form** is for programs of Edgeless Systems' Constellation: TLS 1.3 (RFC 8446), or 1.2 (RFC 5246), with self-signed
+//! certificates. The certificate of an end that *issues* has one extension with an attestation document that binds the key of the
+//! certificate and a nonce of the peer. The nonces are in the same fields as in the old system:
 //!
 //! ```text
 //! client                                                            server
@@ -18,27 +20,29 @@
 //!   | --------------------------------------------------------------> |   validate(document, S) == SHA-256(key)
 //! ```
 //!
-//! The certificate request and the client's certificate exist only if the server validates. Keys and nonces are used for one
-//! connection only, and sessions are never resumed, so every connection has a new attestation.
+//! The certificate request and the client's certificate exist only if the server validates. In the old form, keys are used for one
+//! connection only. Sessions are never resumed, so every connection has a new attestation in either form. ALPN selects the form:
+//! the client offers both, and the transcript of the handshake protects the offer.
 //!
 //! | file | work |
 //! |---|---|
 //! | `client.rs`, `server.rs` | the two roles: a rustls configuration for one connection, hooks that issue and validate |
+//! | `exchange.rs` | the strong form: offers and proofs after the handshake |
 //! | `handshake.rs` | the blocking handshake under one total deadline; alert and drain when it fails |
 //! | [`hello`] | hides from rustls a server name that is not a host name (a state machine over bytes, no I/O) |
 //! | `provider.rs` | the transcript hashes, which revert the change of `hello` |
-//! | `nonce.rs`, `certificate.rs`, `der.rs` | nonces, certificates, and their DER encoding |
+//! | `nonce.rs`, `certificate.rs` | nonces and certificates of the old form |
 //! | `stream.rs` | [`split`]: two independent halves of an established TLS connection, attested or not |
 //!
 //! # What a peer can and cannot do
 //!
 //! - A peer receives only an alert; the reason why its document was refused stays in our [`Error`] and log.
-//! - TLS sends the server's certificate before the client has proven anything. So an unauthenticated client can make the server
-//!   issue one document (a TPM quote) per connection. [`server::MAX_ISSUING`] limits how many are made at the same time.
-//! - A document binds the key of the certificate, not the transcript: a party with the private key can relay. Keys are new for
-//!   every connection and never leave the process.
-//! - TLS 1.2 is allowed by default, because the old programs accept it. It shows the certificates, and so the documents, to
-//!   anyone on the network. [`Client::require_tls13`] and [`Server::require_tls13`] refuse it.
+//! - The server proves itself before the client has proven anything. So an unauthenticated client can make the server issue one
+//!   document (a TPM quote) per connection. [`server::MAX_ISSUING`] limits how many are made at the same time.
+//! - In the old form a document binds the key of the certificate, not the transcript: a party with the private key can relay. The
+//!   strong form stops this. [`Client::require_strong`] and [`Server::require_strong`] refuse the old form.
+//! - The old form allows TLS 1.2, because the old programs accept it. It shows the certificates, and so the documents, to anyone on
+//!   the network.
 //! - No clock is compared with the validity of a certificate, and ours are always valid: the nonce guarantees the freshness of a
 //!   document ([`certificate`] says why this is sufficient). A client without validators does not check the certificate.
 
