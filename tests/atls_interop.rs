@@ -663,3 +663,48 @@ fn a_changed_client_hello_of_ours_ends_the_handshake_at_a_go_server() {
         }
     }
 }
+
+// The strong form, with an implementation in Go that was written from docs/protocol.md
+
+#[test]
+fn the_strong_form_meets_another_implementation_in_every_mode_and_direction() {
+    for mode in MODES {
+        let (address, served) = serve(server_for(mode).require_strong(), 1);
+        let (content, said) = go_client(address, &[&format!("-mode={mode}"), "-strong"]);
+        assert!(content, "{mode}: {said}");
+        assert!(
+            said.contains("alpn firstlight-attested/1\n"),
+            "{mode}: {said}"
+        );
+        served.join().unwrap().remove(0).unwrap();
+
+        let server = GoServer::start(&[&format!("-mode={mode}"), "-strong"]);
+        let client = client_for(mode).require_strong();
+        ask(&mut connect(&client, &server).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn a_peer_that_proves_something_else_is_refused_in_the_strong_form() {
+    for (flag, text) in [
+        ("-bad-nonce", "for another nonce"),
+        ("-bad-key", "for another connection"),
+        ("-no-issuer", "it proves nothing"),
+        (
+            "-issue-oid=1.3.9900.1.2",
+            "expected OID 06052bcd2c0101, got 06052bcd2c0102",
+        ),
+    ] {
+        let server = GoServer::start(&["-mode=server", "-strong", flag]);
+        let error = connect(&client_for("server"), &server).err().expect(flag);
+        let reason = error.refused().unwrap_or_else(|| panic!("{flag}: {error}"));
+        assert!(reason.to_string().contains(text), "{flag}: {reason}");
+
+        let (address, served) = serve(server_for("client"), 1);
+        let (content, said) = go_client(address, &["-mode=client", "-strong", flag]);
+        assert!(!content && said.contains("alert 49"), "{flag}: {said}");
+        let error = served.join().unwrap().remove(0).unwrap_err();
+        let reason = error.refused().unwrap_or_else(|| panic!("{flag}: {error}"));
+        assert!(reason.to_string().contains(text), "{flag}: {reason}");
+    }
+}

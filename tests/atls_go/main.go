@@ -55,6 +55,7 @@ var (
 	firstOID  = flag.String("first-oid", "", "an extension of this OID before the document")
 	critical  = flag.Bool("critical", false, "an unknown critical extension")
 	clientEKU = flag.Bool("client-eku", false, "extended key usage clientAuth only")
+	strong    = flag.Bool("strong", false, "the strong form")
 	chatty    = flag.Bool("chatty", false, "write twice, with pauses, before the first read, as HTTP/2 clients may")
 	size      = flag.Int("bytes", 0, "bytes that the client sends at once instead of a line; the server echoes all of them")
 )
@@ -133,7 +134,7 @@ func certificate(r role, nonce []byte) (*tls.Certificate, error) {
 	if *clientEKU {
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	}
-	if r.issues() {
+	if r.issues() && !*strong {
 		hash := sha256.Sum256(public)
 		if *badNonce {
 			nonce = bytes.Repeat([]byte{7}, 32)
@@ -173,7 +174,7 @@ func verify(r role, raw [][]byte, nonce []byte) error {
 	if err != nil {
 		return err
 	}
-	if !r.validates() {
+	if !r.validates() || *strong {
 		return nil
 	}
 	for _, extension := range cert.Extensions {
@@ -207,6 +208,9 @@ func common() *tls.Config {
 	if *alpn != "" {
 		config.NextProtos = strings.Split(*alpn, ",")
 	}
+	if *strong {
+		config.NextProtos = []string{strongALPN}
+	}
 	switch *curve {
 	case "mlkem":
 		if hybrid == 0 {
@@ -236,7 +240,7 @@ func serverConfig() (*tls.Config, error) {
 		}
 		return certificate("server", nonce)
 	}
-	if role("server").validates() {
+	if role("server").validates() && !*strong {
 		nonce := make([]byte, 32)
 		if _, err := rand.Read(nonce); err != nil {
 			return nil, err
@@ -348,11 +352,25 @@ func serveOne(socket net.Conn) error {
 	if err != nil {
 		return err
 	}
+	var sent []byte
+	if *strong {
+		bare, err := certificate("server", nil)
+		if err != nil {
+			return err
+		}
+		sent = bare.Certificate[0]
+		config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return bare, nil }
+	}
 	conn := tls.Server(socket, config)
 	if err := conn.Handshake(); err != nil {
 		return err
 	}
 	defer conn.Close()
+	if *strong {
+		if err := exchange("server", conn, sent); err != nil {
+			return err
+		}
+	}
 	if *size > 0 {
 		_, err := io.Copy(conn, conn)
 		return err
@@ -423,6 +441,11 @@ func callOne() error {
 	defer conn.Close()
 	if *alpn != "" && conn.ConnectionState().NegotiatedProtocol == "" {
 		return errors.New("missing selected ALPN property")
+	}
+	if *strong {
+		if err := exchange("client", conn, conn.ConnectionState().PeerCertificates[0].Raw); err != nil {
+			return err
+		}
 	}
 	if *count == 1 {
 		fmt.Println("alpn", conn.ConnectionState().NegotiatedProtocol)
