@@ -9,7 +9,7 @@ pub struct Offer {
     /// What the receiver must prove. Without it, the receiver proves nothing.
     #[prost(message, optional, tag = "2")]
     pub demand: ::core::option::Option<Demand>,
-    /// Who the sender is. Without it, the sender can prove nothing.
+    /// Who the sender is. Without it, the sender can prove nothing. A server of which nothing is demanded leaves it out.
     #[prost(message, optional, tag = "3")]
     pub identity: ::core::option::Option<Identity>,
     /// Only in the server's offer: what the client's TPM must decrypt, if the server demands a certified attestation key.

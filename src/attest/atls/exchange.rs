@@ -99,7 +99,8 @@ impl End<'_> {
         pipe: &mut Pipe<'_, '_>,
         turn: impl FnOnce() -> Result<T, Error>,
     ) -> Result<Option<Identified>, Error> {
-        let own = self.offer()?;
+        // the server may demand a proof
+        let own = self.offer(true)?;
         let sent = pipe.send(&own)?;
         let (peers, received) = pipe.receive::<Offer>(MAX_OFFER)?;
         let mut session = self.session(pipe, [&sent, &received], own, peers)?;
@@ -126,7 +127,7 @@ impl End<'_> {
         turn: impl FnOnce() -> Result<T, Error>,
     ) -> Result<Option<Identified>, Error> {
         let (peers, received) = pipe.receive::<Offer>(MAX_OFFER)?;
-        let mut own = self.offer()?;
+        let mut own = self.offer(peers.demand.is_some())?;
         let challenge = self.challenge(&peers)?;
         own.challenge = challenge.as_ref().map(wire::challenge);
         let sent = pipe.send(&own)?;
@@ -172,8 +173,9 @@ impl End<'_> {
             .find(|validator| validator.oid() == identity.variant)
     }
 
-    fn offer(&self) -> Result<Offer, Error> {
-        let identity = match self.issuer {
+    /// Makes the own offer; with an identity only if it is wanted, since the TPM may have to tell it.
+    fn offer(&self, with_identity: bool) -> Result<Offer, Error> {
+        let identity = match self.issuer.filter(|_| with_identity) {
             None => None,
             Some(issuer) => Some(wire::identity(
                 issuer.oid(),
