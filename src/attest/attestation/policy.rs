@@ -30,9 +30,17 @@
 //! {"measurements":{..},"attestationKeys":["000b5a31.."]}
 //! ```
 //!
+//! Instead of single keys, or beside them, a policy can name roots that certify the endorsement keys of TPMs: certificates in PEM
+//! (the root first, then certificates that TPMs do not hold), or names of roots that the programs have built in. Then a key is
+//! accepted if it is named, or if it is in a TPM whose endorsement key leads to a root:
+//!
+//! ```json
+//! {"measurements":{..},"endorsementRoots":["google-2022","-----BEGIN CERTIFICATE-----\n.."]}
+//! ```
+//!
 //! Programs of the old system ignore unknown fields, so they require the first image, as a booted
 //! system, and accept every key. A policy with one
-//! image without a name, and without keys, is byte for byte the same text as in the old system.
+//! image without a name, and without keys and roots, is byte for byte the same text as in the old system.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -54,6 +62,10 @@ const MAX_INDEX: u32 = 31;
 const MAX_IMAGES: usize = 16;
 /// Maximum number of attestation keys: enough for a large cluster, and it fits a ConfigMap of at most 1 MiB.
 const MAX_KEYS: usize = 10_000;
+/// Maximum number of roots: more than there are vendors of TPMs.
+const MAX_ROOTS: usize = 64;
+/// Maximum size of a root in bytes: several certificates in PEM.
+const MAX_ROOT: usize = 16 << 10;
 /// Maximum number of characters in the name of an image.
 const MAX_NAME: usize = 100;
 
@@ -83,6 +95,8 @@ pub struct Policy {
     images: Vec<Image>,
     /// The accepted attestation keys.
     keys: BTreeSet<KeyName>,
+    /// The roots that certify further keys: names, or certificates in PEM.
+    roots: Vec<String>,
     /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the JSON.
     only_named_keys: bool,
 }
@@ -110,6 +124,8 @@ struct Json {
     also_accepted: Vec<JsonImage>,
     #[serde(default, rename = "attestationKeys")]
     attestation_keys: Option<Vec<String>>,
+    #[serde(default, rename = "endorsementRoots")]
+    endorsement_roots: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -315,6 +331,7 @@ impl Policy {
         Policy {
             images,
             keys: BTreeSet::new(),
+            roots: vec![],
             only_named_keys: false,
         }
         .checked()
@@ -346,6 +363,18 @@ impl Policy {
                 keys.len()
             )));
         }
+        if self.roots.len() > MAX_ROOTS {
+            return Err(PolicyError(format!(
+                "endorsementRoots has {} entries, more than {MAX_ROOTS}",
+                self.roots.len()
+            )));
+        }
+        if let Some(root) = self.roots.iter().find(|root| root.len() > MAX_ROOT) {
+            return Err(PolicyError(format!(
+                "endorsementRoots: an entry has {} bytes, more than {MAX_ROOT}",
+                root.len()
+            )));
+        }
         Ok(self)
     }
 
@@ -371,15 +400,21 @@ impl Policy {
             let text = "attestationKeys is empty: name a key, or omit the field to accept any TPM";
             return Err(PolicyError(text.into()));
         }
+        if json.endorsement_roots.as_ref().is_some_and(Vec::is_empty) {
+            let text =
+                "endorsementRoots is empty: name a root, or omit the field to accept any TPM";
+            return Err(PolicyError(text.into()));
+        }
         Policy {
             images,
             keys: keys.unwrap_or_default(),
+            roots: json.endorsement_roots.unwrap_or_default(),
             only_named_keys: false,
         }
         .checked()
     }
 
-    /// Returns the JSON. With one image without a name, and without keys, the text is the same as in the old system.
+    /// Returns the JSON. With one image without a name, and without keys and roots, the text is the same as in the old system.
     pub fn to_json(&self) -> String {
         let name =
             |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
@@ -398,6 +433,12 @@ impl Policy {
         if !self.keys.is_empty() {
             let keys: Vec<_> = self.keys.iter().map(|key| format!("\"{key}\"")).collect();
             json += &format!(",\"attestationKeys\":[{}]", keys.join(","));
+        }
+        if !self.roots.is_empty() {
+            json += &format!(
+                ",\"endorsementRoots\":{}",
+                serde_json::Value::from(self.roots.clone())
+            );
         }
         json + "}"
     }
@@ -465,31 +506,58 @@ impl Policy {
         self.checked()
     }
 
-    /// Returns the policy without named keys, which accepts every attestation key.
+    /// Returns the policy with further roots that certify attestation keys: names of built-in roots, or certificates in PEM.
+    pub fn certified_by(
+        mut self,
+        roots: impl IntoIterator<Item = String>,
+    ) -> Result<Policy, PolicyError> {
+        self.roots.extend(roots);
+        self.checked()
+    }
+
+    /// Returns the policy without named keys and roots, which accepts every attestation key.
     pub fn believing_any(mut self) -> Policy {
         self.keys.clear();
+        self.roots.clear();
         self
     }
 
-    /// Returns the policy that accepts no attestation key if it names none.
+    /// Returns the policy that accepts no attestation key if it names none, unless a root certifies the key.
     pub fn only_named_keys(mut self) -> Policy {
         self.only_named_keys = true;
         self
     }
 
-    /// Returns whether the attestation key with this name is accepted.
+    /// Returns whether the attestation key with this name is accepted without a certificate.
     pub fn believes(&self, key: &KeyName) -> bool {
         self.keys.contains(key) || self.believes_any_key()
     }
 
     /// Returns whether every attestation key is accepted.
     pub fn believes_any_key(&self) -> bool {
-        self.keys.is_empty() && !self.only_named_keys
+        self.keys.is_empty() && self.roots.is_empty() && !self.only_named_keys
     }
 
     /// Returns the named attestation keys.
     pub fn keys(&self) -> &BTreeSet<KeyName> {
         &self.keys
+    }
+
+    /// Returns the roots that certify further attestation keys: names of built-in roots, or certificates in PEM.
+    pub fn endorsement_roots(&self) -> &[String] {
+        &self.roots
+    }
+
+    /// Fails if the policy names roots. For programs that do not verify certificates of endorsement keys.
+    pub fn without_endorsement_roots(self) -> Result<Policy, PolicyError> {
+        match self.roots.is_empty() {
+            true => Ok(self),
+            false => Err(PolicyError(
+                "it has endorsementRoots, but this program does not verify certificates of TPMs: name the accepted keys \
+                 (attestationKeys) instead"
+                    .into(),
+            )),
+        }
     }
 
     /// Returns the images, at least one.
@@ -769,6 +837,47 @@ mod tests {
         }
     }
 
+    #[test]
+    fn roots_come_back_and_end_the_belief_in_any_key() {
+        let text = old_default();
+        let with = |roots: &str| {
+            let start = text.strip_suffix('}').unwrap();
+            format!("{start},\"endorsementRoots\":{roots}}}")
+        };
+        let roots = ["google-2022", "-----BEGIN CERTIFICATE-----\nAA==\n"];
+        let policy = Policy::from_json(&text).unwrap();
+        let certified = policy
+            .clone()
+            .certified_by(roots.map(String::from))
+            .unwrap();
+        assert_eq!(certified.endorsement_roots(), roots);
+        assert_eq!(Policy::from_json(&certified.to_json()).unwrap(), certified);
+        assert!(policy.believes_any_key() && !certified.believes_any_key());
+        let key = KeyName::of(b"a");
+        assert!(!certified.believes(&key));
+        let both = certified.clone().believing([key]).unwrap();
+        assert!(both.believes(&key) && !both.believes(&KeyName::of(b"b")));
+        assert_eq!(Policy::from_json(&both.to_json()).unwrap(), both);
+        assert_eq!(both.believing_any(), policy);
+        let error = certified.without_endorsement_roots().unwrap_err();
+        assert!(error.to_string().contains("does not verify"), "{error}");
+        for (roots, why) in [
+            ("[]".into(), "endorsementRoots is empty"),
+            ("[1]".into(), "string"),
+            (
+                format!("[\"{}\"]", "x".repeat(MAX_ROOT + 1)),
+                "bytes, more than",
+            ),
+            (
+                format!("[{}\"x\"]", "\"x\",".repeat(MAX_ROOTS)),
+                "65 entries",
+            ),
+        ] {
+            let error = Policy::from_json(&with(&roots)).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
     fn enforced(values: &[(u32, u8)]) -> BTreeMap<u32, Measurement> {
         let entry = |&(index, byte)| {
             (
@@ -912,6 +1021,7 @@ mod tests {
             old_default(),
             upgrade().named("x").unwrap().to_json(),
             keys.to_json(),
+            keys.certified_by(["x\n".into()]).unwrap().to_json(),
         ] {
             for text in mutations(valid.as_bytes(), 3000) {
                 if let Ok(policy) = Policy::from_json(&String::from_utf8_lossy(&text)) {

@@ -19,10 +19,10 @@ use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
 use super::variant::Measured;
 use super::{
-    Identified, Identity, IssueError, KeyName, Measurement, Oid, Policy, Request, Stage,
+    Challenge, Identified, Identity, IssueError, KeyName, Measurement, Oid, Policy, Request, Stage,
     ValidateError, Variant, event_log, excerpt, hex, printable, sha256,
 };
-use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Tpm};
+use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Endorsement, Tpm};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
@@ -200,7 +200,13 @@ impl Validator {
         Validator { policy }
     }
 
-    fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, String> {
+    /// Judges a document. `certified` is the Name of the peer's key, if a root of the policy certifies that it is in a TPM.
+    fn check(
+        &self,
+        document: &[u8],
+        nonce: &[u8],
+        certified: Option<&KeyName>,
+    ) -> Result<Identified, String> {
         if document.len() > MAX_DOCUMENT {
             return Err(format!(
                 "the document has {} bytes, expected at most {MAX_DOCUMENT}",
@@ -222,7 +228,7 @@ impl Validator {
         let values = quoted_values(&document, nonce)?;
         self.compare(&values, &document.attestation.event_log.0)?;
         let key = KeyName::of(&document.attestation.ak_pub.0);
-        self.check_key(&key)?;
+        self.check_key(&key, certified)?;
         Ok(Identified {
             user_data: document.user_data.0,
             machine: Some(key.digest().into()),
@@ -233,9 +239,16 @@ impl Validator {
         })
     }
 
-    fn check_key(&self, key: &KeyName) -> Result<(), String> {
-        if self.policy.believes(key) {
+    fn check_key(&self, key: &KeyName, certified: Option<&KeyName>) -> Result<(), String> {
+        let has_roots = !self.policy.endorsement_roots().is_empty();
+        if self.policy.believes(key) || has_roots && certified == Some(key) {
             return Ok(());
+        }
+        if has_roots {
+            return Err(format!(
+                "its attestation key is {key}, which is neither named by the policy (attestationKeys) nor proved to be in a TPM that \
+                 a root of the policy certifies (endorsementRoots): only the strong form of attested TLS can prove it"
+            ));
         }
         let none = match self.policy.keys().len() {
             0 => "and the policy names no key".into(),
@@ -286,7 +299,40 @@ impl super::Validator for Validator {
     }
 
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.check(document, nonce)
+        self.check(document, nonce, None)
+            .map_err(|why| ValidateError(why.into()))
+    }
+
+    /// Refuses every key that the policy does not name, if the policy names roots: the crate `endorsement` verifies certificates, and
+    /// not every program has it.
+    fn challenge(
+        &self,
+        key: &[u8],
+        _endorsements: &[Endorsement],
+    ) -> Result<Option<Challenge>, ValidateError> {
+        let needs_none =
+            self.policy.endorsement_roots().is_empty() || self.policy.believes(&KeyName::of(key));
+        match needs_none {
+            true => Ok(None),
+            false => Err(ValidateError(
+                "the policy demands a certified attestation key (endorsementRoots), but this program does not verify certificates of \
+                 TPMs: name the accepted keys (attestationKeys) instead"
+                    .into(),
+            )),
+        }
+    }
+
+    fn challenges(&self) -> bool {
+        !self.policy.endorsement_roots().is_empty()
+    }
+
+    fn identify_certified(
+        &self,
+        document: &[u8],
+        nonce: &[u8],
+        key: &KeyName,
+    ) -> Result<Identified, ValidateError> {
+        self.check(document, nonce, Some(key))
             .map_err(|why| ValidateError(why.into()))
     }
 

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Identified, Oid, Policy, ValidateError, Validator, Variant};
+use super::{Challenge, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant};
+use crate::tpm::Endorsement;
 
 /// A stage of a boot. systemd measures when the boot leaves the initramfs, so that a booted system cannot prove that it is an
 /// initramfs.
@@ -49,24 +50,17 @@ struct AtAnyStage {
     booted: Arc<dyn Validator>,
 }
 
-impl Validator for AtAnyStage {
-    fn oid(&self) -> Oid {
-        self.booted.oid()
-    }
-
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce)
-            .map(|identified| identified.user_data)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+impl AtAnyStage {
+    /// Returns what the validator of one of the stages identifies.
+    fn either(
+        &self,
+        identify: impl Fn(&dyn Validator) -> Result<Identified, ValidateError>,
+    ) -> Result<Identified, ValidateError> {
         let at = |validator: &Arc<dyn Validator>, stage| {
-            validator
-                .identify(document, nonce)
-                .map(|identified| Identified {
-                    stage: Some(stage),
-                    ..identified
-                })
+            identify(&**validator).map(|identified| Identified {
+                stage: Some(stage),
+                ..identified
+            })
         };
         at(&self.initramfs, Stage::Initramfs).or_else(|of_initramfs| {
             at(&self.booted, Stage::Booted).map_err(|of_booted| {
@@ -81,6 +75,43 @@ impl Validator for AtAnyStage {
                 ValidateError(text.into())
             })
         })
+    }
+}
+
+impl Validator for AtAnyStage {
+    fn oid(&self) -> Oid {
+        self.booted.oid()
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        self.identify(document, nonce)
+            .map(|identified| identified.user_data)
+    }
+
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        self.either(|validator| validator.identify(document, nonce))
+    }
+
+    /// The stages do not differ in the keys that are accepted.
+    fn challenge(
+        &self,
+        key: &[u8],
+        endorsements: &[Endorsement],
+    ) -> Result<Option<Challenge>, ValidateError> {
+        self.booted.challenge(key, endorsements)
+    }
+
+    fn challenges(&self) -> bool {
+        self.booted.challenges()
+    }
+
+    fn identify_certified(
+        &self,
+        document: &[u8],
+        nonce: &[u8],
+        key: &KeyName,
+    ) -> Result<Identified, ValidateError> {
+        self.either(|validator| validator.identify_certified(document, nonce, key))
     }
 
     fn believes_any_tpm(&self) -> bool {

@@ -115,12 +115,13 @@ impl Tpm {
     }
 }
 
-/// Returns whether the TPM says that a credential is not for its keys, or is no credential.
+/// Returns whether the TPM says that a credential is not for its keys, or is no credential. libtpms answers TPM_RC_FAILURE if the secret
+/// is encrypted for another RSA key; a TPM in failure mode would have refused the commands before.
 fn refuses(kind: Option<Tss2ResponseCodeKind>) -> bool {
-    use Tss2ResponseCodeKind::{EccPoint, Insufficient, Integrity, Scheme, Size, Value};
+    use Tss2ResponseCodeKind::{EccPoint, Failure, Insufficient, Integrity, Scheme, Size, Value};
     matches!(
         kind,
-        Some(EccPoint | Insufficient | Integrity | Scheme | Size | Value)
+        Some(EccPoint | Failure | Insufficient | Integrity | Scheme | Size | Value)
     )
 }
 
