@@ -1,9 +1,18 @@
 //! The endorsement key of a TPM, against swtpm with certificates of its local authority, and tpm2-tools.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
-use attest::tpm::{Credential, EndorsementKind, Error, Location, Tpm};
+use attest::attestation::{Issuer as _, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant};
+use attest::tpm::{Credential, Endorsement, EndorsementKind, Error, Location, Tpm};
+use endorsement::certificate::verify;
+use endorsement::credential::EndorsementKey;
+use endorsement::roots::{self, Root};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use support::openssl::openssl;
 use support::swtpm::{self, Swtpm};
 use tempfile::TempDir;
@@ -45,6 +54,7 @@ impl Delivered {
     /// Makes the endorsement key with tpm2-tools; returns the file with its public part (TPM2B_PUBLIC).
     fn endorsement_key_of_tpm2_tools(&self, algorithm: &str) -> String {
         let (context, public) = (self.file("ek.ctx"), self.file("ek.pub"));
+        let _ = fs::remove_file(&context);
         let arguments = ["-c", &context, "-G", algorithm, "-u", &public];
         self.tpm.tool("tpm2_createek", &arguments);
         self.tpm.tool("tpm2_flushcontext", &["-t"]);
@@ -61,6 +71,90 @@ impl Delivered {
             &[&arguments[..], &["-o", &made]].concat(),
         );
         read_credential(Path::new(&made))
+    }
+
+    /// Returns the endorsement key that tpm2-tools made last, from its SubjectPublicKeyInfo.
+    fn endorsement_key(&self, kind: EndorsementKind) -> EndorsementKey {
+        let (context, info) = (self.file("ek.ctx"), self.file("ek.der"));
+        let arguments = ["-c", &context, "-f", "der", "-o", &info];
+        self.tpm.tool("tpm2_readpublic", &arguments);
+        self.tpm.tool("tpm2_flushcontext", &["-t"]);
+        EndorsementKey::parse(kind, &fs::read(info).unwrap()).unwrap()
+    }
+
+    /// Decrypts a credential with tpm2-tools and the endorsement key that they made last.
+    fn activate_by_tpm2_tools(&self, kind: EndorsementKind, credential: &Credential) -> Vec<u8> {
+        let (made, plain) = (self.file("made"), self.file("plain"));
+        write_credential(Path::new(&made), credential);
+        let (session, context) = (self.file("session"), self.file("ek.ctx"));
+        let mut arguments = vec![
+            "-c",
+            "0x81008f01",
+            "-C",
+            &context,
+            "-i",
+            &made,
+            "-o",
+            &plain,
+        ];
+        let by_session = format!("session:{session}");
+        if kind != EndorsementKind::P384 {
+            let start = ["--policy-session", "-S", &session];
+            self.tpm.tool("tpm2_startauthsession", &start);
+            let policy = ["-S", &session, "-c", "endorsement"];
+            self.tpm.tool("tpm2_policysecret", &policy);
+            arguments.extend(["-P", &by_session]);
+        }
+        self.tpm.tool("tpm2_activatecredential", &arguments);
+        self.tpm.tool("tpm2_flushcontext", &["-t"]);
+        self.tpm.tool("tpm2_flushcontext", &["-l"]);
+        fs::read(plain).unwrap()
+    }
+
+    /// Certifies the P-256 endorsement key by the local authority, and gives the TPM this certificate and that of the authority.
+    fn add_p256_certificate(&self) {
+        self.endorsement_key_of_tpm2_tools("ecc256");
+        let (context, key) = (self.file("ek.ctx"), self.file("ek.pem"));
+        let arguments = ["-c", &context, "-f", "pem", "-o", &key];
+        self.tpm.tool("tpm2_readpublic", &arguments);
+        self.tpm.tool("tpm2_flushcontext", &["-t"]);
+        let folder = self.folder.path();
+        let extensions = "basicConstraints=critical,CA:FALSE\nkeyUsage=critical,keyAgreement\nextendedKeyUsage=2.23.133.8.1\n\
+                          subjectAltName=critical,dirName:model\n[model]\nCN=vTPM\n";
+        fs::write(folder.join("extensions"), extensions).unwrap();
+        openssl(
+            folder,
+            "ecparam -name prime256v1 -genkey -noout -out any.key",
+        );
+        openssl(folder, "req -new -key any.key -subj / -out request");
+        openssl(
+            folder,
+            "x509 -req -in request -force_pubkey ek.pem -extfile extensions -days 2 -set_serial 7 -sha256 -outform DER \
+             -out p256.der -CA authority/certificate.pem -CAkey authority/signing-key.pem",
+        );
+        openssl(
+            folder,
+            "x509 -in authority/certificate.pem -outform DER -out authority.der",
+        );
+        for (index, file) in [("0x01c0000a", "p256.der"), ("0x01c00100", "authority.der")] {
+            let file = self.file(file);
+            // with padding
+            let size = (fs::read(&file).unwrap().len() + 50).to_string();
+            let attributes = "ownerwrite|ownerread|authread";
+            let define = ["-C", "o", index, "-s", &size, "-a", attributes];
+            self.tpm.tool("tpm2_nvdefine", &define);
+            self.tpm
+                .tool("tpm2_nvwrite", &["-C", "o", index, "-i", &file]);
+        }
+    }
+
+    /// Returns the root of the local authority, with the authority itself if `whole`: PEM.
+    fn root(&self, whole: bool) -> String {
+        let root = swtpm::root_of(&self.authority());
+        match whole {
+            true => root + &swtpm::issuer_of(&self.authority()),
+            false => root,
+        }
     }
 
     /// Returns the Name of the attestation key in hexadecimal, as tpm2-tools read it.
@@ -84,6 +178,15 @@ fn read_credential(file: &Path) -> Credential {
     let (blob, rest) = sized(&bytes[8..]);
     let (secret, _) = sized(rest);
     Credential { blob, secret }
+}
+
+fn write_credential(file: &Path, credential: &Credential) {
+    let mut bytes = vec![0xba, 0xdc, 0xc0, 0xde, 0, 0, 0, 1];
+    for part in [&credential.blob, &credential.secret] {
+        bytes.extend((part.len() as u16).to_be_bytes());
+        bytes.extend_from_slice(part);
+    }
+    fs::write(file, bytes).unwrap();
 }
 
 fn sized(bytes: &[u8]) -> (Vec<u8>, &[u8]) {
@@ -152,6 +255,203 @@ fn a_credential_of_tpm2_tools_is_decrypted_with_every_template() {
             // what failed leaves nothing behind
             let secret = tpm.activate(kind, &credential).unwrap();
             assert_eq!(secret.expose(), [7; 32], "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn tpm2_tools_and_the_tpm_decrypt_our_credential_with_every_template() {
+    let (delivered, other) = (Delivered::start(), Delivered::start());
+    let name = unhex(&delivered.key_name());
+    for (kind, algorithm) in ALGORITHMS {
+        delivered.endorsement_key_of_tpm2_tools(algorithm);
+        let key = delivered.endorsement_key(kind);
+        let credential = key.make_credential(&name, &[9; 32]).unwrap();
+        let secret = delivered.activate_by_tpm2_tools(kind, &credential);
+        assert_eq!(secret, [9; 32], "{kind:?}");
+        let secret = delivered.open().activate(kind, &credential).unwrap();
+        assert_eq!(secret.expose(), [9; 32], "{kind:?}");
+        // a wrong Name, another TPM
+        let of_another_key = key.make_credential(&[0; 34], &[9; 32]).unwrap();
+        for (tpm, credential) in [(&delivered, &of_another_key), (&other, &credential)] {
+            let error = tpm.open().activate(kind, credential).unwrap_err();
+            assert!(matches!(error, Error::Credential), "{kind:?}: {error}");
+            // it still works
+            tpm.open().attestation_key().unwrap();
+        }
+    }
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let digits = text.as_bytes().chunks(2);
+    digits
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect()
+}
+
+/// Returns the policy of a fresh machine.
+fn policy() -> Policy {
+    let fresh = Measurement {
+        expected: [0; 32],
+        warn_only: false,
+    };
+    Policy::new(BTreeMap::from([(15, fresh)])).unwrap()
+}
+
+fn qemu() -> &'static Variant {
+    Variant::named(variant::DEFAULT).unwrap()
+}
+
+const USER_DATA: &[u8] = b"what the connection binds";
+const NONCE: &[u8] = b"the verifier's own random number";
+
+#[test]
+fn a_key_is_certified_by_the_root_of_its_vendor() {
+    let (delivered, other) = (Delivered::start(), Delivered::start());
+    let key = delivered.open().attestation_key().unwrap();
+    let name = KeyName::of(&key);
+    let found = delivered.open().endorsements().unwrap();
+    let document = qemu_vtpm::Issuer::new(delivered.location(), None)
+        .issue(USER_DATA, NONCE)
+        .unwrap();
+    let certified = policy().certified_by([delivered.root(true)]).unwrap();
+    let validator = endorsement::validator(qemu(), certified.clone()).unwrap();
+    assert!(validator.challenges() && !validator.believes_any_tpm());
+
+    // the P-384 key before the RSA key; then each of them
+    for (endorsements, kind) in [
+        (&found[..], EndorsementKind::P384),
+        (&found[..1], EndorsementKind::Rsa2048),
+        (&found[1..], EndorsementKind::P384),
+    ] {
+        let challenge = validator.challenge(&key, endorsements).unwrap().unwrap();
+        assert_eq!((challenge.kind, challenge.certified_by.len()), (kind, 64));
+        let secret = delivered.open().activate(kind, &challenge.credential);
+        assert_eq!(secret.unwrap().expose(), &challenge.secret[..]);
+        // who has the certificate but not the TPM
+        let error = other.open().activate(kind, &challenge.credential);
+        assert!(matches!(error, Err(Error::Credential)));
+    }
+    let identified = validator
+        .identify_certified(&document, NONCE, &name)
+        .unwrap();
+    assert_eq!(identified.user_data, USER_DATA);
+
+    // the old form, which has no challenge, and the certified key of another machine
+    let of_another = KeyName::of(&other.open().attestation_key().unwrap());
+    for refused in [
+        validator.identify(&document, NONCE),
+        validator.identify_certified(&document, NONCE, &of_another),
+    ] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("only the strong form"), "{error}");
+    }
+
+    // a named key needs no certificate, beside others that do
+    let both = certified.clone().believing([name]).unwrap();
+    let both = endorsement::validator(qemu(), both).unwrap();
+    assert!(both.challenge(&key, &[]).unwrap().is_none());
+    assert!(both.identify(&document, NONCE).is_ok());
+
+    // a program that does not verify certificates
+    let plain = (qemu().validator)(certified);
+    let Err(error) = plain.challenge(&key, &found) else {
+        panic!("the policy was ignored")
+    };
+    assert!(error.to_string().contains("does not verify"), "{error}");
+}
+
+#[test]
+fn what_is_not_certified_is_refused_by_its_own_text() {
+    let (delivered, other) = (Delivered::start(), Delivered::start());
+    let key = delivered.open().attestation_key().unwrap();
+    let found = delivered.open().endorsements().unwrap();
+    let challenge = |roots: Vec<String>, key: &[u8], endorsements: &[Endorsement]| {
+        let policy = policy().certified_by(roots).unwrap();
+        let validator = endorsement::validator(qemu(), policy).unwrap();
+        validator.challenge(key, endorsements)
+    };
+    let refused = |roots, key: &[u8], endorsements: &[Endorsement], why: &str| {
+        let Err(error) = challenge(roots, key, endorsements) else {
+            panic!("accepted, expected: {why}")
+        };
+        assert!(error.to_string().contains(why), "{error}, expected: {why}");
+    };
+    let good = || vec![delivered.root(true)];
+    refused(good(), &key, &[], "swtpm_setup --create-ek-cert");
+    refused(good(), b"", &found, "attestation key is truncated");
+    let mut signs_anything = key.clone();
+    signs_anything[5] &= !1; // restricted
+    refused(
+        good(),
+        &signs_anything,
+        &found,
+        "can sign data that the TPM did not",
+    );
+    // the authority between is missing; the other one has the same name
+    let root_alone = vec![delivered.root(false)];
+    refused(root_alone.clone(), &key, &found, "none of the roots");
+    refused(vec![other.root(true)], &key, &found, "a signature is wrong");
+    let google = roots::names().map(String::from).collect();
+    refused(google, &key, &found, "none of the roots");
+
+    // now the TPM holds the authority between
+    delivered.add_p256_certificate();
+    let found = delivered.open().endorsements().unwrap();
+    let kinds: Vec<_> = found.iter().map(|endorsement| endorsement.kind).collect();
+    assert_eq!(kinds, EndorsementKind::ALL);
+    let made = challenge(root_alone, &key, &found).unwrap().unwrap();
+    assert_eq!(made.kind, EndorsementKind::P256);
+    let secret = delivered.open().activate(made.kind, &made.credential);
+    assert_eq!(secret.unwrap().expose(), &made.secret[..]);
+
+    let unknown = policy().certified_by(["acme".into()]).unwrap();
+    let Err(error) = endorsement::validator(qemu(), unknown) else {
+        panic!("the root was ignored")
+    };
+    assert!(
+        error.contains("endorsementRoots: the root \"acme\" is not known"),
+        "{error}"
+    );
+}
+
+/// Genuine certificates of shielded VMs of Google, of 2022; the roots are of the same module. Attestation keys have certificates from
+/// the same authority, so their key usage must be refused.
+#[test]
+fn genuine_certificates_of_google_lead_to_the_roots_in_this_program() {
+    let output = Command::new("go")
+        .args(["mod", "download", "-json", "github.com/google/go-tpm-tools"])
+        .current_dir(Path::new(support::ROOT).join("tests/event_logs_go"))
+        .envs([("GOFLAGS", "-mod=readonly"), ("GOTOOLCHAIN", "local")])
+        .output()
+        .expect("the Go tool chain is installed (Debian: golang-go)");
+    assert!(output.status.success(), "go mod download: {output:?}");
+    let module: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let folder = Path::new(module["Dir"].as_str().unwrap()).join("internal/test/certificates");
+    let roots: Vec<_> = roots::names()
+        .map(|name| Root::parse(name).unwrap())
+        .collect();
+    // 2024-01-01: the certificates are valid from 2022 to 2052
+    let time = UnixTime::since_unix_epoch(Duration::from_secs(1_704_067_200));
+    for (file, root) in [("uca", "google-2018"), ("pca", "google-2022")] {
+        for (algorithm, kind) in [
+            ("rsa", EndorsementKind::Rsa2048),
+            ("ecc", EndorsementKind::P256),
+        ] {
+            let read = |usage| {
+                let file = folder.join(format!("{file}_tpm_{algorithm}_{usage}_cert.pem"));
+                let certificate = CertificateDer::from_pem_file(file).unwrap();
+                Endorsement {
+                    kind,
+                    certificate: certificate.to_vec(),
+                    chain: vec![],
+                }
+            };
+            let (key, found) = verify(&read("enc"), &roots, time).unwrap();
+            assert_eq!(found, root);
+            assert!(key.make_credential(&[0; 34], &[1; 32]).is_ok());
+            let error = verify(&read("sign"), &roots, time).unwrap_err();
+            assert!(error.contains("(key usage)"), "{error}");
         }
     }
 }

@@ -20,13 +20,14 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use sys::clock;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 18] = [
+const OURS: [&str; 19] = [
     "attest",
     "base",
     "bootstrapper",
     "cli",
     "cloud",
     "disk",
+    "endorsement",
     "image",
     "kms",
     "kubernetes",

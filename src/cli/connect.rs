@@ -14,8 +14,9 @@ use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use attest::atls;
 use attest::attestation::stage::validator_at_any_stage;
 use attest::attestation::{
-    Identified, KeyName, Oid, Policy, Stage, ValidateError, Validator, Variant,
+    Challenge, Identified, KeyName, Oid, Policy, Stage, ValidateError, Validator, Variant,
 };
+use attest::tpm::Endorsement;
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
@@ -123,17 +124,16 @@ impl Trust {
                 .only_named_keys(),
             Trust::AnyTpm => policy.believing_any(),
         };
-        Ok((variant.validator)(policy))
+        endorsement::validator(variant, policy).map_err(Failure::failed)
     }
 }
 
 impl Node {
     /// Creates a fresh node in its initramfs that is asked for its status, and gets no secret.
-    pub fn to_ask(endpoint: &Endpoint, variant: &Variant, policy: Policy) -> Node {
-        Node::judged_by(
-            endpoint,
-            (variant.validator)(policy.at(Stage::Initramfs).expecting_fresh()),
-        )
+    pub fn to_ask(endpoint: &Endpoint, variant: &Variant, policy: Policy) -> Result<Node, Failure> {
+        let policy = policy.at(Stage::Initramfs).expecting_fresh();
+        let validator = endorsement::validator(variant, policy).map_err(Failure::failed)?;
+        Ok(Node::judged_by(endpoint, validator))
     }
 
     /// Creates a fresh node in its initramfs that will get the master secret.
@@ -180,15 +180,16 @@ impl Node {
         policy: &Policy,
         cluster: Option<&[u8; CLUSTER_ID_LEN]>,
         noted: &Arc<OnceLock<Standing>>,
-    ) -> Node {
+    ) -> Result<Node, Failure> {
         let judge = |policy| validator_at_any_stage(variant, policy);
-        let validator: Arc<dyn Validator> = Arc::new(AnyStanding {
+        let judged: Arc<dyn Validator> = Arc::new(AnyStanding {
             fresh: judge(policy.clone().expecting_fresh()),
             member: cluster.map(|id| judge(policy.clone().expecting_cluster(id))),
             any: judge(policy.clone().of_any_cluster()),
             noted: noted.clone(),
         });
-        Node::judged_by(endpoint, validator)
+        let validator = endorsement::certifying(judged, policy).map_err(Failure::failed)?;
+        Ok(Node::judged_by(endpoint, validator))
     }
 
     /// Connects to the node, with repeated tries until `deadline`. Stops at once if the node does not meet the policy.
@@ -278,7 +279,7 @@ pub fn and_known(
     policy: Policy,
     known: impl IntoIterator<Item = KeyName>,
 ) -> Result<Policy, Failure> {
-    match policy.keys().is_empty() {
+    match policy.believes_any_key() {
         true => Ok(policy),
         false => policy.believing(known).map_err(Failure::failed),
     }
@@ -305,6 +306,33 @@ impl Validator for FreshOrMember {
             .identify(document, nonce)
             .or_else(|why| self.member.identify(document, nonce).map_err(|_| why))
     }
+
+    fn challenge(
+        &self,
+        key: &[u8],
+        endorsements: &[Endorsement],
+    ) -> Result<Option<Challenge>, ValidateError> {
+        self.fresh.challenge(key, endorsements)
+    }
+
+    fn challenges(&self) -> bool {
+        self.fresh.challenges()
+    }
+
+    fn identify_certified(
+        &self,
+        document: &[u8],
+        nonce: &[u8],
+        key: &KeyName,
+    ) -> Result<Identified, ValidateError> {
+        self.fresh
+            .identify_certified(document, nonce, key)
+            .or_else(|why| {
+                self.member
+                    .identify_certified(document, nonce, key)
+                    .map_err(|_| why)
+            })
+    }
 }
 
 /// The cluster of a node, by its PCR 15; all other registers meet the policy.
@@ -326,6 +354,25 @@ struct AnyStanding {
     noted: Arc<OnceLock<Standing>>,
 }
 
+impl AnyStanding {
+    /// Returns what the validator of any standing identifies, and notes the standing.
+    fn note(
+        &self,
+        identify: impl Fn(&dyn Validator) -> Result<Identified, ValidateError>,
+    ) -> Result<Identified, ValidateError> {
+        let identified = identify(&*self.any)?;
+        let meets = |policy: &Arc<dyn Validator>| identify(&**policy).is_ok();
+        let standing = match &self.member {
+            _ if meets(&self.fresh) => Standing::Fresh,
+            Some(member) if meets(member) => Standing::Member,
+            _ => Standing::Other,
+        };
+        // there is only one connection, so the value is not set yet
+        let _ = self.noted.set(standing);
+        Ok(identified)
+    }
+}
+
 impl Validator for AnyStanding {
     fn oid(&self) -> Oid {
         self.any.oid()
@@ -337,16 +384,28 @@ impl Validator for AnyStanding {
     }
 
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        let identified = self.any.identify(document, nonce)?;
-        let meets = |policy: &Arc<dyn Validator>| policy.validate(document, nonce).is_ok();
-        let standing = match &self.member {
-            _ if meets(&self.fresh) => Standing::Fresh,
-            Some(member) if meets(member) => Standing::Member,
-            _ => Standing::Other,
-        };
-        // there is only one connection, so the value is not set yet
-        let _ = self.noted.set(standing);
-        Ok(identified)
+        self.note(|validator| validator.identify(document, nonce))
+    }
+
+    fn challenge(
+        &self,
+        key: &[u8],
+        endorsements: &[Endorsement],
+    ) -> Result<Option<Challenge>, ValidateError> {
+        self.any.challenge(key, endorsements)
+    }
+
+    fn challenges(&self) -> bool {
+        self.any.challenges()
+    }
+
+    fn identify_certified(
+        &self,
+        document: &[u8],
+        nonce: &[u8],
+        key: &KeyName,
+    ) -> Result<Identified, ValidateError> {
+        self.note(|validator| validator.identify_certified(document, nonce, key))
     }
 }
 

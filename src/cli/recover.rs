@@ -71,7 +71,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         .flat_map(|state| state.attestation_keys.iter().copied());
     let (policy, endpoint) = (read_policy(&options.policy)?, &options.endpoint);
     let node = match &options.action {
-        Action::Status => Node::to_ask(endpoint, options.variant, and_known(policy, known)?),
+        Action::Status => Node::to_ask(endpoint, options.variant, and_known(policy, known)?)?,
         Action::Push { .. } => Node::to_trust(
             endpoint,
             options.variant,

@@ -134,21 +134,20 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let policy = and_known(read_policy(&options.policy)?, known)?;
     let asked = |endpoint: &Endpoint| {
         let standing = Arc::default();
-        Asked {
-            node: Node::in_any_standing(
-                endpoint,
-                options.variant,
-                &policy,
-                cluster.as_ref(),
-                &standing,
-            ),
-            standing,
-        }
+        let node = Node::in_any_standing(
+            endpoint,
+            options.variant,
+            &policy,
+            cluster.as_ref(),
+            &standing,
+        )?;
+        Ok(Asked { node, standing })
     };
-    let servers: Vec<Asked> = endpoints(&options.address)?.iter().map(asked).collect();
+    let servers = endpoints(&options.address)?;
+    let servers: Vec<Asked> = servers.iter().map(asked).collect::<Result<_, Failure>>()?;
     let answers = ask_all(&servers, Instant::now() + options.timeout);
     say_all(&report(&servers, &answers, cluster.as_ref()))?;
-    if policy.keys().is_empty() {
+    if policy.believes_any_key() {
         say(
             "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy",
         )?;

@@ -321,7 +321,7 @@ fn validator(variant: &Variant, policy: &str) -> Result<Arc<dyn Validator>, Stri
     let policy = Policy::from_json(policy)
         .map_err(|error| error.to_string())?
         .expecting_fresh();
-    Ok(validator_at_any_stage(variant, policy))
+    endorsement::certifying(validator_at_any_stage(variant, policy.clone()), &policy)
 }
 
 /// Why the service cannot start.

@@ -19,7 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use attest::attestation::{Identified, Oid, ValidateError, Validator};
+use attest::attestation::{Challenge, Identified, KeyName, Oid, ValidateError, Validator};
+use attest::tpm::Endorsement;
 use metrics::Registry;
 
 /// How often the file is read. The kubelet takes up to a minute to update it.
@@ -111,6 +112,27 @@ impl Validator for PolicyFile {
 
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
         self.current().identify(document, nonce)
+    }
+
+    fn challenge(
+        &self,
+        key: &[u8],
+        endorsements: &[Endorsement],
+    ) -> Result<Option<Challenge>, ValidateError> {
+        self.current().challenge(key, endorsements)
+    }
+
+    fn challenges(&self) -> bool {
+        self.current().challenges()
+    }
+
+    fn identify_certified(
+        &self,
+        document: &[u8],
+        nonce: &[u8],
+        key: &KeyName,
+    ) -> Result<Identified, ValidateError> {
+        self.current().identify_certified(document, nonce, key)
     }
 
     fn believes_any_tpm(&self) -> bool {

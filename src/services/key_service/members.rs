@@ -16,7 +16,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use attest::attestation::{Identified, Oid, Policy, Stage, ValidateError, Validator, Variant};
+use attest::attestation::{
+    Challenge, Identified, KeyName, Oid, Policy, Stage, ValidateError, Validator, Variant,
+};
+use attest::tpm::Endorsement;
 
 /// The attestation policy as JSON, in the configuration directory.
 const POLICY_FILE: &str = "attestationConfig";
@@ -100,6 +103,27 @@ impl Validator for Members {
         self.current().identify(document, nonce)
     }
 
+    fn challenge(
+        &self,
+        key: &[u8],
+        endorsements: &[Endorsement],
+    ) -> Result<Option<Challenge>, ValidateError> {
+        self.current().challenge(key, endorsements)
+    }
+
+    fn challenges(&self) -> bool {
+        self.current().challenges()
+    }
+
+    fn identify_certified(
+        &self,
+        document: &[u8],
+        nonce: &[u8],
+        key: &KeyName,
+    ) -> Result<Identified, ValidateError> {
+        self.current().identify_certified(document, nonce, key)
+    }
+
     fn believes_any_tpm(&self) -> bool {
         self.current().believes_any_tpm()
     }
@@ -112,9 +136,8 @@ fn validator(
     pcr15: [u8; 32],
 ) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(text).map_err(|error| format!("{}: {error}", file.display()))?;
-    Ok((variant.validator)(
-        policy.at(Stage::Booted).expecting_pcr15(pcr15),
-    ))
+    let policy = policy.at(Stage::Booted).expecting_pcr15(pcr15);
+    endorsement::validator(variant, policy).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 fn read(path: &Path) -> Result<String, String> {

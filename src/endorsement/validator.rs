@@ -1,0 +1,143 @@
+//! The validator that demands certified attestation keys.
+
+use std::sync::Arc;
+
+use rustls::pki_types::UnixTime;
+use zeroize::Zeroizing;
+
+use attest::attestation::{
+    Challenge, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant,
+};
+use attest::tpm::{Endorsement, EndorsementKind};
+
+use crate::roots::Root;
+use crate::{attestation_key, certificate};
+
+/// TPM_ALG_SHA256, with which the Name of every accepted key starts.
+const ALG_SHA256: [u8; 2] = [0x00, 0x0b];
+/// The templates in the order in which a credential is made for them: a TPM makes an ECC key in milliseconds, an RSA key in up to
+/// several seconds.
+const PREFERRED: [EndorsementKind; 3] = [
+    EndorsementKind::P256,
+    EndorsementKind::P384,
+    EndorsementKind::Rsa2048,
+];
+
+/// Returns the validator of a policy. An error names the root of the policy that cannot be read.
+pub fn validator(variant: &Variant, policy: Policy) -> Result<Arc<dyn Validator>, String> {
+    let demands = policy.clone();
+    certifying((variant.validator)(policy), &demands)
+}
+
+/// Returns a validator that judges as `inner` does, and certifies attestation keys to the roots that `policy` names.
+pub fn certifying(
+    inner: Arc<dyn Validator>,
+    policy: &Policy,
+) -> Result<Arc<dyn Validator>, String> {
+    if policy.endorsement_roots().is_empty() {
+        return Ok(inner);
+    }
+    let roots = policy
+        .endorsement_roots()
+        .iter()
+        .map(|entry| Root::parse(entry))
+        .collect::<Result<_, _>>()
+        .map_err(|error| format!("measurement policy: endorsementRoots: {error}"))?;
+    Ok(Arc::new(Certifying {
+        inner,
+        roots,
+        keys: policy.keys().iter().copied().collect(),
+    }))
+}
+
+struct Certifying {
+    inner: Arc<dyn Validator>,
+    roots: Vec<Root>,
+    /// The keys that need no certificate.
+    keys: Vec<KeyName>,
+}
+
+impl Certifying {
+    fn make_challenge(
+        &self,
+        key: &[u8],
+        endorsements: &[Endorsement],
+        time: UnixTime,
+    ) -> Result<Option<Challenge>, String> {
+        if self.keys.contains(&KeyName::of(key)) {
+            return Ok(None);
+        }
+        attestation_key::check(key)?;
+        let name = [&ALG_SHA256[..], digest(key).as_ref()].concat();
+        let mut why = vec![];
+        for kind in PREFERRED {
+            for endorsement in endorsements.iter().filter(|one| one.kind == kind) {
+                match certificate::verify(endorsement, &self.roots, time) {
+                    Ok((key, root)) => {
+                        let secret = Zeroizing::new(base::crypto::random::<32>());
+                        return Ok(Some(Challenge {
+                            kind,
+                            credential: key.make_credential(&name, &secret)?,
+                            secret,
+                            certified_by: root.into(),
+                        }));
+                    }
+                    Err(error) => why.push(format!(
+                        "the certificate of its endorsement key ({kind:?}) is refused: {error}"
+                    )),
+                }
+            }
+        }
+        Err(match why.is_empty() {
+            false => why.join("\n"),
+            true => "the policy demands a certified attestation key, but its TPM has no certificate of an endorsement key. A virtual \
+                     TPM gets one from swtpm_setup --create-ek-cert; else add the name of its attestation key to the policy \
+                     (attestationKeys)"
+                .into(),
+        })
+    }
+}
+
+fn digest(bytes: &[u8]) -> ring::digest::Digest {
+    ring::digest::digest(&ring::digest::SHA256, bytes)
+}
+
+impl Validator for Certifying {
+    fn oid(&self) -> Oid {
+        self.inner.oid()
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        self.inner.validate(document, nonce)
+    }
+
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        self.inner.identify(document, nonce)
+    }
+
+    fn challenge(
+        &self,
+        key: &[u8],
+        endorsements: &[Endorsement],
+    ) -> Result<Option<Challenge>, ValidateError> {
+        self.make_challenge(key, endorsements, UnixTime::now())
+            .map_err(|why| ValidateError(why.into()))
+    }
+
+    fn challenges(&self) -> bool {
+        true
+    }
+
+    fn identify_certified(
+        &self,
+        document: &[u8],
+        nonce: &[u8],
+        key: &KeyName,
+    ) -> Result<Identified, ValidateError> {
+        self.inner.identify_certified(document, nonce, key)
+    }
+
+    fn believes_any_tpm(&self) -> bool {
+        false
+    }
+}
