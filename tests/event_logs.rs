@@ -3,15 +3,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
-use attest::attestation::event_log::{EV_NO_ACTION, Log, SHA1, SHA256, explain, parse};
+use attest::atls;
+use attest::attestation::event_log::{EV_NO_ACTION, Event, Log, SHA1, SHA256, explain, parse};
 use attest::attestation::excerpt::{excerpt, of_whole_registers};
+use attest::attestation::session::{Request, Role};
+use attest::attestation::{Issuer, Measurement, Policy, qemu_vtpm};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA384};
 use serde_json::Value;
 use support::mutation::mutations;
+use support::program::{PATIENCE, Program};
+use support::swtpm::Swtpm;
 
 const TPM_TOOLS: &str = "github.com/google/go-tpm-tools";
 const EVENTLOG: &str = "github.com/google/go-eventlog";
@@ -424,6 +431,102 @@ fn tpm2_tools_say_the_same_of_every_event() {
         }
     }
     assert!(compared > 900, "{compared}");
+}
+
+/// Returns an emulated TPM with the registers of the machine that wrote the log.
+fn tpm_of(log: &[u8]) -> Swtpm {
+    let tpm = Swtpm::start();
+    let log = parse(log);
+    let events = log.events.iter().filter(|event| event.kind != EV_NO_ACTION);
+    let digest = |event: &Event| format!("{}:sha256={}", event.pcr, hex(event.sha256.unwrap()));
+    let digests: Vec<String> = events.map(digest).collect();
+    let digests: Vec<&str> = digests.iter().map(String::as_str).collect();
+    tpm.tool("tpm2_pcrextend", &digests);
+    tpm
+}
+
+/// The log has 45 KiB, too many for a document.
+#[test]
+fn a_join_service_explains_why_it_refuses_a_real_machine() {
+    let bytes = &tpm_logs()["ubuntu-2404-amd-sevsnp.bin"];
+    let (tpm, folder) = (tpm_of(bytes), tempfile::tempdir().unwrap());
+    let file = folder.path().join("binary_bios_measurements");
+    fs::write(&file, bytes).unwrap();
+    let log = parse(bytes);
+    let measurement = |pcr: u32| {
+        let mut value = replay(&log, SHA256, pcr);
+        if matches!(pcr, 4 | 7) {
+            value[0] ^= 1;
+        }
+        let expected = value.try_into().unwrap();
+        let warn_only = false;
+        (
+            pcr,
+            Measurement {
+                expected,
+                warn_only,
+            },
+        )
+    };
+    let policy = Policy::new([4, 7, 8, 15].map(measurement).into()).unwrap();
+    let policy_file = folder.path().join("attestationConfig");
+    fs::write(&policy_file, policy.to_json()).unwrap();
+    let join = Program::start(
+        Command::new(support::program::built("join-service"))
+            .args(["--key-service=127.0.0.1:1", "--key-service-auth=none"])
+            .args(["--attestation-variant=qemu-vtpm", "--listen=127.0.0.1:0"])
+            .arg("--config")
+            .arg(folder.path()),
+    );
+    let serving = join.expect("serving join requests");
+    let address = serving
+        .split_whitespace()
+        .find_map(|word| word.parse::<SocketAddr>().ok());
+    let location = tpm.location().parse().unwrap();
+    let issuer = Arc::new(qemu_vtpm::Issuer::new(location, Some(file)));
+    let client = atls::Client::new(Some(issuer.clone()), vec![]);
+    let socket = TcpStream::connect(address.unwrap()).unwrap();
+    let connected = client.connect(socket, Instant::now() + PATIENCE);
+    // in TLS 1.3 a client learns of the refusal from its first read
+    if let Ok(mut transport) = connected {
+        let _ = std::io::Read::read(&mut transport.reader, &mut [0]);
+    }
+    join.expect("PCR 4: expected ");
+    println!("{}", join.output());
+    join.expect("EV_EFI_VARIABLE_DRIVER_CONFIG 62ba0f38.. \"db\" (cut)");
+
+    // what the document of either form explains
+    let request = Request {
+        role: Role::Client,
+        session: &[1; 32],
+        nonce: &[2; 32],
+        banks: &[],
+        challenge: None,
+        for_stranger: false,
+    };
+    let old = issuer.issue(&[1; 32], &[2; 32]).unwrap();
+    let strong = issuer.prove(&request).unwrap();
+    let evidence = folder.path().join("evidence.json");
+    let verdict_of_7 = |document: &[u8]| {
+        fs::write(&evidence, document).unwrap();
+        let (code, registers) = explained(&[&evidence]);
+        let of_7 = registers.iter().find(|it| it["index"] == 7).unwrap();
+        (code, text(&of_7["verdict"]).to_owned())
+    };
+    // the old form leaves out Secure Boot
+    assert_eq!(verdict_of_7(&old), (1, "not explained".into()));
+    assert_eq!(verdict_of_7(&strong), (0, "explained".into()));
+    let mut command = Command::new(support::program::built("firstlight"));
+    command
+        .arg("explain")
+        .arg(&evidence)
+        .arg("--policy")
+        .arg(&policy_file);
+    let output = command.output().unwrap();
+    println!("{}", String::from_utf8_lossy(&output.stdout));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.ends_with(": PCR 4 differs, PCR 7 differs\n"), "{text}");
 }
 
 #[test]

@@ -3,9 +3,12 @@
 //!
 //! The image has the small initramfs of the boot tests, without systemd, so that no unit measures (`--units none`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use image::{Given, Image, Units};
 use machine::initramfs::{self, Overlay};
 use machine::vm::{Firmware, Machine, Source, kernel};
@@ -16,17 +19,24 @@ const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1 quiet no_timer_check\n";
 pub const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
 pub const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Prints each register, and what the firmware's log has, for a person who looks for the reason of a failure.
+/// Prints each register, and the firmware's event log in lines of base64.
 const SCRIPT: &str = "#!/bin/busybox sh\n\
-    for pcr in 4 5 8 9 11 12 13 15; do echo \"PCR $pcr $(cat /sys/class/tpm/tpm0/pcr-sha256/$pcr)\"; done\n";
+    for pcr in 4 5 8 9 11 12 13 15; do echo \"PCR $pcr $(cat /sys/class/tpm/tpm0/pcr-sha256/$pcr)\"; done\n\
+    mount -t securityfs securityfs /sys/kernel/security\n\
+    base64 /sys/kernel/security/tpm0/binary_bios_measurements | while read line; do echo \"LOG $line\"; done\n";
 
 /// Makes the image with the stub of a release.
-fn unified(machine: &Machine, suite: &str, more: &[(&str, &[u8])]) -> Result<Vec<u8>> {
+fn unified(
+    machine: &Machine,
+    suite: &str,
+    more: &[(&str, &[u8])],
+    command_line: &[u8],
+) -> Result<Vec<u8>> {
     let linux = std::fs::read(kernel()?).context("read the kernel")?;
     let initrd = std::fs::read(machine.initramfs()).context("read the initramfs")?;
     let sections: [(&str, &[u8]); 3] = [
         (".osrel", OS_RELEASE),
-        (".cmdline", COMMAND_LINE),
+        (".cmdline", command_line),
         (".initrd", &initrd),
     ];
     let stub = systemd_boot(suite).join("linuxx64.efi.stub");
@@ -82,7 +92,29 @@ fn boot_and_compare(machine: &mut Machine, image: &Image, registers: &[u32]) -> 
         }
     }
     println!("{}: PCR {registers:?}", image.description());
-    Ok(())
+    let log: String = lines
+        .iter()
+        .filter_map(|line| line.text.strip_prefix("LOG "))
+        .map(str::trim)
+        .collect();
+    let log = STANDARD.decode(log).context("read the event log")?;
+    std::fs::write(event_log(machine), log).context("keep the event log")
+}
+
+/// Returns the file for the event log of the machine's last boot.
+fn event_log(machine: &Machine) -> PathBuf {
+    machine.folder().join("event-log")
+}
+
+/// Runs `firstlight explain` for the machine's event log; returns whether all registers are as expected, and the output.
+fn explained(machine: &Machine, image: &Path) -> Result<(bool, String)> {
+    let mut command = Command::new(support::program::built("firstlight"));
+    command.arg("explain").arg(event_log(machine));
+    command.arg("--against-image").arg(image);
+    command.args(["--pcrs", "4,5,8,9,11,12,13,15"]);
+    let output = command.output().context("run firstlight explain")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok((output.status.success(), text))
 }
 
 fn read(path: &Path) -> Result<Image> {
@@ -91,9 +123,14 @@ fn read(path: &Path) -> Result<Image> {
 }
 
 /// Source a disk with these files on its EFI system partition.
-fn on_disk(name: &str, suite: &str, more: &[(&str, &[u8])], files: &[(&str, &[u8])]) -> Result<()> {
+fn on_disk(
+    name: &str,
+    suite: &str,
+    more: &[(&str, &[u8])],
+    files: &[(&str, &[u8])],
+) -> Result<Machine> {
     let mut machine = new_machine(name)?;
-    let image = unified(&machine, suite, more)?;
+    let image = unified(&machine, suite, more, COMMAND_LINE)?;
     let path = machine.folder().join("image.raw");
     let place = match files.iter().any(|(file, _)| *file == DEFAULT) {
         true => "EFI/Linux/the image.efi",
@@ -101,13 +138,27 @@ fn on_disk(name: &str, suite: &str, more: &[(&str, &[u8])], files: &[(&str, &[u8
     };
     disk(&path, 96, 32, &[files, &[(place, &image[..])]].concat());
     machine.source = Source::Disk(path.clone());
-    boot_and_compare(&mut machine, &read(&path)?, &[4, 5, 8, 9, 11, 12, 13, 15])
+    boot_and_compare(&mut machine, &read(&path)?, &[4, 5, 8, 9, 11, 12, 13, 15])?;
+    Ok(machine)
 }
 
+/// The event log of its firmware is explained by the image, and tells which part of another image differs.
 #[test]
 #[ignore = "boots a machine: make boot"]
 fn a_disk_with_the_stub_of_systemd_252_has_the_computed_registers() -> Result<()> {
-    on_disk("measure-252", "bookworm", &[], &[])
+    let machine = on_disk("measure-252", "bookworm", &[], &[])?;
+    let (is_same, text) = explained(&machine, &machine.folder().join("image.raw"))?;
+    assert!(is_same, "{text}");
+    let other = machine.folder().join("other.raw");
+    let file = unified(&machine, "bookworm", &[], b"console=ttyS0 init=/bin/sh")?;
+    disk(&other, 96, 32, &[(DEFAULT, &file[..])]);
+    let (is_same, text) = explained(&machine, &other)?;
+    println!("{text}");
+    let (_, of_11) = text.split_once("PCR 11: differs").unwrap_or_default();
+    let mut marked = of_11.lines().filter(|line| line.starts_with("  - "));
+    let first = marked.next().unwrap_or_default();
+    assert!(!is_same && first.contains(".cmdline"), "{text}");
+    Ok(())
 }
 
 #[test]
@@ -120,7 +171,7 @@ fn a_disk_with_the_stub_of_systemd_257_has_the_computed_registers() -> Result<()
         (".profile", b"ID=main\n"),
     ];
     // sections before .profile are those of all profiles; the kernel is in the profile
-    on_disk("measure-257", "trixie", &more, &[])
+    on_disk("measure-257", "trixie", &more, &[]).map(drop)
 }
 
 #[test]
@@ -129,7 +180,7 @@ fn systemd_boot_and_its_configuration_are_in_the_computed_registers() -> Result<
     let manager = systemd_boot("trixie").join("systemd-bootx64.efi");
     let manager = std::fs::read(manager).context("read systemd-boot")?;
     let files: [(&str, &[u8]); 2] = [(DEFAULT, &manager), ("loader/loader.conf", b"timeout 0\n")];
-    on_disk("measure-systemd-boot", "trixie", &[], &files)
+    on_disk("measure-systemd-boot", "trixie", &[], &files).map(drop)
 }
 
 /// The newest stub adds a secret of the machine to the initrd, unless the random seed is read-only.
@@ -137,7 +188,7 @@ fn systemd_boot_and_its_configuration_are_in_the_computed_registers() -> Result<
 #[ignore = "boots a machine: make test-images"]
 fn the_newest_stub_has_the_computed_registers_where_its_secret_is_kept_out() -> Result<()> {
     let mut machine = new_machine("measure-newest")?;
-    let image = unified(&machine, "sid", &[])?;
+    let image = unified(&machine, "sid", &[], COMMAND_LINE)?;
     let path = machine.folder().join("image.raw");
     disk(
         &path,
@@ -163,7 +214,7 @@ fn the_newest_stub_has_the_computed_registers_where_its_secret_is_kept_out() -> 
 #[ignore = "boots a machine: make test-images"]
 fn a_boot_option_that_fails_is_in_the_computed_registers() -> Result<()> {
     let mut machine = new_machine("measure-second-disk")?;
-    let image = unified(&machine, "trixie", &[])?;
+    let image = unified(&machine, "trixie", &[], COMMAND_LINE)?;
     let path = machine.folder().join("image.raw");
     disk(&path, 96, 32, &[(DEFAULT, &image[..])]);
     machine.source = Source::SecondDisk(path.clone());
@@ -176,7 +227,7 @@ fn a_boot_option_that_fails_is_in_the_computed_registers() -> Result<()> {
 fn a_signed_image_has_the_computed_registers_with_secure_boot() -> Result<()> {
     let mut machine = new_machine("measure-secure-boot")?;
     machine.firmware = Firmware::SecureUefi;
-    let image = signed(&unified(&machine, "trixie", &[])?);
+    let image = signed(&unified(&machine, "trixie", &[], COMMAND_LINE)?);
     let path = machine.folder().join("image.raw");
     disk(&path, 96, 32, &[(DEFAULT, &image[..])]);
     machine.source = Source::Disk(path.clone());

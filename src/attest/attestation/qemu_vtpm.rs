@@ -45,6 +45,9 @@ const MAX_USER_DATA: usize = 1024;
 /// Maximum length of an error of serde_json in a log line: it repeats unexpected input of any length.
 const SHOWN_ERROR: usize = 160;
 
+/// Returns at most as many bytes of an event log.
+type Shorten = fn(&[u8], usize) -> Vec<u8>;
+
 /// Makes documents with the TPM of this machine.
 pub struct Issuer {
     location: tpm::Location,
@@ -63,13 +66,13 @@ impl Issuer {
         }
     }
 
-    /// Returns the event log, or what of it fits and does not offend a peer of the old system: a validator does not need it.
-    fn read_event_log(&self) -> Vec<u8> {
+    /// Returns the event log, or what `shorten` leaves of it: a validator does not need it.
+    fn read_event_log(&self, shorten: Shorten) -> Vec<u8> {
         let Some(path) = &self.event_log else {
             return vec![];
         };
         match std::fs::read(path) {
-            Ok(log) => excerpt::of_whole_registers(&log, MAX_EVENT_LOG),
+            Ok(log) => shorten(&log, MAX_EVENT_LOG),
             Err(error) => {
                 log::debug!("cannot read the event log {}: {error}", path.display());
                 vec![]
@@ -83,6 +86,7 @@ impl Issuer {
         user_data: &[u8],
         nonce: &[u8],
         banks: &[Bank],
+        shorten: Shorten,
     ) -> Result<Vec<u8>, IssueError> {
         let (ak_pub, quotes) = opened
             .and_then(|mut tpm| tpm.quotes(&tpm_nonce(&[], user_data, nonce), banks))
@@ -91,7 +95,7 @@ impl Issuer {
             attestation: Attestation {
                 ak_pub: Base64(ak_pub),
                 quotes: quotes.into_iter().map(wire_quote).collect(),
-                event_log: Base64(self.read_event_log()),
+                event_log: Base64(self.read_event_log(shorten)),
                 tee_attestation: (),
             },
             instance_info: None,
@@ -107,12 +111,13 @@ impl super::Issuer for Issuer {
     }
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.document(Tpm::open(&self.location), user_data, nonce, &[])
+        let opened = Tpm::open(&self.location);
+        self.document(opened, user_data, nonce, &[], excerpt::of_whole_registers)
     }
 
     fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         let opened = Tpm::open_for_stranger(&self.location);
-        self.document(opened, user_data, nonce, &[])
+        self.document(opened, user_data, nonce, &[], excerpt::of_whole_registers)
     }
 
     fn identity(&self) -> Result<Identity, IssueError> {
@@ -149,6 +154,7 @@ impl super::Issuer for Issuer {
             &user_data,
             request.nonce,
             request.banks,
+            excerpt::excerpt,
         )
     }
 

@@ -1,5 +1,6 @@
 //! Compares registers with what they should be, and finds the first event that differs.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::evidence::{Entry, Register, Registers};
@@ -163,7 +164,8 @@ impl Expected {
                 let events = entries(case);
                 let common = in_common(&register.events, &events);
                 let is_same = value.is_some() && value == register.value();
-                (is_same, common, std::cmp::Reverse(events.len()))
+                let others = events.len().abs_diff(register.events.len());
+                (is_same, common, Reverse(others))
             });
             let expected =
                 nearest.map_or_else(ExpectedRegister::default, |case| ExpectedRegister {

@@ -123,8 +123,7 @@ fn described_blob(data: &[u8]) -> Option<String> {
 
 fn separator(data: &[u8]) -> Option<String> {
     Some(match data {
-        [0, 0, 0, 0] => "end of the firmware's part".into(),
-        [0xff, 0xff, 0xff, 0xff] => "end of the firmware's part (WBCL)".into(),
+        [0, 0, 0, 0] | [0xff, 0xff, 0xff, 0xff] => "end of the firmware's part".into(),
         [1, 0, 0, 0] => "the firmware failed".into(),
         _ => return None,
     })
@@ -137,8 +136,8 @@ fn tagged(data: &[u8]) -> Option<String> {
     let words = words(reader.take(len as usize)?);
     // Linux, drivers/firmware/efi/libstub; systemd, src/boot
     let what = match tag {
-        0x8f3b_22ec => "initrd that the kernel loaded",
-        0x8f3b_22ed => "command line that the kernel got",
+        0x8f3b_22ec => return Some("initrd that the kernel loaded".into()),
+        0x8f3b_22ed => return Some("command line that the kernel got".into()),
         0xf5bc_582a => "loader.conf",
         0x6c46_f751 => "devicetree addon",
         0x49df_fe0f => "initrd addon",
