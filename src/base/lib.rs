@@ -1,6 +1,7 @@
 //! What all programs use. A module that only one program needs does not belong here.
 
 pub mod backoff;
+pub mod boot;
 pub mod child_process;
 pub mod crypto;
 pub mod der;
@@ -11,6 +12,7 @@ pub mod program;
 pub mod stop;
 pub mod sync;
 pub mod sysfs;
+pub mod table;
 pub mod time;
 pub mod timeline;
 pub mod turns;

@@ -81,15 +81,7 @@ pub struct Cloud {
 pub const ALL: &[Cloud] = &[qemu::CLOUD];
 
 /// The names of [`ALL`].
-pub const NAMES: [&str; ALL.len()] = {
-    let mut names = [""; ALL.len()];
-    let mut index = 0;
-    while index < names.len() {
-        names[index] = ALL[index].name;
-        index += 1;
-    }
-    names
-};
+pub const NAMES: [&str; ALL.len()] = base::names!(ALL);
 
 /// The name of the cloud that a program uses if its command line names none.
 pub const DEFAULT: &str = qemu::CLOUD.name;

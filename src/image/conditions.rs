@@ -1,15 +1,10 @@
 //! What decides the registers besides the image: the conditions of a boot, and the words of systemd's units that measure.
 
-use super::event_log::Log;
+use base::boot::{self, OS_SEPARATOR, UNTIL_BOOTED};
 
-/// The part of the boot in which the machine attests itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// The initramfs, after its `sysinit.target`.
-    Initramfs,
-    /// The booted system, after systemd-pcrphase.service.
-    Booted,
-}
+pub use base::boot::Stage;
+
+use super::event_log::Log;
 
 /// Which of systemd's units that measure run. They run only if systemd-stub started the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,30 +47,7 @@ pub struct Given {
 /// with systemd-pcrosseparator.
 const PCR_MACHINE: u32 = 253;
 const NV_PCR: u32 = 259;
-const OS_SEPARATOR: u32 = 261;
-/// The registers that systemd-pcrosseparator extends.
-const SEPARATED: [u32; 12] = [0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 14];
-
-impl Stage {
-    /// Both, in the order of a boot.
-    pub const ALL: [Stage; 2] = [Stage::Initramfs, Stage::Booted];
-
-    /// Returns the word for command lines and files: `initramfs`, `booted`.
-    pub fn word(self) -> &'static str {
-        match self {
-            Stage::Initramfs => "initramfs",
-            Stage::Booted => "booted",
-        }
-    }
-
-    /// Returns the stage in words.
-    pub fn words(self) -> &'static str {
-        match self {
-            Stage::Initramfs => "initramfs",
-            Stage::Booted => "booted system",
-        }
-    }
-}
+const PCR_OS_SEPARATOR: u32 = 261;
 
 impl Units {
     /// All possibilities.
@@ -113,8 +85,8 @@ impl Units {
     pub(crate) fn measure(self, systemd: u32, stage: Stage, log: &mut Log) {
         let is_booted = stage == Stage::Booted;
         let phases = match self {
-            Units::All | Units::Phases => &["enter-initrd", "leave-initrd", "sysinit", "ready"][..],
-            Units::Booted => &["sysinit", "ready"],
+            Units::All | Units::Phases => &UNTIL_BOOTED[..],
+            Units::Booted => &UNTIL_BOOTED[2..],
             Units::None => &[],
         };
         let reached = match (is_booted, self) {
@@ -125,10 +97,10 @@ impl Units {
         for word in &phases[..reached] {
             log.word(11, word);
         }
-        if self == Units::All && systemd >= OS_SEPARATOR {
-            SEPARATED
-                .iter()
-                .for_each(|pcr| log.word(*pcr, "os-separator"));
+        if self == Units::All && systemd >= PCR_OS_SEPARATOR {
+            for pcr in (0..24).filter(|pcr| boot::words_of(*pcr).contains(&OS_SEPARATOR)) {
+                log.word(pcr, OS_SEPARATOR);
+            }
         }
         let sets_up_nv_pcrs = self == Units::All || is_booted && self != Units::None;
         if systemd >= NV_PCR && sets_up_nv_pcrs {

@@ -1,34 +1,8 @@
-//! The words that systemd measures during a boot, after firmware and boot loader: systemd-pcrphase.service(8). They are not in
-//! the firmware's event log.
+//! What the words that systemd measures during a boot ([`base::boot`]) make of a register.
+
+use base::boot::{IN_INITRAMFS, UNTIL_BOOTED, words_of};
 
 use super::sha256;
-
-/// The words of PCR 11, in the order of a boot.
-const OF_11: &[&str] = &[
-    "enter-initrd",
-    "leave-initrd",
-    "sysinit",
-    "ready",
-    "shutdown",
-    "final",
-];
-/// Those of them that a booted system has measured.
-const BEFORE_READY: &[&str; 4] = &["enter-initrd", "leave-initrd", "sysinit", "ready"];
-/// The words of the other PCRs (systemd-pcrosseparator, systemd 261; systemd-pcrnvdone, systemd 259).
-const OF_9: &[&str] = &["nvpcr-separator", "os-separator"];
-const OF_OTHERS: &[&str] = &["os-separator"];
-/// The words that systemd measures in the initramfs before the state disk is opened: the unit that opens it is ordered after them.
-const IN_INITRAMFS: &[&str] = &["enter-initrd", "nvpcr-separator", "os-separator"];
-
-/// Returns the words of a PCR; a word may be missing in a boot.
-fn words_of(pcr: u32) -> &'static [&'static str] {
-    match pcr {
-        11 => OF_11,
-        9 => OF_9,
-        0..=7 | 12..=14 => OF_OTHERS,
-        _ => &[],
-    }
-}
 
 /// Returns the value of a register after it was extended with a word.
 fn extended(value: &[u8; 32], word: &str) -> [u8; 32] {
@@ -69,7 +43,7 @@ pub fn when_booted(
     if pcr != 11 {
         return Some(*now);
     }
-    let [first, rest @ ..] = BEFORE_READY;
+    let [first, rest @ ..] = &UNTIL_BOOTED;
     (words()? == [*first]).then(|| rest.iter().fold(*now, |value, word| extended(&value, word)))
 }
 

@@ -1,35 +1,11 @@
-//! The stages of a boot, between which registers of the same image differ.
+//! Policies whose registers differ between the stages of a boot.
 
-use std::fmt;
 use std::sync::Arc;
+
+pub use base::boot::Stage;
 
 use super::{Challenge, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant};
 use crate::tpm::Endorsement;
-
-/// A stage of a boot. systemd measures when the boot leaves the initramfs, so that a booted system cannot prove that it is an
-/// initramfs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// The initramfs, which opens the state disk: rejoin and recovery.
-    Initramfs,
-    /// The booted system: init, join, and members.
-    Booted,
-}
-
-impl Stage {
-    /// All stages, in the order of a boot.
-    pub const ALL: [Stage; 2] = [Stage::Initramfs, Stage::Booted];
-}
-
-/// Writes the stage for messages.
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Stage::Initramfs => "an initramfs",
-            Stage::Booted => "a booted system",
-        })
-    }
-}
 
 /// Returns the validator of a policy for machines at any stage. It reports the stage ([`Identified::stage`]) if the policy has
 /// registers that differ between the stages.

@@ -43,15 +43,7 @@ pub struct Measured {
 pub const ALL: &[Variant] = &[qemu_vtpm::VARIANT];
 
 /// The names of [`ALL`].
-pub const NAMES: [&str; ALL.len()] = {
-    let mut names = [""; ALL.len()];
-    let mut index = 0;
-    while index < names.len() {
-        names[index] = ALL[index].name;
-        index += 1;
-    }
-    names
-};
+pub const NAMES: [&str; ALL.len()] = base::names!(ALL);
 
 /// The name of the variant that a program uses if its command line names none.
 pub const DEFAULT: &str = qemu_vtpm::VARIANT.name;

@@ -1,0 +1,74 @@
+//! The stages of a boot, and the words that systemd measures during it, after firmware and boot loader: systemd-pcrphase.service(8).
+//! They are not in the firmware's event log.
+
+use std::fmt;
+
+/// A stage of a boot. systemd measures when the boot leaves the initramfs, so that a booted system cannot prove that it is an
+/// initramfs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// The initramfs after its `sysinit.target`, which opens the state disk: rejoin and recovery.
+    Initramfs,
+    /// The booted system after systemd-pcrphase.service: init, join, and members.
+    Booted,
+}
+
+impl Stage {
+    /// All stages, in the order of a boot.
+    pub const ALL: [Stage; 2] = [Stage::Initramfs, Stage::Booted];
+
+    /// Returns the word for command lines and files: `initramfs`, `booted`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Stage::Initramfs => "initramfs",
+            Stage::Booted => "booted",
+        }
+    }
+
+    /// Returns the stage in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Stage::Initramfs => "initramfs",
+            Stage::Booted => "booted system",
+        }
+    }
+}
+
+/// Writes the stage for messages, with its article.
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let article = match self {
+            Stage::Initramfs => "an",
+            Stage::Booted => "a",
+        };
+        write!(f, "{article} {}", self.words())
+    }
+}
+
+/// The words of PCR 11, in the order of a boot.
+const PHASES: [&str; 6] = [
+    "enter-initrd",
+    "leave-initrd",
+    "sysinit",
+    "ready",
+    "shutdown",
+    "final",
+];
+/// The words of PCR 11 that a booted system has measured: two in the initramfs, two after it.
+pub const UNTIL_BOOTED: [&str; 4] = [PHASES[0], PHASES[1], PHASES[2], PHASES[3]];
+/// The word that systemd-pcrosseparator measures at the end of the initramfs's start (systemd 261).
+pub const OS_SEPARATOR: &str = "os-separator";
+/// The word that systemd-pcrnvdone measures after the NvPCRs are set up (systemd 259).
+const NV_PCR_SEPARATOR: &str = "nvpcr-separator";
+/// The words that systemd measures in the initramfs before the state disk is opened: the unit that opens it is ordered after them.
+pub const IN_INITRAMFS: [&str; 3] = [PHASES[0], NV_PCR_SEPARATOR, OS_SEPARATOR];
+
+/// Returns the words of a PCR in the order of a boot; a word may be missing in a boot.
+pub fn words_of(pcr: u32) -> &'static [&'static str] {
+    match pcr {
+        11 => &PHASES,
+        9 => &[NV_PCR_SEPARATOR, OS_SEPARATOR],
+        0..=7 | 12..=14 => &[OS_SEPARATOR],
+        _ => &[],
+    }
+}
