@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::measure::{DEFAULT, OS_RELEASE};
-use super::{CLOUD, DISK};
+use super::{CLOUD, DISK, Maker, NEWEST_SYSTEMD, SYSTEMD_252, SYSTEMD_257};
 use machine::flow::{self, PATIENCE, Setting};
 use machine::initramfs::{self, Overlay};
 use machine::vm::{Firmware, Machine, Source, Vm, kernel};
@@ -16,51 +16,29 @@ use support::boot_image::{disk, systemd_boot, uki};
 /// The machine ID of the systems of tools/systemd-disk.sh.
 const MACHINE_ID: &str = "5ec1e7a0000040008000000000000001\n";
 
-/// A Debian with its systemd.
-struct System {
-    suite: &'static str,
-    /// Which units measure (`firstlight measure --units`).
-    units: &'static str,
-}
-
-const DEBIAN_12: System = System {
-    suite: "bookworm",
-    units: "phases",
-};
-const DEBIAN_13: System = System {
-    suite: "trixie",
-    units: "phases",
-};
-/// The newest systemd, of the day when tools/debian.sh fetched it: 262 when this was written. sid's packages do not fit together on
-/// every day; then the script says so.
-const DEBIAN_SID: System = System {
-    suite: "sid",
-    units: "all",
-};
-
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn a_node_with_systemd_252_meets_one_policy_at_each_stage() -> Result<()> {
-    one_policy(node("stages-252", &DEBIAN_12)?)
+    one_policy(node("stages-252", SYSTEMD_252)?)
 }
 
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn a_node_with_systemd_257_meets_one_policy_at_each_stage() -> Result<()> {
-    one_policy(node("stages-257", &DEBIAN_13)?)
+    one_policy(node("stages-257", SYSTEMD_257)?)
 }
 
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn a_node_with_the_newest_systemd_meets_one_policy_at_each_stage() -> Result<()> {
-    one_policy(node("stages-newest", &DEBIAN_SID)?)
+    one_policy(node("stages-newest", NEWEST_SYSTEMD)?)
 }
 
 /// A fresh node on which systemd-pcrmachine runs must not look like a member whose set-up was interrupted.
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn the_unit_that_wrote_pcr_15_is_named() -> Result<()> {
-    let mut setting = node("stages-pcr-15", &DEBIAN_13)?;
+    let mut setting = node("stages-pcr-15", SYSTEMD_257)?;
     let mut vm = setting.machine.boot()?;
     vm.console.wait_for(" ready:", PATIENCE)?;
     let unit = "systemd-pcrmachine.service";
@@ -92,7 +70,7 @@ fn the_unit_that_wrote_pcr_15_is_named() -> Result<()> {
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn unlock_names_the_unit_that_wrote_pcr_15() -> Result<()> {
-    let mut setting = node("stages-pcr-15-initrd", &DEBIAN_13)?;
+    let mut setting = node("stages-pcr-15-initrd", SYSTEMD_257)?;
     let (mut vm, _) = flow::first_boot(&mut setting)?;
     vm.shut_down(PATIENCE)?;
     drop(vm);
@@ -111,9 +89,9 @@ fn unlock_names_the_unit_that_wrote_pcr_15() -> Result<()> {
             first,
         );
     let initrd = setting.machine.initramfs();
-    std::fs::copy(initrd_of(&DEBIAN_13)?, &initrd).context("copy the initrd")?;
+    std::fs::copy(SYSTEMD_257.initrd()?, &initrd).context("copy the initrd")?;
     initramfs::append(&initrd, &overlay)?;
-    setting.machine.source = Source::Disk(image(&setting.machine, DEBIAN_13.suite, &initrd)?);
+    setting.machine.source = Source::Disk(image(&setting.machine, SYSTEMD_257.suite, &initrd)?);
     let mut vm = setting.machine.boot()?;
     let said = vm
         .console
@@ -154,37 +132,22 @@ fn one_policy(mut setting: Setting) -> Result<()> {
 }
 
 /// A new machine, with the policy that is computed from its image.
-fn node(name: &str, system: &System) -> Result<Setting> {
-    let initrd = initrd_of(system)?;
-    let os = root().join(format!("target/images/systemd-{}.disk", system.suite));
+fn node(name: &str, maker: Maker) -> Result<Setting> {
+    let initrd = maker.initrd()?;
+    let os = root().join(format!("target/images/systemd-{}.disk", maker.suite));
     script(
         "tools/systemd-disk.sh",
-        &[Path::new(system.suite), &os, &dist("bootstrapper")?],
+        &[Path::new(maker.suite), &os, &dist("bootstrapper")?],
     )?;
 
     let mut machine = Machine::new(name)?;
     machine.firmware = Firmware::Uefi;
     machine.memory = 1024;
     machine.add_copy_of_disk("root", &os)?;
-    let image = image(&machine, system.suite, &initrd)?;
-    let policy = policy(&image, system.units)?;
+    let image = image(&machine, maker.suite, &initrd)?;
+    let policy = policy(&image, units(maker))?;
     machine.source = Source::Disk(image);
     Setting::around(machine, DISK, &policy)
-}
-
-/// Makes an initrd with dracut and systemd's units that measure.
-fn initrd_of(system: &System) -> Result<PathBuf> {
-    let suite = system.suite;
-    let initrd = root().join(format!("target/images/dracut-measuring-{suite}.initrd"));
-    let unlock = dist("unlock")?;
-    let arguments = [
-        Path::new("dracut-measuring"),
-        Path::new(suite),
-        &initrd,
-        &unlock,
-    ];
-    script("tools/initrd.sh", &arguments)?;
-    Ok(initrd)
 }
 
 /// Makes a disk with the unified kernel image on it.
@@ -203,6 +166,14 @@ fn image(machine: &Machine, suite: &str, initrd: &Path) -> Result<PathBuf> {
     let path = machine.folder().join("image.raw");
     disk(&path, 96, 32, &[(DEFAULT, &image)]);
     Ok(path)
+}
+
+/// Which units measure (`firstlight measure --units`): sid's dracut also takes those that systemd has since 259.
+fn units(maker: Maker) -> &'static str {
+    match maker.suite {
+        "sid" => "all",
+        _ => "phases",
+    }
 }
 
 /// The policy of an image, which differs between the stages.
