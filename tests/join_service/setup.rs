@@ -128,6 +128,8 @@ impl Setup {
             health: None,
             metrics: Some("127.0.0.1:0".parse().unwrap()),
             variant: &qemu_vtpm::VARIANT,
+            evidence: None,
+            require_strong: false,
             kubernetes: Some(account),
             metadata: Some(
                 cloud::qemu::CLOUD

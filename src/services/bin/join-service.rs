@@ -45,6 +45,9 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --metrics ADDRESS:PORT         the address of an HTTP server for Prometheus' metrics, path /metrics [none]
   --config DIR                   directory with attestationConfig (the policy, JSON) and measurementSalt [/var/config]
   --attestation-variant VARIANT  attestation variant of the nodes: {variants} [{default}]
+  --evidence SOCKET              unix socket at which the host proves this machine to nodes: /run/firstlight/evidence.sock; without it,
+                                 this service proves nothing [none]
+  --require strong               refuses nodes of the old form of attested TLS, as those of the old system [off]
   --cloud-provider CLOUD         the cloud whose metadata service lists the machines: {clouds}; without it, machines
                                  of any name are admitted as workers, and control planes cannot join
   --metadata URL                 the URL of the metadata service [the cloud's default]
@@ -77,6 +80,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut config_dir: PathBuf = join_service::CONFIG_DIR.into();
     let mut variant = variant::DEFAULT.to_owned();
     let (mut cloud, mut metadata_url, mut kubeconfig) = (String::new(), String::new(), None);
+    let (mut evidence, mut require_strong) = (PathBuf::new(), false);
     let mut pki_dir = PathBuf::from(join_service::PKI_DIR);
     let mut migration = Migration::default();
     while let Some(arg) = args.next()? {
@@ -94,6 +98,17 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("metadata") => metadata_url = program::text(args.value()?)?,
             Long("kubeconfig") => kubeconfig = Some(PathBuf::from(args.value()?)),
             Long("migrate-until") => migration = program::parsed("migrate-until", args.value()?)?,
+            Long("evidence") => evidence = args.value()?.into(),
+            Long("require") => {
+                require_strong = match program::text(args.value()?)?.as_str() {
+                    "" => false,
+                    "strong" => true,
+                    other => {
+                        let text = format!("--require {other:?}: expected strong");
+                        return Err(Failure::Usage(text));
+                    }
+                }
+            }
             Long("pki") => pki_dir = args.value()?.into(),
             Short('v') => verbosity = program::parsed("v", args.value()?)?,
             Long("help") | Short('h') => return Err(Failure::Help),
@@ -125,6 +140,8 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         health,
         metrics,
         variant,
+        evidence: (!evidence.as_os_str().is_empty()).then_some(evidence),
+        require_strong,
         kubernetes,
         metadata,
         pki_dir,

@@ -2,8 +2,9 @@
 //! they run.
 //!
 //! The proof is attested TLS ([`attest::atls`]): the caller's certificate carries an attestation
-//! document. The connection is refused unless the document meets the [`policy`] in force. A caller
-//! may then ask for a ticket ([`tickets`]):
+//! document. The connection is refused unless the document meets the [`policy`] in force. In the
+//! strong form the service proves its machine too ([`evidence`]). A caller may then ask for a ticket
+//! ([`tickets`]):
 //!
 //! - `/join.API/IssueJoinTicket`: everything that a new node needs to become a member.
 //! - `/join.API/IssueRejoinTicket`: the key of its state disk and the measurement secret, for a
@@ -24,6 +25,7 @@
 //! | [`approver`] | approval of kubelets' certificates |
 //! | [`audit`] | a log line, an event and a count for each decision |
 //! | [`policy`] | the file of the attestation policy |
+//! | [`evidence`] | the proof of this machine for nodes |
 //!
 //! docs/join.md lists every refusal, its code, and what to do about it.
 
@@ -31,6 +33,7 @@ pub mod approver;
 pub mod audit;
 pub mod cleaner;
 pub mod cluster;
+pub mod evidence;
 mod instances;
 mod joining_node;
 pub mod keys;
@@ -54,7 +57,6 @@ use std::time::{Duration, SystemTime};
 
 use crate::observed;
 use approver::Approver;
-use attest::atls;
 use attest::attestation::stage::validator_at_any_stage;
 use attest::attestation::{Policy, Validator, Variant};
 use audit::{Audit, EventSender};
@@ -62,6 +64,7 @@ use base::stop::Stop;
 use cleaner::{Cleaner, CleanerThread};
 use cloud::Metadata;
 use cluster::{Cluster, Watches};
+use evidence::{Door, RemoteIssuer};
 use instances::Instances;
 use keys::KeyClient;
 use kubernetes::client::{self, Client};
@@ -106,6 +109,11 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// The attestation variant of the cluster's nodes.
     pub variant: &'static Variant,
+    /// The unix socket at which the host proves this machine, usually [`evidence::SOCKET`]. Without
+    /// it, the service proves nothing to nodes.
+    pub evidence: Option<PathBuf>,
+    /// Whether nodes of the old form of attested TLS are refused.
+    pub require_strong: bool,
     /// Access to the Kubernetes API. Without it, the service issues rejoin tickets only.
     pub kubernetes: Option<client::Config>,
     /// The cloud's metadata service, which lists the machines. Without it, a worker may have any
@@ -155,11 +163,22 @@ impl JoinService {
         let (listen, health) = (config.listen, config.health);
         let listen_error = |error| Error::Listen(listen, error);
         let listener = TcpListener::bind(listen).map_err(listen_error)?;
-        // The service itself presents no attestation document: clients of the old system expect
-        // none.
         let (registry, metrics) = (Registry::new(), config.metrics);
         policy.add_metrics(&registry);
-        let tls = Arc::new(atls::Server::new(None, vec![policy.clone()]));
+        let issuer = config
+            .evidence
+            .clone()
+            .map(|socket| RemoteIssuer::new(variant, socket));
+        let tls = Arc::new(Door::new(&policy, issuer, config.require_strong));
+        // the log says at the start whether the host gives evidence
+        tls.can_prove();
+        let door = tls.clone();
+        registry.gauge_of(
+            "firstlight_join_proves_itself",
+            "1 while the host gives evidence, so that nodes can verify this service, else 0.",
+            &[],
+            move || Some(f64::from(u8::from(door.can_prove()))),
+        );
         let (tickets, cluster) = tickets(config, &registry)?;
         let router = router(Arc::new(tickets.with_policy(policy.clone())));
         let limits = Limits {

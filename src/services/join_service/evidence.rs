@@ -1,0 +1,225 @@
+//! How the service proves its machine to nodes: its pod has no TPM, so the host signs for it, through a unix socket
+//! (`bootstrapper --serve-evidence`).
+
+use std::fmt::Display;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use attest::atls;
+use attest::attestation::{
+    Identity, IssueError, Issuer, Oid, Request, Role, Validator, Variant, wire,
+};
+use prost::Message;
+use proto::evidence::{EvidenceRequest, EvidenceResponse};
+use rpc::grpc::{Accept, Transport};
+use rpc::half_open::PeersTurn;
+
+/// Where the host listens.
+pub const SOCKET: &str = "/run/firstlight/evidence.sock";
+/// Time limit for one response. The TPM takes less than a second, and serves one caller after the other.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Maximum size of a response in bytes, as of a proof in attested TLS.
+const MAX_RESPONSE: u64 = 128 << 10;
+/// Pause after a host that gives no evidence is asked in vain.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// Proves this machine by the evidence of its host.
+pub struct RemoteIssuer {
+    oid: Oid,
+    socket: PathBuf,
+    /// The keys do not change while the machine runs.
+    identity: OnceLock<Identity>,
+    /// Whether the last response of the host was evidence. If not, its identity is asked again before the next proof.
+    works: AtomicBool,
+}
+
+impl RemoteIssuer {
+    /// Makes an issuer of this variant's documents, which the host makes at this socket.
+    pub fn new(variant: &Variant, socket: PathBuf) -> RemoteIssuer {
+        RemoteIssuer {
+            oid: variant.oid,
+            socket,
+            identity: OnceLock::new(),
+            works: AtomicBool::new(false),
+        }
+    }
+
+    /// Asks the host, and keeps whether it gave evidence.
+    fn ask(&self, request: &EvidenceRequest) -> Result<EvidenceResponse, IssueError> {
+        let response = self.try_to_ask(request);
+        self.works.store(response.is_ok(), Ordering::Relaxed);
+        response
+    }
+
+    fn try_to_ask(&self, request: &EvidenceRequest) -> Result<EvidenceResponse, IssueError> {
+        let failed = |error: &dyn Display| {
+            IssueError(format!(
+                "evidence of the host at {}: {error}",
+                self.socket.display()
+            ))
+        };
+        let bytes = self.exchange(&request.encode_to_vec());
+        let bytes = bytes.map_err(|error| failed(&error))?;
+        let response = EvidenceResponse::decode(&bytes[..]).map_err(|error| failed(&error))?;
+        if !response.error.is_empty() {
+            return Err(failed(&response.error));
+        }
+        match &response.identity {
+            Some(identity) if identity.variant == self.oid => Ok(response),
+            Some(_) => Err(failed(&"it is of another attestation variant")),
+            None => Err(failed(&"the response is not complete")),
+        }
+    }
+
+    fn ask_identity(&self) -> Result<Identity, IssueError> {
+        let response = self.ask(&EvidenceRequest::default())?;
+        let identity = wire::read_identity(&response.identity.unwrap_or_default());
+        Ok(self.identity.get_or_init(|| identity).clone())
+    }
+
+    fn exchange(&self, request: &[u8]) -> io::Result<Vec<u8>> {
+        let mut stream = UnixStream::connect(&self.socket)?;
+        stream.set_write_timeout(Some(LIMIT))?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.write_all(request)?;
+        stream.shutdown(Shutdown::Write)?;
+        let mut response = vec![];
+        stream.take(MAX_RESPONSE).read_to_end(&mut response)?;
+        Ok(response)
+    }
+}
+
+impl Issuer for RemoteIssuer {
+    fn oid(&self) -> Oid {
+        self.oid
+    }
+
+    /// Fails: the host makes no documents of the old form.
+    fn issue(&self, _user_data: &[u8], _nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        Err(IssueError(
+            "the host gives evidence only for the strong form of attested TLS".into(),
+        ))
+    }
+
+    fn identity(&self) -> Result<Identity, IssueError> {
+        if let Some(identity) = self.identity.get() {
+            return Ok(identity.clone());
+        }
+        self.ask_identity()
+    }
+
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        if request.role != Role::Server {
+            return Err(IssueError("the host proves only servers".into()));
+        }
+        let response = self.ask(&EvidenceRequest {
+            session: request.session.to_vec(),
+            nonce: request.nonce.to_vec(),
+            banks: request.banks.iter().map(|bank| *bank as u32).collect(),
+            challenge: request
+                .challenge
+                .map(|(kind, credential)| wire::credential(kind, credential)),
+        })?;
+        Ok(response.document)
+    }
+}
+
+/// Accepts nodes, and proves this machine to them if the host gives evidence.
+pub struct Door {
+    issuer: Option<Arc<RemoteIssuer>>,
+    proving: atls::Server,
+    without_proof: atls::Server,
+    /// When the host was last asked in vain.
+    refused: Mutex<Option<Instant>>,
+}
+
+impl Door {
+    /// Makes the door to nodes that `validator` accepts. With `require_strong`, nodes of the old form are refused.
+    pub fn new(
+        validator: &Arc<impl Validator + 'static>,
+        issuer: Option<RemoteIssuer>,
+        require_strong: bool,
+    ) -> Door {
+        let issuer = issuer.map(Arc::new);
+        let server = || atls::Server::new(None, vec![validator.clone()]);
+        let mut proving = server();
+        if let Some(issuer) = &issuer {
+            proving = proving.attest_strong(issuer.clone());
+        }
+        if require_strong {
+            proving = proving.require_strong();
+        }
+        // A node of the strong form demands a proof. Without one it accepts only the old form.
+        let without_proof = match require_strong {
+            true => server().require_strong(),
+            false => server().only_old(),
+        };
+        if issuer.is_none() {
+            log::warn!(
+                "this service proves nothing to nodes (--evidence): those with the setting require=strong take no ticket from it"
+            );
+        }
+        Door {
+            issuer,
+            proving,
+            without_proof,
+            refused: Mutex::default(),
+        }
+    }
+
+    /// Returns whether the host gives evidence: its last response says so. A host that gives none is asked again after some time, and the
+    /// log says it once.
+    pub fn can_prove(&self) -> bool {
+        let Some(issuer) = &self.issuer else {
+            return false;
+        };
+        if issuer.works.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.is_some_and(|at| at.elapsed() < ASK_AGAIN) {
+            return false;
+        }
+        let is_news = refused.is_some() || issuer.identity.get().is_none();
+        match issuer.ask_identity() {
+            Ok(_) => {
+                if is_news {
+                    log::info!(
+                        "this service proves its machine to nodes, by the evidence of the host"
+                    );
+                }
+                *refused = None;
+                true
+            }
+            Err(error) => {
+                if refused.is_none() {
+                    log::warn!(
+                        "this service proves nothing to nodes until the host gives evidence: {error}; nodes with the setting \
+                         require=strong take no ticket from it"
+                    );
+                }
+                *refused = Some(Instant::now());
+                false
+            }
+        }
+    }
+}
+
+impl Accept for Door {
+    fn accept(
+        &self,
+        socket: TcpStream,
+        deadline: Instant,
+        turn: &PeersTurn,
+    ) -> io::Result<Transport> {
+        match self.can_prove() {
+            true => self.proving.accept(socket, deadline, turn),
+            false => self.without_proof.accept(socket, deadline, turn),
+        }
+    }
+}
