@@ -56,7 +56,7 @@ sed -i "s|@PAUSE@|$(grep /pause: "$images/names")|" "$root/etc/containerd/config
 # in place of the state disk: a folder that outlives a reboot
 mkdir -p "$root/etc/kubernetes" "$root"/var/lib/state/{bin,kubernetes}
 rm -f "$root"/etc/systemd/system/timers.target.wants/* "$root"/etc/systemd/system/multi-user.target.wants/e2scrub_reap.service
-systemctl --root "$root" --quiet enable containerd systemd-networkd run-state.mount etc-kubernetes.mount
+systemctl --root "$root" --quiet enable containerd systemd-networkd run-state.mount etc-kubernetes.mount firstlight-evidence.socket
 # that folder, the components and the store of containerd are on this disk
 systemctl --root "$root" --quiet mask var.mount opt.mount etc-cni.mount
 systemctl --root "$root" --quiet mask ldconfig.service e2scrub_reap.service getty@tty1.service console-getty.service systemd-firstboot.service

@@ -12,9 +12,13 @@ use support::program;
 use support::swtpm;
 
 use std::fs;
+use std::net::TcpStream;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use attest::atls;
+use attest::attestation::qemu_vtpm;
 use base::time;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -22,7 +26,12 @@ use network::Network;
 use node::Node;
 use operator::Operator;
 use program::Program;
+use proto::join::{
+    ISSUE_REJOIN_TICKET, IssueRejoinTicketRequest, IssueRejoinTicketResponse, NODE_PORT,
+};
+use rpc::grpc::{CallOptions, Channel, Code, Status};
 use serde_json::{Value, json};
+use swtpm::Swtpm;
 
 /// Pods of kube-system for each cluster: CoreDNS, twice.
 const PODS_OF_CLUSTER: usize = 2;
@@ -173,9 +182,12 @@ fn nodes_join_by_what_they_run_and_come_back() {
             journal.contains("complete:") && !has_token(&journal),
             "{journal}"
         );
+        let proved = "which proves an accepted image";
+        assert!(journal.contains(proved), "{journal}");
         node.assert_measured(&operator.cluster_id());
         lap(node, &format!("{} has joined", node.name()));
     }
+    a_peer_of_the_old_form_is_heard(&first);
     wait_for_cluster(&operator, &[&first, &second, &worker]);
     lap(
         &first,
@@ -282,6 +294,33 @@ fn nodes_join_by_what_they_run_and_come_back() {
         is_running_since_boot(pod, &nodes)
     });
     println!("memory in use: {:?} MiB", nodes.map(Node::memory));
+}
+
+/// A node of the old system is served as before, while the cluster's own nodes require the strong form.
+fn a_peer_of_the_old_form_is_heard(control_plane: &Node) {
+    let tpm = Swtpm::start();
+    let issuer = qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let socket = TcpStream::connect((control_plane.address(), NODE_PORT)).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let transport = atls::Client::new(Some(Arc::new(issuer)), vec![])
+        .only_old()
+        .connect(socket, deadline)
+        .unwrap();
+    let request = IssueRejoinTicketRequest {
+        disk_uuid: "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22".into(),
+    };
+    let options = CallOptions {
+        timeout: Some(PATIENCE),
+        ..CallOptions::default()
+    };
+    let answer =
+        Channel::new(transport, "join")
+            .unwrap()
+            .unary(ISSUE_REJOIN_TICKET, &request, &options);
+    let refused: Result<IssueRejoinTicketResponse, Status> = answer;
+    let refused = refused.err().unwrap();
+    // its machine is believed, and the disk has no record
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
 }
 
 /// All nodes are off at once. The operator recovers the control planes for etcd's majority; the worker comes back by itself.

@@ -109,7 +109,7 @@ impl Node {
     /// Starts `bootstrapper` as an image does.
     pub fn start_bootstrapper(&self) {
         let settings = format!(
-            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents=/opt/components\n",
+            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents=/opt/components\nrequire=strong\n",
             self.tpm.borrow().location()
         );
         self.put("/etc/firstlight/node.conf", settings.as_bytes(), 0o644);
@@ -175,7 +175,7 @@ impl Node {
         self.booted = now();
         let mut command = Command::new(Path::new(ROOT).join("tests/cluster/initramfs.sh"));
         command.args([BRIDGE, &HOST.to_string(), &self.number.to_string()]);
-        self.start_unlock(command, Ipv4Addr::UNSPECIFIED)
+        self.start_unlock(command, Ipv4Addr::UNSPECIFIED, &["--require", "strong"])
     }
 
     /// Completes the boot after the initramfs has ended: measures the cluster's ID into PCR 15.
@@ -188,12 +188,12 @@ impl Node {
     }
 
     /// Runs the initramfs of the next boot of the only control plane while that still runs, with another name and address: a
-    /// node asks all control planes except itself.
+    /// node asks all control planes except itself. Its TPM is also that of the join service, which cannot prove itself after the reset.
     pub fn unlock_as_another(&self) -> Program {
         self.network.set_host("another", "ControlPlane", HOST);
         self.tpm.borrow_mut().reboot();
         self.keep_state_disk();
-        self.start_unlock(Command::new("env"), Ipv4Addr::LOCALHOST)
+        self.start_unlock(Command::new("env"), Ipv4Addr::LOCALHOST, &[])
     }
 
     /// Returns the state disk as the initramfs finds it.
@@ -207,7 +207,7 @@ impl Node {
     }
 
     /// `unlock`, run by `command`.
-    fn start_unlock(&self, mut command: Command, listen: Ipv4Addr) -> Program {
+    fn start_unlock(&self, mut command: Command, listen: Ipv4Addr, more: &[&str]) -> Program {
         command.arg(Path::new(ROOT).join("target/dist/unlock"));
         command.args([
             "--csp",
@@ -221,7 +221,7 @@ impl Node {
             .args(["--listen", &listen.to_string(), "--disk"])
             .arg(self.dir.path().join("rebooted.img"));
         command.arg("--mount").arg(self.dir.path().join("mount"));
-        Program::start(&mut command)
+        Program::start(command.args(more))
     }
 
     /// Formats the disk, as the next boot does with a disk that is marked for reset.
